@@ -1,0 +1,275 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import struct_pb2 as _struct_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from omni_grpc.v1 import model_pb2 as _model_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SleepLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SLEEP_LEVEL_UNSPECIFIED: _ClassVar[SleepLevel]
+    SLEEP_LEVEL_KEEP_WEIGHTS: _ClassVar[SleepLevel]
+    SLEEP_LEVEL_DROP_WEIGHTS: _ClassVar[SleepLevel]
+SLEEP_LEVEL_UNSPECIFIED: SleepLevel
+SLEEP_LEVEL_KEEP_WEIGHTS: SleepLevel
+SLEEP_LEVEL_DROP_WEIGHTS: SleepLevel
+
+class LoadModelRequest(_message.Message):
+    __slots__ = ("model", "engine_options")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    engine_options: _struct_pb2.Struct
+    def __init__(self, model: _Optional[str] = ..., engine_options: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+
+class LoadModelResponse(_message.Message):
+    __slots__ = ("component", "done_bytes", "total_bytes", "model")
+    COMPONENT_FIELD_NUMBER: _ClassVar[int]
+    DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    component: str
+    done_bytes: int
+    total_bytes: int
+    model: _model_pb2.Model
+    def __init__(self, component: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., model: _Optional[_Union[_model_pb2.Model, _Mapping]] = ...) -> None: ...
+
+class UnloadModelRequest(_message.Message):
+    __slots__ = ("model", "force")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    force: bool
+    def __init__(self, model: _Optional[str] = ..., force: bool = ...) -> None: ...
+
+class UnloadModelResponse(_message.Message):
+    __slots__ = ("freed_bytes",)
+    FREED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    freed_bytes: int
+    def __init__(self, freed_bytes: _Optional[int] = ...) -> None: ...
+
+class LoadLoraRequest(_message.Message):
+    __slots__ = ("lora_id", "model", "path", "hub_id", "asset_id", "pinned", "filename", "sha256", "format")
+    LORA_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    HUB_ID_FIELD_NUMBER: _ClassVar[int]
+    ASSET_ID_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    FILENAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    lora_id: str
+    model: str
+    path: str
+    hub_id: str
+    asset_id: str
+    pinned: bool
+    filename: str
+    sha256: bytes
+    format: str
+    def __init__(self, lora_id: _Optional[str] = ..., model: _Optional[str] = ..., path: _Optional[str] = ..., hub_id: _Optional[str] = ..., asset_id: _Optional[str] = ..., pinned: bool = ..., filename: _Optional[str] = ..., sha256: _Optional[bytes] = ..., format: _Optional[str] = ...) -> None: ...
+
+class LoadLoraResponse(_message.Message):
+    __slots__ = ("lora",)
+    LORA_FIELD_NUMBER: _ClassVar[int]
+    lora: _model_pb2.Lora
+    def __init__(self, lora: _Optional[_Union[_model_pb2.Lora, _Mapping]] = ...) -> None: ...
+
+class UnloadLoraRequest(_message.Message):
+    __slots__ = ("lora_id", "model")
+    LORA_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    lora_id: str
+    model: str
+    def __init__(self, lora_id: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+
+class UnloadLoraResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SleepRequest(_message.Message):
+    __slots__ = ("model", "level")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    level: SleepLevel
+    def __init__(self, model: _Optional[str] = ..., level: _Optional[_Union[SleepLevel, str]] = ...) -> None: ...
+
+class SleepResponse(_message.Message):
+    __slots__ = ("freed_bytes",)
+    FREED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    freed_bytes: int
+    def __init__(self, freed_bytes: _Optional[int] = ...) -> None: ...
+
+class WakeRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class WakeResponse(_message.Message):
+    __slots__ = ("elapsed",)
+    ELAPSED_FIELD_NUMBER: _ClassVar[int]
+    elapsed: _duration_pb2.Duration
+    def __init__(self, elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class GpuInfo(_message.Message):
+    __slots__ = ("name", "index", "memory_total_bytes", "memory_used_bytes", "utilization")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    index: int
+    memory_total_bytes: int
+    memory_used_bytes: int
+    utilization: float
+    def __init__(self, name: _Optional[str] = ..., index: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., utilization: _Optional[float] = ...) -> None: ...
+
+class GetServerInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetServerInfoResponse(_message.Message):
+    __slots__ = ("version", "git_sha", "gpus", "max_queue", "max_message_bytes", "features", "start_time", "replica", "unserved_rpcs")
+    class FeaturesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    GIT_SHA_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    UNSERVED_RPCS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    git_sha: str
+    gpus: _containers.RepeatedCompositeFieldContainer[GpuInfo]
+    max_queue: int
+    max_message_bytes: int
+    features: _containers.ScalarMap[str, str]
+    start_time: _timestamp_pb2.Timestamp
+    replica: str
+    unserved_rpcs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[str] = ..., git_sha: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[GpuInfo, _Mapping]]] = ..., max_queue: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., features: _Optional[_Mapping[str, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., replica: _Optional[str] = ..., unserved_rpcs: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ServerStats(_message.Message):
+    __slots__ = ("queued", "running", "max_queue", "est_queue_delay", "steps_per_second", "open_streams", "draining", "gpus", "queued_by_model", "artifact_bytes", "time")
+    class QueuedByModelEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_FIELD_NUMBER: _ClassVar[int]
+    EST_QUEUE_DELAY_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    OPEN_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_BY_MODEL_FIELD_NUMBER: _ClassVar[int]
+    ARTIFACT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    queued: int
+    running: int
+    max_queue: int
+    est_queue_delay: _duration_pb2.Duration
+    steps_per_second: float
+    open_streams: int
+    draining: bool
+    gpus: _containers.RepeatedCompositeFieldContainer[GpuInfo]
+    queued_by_model: _containers.ScalarMap[str, int]
+    artifact_bytes: int
+    time: _timestamp_pb2.Timestamp
+    def __init__(self, queued: _Optional[int] = ..., running: _Optional[int] = ..., max_queue: _Optional[int] = ..., est_queue_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., steps_per_second: _Optional[float] = ..., open_streams: _Optional[int] = ..., draining: bool = ..., gpus: _Optional[_Iterable[_Union[GpuInfo, _Mapping]]] = ..., queued_by_model: _Optional[_Mapping[str, int]] = ..., artifact_bytes: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class GetServerStatsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetServerStatsResponse(_message.Message):
+    __slots__ = ("stats",)
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    stats: ServerStats
+    def __init__(self, stats: _Optional[_Union[ServerStats, _Mapping]] = ...) -> None: ...
+
+class WatchServerStatsRequest(_message.Message):
+    __slots__ = ("interval",)
+    INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    interval: _duration_pb2.Duration
+    def __init__(self, interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class WatchServerStatsResponse(_message.Message):
+    __slots__ = ("stats",)
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    stats: ServerStats
+    def __init__(self, stats: _Optional[_Union[ServerStats, _Mapping]] = ...) -> None: ...
+
+class StartProfileRequest(_message.Message):
+    __slots__ = ("job_id", "start_step", "num_steps", "activities", "with_stack", "record_shapes", "memory")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    START_STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITIES_FIELD_NUMBER: _ClassVar[int]
+    WITH_STACK_FIELD_NUMBER: _ClassVar[int]
+    RECORD_SHAPES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    start_step: int
+    num_steps: int
+    activities: _containers.RepeatedScalarFieldContainer[str]
+    with_stack: bool
+    record_shapes: bool
+    memory: bool
+    def __init__(self, job_id: _Optional[str] = ..., start_step: _Optional[int] = ..., num_steps: _Optional[int] = ..., activities: _Optional[_Iterable[str]] = ..., with_stack: bool = ..., record_shapes: bool = ..., memory: bool = ...) -> None: ...
+
+class StartProfileResponse(_message.Message):
+    __slots__ = ("profile_id",)
+    PROFILE_ID_FIELD_NUMBER: _ClassVar[int]
+    profile_id: str
+    def __init__(self, profile_id: _Optional[str] = ...) -> None: ...
+
+class StopProfileRequest(_message.Message):
+    __slots__ = ("profile_id",)
+    PROFILE_ID_FIELD_NUMBER: _ClassVar[int]
+    profile_id: str
+    def __init__(self, profile_id: _Optional[str] = ...) -> None: ...
+
+class StopProfileResponse(_message.Message):
+    __slots__ = ("artifact_ids",)
+    ARTIFACT_IDS_FIELD_NUMBER: _ClassVar[int]
+    artifact_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, artifact_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("timeout",)
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    timeout: _duration_pb2.Duration
+    def __init__(self, timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("running", "queued")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    queued: int
+    def __init__(self, running: _Optional[int] = ..., queued: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,339 @@
+"""The API files: style, compatibility with what is published, agreement with the stubs and the Python vocabulary."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor import Descriptor, EnumDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from omni_grpc import request as vocabulary
+from omni_grpc.engine.jobs import JobState
+from omni_grpc.spec import GuidanceKind
+from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, model_pb2, sampling_pb2
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "omni_grpc/v1"
+SOURCES = sorted(path.stem for path in (ROOT / "proto" / PACKAGE).glob("*.proto"))
+REQUESTS = ("GenerateImageRequest", "EditImageRequest", "GenerateVideoRequest", "GenerateAudioRequest")
+
+
+def buf(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).parent / "buf"
+    if not program.exists():
+        pytest.fail(f"{program} does not exist; install the dev extra (pip install buf-bin)")
+    return subprocess.run([program, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def stub(name: str) -> Any:
+    return importlib.import_module(f"omni_grpc.v1.{name}")
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> dict[str, descriptor_pb2.FileDescriptorProto]:
+    """What buf reads from proto/, by file name, comments included."""
+    out = tmp_path_factory.mktemp("image") / "image.binpb"
+    result = buf("build", "--as-file-descriptor-set", "-o", out)
+    assert result.returncode == 0, result.stderr
+    files = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file
+    return {file.name: file for file in files if file.package == "omni_grpc.v1"}
+
+
+# --- style and compatibility ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [("lint",), ("format", "-d", "--exit-code")], ids=["lint", "format"])
+def test_buf_has_nothing_to_say(command: tuple[str, ...]) -> None:
+    result = buf(*command)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def baseline(folder: Path) -> str:
+    """Unpacks the published proto files into `folder` and says which commit they are from; "" where there are none."""
+    git = shutil.which("git")
+    for ref in ("origin/main", "main", "HEAD"):
+        archive = [git or "git", "archive", ref, "buf.yaml", "proto", "third_party/googleapis"]
+        packed = subprocess.run(archive, cwd=ROOT, capture_output=True) if git else None
+        if packed and packed.returncode == 0:
+            shutil.unpack_archive(_write(folder / "baseline.tar", packed.stdout), folder, filter="data")
+            return ref
+    return ""
+
+
+def _write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def test_compatible_with_what_is_published(tmp_path: Path) -> None:
+    if not baseline(tmp_path):
+        pytest.skip("no commit with proto files at hand: nothing is published that could be broken")
+    result = buf("breaking", "--against", tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "complaint"),
+    [
+        ("sampling.proto", "optional uint64 seed = 3;", "optional uint32 seed = 3;", "seed"),
+        ("event.proto", "Completed completed = 18;", "Completed completed = 28;", "18"),
+        ("job.proto", "rpc CancelJob(", "rpc StopJob(", "CancelJob"),
+    ],
+    ids=["type", "number", "rpc"],
+)
+def test_a_breaking_change_is_noticed(tmp_path: Path, file: str, old: str, new: str, complaint: str) -> None:
+    for name in ("proto", "third_party"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "buf.yaml", tmp_path)
+    changed = tmp_path / "proto" / PACKAGE / file
+    text = changed.read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    changed.write_text(text.replace(old, new), encoding="utf-8")
+    result = buf("breaking", "--against", ROOT, cwd=tmp_path)
+    assert result.returncode != 0
+    assert complaint in result.stdout
+
+
+# --- the proto files themselves ---------------------------------------------------------------------------------------
+
+
+def test_every_element_has_a_comment(image: dict[str, descriptor_pb2.FileDescriptorProto]) -> None:
+    assert sorted(image) == [f"{PACKAGE}/{name}.proto" for name in SOURCES]
+    bare = []
+    for file in image.values():
+        comments = {tuple(at.path): at.leading_comments.strip() for at in file.source_code_info.location}
+        bare += [f"{file.name}: {name}" for path, name in elements(file) if not comments.get(path, "").endswith(".")]
+    assert bare == []
+
+
+def elements(file: descriptor_pb2.FileDescriptorProto) -> Iterator[tuple[tuple[int, ...], str]]:
+    """(path as in SourceCodeInfo, name) of all that must be explained."""
+    for i, message in enumerate(file.message_type):
+        yield (4, i), message.name
+        for j, field in enumerate(message.field):
+            yield (4, i, 2, j), f"{message.name}.{field.name}"
+        for j, oneof in enumerate(message.oneof_decl):
+            if not oneof.name.startswith("_"):  # a proto3 optional field has a oneof of its own
+                yield (4, i, 8, j), f"{message.name}.{oneof.name}"
+    for i, enumeration in enumerate(file.enum_type):
+        yield (5, i), enumeration.name
+        for j, value in enumerate(enumeration.value):
+            yield (5, i, 2, j), value.name
+    for i, service in enumerate(file.service):
+        yield (6, i), service.name
+        for j, method in enumerate(service.method):
+            yield (6, i, 2, j), f"{service.name}.{method.name}"
+
+
+def test_zero_of_every_enum_is_unspecified(image: dict[str, descriptor_pb2.FileDescriptorProto]) -> None:
+    enums = [enumeration for file in image.values() for enumeration in file.enum_type]
+    assert len(enums) >= 13
+    for enumeration in enums:
+        prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", enumeration.name).upper()
+        assert (enumeration.value[0].name, enumeration.value[0].number) == (f"{prefix}_UNSPECIFIED", 0)
+
+
+def test_requests_share_their_first_fields() -> None:
+    common = ["model", "prompt", "negative_prompt", "sampling", "output_format", "options"]
+    for name in REQUESTS:
+        fields: Descriptor = generation_pb2.DESCRIPTOR.message_types_by_name[name]
+        by_number = {field.number: field for field in fields.fields}
+        assert [by_number[number].name for number in range(1, 7)] == common
+        assert by_number[3].has_presence, f"{name}: unset and empty negative_prompt differ"
+        assert all(number >= 10 or by_number[number].name == "task" for number in by_number if number > 6)
+
+
+def test_numbers_whose_zero_means_something_tell_it_from_unset() -> None:
+    scalars = {"steps", "seed", "num_outputs", "shift"}
+    message = sampling_pb2.SamplingParams.DESCRIPTOR
+    assert all(message.fields_by_name[name].has_presence for name in scalars)
+    norm = {"norm"}  # an enum says it with UNSPECIFIED
+    assert {f.name for f in sampling_pb2.Guidance.DESCRIPTOR.fields if not f.has_presence} == norm
+    assert sampling_pb2.LoraRef.DESCRIPTOR.fields_by_name["scale"].has_presence
+    assert media_pb2.Artifact.DESCRIPTOR.fields_by_name["seed"].has_presence
+
+
+def test_frequent_events_are_small() -> None:
+    event = event_pb2.JobEvent.DESCRIPTOR.fields_by_name
+    hot = ("job_id", "seq", "time", "coalesced", "step_progress", "decode_progress", "artifact_chunk")
+    assert all(event[name].number < 16 for name in hot)
+    assert all(field.number < 16 for field in event_pb2.StepProgress.DESCRIPTOR.fields)
+    step = event_pb2.StepProgress(
+        step=99, total_steps=100, sigma=0.5, timestep=500.0, rows_total=2, rows_reused=2, evals=1
+    )
+    step.step_time.CopyFrom(Duration(nanos=123_456_789))
+    step.elapsed.CopyFrom(Duration(seconds=12, nanos=345_678_901))
+    step.eta.CopyFrom(Duration(seconds=1, nanos=234_567_890))
+    time = Timestamp(seconds=1_800_000_000, nanos=123_456_789)
+    encoded = event_pb2.JobEvent(job_id="0" * 26, seq=104, time=time, step_progress=step).SerializeToString()
+    assert len(encoded) < 112
+
+
+# --- the stubs are those of the proto files ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_stubs_have_the_messages_of_the_proto_files(
+    name: str, image: dict[str, descriptor_pb2.FileDescriptorProto]
+) -> None:
+    wanted = descriptor_pb2.FileDescriptorProto()
+    wanted.CopyFrom(image[f"{PACKAGE}/{name}.proto"])
+    wanted.ClearField("source_code_info")
+    found = descriptor_pb2.FileDescriptorProto()
+    stub(f"{name}_pb2").DESCRIPTOR.CopyToProto(found)
+    for message in (*wanted.message_type, *found.message_type):
+        _clear_json_names(message)
+    assert found == wanted, "run tools/gen_protos.py"
+
+
+def _clear_json_names(message: descriptor_pb2.DescriptorProto) -> None:
+    for field in message.field:
+        field.ClearField("json_name")
+    for nested in message.nested_type:
+        _clear_json_names(nested)
+
+
+def test_stubs_have_the_calls_of_the_proto_files(image: dict[str, descriptor_pb2.FileDescriptorProto]) -> None:
+    served = {}
+    with grpc.insecure_channel("localhost:1") as channel:
+        for name in SOURCES:
+            for service in image[f"{PACKAGE}/{name}.proto"].service:
+                calls = stub(f"{name}_pb2_grpc")
+                client = getattr(calls, f"{service.name}Stub")(channel)
+                servicer = getattr(calls, f"{service.name}Servicer")
+                methods = {method.name for method in service.method}
+                assert methods == set(vars(client)) == {n for n in vars(servicer) if not n.startswith("_")}
+                served[service.name] = len(methods)
+    assert served == {
+        "AdminService": 12,
+        "ArtifactService": 4,
+        "GenerationService": 4,
+        "JobService": 7,
+        "ModelService": 3,
+    }
+
+
+def test_stubs_need_no_more_than_the_project_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    floors = {m[1]: m[2] for text in project["dependencies"] if (m := re.match(r"([\w-]+)>=([\d.]+)", text))}
+    for name in SOURCES:
+        text = (ROOT / PACKAGE / f"{name}_pb2.py").read_text(encoding="utf-8")
+        assert f"# Protobuf Python Version: {floors['protobuf']}\n" in text
+    for path in (ROOT / PACKAGE).glob("*_pb2_grpc.py"):
+        assert f"GRPC_GENERATED_VERSION = '{floors['grpcio']}'\n" in path.read_text(encoding="utf-8")
+
+
+def test_generator_without_its_pins_says_what_to_install() -> None:
+    script = ROOT / "tools" / "gen_protos.py"
+    tool = runpy.run_path(str(script))
+    if not tool["toolchain_problem"]():
+        pytest.skip("this environment has the pinned generator; `make checkgen` runs it")
+    result = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    for package, version in tool["pins"]().items():
+        assert f"{package}: needs {version}, is " in result.stderr
+        assert f"{package}=={version}" in result.stderr.splitlines()[-2]
+
+
+def test_generator_names_every_kind_of_difference(tmp_path: Path) -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "gen_protos.py"))
+    fresh, committed = tmp_path / "fresh", tmp_path / "committed"
+    for folder, files in (
+        (fresh, {"a_pb2.py": "1", "b_pb2.py": "1", "c_pb2.pyi": "1"}),
+        (committed, {"a_pb2.py": "1", "b_pb2.py": "2", "d_pb2_grpc.py": "1", "__init__.py": "1"}),
+    ):
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_text(content)
+    changes = tool["differences"](fresh, committed)
+    assert changes == {"b_pb2.py": "stale", "c_pb2.pyi": "missing", "d_pb2_grpc.py": "surplus"}
+    tool["apply"](changes, fresh, committed)
+    assert tool["differences"](fresh, committed) == {}
+    assert (committed / "__init__.py").exists()
+
+
+def test_importing_the_stubs_loads_no_torch() -> None:
+    modules = [f"omni_grpc.v1.{path.stem}" for path in sorted((ROOT / PACKAGE).glob("*_pb2*.py"))]
+    program = (
+        f"import sys, {', '.join(modules)}\nprint(len({{'torch', 'diffusers', 'transformers'}} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (result.stdout.strip(), result.stderr) == ("0", "")
+
+
+# --- the API and the Python vocabulary say the same -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("python", "wire"),
+    [
+        (vocabulary.Task, sampling_pb2.DESCRIPTOR.enum_types_by_name["Task"]),
+        (vocabulary.GuidanceNorm, sampling_pb2.DESCRIPTOR.enum_types_by_name["GuidanceNorm"]),
+        (vocabulary.ImageFormat, media_pb2.DESCRIPTOR.enum_types_by_name["ImageFormat"]),
+        (GuidanceKind, model_pb2.DESCRIPTOR.enum_types_by_name["GuidanceKind"]),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_enums_match(python: type[enum.StrEnum], wire: EnumDescriptor) -> None:
+    prefix = wire.values[0].name.removesuffix("UNSPECIFIED")
+    assert [member.value for member in python] == [value.name.removeprefix(prefix) for value in wire.values[1:]]
+
+
+TWINS: tuple[tuple[type, Descriptor, dict[str, str]], ...] = (
+    (vocabulary.Queued, event_pb2.Queued.DESCRIPTOR, {"depth": "queue_depth"}),
+    (vocabulary.Started, event_pb2.Started.DESCRIPTOR, {"steps": "total_steps"}),
+    (vocabulary.Encoded, event_pb2.EncodeDone.DESCRIPTOR, {}),
+    (vocabulary.Step, event_pb2.StepProgress.DESCRIPTOR, {"total": "total_steps", "rows": "rows_total"}),
+    (vocabulary.Decoding, event_pb2.DecodeProgress.DESCRIPTOR, {}),
+    (vocabulary.ArtifactReady, event_pb2.ArtifactReady.DESCRIPTOR, {}),
+    (vocabulary.Done, event_pb2.Completed.DESCRIPTOR, {}),
+    (vocabulary.Failed, event_pb2.Failed.DESCRIPTOR, {"failure": "status"}),
+    (vocabulary.Cancelled, event_pb2.Cancelled.DESCRIPTOR, {}),
+    (vocabulary.Artifact, media_pb2.Artifact.DESCRIPTOR, {"id": "artifact_id"}),
+    (vocabulary.RequestWarning, event_pb2.Warning.DESCRIPTOR, {}),
+    (vocabulary.Guidance, sampling_pb2.Guidance.DESCRIPTOR, {}),
+    (vocabulary.GuidanceDraft, sampling_pb2.Guidance.DESCRIPTOR, {}),
+    (vocabulary.Effective, event_pb2.EffectiveParams.DESCRIPTOR, {"output_format": "image_format"}),
+    (vocabulary.Stats, event_pb2.GenerationStats.DESCRIPTOR, {}),
+)
+
+
+@pytest.mark.parametrize(("python", "wire", "renames"), TWINS, ids=lambda v: v.__name__ if isinstance(v, type) else "")
+def test_every_field_of_the_vocabulary_is_on_the_wire(python: type, wire: Descriptor, renames: dict[str, str]) -> None:
+    names = {renames.get(field.name, field.name) for field in dataclasses.fields(python)}
+    assert names - set(wire.fields_by_name) == set()
+
+
+def test_every_field_of_a_draft_can_be_asked_for() -> None:
+    asked = set(generation_pb2.GenerateImageRequest.DESCRIPTOR.fields_by_name)
+    asked |= set(sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+    names = {field.name for field in dataclasses.fields(vocabulary.Draft)}
+    assert names - asked == {"task"}  # GenerateImage has one task; the other requests have the field
+    assert all("task" in generation_pb2.DESCRIPTOR.message_types_by_name[name].fields_by_name for name in REQUESTS[1:3])
+
+
+def test_every_state_of_a_job_is_on_the_wire() -> None:
+    names = {value.name for value in event_pb2.DESCRIPTOR.enum_types_by_name["JobState"].values}
+    assert {f"JOB_STATE_{state.name}" for state in JobState} <= names
+
+
+def test_the_reference_names_every_call(image: dict[str, descriptor_pb2.FileDescriptorProto]) -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    calls = [f"`{method.name}`" for file in image.values() for service in file.service for method in service.method]
+    events = [f"`{field.name}`" for field in event_pb2.JobEvent.DESCRIPTOR.oneofs_by_name["event"].fields]
+    assert [name for name in calls + events if name not in text] == []
