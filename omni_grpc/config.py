@@ -1,0 +1,246 @@
+"""The configuration tree: small frozen sections, filled alike by flags, YAML, environment variables and Python.
+
+Every setting has one flat name, unique over the tree (`max_queue`), which is its flag (`--max-queue`), its
+environment variable (`OMNI_GRPC_MAX_QUEUE`), its keyword in `Omni(model, max_queue=...)` and its key in a YAML file,
+alone or under its section. An unknown name is an error with a suggestion.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omni_grpc.errors import ConfigError, Violation
+
+ENVIRONMENT_PREFIX = "OMNI_GRPC_"
+
+
+def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), minimum: float | None = None) -> Any:
+    """A dataclass field with what a flag needs to know. `minimum` is inclusive."""
+    metadata = {"help": help, "choices": choices, "minimum": minimum}
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which checkpoint, where and in which precision."""
+
+    model: str = setting(dataclasses.MISSING, "checkpoint folder in the diffusers layout")
+    served_model_name: str | None = setting(None, "what requests call the model (default: the folder's name)")
+    device: str = setting(
+        "auto", "device of the worker; auto: cuda where there is one, else cpu", choices=("auto", "cpu", "cuda")
+    )
+    dtype: str = setting(
+        "auto",
+        "precision of the weights; auto: bfloat16 on cuda, float32 on cpu",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    cpu_threads: int | None = setting(
+        None, "torch threads of a CPU worker (default: cores - 1, so that events stay smooth)", minimum=1
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """What waits, and how much of it."""
+
+    max_queue: int = setting(256, "jobs that may wait; one more is refused with RESOURCE_EXHAUSTED", minimum=1)
+    max_num_seqs: int = setting(8, "requests that take their steps together", minimum=1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """What one request may ask for, below what the checkpoint allows."""
+
+    max_pixels: int | None = setting(None, "largest width x height (default: what the checkpoint allows)", minimum=1)
+    max_steps: int = setting(200, "most denoise steps of one request", minimum=1)
+    max_outputs: int = setting(8, "most outputs of one request", minimum=1)
+    max_prompt_chars: int = setting(100_000, "longest prompt, in characters", minimum=1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobsConfig:
+    """How long finished jobs and their results are kept."""
+
+    retention: float = setting(600.0, "seconds that a finished job, its events and its artifacts are kept", minimum=0)
+    artifact_budget: int = setting(
+        1 << 30, "bytes of artifacts kept in memory; above it the oldest finished job is forgotten", minimum=1
+    )
+    disconnect_grace: float = setting(
+        30.0, "seconds that a streaming client may be gone before its job is cancelled", minimum=0
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The gRPC endpoint."""
+
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
+    port: int = setting(50051, "port to listen on; 0 picks a free one", minimum=0)
+    max_message_bytes: int = setting(32 << 20, "largest message accepted from a client", minimum=1 << 20)
+    heartbeat_interval: float = setting(15.0, "seconds of silence after which a watcher gets a heartbeat", minimum=0.05)
+    drain_timeout: float = setting(
+        60.0, "seconds that running jobs get to end when the server is asked to stop", minimum=0
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The whole tree. Build it with `EngineConfig.from_settings(model=..., max_queue=...)`."""
+
+    model: ModelConfig
+    scheduler: SchedulerConfig = SchedulerConfig()
+    limits: LimitsConfig = LimitsConfig()
+    jobs: JobsConfig = JobsConfig()
+    server: ServerConfig = ServerConfig()
+
+    @classmethod
+    def from_settings(cls, **flat: Any) -> EngineConfig:
+        """Builds the tree from flat names. Raises ConfigError for an unknown name, a wrong type or a value out of
+        range.
+        """
+        known = {option.name: option for option in options()}
+        unknown = [name for name in flat if name not in known]
+        if unknown:
+            raise _unknown(unknown, known)
+        if flat.get("model") is None:
+            raise ConfigError(
+                "no model: pass a checkpoint folder (--model DIR)", violations=(Violation("model", "is required"),)
+            )
+        sections: dict[str, dict[str, Any]] = {}
+        for name, value in flat.items():
+            sections.setdefault(known[name].section, {})[name] = known[name].parse(value)
+        types_ = typing.get_type_hints(cls)
+        return cls(**{section: types_[section](**values) for section, values in sections.items()})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Option:
+    """One setting of the tree, seen from outside."""
+
+    name: str
+    section: str
+    type: type
+    optional: bool
+    default: Any
+    help: str
+    choices: tuple[str, ...]
+    minimum: float | None
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def environment(self) -> str:
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    def parse(self, value: Any) -> Any:
+        """The value as this option's type; strings are read as flags and environment variables give them."""
+        if value is None and self.optional:
+            return None
+        try:
+            parsed = self._convert(value)
+        except (TypeError, ValueError):
+            raise self._error(
+                value, f"expected {'one of ' + ', '.join(self.choices) if self.choices else self.type.__name__}"
+            ) from None
+        if self.choices and parsed not in self.choices:
+            raise self._error(value, f"expected one of {', '.join(self.choices)}")
+        if self.minimum is not None and not parsed >= self.minimum:
+            raise self._error(value, f"must be at least {self.minimum:g}")
+        return parsed
+
+    def _convert(self, value: Any) -> Any:
+        if self.type is bool:
+            if isinstance(value, bool):
+                return value
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[str(value).lower()]
+        if isinstance(value, bool) or (self.type is str and not isinstance(value, str)):
+            raise TypeError(value)
+        if self.type is int and isinstance(value, float):
+            raise TypeError(value)
+        return self.type(value)
+
+    def _error(self, value: Any, rule: str) -> ConfigError:
+        message = f"{self.flag} is {value!r}: {rule}"
+        return ConfigError(message, violations=(Violation(self.name, message),))
+
+
+def options() -> Iterator[Option]:
+    """Every setting of the tree, in the order in which it is declared."""
+    for section, kind in typing.get_type_hints(EngineConfig).items():
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            hint = hints[field.name]
+            inner = (
+                [arg for arg in typing.get_args(hint) if arg is not types.NoneType]
+                if isinstance(hint, types.UnionType)
+                else [hint]
+            )
+            yield Option(
+                name=field.name,
+                section=section,
+                type=inner[0],
+                optional=len(inner) < len(typing.get_args(hint)),
+                default=None if field.default is dataclasses.MISSING else field.default,
+                help=field.metadata["help"],
+                choices=field.metadata["choices"],
+                minimum=field.metadata["minimum"],
+            )
+
+
+def from_mapping(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat settings from a mapping as a YAML file gives it: flat names, or sections that hold them."""
+    known = {option.name: option for option in options()}
+    sections = {option.section for option in known.values()}
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        name = key.replace("-", "_")
+        if name in sections and isinstance(value, Mapping):
+            inner = from_mapping(value)
+            misplaced = [n for n in inner if known[n].section != name]
+            if misplaced:
+                raise ConfigError(f"{misplaced[0]!r} belongs to section {known[misplaced[0]].section!r}, not {name!r}")
+            flat |= inner
+        elif name in known:
+            flat[name] = value
+        else:
+            raise _unknown([name], known)
+    return flat
+
+
+def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Flat settings from variables named OMNI_GRPC_<SETTING>. An unknown one is an error, since a typo would be silent.
+
+    OMNI_GRPC_BUILD_* and OMNI_GRPC_CUDA_* steer the build of the op library, not the server, and are passed over.
+    """
+    build = (ENVIRONMENT_PREFIX + "BUILD", ENVIRONMENT_PREFIX + "CUDA")
+    names = {
+        key: key.removeprefix(ENVIRONMENT_PREFIX).lower()
+        for key in environ
+        if key.startswith(ENVIRONMENT_PREFIX) and not key.startswith(build)
+    }
+    known = {option.name: option for option in options()}
+    unknown = [name for name in names.values() if name not in known]
+    if unknown:
+        raise _unknown(unknown, known)
+    return {name: environ[key] for key, name in names.items()}
+
+
+def _unknown(names: list[str], known: Mapping[str, Option]) -> ConfigError:
+    lines = []
+    for name in names:
+        close = difflib.get_close_matches(name, known, n=1)
+        lines.append(f"unknown setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    return ConfigError(
+        "; ".join(lines),
+        reason="UNKNOWN_SETTING",
+        violations=tuple(Violation(n, m) for n, m in zip(names, lines, strict=True)),
+    )

@@ -1,0 +1,124 @@
+"""The two messages between the towers: the engine sends a `Plan`, the worker answers with `Report`s.
+
+A plan says what to do now in each of the three phases (prepare, step, decode) and which requests to forget. The
+phases have lanes of their own in the worker, so a plan is answered by several reports, one as each piece of work
+ends, in any order: each admitted or decoded request gets Prepared, Decoded or Broken, each step gets Stepped, whether
+or not a request was dropped meanwhile. So a report always frees exactly one lane.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from omni_grpc.errors import Failure
+from omni_grpc.request import Request
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Work for the worker. `admit` enters the prepare phase; `step` shares one forward; `drop` frees state, whatever
+    its phase.
+    """
+
+    admit: tuple[Request, ...] = ()
+    step: tuple[str, ...] = ()
+    decode: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.admit or self.step or self.decode or self.drop)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SharedBytes:
+    """Bytes in a named shared-memory block. Whoever receives this copies them out and unlinks the block."""
+
+    name: str
+    size: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Media:
+    """One encoded output of a request."""
+
+    index: int
+    data: SharedBytes
+    mime_type: str
+    width: int
+    height: int
+    seed: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """First report of a worker: the pipeline is loaded and can take plans. Times in seconds, memory in bytes."""
+
+    pid: int
+    device: str
+    dtype: str
+    load_seconds: float
+    weight_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request can be stepped. `dropped_tokens` maps a prompt field to the number of tokens that did not fit."""
+
+    id: str
+    elapsed: float
+    prompt_tokens: int
+    dropped_tokens: tuple[tuple[str, int], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One request moved one step. `finished` means that it is ready for decode; `evals` counts forwards per output."""
+
+    id: str
+    step: int
+    total: int
+    sigma: float
+    timestep: float
+    rows: int
+    rows_reused: int = 0
+    evals: int = 1
+    finished: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """One forward is done, for every request that shared it: in `progress`, or in `broken` where it failed."""
+
+    elapsed: float
+    progress: tuple[Progress, ...] = ()
+    broken: tuple[Broken, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """The outputs of one request; its state in the worker is gone."""
+
+    id: str
+    elapsed: float
+    media: tuple[Media, ...]
+    peak_memory_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """One request failed in one phase; its state in the worker is gone and its neighbours go on."""
+
+    id: str
+    phase: str
+    failure: Failure
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Died:
+    """The worker itself is gone, with every request that it held. Made by the executor, never sent by a worker."""
+
+    failure: Failure
+
+
+Report = Ready | Prepared | Stepped | Decoded | Broken | Died

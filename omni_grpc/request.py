@@ -1,0 +1,266 @@
+"""What a user asks for and what the engine says while it works: plain frozen data, no torch, no grpc."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+
+from omni_grpc.errors import Failure
+
+
+class Task(enum.StrEnum):
+    """What a model can be asked to do. The names are those of the API's `Task` enum without its prefix."""
+
+    TEXT_TO_IMAGE = "TEXT_TO_IMAGE"
+    IMAGE_TO_IMAGE = "IMAGE_TO_IMAGE"
+    IMAGE_EDIT = "IMAGE_EDIT"
+    INPAINT = "INPAINT"
+    LAYERED = "LAYERED"
+    TEXT_TO_VIDEO = "TEXT_TO_VIDEO"
+    IMAGE_TO_VIDEO = "IMAGE_TO_VIDEO"
+    VIDEO_TO_VIDEO = "VIDEO_TO_VIDEO"
+    VIDEO_EDIT = "VIDEO_EDIT"
+    AUDIO_TO_VIDEO = "AUDIO_TO_VIDEO"
+    TEXT_TO_AUDIO = "TEXT_TO_AUDIO"
+    TEXT_TO_AUDIO_VIDEO = "TEXT_TO_AUDIO_VIDEO"
+
+
+class ImageFormat(enum.StrEnum):
+    """How an image is encoded. RAW_RGB8 is height x width x 3 bytes, row by row, for callers on the same network."""
+
+    PNG = "PNG"
+    JPEG = "JPEG"
+    WEBP = "WEBP"
+    RAW_RGB8 = "RAW_RGB8"
+
+    @property
+    def mime_type(self) -> str:
+        return "application/octet-stream" if self is ImageFormat.RAW_RGB8 else f"image/{self.value.lower()}"
+
+
+class GuidanceNorm(enum.StrEnum):
+    """What happens to the length of the guided prediction, token by token.
+
+    NONE leaves it. RENORM scales it to the length of the conditional prediction (Qwen-Image); RENORM_CLIPPED does so
+    only where guidance made it longer (LongCat-Image).
+    """
+
+    NONE = "NONE"
+    RENORM = "RENORM"
+    RENORM_CLIPPED = "RENORM_CLIPPED"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Guidance:
+    """How one request is guided.
+
+    `scale` is the embedded guidance of distilled models, None where the model has none. `true_cfg_scale` is
+    classifier-free guidance over two predictions (Ho & Salimans 2022, eq. 6, in the form uncond + s * (cond -
+    uncond)); 1 is off.
+    """
+
+    scale: float | None = None
+    true_cfg_scale: float = 1.0
+    norm: GuidanceNorm = GuidanceNorm.NONE
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GuidanceDraft:
+    """Guidance as it was asked for. None means "not given"."""
+
+    scale: float | None = None
+    true_cfg_scale: float | None = None
+    norm: GuidanceNorm | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """One generation as it was asked for. None means "not given", which is never the same as zero or the empty string.
+
+    `seeds` has one entry per output; with a single entry s, output i uses s + i. Sizes are in pixels.
+    `resolve.resolve_request` makes a Request of it, or refuses.
+    """
+
+    model: str
+    prompt: str
+    task: Task = Task.TEXT_TO_IMAGE
+    negative_prompt: str | None = None
+    width: int | None = None
+    height: int | None = None
+    steps: int | None = None
+    guidance: GuidanceDraft = GuidanceDraft()
+    seeds: tuple[int, ...] = ()
+    num_outputs: int | None = None
+    output_format: ImageFormat | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One generation that has been checked and completed: what the engine and the models work on.
+
+    `negative_prompt` is None exactly where classifier-free guidance is off; `seeds` has one entry per output.
+    """
+
+    id: str
+    model: str
+    prompt: str
+    task: Task
+    negative_prompt: str | None
+    width: int
+    height: int
+    steps: int
+    guidance: Guidance
+    seeds: tuple[int, ...]
+    num_outputs: int
+    output_format: ImageFormat
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RequestWarning:
+    """Something that was decided for the user, or that they asked for and that had no effect."""
+
+    code: str
+    field: str
+    message: str
+    requested: str = ""
+    applied: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Effective:
+    """What was really done. `evals` counts denoiser forwards per output; `defaults_used` maps a field to the default
+    it got.
+    """
+
+    width: int
+    height: int
+    steps: int
+    evals: int
+    seeds: tuple[int, ...]
+    guidance: Guidance
+    scheduler: str
+    output_format: ImageFormat
+    defaults_used: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """Where the time went, in seconds, and how much memory the worker held at its peak, in bytes."""
+
+    queue_wait: float = 0.0
+    encode: float = 0.0
+    denoise: float = 0.0
+    decode: float = 0.0
+    total: float = 0.0
+    steps_run: int = 0
+    peak_memory_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """A produced file without its bytes; those are in the artifact store under `id`."""
+
+    id: str
+    job_id: str
+    index: int
+    mime_type: str
+    size_bytes: int
+    sha256: str
+    width: int
+    height: int
+    seed: int
+
+
+# The events of one job, in the order in which they can appear. Exactly one of Done, Failed and Cancelled ends a job.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """Accepted; `position` counts the jobs before this one."""
+
+    position: int
+    depth: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """Left the queue. The seeds and the size are the real ones, after every default and rounding."""
+
+    model: str
+    seeds: tuple[int, ...]
+    width: int
+    height: int
+    steps: int
+    queue_wait: float
+    warnings: tuple[RequestWarning, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """Prompts are encoded and noise is drawn: the next thing to happen is a denoise step."""
+
+    elapsed: float
+    prompt_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """`step` of `total` is done (1-based), from `sigma` and `timestep`. Times in seconds."""
+
+    step: int
+    total: int
+    sigma: float
+    timestep: float
+    step_time: float
+    elapsed: float
+    eta: float
+    rows: int
+    rows_reused: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """Denoising is done; latents are being turned into media."""
+
+    done_units: int
+    total_units: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactReady:
+    """One output can be downloaded."""
+
+    artifact: Artifact
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """Terminal: all outputs are ready."""
+
+    artifacts: tuple[Artifact, ...]
+    effective: Effective
+    warnings: tuple[RequestWarning, ...]
+    stats: Stats
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Terminal: the job ended without its outputs, and why."""
+
+    failure: Failure
+    stats: Stats
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """Terminal: the job was stopped on request, after `completed_steps` steps."""
+
+    reason: str
+    completed_steps: int
+    stats: Stats
+
+
+Event = Queued | Started | Encoded | Step | Decoding | ArtifactReady | Done | Failed | Cancelled
+TERMINAL = (Done, Failed, Cancelled)

@@ -1,0 +1,103 @@
+"""What a model says about itself, as data: no torch, so that the server can validate requests before any worker exists.
+
+A family folder under `models/` exports `SPECS`, one `ModelSpec` per diffusers pipeline class that it serves natively.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from omni_grpc.request import Guidance, Task
+
+Configs = Mapping[str, Mapping[str, Any]]
+"""The JSON configs of a checkpoint in the diffusers layout: component name -> its config ("" is model_index.json)."""
+
+
+class GuidanceKind(enum.StrEnum):
+    """How a model can be guided: by a scale it was trained on, or by a second prediction."""
+
+    EMBEDDED = "EMBEDDED"
+    TRUE_CFG = "TRUE_CFG"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the checkpoint can do. Sizes in pixels; `size_multiple` follows from the VAE and the patch size, never
+    from a constant.
+    """
+
+    size_multiple: int
+    min_size: int
+    max_size: int
+    max_pixels: int
+    max_prompt_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What a request gets where it says nothing."""
+
+    width: int
+    height: int
+    steps: int
+    guidance: Guidance
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WeightMap:
+    """How the names in a checkpoint become the names of our modules.
+
+    `renames` are (regular expression, replacement) pairs, applied in order to each checkpoint name. `fused` maps the
+    last part of one of our module paths to the checkpoint modules (named after `renames`, in the same parent) whose
+    weights and biases are concatenated along the output dimension to make it: {"attn.to_qkv": ("attn.to_q",
+    "attn.to_k", "attn.to_v")}.
+    """
+
+    renames: tuple[tuple[str, str], ...] = ()
+    fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """One pipeline class of one family.
+
+    `name` is the diffusers pipeline class that model_index.json names; `pipeline` is the import string of our class.
+    `limits` and `defaults` are computed from the checkpoint's own configs; they are module-level functions, since a spec
+    travels to the worker process.
+    """
+
+    name: str
+    family: str
+    tasks: tuple[Task, ...]
+    pipeline: str
+    guidance: tuple[GuidanceKind, ...]
+    limits: Callable[[Configs], Limits]
+    defaults: Callable[[Configs], Defaults]
+    weights: Mapping[str, WeightMap] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint folder and the spec that serves it. `name` is what requests call it."""
+
+    name: str
+    path: Path
+    spec: ModelSpec
+    configs: Configs
+
+    @property
+    def limits(self) -> Limits:
+        return self.spec.limits(self.configs)
+
+    @property
+    def defaults(self) -> Defaults:
+        return self.spec.defaults(self.configs)
+
+    @property
+    def scheduler(self) -> str:
+        """Class name of the checkpoint's scheduler."""
+        return str(self.configs.get("scheduler", {}).get("_class_name", ""))

@@ -1,0 +1,83 @@
+import dataclasses
+
+import pytest
+
+from omni_grpc.config import EngineConfig, from_environment, from_mapping, options
+from omni_grpc.errors import ConfigError
+
+
+def test_every_setting_has_one_flat_name_and_a_help_text():
+    names = [option.name for option in options()]
+    assert len(names) == len(set(names))
+    assert all(option.help for option in options())
+
+
+def test_no_section_has_more_than_twelve_settings():
+    sections = [option.section for option in options()]
+    assert max(sections.count(section) for section in sections) <= 12
+
+
+def test_flags_yaml_environment_and_python_fill_the_same_tree():
+    python = EngineConfig.from_settings(model="m", max_queue=7, port=0, device="cpu")
+    strings = EngineConfig.from_settings(model="m", max_queue="7", port="0", device="cpu")
+    nested = from_mapping({"model": {"model": "m", "device": "cpu"}, "scheduler": {"max_queue": 7}, "port": 0})
+    environment = from_environment(
+        {"OMNI_GRPC_MODEL": "m", "OMNI_GRPC_MAX_QUEUE": "7", "OMNI_GRPC_PORT": "0", "OMNI_GRPC_DEVICE": "cpu", "X": "1"}
+    )
+    assert python == strings == EngineConfig.from_settings(**nested) == EngineConfig.from_settings(**environment)
+    assert python.scheduler.max_queue == 7
+
+
+def test_the_tree_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        EngineConfig.from_settings(model="m").server.port = 1
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        lambda name: EngineConfig.from_settings(model="m", **{name: 1}),
+        lambda name: from_mapping({name: 1}),
+        lambda name: from_mapping({"scheduler": {name: 1}}),
+        lambda name: from_environment({f"OMNI_GRPC_{name.upper()}": "1"}),
+    ],
+)
+def test_an_unknown_name_is_an_error_with_a_suggestion(fill):
+    with pytest.raises(ConfigError, match="did you mean 'max_queue'") as caught:
+        fill("max_qeue")
+    assert caught.value.reason == "UNKNOWN_SETTING"
+    assert caught.value.violations[0].field == "max_qeue"
+
+
+def test_a_setting_under_the_wrong_section_is_an_error():
+    with pytest.raises(ConfigError, match="belongs to section 'scheduler'"):
+        from_mapping({"server": {"max_queue": 3}})
+
+
+def test_build_variables_are_not_settings():
+    assert from_environment({"OMNI_GRPC_BUILD": "cpu", "OMNI_GRPC_CUDA_ARCHS": "90a"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("max_queue", "many", "expected int"),
+        ("max_queue", 1.5, "expected int"),
+        ("max_queue", True, "expected int"),
+        ("max_queue", 0, "at least 1"),
+        ("retention", float("nan"), "at least 0"),
+        ("device", "tpu", "one of auto, cpu, cuda"),
+        ("host", 5, "expected str"),
+    ],
+)
+def test_a_bad_value_names_the_flag_the_value_and_the_rule(name, value, rule):
+    with pytest.raises(ConfigError, match=rule) as caught:
+        EngineConfig.from_settings(model="m", **{name: value})
+    assert "--" + name.replace("_", "-") in str(caught.value)
+    assert caught.value.violations[0].field == name
+
+
+def test_optional_settings_take_none_and_the_model_is_required():
+    assert EngineConfig.from_settings(model="m", max_pixels=None).limits.max_pixels is None
+    with pytest.raises(ConfigError, match="--model"):
+        EngineConfig.from_settings(port=1)

@@ -1,0 +1,190 @@
+import dataclasses
+import math
+
+import pytest
+
+from omni_grpc.config import LimitsConfig, ModelConfig
+from omni_grpc.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound
+from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Task
+from omni_grpc.resolve import MAX_SEED, Facts, Machine, place, resolve_request
+from omni_grpc.spec import GuidanceKind
+from tests.toy import toy_checkpoint
+
+FACTS = Facts(toy_checkpoint(), LimitsConfig(max_steps=200, max_outputs=4, max_prompt_chars=1000))
+
+
+def draft(**changes):
+    return Draft(**({"model": "toy", "prompt": "a red circle"} | changes))
+
+
+def resolve(facts=FACTS, **changes):
+    return resolve_request(draft(**changes), facts, id="job_1")
+
+
+def refusal(**changes):
+    with pytest.raises(InvalidArgument) as caught:
+        resolve(**changes)
+    return {violation.field: violation.description for violation in caught.value.violations}
+
+
+def test_an_empty_draft_gets_the_models_defaults_and_is_told():
+    resolved = resolve()
+    request = resolved.request
+    assert (request.width, request.height, request.steps) == (256, 128, 20)
+    assert (request.num_outputs, request.output_format) == (1, ImageFormat.PNG)
+    assert resolved.defaults_used == {
+        "width": "256",
+        "height": "128",
+        "steps": "20",
+        "num_outputs": "1",
+        "output_format": "PNG",
+        "seeds": "drawn at random",
+    }
+    assert resolved.warnings == ()
+
+
+def test_what_is_given_is_kept_and_not_called_a_default():
+    resolved = resolve(
+        width=64, height=96, steps=3, seeds=(0,), num_outputs=2, output_format=ImageFormat.WEBP, negative_prompt=""
+    )
+    request = resolved.request
+    assert (request.width, request.height, request.steps) == (64, 96, 3)
+    assert request.seeds == (0, 1)
+    assert request.output_format is ImageFormat.WEBP
+    assert set(resolved.defaults_used) == {"guidance.true_cfg_scale", "guidance.norm"}
+
+
+@pytest.mark.parametrize(
+    ("axis", "value", "nearest"),
+    [("width", 0, 16), ("height", 1080, 1024), ("width", 100, 96), ("height", 105, 112), ("width", 100_000, 1024)],
+)
+def test_sizes_are_refused_with_the_nearest_legal_one(axis, value, nearest):
+    message = refusal(**{axis: value})[axis]
+    assert str(value) in message
+    assert message.endswith(f"nearest legal value: {nearest}")
+
+
+def test_both_sizes_are_named_in_one_refusal():
+    assert {"width", "height"} <= refusal(width=200, height=500).keys()
+
+
+def test_the_pixel_budget_counts_the_area_and_names_a_size_that_fits():
+    message = refusal(width=1024, height=512)["width, height"]
+    assert "262144 pixels" in message
+    assert message.endswith("720 x 352")
+    tight = dataclasses.replace(FACTS, limits=LimitsConfig(max_pixels=64 * 64))
+    with pytest.raises(InvalidArgument, match="4096 pixels"):
+        resolve(tight, width=128, height=64)
+    assert resolve(tight, width=64, height=64).request.width == 64
+
+
+@pytest.mark.parametrize("steps", [0, -1, 201, 10**9, 2**31])
+def test_steps_outside_the_range_are_refused(steps):
+    assert "outside 1..200" in refusal(steps=steps)["sampling.steps"]
+
+
+@pytest.mark.parametrize("outputs", [0, 5, 100])
+def test_outputs_outside_the_range_are_refused(outputs):
+    assert "outside 1..4" in refusal(num_outputs=outputs)["sampling.num_outputs"]
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf, -0.5, 1000.0])
+@pytest.mark.parametrize("name", ["scale", "true_cfg_scale"])
+def test_scales_must_be_finite_and_in_range(name, scale):
+    assert "outside 0..100" in refusal(guidance=GuidanceDraft(**{name: scale}))[f"sampling.guidance.{name}"]
+
+
+@pytest.mark.parametrize("seed", [-1, MAX_SEED + 1, 2**63, 2**64])
+def test_seeds_outside_the_range_are_refused(seed):
+    assert "outside 0.." in refusal(seeds=(seed,))["sampling.seeds"]
+
+
+def test_the_last_seed_of_a_batch_must_be_in_range_too():
+    assert resolve(seeds=(MAX_SEED - 1,), num_outputs=2).request.seeds == (MAX_SEED - 1, MAX_SEED)
+    assert str(MAX_SEED - 1) in refusal(seeds=(MAX_SEED,), num_outputs=2)["sampling.seeds"]
+
+
+def test_a_list_of_seeds_sets_the_outputs_or_must_match_them():
+    assert resolve(seeds=(5, 3, 5)).request.num_outputs == 3
+    assert resolve(seeds=(5, 3)).request.seeds == (5, 3)
+    assert "2 seeds for 3 outputs" in refusal(seeds=(5, 3), num_outputs=3)["sampling.seeds"]
+
+
+def test_a_drawn_seed_is_in_range_and_differs_from_the_next():
+    drawn = [resolve(num_outputs=4).request.seeds for _ in range(4)]
+    assert len({seeds[0] for seeds in drawn}) == 4
+    assert all(seeds[0] >= 0 and seeds[3] == seeds[0] + 3 <= MAX_SEED for seeds in drawn)
+
+
+@pytest.mark.parametrize("prompt", ["", " ", "\n\t"])
+def test_a_blank_prompt_is_refused(prompt):
+    assert "is empty" in refusal(prompt=prompt)["prompt"]
+
+
+def test_prompts_with_nul_or_too_long_are_refused_and_any_other_text_is_not():
+    assert "position 3" in refusal(prompt="red\0dog")["prompt"]
+    assert "1001 characters, the most is 1000" in refusal(negative_prompt="x" * 1001)["negative_prompt"]
+    for prompt in ("\U0001f600 cat", "\u05d0\u05d1\u05d2", "a" * 1000):
+        assert resolve(prompt=prompt).request.prompt == prompt
+
+
+def test_an_unknown_model_is_not_found_and_the_served_one_is_named():
+    with pytest.raises(NotFound, match="served: toy") as caught:
+        resolve(model="other")
+    assert caught.value.reason == "MODEL_NOT_FOUND"
+
+
+def test_a_task_the_model_lacks_names_those_it_has():
+    with pytest.raises(FailedPrecondition) as caught:
+        resolve(task=Task.TEXT_TO_VIDEO)
+    assert caught.value.reason == "TASK_NOT_SUPPORTED"
+    assert caught.value.failure.metadata["tasks"] == "TEXT_TO_IMAGE"
+
+
+def codes(resolved):
+    return [(warning.code, warning.field) for warning in resolved.warnings]
+
+
+def test_guidance_is_on_with_a_negative_prompt_and_off_without():
+    on = resolve(negative_prompt="", guidance=GuidanceDraft(true_cfg_scale=3.0))
+    assert on.request.negative_prompt == ""
+    assert (on.request.guidance.true_cfg_scale, on.request.guidance.norm) == (3.0, GuidanceNorm.RENORM)
+    assert codes(on) == []
+    off = resolve(guidance=GuidanceDraft(true_cfg_scale=3.0))
+    assert (off.request.guidance.true_cfg_scale, off.request.guidance.norm) == (1.0, GuidanceNorm.NONE)
+    assert codes(off) == [("CFG_OFF", "negative_prompt")]
+
+
+def test_a_negative_prompt_without_guidance_is_a_warning():
+    resolved = resolve(negative_prompt="blurry", guidance=GuidanceDraft(true_cfg_scale=1.0))
+    assert resolved.request.negative_prompt is None
+    assert codes(resolved) == [("NEGATIVE_PROMPT_WITHOUT_EFFECT", "negative_prompt")]
+
+
+def test_a_scale_that_the_model_has_not_is_a_warning_and_is_not_echoed():
+    resolved = resolve(guidance=GuidanceDraft(scale=7.0, norm=GuidanceNorm.RENORM))
+    assert resolved.request.guidance.scale is None
+    assert codes(resolved) == [
+        ("GUIDANCE_WITHOUT_EFFECT", "sampling.guidance.scale"),
+        ("GUIDANCE_WITHOUT_EFFECT", "sampling.guidance.norm"),
+    ]
+
+
+def test_a_distilled_model_takes_the_scale_and_warns_of_the_other():
+    facts = Facts(toy_checkpoint(guidance=(GuidanceKind.EMBEDDED,)), LimitsConfig())
+    resolved = resolve(facts, guidance=GuidanceDraft(scale=3.5, true_cfg_scale=2.0), negative_prompt="x")
+    assert resolved.request.guidance.scale == 3.5
+    assert resolved.request.guidance.true_cfg_scale == 1.0
+    assert ("GUIDANCE_WITHOUT_EFFECT", "sampling.guidance.true_cfg_scale") in codes(resolved)
+
+
+def test_auto_follows_the_machine():
+    cpu, gpu = Machine(cuda=False, cores=4), Machine(cuda=True, cores=4)
+    auto = ModelConfig(model="m")
+    assert dataclasses.astuple(place(auto, cpu)) == ("cpu", "float32", 3)
+    assert dataclasses.astuple(place(auto, gpu)) == ("cuda:0", "bfloat16", None)
+    assert place(auto, Machine(cuda=False, cores=1)).cpu_threads == 1
+    forced = ModelConfig(model="m", device="cpu", dtype="bfloat16", cpu_threads=2)
+    assert dataclasses.astuple(place(forced, gpu)) == ("cpu", "bfloat16", 2)
+    with pytest.raises(ConfigError, match="--device cpu"):
+        place(ModelConfig(model="m", device="cuda"), cpu)
