@@ -1,0 +1,152 @@
+"""How the engine reaches its worker: in a process of its own, or in this one. The worker is started by import string,
+so that nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import multiprocessing
+import secrets
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from omni_grpc import shared
+from omni_grpc.config import EngineConfig
+from omni_grpc.errors import Code, Failure
+from omni_grpc.plan import Died, Plan, Report
+from omni_grpc.spec import Checkpoint
+
+logger = logging.getLogger(__name__)
+
+WORKER = "omni_grpc.worker.process:serve"
+LOCAL_WORKER = "omni_grpc.worker.worker:Worker"
+CLOSE_SECONDS = 10.0
+"""How long a worker gets to end on its own before it is killed."""
+
+Deliver = Callable[[Report], None]
+
+
+class Executor(Protocol):
+    """A worker as the engine sees it. Reports are delivered on the event loop that called `start`, in order."""
+
+    def start(self, deliver: Deliver) -> None:
+        """Begins to load the model. The first report is Ready, or Died with the reason."""
+
+    def submit(self, plan: Plan) -> None:
+        """Hands over work and returns at once."""
+
+    async def close(self) -> None:
+        """Stops the worker. No report is delivered afterwards."""
+
+
+def _resolve(path: str) -> Callable[..., object]:
+    module, _, name = path.partition(":")
+    target: Callable[..., object] = getattr(importlib.import_module(module), name)
+    return target
+
+
+def _run(worker: str, connection: Connection, config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> None:
+    """Body of the worker process. Ctrl-C in a terminal reaches every process of the group; the parent decides what it
+    means.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _resolve(worker)(connection, config, checkpoint, prefix)
+
+
+class ProcessExecutor:
+    """One spawned worker process. Spawn, never fork: grpc's threads do not survive a fork."""
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, *, worker: str = WORKER) -> None:
+        self._arguments = (worker, config, checkpoint)
+        self._prefix = f"omni-{secrets.token_hex(6)}-"
+        self._closing = False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker."""
+        return self._process.pid
+
+    def start(self, deliver: Deliver) -> None:
+        worker, config, checkpoint = self._arguments
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_run, args=(worker, theirs, config, checkpoint, self._prefix), name="omni_grpc-worker", daemon=True
+        )
+        self._process.start()
+        # the worker holds the only other end: its death is an end of file here
+        theirs.close()
+        loop = asyncio.get_running_loop()
+        self._reader = threading.Thread(target=self._read, args=(loop, deliver), name="omni_grpc-reports", daemon=True)
+        self._reader.start()
+
+    def submit(self, plan: Plan) -> None:
+        try:
+            self._connection.send(plan)
+        except (BrokenPipeError, ConnectionResetError):
+            # the reader sees the same end of file and delivers Died, which is where a death is handled
+            logger.warning("plan not delivered: the worker is gone")
+
+    async def close(self) -> None:
+        self._closing = True
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        try:
+            self._connection.send(None)
+        except (BrokenPipeError, ConnectionResetError):
+            logger.info("worker had ended before it was asked to")
+        self._process.join(CLOSE_SECONDS)
+        if self._process.is_alive():
+            logger.warning("worker %s did not end within %g s, killing it", self._process.pid, CLOSE_SECONDS)
+            self._process.kill()
+            self._process.join()
+        self._reader.join()
+        self._connection.close()
+
+    def _read(self, loop: asyncio.AbstractEventLoop, deliver: Deliver) -> None:
+        while True:
+            try:
+                report = self._connection.recv()
+            except (EOFError, ConnectionResetError):
+                break
+            loop.call_soon_threadsafe(deliver, report)
+        self._process.join()
+        if swept := shared.sweep(self._prefix):
+            logger.warning("freed %d shared-memory blocks of the ended worker", swept)
+        if not self._closing:
+            loop.call_soon_threadsafe(deliver, Died(failure=self._obituary()))
+
+    def _obituary(self) -> Failure:
+        code = self._process.exitcode
+        how = f"by signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
+        message = f"the worker process {self._process.pid} ended {how}; its log says why"
+        return Failure(code=Code.UNAVAILABLE, reason="WORKER_DIED", message=message)
+
+
+class LocalExecutor:
+    """The same worker in this process, for offline use: no server to keep smooth, no second process to start."""
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, *, worker: str = LOCAL_WORKER) -> None:
+        self._arguments = (worker, config, checkpoint)
+
+    def start(self, deliver: Deliver) -> None:
+        worker, config, checkpoint = self._arguments
+        loop = asyncio.get_running_loop()
+
+        def send(report: Report) -> None:
+            loop.call_soon_threadsafe(deliver, report)
+
+        self._worker = _resolve(worker)(config, checkpoint, send, f"omni-{secrets.token_hex(6)}-")
+        self._worker.start()  # type: ignore[attr-defined]
+
+    def submit(self, plan: Plan) -> None:
+        self._worker.submit(plan)  # type: ignore[attr-defined]
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._worker.close)  # type: ignore[attr-defined]

@@ -1,0 +1,205 @@
+"""Jobs and their event logs. A job's log is gap-free: entry n has seq n, so `after_seq` is an index."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+import secrets
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from omni_grpc.errors import FailedPrecondition, Failure, NotFound
+from omni_grpc.request import (
+    TERMINAL,
+    Artifact,
+    Cancelled,
+    Done,
+    Effective,
+    Event,
+    Failed,
+    Request,
+    RequestWarning,
+    Started,
+    Stats,
+    Step,
+)
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+"""Crockford's base 32: no letter that reads as a digit."""
+
+
+class JobState(enum.StrEnum):
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def terminal(self) -> bool:
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """One event with its place in the log (from 1) and its time in Unix seconds."""
+
+    seq: int
+    time: float
+    event: Event
+
+
+def new_job_id() -> str:
+    """Sorts by creation: 50 bits of milliseconds, then 80 random bits."""
+    value = (int(time.time() * 1000) << 80) | secrets.randbits(80)
+    return "job_" + "".join(_ALPHABET[(value >> shift) & 31] for shift in range(125, -5, -5))
+
+
+class Job:
+    """The record of one request: its state follows from the events appended to its log.
+
+    It belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        warnings: tuple[RequestWarning, ...] = (),
+        defaults_used: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        request_id: str = "",
+        fingerprint: bytes = b"",
+        client_job_id: str = "",
+        disconnect_grace: float | None = None,
+    ) -> None:
+        self.request = request
+        self.warnings = warnings
+        self.defaults_used = dict(defaults_used or {})
+        self.labels = dict(labels or {})
+        self.request_id = request_id
+        self.fingerprint = fingerprint
+        self.client_job_id = client_job_id
+        self.disconnect_grace = disconnect_grace
+        """Seconds without a watcher after which the job is cancelled; None: it outlives its watchers."""
+        self.state = JobState.QUEUED
+        self.create_time = time.time()
+        self.start_time: float | None = None
+        self.end_time: float | None = None
+        self.expire_time: float | None = None
+        self.step = 0
+        self.total_steps = request.steps
+        self.eta: float | None = None
+        self.artifacts: tuple[Artifact, ...] = ()
+        self.effective: Effective | None = None
+        self.failure: Failure | None = None
+        self.stats: Stats | None = None
+        self.cancel_requested = False
+        self.watchers = 0
+        self._entries: list[Entry] = []
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        return self._entries
+
+    @property
+    def last_seq(self) -> int:
+        return len(self._entries)
+
+    def append(self, event: Event) -> Entry:
+        """Adds an event, moves the state along and wakes whoever waits. A finished job takes no more events."""
+        if self.state.terminal:
+            raise FailedPrecondition(f"job {self.id} has ended ({self.state}), it cannot take {type(event).__name__}")
+        entry = Entry(len(self._entries) + 1, time.time(), event)
+        self._entries.append(entry)
+        self._follow(event, entry.time)
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        return entry
+
+    def _follow(self, event: Event, now: float) -> None:
+        match event:
+            case Started():
+                self.state, self.start_time = JobState.RUNNING, now
+            case Step():
+                self.step, self.eta = event.step, event.eta
+            case Done():
+                self.state, self.artifacts, self.effective = JobState.SUCCEEDED, event.artifacts, event.effective
+                self.warnings, self.stats = event.warnings, event.stats
+            case Failed():
+                self.state, self.failure, self.stats = JobState.FAILED, event.failure, event.stats
+            case Cancelled():
+                self.state, self.stats = JobState.CANCELLED, event.stats
+        if isinstance(event, TERMINAL):
+            self.end_time, self.eta = now, None
+
+    async def wait(self, after_seq: int, timeout: float | None = None) -> bool:
+        """True as soon as an entry with seq > `after_seq` exists; False when `timeout` seconds pass without one."""
+        while self.last_seq <= after_seq:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await asyncio.wait_for(waiter, timeout)
+            except TimeoutError:
+                return self.last_seq > after_seq
+            finally:
+                self._waiters.discard(waiter)
+        return True
+
+
+class Jobs:
+    """The jobs of one engine, in memory, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+        self._by_request_id: dict[str, Job] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._jobs
+
+    def add(self, job: Job) -> None:
+        self._jobs[job.id] = job
+        if job.request_id:
+            self._by_request_id[job.request_id] = job
+
+    def get(self, job_id: str) -> Job:
+        """Raises NotFound (JOB_NOT_FOUND) for a job that never was or that is no longer kept."""
+        try:
+            return self._jobs[job_id]
+        except KeyError:
+            raise NotFound(f"there is no job {job_id!r}, or it has expired", reason="JOB_NOT_FOUND") from None
+
+    def find(self, request_id: str) -> Job | None:
+        """The job that was made with this idempotency key."""
+        return self._by_request_id.get(request_id) if request_id else None
+
+    def newest(self, *, states: Collection[JobState] = (), labels: Mapping[str, str] | None = None) -> list[Job]:
+        """Newest first; with `states`, only jobs in one of them; with `labels`, only jobs that carry all of them."""
+        wanted = (labels or {}).items()
+        return [
+            job
+            for job in reversed(self._jobs.values())
+            if (not states or job.state in states) and wanted <= job.labels.items()
+        ]
+
+    def finished(self) -> list[Job]:
+        """Finished jobs, the one that ended first before the others."""
+        return sorted(
+            (job for job in self._jobs.values() if job.end_time is not None), key=lambda job: job.end_time or 0
+        )
+
+    def remove(self, job: Job) -> None:
+        del self._jobs[job.id]
+        if self._by_request_id.get(job.request_id) is job:
+            del self._by_request_id[job.request_id]

@@ -1,0 +1,122 @@
+"""One job while it is alive in the engine: turns the worker's reports into the events and figures its user sees."""
+
+from __future__ import annotations
+
+import time
+
+from omni_grpc.engine.jobs import Job
+from omni_grpc.plan import Decoded, Media, Prepared, Progress
+from omni_grpc.request import Artifact, Done, Effective, Encoded, RequestWarning, Started, Stats, Step
+
+
+class Run:
+    """The clock and the counters of one job. Times in seconds."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._clock = time.monotonic
+        self._created = self._clock()
+        self._started: float | None = None
+        self._denoise_started = 0.0
+        self._encode = 0.0
+        self._denoise = 0.0
+        self._decode = 0.0
+        self._evals = 0
+        self._peak_memory = 0
+        self._dropped_tokens: dict[str, int] = {}
+        self._artifacts: list[Artifact] = []
+
+    def started(self) -> Started:
+        self._started = self._clock()
+        request = self.job.request
+        return Started(
+            model=request.model,
+            seeds=request.seeds,
+            width=request.width,
+            height=request.height,
+            steps=request.steps,
+            queue_wait=self._started - self._created,
+            warnings=self.job.warnings,
+        )
+
+    def encoded(self, report: Prepared) -> Encoded:
+        self._encode = report.elapsed
+        self._denoise_started = self._clock()
+        self._dropped_tokens = dict(report.dropped_tokens)
+        return Encoded(elapsed=report.elapsed, prompt_tokens=report.prompt_tokens)
+
+    def stepped(self, progress: Progress, elapsed: float) -> Step:
+        self._denoise = self._clock() - self._denoise_started
+        self._evals += progress.evals
+        mean = self._denoise / progress.step
+        return Step(
+            step=progress.step,
+            total=progress.total,
+            sigma=progress.sigma,
+            timestep=progress.timestep,
+            step_time=elapsed,
+            elapsed=self._denoise,
+            eta=mean * (progress.total - progress.step),
+            rows=progress.rows,
+            rows_reused=progress.rows_reused,
+        )
+
+    def artifact(self, media: Media) -> Artifact:
+        artifact = Artifact(
+            id=f"art_{self.job.id.removeprefix('job_')}_{media.index}",
+            job_id=self.job.id,
+            index=media.index,
+            mime_type=media.mime_type,
+            size_bytes=media.data.size,
+            sha256=media.sha256,
+            width=media.width,
+            height=media.height,
+            seed=media.seed,
+        )
+        self._artifacts.append(artifact)
+        return artifact
+
+    def done(self, report: Decoded, scheduler: str) -> Done:
+        self._decode = report.elapsed
+        self._peak_memory = report.peak_memory_bytes
+        request = self.job.request
+        effective = Effective(
+            width=request.width,
+            height=request.height,
+            steps=self.job.step,
+            evals=self._evals,
+            seeds=request.seeds,
+            guidance=request.guidance,
+            scheduler=scheduler,
+            output_format=request.output_format,
+            defaults_used=self.job.defaults_used,
+            dropped_tokens=self._dropped_tokens,
+        )
+        return Done(
+            artifacts=tuple(self._artifacts), effective=effective, warnings=self._warnings(), stats=self.stats()
+        )
+
+    def _warnings(self) -> tuple[RequestWarning, ...]:
+        cut = (
+            RequestWarning(
+                code="PROMPT_TRUNCATED",
+                field=field,
+                message=f"the last {dropped} tokens did not fit and were not used",
+                applied=str(dropped),
+            )
+            for field, dropped in self._dropped_tokens.items()
+            if dropped
+        )
+        return (*self.job.warnings, *cut)
+
+    def stats(self) -> Stats:
+        now = self._clock()
+        return Stats(
+            queue_wait=(self._started if self._started is not None else now) - self._created,
+            encode=self._encode,
+            denoise=self._denoise,
+            decode=self._decode,
+            total=now - self._created,
+            steps_run=self.job.step,
+            peak_memory_bytes=self._peak_memory,
+        )

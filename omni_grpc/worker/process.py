@@ -1,0 +1,34 @@
+"""The body of a worker process: plans come in through a pipe, reports go out through it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from multiprocessing.connection import Connection
+
+from omni_grpc.config import EngineConfig
+from omni_grpc.plan import Report
+from omni_grpc.spec import Checkpoint
+from omni_grpc.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> None:
+    """Runs until the engine sends None or is gone."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s worker: %(message)s")
+    lock = threading.Lock()
+
+    def send(report: Report) -> None:
+        # the lanes report from threads of their own
+        with lock:
+            connection.send(report)
+
+    worker = Worker(config, checkpoint, send, prefix)
+    worker.start()
+    try:
+        while (plan := connection.recv()) is not None:
+            worker.submit(plan)
+    except EOFError:
+        logger.info("the engine is gone, ending")
+    worker.close()

@@ -1,0 +1,112 @@
+"""Carries out plans: one lane, that is one thread, for each of the three phases."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from omni_grpc.config import EngineConfig
+from omni_grpc.plan import Broken, Died, Plan, Prepared, Report
+from omni_grpc.request import Request
+from omni_grpc.spec import Checkpoint
+from omni_grpc.worker.build import build
+from omni_grpc.worker.failure import failure
+from omni_grpc.worker.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[Report], None]
+
+
+class Worker:
+    """Loads the model on the step lane, reports Ready, then answers each piece of a plan with one report.
+
+    `prefix` begins the name of every shared-memory block it makes, so that its executor can free them after its death.
+    """
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, send: Send, prefix: str) -> None:
+        self._config = config
+        self._checkpoint = checkpoint
+        self._send = send
+        self._prefix = prefix
+        self._lock = threading.Lock()
+        self._live: set[str] = set()
+        self._prepare, self._step, self._decode = (
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"omni_grpc-{lane}")
+            for lane in ("prepare", "step", "decode")
+        )
+
+    def start(self) -> None:
+        """Begins to load. The report is Ready, or Died with the reason."""
+        self._enter(self._step, self._load)
+
+    def submit(self, plan: Plan) -> None:
+        """Hands each part of the plan to its lane. Dropped requests free their memory when their lane is done with
+        them.
+        """
+        with self._lock:
+            self._live.update(request.id for request in plan.admit)
+            self._live.difference_update(plan.drop)
+        if plan.drop:
+            self._runner.drop(plan.drop)
+        for request in plan.admit:
+            self._enter(self._prepare, self._run_prepare, request)
+        if plan.step:
+            self._enter(self._step, self._run_step, plan.step)
+        for request_id in plan.decode:
+            self._enter(self._decode, self._run_decode, request_id)
+
+    def close(self) -> None:
+        """Ends when the work in hand has ended; what waits in a lane is not begun."""
+        for lane in (self._prepare, self._step, self._decode):
+            lane.shutdown(cancel_futures=True)
+
+    def _enter(self, lane: ThreadPoolExecutor, work: Callable[..., None], *arguments: object) -> None:
+        lane.submit(work, *arguments).add_done_callback(self._check)
+
+    def _check(self, future: Future[None]) -> None:
+        """A lane that raises has sent no report, so the engine would wait for ever: better that the worker is gone."""
+        if future.cancelled() or (error := future.exception()) is None:
+            return
+        if isinstance(error, BrokenPipeError):
+            logger.info("the engine is gone, a report was not delivered")
+        else:
+            self._send(Died(failure=failure(error, "reporting")))
+
+    def _load(self) -> None:
+        try:
+            pipeline, device, ready = build(self._config, self._checkpoint)
+            self._runner = Runner(pipeline, device, self._prefix)
+        except Exception as error:  # noqa: BLE001 - whatever keeps the model from loading is reported, not raised in a lane
+            self._send(Died(failure=failure(error, f"loading {self._checkpoint.path}")))
+        else:
+            self._send(ready)
+
+    def _run_prepare(self, request: Request) -> None:
+        began = time.monotonic()
+        try:
+            tokens, dropped = self._runner.prepare(request)
+        except Exception as error:  # noqa: BLE001 - one request's failure is that request's report
+            self._runner.drop((request.id,))
+            self._send(Broken(id=request.id, phase="prepare", failure=failure(error, f"preparing {request.id}")))
+            return
+        with self._lock:
+            wanted = request.id in self._live
+        if not wanted:
+            self._runner.drop((request.id,))
+        elapsed = time.monotonic() - began
+        self._send(Prepared(id=request.id, elapsed=elapsed, prompt_tokens=tokens, dropped_tokens=dropped))
+
+    def _run_step(self, ids: tuple[str, ...]) -> None:
+        self._send(self._runner.step(ids))
+
+    def _run_decode(self, request_id: str) -> None:
+        try:
+            report: Report = self._runner.decode(request_id)
+        except Exception as error:  # noqa: BLE001 - one request's failure is that request's report
+            report = Broken(id=request_id, phase="decode", failure=failure(error, f"decoding {request_id}"))
+        self._runner.drop((request_id,))
+        self._send(report)

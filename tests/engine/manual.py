@@ -1,0 +1,85 @@
+"""An executor whose worker is the test: it records plans and delivers the reports it is told to."""
+
+import io
+
+import PIL.Image
+
+from omni_grpc import shared
+from omni_grpc.config import EngineConfig
+from omni_grpc.engine import Engine
+from omni_grpc.errors import Code, Failure
+from omni_grpc.plan import Broken, Decoded, Died, Media, Plan, Prepared, Progress, Ready, Stepped
+from tests.toy import toy_checkpoint
+
+READY = Ready(pid=1, device="cpu", dtype="float32", load_seconds=0.1, weight_bytes=10)
+
+
+class ManualExecutor:
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+        self.closed = False
+
+    def start(self, deliver) -> None:
+        self.deliver = deliver
+
+    def submit(self, plan: Plan) -> None:
+        self.plans.append(plan)
+
+    async def close(self) -> None:
+        self.closed = True
+
+    @property
+    def last(self) -> Plan:
+        return self.plans[-1]
+
+    def prepared(self, job_id: str, **values: object) -> None:
+        self.deliver(Prepared(**({"id": job_id, "elapsed": 0.1, "prompt_tokens": 5} | values)))
+
+    def stepped(self, steps: dict[str, int], total: int = 2, broken: tuple[Broken, ...] = ()) -> None:
+        progress = tuple(
+            Progress(
+                id=job_id, step=step, total=total, sigma=1 / step, timestep=1000 / step, rows=1, finished=step == total
+            )
+            for job_id, step in steps.items()
+        )
+        self.deliver(Stepped(elapsed=0.5, progress=progress, broken=broken))
+
+    def decoded(self, job_id: str, outputs: int = 1, seed: int = 7) -> None:
+        media = tuple(
+            Media(
+                index=i,
+                data=shared.put(png(), f"omni-test-{job_id}-{i}"),
+                mime_type="image/png",
+                width=2,
+                height=3,
+                seed=seed + i,
+                sha256="0" * 64,
+            )
+            for i in range(outputs)
+        )
+        self.deliver(Decoded(id=job_id, elapsed=0.2, media=media, peak_memory_bytes=1000))
+
+    def broken(self, job_id: str, phase: str) -> None:
+        self.deliver(Broken(id=job_id, phase=phase, failure=Failure(code=Code.INTERNAL, reason="X", message="broke")))
+
+    def died(self) -> None:
+        self.deliver(Died(failure=Failure(code=Code.UNAVAILABLE, reason="WORKER_DIED", message="gone")))
+
+
+def png() -> bytes:
+    buffer = io.BytesIO()
+    PIL.Image.new("RGB", (2, 3), (255, 0, 0)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+async def started_engine(**settings: object) -> tuple[Engine, ManualExecutor]:
+    """An engine whose worker has said Ready."""
+    import asyncio
+
+    executor = ManualExecutor()
+    engine = Engine(EngineConfig.from_settings(model="toy", **settings), toy_checkpoint(), executor)
+    starting = asyncio.ensure_future(engine.start())
+    await asyncio.sleep(0)
+    executor.deliver(READY)
+    await starting
+    return engine, executor

@@ -1,0 +1,106 @@
+import asyncio
+import dataclasses
+
+import psutil
+
+from omni_grpc import shared
+from omni_grpc.config import EngineConfig
+from omni_grpc.engine import executor as executor_module
+from omni_grpc.engine.executor import LocalExecutor, ProcessExecutor
+from omni_grpc.errors import Code
+from omni_grpc.plan import Died, Plan, Prepared, Ready
+from omni_grpc.request import Draft
+from omni_grpc.resolve import Facts, resolve_request
+from tests.toy import toy_checkpoint
+
+CONFIG = EngineConfig.from_settings(model="toy")
+
+
+def request(prompt="four"):
+    draft = Draft(model="toy", prompt=prompt)
+    return resolve_request(draft, Facts(toy_checkpoint(), CONFIG.limits), id="job_1").request
+
+
+def process(name="toy", worker="tests.engine.toy_worker:serve"):
+    executor = ProcessExecutor(CONFIG, _named(name), worker=worker)
+    reports: asyncio.Queue = asyncio.Queue()
+    executor.start(reports.put_nowait)
+    return executor, reports
+
+
+def _named(name):
+    # functions do not pickle by value: only module-level ones may be in a spec that travels
+    checkpoint = toy_checkpoint(limits=str, defaults=str)
+    return dataclasses.replace(checkpoint, name=name)
+
+
+async def test_plans_and_reports_cross_the_process_boundary():
+    executor, reports = process()
+    ready = await reports.get()
+    assert isinstance(ready, Ready)
+    assert ready.pid == executor.pid != psutil.Process().pid
+    executor.submit(Plan(admit=(request(),)))
+    assert await reports.get() == Prepared(id="job_1", elapsed=0.0, prompt_tokens=4)
+    await executor.close()
+    assert not psutil.pid_exists(ready.pid)
+    assert reports.empty(), "a worker that was asked to end is not a death"
+
+
+async def test_ctrl_c_does_not_reach_the_worker():
+    executor, reports = process()
+    await reports.get()
+    executor.submit(Plan(decode=("job_1",)))
+    assert (await reports.get()).failure.message == "SIG_IGN"
+    await executor.close()
+
+
+async def test_a_killed_worker_is_reported_and_its_shared_memory_freed():
+    executor, reports = process("dies")
+    await reports.get()
+    executor.submit(Plan(admit=(request(),)))
+    died = await reports.get()
+    assert isinstance(died, Died)
+    assert died.failure.code is Code.UNAVAILABLE
+    assert "SIGKILL" in died.failure.message
+    assert shared.sweep(executor._prefix) == 0, "nothing was left to free"
+    executor.submit(Plan(step=("job_1",)))
+    await executor.close()
+
+
+async def test_a_worker_that_exits_is_reported_with_its_code():
+    executor, reports = process(worker="tests.engine.toy_worker:exits")
+    assert "exit code 3" in (await reports.get()).failure.message
+    await executor.close()
+
+
+async def test_a_worker_that_does_not_end_is_killed(monkeypatch):
+    monkeypatch.setattr(executor_module, "CLOSE_SECONDS", 0.3)
+    executor, reports = process("stubborn")
+    pid = (await reports.get()).pid
+    await executor.close()
+    assert not psutil.pid_exists(pid)
+
+
+class LocalToy:
+    def __init__(self, config, checkpoint, send, prefix):
+        self.send, self.closed = send, False
+
+    def start(self):
+        self.send(Ready(pid=0, device="cpu", dtype="float32", load_seconds=0.0, weight_bytes=0))
+
+    def submit(self, plan):
+        self.send(Prepared(id=plan.admit[0].id, elapsed=0.0, prompt_tokens=1))
+
+    def close(self):
+        self.closed = True
+
+
+async def test_the_local_executor_delivers_on_the_loop():
+    executor = LocalExecutor(CONFIG, toy_checkpoint(), worker="tests.engine.test_executor:LocalToy")
+    reports: asyncio.Queue = asyncio.Queue()
+    executor.start(reports.put_nowait)
+    assert isinstance(await reports.get(), Ready)
+    executor.submit(Plan(admit=(request(),)))
+    assert (await reports.get()).id == "job_1"
+    await executor.close()
+    assert executor._worker.closed
