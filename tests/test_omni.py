@@ -1,0 +1,106 @@
+"""Offline use, and that it gives what the server's worker gives."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from omni_grpc import InvalidArgument, NotFound, Omni
+from omni_grpc.config import EngineConfig
+from omni_grpc.engine import Engine, ProcessExecutor, Submission
+from omni_grpc.errors import CheckpointError, ConfigError
+from omni_grpc.registry import open_checkpoint
+from omni_grpc.request import Cancelled, Done, Draft, GuidanceDraft, ImageFormat, Step
+
+DRAFT = Draft(
+    model="tiny",
+    prompt="a red circle",
+    negative_prompt="",
+    width=48,
+    height=32,
+    steps=3,
+    seeds=(11,),
+    num_outputs=2,
+    guidance=GuidanceDraft(true_cfg_scale=2.0),
+    output_format=ImageFormat.RAW_RGB8,
+)
+
+
+@pytest.fixture(scope="module")
+def omni(tiny_qwen_image):
+    with Omni(str(tiny_qwen_image), served_model_name="tiny", device="cpu", cpu_threads=1) as omni:
+        yield omni
+
+
+def test_generate_returns_images_and_the_truth_about_them(omni):
+    result = omni.generate("a red circle", width=48, height=32, steps=2, seed=0)
+    assert [image.size for image in result.images] == [(48, 32)]
+    assert result.seeds == (0,)
+    assert (result.effective.steps, result.effective.evals) == (2, 2)
+    assert result.effective.scheduler == "FlowMatchEulerDiscreteScheduler"
+    assert result.stats.steps_run == 2
+    again = omni.generate("a red circle", width=48, height=32, steps=2, seed=0)
+    assert result.files == again.files
+    assert omni.generate("a red circle", width=48, height=32, steps=2, seed=1).files != result.files
+
+
+def test_a_drawn_seed_is_reported_and_makes_the_same_image(omni):
+    drawn = omni.generate("a star", width=32, height=32, steps=1)
+    assert omni.generate("a star", width=32, height=32, steps=1, seed=drawn.seeds[0]).files == drawn.files
+
+
+def test_a_worker_process_gives_the_same_bits(omni, tiny_qwen_image):
+    config = EngineConfig.from_settings(model=str(tiny_qwen_image), device="cpu", cpu_threads=1)
+    checkpoint = open_checkpoint(tiny_qwen_image, name="tiny")
+
+    async def run():
+        engine = Engine(config, checkpoint, ProcessExecutor(config, checkpoint))
+        await engine.start()
+        job, _ = engine.submit(Submission(draft=DRAFT))
+        seq = 0
+        while not job.state.terminal:
+            await job.wait(seq)
+            seq = job.last_seq
+        files = [engine.artifacts.get(artifact.id)[1] for artifact in job.artifacts]
+        await engine.close()
+        return job, files
+
+    job, files = asyncio.run(run())
+    local = omni.run(DRAFT)
+    assert job.effective == local.effective
+    assert [file == other for file, other in zip(files, local.files, strict=True)] == [True, True]
+    assert np.array_equal(np.asarray(local.images[0]).ravel(), np.frombuffer(files[0], np.uint8))
+
+
+def test_stream_gives_every_event_in_order(omni):
+    events = list(omni.stream(DRAFT))
+    steps = [event.step for event in events if isinstance(event, Step)]
+    assert steps == [1, 2, 3]
+    assert isinstance(events[-1], Done)
+
+
+def test_leaving_a_stream_cancels_the_generation(omni):
+    stream = omni.stream(Draft(model="tiny", prompt="x", width=32, height=32, steps=200))
+    for event in stream:
+        if isinstance(event, Step):
+            break
+    stream.close()
+    job = omni._engine.jobs.newest()[0]
+    assert isinstance(job.entries[-1].event, Cancelled)
+    assert omni.generate("next", width=32, height=32, steps=1).files
+
+
+def test_refusals_are_raised_before_any_work(omni):
+    with pytest.raises(InvalidArgument, match="not a multiple of 16"):
+        omni.generate("x", width=20)
+    with pytest.raises(InvalidArgument, match="both set"):
+        omni.generate("x", seed=1, seeds=(1, 2))
+    with pytest.raises(NotFound):
+        omni.run(Draft(model="other", prompt="x"))
+
+
+def test_bad_settings_and_checkpoints_fail_at_once(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'max_queue'"):
+        Omni(str(tmp_path), max_qeue=1)
+    with pytest.raises(CheckpointError, match=r"model_index\.json"):
+        Omni(str(tmp_path))

@@ -1,0 +1,123 @@
+"""The worker's lanes, with a real model."""
+
+import queue
+import secrets
+
+import pytest
+
+from omni_grpc import shared
+from omni_grpc.config import EngineConfig
+from omni_grpc.errors import Code
+from omni_grpc.plan import Broken, Decoded, Died, Plan, Prepared, Ready, Stepped
+from omni_grpc.registry import open_checkpoint
+from omni_grpc.request import Draft
+from omni_grpc.resolve import Facts, resolve_request
+from omni_grpc.worker.worker import Worker
+
+
+@pytest.fixture
+def config(tiny_qwen_image):
+    return EngineConfig.from_settings(model=str(tiny_qwen_image), device="cpu", cpu_threads=1)
+
+
+@pytest.fixture
+def worker(config):
+    reports = queue.Queue()
+    checkpoint = open_checkpoint(config.model.model, name="tiny")
+    worker = Worker(config, checkpoint, reports.put, f"omni-test-{secrets.token_hex(4)}-")
+    worker.start()
+    yield worker, reports, checkpoint, config
+    worker.close()
+
+
+def request(checkpoint, config, name="job_1", steps=2):
+    draft = Draft(model="tiny", prompt="a star", width=32, height=32, steps=steps, seeds=(1,))
+    return resolve_request(draft, Facts(checkpoint, config.limits), id=name).request
+
+
+def test_a_request_goes_through_the_lanes(worker):
+    it, reports, checkpoint, config = worker
+    ready = reports.get(timeout=60)
+    assert isinstance(ready, Ready)
+    assert (ready.device, ready.dtype) == ("cpu", "float32")
+    assert ready.weight_bytes > 1_000_000
+    it.submit(Plan(admit=(request(checkpoint, config),)))
+    prepared = reports.get(timeout=60)
+    assert isinstance(prepared, Prepared)
+    assert prepared.prompt_tokens > 0
+    for step in (1, 2):
+        it.submit(Plan(step=("job_1",)))
+        stepped = reports.get(timeout=60)
+        assert isinstance(stepped, Stepped)
+        assert stepped.progress[0].step == step
+    it.submit(Plan(decode=("job_1",)))
+    decoded = reports.get(timeout=60)
+    assert isinstance(decoded, Decoded)
+    assert len(shared.take(decoded.media[0].data)) == decoded.media[0].data.size
+    assert it._runner._states == {}
+
+
+def test_a_request_dropped_before_its_decode_is_reported_and_logged_as_no_defect(worker, caplog):
+    it, reports, checkpoint, config = worker
+    reports.get(timeout=60)
+    it.submit(Plan(admit=(request(checkpoint, config),)))
+    reports.get(timeout=60)
+    it.submit(Plan(drop=("job_1",)))
+    it.submit(Plan(decode=("job_1",)))
+    broken = reports.get(timeout=60)
+    assert isinstance(broken, Broken)
+    assert (broken.phase, broken.failure.code) == ("decode", Code.CANCELLED)
+    assert caplog.records == []
+
+
+def test_a_request_dropped_while_it_is_prepared_leaves_nothing(worker):
+    it, reports, checkpoint, config = worker
+    reports.get(timeout=60)
+    it.submit(Plan(admit=(request(checkpoint, config),)))
+    it.submit(Plan(drop=("job_1",)))
+    assert isinstance(reports.get(timeout=60), Prepared)
+    assert it._runner._states == {}
+
+
+def test_a_failure_in_prepare_is_that_requests_report(worker, monkeypatch):
+    it, reports, checkpoint, config = worker
+    reports.get(timeout=60)
+
+    def explode(request):
+        raise ValueError("no such tensor")
+
+    monkeypatch.setattr(it._runner._pipeline, "prepare", explode)
+    it.submit(Plan(admit=(request(checkpoint, config),)))
+    broken = reports.get(timeout=60)
+    assert (broken.id, broken.phase, broken.failure.code) == ("job_1", "prepare", Code.INTERNAL)
+    assert "ValueError while preparing job_1: no such tensor" in broken.failure.message
+
+
+def test_a_checkpoint_that_does_not_load_is_reported_by_name(config, tmp_path, tiny_qwen_image):
+    import shutil
+
+    folder = tmp_path / "broken"
+    shutil.copytree(tiny_qwen_image, folder)
+    for file in (folder / "transformer").glob("*.safetensors"):
+        file.unlink()
+    reports = queue.Queue()
+    worker = Worker(config, open_checkpoint(folder, name="tiny"), reports.put, "omni-test-")
+    worker.start()
+    died = reports.get(timeout=60)
+    assert isinstance(died, Died)
+    assert died.failure.reason == "BAD_CHECKPOINT"
+    worker.close()
+
+
+def test_a_lane_that_cannot_report_takes_the_worker_down_rather_than_hang(worker, monkeypatch):
+    it, reports, *_ = worker
+    reports.get(timeout=60)
+
+    def explode(ids):
+        raise RuntimeError("a defect outside of every guard")
+
+    monkeypatch.setattr(it._runner, "step", explode)
+    it.submit(Plan(step=("job_1",)))
+    died = reports.get(timeout=60)
+    assert isinstance(died, Died)
+    assert "a defect outside of every guard" in died.failure.message
