@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ class Finding:
 
 
 def report() -> list[Finding]:
-    """Looks at versions, devices, compilers and ops. Imports torch, and with it the op library, where torch is there."""
+    """Looks at versions, compilers, devices and ops. Imports torch and the op library where torch is installed."""
     findings = [*_versions(), *_compilers()]
     if importlib.util.find_spec("torch") is not None:
         findings += [*_devices(), *_ops()]
@@ -36,15 +37,11 @@ def report() -> list[Finding]:
 
 def render(findings: list[Finding]) -> str:
     """The report as a plain text table; a broken row is marked in its first column."""
-    rows = [("!!" if f.broken else "", f.section, f.name, f.value) for f in findings]
-    widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
-    lines = []
-    section = ""
-    for mark, name_of_section, name, value in rows:
-        shown = name_of_section if name_of_section != section else ""
-        section = name_of_section
-        lines.append(f"{mark:{widths[0]}} {shown:{widths[1]}}  {name:{widths[2]}}  {value}".rstrip())
-    return "\n".join(lines)
+    wide_section = max(len(finding.section) for finding in findings)
+    wide_name = max(len(finding.name) for finding in findings)
+    return "\n".join(
+        f"{'!!' if f.broken else '  '} {f.section:{wide_section}}  {f.name:{wide_name}}  {f.value}" for f in findings
+    )
 
 
 def main() -> int:
@@ -67,7 +64,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _compilers() -> Iterator[Finding]:
-    yield Finding("compilers", "c++", shutil.which(os.environ.get("CXX", "c++")) or "not found")
+    yield Finding("compilers", "c++", shutil.which(shlex.split(os.environ.get("CXX", "c++"))[0]) or "not found")
     nvcc = shutil.which("nvcc") or next(
         (
             str(path)
@@ -91,8 +88,8 @@ def _devices() -> Iterator[Finding]:
 
     yield Finding("devices", "cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} torch threads")
     if not torch.cuda.is_available():
-        why = "no GPU is visible" if torch.version.cuda else "this torch is a CPU build"
-        yield Finding("devices", "cuda", f"none: {why}")
+        built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
+        yield Finding("devices", "cuda", f"none is visible to a torch built for {built_for}")
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         capability = f"{properties.major}.{properties.minor}"

@@ -1,0 +1,99 @@
+"""How an op becomes part of `torch.ops.omni_grpc`, and where its kernels come from.
+
+Python declares every schema once, with a reference that serves any device and dtype. The compiled library adds kernels
+for the dispatch keys CPU and CUDA of the same schemas; where it is missing, the references serve.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+NAMESPACE = "omni_grpc"
+LIBRARY_PATH = Path(__file__).resolve().parent.parent / "_native.so"
+KERNEL_KEYS = ("CPU", "CUDA")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NativeLibrary:
+    """The compiled library as this process found it. `problem` is empty exactly where the library is loaded.
+
+    cuda_archs: what its CUDA kernels were compiled for, such as ("90a",); empty where it has none.
+    """
+
+    path: Path
+    present: bool
+    problem: str = ""
+    cuda_archs: tuple[str, ...] = ()
+
+    @property
+    def loaded(self) -> bool:
+        return not self.problem
+
+    @property
+    def broken(self) -> bool:
+        """True where the file is there and does not load: a defect, unlike a library that was never built."""
+        return self.present and not self.loaded
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Whether the CUDA kernels run on a GPU of this compute capability: the same generation, not an older member.
+
+        An "a" in an architecture ties it to exactly that capability
+        (https://docs.nvidia.com/cuda/cuda-c-programming-guide, "compute capability").
+        """
+        for arch in self.cuda_archs:
+            built = divmod(int(arch.rstrip("af")), 10)
+            if capability == built or (arch.isdigit() and capability[0] == built[0] and capability[1] >= built[1]):
+                return True
+        return False
+
+
+@functools.cache
+def load_native() -> NativeLibrary:
+    """Loads the compiled library, once per process. Warns where it is present and does not load."""
+    if not LIBRARY_PATH.is_file():
+        return NativeLibrary(LIBRARY_PATH, present=False, problem="not built; run `make setup` with a C++ compiler")
+    try:
+        torch.ops.load_library(str(LIBRARY_PATH))
+    except (OSError, RuntimeError) as error:
+        warnings.warn(
+            f"{LIBRARY_PATH} does not load, so the ops run on their references: {error}", RuntimeWarning, stacklevel=2
+        )
+        return NativeLibrary(LIBRARY_PATH, present=True, problem=str(error))
+    return NativeLibrary(LIBRARY_PATH, present=True, cuda_archs=_cuda_archs(LIBRARY_PATH))
+
+
+def _cuda_archs(path: Path) -> tuple[str, ...]:
+    first = ctypes.c_char.in_dll(ctypes.CDLL(str(path)), "omni_grpc_cuda_archs")
+    return tuple(ctypes.string_at(ctypes.addressof(first)).decode().split(",")) if first.value != b"\0" else ()
+
+
+def declare(schema: str, *, reference: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Declares one op and returns it. `reference` defines it; `fake` gives shape, strides and dtype without data.
+
+    A reference neither mutates nor aliases its inputs, and checks them: kernels refuse the same ones in the same words.
+    """
+    name = f"{NAMESPACE}::{schema.partition('(')[0]}"
+    torch.library.define(name, schema[schema.index("(") :], tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.impl(name, "default", reference)
+    torch.library.register_fake(name, fake)
+    return getattr(getattr(torch.ops, NAMESPACE), name.partition("::")[2]).default
+
+
+def kernels() -> Mapping[str, tuple[str, ...]]:
+    """The dispatch keys that have a kernel, for each declared op; an empty tuple means that the reference serves."""
+    prefix = f"{NAMESPACE}::"
+    names = sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix))
+    return {
+        name.removeprefix(prefix): tuple(
+            key for key in KERNEL_KEYS if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+        )
+        for name in names
+    }

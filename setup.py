@@ -1,0 +1,258 @@
+"""Builds the op library `omni_grpc/_native.so`: the C++ sources always, the CUDA kernels where nvcc is found.
+
+torch must be installed first and the build must see it, `pip install --no-build-isolation -e .`, since an isolated
+build would download a CUDA torch. Without a C++ compiler the package installs without the library: its ops run on their
+references.
+
+Environment:
+    OMNI_GRPC_BUILD       auto (default), or cpu: leave nvcc out
+    OMNI_GRPC_CUDA_ARCHS  such as 90a or 90a,100a (default: the visible GPUs', or 90a where there is none)
+    MAX_JOBS              compilers at a time (default: one for each core, as far as memory allows)
+    CUDA_HOME, CXX        where the compilers are
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import setuptools
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+if int(setuptools.__version__.partition(".")[0]) < 77:
+    # A new venv brings an older one, and --no-build-isolation builds with what is there.
+    raise SystemExit(
+        f"omni_grpc: setuptools {setuptools.__version__} is too old; pip install 'setuptools>=77' wheel ninja"
+    )
+
+from setuptools.command.bdist_wheel import bdist_wheel
+
+ROOT = Path(__file__).resolve().parent
+CSRC = ROOT / "csrc"
+TORCH_TARGET = "0x020b000000000000"
+"""torch 2.11: the oldest torch that the library loads on."""
+
+DEFAULT_ARCHS = ("90a",)
+GIB_PER_JOB = 4
+"""A CUTLASS translation unit takes 3.5 to 6 GiB; plain kernels take a tenth of that."""
+
+NVCC_FLAGS = ("-O3", "-std=c++17", "-Xcompiler", "-fPIC,-fvisibility=hidden")
+CXX_FLAGS = ("-O3", "-g0", "-fvisibility=hidden", "-fopenmp-simd", f"-DTORCH_TARGET_VERSION={TORCH_TARGET}")
+
+
+# --- the machine -----------------------------------------------------------------------------------------------------
+
+
+def why_not() -> str:
+    """Why there can be no library here; empty where there can."""
+    if sys.platform != "linux":
+        return f"it is built on Linux alone, this is {sys.platform}"
+    if shutil.which(shlex.split(os.environ.get("CXX", "c++"))[0]) is None:
+        return "no C++ compiler was found (c++ or $CXX)"
+    return ""
+
+
+def find_cuda() -> Path | None:
+    """The root of the CUDA toolkit: a folder with bin/nvcc and the static runtime."""
+    on_path = shutil.which("nvcc")
+    candidates = (
+        os.environ.get("CUDA_HOME"),
+        os.environ.get("CUDA_PATH"),
+        Path(on_path).resolve().parent.parent if on_path else None,
+        "/usr/local/cuda",
+    )
+    for root in candidates:
+        if root and (Path(root) / "bin" / "nvcc").is_file() and find_cudart(Path(root)):
+            return Path(root)
+    return None
+
+
+def find_cudart(root: Path) -> Path | None:
+    name = "libcudart_static.a"
+    return next((path for path in (*root.glob(f"lib*/{name}"), *root.glob(f"targets/*/lib/{name}"))), None)
+
+
+def wanted_cuda() -> Path | None:
+    mode = os.environ.get("OMNI_GRPC_BUILD", "auto")
+    if mode not in ("auto", "cpu"):
+        raise SystemExit(f"OMNI_GRPC_BUILD={mode!r} is neither auto nor cpu")
+    return find_cuda() if mode == "auto" else None
+
+
+def cuda_archs() -> tuple[str, ...]:
+    """What to compile for. The variable comes first: who sets it knows better than this machine."""
+    if asked := os.environ.get("OMNI_GRPC_CUDA_ARCHS"):
+        archs = tuple(re.split(r"[,; ]+", asked.strip()))
+        if bad := [arch for arch in archs if not re.fullmatch(r"\d{2,3}[af]?", arch)]:
+            raise SystemExit(f"OMNI_GRPC_CUDA_ARCHS={asked!r}: {bad[0]!r} is no architecture; write 90a or 90a,100a")
+        return archs
+    return visible_archs() or DEFAULT_ARCHS
+
+
+def visible_archs() -> tuple[str, ...]:
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    capabilities = sorted({tuple(map(int, pair)) for pair in re.findall(r"(\d+)\.(\d+)", answer)})
+    # "a" opens the instructions of that generation alone, which start with Hopper (wgmma and its successors).
+    return tuple(f"{major}{minor}" + ("a" if major >= 9 else "") for major, minor in capabilities)
+
+
+def max_jobs() -> int:
+    if asked := os.environ.get("MAX_JOBS"):
+        return max(1, int(asked))
+    available = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    gib = int(available[1]) / 2**20 if available else GIB_PER_JOB
+    return max(1, min(len(os.sched_getaffinity(0)), int(gib / GIB_PER_JOB)))
+
+
+def kernel_sources() -> list[Path]:
+    return sorted((CSRC / "kernels").glob("*.cu"))
+
+
+def nvcc_command(cuda: Path, archs: tuple[str, ...]) -> list[str]:
+    targets = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+    return [str(cuda / "bin" / "nvcc"), *NVCC_FLAGS, *targets]
+
+
+# --- the build -------------------------------------------------------------------------------------------------------
+
+
+class NativeFile:
+    """The library is no Python module, so its name carries no Python version."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return str(Path(*fullname.split("."))) + ".so"
+
+
+class BuildNative(NativeFile, build_ext):
+    """Builds with torch's own build_ext, or says why the package goes without the library."""
+
+    def run(self) -> None:
+        if reason := why_not():
+            self.warn(f"omni_grpc goes without its op library, so its ops run on their references: {reason}")
+            self.extensions = []
+            return
+        try:
+            builder = compiling_command()(self.distribution)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise SystemExit(
+                "omni_grpc: the op library is built against torch, and this build sees none. Install torch first, then "
+                "build without isolation:\n    pip install 'torch>=2.11' ninja setuptools wheel\n"
+                "    pip install --no-build-isolation -e ."
+            ) from None
+        builder.inplace, builder.editable_mode, builder.build_lib = self.inplace, self.editable_mode, self.build_lib
+        builder.ensure_finalized()
+        builder.run()
+
+
+def compiling_command() -> type[build_ext]:
+    """torch's build_ext, taught to compile CUDA under a CPU torch, which it refuses by itself. Imports torch."""
+    import torch
+    from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+    class Compile(NativeFile, BuildExtension):  # type: ignore[misc]
+        def finalize_options(self) -> None:
+            _put_ninja_on_path()
+            os.environ["MAX_JOBS"] = str(max_jobs())
+            os.environ.setdefault("CXX", "c++")
+            self.cuda = wanted_cuda()
+            self.archs = cuda_archs() if self.cuda else ()
+            self.distribution.ext_modules = [
+                self._extension(placeholder) for placeholder in self.distribution.ext_modules
+            ]
+            super().finalize_options()
+            # One folder for each way to build, outside of pip's temporary ones: what is current is not compiled again.
+            kind = "-".join(self.archs) or "cpu"
+            self.build_temp = str(ROOT / "build" / "native" / f"torch{torch.__version__}-{kind}")
+
+        def _extension(self, placeholder: Extension) -> Extension:
+            # Messages name a source file, not where it lay on the machine that compiled it.
+            folders = (ROOT, Path(torch.__file__).resolve().parent.parent)
+            flags = [*CXX_FLAGS, *(f"-ffile-prefix-map={folder}/=" for folder in folders)]
+            if self.cuda:
+                flags.append(f'-DOMNI_GRPC_CUDA_ARCHS="{",".join(self.archs)}"')
+            return CppExtension(
+                placeholder.name,
+                placeholder.sources,
+                depends=placeholder.depends,
+                py_limited_api=True,
+                extra_compile_args=flags,
+                # -ltorch again, so that it stays where the linker drops what it sees no need for: the libtorch of a
+                # CUDA torch brings libtorch_cuda, where the stream comes from.
+                extra_link_args=["-Wl,-s", "-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch"],
+            )
+
+        def build_extension(self, extension: Extension) -> None:
+            target = Path(self.get_ext_fullpath(extension.name))
+            build_lib, self.build_lib = self.build_lib, str(Path(self.build_temp) / "lib")
+            if self.cuda:
+                extension.extra_objects = [*self._compile_kernels(), str(find_cudart(self.cuda))]
+                extension.libraries += ["dl", "rt", "pthread"]
+            # Force copying, not linking: what was asked for now may be older than what lies at the target.
+            self.force = False
+            super().build_extension(extension)
+            self.force = True
+            built, self.build_lib = self.get_ext_fullpath(extension.name), build_lib
+            self.mkpath(str(target.parent))
+            self.copy_file(built, str(target))
+
+        def _compile_kernels(self) -> list[str]:
+            """Compiles csrc/kernels/*.cu with ninja; returns the objects."""
+            folder = Path(self.build_temp).relative_to(ROOT) / "kernels"
+            (ROOT / folder).mkdir(parents=True, exist_ok=True)
+            objects = {source: str(folder / f"{source.stem}.o") for source in kernel_sources()}
+            compile_one = shlex.join(nvcc_command(self.cuda, self.archs))
+            # Relative paths, which a device assert prints.
+            rules = [
+                f"builddir = {folder}",
+                "rule nvcc",
+                f"  command = {compile_one} -MD -MF $out.d -c $in -o $out",
+                "  depfile = $out.d",
+                "  deps = gcc",
+                *(f"build {made}: nvcc {source.relative_to(ROOT)}" for source, made in objects.items()),
+            ]
+            (ROOT / folder / "build.ninja").write_text("\n".join(rules) + "\n")
+            subprocess.run(["ninja", "-f", f"{folder}/build.ninja", "-j", str(max_jobs())], check=True, cwd=ROOT)
+            return [str(ROOT / made) for made in objects.values()]
+
+    return Compile
+
+
+def _put_ninja_on_path() -> None:
+    """The one beside the interpreter wins: another version of ninja does not read its log, and compiles all again."""
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    if shutil.which("ninja") is None:
+        raise SystemExit("omni_grpc: the op library is built with ninja, and there is none: pip install ninja")
+
+
+class NativeWheel(bdist_wheel):
+    """One wheel for every Python 3: the library has no CPython symbol in it."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return ("py3", "none", super().get_tag()[2])
+
+
+def native_extension() -> Extension:
+    sources = [*CSRC.glob("*.cpp"), *CSRC.glob("cpu/*.cpp")]
+    depends = [path for path in CSRC.rglob("*") if path.suffix in {".cpp", ".h", ".cu", ".cuh"}]
+    relative: Any = lambda paths: sorted(str(path.relative_to(ROOT)) for path in paths)  # noqa: E731
+    return Extension("omni_grpc._native", relative(sources), depends=[*relative(depends), "setup.py"])
+
+
+if __name__ == "__main__":
+    setup(
+        ext_modules=[native_extension()],
+        cmdclass={"build_ext": BuildNative, "bdist_wheel": NativeWheel},
+    )

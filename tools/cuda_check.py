@@ -1,0 +1,52 @@
+"""Compiles every CUDA kernel with nvcc and nothing else: no GPU, no torch. `make cuda-check` runs it.
+
+Fails where nvcc is missing, where a kernel does not compile or warns, and where one spills registers to local memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from setup import ROOT, find_cuda, kernel_sources, nvcc_command
+
+ARCHS = ("90a",)
+STRICT = ("-Werror", "all-warnings", "-Xptxas", "-v")
+
+
+def main() -> int:
+    cuda = find_cuda()
+    if cuda is None:
+        print("cuda-check: no nvcc (looked at CUDA_HOME, CUDA_PATH, PATH and /usr/local/cuda)", file=sys.stderr)
+        return 1
+    archs = tuple(os.environ["OMNI_GRPC_CUDA_ARCHS"].split(",")) if "OMNI_GRPC_CUDA_ARCHS" in os.environ else ARCHS
+    failed = [source for source in kernel_sources() if not compiles(source, [*nvcc_command(cuda, archs), *STRICT])]
+    print(f"cuda-check: {len(kernel_sources()) - len(failed)} of {len(kernel_sources())} files compile for {archs}")
+    return 1 if failed else 0
+
+
+def compiles(source: Path, command: list[str]) -> bool:
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        made = str(Path(folder, "out.o"))
+        done = subprocess.run([*command, "-c", str(source), "-o", made], capture_output=True, text=True, check=False)
+    name, report = source.relative_to(ROOT), done.stdout + done.stderr
+    if done.returncode:
+        print(f"{name}: does not compile\n{report}")
+        return False
+    registers = [int(count) for count in re.findall(r"Used (\d+) registers", report)]
+    spilled = [line.strip() for line in report.splitlines() if re.search(r"[1-9]\d* bytes spill", line)]
+    kernels = f"{len(registers)} kernels of up to {max(registers, default=0)} registers"
+    print(f"{name}: {kernels}, {time.monotonic() - start:.1f} s" + (f"; spills: {spilled[0]}" if spilled else ""))
+    return not spilled
+
+
+if __name__ == "__main__":
+    sys.exit(main())

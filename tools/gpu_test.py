@@ -1,0 +1,122 @@
+"""Tests and times the CUDA kernels on a GPU machine; needs torch, and no network. `make gpu-test` runs it.
+
+    python tools/gpu_test.py                    results into benchmarks/results/
+    python tools/gpu_test.py --results FOLDER
+
+It takes a library that was built elsewhere where that loads and fits the card, else it builds one here. Without pytest
+the same checks run one after the other. The exit code is 1 where a check fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import importlib.util
+import json
+import re
+import secrets
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+BENCHMARK_SECONDS = 150
+FITS = """
+import sys, torch
+from omni_grpc import ops
+library = ops.load_native()
+if not library.loaded:
+    sys.exit(library.problem)
+if not library.runs_on(torch.cuda.get_device_capability()):
+    sys.exit(f"compiled for {library.cuda_archs}")
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="test and time the CUDA kernels on this machine's GPU")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the JSON file")
+    parser.add_argument("--no-benchmark", action="store_true", help="check only")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print(f"gpu-test: torch {torch.__version__} sees no CUDA device", file=sys.stderr)
+        return 1
+    start = time.monotonic()
+    ensure_library()
+    failures = run_pytest() if importlib.util.find_spec("pytest") else run_checks()
+    lines = [f"checks: {'; '.join(failures) if failures else 'all passed'}"]
+    if not options.no_benchmark:
+        lines = [*run_benchmark(options.results, failures), *lines]
+    print_doctor()
+    print("\n".join(lines))
+    print(f"took {time.monotonic() - start:.0f} s")
+    return 1 if failures else 0
+
+
+def ensure_library() -> None:
+    """Builds the library in place where the one that is there does not load or does not fit the card."""
+    probe = [sys.executable, "-c", FITS]
+    found = subprocess.run(probe, cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode:
+        print(f"building the op library here: {found.stderr.strip().splitlines()[-1]}", flush=True)
+        subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=ROOT, check=True)
+        subprocess.run(probe, cwd=ROOT, check=True)
+
+
+def run_pytest() -> list[str]:
+    """tests/ops alone: it needs nothing of the service, which this machine may lack."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/ops", "--noconftest", "-p", "no:cacheprovider"]
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    return [f"pytest: exit code {code}"] if code else []
+
+
+def run_checks() -> list[str]:
+    from omni_grpc import ops
+    from tests.ops.norm_cases import CASES, CUDA_CHECKS, check_case
+
+    seed = secrets.randbelow(2**32)
+    checks = {str(case): lambda case=case: check_case(case, "cuda", seed) for case in CASES}
+    checks |= {check.__name__: lambda check=check: check("cuda", seed) for check in CUDA_CHECKS}
+    failures = [] if "CUDA" in ops.kernels()["norm_modulate"] else ["norm_modulate has no CUDA kernel"]
+    for name, check in checks.items():
+        try:
+            check()
+        except Exception:  # noqa: BLE001 - whatever a check raises is a failure, and the others still run
+            traceback.print_exc()
+            failures.append(name)
+    print(f"no pytest here: {len(checks)} checks with seed {seed}, {len(failures)} failed", flush=True)
+    return failures
+
+
+def run_benchmark(results: Path, failures: list[str]) -> list[str]:
+    from benchmarks import bench_norm
+
+    measurements = bench_norm.measure("cuda", bench_norm.GPU_SHAPES, torch.bfloat16, seconds=BENCHMARK_SECONDS)
+    card = torch.cuda.get_device_name()
+    record = {
+        "script": "tools/gpu_test.py",
+        "card": card,
+        "torch": torch.__version__,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "failed_checks": failures,
+        "measurements": [dataclasses.asdict(measurement) for measurement in measurements],
+    }
+    results.mkdir(parents=True, exist_ok=True)
+    file = results / f"{re.sub(r'[^a-z0-9]+', '-', card.lower())}-norm.json"
+    file.write_text(json.dumps(record, indent=1) + "\n")
+    return [f"{card}, torch {torch.__version__}", bench_norm.table(measurements), f"written: {file}"]
+
+
+def print_doctor() -> None:
+    from omni_grpc import doctor
+
+    print(doctor.render(doctor.report()), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
