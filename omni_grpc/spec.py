@@ -66,8 +66,8 @@ class ModelSpec:
     """One pipeline class of one family.
 
     `name` is the diffusers pipeline class that model_index.json names; `pipeline` is the import string of our class.
-    `limits` and `defaults` are computed from the checkpoint's own configs; they are module-level functions, since a spec
-    travels to the worker process.
+    `limits` and `defaults` are computed from the checkpoint's own configs; they are module-level functions, since a
+    spec travels to the worker process.
     """
 
     name: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import resource
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from omni_grpc.request import ImageFormat
 Image = npt.NDArray[np.uint8]
 """Height x width x 3, RGB."""
 
-_OPTIONS: dict[ImageFormat, dict[str, int]] = {
+_OPTIONS: Mapping[ImageFormat, Mapping[str, int]] = {
     # level 1 is three times as fast as the default for a few per cent more bytes
     ImageFormat.PNG: {"compress_level": 1},
     ImageFormat.JPEG: {"quality": 95, "subsampling": 0},

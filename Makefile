@@ -1,0 +1,61 @@
+# `make` alone lists the targets. Each makes the environment first where it is not there or out of date. Variables:
+#   PYTHON=python3.12          the interpreter that .venv is made from
+#   TORCH="torch==2.12.*"      the torch to install, instead of the choice that tools/setup_env.py makes
+#   MODEL=DIR                  the checkpoint that `serve` loads
+#   TESTS=tests/engine         what `test` runs
+#   ARGS="--port 50052"        more arguments for serve, test, gpu-test and bench
+VENV   := .venv
+PYTHON ?= $(if $(wildcard $(VENV)/.ready),$(VENV)/bin/python,python3)
+TORCH  ?=
+DEMO   := .demo/qwen_image
+MODEL  ?= $(DEMO)
+TESTS  ?= tests
+ARGS   ?=
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup gen-setup serve demo test lint gen checkgen cuda-check gpu-test bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: ## make .venv: torch, the package and its tools (again only when something changed)
+	@$(PYTHON) tools/setup_env.py $(if $(TORCH),--torch "$(TORCH)")
+
+serve: setup ## serve MODEL over gRPC (default: the random demo checkpoint)
+	@$(if $(filter $(DEMO),$(MODEL)),$(BIN)/python tools/demo.py --checkpoint-only)
+	$(BIN)/python -m omni_grpc.serve --model $(MODEL) $(ARGS)
+
+demo: setup ## serve a tiny random checkpoint and generate one image with streamed progress
+	@$(BIN)/python tools/demo.py
+
+test: setup ## run the tests that need no GPU (TESTS=tests/engine narrows them)
+	$(BIN)/python -m pytest -m "not gpu" $(strip $(TESTS) $(ARGS))
+
+lint: setup ## ruff, mypy, the import contracts and buf
+	@failed=0; for check in "ruff check ." "ruff format --check ." mypy lint-imports "buf lint"; do \
+		echo "$$check"; $(BIN)/$$check || failed=1; \
+	done; exit $$failed
+
+gen-setup: setup
+	@$(PYTHON) tools/setup_env.py --gen
+
+gen: gen-setup ## generate the gRPC stubs from proto/
+	$(VENV)/gen/bin/python tools/gen_protos.py
+
+checkgen: gen-setup ## fail where the committed stubs are not what proto/ gives
+	$(VENV)/gen/bin/python tools/gen_protos.py --check
+
+cuda-check: setup ## compile every CUDA kernel with nvcc alone; needs no GPU
+	$(BIN)/python tools/cuda_check.py
+
+gpu-test: setup ## run the tests that need a GPU
+	$(BIN)/python tools/gpu_test.py $(ARGS)
+
+bench: setup ## time the ops against what they replace
+	@for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python $$file $(ARGS) || exit; done
+
+clean: ## remove the environment, the demo and everything built
+	rm -rf $(VENV) .demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
+	rm -f omni_grpc/_native*.so demo.png
+	find omni_grpc models tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,105 @@
+"""What an import loads, seen in a process of its own, and the guards around the models symlink."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .source import ROOT, git
+
+HEAVY = {"torch", "diffusers", "transformers", "accelerate", "safetensors"}
+LEAVES = ("errors", "config", "request", "plan", "spec", "registry", "resolve", "shared", "version")
+CONTROL = ("omni_grpc", "omni_grpc.server", "omni_grpc.client", "omni_grpc.engine", "omni_grpc.serve", "omni_grpc.cli")
+SYMLINK_HOOK = "models-symlink"
+
+
+def run_python(code: str, *, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def loaded_by(code: str, *, folder: Path = ROOT) -> set[str]:
+    """The top-level modules that `code` loads, apart from those that the interpreter starts with."""
+    # __mp_main__ is the name that multiprocessing gives __main__
+    report = "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before} - {'__mp_main__'}))"
+    result = run_python(f"import sys\nbefore = set(sys.modules)\n{code}\n{report}", folder=folder)
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("module", CONTROL)
+def test_the_control_tower_loads_no_torch(module: str) -> None:
+    loaded = loaded_by(f"import {module}")
+    assert "omni_grpc" in loaded
+    assert not loaded & HEAVY
+
+
+def test_the_package_loads_no_grpc() -> None:
+    assert "grpc" not in loaded_by("import omni_grpc")
+
+
+def test_reading_the_model_specs_loads_no_torch() -> None:
+    loaded = loaded_by("from omni_grpc.registry import specs\nassert specs()")
+    assert not loaded & HEAVY
+
+
+def test_what_is_loaded_is_seen(tmp_path: Path) -> None:
+    tmp_path.joinpath("torch.py").write_text("", encoding="utf-8")
+    tmp_path.joinpath("sample.py").write_text("def f():\n    import torch\nf()\n", encoding="utf-8")
+    assert loaded_by("import sample", folder=tmp_path) & HEAVY == {"torch"}
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_a_leaf_loads_the_standard_library_alone(leaf: str) -> None:
+    # a bare package in place of omni_grpc/__init__.py, which loads more than the leaf asks for
+    bare = "import types\npackage = sys.modules['omni_grpc'] = types.ModuleType('omni_grpc')\n"
+    loaded = loaded_by(f"{bare}package.__path__ = ['omni_grpc']\nimport omni_grpc.{leaf}")
+    assert loaded - set(sys.stdlib_module_names) == {"omni_grpc"}
+
+
+def test_models_has_one_import_name() -> None:
+    result = run_python("import models")
+    assert result.returncode != 0
+    assert "ImportError: import omni_grpc.models, not models" in result.stderr
+    assert run_python("import omni_grpc.models").returncode == 0
+
+
+def test_models_is_a_symlink_here_and_in_git() -> None:
+    link = ROOT / "omni_grpc" / "models"
+    assert link.is_symlink()
+    assert os.readlink(link) == os.path.join("..", "models")
+    assert git("ls-files", "--stage", "omni_grpc/models").startswith("120000 ")
+
+
+def test_the_tools_see_models_under_the_right_names() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    assert "^models/" in tools["mypy"]["exclude"]
+    assert tools["coverage"]["run"]["source"] == ["omni_grpc", "models"]
+
+
+def test_pre_commit_refuses_a_broken_symlink(tmp_path: Path) -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    (hook,) = (hook for repo in config["repos"] for hook in repo["hooks"] if hook["id"] == SYMLINK_HOOK)
+    assert hook["always_run"]
+
+    def passes() -> bool:
+        command = [*hook["entry"].split(), *hook["args"]]
+        return subprocess.run(command, cwd=tmp_path, check=False, capture_output=True).returncode == 0
+
+    package = tmp_path / "omni_grpc"
+    package.mkdir()
+    assert not passes()
+    package.joinpath("models").write_text("../models", encoding="utf-8")  # what a checkout without symlinks leaves
+    assert not passes()
+    package.joinpath("models").unlink()
+    package.joinpath("models").symlink_to("../models")
+    assert not passes()  # the target is missing
+    tmp_path.joinpath("models").mkdir()
+    assert passes()
