@@ -1,0 +1,51 @@
+"""Qwen-Image: text to image, a dual-stream transformer (https://arxiv.org/abs/2508.02324)."""
+
+from omni_grpc.request import Guidance, GuidanceNorm, Task
+from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap
+
+PATCH = 2
+"""Latents are packed in patches of 2 x 2 into one token."""
+
+
+def limits(configs: Configs) -> Limits:
+    """Sizes follow from the VAE: every stage of its decoder but the first doubles the image.
+
+    The most pixels are a choice, not a limit of the model: 2048 x 2048 is 16384 tokens, four times the default size.
+    """
+    multiple = PATCH * 2 ** (len(configs["vae"]["dim_mult"]) - 1)
+    return Limits(
+        size_multiple=multiple, min_size=multiple, max_size=4096, max_pixels=2048 * 2048, max_prompt_tokens=512
+    )
+
+
+def defaults(configs: Configs) -> Defaults:
+    """Those of the released model, whatever the size of the checkpoint."""
+    return Defaults(width=1024, height=1024, steps=50, guidance=Guidance(true_cfg_scale=4.0, norm=GuidanceNorm.RENORM))
+
+
+TRANSFORMER_WEIGHTS = WeightMap(
+    renames=(
+        (r"^transformer_blocks\.", "stack.dual."),
+        (r"\.(img|txt)_mod\.1\.", r".\1_mod."),
+        (r"\.(img|txt)_mlp\.net\.0\.proj\.", r".\1_mlp.up."),
+        (r"\.(img|txt)_mlp\.net\.2\.", r".\1_mlp.down."),
+        (r"\.attn\.to_out\.0\.", ".attn.to_out."),
+    ),
+    fused={
+        "attn.to_qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
+        "attn.add_qkv_proj": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
+    },
+)
+
+SPECS = (
+    ModelSpec(
+        name="QwenImagePipeline",
+        family="qwen_image",
+        tasks=(Task.TEXT_TO_IMAGE,),
+        pipeline="omni_grpc.models.qwen_image.pipeline_text_to_image:QwenImagePipeline",
+        guidance=(GuidanceKind.TRUE_CFG,),
+        limits=limits,
+        defaults=defaults,
+        weights={"transformer": TRANSFORMER_WEIGHTS},
+    ),
+)

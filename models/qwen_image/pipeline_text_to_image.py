@@ -1,0 +1,149 @@
+"""Qwen-Image, text to image: what happens before, around and after the denoiser."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omni_grpc.errors import CheckpointError
+from omni_grpc.loading.checkpoint import load_weights
+from omni_grpc.loading.components import load_module, load_tokenizer
+from omni_grpc.models.qwen_image import PATCH
+from omni_grpc.models.qwen_image.qwen_image_transformer import QwenImageTransformer
+from omni_grpc.nn.linear import activate
+from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
+from omni_grpc.pipeline.base import Pipeline
+from omni_grpc.pipeline.images import Image, to_uint8
+from omni_grpc.pipeline.patches import pack, unpack
+from omni_grpc.pipeline.schedule import Schedule, dynamic_shift
+from omni_grpc.pipeline.state import COND, UNCOND, Cond, State, Tables
+from omni_grpc.request import Request
+from omni_grpc.spec import Checkpoint
+
+PREFIX = (
+    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
+    "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n"
+)
+SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
+PREFIX_TOKENS = 34
+
+
+class QwenImagePipeline(Pipeline):
+    """Prompts become hidden states of Qwen2.5-VL, noise becomes latents, latents become pixels in the VAE."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, *, transformer: QwenImageTransformer, text_encoder: Any, tokenizer: Any, vae: Any
+    ) -> None:
+        super().__init__()
+        self.checkpoint = checkpoint
+        self.transformer = transformer
+        self.text_encoder = text_encoder
+        self.tokenizer = tokenizer
+        self.vae = vae
+        self.dtype = transformer.proj_out.weight.dtype
+        self.device = transformer.proj_out.weight.device
+        self.size_multiple = checkpoint.limits.size_multiple
+        # requests of the same sigmas share their tables for as long as one of them lives; whatever else comes to change
+        # the modulation has to enter the key
+        self._tables: WeakValueDictionary[tuple[float, ...], Tables] = WeakValueDictionary()
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Self:
+        with torch.device("meta"):
+            transformer = QwenImageTransformer.from_config(checkpoint.configs["transformer"]).eval()
+        weights = checkpoint.spec.weights["transformer"]
+        load_weights(transformer, checkpoint.path / "transformer", weights, device=device, dtype=dtype)
+        tokenizer = load_tokenizer(checkpoint, "tokenizer")
+        if (found := len(tokenizer(PREFIX).input_ids)) != PREFIX_TOKENS:
+            raise CheckpointError(
+                f"tokenizer: the prompt template starts with {found} tokens, expected {PREFIX_TOKENS}"
+            )
+        return cls(
+            checkpoint,
+            transformer=transformer,
+            # neither the vision tower nor the language model's head is read
+            text_encoder=load_module(
+                checkpoint, "text_encoder", part="model.language_model", device=device, dtype=dtype
+            ),
+            tokenizer=tokenizer,
+            vae=load_module(checkpoint, "vae", device=device, dtype=dtype),
+        )
+
+    def prepare(self, request: Request) -> list[State]:
+        states = [self._state(request, output, seed) for output, seed in enumerate(request.seeds)]
+        prompts = {"prompt": (COND, request.prompt)}
+        if request.negative_prompt is not None:
+            prompts["negative_prompt"] = (UNCOND, request.negative_prompt)
+        conds, dropped = {}, {}
+        for field, (branch, text) in prompts.items():
+            embeds, dropped[field] = self._encode(text)
+            conds[branch] = self._condition(states[0], branch, embeds)
+        for state in states:
+            state.cond = dict(conds)
+            state.prompt_tokens = conds[COND].row.lengths[0]
+            state.dropped_tokens = {field: count for field, count in dropped.items() if count}
+        return states
+
+    def _state(self, request: Request, output: int, seed: int) -> State:
+        """Noise comes from a generator on the CPU: a seed means the same noise on any device and in any batch."""
+        height, width = self._grid(request)
+        generator = torch.Generator().manual_seed(seed)
+        shape = (self.vae.config.z_dim, PATCH * height, PATCH * width)
+        noise = torch.randn(shape, generator=generator, dtype=self.dtype).to(self.device)
+        config = self.checkpoint.configs["scheduler"]
+        sigmas = np.linspace(1.0, 1 / request.steps, request.steps).tolist()
+        return State(
+            request=request,
+            output=output,
+            seed=seed,
+            generator=generator,
+            latents=pack(noise, PATCH),
+            schedule=Schedule(config, sigmas, mu=dynamic_shift(config, height * width), device=self.device),
+            guidance=request.guidance,
+        )
+
+    def _encode(self, text: str) -> tuple[Tensor, int]:
+        """Hidden states of the prompt's tokens [T, C], and how many tokens did not fit.
+
+        The encoder is causal, so cutting its input is the same as cutting its output.
+        """
+        tokens = self.tokenizer(PREFIX + text + SUFFIX).input_ids
+        kept = tokens[: PREFIX_TOKENS + self.checkpoint.limits.max_prompt_tokens]
+        hidden = self.text_encoder(torch.tensor([kept], device=self.device), use_cache=False).last_hidden_state
+        return hidden[0, PREFIX_TOKENS:], len(tokens) - len(kept)
+
+    def _condition(self, state: State, branch: str, embeds: Tensor) -> Cond:
+        height, width = self._grid(state.request)
+        row = Row.of(txt=len(embeds), img=height * width)
+        with activate(Rows([(state, branch)], [row], LayoutCache(self.device, capacity=1))):
+            txt = self.transformer.text(embeds)
+            tables = self._tables.get(state.schedule.timesteps)
+            if tables is None:
+                t = torch.tensor(state.schedule.timesteps, device=self.device).to(self.dtype) / 1000
+                tables = Tables({name: table[:, None] for name, table in self.transformer.modulation(t).items()})
+                self._tables[state.schedule.timesteps] = tables
+        rope = self.transformer.rope(len(embeds), height, width)
+        return Cond(row=row, constants={"txt": ("txt", txt), "rope": (JOINT, rope)}, tables=tables)
+
+    def predict(self, batch: Rows) -> Tensor:
+        with activate(batch):
+            velocity: Tensor = self.transformer(batch["latents"], batch)
+        return velocity
+
+    def decode(self, state: State) -> list[Image]:
+        height, width = self._grid(state.request)
+        latents = unpack(state.latents, height, width, PATCH)[None, :, None]
+        mean, std = (
+            torch.tensor(values, device=self.device, dtype=self.dtype).view(1, -1, 1, 1, 1)
+            for values in (self.vae.config.latents_mean, self.vae.config.latents_std)
+        )
+        pixels = self.vae.decode(latents / (1 / std) + mean, return_dict=False)[0]
+        return to_uint8(pixels[:, :, 0])
+
+    def _grid(self, request: Request) -> tuple[int, int]:
+        """Height and width in tokens."""
+        return request.height // self.size_multiple, request.width // self.size_multiple

@@ -1,0 +1,153 @@
+"""Weights of our own modules, streamed from safetensors one tensor at a time.
+
+The headers are read first: every key is matched to a parameter and every shape is compared before any weight moves, so
+a checkpoint that does not fit is refused as a whole, with all that is wrong with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import safetensors
+import torch
+from torch import nn
+
+from omni_grpc.errors import CheckpointError
+from omni_grpc.spec import WeightMap
+
+WEIGHT_FILE = "diffusion_pytorch_model.safetensors"
+INDEX_FILE = WEIGHT_FILE + ".index.json"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """One tensor of the checkpoint, and which rows of a parameter it fills (all of them where `rows` is None)."""
+
+    key: str
+    file: Path
+    shape: tuple[int, ...]
+    rows: slice | None = None
+
+
+def load_weights(
+    module: nn.Module, folder: Path, weights: WeightMap, *, device: torch.device | str, dtype: torch.dtype
+) -> None:
+    """Gives every parameter of `module` (built on the meta device) its weight from `folder`, in `dtype` on `device`.
+
+    Parameters end in memory of their own, never in a mapped file, and do not require gradients.
+    Raises CheckpointError that names every missing, every unexpected and every misshapen weight.
+    """
+    wanted = dict(module.named_parameters())
+    with contextlib.ExitStack() as stack:
+        handles = {file: stack.enter_context(_open(file)) for file in _files(folder)}
+        found = [
+            Source(key, file, tuple(handle.get_slice(key).get_shape()))
+            for file, handle in handles.items()
+            for key in handle.keys()  # noqa: SIM118 - the handle is no mapping
+        ]
+        for name, sources in _match(wanted, found, weights, folder).items():
+            weight = torch.empty(wanted[name].shape, dtype=dtype, device=device)
+            for source in sources:
+                target = weight if source.rows is None else weight[source.rows]
+                target.copy_(handles[source.file].get_tensor(source.key))
+            owner, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(owner), leaf, nn.Parameter(weight, requires_grad=False))
+
+
+def _open(file: Path) -> safetensors.safe_open:
+    try:
+        return safetensors.safe_open(file, framework="pt", device="cpu")
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"{file} is no safetensors file: {error}") from error
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / INDEX_FILE
+    if not index.is_file():
+        if not (folder / WEIGHT_FILE).is_file():
+            raise CheckpointError(f"{folder} has no weights: neither {WEIGHT_FILE} nor {INDEX_FILE} is there")
+        return [folder / WEIGHT_FILE]
+    try:
+        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (json.JSONDecodeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{index} is no index of weight shards: {error!r}") from error
+    if absent := [shard for shard in shards if not (folder / shard).is_file()]:
+        raise CheckpointError(f"{index} names shards that are not there: {', '.join(absent)}")
+    return [folder / shard for shard in shards]
+
+
+def _match(
+    wanted: Mapping[str, nn.Parameter], found: Iterable[Source], weights: WeightMap, folder: Path
+) -> dict[str, list[Source]]:
+    """Parameter -> the sources that fill it, in order. Raises where the two sides do not fit each other exactly."""
+    unexpected: list[str] = []
+    pieces: dict[str, dict[int, Source]] = {}
+    for source in found:
+        name, place = _target(source.key, weights)
+        if name not in wanted or place in pieces.get(name, {}):
+            unexpected.append(source.key)
+        else:
+            pieces.setdefault(name, {})[place] = source
+    parts = {name: _parts(name, weights) for name in wanted}
+    missing = [
+        f"{name}" + (f" (part {part})" if part else "")
+        for name in wanted
+        for place, part in enumerate(parts[name])
+        if place not in pieces.get(name, {})
+    ]
+    matched = {name: _stacked([placed[place] for place in sorted(placed)]) for name, placed in pieces.items()}
+    misshapen = [
+        f"{' + '.join(f'{source.key} {source.shape}' for source in sources)}, expected {tuple(wanted[name].shape)}"
+        for name, sources in matched.items()
+        if len(sources) == len(parts[name]) and not _fills(sources, wanted[name])
+    ]
+    problems = {"missing": missing, "unexpected": unexpected, "wrong shape": misshapen}
+    if any(problems.values()):
+        listed = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names)
+        raise CheckpointError(f"the weights in {folder} do not fit the model. {listed}")
+    return matched
+
+
+def _target(key: str, weights: WeightMap) -> tuple[str, int]:
+    """The parameter that a key of the checkpoint belongs to, and its place among the parts of that parameter."""
+    for pattern, replacement in weights.renames:
+        key = re.sub(pattern, replacement, key)
+    module, _, leaf = key.rpartition(".")
+    for fused, parts in weights.fused.items():
+        for place, part in enumerate(parts):
+            if module == part or module.endswith("." + part):
+                return f"{module.removesuffix(part)}{fused}.{leaf}", place
+    return key, 0
+
+
+def _parts(name: str, weights: WeightMap) -> tuple[str, ...]:
+    """What a parameter is made of: the parts of a fused one, else itself, which needs no name."""
+    module = name.rpartition(".")[0]
+    for fused, parts in weights.fused.items():
+        if module == fused or module.endswith("." + fused):
+            return parts
+    return ("",)
+
+
+def _stacked(sources: list[Source]) -> list[Source]:
+    if len(sources) == 1:
+        return sources
+    ends = itertools.accumulate(source.shape[0] for source in sources)
+    return [
+        dataclasses.replace(source, rows=slice(end - source.shape[0], end))
+        for source, end in zip(sources, ends, strict=True)
+    ]
+
+
+def _fills(sources: list[Source], parameter: nn.Parameter) -> bool:
+    """Whether the sources, stacked along their first dimension, have the parameter's shape."""
+    if len(sources) == 1:
+        return sources[0].shape == tuple(parameter.shape)
+    rows = sum(source.shape[0] for source in sources)
+    return all((rows, *source.shape[1:]) == tuple(parameter.shape) for source in sources)

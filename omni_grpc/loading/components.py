@@ -1,0 +1,81 @@
+"""Components that transformers and diffusers bring: text encoders, tokenizers, VAEs. Local safetensors files alone."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from torch import nn
+
+from omni_grpc.errors import CheckpointError
+from omni_grpc.spec import Checkpoint
+
+logger = logging.getLogger(__name__)
+
+_LIBRARIES: Mapping[str, Any] = {"transformers": transformers, "diffusers": diffusers}
+
+
+def load_module(
+    checkpoint: Checkpoint, component: str, *, device: torch.device | str, dtype: torch.dtype, part: str = ""
+) -> Any:
+    """One component in evaluation mode, without gradients; `part` keeps only the submodule of that name.
+
+    Its weights end in memory of their own: what from_pretrained returns is a view of the mapped file, whose weights are
+    not aligned to 64 bytes, and CPU kernels then round differently than they do for the same weights elsewhere. Raises
+    CheckpointError where the class is unknown, files are missing or a weight is missing or misshapen.
+    """
+    try:
+        module, info = _kind(checkpoint, component).from_pretrained(
+            checkpoint.path / component,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            dtype=dtype,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(f"component {component!r} of {checkpoint.path} does not load: {error}") from error
+    if missing := sorted(map(str, itertools.chain(info["missing_keys"], info["mismatched_keys"]))):
+        raise CheckpointError(f"component {component!r} of {checkpoint.path} lacks weights: {', '.join(missing)}")
+    if info["unexpected_keys"]:
+        logger.warning(
+            "component %r has weights that its class ignores: %s", component, sorted(info["unexpected_keys"])
+        )
+    kept: nn.Module = module.get_submodule(part).eval().requires_grad_(False)
+    for tensor in itertools.chain(kept.parameters(), kept.buffers()):
+        tensor.data = tensor.data.to(device, copy=True)
+    return kept
+
+
+def load_tokenizer(checkpoint: Checkpoint, component: str) -> Any:
+    """The tokenizer of a component. Raises CheckpointError where the class is unknown or its vocabulary is missing."""
+    kind = _kind(checkpoint, component)
+    folder = checkpoint.path / component
+    vocabularies = kind.vocab_files_names.values()
+    if not any((folder / file).is_file() for file in vocabularies):
+        # from_pretrained would make a tokenizer without words
+        raise CheckpointError(f"component {component!r}: {folder} has none of {', '.join(sorted(vocabularies))}")
+    try:
+        return kind.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"component {component!r} of {checkpoint.path} does not load: {error}") from error
+
+
+def _kind(checkpoint: Checkpoint, component: str) -> Any:
+    """The class that model_index.json names for a component."""
+    library, name = checkpoint.configs[""].get(component) or ("", "")
+    if library not in _LIBRARIES:
+        raise CheckpointError(
+            f"model_index.json of {checkpoint.path} gives {component!r} to library {library!r}; "
+            f"served: {', '.join(_LIBRARIES)}"
+        )
+    kind = getattr(_LIBRARIES[library], name, None)
+    if kind is None:
+        raise CheckpointError(
+            f"{library} {_LIBRARIES[library].__version__} has no {name!r}, the class of component {component!r}"
+        )
+    return kind

@@ -1,0 +1,54 @@
+"""Attention: the seam that attention backends and sequence parallelism replace or wrap."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from omni_grpc.nn.rows import JOINT, Rows
+from omni_grpc.ops.attention import varlen_attention
+
+
+class Attention(nn.Module):
+    """Softmax attention of packed rows. It has no weights: it is a module so that a feature can find it by name.
+
+    `num_kv_heads` below `num_heads` is grouped-query attention; `softmax_scale` defaults to head_size ** -0.5; `causal`
+    is defined in `ops.attention`. `role`, `role_category` and `skip_sequence_parallel` change nothing here: they say
+    what the attention is for ("self", "cross", ...), and are what a feature matches on when it chooses a backend for
+    some of a model's attentions and not for others.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        num_kv_heads: int | None = None,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        role: str = "self",
+        role_category: str | None = None,
+        skip_sequence_parallel: bool = False,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.softmax_scale = head_size**-0.5 if softmax_scale is None else softmax_scale
+        self.causal = causal
+        self.role = role
+        self.role_category = role if role_category is None else role_category
+        self.skip_sequence_parallel = skip_sequence_parallel
+        if num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads {num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
+        """Self attention over stream `over`, or with `kv` cross attention from `over` to that stream.
+
+        q: [T, num_heads, head_size]; k, v: [T_kv, num_kv_heads, head_size]. Returns the shape of q.
+        """
+        queries, keys = rows.stream(over), rows.stream(kv or over)
+        return varlen_attention(
+            q, k, v, queries.cu, keys.cu, queries.longest, keys.longest, self.softmax_scale, self.causal
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads} x {self.head_size}, kv {self.num_kv_heads}, role={self.role}"

@@ -1,0 +1,100 @@
+"""The dual-stream block of MMDiT (https://arxiv.org/abs/2403.03206, figure 2b): text and image have weights of their
+own and meet in one attention. Shared by the FLUX, Qwen-Image and Stable Diffusion 3 families."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from omni_grpc.nn.attention import Attention
+from omni_grpc.nn.feed_forward import FeedForward
+from omni_grpc.nn.linear import Linear
+from omni_grpc.nn.rope import rotate_interleaved
+from omni_grpc.nn.rows import MOD, Rows
+from omni_grpc.nn.stack import Block
+from omni_grpc.ops.norm import norm_modulate
+
+TXT, IMG = "txt", "img"
+
+
+class JointAttention(nn.Module):
+    """One attention over both streams, with projections and query/key norms per stream.
+
+    The rows have "rope" [T_joint, head_size / 2, 2] bound to "joint".
+    """
+
+    def __init__(self, channels: int, num_heads: int, head_size: int, eps: float) -> None:
+        super().__init__()
+        inner = num_heads * head_size
+        self.head_size = head_size
+        self.to_qkv = Linear(channels, 3 * inner, stream=IMG)
+        self.add_qkv_proj = Linear(channels, 3 * inner, stream=TXT)
+        self.norm_q, self.norm_k = nn.RMSNorm(head_size, eps), nn.RMSNorm(head_size, eps)
+        self.norm_added_q, self.norm_added_k = nn.RMSNorm(head_size, eps), nn.RMSNorm(head_size, eps)
+        self.attention = Attention(num_heads, head_size, role="self", role_category="joint")
+        self.to_out = Linear(inner, channels, stream=IMG)
+        self.to_add_out = Linear(inner, channels, stream=TXT)
+
+    def forward(self, txt: Tensor, img: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        txt_q, txt_k, txt_v = self._heads(self.add_qkv_proj(txt))
+        img_q, img_k, img_v = self._heads(self.to_qkv(img))
+        q = rows.join({TXT: self.norm_added_q(txt_q), IMG: self.norm_q(img_q)})
+        k = rows.join({TXT: self.norm_added_k(txt_k), IMG: self.norm_k(img_k)})
+        v = rows.join({TXT: txt_v, IMG: img_v})
+        rope = rows["rope"]
+        out = self.attention(rotate_interleaved(q, rope), rotate_interleaved(k, rope), v, rows)
+        parts = rows.split(out.flatten(1))
+        return self.to_add_out(parts[TXT]), self.to_out(parts[IMG])
+
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        """[T, 3 * inner] -> q, k, v, each [T, H, D]."""
+        heads: tuple[Tensor, ...] = qkv.unflatten(-1, (3, -1, self.head_size)).unbind(1)
+        return heads
+
+
+class DualStreamBlock(Block):
+    """Attention, then a feed-forward per stream; each is normed, modulated, gated and added.
+
+    Modulation: [M, 12C], for text and then for image (shift, scale, gate) of the attention and of the feed-forward.
+    """
+
+    carry: ClassVar[tuple[str, ...]] = (TXT, IMG)
+
+    def __init__(self, num_heads: int, head_size: int, eps: float = 1e-6, ff_ratio: int = 4) -> None:
+        super().__init__()
+        channels = num_heads * head_size
+        self.eps = eps
+        self.txt_mod = Linear(channels, 6 * channels, stream=MOD)
+        self.img_mod = Linear(channels, 6 * channels, stream=MOD)
+        self.attn = JointAttention(channels, num_heads, head_size, eps)
+        self.txt_mlp = FeedForward(channels, ff_ratio * channels, stream=TXT)
+        self.img_mlp = FeedForward(channels, ff_ratio * channels, stream=IMG)
+
+    def modulation(self, temb: Tensor) -> Tensor:
+        return torch.cat([self.txt_mod(temb), self.img_mod(temb)], -1)
+
+    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor) -> tuple[Tensor, ...]:
+        txt, img = carry
+        txt_index, img_index = rows.index[TXT], rows.index[IMG]
+        txt_attn, txt_ff, img_attn, img_ff = (part.chunk(3, -1) for part in mod.chunk(4, -1))
+
+        txt_out, img_out = self.attn(
+            self._normed(txt, txt_attn, txt_index), self._normed(img, img_attn, img_index), rows
+        )
+        txt = gate_add(txt, txt_out, txt_attn[2], txt_index)
+        img = gate_add(img, img_out, img_attn[2], img_index)
+
+        txt = gate_add(txt, self.txt_mlp(self._normed(txt, txt_ff, txt_index)), txt_ff[2], txt_index)
+        img = gate_add(img, self.img_mlp(self._normed(img, img_ff, img_index)), img_ff[2], img_index)
+        return txt, img
+
+    def _normed(self, x: Tensor, mod: tuple[Tensor, ...], index: Tensor) -> Tensor:
+        shift, scale, _ = mod
+        return norm_modulate(x, scale, shift, index, self.eps)
+
+
+def gate_add(x: Tensor, y: Tensor, gate: Tensor, index: Tensor) -> Tensor:
+    """x + gate * y, where token t's gate is gate[index[t]]: x, y [T, C], gate [M, C], index int32 [T]."""
+    return torch.addcmul(x, y, gate if gate.shape[0] == 1 else gate.index_select(0, index))

@@ -1,0 +1,268 @@
+"""Rows: the geometry of a packed denoiser batch, and the tensors that are packed by it.
+
+A row is one sequence: one image of one request in one guidance branch. A stream ("txt", "img") holds the tokens of all
+rows end to end in one [T, C] tensor. Two streams are derived: "joint" has each row's streams one after the other, and
+"mod" has each row's modulation vectors. Lengths are Python ints, which are the truth; index tensors are made from them
+once per geometry, travel to the device in one copy and are never read back.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+JOINT = "joint"
+MOD = "mod"
+
+Runs = tuple[tuple[int, int], ...]
+"""((level, tokens), ...): runs of tokens that share one of their row's modulation vectors."""
+
+Owner = tuple[Any, str]
+"""(state, branch): whose sequence a row is."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """The lengths of one sequence, stream by stream; the order of the streams is their order in "joint"."""
+
+    streams: tuple[tuple[str, Runs], ...]
+
+    def __post_init__(self) -> None:
+        for name, runs in self.streams:
+            if name in (JOINT, MOD):
+                raise ValueError(f"stream {name!r}: the name is taken by a derived stream")
+            if any(level < 0 or tokens < 0 for level, tokens in runs):
+                raise ValueError(f"stream {name!r}: levels and tokens must not be negative, got {runs}")
+
+    @classmethod
+    def of(cls, **streams: int | Runs) -> Row:
+        """`Row.of(txt=7, img=((0, 16), (1, 24)))`; a bare number of tokens is one run at level 0."""
+        return cls(
+            tuple((name, ((0, runs),) if isinstance(runs, int) else tuple(runs)) for name, runs in streams.items())
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.streams)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each stream, in the order of `names`."""
+        return tuple(sum(tokens for _, tokens in runs) for _, runs in self.streams)
+
+    @property
+    def levels(self) -> int:
+        """Modulation vectors that this row needs: one more than its highest level."""
+        return 1 + max((level for _, runs in self.streams for level, _ in runs), default=0)
+
+
+class Stream:
+    """How one tensor is packed: lengths and offsets of its rows as ints, and `cu`, the offsets as int32 [R + 1]."""
+
+    cu: Tensor
+
+    def __init__(self, lengths: Iterable[int]) -> None:
+        self.lengths = tuple(lengths)
+        self.offsets = (0, *itertools.accumulate(self.lengths))
+        self.longest = max(self.lengths, default=0)
+
+    @property
+    def total(self) -> int:
+        return self.offsets[-1]
+
+    def slice(self, row: int) -> slice:
+        return slice(self.offsets[row], self.offsets[row + 1])
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """One view of x [T, ...] per row."""
+        views: tuple[Tensor, ...] = x.split(self.lengths)
+        return views
+
+    def take(self, x: Tensor, rows: Sequence[int]) -> Tensor:
+        """The given rows of x, end to end: a view where each follows the one before, else a copy."""
+        if _is_run(rows):
+            return x[self.offsets[rows[0]] : self.offsets[rows[-1] + 1]]
+        return torch.cat([x[self.slice(row)] for row in rows])
+
+
+class Layout:
+    """The streams of one geometry and its index tensors, all int32 and all parts of one buffer on the device.
+
+    `index[s]` [T_s] is each token's row in a tensor that is packed by "mod"; `place[s]` [T_s] is its position in
+    "joint".
+    """
+
+    def __init__(self, rows: Sequence[Row], device: torch.device) -> None:
+        self.rows = tuple(rows)
+        self.names = _common_names(self.rows)
+        lengths = list(zip(*(row.lengths for row in self.rows), strict=True))
+        self.streams = {name: Stream(column) for name, column in zip(self.names, lengths, strict=True)}
+        self.streams[JOINT] = Stream(map(sum, zip(*lengths, strict=True)))
+        self.streams[MOD] = Stream(row.levels for row in self.rows)
+
+        index = {name: self._index(column) for column, name in enumerate(self.names)}
+        place = self._place()
+        index[JOINT] = torch.empty(self.streams[JOINT].total, dtype=torch.int32)
+        for name in self.names:
+            index[JOINT][place[name]] = index[name]
+        cu = {name: torch.tensor(stream.offsets, dtype=torch.int32) for name, stream in self.streams.items()}
+
+        self.index, self.place, cu = _to_device([index, place, cu], device)
+        for name, stream in self.streams.items():
+            stream.cu = cu[name]
+
+    def _index(self, column: int) -> Tensor:
+        """For each token of one stream: the offset of its row in "mod", plus its level."""
+        runs = [
+            (offset + level, tokens)
+            for row, offset in zip(self.rows, self.streams[MOD].offsets, strict=False)
+            for level, tokens in row.streams[column][1]
+        ]
+        vectors, tokens = torch.tensor(runs, dtype=torch.int32).reshape(-1, 2).unbind(1)
+        return vectors.repeat_interleave(tokens)
+
+    def _place(self) -> dict[str, Tensor]:
+        """For each token of each stream: the start of its row in "joint", past the streams before it, plus its
+        position.
+        """
+        start = torch.tensor(self.streams[JOINT].offsets[:-1], dtype=torch.int32)
+        place = {}
+        for name in self.names:
+            stream = self.streams[name]
+            lengths = torch.tensor(stream.lengths, dtype=torch.int32)
+            shift = start - torch.tensor(stream.offsets[:-1], dtype=torch.int32)
+            place[name] = torch.arange(stream.total, dtype=torch.int32) + shift.repeat_interleave(lengths)
+            start = start + lengths
+        return place
+
+
+class LayoutCache:
+    """The layouts used last, by geometry. The worker owns one; its phases may share it between threads."""
+
+    def __init__(self, device: torch.device | str, capacity: int = 512) -> None:
+        self.device = torch.device(device)
+        self.capacity = capacity
+        self._layouts: collections.OrderedDict[tuple[Row, ...], Layout] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._layouts)
+
+    def get(self, rows: tuple[Row, ...]) -> Layout:
+        with self._lock:
+            layout = self._layouts.get(rows)
+            if layout is None:
+                layout = self._layouts[rows] = Layout(rows, self.device)
+                if len(self._layouts) > self.capacity:
+                    self._layouts.popitem(last=False)
+            self._layouts.move_to_end(rows)
+            return layout
+
+
+class Rows:
+    """A batch: who owns each row, the layout, and the tensors bound to it by name.
+
+    Whatever is per token or per row is bound under the name of the stream that packs it, so that `narrow` treats it
+    without knowing what it is.
+    """
+
+    def __init__(
+        self,
+        owners: Iterable[Owner],
+        rows: Iterable[Row],
+        layouts: LayoutCache,
+        bound: Mapping[str, tuple[str, Tensor]] | None = None,
+    ) -> None:
+        self.owners = tuple(owners)
+        self.layouts = layouts
+        self.layout = layouts.get(tuple(rows))
+        self.bound = dict(bound or {})
+        if len(self.owners) != len(self.layout.rows):
+            raise ValueError(f"{len(self.owners)} owners for {len(self.layout.rows)} rows")
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.bound[name][1]
+
+    @property
+    def index(self) -> Mapping[str, Tensor]:
+        return self.layout.index
+
+    @property
+    def place(self) -> Mapping[str, Tensor]:
+        return self.layout.place
+
+    def stream(self, name: str) -> Stream:
+        return self.layout.streams[name]
+
+    def bind(self, name: str, stream: str, per_row: Sequence[Tensor]) -> None:
+        """Packs one tensor per row, each [its length in `stream`, ...], under `name`. A single row is bound without a
+        copy.
+        """
+        lengths = tuple(len(x) for x in per_row)
+        if lengths != self.stream(stream).lengths:
+            raise ValueError(f"{name!r} has rows of {lengths}, stream {stream!r} of {self.stream(stream).lengths}")
+        self.bound[name] = (stream, per_row[0] if len(per_row) == 1 else torch.cat(list(per_row)))
+
+    def narrow(self, rows: Sequence[int]) -> Rows:
+        """The sub-batch of the given rows: views where each follows the one before; all of them: this batch itself."""
+        if _is_run(rows) and len(rows) == len(self):
+            return self
+        return Rows(
+            [self.owners[row] for row in rows],
+            [self.layout.rows[row] for row in rows],
+            self.layouts,
+            {name: (stream, self.stream(stream).take(x, rows)) for name, (stream, x) in self.bound.items()},
+        )
+
+    # join and split run inside compiled blocks: they read tensors and their shapes, never lengths, offsets or
+    # len(rows), each of which would make one graph per geometry. A cu of two entries is a batch of one row.
+
+    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """One tensor per stream, each [T_s, ...], into the order of "joint"."""
+        tensors = [parts[name] for name in self.layout.names]
+        if self.stream(JOINT).cu.shape[0] == 2:
+            return torch.cat(tensors)
+        first = tensors[0]
+        joint = first.new_empty(sum(x.shape[0] for x in tensors), *first.shape[1:])
+        for name, x in zip(self.layout.names, tensors, strict=True):
+            joint[self.place[name]] = x
+        return joint
+
+    def split(self, joint: Tensor) -> dict[str, Tensor]:
+        """The inverse of `join`; of a single row, views."""
+        if self.stream(JOINT).cu.shape[0] == 2:
+            parts = joint.split([self.place[name].shape[0] for name in self.layout.names])
+            return dict(zip(self.layout.names, parts, strict=True))
+        return {name: joint.index_select(0, self.place[name]) for name in self.layout.names}
+
+
+def _is_run(rows: Sequence[int]) -> bool:
+    return all(after == before + 1 for before, after in itertools.pairwise(rows))
+
+
+def _common_names(rows: tuple[Row, ...]) -> tuple[str, ...]:
+    if not rows:
+        raise ValueError("a layout needs at least one row")
+    if different := {row.names for row in rows} - {rows[0].names}:
+        raise ValueError(f"rows of one batch must have the same streams: {rows[0].names} and {different.pop()}")
+    return rows[0].names
+
+
+def _to_device(groups: list[dict[str, Tensor]], device: torch.device) -> list[dict[str, Tensor]]:
+    """The same tensors on the device, as parts of one buffer: one copy, asynchronous from pinned memory on CUDA."""
+    parts = [part for group in groups for part in group.values()]
+    buffer = torch.cat(parts)
+    if device.type == "cuda":
+        buffer = buffer.pin_memory()
+    moved = iter(buffer.to(device, non_blocking=True).split([part.numel() for part in parts]))
+    return [{name: next(moved) for name in group} for group in groups]

@@ -1,0 +1,46 @@
+"""From states to one packed batch, and through one step of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from omni_grpc.nn.rows import MOD, LayoutCache, Rows
+from omni_grpc.pipeline.base import Outcome, Pipeline
+from omni_grpc.pipeline.guidance import combine
+from omni_grpc.pipeline.state import State
+
+LATENTS = "latents"
+
+
+def assemble(states: Sequence[State], layouts: LayoutCache, previous: Rows | None = None) -> Rows:
+    """The rows of every branch of every state, state by state, with what the denoiser reads in their next step.
+
+    Bound are "latents", each constant of the branches' conds, and one step's slice of each of their tables. `previous`
+    is the batch of the step before: where the rows are the same, its packed constants are used again.
+    """
+    owners = [(state, branch) for state in states for branch in state.cond]
+    conds = [state.cond[branch] for state, branch in owners]
+    rows = Rows(owners, [cond.row for cond in conds], layouts)
+    rows.bind(LATENTS, states[0].stream, [state.latents for state, _ in owners])
+    kept = previous is not None and previous.owners == rows.owners
+    for name, (stream, _) in conds[0].constants.items():
+        if kept and previous is not None:
+            rows.bound[name] = previous.bound[name]
+        else:
+            rows.bind(name, stream, [cond.constants[name][1] for cond in conds])
+    for name in conds[0].tables:
+        rows.bind(name, MOD, [cond.tables[name][state.index] for cond, (state, _) in zip(conds, owners, strict=True)])
+    return rows
+
+
+def step(pipeline: Pipeline, rows: Rows) -> list[tuple[State, Outcome]]:
+    """One step of every state of the batch: predict once for all rows, then guide and advance each state."""
+    predictions: dict[State, dict[str, Tensor]] = {}
+    stream = rows.stream(rows.bound[LATENTS][0])
+    for (state, branch), prediction in zip(rows.owners, stream.split(pipeline.predict(rows)), strict=True):
+        predictions.setdefault(state, {})[branch] = prediction
+    return [
+        (state, pipeline.advance(state, combine(branches, state.guidance))) for state, branches in predictions.items()
+    ]

@@ -1,0 +1,15 @@
+"""What every test may share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen-Image checkpoint with random weights, in the diffusers layout. Copy it before changing it."""
+    from tools.tiny_checkpoints import build_qwen_image  # here, so that tests without a model do not load torch
+
+    return build_qwen_image(tmp_path_factory.mktemp("checkpoints") / "tiny-qwen-image")

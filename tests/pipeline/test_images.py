@@ -1,0 +1,27 @@
+"""Pixels to bytes, against diffusers' image processor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from diffusers.image_processor import VaeImageProcessor
+
+from omni_grpc.errors import InternalError
+from omni_grpc.pipeline.images import to_uint8
+
+
+def test_bytes_are_those_of_diffusers() -> None:
+    pixels = torch.randn(2, 3, 8, 5, generator=torch.Generator().manual_seed(0)) * 1.2
+    expected = VaeImageProcessor().postprocess(pixels, output_type="pil")
+    for mine, theirs in zip(to_uint8(pixels), expected, strict=True):
+        assert mine.flags.c_contiguous
+        np.testing.assert_array_equal(mine, np.asarray(theirs))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_no_image(value: float) -> None:
+    pixels = torch.zeros(1, 3, 2, 2)
+    pixels[0, 1, 1, 0] = value
+    with pytest.raises(InternalError, match="not finite"):
+        to_uint8(pixels)
