@@ -1,0 +1,111 @@
+"""AdminService: what runs here, and how loaded it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from omni_grpc import config as settings
+from omni_grpc.engine import Engine, EngineState
+from omni_grpc.errors import Unavailable
+from omni_grpc.request import Step
+from omni_grpc.server import convert
+from omni_grpc.server.changes import Changes
+from omni_grpc.server.guard import PACKAGE, Guard
+from omni_grpc.server.requests import Reader, refused
+from omni_grpc.v1 import admin_pb2, admin_pb2_grpc
+from omni_grpc.version import __version__
+
+WINDOW = 10.0
+"""Seconds over which steps per second are counted."""
+DEFAULT_INTERVAL = 1.0
+MIN_INTERVAL = 0.1
+
+
+class AdminService(admin_pb2_grpc.AdminServiceServicer):
+    def __init__(self, engine: Engine, changes: Changes, guard: Guard) -> None:
+        self._engine = engine
+        self._changes = changes
+        self._guard = guard
+        self._start_time = time.time()
+
+    async def GetServerInfo(
+        self, request: admin_pb2.GetServerInfoRequest, context: Any
+    ) -> admin_pb2.GetServerInfoResponse:
+        config = self._engine.config
+        return admin_pb2.GetServerInfoResponse(
+            version=__version__,
+            gpus=self._gpus(),
+            max_queue=config.scheduler.max_queue,
+            max_message_bytes=config.server.max_message_bytes,
+            features=self._features(),
+            start_time=convert.timestamp(self._start_time),
+            unserved_rpcs=sorted(method.removeprefix(PACKAGE) for method in self._guard.unserved),
+        )
+
+    async def GetServerStats(
+        self, request: admin_pb2.GetServerStatsRequest, context: Any
+    ) -> admin_pb2.GetServerStatsResponse:
+        return admin_pb2.GetServerStatsResponse(stats=self._stats())
+
+    async def WatchServerStats(
+        self, request: admin_pb2.WatchServerStatsRequest, context: Any
+    ) -> AsyncGenerator[admin_pb2.WatchServerStatsResponse]:
+        reader = Reader()
+        asked = reader.seconds("interval", request)
+        reader.check()
+        interval = DEFAULT_INTERVAL if asked is None else asked
+        if interval < MIN_INTERVAL:
+            raise refused("interval", f"{interval:g} s is too short; nearest legal value: {MIN_INTERVAL:g} s")
+        while self._engine.state is not EngineState.STOPPED:
+            yield admin_pb2.WatchServerStatsResponse(stats=self._stats())
+            await self._pause(interval)
+        raise Unavailable("the server was stopped; watch again", reason="SERVER_STOPPED")
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleeps, but not beyond the end of the engine."""
+        until = time.monotonic() + seconds
+        while self._engine.state is not EngineState.STOPPED and (left := until - time.monotonic()) > 0:
+            await self._changes.wait(self._changes.count, left)
+
+    def _gpus(self) -> list[admin_pb2.GpuInfo]:
+        ready = self._engine.ready
+        return [] if ready is None or ready.device == "cpu" else [admin_pb2.GpuInfo(name=ready.device, index=0)]
+
+    def _features(self) -> dict[str, str]:
+        """Every setting of the server but the path of its checkpoint, and what the worker made of "auto"."""
+        sections = self._engine.config
+        features = {
+            option.name: str(getattr(getattr(sections, option.section), option.name))
+            for option in settings.options()
+            if option.name != "model"
+        }
+        features = {name: value for name, value in features.items() if value != "None"}
+        if (ready := self._engine.ready) is not None:
+            features |= {"device": ready.device, "dtype": ready.dtype}
+        return features
+
+    def _stats(self) -> admin_pb2.ServerStats:
+        stats = self._engine.stats()
+        return admin_pb2.ServerStats(
+            queued=stats.queued,
+            running=stats.running,
+            max_queue=stats.max_queue,
+            steps_per_second=self._recent_steps(time.time() - WINDOW) / WINDOW,
+            open_streams=self._guard.open_streams,
+            draining=self._engine.state in (EngineState.DRAINING, EngineState.STOPPED),
+            gpus=self._gpus(),
+            queued_by_model={self._engine.checkpoint.name: stats.queued},
+            artifact_bytes=stats.artifact_bytes,
+            time=convert.timestamp(time.time()),
+        )
+
+    def _recent_steps(self, since: float) -> int:
+        count = 0
+        for job in self._engine.jobs.newest():
+            for entry in reversed(job.entries):
+                if entry.time < since:
+                    break
+                count += isinstance(entry.event, Step)
+        return count

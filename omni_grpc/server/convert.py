@@ -1,0 +1,92 @@
+"""From the engine's plain data to messages, piece by piece: no job, no engine, no state. Enums go by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from omni_grpc.engine import JobState
+from omni_grpc.request import Effective, Guidance, ImageFormat, RequestWarning, Stats, Task
+from omni_grpc.v1 import event_pb2, sampling_pb2
+
+
+def timestamp(seconds: float) -> Timestamp:
+    """Unix seconds as a Timestamp."""
+    result = Timestamp()
+    result.FromNanoseconds(round(seconds * 1e9))
+    return result
+
+
+def duration(seconds: float) -> Duration:
+    result = Duration()
+    result.FromNanoseconds(round(seconds * 1e9))
+    return result
+
+
+def task(value: Task) -> str:
+    return f"TASK_{value.value}"
+
+
+def image_format(value: ImageFormat) -> str:
+    return f"IMAGE_FORMAT_{value.value}"
+
+
+def job_state(value: JobState) -> str:
+    return f"JOB_STATE_{value.value}"
+
+
+def guidance(value: Guidance) -> sampling_pb2.Guidance:
+    """`scale` is unset where the model has no embedded guidance."""
+    return sampling_pb2.Guidance(
+        scale=value.scale,
+        true_cfg_scale=value.true_cfg_scale,
+        norm=f"GUIDANCE_NORM_{value.norm.value}",
+    )
+
+
+def warnings(values: Iterable[RequestWarning]) -> list[event_pb2.Warning]:
+    return [
+        event_pb2.Warning(
+            code=value.code,
+            field=value.field,
+            message=value.message,
+            requested=value.requested,
+            applied=value.applied,
+        )
+        for value in values
+    ]
+
+
+def stats(value: Stats, gpus: int) -> event_pb2.GenerationStats:
+    return event_pb2.GenerationStats(
+        queue_wait=duration(value.queue_wait),
+        encode=duration(value.encode),
+        denoise=duration(value.denoise),
+        decode=duration(value.decode),
+        total=duration(value.total),
+        steps_run=value.steps_run,
+        steps_per_second=value.steps_run / value.denoise if value.denoise else 0.0,
+        peak_memory_bytes=value.peak_memory_bytes,
+        num_gpus=gpus,
+        attempts=1,
+    )
+
+
+def effective(value: Effective, of: Task) -> event_pb2.EffectiveParams:
+    """No step cache is served yet, so the cache that was used is `off`."""
+    return event_pb2.EffectiveParams(
+        width=value.width,
+        height=value.height,
+        steps=value.steps,
+        evals=value.evals,
+        seeds=value.seeds,
+        guidance=guidance(value.guidance),
+        scheduler=value.scheduler,
+        cache=sampling_pb2.CacheOptions(off=sampling_pb2.CacheOff()),
+        dropped_tokens=value.dropped_tokens,
+        defaults_used=value.defaults_used,
+        image_format=image_format(value.output_format),
+        task=task(of),
+    )

@@ -1,0 +1,95 @@
+"""Follows a job through its event log. Each follower has its own place and its own pace; the engine waits for none."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from omni_grpc.engine import Engine, Entry, Job
+from omni_grpc.errors import OutOfRange
+from omni_grpc.request import Decoding, Step
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Update:
+    """An entry of a log as one follower gets it, and how many progress entries it missed since the one before."""
+
+    entry: Entry
+    coalesced: int = 0
+
+
+class Pace:
+    """Thins out progress entries so that two of them are at least `interval` seconds apart; all other entries pass.
+
+    Of those in between the newest is held back, and comes when the interval is over unless something overtakes it.
+    """
+
+    def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval = interval
+        self._clock = clock
+        self._next = float("-inf")
+        self._held: Entry | None = None
+        self._missed = 0
+
+    def take(self, entry: Entry) -> Update | None:
+        """What to send for this entry; None: nothing yet."""
+        if self._held is not None:
+            self._held = None
+            self._missed += 1
+        if self._interval and isinstance(entry.event, Step | Decoding):
+            if self._clock() < self._next:
+                self._held = entry
+                return None
+            self._next = self._clock() + self._interval
+        return self._send(entry)
+
+    def due(self) -> float | None:
+        """Seconds until the entry that is held back can go; None where there is none."""
+        return None if self._held is None else max(0.0, self._next - self._clock())
+
+    def release(self) -> Update:
+        """The entry that was held back. Call it when `due` is over."""
+        assert self._held is not None
+        entry, self._held = self._held, None
+        self._next = self._clock() + self._interval
+        return self._send(entry)
+
+    def _send(self, entry: Entry) -> Update:
+        missed, self._missed = self._missed, 0
+        return Update(entry, missed)
+
+
+def check_cursor(job: Job, after_seq: int) -> int:
+    """The cursor, or OutOfRange where the job has not come that far."""
+    if after_seq > job.last_seq:
+        raise OutOfRange(
+            f"after_seq is {after_seq}, but job {job.id} is at {job.last_seq}; take GetJob and go on from Job.last_seq",
+            reason="AFTER_SEQ_OUT_OF_RANGE",
+            metadata={"job_id": job.id, "last_seq": str(job.last_seq)},
+        )
+    return after_seq
+
+
+async def follow(
+    engine: Engine, job: Job, after_seq: int, *, interval: float, heartbeat: float | None
+) -> AsyncGenerator[Update | None]:
+    """The entries of a job with a greater seq, to its end; None after every `heartbeat` seconds of silence.
+
+    While this runs it counts as a watcher of the job: close it (aclosing) for the job's disconnect grace to begin.
+    """
+    pace = Pace(interval)
+    seq = after_seq
+    with engine.watching(job):
+        while True:
+            for entry in job.entries[seq:]:
+                seq = entry.seq
+                if (update := pace.take(entry)) is not None:
+                    yield update
+            if job.state.terminal and seq == job.last_seq:
+                return
+            due = pace.due()
+            held = due is not None and (heartbeat is None or due < heartbeat)
+            if await job.wait(seq, due if held else heartbeat):
+                continue
+            yield pace.release() if held else None

@@ -1,0 +1,152 @@
+"""What stands around every call: unknown fields are refused, errors become statuses, and each call is logged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from grpc import aio
+from grpc_status import rpc_status
+
+from omni_grpc.errors import Code, Failure, OmniError, Unimplemented
+from omni_grpc.server.failures import status, status_code
+from omni_grpc.server.served import refuse_unknown
+
+logger = logging.getLogger(__name__)
+
+Handler = Any
+"""A grpc.RpcMethodHandler, which has no public type of its own for asyncio."""
+
+PACKAGE = "/omni_grpc.v1."
+
+
+class Guard(aio.ServerInterceptor):  # type: ignore[misc]
+    """Wraps the handlers of our own services; health and reflection pass as they are.
+
+    Handlers raise OmniError and need nothing else: the guard answers with its code and details. `unserved` names the
+    methods ("/package.Service/Method") that are in the API and not in this version.
+    """
+
+    def __init__(self, unserved: Collection[str]) -> None:
+        self.unserved = unserved
+        self.open_streams = 0
+        """Server-streaming calls that have not ended."""
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def idle(self, timeout: float) -> None:
+        """Returns when no call is open, or after `timeout` seconds."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout)
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Handler]], details: Any) -> Handler:
+        handler = await continuation(details)
+        if handler is None or not details.method.startswith(PACKAGE):
+            return handler
+        codec = (handler.request_deserializer, handler.response_serializer)
+        if details.method in self.unserved:
+            return _refusing(handler, codec, self._unserved(details.method))
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(self._stream(details.method, handler.unary_stream), *codec)
+        return grpc.unary_unary_rpc_method_handler(self._unary(details.method, handler.unary_unary), *codec)
+
+    def _unary(self, method: str, handle: Callable[[Message, Any], Awaitable[Message]]) -> Handler:
+        async def call(request: Message, context: Any) -> Message:
+            async with self._call(method, context):
+                refuse_unknown(request)
+                return await handle(request, context)
+            raise AssertionError("`_call` swallows nothing")
+
+        return call
+
+    def _stream(self, method: str, handle: Callable[[Message, Any], AsyncIterator[Message]]) -> Handler:
+        async def call(request: Message, context: Any) -> None:
+            # written one by one, so that a call that ends while it waits for the client closes the handler right then
+            async with self._call(method, context):
+                refuse_unknown(request)
+                self.open_streams += 1
+                try:
+                    async with aclosing(_generator(handle(request, context))) as messages:
+                        async for message in messages:
+                            await _write(context, message)
+                finally:
+                    self.open_streams -= 1
+
+        return call
+
+    def _unserved(self, method: str) -> Handler:
+        name = method.removeprefix(PACKAGE)
+
+        async def call(request: object, context: Any) -> None:
+            async with self._call(method, context):
+                raise Unimplemented(f"{name} is not yet served", metadata={"method": name})
+
+        return call
+
+    @contextlib.asynccontextmanager
+    async def _call(self, method: str, context: Any) -> AsyncIterator[None]:
+        began = time.monotonic()
+        outcome = "OK"
+        self._calls += 1
+        self._idle.clear()
+        try:
+            yield
+        except OmniError as error:
+            outcome = f"{error.failure.code} {error.failure.reason}"
+            await _abort(context, error.failure)
+        except asyncio.CancelledError:
+            outcome = "gone"
+            raise
+        except Exception:  # the one place that answers for what nobody expected
+            incident = secrets.token_hex(4)
+            outcome = f"{Code.INTERNAL} incident {incident}"
+            logger.exception("%s: incident %s", method, incident)
+            message = (
+                f"an unexpected error in {method.removeprefix(PACKAGE)}; the server's log has it as incident {incident}"
+            )
+            await _abort(context, Failure(code=Code.INTERNAL, reason="INTERNAL", message=message))
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
+            logger.info("%s %s in %.3f s", method, outcome, time.monotonic() - began)
+
+
+async def _write(context: Any, message: Message) -> None:
+    """Sends a message. A call whose client has gone is cancelled, and sometimes a write learns of it first."""
+    try:
+        await context.write(message)
+    except (aio.InternalError, aio.UsageError) as error:
+        raise asyncio.CancelledError("the client is gone") from error
+
+
+async def _abort(context: Any, failure: Failure) -> None:
+    """Ends the call. Always raises."""
+    answer = status(failure)
+    await context.abort(status_code(failure.code), answer.message, rpc_status.to_status(answer).trailing_metadata)
+
+
+def _generator(messages: AsyncIterator[Message]) -> Any:
+    assert inspect.isasyncgen(messages), "streaming handlers are async generators"
+    return messages
+
+
+def _refusing(handler: Handler, codec: tuple[Any, Any], call: Handler) -> Handler:
+    """A handler of the same kind that does nothing but `call`."""
+    kind = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    return kind(call, *codec)

@@ -1,0 +1,62 @@
+"""grpc.health.v1: whether this server takes jobs ("" and each service), and whether it is any good ("liveness")."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health import aio as health_aio
+
+from omni_grpc.engine import Engine, EngineState
+
+LIVENESS = "liveness"
+OVERALL = ""
+
+
+class Health:
+    """Keeps the health service in step with the engine."""
+
+    def __init__(self, engine: Engine, services: Sequence[str]) -> None:
+        self.servicer = health_aio.HealthServicer()
+        self._engine = engine
+        self._services = (OVERALL, *services)
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._publish()
+        self._engine.on_state.append(self._on_state)
+        self._task = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Publishes the last state and lets go of the engine. More than once is fine."""
+        if self._task is None:
+            return
+        self._engine.on_state.remove(self._on_state)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
+        await self._publish()
+
+    def _on_state(self, state: EngineState) -> None:
+        self._changed.set()
+
+    async def _follow(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self._publish()
+
+    async def _publish(self) -> None:
+        state = self._engine.state
+        ready = _status(state is EngineState.READY)
+        for service in self._services:
+            await self.servicer.set(service, ready)
+        # a dead worker does not come back: only a restart of the process helps
+        await self.servicer.set(LIVENESS, _status(state is not EngineState.FAILED))
+
+
+def _status(good: bool) -> Any:
+    return health_pb2.HealthCheckResponse.SERVING if good else health_pb2.HealthCheckResponse.NOT_SERVING

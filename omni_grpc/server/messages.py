@@ -1,0 +1,211 @@
+"""Jobs, events and artifacts as the API shows them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from omni_grpc import request
+from omni_grpc.engine import Engine, Job, JobState
+from omni_grpc.server import convert
+from omni_grpc.server.failures import status
+from omni_grpc.server.follow import Update
+from omni_grpc.v1 import event_pb2, job_pb2, media_pb2
+
+CHUNK_BYTES = 512 * 1024
+"""Bytes of an artifact in one message: half of what the API promises at most, where loopback throughput is flat."""
+
+
+class Messages:
+    """Makes messages of what the engine knows."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._arms: Mapping[type, tuple[str, Callable[[Job, Any, float], Message]]] = {
+            request.Queued: ("queued", _queued),
+            request.Started: ("started", _started),
+            request.Encoded: ("encode_done", _encoded),
+            request.Step: ("step_progress", _step),
+            request.Decoding: ("decode_progress", _decoding),
+            request.ArtifactReady: ("artifact_ready", self._artifact_ready),
+            request.Done: ("completed", self._completed),
+            request.Failed: ("failed", self._failed),
+            request.Cancelled: ("cancelled", self._cancelled),
+        }
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def event(self, job: Job, update: Update) -> event_pb2.JobEvent:
+        """One entry of a job's log."""
+        entry = update.entry
+        arm, convert_event = self._arms[type(entry.event)]
+        result = event_pb2.JobEvent(
+            job_id=job.id,
+            seq=entry.seq,
+            time=convert.timestamp(entry.time),
+            coalesced=update.coalesced,
+            client_job_id=job.client_job_id,
+        )
+        getattr(result, arm).CopyFrom(convert_event(job, entry.event, entry.time))
+        return result
+
+    def heartbeat(self, job: Job | None = None) -> event_pb2.JobEvent:
+        """A sign of life of a stream about one job, or about many (None)."""
+        return event_pb2.JobEvent(
+            job_id=job.id if job else "",
+            client_job_id=job.client_job_id if job else "",
+            time=convert.timestamp(time.time()),
+            heartbeat=event_pb2.Heartbeat(),
+        )
+
+    def chunk_events(self, job: Job, update: Update, artifact: request.Artifact) -> Iterator[event_pb2.JobEvent]:
+        """The bytes of an artifact that `update` announces. Raises NotFound if they are gone."""
+        for chunk in self.chunks(artifact.id):
+            yield event_pb2.JobEvent(
+                job_id=job.id,
+                client_job_id=job.client_job_id,
+                time=convert.timestamp(update.entry.time),
+                artifact_chunk=chunk,
+            )
+
+    def chunks(self, artifact_id: str, start: int = 0, end: int | None = None) -> Iterator[media_pb2.ArtifactChunk]:
+        """Bytes `start` to `end` of an artifact, in messages of CHUNK_BYTES. Raises NotFound once they are gone."""
+        _, data = self._engine.artifacts.get(artifact_id)
+        end = len(data) if end is None else min(end, len(data))
+        for offset in range(start, end, CHUNK_BYTES):
+            piece = data[offset : min(offset + CHUNK_BYTES, end)]
+            yield media_pb2.ArtifactChunk(
+                artifact_id=artifact_id, offset=offset, data=piece, last=offset + len(piece) == len(data)
+            )
+
+    def _artifact_ready(self, job: Job, event: request.ArtifactReady, at: float) -> event_pb2.ArtifactReady:
+        return event_pb2.ArtifactReady(artifact=self.artifact(job, event.artifact))
+
+    def _completed(self, job: Job, event: request.Done, at: float) -> event_pb2.Completed:
+        return event_pb2.Completed(
+            artifacts=[self.artifact(job, artifact) for artifact in event.artifacts],
+            stats=convert.stats(event.stats, self.gpus),
+            effective=convert.effective(event.effective, job.request.task),
+            warnings=convert.warnings(event.warnings),
+        )
+
+    def _failed(self, job: Job, event: request.Failed, at: float) -> event_pb2.Failed:
+        return event_pb2.Failed(
+            status=status(event.failure),
+            stats=convert.stats(event.stats, self.gpus),
+            retryable=event.failure.retryable,
+        )
+
+    def _cancelled(self, job: Job, event: request.Cancelled, at: float) -> event_pb2.Cancelled:
+        return event_pb2.Cancelled(
+            reason=event.reason,
+            completed_steps=event.completed_steps,
+            stats=convert.stats(event.stats, self.gpus),
+        )
+
+    # --- records --------------------------------------------------------------------------------------------------
+
+    @property
+    def gpus(self) -> int:
+        """Devices that work on a job."""
+        ready = self._engine.ready
+        return 0 if ready is None or ready.device == "cpu" else 1
+
+    def artifact(self, job: Job, artifact: request.Artifact) -> media_pb2.Artifact:
+        return media_pb2.Artifact(
+            artifact_id=artifact.id,
+            job_id=artifact.job_id,
+            index=artifact.index,
+            mime_type=artifact.mime_type,
+            size_bytes=artifact.size_bytes,
+            sha256=bytes.fromhex(artifact.sha256),
+            width=artifact.width,
+            height=artifact.height,
+            seed=artifact.seed,
+            create_time=convert.timestamp(stored_artifacts(job)[artifact]),
+            expire_time=None if job.expire_time is None else convert.timestamp(job.expire_time),
+        )
+
+    def job(self, job: Job) -> job_pb2.Job:
+        """The job as it stands."""
+        return job_pb2.Job(
+            job_id=job.id,
+            state=convert.job_state(job.state),
+            model=job.request.model,
+            task=convert.task(job.request.task),
+            create_time=convert.timestamp(job.create_time),
+            start_time=None if job.start_time is None else convert.timestamp(job.start_time),
+            end_time=None if job.end_time is None else convert.timestamp(job.end_time),
+            expire_time=None if job.expire_time is None else convert.timestamp(job.expire_time),
+            step=job.step,
+            total_steps=job.total_steps,
+            eta=None if job.eta is None else convert.duration(job.eta),
+            queue_position=self._engine.queue_position(job) if job.state is JobState.QUEUED else 0,
+            last_seq=job.last_seq,
+            artifacts=[self.artifact(job, artifact) for artifact in stored_artifacts(job)],
+            error=None if job.failure is None else status(job.failure),
+            stats=None if job.stats is None else convert.stats(job.stats, self.gpus),
+            labels=job.labels,
+            cancel_requested=job.cancel_requested,
+            effective=None if job.effective is None else convert.effective(job.effective, job.request.task),
+            warnings=convert.warnings(job.warnings),
+            client_job_id=job.client_job_id,
+            request_id=job.request_id,
+            retryable=job.failure is not None and job.failure.retryable,
+        )
+
+
+def stored_artifacts(job: Job) -> dict[request.Artifact, float]:
+    """The outputs that a job has stored so far, by index, with the time of each."""
+    return {entry.event.artifact: entry.time for entry in job.entries if isinstance(entry.event, request.ArtifactReady)}
+
+
+def _queued(job: Job, event: request.Queued, at: float) -> event_pb2.Queued:
+    return event_pb2.Queued(position=event.position, queue_depth=event.depth)
+
+
+def _started(job: Job, event: request.Started, at: float) -> event_pb2.Started:
+    return event_pb2.Started(
+        model=event.model,
+        seeds=event.seeds,
+        total_steps=event.steps,
+        width=event.width,
+        height=event.height,
+        queue_wait=convert.duration(event.queue_wait),
+        warnings=convert.warnings(event.warnings),
+        attempt=1,
+    )
+
+
+def _encoded(job: Job, event: request.Encoded, at: float) -> event_pb2.EncodeDone:
+    return event_pb2.EncodeDone(elapsed=_since_start(job, at), prompt_tokens=event.prompt_tokens)
+
+
+def _step(job: Job, event: request.Step, at: float) -> event_pb2.StepProgress:
+    return event_pb2.StepProgress(
+        step=event.step,
+        total_steps=event.total,
+        step_time=convert.duration(event.step_time),
+        elapsed=_since_start(job, at),
+        eta=convert.duration(event.eta),
+        sigma=event.sigma,
+        timestep=event.timestep,
+        rows_total=event.rows,
+        rows_reused=event.rows_reused,
+        # a plan's step is one forward
+        evals=1,
+    )
+
+
+def _decoding(job: Job, event: request.Decoding, at: float) -> event_pb2.DecodeProgress:
+    return event_pb2.DecodeProgress(done_units=event.done_units, total_units=event.total_units)
+
+
+def _since_start(job: Job, at: float) -> Duration:
+    assert job.start_time is not None
+    # the clock may have been set back meanwhile
+    return convert.duration(max(0.0, at - job.start_time))

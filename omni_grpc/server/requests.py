@@ -1,0 +1,207 @@
+"""From a request message to what the engine takes. What is not set stays None; zero and "" are values like others."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from google.protobuf.message import Message
+
+from omni_grpc.engine import Submission
+from omni_grpc.errors import InvalidArgument, Violation
+from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Task
+from omni_grpc.server.served import GENERATE_IMAGE, refuse_unserved
+from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, options_pb2, sampling_pb2
+
+T = TypeVar("T")
+
+MAX_ID_CHARS = 128
+MAX_LABELS = 64
+
+NORMS: Mapping[int, GuidanceNorm | None] = {
+    sampling_pb2.GUIDANCE_NORM_UNSPECIFIED: None,
+    sampling_pb2.GUIDANCE_NORM_NONE: GuidanceNorm.NONE,
+    sampling_pb2.GUIDANCE_NORM_RENORM: GuidanceNorm.RENORM,
+    sampling_pb2.GUIDANCE_NORM_RENORM_CLIPPED: GuidanceNorm.RENORM_CLIPPED,
+}
+IMAGE_FORMATS: Mapping[int, ImageFormat | None] = {
+    media_pb2.IMAGE_FORMAT_UNSPECIFIED: None,
+    media_pb2.IMAGE_FORMAT_PNG: ImageFormat.PNG,
+    media_pb2.IMAGE_FORMAT_JPEG: ImageFormat.JPEG,
+    media_pb2.IMAGE_FORMAT_WEBP: ImageFormat.WEBP,
+    media_pb2.IMAGE_FORMAT_RAW_RGB8: ImageFormat.RAW_RGB8,
+}
+CANCELS: Mapping[int, bool | None] = {
+    options_pb2.DISCONNECT_POLICY_UNSPECIFIED: None,
+    options_pb2.DISCONNECT_POLICY_CANCEL: True,
+    options_pb2.DISCONNECT_POLICY_KEEP: False,
+}
+INLINE: Mapping[int, bool | None] = {
+    options_pb2.ARTIFACT_DELIVERY_UNSPECIFIED: None,
+    options_pb2.ARTIFACT_DELIVERY_INLINE_CHUNKS: True,
+    options_pb2.ARTIFACT_DELIVERY_REFERENCE: False,
+}
+NAMED_TASKS: Mapping[int, Task] = {
+    number: Task(name.removeprefix("TASK_"))
+    for name, number in sampling_pb2.Task.items()
+    if number != sampling_pb2.TASK_UNSPECIFIED
+}
+TASKS: Mapping[int, Task | None] = {sampling_pb2.TASK_UNSPECIFIED: None, **NAMED_TASKS}
+JOB_STATES: Mapping[int, str] = {
+    number: name.removeprefix("JOB_STATE_")
+    for name, number in event_pb2.JobState.items()
+    if number != event_pb2.JOB_STATE_UNSPECIFIED
+}
+
+
+def refused(field: str, description: str) -> InvalidArgument:
+    """The error for one field."""
+    return InvalidArgument(f"{field}: {description}", violations=(Violation(field, description),))
+
+
+class Reader:
+    """Reads the fields of one message and gathers what is wrong with them; `check` raises it all at once."""
+
+    def __init__(self) -> None:
+        self._violations: list[Violation] = []
+
+    def refuse(self, field: str, description: str) -> None:
+        self._violations.append(Violation(field, description))
+
+    def check(self) -> None:
+        """Raises InvalidArgument with every violation found so far."""
+        if self._violations:
+            message = "; ".join(f"{v.field}: {v.description}" for v in self._violations)
+            raise InvalidArgument(message, violations=tuple(self._violations))
+
+    def required(self, field: str, value: str) -> str:
+        if not value:
+            self.refuse(field, "is required")
+        return value
+
+    def text(self, field: str, value: str, most: int) -> str:
+        if len(value) > most:
+            self.refuse(field, f"has {len(value)} characters, the most is {most}")
+        return value
+
+    def choice(self, field: str, kind: EnumTypeWrapper, value: int, served: Mapping[int, T]) -> T | None:
+        """What an enum value stands for. One that the enum lacks, or that is not served, is refused by name."""
+        if value in served:
+            return served[value]
+        known = ", ".join(kind.Name(number) for number in served)
+        name = kind.Name(value) if value in kind.values() else str(value)
+        self.refuse(field, f"{name} is not served; served: {known}")
+        return None
+
+    def seconds(self, field: str, message: Message) -> float | None:
+        """A Duration field in seconds, None where it is not set. Negative ones are refused."""
+        name = field.rpartition(".")[2]
+        if not message.HasField(name):
+            return None
+        value: Duration = getattr(message, name)
+        if value.seconds < 0 or value.nanos < 0:
+            self.refuse(field, f"{value.seconds + value.nanos / 1e9:g} s is negative; nearest legal value: 0 s")
+        return value.seconds + value.nanos / 1e9
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """A job to make, and how its caller wants to be told about it.
+
+    `inline`: with the bytes of outputs on the stream; `interval`: least seconds between two progress events.
+    """
+
+    submission: Submission
+    inline: bool
+    interval: float
+
+
+def read_image(request: generation_pb2.GenerateImageRequest, *, streaming: bool) -> Asked:
+    """What a GenerateImageRequest asks for. `streaming`: the call that carries it stays open and watches the job.
+
+    Raises InvalidArgument: FIELD_NOT_SUPPORTED for fields that this version does not serve, else for bad values.
+    """
+    refuse_unserved(request, GENERATE_IMAGE)
+    reader = Reader()
+    draft = _image_draft(request, reader)
+    fingerprint = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
+    asked = _with_options(draft, fingerprint, request.options, reader, streaming=streaming)
+    reader.check()
+    return asked
+
+
+def read_inline(field: str, value: int, reader: Reader, *, default: bool) -> bool:
+    """Whether the bytes of outputs are to follow on the stream."""
+    asked = reader.choice(field, options_pb2.ArtifactDelivery, value, INLINE)
+    return default if asked is None else asked
+
+
+def _given(message: Message, field: str) -> Any:
+    return getattr(message, field) if message.HasField(field) else None
+
+
+def _image_draft(request: generation_pb2.GenerateImageRequest, reader: Reader) -> Draft:
+    sampling, guidance = request.sampling, request.sampling.guidance
+    seed = _given(sampling, "seed")
+    if seed is not None and sampling.seeds:
+        reader.refuse("sampling.seed, sampling.seeds", "both are set; give one of them")
+    return Draft(
+        model=reader.required("model", request.model),
+        prompt=request.prompt,
+        task=Task.TEXT_TO_IMAGE,
+        negative_prompt=_given(request, "negative_prompt"),
+        width=_given(request, "width"),
+        height=_given(request, "height"),
+        steps=_given(sampling, "steps"),
+        guidance=GuidanceDraft(
+            scale=_given(guidance, "scale"),
+            true_cfg_scale=_given(guidance, "true_cfg_scale"),
+            norm=reader.choice("sampling.guidance.norm", sampling_pb2.GuidanceNorm, guidance.norm, NORMS),
+        ),
+        seeds=tuple(sampling.seeds) if seed is None else (seed,),
+        num_outputs=_given(sampling, "num_outputs"),
+        output_format=reader.choice("output_format", media_pb2.ImageFormat, request.output_format, IMAGE_FORMATS),
+    )
+
+
+def _with_options(
+    draft: Draft, fingerprint: bytes, options: options_pb2.JobOptions, reader: Reader, *, streaming: bool
+) -> Asked:
+    cancels = reader.choice("options.on_disconnect", options_pb2.DisconnectPolicy, options.on_disconnect, CANCELS)
+    if cancels is None:
+        cancels = streaming
+    grace = reader.seconds("options.disconnect_grace", options)
+    if grace is not None and not cancels:
+        reader.refuse("options.disconnect_grace", "has no effect unless on_disconnect is DISCONNECT_POLICY_CANCEL")
+    interval = reader.seconds("options.min_progress_interval", options)
+    inline = read_inline("options.delivery", options.delivery, reader, default=streaming)
+    if not streaming:
+        _refuse_stream_options(reader, grace=grace, interval=interval, inline=inline)
+    if len(options.labels) > MAX_LABELS:
+        reader.refuse("options.labels", f"has {len(options.labels)} entries, the most is {MAX_LABELS}")
+    for text in (text for pair in options.labels.items() for text in pair):
+        reader.text("options.labels", text, MAX_ID_CHARS)
+    submission = Submission(
+        draft=draft,
+        labels=dict(options.labels),
+        request_id=reader.text("options.request_id", options.request_id, MAX_ID_CHARS),
+        fingerprint=fingerprint,
+        client_job_id=reader.text("options.client_job_id", options.client_job_id, MAX_ID_CHARS),
+        cancel_on_disconnect=cancels,
+        disconnect_grace=grace,
+    )
+    return Asked(submission, inline, interval or 0.0)
+
+
+def _refuse_stream_options(reader: Reader, *, grace: float | None, interval: float | None, inline: bool) -> None:
+    """CreateJob has no stream of its own: what shapes one would have no effect there."""
+    if inline:
+        reader.refuse("options.delivery", "CreateJob sends no bytes; set `delivery` on WatchJob, or use GenerateImage")
+    if interval is not None:
+        reader.refuse("options.min_progress_interval", "CreateJob sends no events; set it on WatchJob")
+    if grace == 0:
+        reader.refuse("options.disconnect_grace", "0 would cancel the job of CreateJob before anybody can watch it")

@@ -1,0 +1,94 @@
+"""Where settings come from: flags, the environment, a YAML file, the defaults. The first that names one wins."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from omni_grpc.config import EngineConfig, Option, from_environment, from_mapping, options
+from omni_grpc.errors import ConfigError
+from omni_grpc.version import __version__
+
+
+def settings(argv: Sequence[str], environ: Mapping[str, str], *, prog: str, description: str) -> EngineConfig:
+    """The configuration for a command line. --help, --version and a flag without its value print and exit.
+
+    Raises ConfigError for a flag, variable or key that is unknown, and for a value that cannot be.
+    """
+    parser = _parser(prog, description)
+    known, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise _unknown_flag(unknown[0])
+    flags = vars(known)
+    file = flags.pop("config", None)
+    from_file = {} if file is None else from_mapping(_read_yaml(Path(file)))
+    return EngineConfig.from_settings(**(from_file | from_environment(environ) | flags))
+
+
+def _parser(prog: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog="Each flag is also an environment variable (OMNI_GRPC_MAX_QUEUE) and a YAML key (max_queue).",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--config", metavar="FILE", help="YAML file with settings, flat or under their sections")
+    groups: dict[str, Any] = {}
+    for option in options():
+        if option.section not in groups:
+            groups[option.section] = parser.add_argument_group(option.section)
+        groups[option.section].add_argument(option.flag, dest=option.name, metavar=_metavar(option), help=_help(option))
+    return parser
+
+
+def _metavar(option: Option) -> str:
+    return "|".join(option.choices) or option.name.rpartition("_")[2].upper()
+
+
+def _help(option: Option) -> str:
+    default = "" if option.default is None else f" (default: {option.default})"
+    return (option.help + default).replace("%", "%%")
+
+
+def _unknown_flag(argument: str) -> ConfigError:
+    flag = argument.partition("=")[0]
+    close = difflib.get_close_matches(flag, [option.flag for option in options()], n=1)
+    hint = f"; did you mean {close[0]}?" if close else "; --help lists the flags"
+    return ConfigError(f"unknown argument {argument!r}{hint}", reason="UNKNOWN_SETTING")
+
+
+# --- YAML -------------------------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice, where YAML libraries silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key!r} is given twice", problem_mark=key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(path: Path) -> Mapping[str, Any]:
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--config {path} is not UTF-8 text") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {path} is not YAML: {error}") from error
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigError(f"--config {path} must hold settings as `name: value`")
+    return content

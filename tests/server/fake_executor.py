@@ -1,0 +1,163 @@
+"""A worker without a model: it answers plans through the same seam as the real one, and the test holds its lanes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import itertools
+import random
+import secrets
+from collections.abc import Coroutine
+
+import PIL.Image
+
+from omni_grpc import shared
+from omni_grpc.engine.executor import Deliver
+from omni_grpc.engine.scheduler import Lane
+from omni_grpc.errors import Code, Failure
+from omni_grpc.plan import Broken, Decoded, Died, Media, Plan, Prepared, Progress, Ready, Stepped
+from omni_grpc.request import ImageFormat, Request
+
+READY = Ready(pid=1, device="cpu", dtype="float32", load_seconds=0.1, weight_bytes=1234)
+
+
+class Gate:
+    """What work must pass. Open at first; when closed, `let` admits a number of pieces."""
+
+    def __init__(self) -> None:
+        self._credits: float = float("inf")
+        self._changed = asyncio.Event()
+
+    def close(self) -> None:
+        self._credits = 0
+
+    def open(self) -> None:
+        self.let(float("inf"))
+
+    def let(self, count: float) -> None:
+        self._credits += count
+        self._changed.set()
+
+    async def enter(self) -> None:
+        while self._credits < 1:
+            self._changed.clear()
+            await self._changed.wait()
+        self._credits -= 1
+
+
+class FakeExecutor:
+    """Outputs are noise made from their seed: equal seeds give equal bytes, and a PNG is as large as its pixels."""
+
+    def __init__(self) -> None:
+        self.loading = Gate()
+        self.gates = {lane: Gate() for lane in Lane}
+        self.plans: list[Plan] = []
+        self.failures: dict[Lane, Failure] = {}
+        """The failure of the next piece of work in a lane."""
+        self._requests: dict[str, Request] = {}
+        self._steps: dict[str, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._blocks = (f"omni-fake-{secrets.token_hex(4)}-{i}" for i in itertools.count())
+
+    def start(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+        self._spawn(self._load())
+
+    def submit(self, plan: Plan) -> None:
+        self.plans.append(plan)
+        for job_id in plan.drop:
+            self._requests.pop(job_id, None)
+        for request in plan.admit:
+            self._requests[request.id] = request
+            self._steps[request.id] = 0
+            self._spawn(self._prepare(request))
+        if plan.step:
+            self._spawn(self._step(plan.step))
+        for job_id in plan.decode:
+            self._spawn(self._decode(self._requests[job_id]))
+
+    async def close(self) -> None:
+        await self._end()
+
+    async def die(self) -> None:
+        """What happens to a worker that is killed."""
+        await self._end()
+        message = "the worker process 1 ended by signal SIGKILL; its log says why"
+        self._deliver(Died(failure=Failure(code=Code.UNAVAILABLE, reason="WORKER_DIED", message=message)))
+
+    async def _load(self) -> None:
+        await self.loading.enter()
+        self._deliver(READY)
+
+    async def _prepare(self, request: Request) -> None:
+        await self.gates[Lane.PREPARE].enter()
+        if not self._breaks(Lane.PREPARE, request.id):
+            self._deliver(Prepared(id=request.id, elapsed=0.01, prompt_tokens=len(request.prompt.split())))
+
+    async def _step(self, ids: tuple[str, ...]) -> None:
+        await self.gates[Lane.STEP].enter()
+        ids = tuple(job_id for job_id in ids if job_id in self._requests)
+        if (failure := self.failures.pop(Lane.STEP, None)) is not None:
+            broken = tuple(Broken(id=job_id, phase=Lane.STEP, failure=failure) for job_id in ids)
+            self._deliver(Stepped(elapsed=0.01, broken=broken))
+        else:
+            self._deliver(Stepped(elapsed=0.01, progress=tuple(map(self._progress, ids))))
+
+    def _progress(self, job_id: str) -> Progress:
+        self._steps[job_id] += 1
+        step, request = self._steps[job_id], self._requests[job_id]
+        sigma = 1 - (step - 1) / request.steps
+        branches = 1 if request.negative_prompt is None else 2
+        return Progress(
+            id=job_id,
+            step=step,
+            total=request.steps,
+            sigma=sigma,
+            timestep=1000 * sigma,
+            rows=branches * request.num_outputs,
+            finished=step == request.steps,
+        )
+
+    async def _decode(self, request: Request) -> None:
+        await self.gates[Lane.DECODE].enter()
+        if not self._breaks(Lane.DECODE, request.id):
+            media = tuple(self._media(request, index) for index in range(request.num_outputs))
+            self._deliver(Decoded(id=request.id, elapsed=0.01, media=media, peak_memory_bytes=4321))
+
+    def _media(self, request: Request, index: int) -> Media:
+        data = picture(request.width, request.height, request.seeds[index], request.output_format)
+        return Media(
+            index=index,
+            data=shared.put(data, next(self._blocks)),
+            mime_type=request.output_format.mime_type,
+            width=request.width,
+            height=request.height,
+            seed=request.seeds[index],
+            sha256=hashlib.sha256(data).hexdigest(),
+        )
+
+    def _breaks(self, lane: Lane, job_id: str) -> bool:
+        failure = self.failures.pop(lane, None)
+        if failure is not None:
+            self._deliver(Broken(id=job_id, phase=lane, failure=failure))
+        return failure is not None
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def picture(width: int, height: int, seed: int, format: ImageFormat) -> bytes:
+    pixels = random.Random(seed).randbytes(width * height * 3)
+    if format is ImageFormat.RAW_RGB8:
+        return pixels
+    buffer = io.BytesIO()
+    PIL.Image.frombytes("RGB", (width, height), pixels).save(buffer, format.value)
+    return buffer.getvalue()

@@ -1,0 +1,110 @@
+"""Flags, environment, YAML: one tree, one order."""
+
+from pathlib import Path
+
+import pytest
+
+from omni_grpc.config import options
+from omni_grpc.errors import ConfigError
+from omni_grpc.settings import settings
+
+
+def load(*argv: str, **environ: str):
+    return settings(argv, environ, prog="serve", description="")
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text: str) -> str:
+        path = tmp_path / "settings.yaml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(file):
+    path = file("model: from-file\nscheduler:\n  max_queue: 1\n  max-num-seqs: 2\nport: 3\nmax_steps: 4\n")
+    environ = {"OMNI_GRPC_MAX_QUEUE": "10", "OMNI_GRPC_PORT": "30", "OTHER": "x"}
+    config = load("--config", path, "--max-queue", "100", **environ)
+    assert config.model.model == "from-file"
+    assert config.scheduler.max_queue == 100
+    assert config.server.port == 30
+    assert config.scheduler.max_num_seqs == 2
+    assert config.limits.max_steps == 4
+    assert config.limits.max_outputs == 8
+
+
+@pytest.mark.parametrize("option", list(options()), ids=lambda option: option.name)
+def test_every_setting_has_a_flag(option):
+    value = option.choices[-1] if option.choices else {str: "text", int: "2000000", float: "2.5"}[option.type]
+    argv = [option.flag, value] if option.name == "model" else ["--model", "m", option.flag, value]
+    section = getattr(load(*argv), option.section)
+    assert str(getattr(section, option.name)) == value
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--model", "m", "--max-qeue", "3"], "unknown argument '--max-qeue'; did you mean --max-queue?"),
+        (["--model", "m", "--max-qeue=3"], "did you mean --max-queue?"),
+        (["--model", "m", "--max", "3"], "unknown argument '--max'"),
+        (["--model", "m", "stray"], "unknown argument 'stray'; --help lists the flags"),
+        (["--model", "m", "--max-queue", "many"], "--max-queue is 'many': expected int"),
+        (["--model", "m", "--max-queue", "0"], "must be at least 1"),
+        (["--model", "m", "--device", "tpu"], "expected one of auto, cpu, cuda"),
+        ([], "no model: pass a checkpoint folder"),
+        (["--config", "nothing.yaml"], "--config nothing.yaml: No such file or directory"),
+    ],
+)
+def test_a_bad_command_line_is_refused_with_the_fix(argv, message):
+    with pytest.raises(ConfigError) as caught:
+        load(*argv)
+    assert message in str(caught.value)
+
+
+def test_a_bad_variable_is_refused():
+    with pytest.raises(ConfigError, match="did you mean 'max_queue'"):
+        load("--model", "m", OMNI_GRPC_MAX_QUEU="3")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("modle: x", "did you mean 'model'"),
+        ("model: [", "is not YAML"),
+        ("- model", "must hold settings as `name: value`"),
+        ("", "must hold settings as `name: value`"),
+        ("1: x", "must hold settings as `name: value`"),
+        ("model: a\nmodel: b", "'model' is given twice"),
+        ("server:\n  max_queue: 3", "belongs to section 'scheduler'"),
+        ("model: m\nmax_queue: true", "expected int"),
+        ("model: !!python/object:os.system x", "is not YAML"),
+    ],
+)
+def test_a_bad_file_is_refused(file, text, message):
+    with pytest.raises(ConfigError) as caught:
+        load("--config", file(text))
+    assert message in str(caught.value)
+
+
+def test_help_shows_every_flag_with_its_default(capsys):
+    with pytest.raises(SystemExit) as ended:
+        load("--help")
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert all(option.flag in text for option in options())
+    assert "(default: 50051)" in text
+
+
+def test_the_version_is_told(capsys):
+    from omni_grpc.version import __version__
+
+    with pytest.raises(SystemExit):
+        load("--version")
+    assert capsys.readouterr().out.strip() == __version__
+
+
+def test_the_operator_is_told_of_every_flag():
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert [option.flag for option in options() if f"`{option.flag}`" not in page] == []

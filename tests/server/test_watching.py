@@ -1,0 +1,256 @@
+"""WatchJob and WatchJobs: places, paces, resuming, and many jobs on one stream."""
+
+import asyncio
+
+import pytest
+
+from omni_grpc.engine import Entry
+from omni_grpc.engine.scheduler import Lane
+from omni_grpc.request import Decoding, Encoded, Step
+from omni_grpc.server.follow import Pace
+from omni_grpc.v1 import job_pb2
+
+from .service import image, kinds, refusal, serving, to_error, until
+
+
+async def test_a_watcher_that_comes_back_gets_exactly_what_it_missed(service):
+    job = await service.finished(sampling={"steps": 5})
+    whole = await service.watch(job.job_id)
+    assert [event.seq for event in whole] == list(range(1, job.last_seq + 1))
+    for after_seq in range(job.last_seq + 1):
+        assert await service.watch(job.job_id, after_seq=after_seq) == whole[after_seq:]
+
+
+async def test_two_watchers_see_the_same_events_in_the_same_order(service):
+    service.executor.gates[Lane.STEP].close()
+    job = await service.create()
+    early = asyncio.create_task(service.watch(job.job_id))
+    await until(lambda: service.engine.jobs.get(job.job_id).watchers == 1)
+    service.executor.gates[Lane.STEP].let(1)
+    late = asyncio.create_task(service.watch(job.job_id))
+    await until(lambda: service.engine.jobs.get(job.job_id).watchers == 2)
+    service.executor.gates[Lane.STEP].open()
+    first, second = await asyncio.gather(early, late)
+    assert first == second
+    assert [event.seq for event in first] == list(range(1, len(first) + 1))
+    assert service.engine.jobs.get(job.job_id).watchers == 0
+
+
+async def test_a_watch_ends_ok_and_carries_the_failure_in_its_event(service):
+    service.executor.gates[Lane.STEP].close()
+    job = await service.create()
+    watching = asyncio.create_task(service.watch(job.job_id))
+    await until(lambda: service.engine.jobs.get(job.job_id).watchers == 1)
+    await service.executor.die()
+    events = await watching
+    assert kinds(events)[-1] == "failed"
+    assert events[-1].failed.status.code == 14
+
+
+async def test_a_place_that_the_job_has_not_reached_is_out_of_range(service):
+    job = await service.finished()
+    request = job_pb2.WatchJobRequest(job_id=job.job_id, after_seq=job.last_seq + 1)
+    error = await refusal(service.jobs.WatchJob(request))
+    assert (error.code, error.reason) == ("OUT_OF_RANGE", "AFTER_SEQ_OUT_OF_RANGE")
+    assert error.metadata == {"job_id": job.job_id, "last_seq": str(job.last_seq)}
+
+
+async def test_bytes_come_with_a_watch_that_asks_for_them(service):
+    job = await service.finished()
+    assert "artifact_chunk" not in kinds(await service.watch(job.job_id))
+    events = await service.watch(job.job_id, delivery="ARTIFACT_DELIVERY_INLINE_CHUNKS")
+    chunk = events[kinds(events).index("artifact_chunk")].artifact_chunk
+    assert chunk.data == service.engine.artifacts.get(job.artifacts[0].artifact_id)[1]
+    request = job_pb2.WatchJobRequest(job_id=job.job_id, delivery="ARTIFACT_DELIVERY_SIGNED_URL")
+    assert (await refusal(service.jobs.WatchJob(request))).fields == ["delivery"]
+
+
+async def test_silence_is_filled_with_heartbeats_that_have_no_place():
+    async with serving(heartbeat_interval=0.05) as service:
+        service.executor.gates[Lane.STEP].close()
+        job = await service.create(options={"client_job_id": "mine"})
+        call = aiter(service.jobs.WatchJob(job_pb2.WatchJobRequest(job_id=job.job_id, after_seq=3)))
+        beats = [(await anext(call)).event for _ in range(2)]
+        assert kinds(beats) == ["heartbeat", "heartbeat"]
+        assert {(beat.job_id, beat.seq, beat.client_job_id) for beat in beats} == {(job.job_id, 0, "mine")}
+        service.executor.gates[Lane.STEP].open()
+        rest = [message.event async for message in call]
+    assert [event.seq for event in rest if event.seq] == list(range(4, 10))
+
+
+# --- pace -------------------------------------------------------------------------------------------------------------
+
+
+def entries(count: int) -> list[Entry]:
+    return [Entry(seq, 0.0, step(seq, count)) for seq in range(1, count + 1)]
+
+
+def step(number: int, total: int) -> Step:
+    return Step(step=number, total=total, sigma=1, timestep=1, step_time=0, elapsed=0, eta=0, rows=1)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_progress_is_thinned_out_and_counted():
+    clock = Clock()
+    pace = Pace(1.0, clock)
+    seen = []
+    for entry in entries(8):
+        if (update := pace.take(entry)) is not None:
+            seen.append((update.entry.seq, update.coalesced))
+        clock.now += 0.4
+    assert seen == [(1, 0), (4, 2), (7, 2)]
+    assert pace.due() == pytest.approx(0.2)
+    clock.now += 0.2
+    assert (pace.release().entry.seq, pace.due()) == (8, None)
+
+
+def test_what_is_no_progress_passes_at_once_and_counts_what_it_overtook():
+    clock = Clock()
+    pace = Pace(1.0, clock)
+    pace.take(Entry(1, 0.0, step(1, 3)))
+    assert pace.take(Entry(2, 0.0, step(2, 3))) is None
+    assert pace.take(Entry(3, 0.0, Decoding(done_units=0, total_units=1))) is None
+    update = pace.take(Entry(4, 0.0, Encoded(elapsed=0, prompt_tokens=1)))
+    assert (update.entry.seq, update.coalesced, pace.due()) == (4, 2, None)
+
+
+def test_without_an_interval_everything_passes():
+    pace = Pace(0.0)
+    assert [pace.take(entry).coalesced for entry in entries(50)] == [0] * 50
+
+
+async def test_a_slow_watcher_is_told_how_much_it_was_spared(service):
+    job = await service.finished(sampling={"steps": 50})
+    events = await service.watch(job.job_id, min_progress_interval={"seconds": 3600})
+    assert kinds(events) == [
+        "queued", "started", "encode_done", "step_progress", "artifact_ready", "completed",
+    ]  # fmt: skip
+    assert [event.coalesced for event in events] == [0, 0, 0, 0, 50, 0]
+    assert len(events) + sum(event.coalesced for event in events) == job.last_seq
+
+
+async def test_a_held_step_comes_when_the_interval_is_over(service):
+    service.executor.gates[Lane.STEP].close()
+    call = service.generation.GenerateImage(image(options={"min_progress_interval": {"nanos": 100_000_000}}))
+    for _ in range(3):
+        await call.read()
+    service.executor.gates[Lane.STEP].let(2)
+    steps = [(await call.read()).event for _ in range(2)]
+    assert [(event.step_progress.step, event.coalesced) for event in steps] == [(1, 0), (2, 0)]
+
+
+# --- many jobs --------------------------------------------------------------------------------------------------------
+
+
+def watch_jobs(service, **query):
+    return service.jobs.WatchJobs(job_pb2.WatchJobsRequest(**query))
+
+
+def by_job(messages) -> dict[str, list[object]]:
+    """Per job, what came: a snapshot's last_seq in brackets, an event's seq."""
+    result: dict[str, list[object]] = {}
+    for message in messages:
+        if message.WhichOneof("update") == "snapshot":
+            result.setdefault(message.snapshot.job_id, []).append([message.snapshot.last_seq])
+        else:
+            result.setdefault(message.event.job_id, []).append(message.event.seq)
+    return result
+
+
+async def test_many_jobs_come_on_one_stream_each_from_its_own_place(service):
+    service.executor.gates[Lane.STEP].close()
+    done_id, (fresh_id, resumed_id) = "", [(await service.create()).job_id for _ in range(2)]
+    await until(lambda: all(service.engine.jobs.get(job).last_seq == 3 for job in (fresh_id, resumed_id)))
+    service.executor.gates[Lane.STEP].open()
+    done_id = (await service.finished()).job_id
+    await service.watch(fresh_id)
+    await service.watch(resumed_id)
+    call = watch_jobs(service, job_ids=[fresh_id, resumed_id, done_id, fresh_id], after_seq={resumed_id: 4})
+    seen = by_job([message async for message in call])
+    assert seen == {fresh_id: [[9]], resumed_id: [5, 6, 7, 8, 9], done_id: [[9]]}
+
+
+async def test_a_snapshot_and_the_events_after_it_leave_no_gap(service):
+    service.executor.gates[Lane.STEP].close()
+    ids = [(await service.create(sampling={"steps": 20})).job_id for _ in range(3)]
+    call = aiter(watch_jobs(service, job_ids=ids))
+    messages = [await anext(call) for _ in ids]
+    service.executor.gates[Lane.STEP].open()
+    messages += [message async for message in call]
+    for seen in by_job(messages).values():
+        (start,), *seqs = seen
+        assert seqs == list(range(start + 1, 27))
+
+
+async def test_a_selector_follows_jobs_that_are_made_later(service):
+    old = await service.finished(options={"labels": {"page": "1"}})
+    call = watch_jobs(service, label_selector={"page": "1"})
+    assert (await call.read()).snapshot.job_id == old.job_id
+    await service.create(options={"labels": {"page": "2"}})
+    new = await service.create(options={"labels": {"page": "1", "more": "x"}})
+    messages = []
+    while not messages or messages[-1].event.WhichOneof("event") != "completed":
+        messages.append(await call.read())
+    seen = by_job(messages)
+    assert list(seen) == [new.job_id]
+    (start,), *seqs = seen[new.job_id]
+    assert seqs == list(range(start + 1, 10))
+
+
+async def test_watching_many_jobs_counts_as_watching_each(service):
+    service.executor.gates[Lane.STEP].close()
+    jobs = [service.engine.jobs.get((await service.create()).job_id) for _ in range(2)]
+    call = watch_jobs(service, job_ids=[job.id for job in jobs])
+    await until(lambda: [job.watchers for job in jobs] == [1, 1])
+    call.cancel()
+    await until(lambda: [job.watchers for job in jobs] == [0, 0])
+
+
+async def test_a_stream_of_many_jobs_beats_as_a_whole():
+    async with serving(heartbeat_interval=0.05) as service:
+        call = watch_jobs(service, label_selector={"page": "none"})
+        event = (await call.read()).event
+        assert (event.WhichOneof("event"), event.job_id, event.seq) == ("heartbeat", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("query", "code", "reason"),
+    [
+        ({}, "INVALID_ARGUMENT", "INVALID_ARGUMENT"),
+        ({"job_ids": ["nothing"]}, "NOT_FOUND", "JOB_NOT_FOUND"),
+        ({"job_ids": ["KNOWN"], "after_seq": {"KNOWN": 99}}, "OUT_OF_RANGE", "AFTER_SEQ_OUT_OF_RANGE"),
+        ({"label_selector": {"page": "1"}, "after_seq": {"KNOWN": 1}}, "INVALID_ARGUMENT", "INVALID_ARGUMENT"),
+        ({"job_ids": ["KNOWN"], "after_seq": {"nothing": 1}}, "NOT_FOUND", "JOB_NOT_FOUND"),
+        ({"job_ids": ["KNOWN"], "min_progress_interval": {"seconds": -1}}, "INVALID_ARGUMENT", "INVALID_ARGUMENT"),
+    ],
+)
+async def test_a_watch_of_many_that_makes_no_sense_is_refused(service, query, code, reason):
+    known = (await service.finished()).job_id
+    query = dict(query)
+    if "job_ids" in query:
+        query["job_ids"] = [job_id.replace("KNOWN", known) for job_id in query["job_ids"]]
+    if "after_seq" in query:
+        query["after_seq"] = {job_id.replace("KNOWN", known): seq for job_id, seq in query["after_seq"].items()}
+    error = await refusal(watch_jobs(service, **query))
+    assert (error.code, error.reason) == (code, reason)
+
+
+async def test_a_stream_that_has_no_end_of_its_own_ends_with_the_server():
+    async with serving() as service:
+        service.executor.gates[Lane.STEP].close()
+        job = await service.create(options={"labels": {"page": "1"}})
+        call = aiter(watch_jobs(service, label_selector={"page": "1"}))
+        await anext(call)
+        ending = asyncio.create_task(to_error(call))
+        await until(lambda: service.engine.jobs.get(job.job_id).watchers == 1)
+        await service.server.stop()
+        messages, error = await ending
+        assert (error.code, error.reason) == ("UNAVAILABLE", "SERVER_STOPPED")
+        assert messages[-1].event.WhichOneof("event") == "failed", "the last event of the job came before"
+        assert messages[-1].event.failed.status.code == 14
