@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import io
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -126,11 +126,16 @@ class Omni:
             )
         )
 
-    def run(self, draft: Draft) -> Generation:
-        """The same for a Draft."""
+    def run(self, draft: Draft, on_event: Callable[[Event], None] | None = None) -> Generation:
+        """The same for a Draft. `on_event` is called with each event; an interrupt cancels the generation."""
         job = self._call(self._submit(draft))
-        for _ in self._events(job):
-            pass
+        try:
+            for event in self._events(job):
+                if on_event is not None:
+                    on_event(event)
+        except BaseException:
+            self._call(self._cancel(job))
+            raise
         return self._result(job)
 
     def stream(self, draft: Draft) -> Iterator[Event]:

@@ -1,0 +1,33 @@
+"""Makes several images at once with asyncio, and takes up a job again that another client made.
+
+python examples/client_async.py localhost:50051 out
+"""
+
+import asyncio
+import sys
+
+from omni_grpc.client import AsyncClient
+
+PROMPTS = ("a red circle", "a blue square", "a green triangle")
+
+
+async def main(address: str, stem: str) -> None:
+    async with AsyncClient(address) as client:
+        # side by side: the server takes their steps together
+        results = await asyncio.gather(
+            *(client.generate_image(prompt, width=128, height=128, steps=4, seed=7) for prompt in PROMPTS)
+        )
+        for number, result in enumerate(results):
+            result.save(f"{stem}-{number}.png")
+
+        # a job that outlives this client: anybody who knows its id can watch it, or fetch its images
+        job = await client.create_job("a yellow star", width=128, height=128, steps=4, labels={"example": "async"})
+        async for event in client.watch_job(job.job_id):
+            print(f"{event.seq} {event.WhichOneof('event')}")
+        result = await client.watch_job(job.job_id).result()
+        result.save(f"{stem}-{len(PROMPTS)}.png")
+    print(f"{len(PROMPTS) + 1} images, seeds {[one.seeds[0] for one in (*results, result)]}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,11 @@
+"""The Python client: `Client`, and `AsyncClient` with the same names for asyncio. Loads no torch."""
+
+from omni_grpc.client.async_client import AsyncClient
+from omni_grpc.client.async_stream import AsyncJobStream
+from omni_grpc.client.channel import Reconnect
+from omni_grpc.client.client import Client
+from omni_grpc.client.messages import ImageOptions
+from omni_grpc.client.result import ImageResult
+from omni_grpc.client.stream import JobStream
+
+__all__ = ["AsyncClient", "AsyncJobStream", "Client", "ImageOptions", "ImageResult", "JobStream", "Reconnect"]

@@ -1,0 +1,196 @@
+"""The asyncio client, on grpc.aio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from types import TracebackType
+from typing import Any, Unpack
+
+import grpc
+import grpc.aio
+
+from omni_grpc.client import events, messages
+from omni_grpc.client.async_stream import AsyncJobStream
+from omni_grpc.client.channel import OPTIONS, UNARY_TIMEOUT, Deadline, Reconnect, check_address
+from omni_grpc.client.download import Download
+from omni_grpc.client.failure import from_call
+from omni_grpc.client.messages import ImageOptions
+from omni_grpc.client.parts import Parts
+from omni_grpc.client.progress import progress_display
+from omni_grpc.client.result import ImageResult
+from omni_grpc.client.watch import Watch
+from omni_grpc.v1.admin_pb2 import GetServerInfoRequest, GetServerInfoResponse
+from omni_grpc.v1.admin_pb2_grpc import AdminServiceStub
+from omni_grpc.v1.artifact_pb2_grpc import ArtifactServiceStub
+from omni_grpc.v1.generation_pb2_grpc import GenerationServiceStub
+from omni_grpc.v1.job_pb2 import CancelJobRequest, CreateJobRequest, GetJobRequest, Job, WatchJobRequest
+from omni_grpc.v1.job_pb2_grpc import JobServiceStub
+from omni_grpc.v1.model_pb2 import ListModelsRequest, Model
+from omni_grpc.v1.model_pb2_grpc import ModelServiceStub
+from omni_grpc.v1.options_pb2 import ARTIFACT_DELIVERY_INLINE_CHUNKS, ARTIFACT_DELIVERY_REFERENCE
+
+
+class AsyncClient:
+    """`Client` for asyncio: the same methods and errors. Make it inside the event loop that it is used in.
+
+    async with AsyncClient("localhost:50051") as client:
+        result = await client.generate_image("a red circle", seed=7)
+    """
+
+    def __init__(self, address: str = "localhost:50051", *, reconnect: Reconnect | None = None) -> None:
+        asyncio.get_running_loop()  # raises where there is none, which grpc.aio would only notice much later
+        self.address = check_address(address)
+        self._reconnect = reconnect or Reconnect()
+        self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
+        self._generation: GenerationServiceStub = GenerationServiceStub(self._channel)
+        self._jobs: JobServiceStub = JobServiceStub(self._channel)
+        self._artifacts: ArtifactServiceStub = ArtifactServiceStub(self._channel)
+        self._models: ModelServiceStub = ModelServiceStub(self._channel)
+        self._admin: AdminServiceStub = AdminServiceStub(self._channel)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the connection, and every call that is still open."""
+        await self._channel.close()
+
+    # --- generation -------------------------------------------------------------------------------------------------
+
+    async def generate_image(
+        self,
+        prompt: str,
+        *,
+        model: str | None = None,
+        progress: bool = False,
+        timeout: float | None = None,
+        **options: Unpack[ImageOptions],
+    ) -> ImageResult:
+        """Makes images and waits for them. `model` may be left out where the server has one.
+
+        `progress` shows a progress bar on stderr. Cancelling the task, a `timeout` that passes and any other exception
+        cancel the job on the server first.
+        """
+        async with await self.stream(prompt, model=model, timeout=timeout, **options) as stream:
+            with progress_display(progress) as show:
+                async for event in stream:
+                    show(events.event(event))
+                return await stream.result()
+
+    async def stream(
+        self,
+        prompt: str,
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **options: Unpack[ImageOptions],
+    ) -> AsyncJobStream:
+        """Makes images and hands out the job's events as they happen. Returns with the first, or raises the refusal.
+
+        Use it as `async with await client.stream(...) as stream`: leaving that early cancels the job.
+        """
+        deadline = Deadline(timeout)
+        request = messages.image_request(model or await self._only_model(deadline), prompt, options)
+        watch = Watch(self._reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS)
+        call = self._generation.GenerateImage(request, timeout=deadline.remaining())
+        stream = AsyncJobStream(self, call, watch, deadline, owner=True)
+        try:
+            await stream.open()
+        except BaseException:
+            await stream.close()
+            raise
+        return stream
+
+    # --- jobs -------------------------------------------------------------------------------------------------------
+
+    async def create_job(self, prompt: str, *, model: str | None = None, **options: Unpack[ImageOptions]) -> Job:
+        """Queues a job that outlives this client. `await watch_job(job.job_id).result()` waits for its images."""
+        name = model or await self._only_model(Deadline(UNARY_TIMEOUT))
+        request = messages.image_request(name, prompt, options)
+        job: Job = (await self._unary(self._jobs.CreateJob, CreateJobRequest(generate_image=request))).job
+        return job
+
+    async def get_job(self, job_id: str) -> Job:
+        """The job as it stands."""
+        job: Job = (await self._unary(self._jobs.GetJob, GetJobRequest(job_id=job_id))).job
+        return job
+
+    async def list_jobs(
+        self, *, states: Collection[str] = (), labels: Mapping[str, str] | None = None, limit: int = 50
+    ) -> list[Job]:
+        """The newest `limit` jobs, newest first. `states` ("RUNNING") keeps those in one, `labels` those with all
+        of them.
+        """
+        request = messages.list_jobs_request(states, labels or {}, limit)
+        jobs: list[Job] = []
+        while len(jobs) < limit:
+            page = await self._unary(self._jobs.ListJobs, request)
+            jobs += page.jobs
+            request.page_token = page.next_page_token
+            if not page.next_page_token:
+                break
+        return jobs[:limit]
+
+    def watch_job(self, job_id: str, after_seq: int = 0, *, timeout: float | None = None) -> AsyncJobStream:
+        """The events of a job with a seq greater than `after_seq`, then those to come, to its end."""
+        deadline = Deadline(timeout)
+        watch = Watch(self._reconnect, ARTIFACT_DELIVERY_REFERENCE, job_id=job_id, after_seq=after_seq)
+        return AsyncJobStream(self, self.open_watch(watch.request(), deadline), watch, deadline, owner=False)
+
+    async def cancel_job(self, job_id: str, reason: str = "", *, timeout: float = UNARY_TIMEOUT) -> Job:
+        """Asks a job to stop, and returns it. A job that has ended is returned as it is."""
+        request = CancelJobRequest(job_id=job_id, reason=reason)
+        job: Job = (await self._unary(self._jobs.CancelJob, request, timeout)).job
+        return job
+
+    # --- artifacts --------------------------------------------------------------------------------------------------
+
+    async def download(self, artifact_id: str, *, timeout: float | None = None) -> bytes:
+        """The bytes of an artifact, checked against its SHA-256."""
+        return (await self._fetch(Download(self._reconnect, artifact_id), Deadline(timeout))).data()
+
+    async def fetch(self, parts: Parts, deadline: Deadline) -> None:
+        """Fills in the bytes of an artifact that did not come along with its job's events."""
+        await self._fetch(Download(self._reconnect, parts.artifact.artifact_id, parts), deadline)
+
+    # --- the server -------------------------------------------------------------------------------------------------
+
+    async def list_models(self) -> list[Model]:
+        """The models that the server serves, with their limits and defaults."""
+        return list((await self._unary(self._models.ListModels, ListModelsRequest())).models)
+
+    async def server_info(self) -> GetServerInfoResponse:
+        """Version, devices and limits of the server."""
+        info: GetServerInfoResponse = await self._unary(self._admin.GetServerInfo, GetServerInfoRequest())
+        return info
+
+    # --- calls ------------------------------------------------------------------------------------------------------
+
+    def open_watch(self, request: WatchJobRequest, deadline: Deadline) -> Any:
+        """A WatchJob call, for streams."""
+        return self._jobs.WatchJob(request, timeout=deadline.remaining())
+
+    async def _only_model(self, deadline: Deadline) -> str:
+        timeout = deadline.within(UNARY_TIMEOUT)
+        return messages.only_model((await self._unary(self._models.ListModels, ListModelsRequest(), timeout)).models)
+
+    async def _unary(self, rpc: Callable[..., Any], request: Any, timeout: float = UNARY_TIMEOUT) -> Any:
+        try:
+            return await rpc(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise from_call(error, self.address).failure.error() from error
+
+    async def _fetch(self, download: Download, deadline: Deadline) -> Parts:
+        while True:
+            try:
+                async for message in self._artifacts.DownloadArtifact(download.request(), timeout=deadline.remaining()):
+                    download.accept(message)
+                return download.finished()
+            except grpc.RpcError as error:
+                await asyncio.sleep(deadline.within(download.lost(from_call(error, self.address))))

@@ -1,0 +1,200 @@
+"""What the wire says, in the vocabulary of `omni_grpc.request`: the same types as those of offline use."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+
+from omni_grpc.client.failure import from_status
+from omni_grpc.errors import Unimplemented
+from omni_grpc.request import (
+    Artifact,
+    ArtifactReady,
+    Cancelled,
+    Decoding,
+    Done,
+    Effective,
+    Encoded,
+    Event,
+    Failed,
+    Guidance,
+    GuidanceNorm,
+    ImageFormat,
+    Preempted,
+    Queued,
+    RequestWarning,
+    Resumed,
+    Started,
+    Stats,
+    Step,
+)
+from omni_grpc.v1 import event_pb2, media_pb2, sampling_pb2
+from omni_grpc.v1.event_pb2 import JobEvent
+
+T = TypeVar("T", bound=enum.StrEnum)
+
+
+def event(message: JobEvent) -> Event | None:
+    """The event that a message carries; None for kinds that offline use does not have, as heartbeats and chunks are."""
+    kind = message.WhichOneof("event")
+    return _EVENTS[kind](getattr(message, kind)) if kind in _EVENTS else None
+
+
+def artifact(message: media_pb2.Artifact) -> Artifact:
+    return Artifact(
+        id=message.artifact_id,
+        job_id=message.job_id,
+        index=message.index,
+        mime_type=message.mime_type,
+        size_bytes=message.size_bytes,
+        sha256=message.sha256.hex(),
+        width=message.width,
+        height=message.height,
+        seed=message.seed,
+    )
+
+
+def warnings(messages: Iterable[Any]) -> tuple[RequestWarning, ...]:
+    return tuple(
+        RequestWarning(code=m.code, field=m.field, message=m.message, requested=m.requested, applied=m.applied)
+        for m in messages
+    )
+
+
+def effective(message: event_pb2.EffectiveParams) -> Effective:
+    return Effective(
+        width=message.width,
+        height=message.height,
+        steps=message.steps,
+        evals=message.evals,
+        seeds=tuple(message.seeds),
+        guidance=_guidance(message.guidance),
+        scheduler=message.scheduler,
+        output_format=_member(ImageFormat, media_pb2.ImageFormat, message.image_format, "IMAGE_FORMAT_"),
+        defaults_used=dict(message.defaults_used),
+        dropped_tokens=dict(message.dropped_tokens),
+    )
+
+
+def stats(message: event_pb2.GenerationStats) -> Stats:
+    return Stats(
+        queue_wait=seconds(message.queue_wait),
+        encode=seconds(message.encode),
+        denoise=seconds(message.denoise),
+        decode=seconds(message.decode),
+        total=seconds(message.total),
+        steps_run=message.steps_run,
+        peak_memory_bytes=message.peak_memory_bytes,
+    )
+
+
+def seconds(message: Duration) -> float:
+    return message.seconds + message.nanos / 1e9
+
+
+def _guidance(message: sampling_pb2.Guidance) -> Guidance:
+    norm = message.norm
+    return Guidance(
+        scale=message.scale if message.HasField("scale") else None,
+        true_cfg_scale=message.true_cfg_scale if message.HasField("true_cfg_scale") else 1.0,
+        # unspecified in a reply means that the model does not use it
+        norm=_member(GuidanceNorm, sampling_pb2.GuidanceNorm, norm, "GUIDANCE_NORM_") if norm else GuidanceNorm.NONE,
+        rescale=message.rescale,
+        interval_start=message.interval_start,
+        interval_end=message.interval_end if message.HasField("interval_end") else 1.0,
+    )
+
+
+def _member(kind: type[T], wire: Any, value: int, prefix: str) -> T:
+    """The member of our enum that a number of the API's stands for. Raises Unimplemented for one that we lack."""
+    try:
+        return kind(wire.Name(value).removeprefix(prefix))
+    except ValueError:
+        message = f"the server's answer has a {kind.__name__} ({value}) that this client does not know; upgrade it"
+        raise Unimplemented(message, reason="CLIENT_TOO_OLD") from None
+
+
+def _queued(message: event_pb2.Queued) -> Queued:
+    return Queued(position=message.position, depth=message.queue_depth)
+
+
+def _started(message: event_pb2.Started) -> Started:
+    return Started(
+        model=message.model,
+        seeds=tuple(message.seeds),
+        width=message.width,
+        height=message.height,
+        steps=message.total_steps,
+        queue_wait=seconds(message.queue_wait),
+        warnings=warnings(message.warnings),
+    )
+
+
+def _encoded(message: event_pb2.EncodeDone) -> Encoded:
+    return Encoded(elapsed=seconds(message.elapsed), prompt_tokens=message.prompt_tokens)
+
+
+def _step(message: event_pb2.StepProgress) -> Step:
+    return Step(
+        step=message.step,
+        total=message.total_steps,
+        sigma=message.sigma,
+        timestep=message.timestep,
+        step_time=seconds(message.step_time),
+        elapsed=seconds(message.elapsed),
+        eta=seconds(message.eta) if message.HasField("eta") else math.nan,
+        rows=message.rows_total,
+        rows_reused=message.rows_reused,
+    )
+
+
+def _preempted(message: event_pb2.Preempted) -> Preempted:
+    return Preempted(completed_steps=message.completed_steps, reason=message.reason, position=message.position)
+
+
+def _resumed(message: event_pb2.Resumed) -> Resumed:
+    return Resumed(completed_steps=message.completed_steps, wait=seconds(message.wait))
+
+
+def _decoding(message: event_pb2.DecodeProgress) -> Decoding:
+    return Decoding(done_units=message.done_units, total_units=message.total_units)
+
+
+def _ready(message: event_pb2.ArtifactReady) -> ArtifactReady:
+    return ArtifactReady(artifact=artifact(message.artifact))
+
+
+def _done(message: event_pb2.Completed) -> Done:
+    return Done(
+        artifacts=tuple(artifact(one) for one in message.artifacts),
+        effective=effective(message.effective),
+        warnings=warnings(message.warnings),
+        stats=stats(message.stats),
+    )
+
+
+def _failed(message: event_pb2.Failed) -> Failed:
+    return Failed(failure=from_status(message.status), stats=stats(message.stats))
+
+
+def _cancelled(message: event_pb2.Cancelled) -> Cancelled:
+    return Cancelled(reason=message.reason, completed_steps=message.completed_steps, stats=stats(message.stats))
+
+
+_EVENTS: Mapping[str | None, Any] = {
+    "queued": _queued,
+    "started": _started,
+    "encode_done": _encoded,
+    "step_progress": _step,
+    "preempted": _preempted,
+    "resumed": _resumed,
+    "decode_progress": _decoding,
+    "artifact_ready": _ready,
+    "completed": _done,
+    "failed": _failed,
+    "cancelled": _cancelled,
+}

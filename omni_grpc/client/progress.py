@@ -1,0 +1,173 @@
+"""Progress on stderr: a bar on a terminal, plain lines everywhere else. For events from a server and offline alike."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TextIO
+
+from omni_grpc.request import (
+    ArtifactReady,
+    Cancelled,
+    Decoding,
+    Done,
+    Encoded,
+    Event,
+    Failed,
+    Preempted,
+    Queued,
+    RequestWarning,
+    Resumed,
+    Started,
+    Step,
+)
+
+if TYPE_CHECKING:
+    import rich.progress
+
+Show = Callable[[Event | None], None]
+"""Takes each event as it comes. None, an event of an unknown kind, is passed over."""
+
+LINES = 10
+"""Most lines for the steps of one job where there is no terminal."""
+
+
+@contextlib.contextmanager
+def progress_display(enabled: bool = True, stream: TextIO | None = None) -> Iterator[Show]:
+    """Shows the progress of one job until the block is left; `enabled=False` shows nothing."""
+    target = stream or sys.stderr
+    if not enabled:
+        yield lambda event: None
+    elif target.isatty():
+        with _bar(target) as bar:
+            yield _Bar(bar).show
+    else:
+        yield _Lines(target).show
+
+
+def describe(event: Event) -> str:
+    """One line for people."""
+    match event:
+        case Queued():
+            return f"queued: {event.position} before it"
+        case Started():
+            size = f"{event.width} x {event.height}, {event.steps} steps"
+            return f"started: {event.model}, {size}, seeds {', '.join(map(str, event.seeds))}"
+        case Encoded():
+            return f"encoded: {event.prompt_tokens} tokens in {event.elapsed:.2f} s"
+        case Step():
+            return f"step {event.step}/{event.total}  {_pace(event)}"
+        case Preempted():
+            return f"set aside after {event.completed_steps} steps: {event.reason}, {event.position} before it"
+        case Resumed():
+            return f"goes on after {event.completed_steps} steps, {event.wait:.2f} s aside"
+        case Decoding():
+            return f"decoding: {event.done_units}/{event.total_units}"
+        case ArtifactReady():
+            return f"output {event.artifact.index}: {event.artifact.id}, {event.artifact.size_bytes} bytes"
+        case Done():
+            return f"done: {len(event.artifacts)} output(s) in {event.stats.total:.2f} s"
+        case Failed():
+            return f"failed: {event.failure.code} {event.failure.reason}: {event.failure.message}"
+        case Cancelled():
+            return f"cancelled after {event.completed_steps} steps: {event.reason}"
+
+
+def warning_line(warning: RequestWarning) -> str:
+    return f"warning: {warning.code} {warning.field}: {warning.message}"
+
+
+class _Warnings:
+    """Warnings come with `started` and again at the end: `new` gives each of them once."""
+
+    def __init__(self) -> None:
+        self._seen: set[RequestWarning] = set()
+
+    def new(self, event: Event) -> list[RequestWarning]:
+        fresh = [w for w in getattr(event, "warnings", ()) if w not in self._seen]
+        self._seen.update(fresh)
+        return fresh
+
+
+class _Lines:
+    """A line for each event, and for every tenth of the steps."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._warnings = _Warnings()
+        self._shown = 0
+
+    def show(self, event: Event | None) -> None:
+        if event is None:
+            return
+        for warning in self._warnings.new(event):
+            self._write(warning_line(warning))
+        if isinstance(event, Step):
+            tenth = event.step * LINES // event.total
+            if event.step < event.total and event.total > LINES and tenth == self._shown:
+                return
+            self._shown = tenth
+        self._write(describe(event))
+
+    def _write(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+class _Bar:
+    """A rich progress bar: phase, step n/total, seconds per step, time left."""
+
+    def __init__(self, bar: rich.progress.Progress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("waiting", total=None, note="")
+        self._warnings = _Warnings()
+
+    def show(self, event: Event | None) -> None:
+        if event is None:
+            return
+        for warning in self._warnings.new(event):
+            self._bar.console.print(warning_line(warning), markup=False, highlight=False)
+        match event:
+            case Queued():
+                self._set("queued", note=f"{event.position} before it")
+            case Started():
+                self._set("encoding", total=event.steps, note=f"{event.width} x {event.height}")
+            case Encoded():
+                self._set("denoising", note="")
+            case Step():
+                note = f"step {event.step}/{event.total}  {_pace(event)}"
+                self._set("denoising", completed=event.step, total=event.total, note=note)
+            case Preempted():
+                self._set("set aside", note=f"{event.reason}, {event.position} before it")
+            case Resumed():
+                self._set("denoising", note="")
+            case Decoding():
+                self._set("decoding", note=f"{event.done_units}/{event.total_units}")
+            case Done():
+                self._set("done", note=f"{len(event.artifacts)} output(s) in {event.stats.total:.2f} s")
+            case Cancelled():
+                self._set("cancelled", note=f"after {event.completed_steps} steps")
+            case Failed():
+                self._set("failed", note="")
+
+    def _set(self, phase: str, *, note: str, total: float | None = None, completed: float | None = None) -> None:
+        self._bar.update(self._task, description=phase, total=total, completed=completed, note=note)
+
+
+def _bar(stream: TextIO) -> rich.progress.Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("{task.description:<9}"),
+        BarColumn(finished_style="green"),
+        TextColumn("{task.fields[note]}", markup=False),
+    )
+    return Progress(*columns, console=Console(file=stream))
+
+
+def _pace(event: Step) -> str:
+    left = "" if math.isnan(event.eta) else f"  {event.eta:.1f} s left"
+    return f"{event.step_time:.3g} s/step{left}"

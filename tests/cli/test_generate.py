@@ -1,0 +1,201 @@
+"""`omni-grpc generate`, against a server and offline."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import PIL.Image
+import pytest
+
+from omni_grpc.engine.scheduler import Lane
+from omni_grpc.errors import Code, Failure
+from omni_grpc.request import ImageFormat
+from tests.server.fake_executor import picture
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+async def test_an_image_its_progress_and_where_it_went(run, server, tmp_path):
+    out = tmp_path / "out.png"
+    done = await run("generate", "a red circle", "--out", out, *server, "--steps", 3, "--seed", 7)
+    assert done.code == 0
+    assert out.read_bytes() == picture(64, 32, 7, ImageFormat.PNG)
+    assert done.out.startswith(f"{out}  64 x 32  seed 7  3 steps  ")
+    assert [line for line in done.err.splitlines() if line.startswith("step")][-1].startswith("step 3/3")
+    assert not set(done.err) & {"\x1b", "\r", "\b"}
+
+
+async def test_every_option_arrives(run, server, service, tmp_path):
+    done = await run(
+        "generate", "x", "--out", tmp_path / "o.webp", *server, "--model", "toy", "--negative-prompt", "",
+        "--width", 48, "--height", 16, "--steps", 2, "--true-cfg-scale", 2.5, "--guidance-norm", "none",
+        "--seeds", "5,9", "--num-outputs", 2, "--request-id", "mine", "--label", "team=red", "--timeout", 60,
+        "--guidance-rescale", 0.5, "--guidance-start", 0.25, "--guidance-end", 0.75, "--priority", 3,
+        "--queue-timeout", 50, "--run-timeout", 40, "--retention", 30,
+        "--json", "--quiet",
+    )  # fmt: skip
+    assert (done.code, done.err) == (0, "")
+    (job,) = service.engine.jobs.newest()
+    assert (job.request_id, job.labels) == ("mine", {"team": "red"})
+    record = json.loads(done.out)
+    assert record["job_id"] == job.id
+    assert record["files"] == [str(tmp_path / "o-0.webp"), str(tmp_path / "o-1.webp")]
+    assert record["seeds"] == [5, 9]
+    guidance = record["effective"]["guidance"]
+    assert (guidance["scale"], guidance["true_cfg_scale"], guidance["norm"]) == (None, 2.5, "NONE")
+    assert (guidance["rescale"], guidance["interval_start"], guidance["interval_end"]) == (0.5, 0.25, 0.75)
+    assert round(job.expire_time - job.end_time) == 30
+    assert (record["effective"]["width"], record["effective"]["height"], record["effective"]["steps"]) == (48, 16, 2)
+    assert record["effective"]["output_format"] == "WEBP"
+    assert record["effective"]["defaults_used"] == {}
+    assert record["warnings"] == []
+    assert record["stats"]["steps_run"] == 2
+    for number, seed in enumerate((5, 9)):
+        assert (tmp_path / f"o-{number}.webp").read_bytes() == picture(48, 16, seed, ImageFormat.WEBP)
+
+
+async def test_limits_of_the_job_arrive(run, server, tmp_path):
+    for flag, field in (("--priority", "options.priority"), ("--run-timeout", "options.run_timeout")):
+        done = await run("generate", "x", "--out", tmp_path / "o.png", *server, flag, "-100000")
+        assert done.code == 1
+        assert f"{field}: -100000" in done.err
+
+
+@pytest.mark.parametrize("flags", [("--json",), ("--quiet",), ()])
+async def test_warnings_are_told_once(run, server, tmp_path, flags):
+    done = await run("generate", "x", "--out", tmp_path / "o.png", *server, "--true-cfg-scale", 3, *flags)
+    assert done.err.count("warning: CFG_OFF negative_prompt") == 1
+    if "--json" in flags:
+        assert [warning["code"] for warning in json.loads(done.out)["warnings"]] == ["CFG_OFF"]
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "kind"),
+    [
+        ("o.jpg", (), "JPEG"),
+        ("o.JPEG", (), "JPEG"),
+        ("o.webp", (), "WEBP"),
+        ("o", ("--format", "jpg"), "JPEG"),
+        ("o.dat", ("--format", "PNG"), "PNG"),
+    ],
+)
+async def test_the_format_follows_the_name_unless_it_is_given(run, server, tmp_path, name, flags, kind):
+    done = await run("generate", "x", "--out", tmp_path / name, *server, *flags)
+    assert (done.code, "warning" in done.err) == (0, False)
+    assert PIL.Image.open(tmp_path / name).format == kind
+
+
+async def test_a_format_against_the_name_is_obeyed_and_told(run, server, tmp_path):
+    done = await run("generate", "x", "--out", tmp_path / "o.png", *server, "--format", "jpeg")
+    assert "o.png will hold JPEG" in done.err
+    assert PIL.Image.open(tmp_path / "o.png").format == "JPEG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--out", "o.gif"), "unknown extension '.gif'; use one of .png, .jpg, .jpeg, .webp"),
+        (("--out", "o"), "unknown extension ''"),
+        (("--out", "nowhere/o.png"), "there is no folder nowhere"),
+        (("--out", "o.png", "--format", "gif"), "'gif' is not one of PNG, JPEG, WEBP"),
+        (("--out", "o.png", "--seeds", "1,x"), "'1,x' is not a list of whole numbers"),
+        (("--out", "o.png", "--seed", "1", "--seeds", "2"), "not allowed with argument"),
+        (("--out", "o.png", "--label", "red"), "'red' is not KEY=VALUE"),
+        (("--out", "o.png", "--device", "cpu"), "--device is a setting of the server"),
+        (("--out", "o.png", "--widht", "4"), "--widht"),
+        ((), "--out"),
+    ],
+)
+async def test_a_wrong_command_line_is_refused_before_anything_is_asked(run, service, server, arguments, message):
+    done = await run("generate", "x", *server, *arguments)
+    assert done.code == 2
+    assert message in done.err
+    assert len(service.engine.jobs) == 0
+
+
+async def test_a_refusal_is_one_line_with_the_fix(run, server, tmp_path):
+    done = await run("generate", "x", "--out", tmp_path / "o.png", *server, "--width", 20, "--steps", 0, "--quiet")
+    assert done.code == 1
+    assert done.err == (
+        "error: INVALID_ARGUMENT INVALID_ARGUMENT: width: 20 is not a multiple of 16; nearest legal value: 16; "
+        "sampling.steps: 0 is outside 1..200; nearest legal value: 1\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_failed_job_says_when_to_try_again(run, server, service, tmp_path):
+    failure = Failure(code=Code.RESOURCE_EXHAUSTED, reason="OUT_OF_MEMORY", message="no\nroom", retry_after=2.0)
+    service.executor.failures[Lane.STEP] = failure
+    done = await run("generate", "x", "--out", tmp_path / "o.png", *server, "--quiet")
+    assert (done.code, done.err) == (1, "error: RESOURCE_EXHAUSTED OUT_OF_MEMORY: no room\n  retry after 2 s\n")
+
+
+async def test_a_model_that_is_no_folder_is_asked_of_the_default_server(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("omni_grpc.cli.DEFAULT_SERVER", "127.0.0.1:1")
+    done = await run("generate", "x", "--out", tmp_path / "o.png", "--model", "no/folder")
+    assert done.code == 1
+    assert done.err.startswith("error: UNAVAILABLE SERVER_UNREACHABLE: cannot reach the server at 127.0.0.1:1")
+    assert "no/folder is no folder on this machine" in done.err
+
+
+async def interrupt(after, *arguments):
+    """Runs `generate` in a process, sends it SIGINT when a line of its progress begins with `after`."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "omni_grpc", "generate", "x", *map(str, arguments), stderr=asyncio.subprocess.PIPE,
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert process.stderr is not None
+    async for line in process.stderr:
+        if line.startswith(after):
+            break
+    process.send_signal(signal.SIGINT)
+    _, errors = await process.communicate()
+    return process.returncode, errors
+
+
+async def test_ctrl_c_cancels_and_exits_with_130(service, server, tmp_path):
+    service.executor.gates[Lane.STEP].close()
+    code, errors = await interrupt(b"encoded", "--out", tmp_path / "o.png", *server)
+    assert code == 130
+    assert b"interrupted" in errors
+    assert b"Traceback" not in errors
+    (job,) = service.engine.jobs.newest()
+    assert job.entries[-1].event.reason == "interrupted by the user"
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_ctrl_c_ends_a_generation_on_this_machine(tiny_qwen_image, tmp_path):
+    size = ("--width", 512, "--height", 512, "--steps", 200, "--device", "cpu")
+    code, errors = await interrupt(b"step", "--out", tmp_path / "o.png", "--model", tiny_qwen_image, *size)
+    assert code == 130
+    assert b"Traceback" not in errors
+    assert b"step 200/200" not in errors
+
+
+async def test_a_folder_runs_here(run, tiny_qwen_image, tmp_path):
+    done = await run(
+        "generate", "a red circle", "--out", tmp_path / "o.png", "--model", tiny_qwen_image,
+        "--width", 32, "--height", 32, "--steps", 2, "--seed", 7, "--device", "cpu", "--cpu-threads", 1, "--json",
+    )  # fmt: skip
+    assert done.code == 0
+    record = json.loads(done.out)
+    assert (record["job_id"], record["seeds"], record["effective"]["steps"]) == (None, [7], 2)
+    assert PIL.Image.open(tmp_path / "o.png").size == (32, 32)
+    assert "step 2/2" in done.err
+
+
+async def test_what_needs_a_server_is_refused_offline(run, tmp_path):
+    for flag in (("--request-id", "a"), ("--label", "a=b"), ("--timeout", "3"), ("--run-timeout", "3")):
+        done = await run("generate", "x", "--out", tmp_path / "o.png", "--model", tmp_path, *flag)
+        assert done.code == 2
+        assert f"{flag[0]} has no effect without a server" in done.err
+
+
+async def test_a_folder_without_a_checkpoint_is_one_line(run, tmp_path):
+    done = await run("generate", "x", "--out", tmp_path / "o.png", "--model", tmp_path, "--quiet")
+    assert done.code == 1
+    assert done.err.startswith("error: FAILED_PRECONDITION BAD_CHECKPOINT: ")
+    assert len(done.err.splitlines()) == 1

@@ -1,0 +1,74 @@
+"""The client reads what the server wrote: each event comes back as the engine made it."""
+
+import math
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from omni_grpc import request
+from omni_grpc.client import events
+from omni_grpc.client.progress import describe
+from omni_grpc.errors import Unimplemented
+from omni_grpc.v1 import event_pb2
+from omni_grpc.v1.event_pb2 import EffectiveParams, Heartbeat, JobEvent, Retrying, StepProgress
+from omni_grpc.v1.sampling_pb2 import Guidance
+from tests.server.service import serving
+
+
+async def test_every_event_of_a_job_comes_back_as_it_was():
+    async with serving() as service:
+        job = await service.finished(negative_prompt="", sampling={"guidance": Guidance(scale=3.0)})
+        read = [events.event(message) for message in await service.watch(job.job_id)]
+        entries = service.engine.jobs.get(job.job_id).entries
+    assert [type(event) for event in read] == [type(entry.event) for entry in entries]
+    for event, entry in zip(read, entries, strict=True):
+        # stats are looked at below; the wire counts `elapsed` from `started` on
+        for name in entry.event.__dataclass_fields__.keys() - {"stats", "elapsed"}:
+            expected = getattr(entry.event, name)
+            # seconds travel in whole nanoseconds, noise levels in single precision
+            same = pytest.approx(expected, rel=1e-6, abs=1e-8) if isinstance(expected, float) else expected
+            assert getattr(event, name) == same
+    done, sent = read[-1], entries[-1].event
+    assert done.stats.total == pytest.approx(sent.stats.total, abs=1e-8)
+    assert (done.stats.steps_run, done.stats.peak_memory_bytes) == (3, 4321)
+    assert [warning.code for warning in done.warnings] == ["GUIDANCE_WITHOUT_EFFECT"]
+
+
+def test_kinds_that_offline_use_does_not_have_are_passed_over():
+    for message in (
+        JobEvent(heartbeat=Heartbeat()),
+        JobEvent(retrying=Retrying()),
+        JobEvent(warning=event_pb2.Warning()),
+        JobEvent(),
+    ):
+        assert events.event(message) is None
+
+
+def test_no_estimate_is_not_zero():
+    step = events.event(JobEvent(step_progress=StepProgress(step=1, total_steps=2)))
+    assert math.isnan(step.eta)
+
+
+def test_guidance_that_the_model_does_not_use():
+    effective = events.effective(EffectiveParams(image_format=1))
+    assert effective.guidance == request.Guidance()
+    assert (effective.guidance.scale, effective.guidance.true_cfg_scale) == (None, 1.0)
+    used = Guidance(true_cfg_scale=2, norm=2, rescale=0.5, interval_start=0.25, interval_end=0.75)
+    assert events.effective(EffectiveParams(image_format=1, guidance=used)).guidance == request.Guidance(
+        true_cfg_scale=2, norm=request.GuidanceNorm.RENORM, rescale=0.5, interval_start=0.25, interval_end=0.75
+    )
+
+
+def test_a_job_that_was_set_aside():
+    aside = JobEvent(preempted=event_pb2.Preempted(completed_steps=3, reason="priority", position=2))
+    again = JobEvent(resumed=event_pb2.Resumed(completed_steps=3, wait=Duration(seconds=1, nanos=500_000_000)))
+    assert events.event(aside) == request.Preempted(completed_steps=3, reason="priority", position=2)
+    assert events.event(again) == request.Resumed(completed_steps=3, wait=1.5)
+    assert describe(events.event(aside)) == "set aside after 3 steps: priority, 2 before it"
+    assert describe(events.event(again)) == "goes on after 3 steps, 1.50 s aside"
+
+
+def test_a_server_that_is_newer_is_named_as_the_reason():
+    with pytest.raises(Unimplemented, match="ImageFormat \\(99\\)") as caught:
+        events.effective(EffectiveParams(image_format=99))
+    assert caught.value.reason == "CLIENT_TOO_OLD"
