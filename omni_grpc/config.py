@@ -52,6 +52,13 @@ class SchedulerConfig:
 
     max_queue: int = setting(256, "jobs that may wait; one more is refused with RESOURCE_EXHAUSTED", minimum=1)
     max_num_seqs: int = setting(8, "requests that take their steps together", minimum=1)
+    max_step_ms: float | None = setting(
+        None,
+        "longest step that requests may share, in milliseconds as the cost model predicts it; a request that is "
+        "longer alone takes its steps alone (default: no limit)",
+        minimum=0,
+    )
+    policy: str = setting("fcfs", "who goes first", choices=("fcfs", "priority", "deadline"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +79,25 @@ class JobsConfig:
     artifact_budget: int = setting(
         1 << 30, "bytes of artifacts kept in memory; above it the oldest finished job is forgotten", minimum=1
     )
+    queue_timeout: float | None = setting(None, "seconds a job may wait, unless its request says otherwise", minimum=0)
+    run_timeout: float | None = setting(
+        None, "seconds a job may run after its start, unless its request says otherwise", minimum=0
+    )
     disconnect_grace: float = setting(
         30.0, "seconds that a streaming client may be gone before its job is cancelled", minimum=0
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """When a worker counts as dead, and how it comes back."""
+
+    worker_timeout: float = setting(30.0, "seconds without a sign of life after which a worker is killed", minimum=1)
+    phase_timeout: float = setting(
+        1800.0, "seconds that one prepare, step or decode may take before the worker is killed", minimum=1
+    )
+    restart_backoff: float = setting(1.0, "seconds before a dead worker is started again; doubles up to 60", minimum=0)
+    warm_up_seconds: float = setting(10.0, "seconds that the warm-up may spend on fitting the cost model", minimum=0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +121,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = SchedulerConfig()
     limits: LimitsConfig = LimitsConfig()
     jobs: JobsConfig = JobsConfig()
+    worker: WorkerConfig = WorkerConfig()
     server: ServerConfig = ServerConfig()
 
     @classmethod
@@ -208,11 +232,13 @@ def from_mapping(content: Mapping[str, Any]) -> dict[str, Any]:
             misplaced = [n for n in inner if known[n].section != name]
             if misplaced:
                 raise ConfigError(f"{misplaced[0]!r} belongs to section {known[misplaced[0]].section!r}, not {name!r}")
-            flat |= inner
         elif name in known:
-            flat[name] = value
+            inner = {name: value}
         else:
             raise _unknown([name], known)
+        if twice := flat.keys() & inner.keys():
+            raise ConfigError(f"{min(twice)!r} is set twice, alone and under its section")
+        flat |= inner
     return flat
 
 

@@ -9,9 +9,10 @@ or not a request was dropped meanwhile. So a report always frees exactly one lan
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from omni_grpc.errors import Failure
-from omni_grpc.request import Request
+from omni_grpc.request import PreviewImage, Request
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,21 @@ class Media:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """Milliseconds of one step, from the tokens n of each of its rows: fixed + token * sum(n) + pair * sum(n^2).
+
+    The last term is attention. The worker fits it at warm-up; a model that was never fitted says 1 ms for any step.
+    """
+
+    fixed: float = 1.0
+    token: float = 0.0
+    pair: float = 0.0
+
+    def step_ms(self, rows: Sequence[int]) -> float:
+        return self.fixed + self.token * sum(rows) + self.pair * sum(n * n for n in rows)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """First report of a worker: the pipeline is loaded and can take plans. Times in seconds, memory in bytes."""
 
@@ -59,21 +75,27 @@ class Ready:
     dtype: str
     load_seconds: float
     weight_bytes: int
+    cost: CostModel = CostModel()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A request can be stepped. `dropped_tokens` maps a prompt field to the number of tokens that did not fit."""
+    """A request can be stepped. `rows` are the tokens of each of its rows; `dropped_tokens` maps a prompt field to the
+    number of tokens that did not fit.
+    """
 
     id: str
     elapsed: float
     prompt_tokens: int
+    rows: tuple[int, ...] = ()
     dropped_tokens: tuple[tuple[str, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """One request moved one step. `finished` means that it is ready for decode; `evals` counts forwards per output."""
+    """One request moved one step. `finished`: it is ready for decode. `evals`: forwards that the step took; the
+    guidance branches of a request share one.
+    """
 
     id: str
     step: int
@@ -84,6 +106,7 @@ class Progress:
     rows_reused: int = 0
     evals: int = 1
     finished: bool = False
+    previews: tuple[PreviewImage, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +135,11 @@ class Broken:
     id: str
     phase: str
     failure: Failure
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life, sent every second by the worker process itself. It ends in the executor."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

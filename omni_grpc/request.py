@@ -57,12 +57,21 @@ class Guidance:
 
     `scale` is the embedded guidance of distilled models, None where the model has none. `true_cfg_scale` is
     classifier-free guidance over two predictions (Ho & Salimans 2022, eq. 6, in the form uncond + s * (cond -
-    uncond)); 1 is off.
+    uncond)); 1 is off. `rescale` is the share of the guided prediction that is brought to the standard deviation of the
+    conditional one (Lin et al. 2023, section 3.4). Guidance is on from the fraction `interval_start` of the steps until
+    before `interval_end` (Kynkaanniemi et al. 2024); outside of it the second prediction is not made.
     """
 
     scale: float | None = None
     true_cfg_scale: float = 1.0
     norm: GuidanceNorm = GuidanceNorm.NONE
+    rescale: float = 0.0
+    interval_start: float = 0.0
+    interval_end: float = 1.0
+
+    def covers(self, index: int, steps: int) -> bool:
+        """Whether step `index` (from 0) of `steps` lies in the interval."""
+        return self.interval_start <= index / steps < self.interval_end
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +81,32 @@ class GuidanceDraft:
     scale: float | None = None
     true_cfg_scale: float | None = None
     norm: GuidanceNorm | None = None
+    rescale: float | None = None
+    interval_start: float | None = None
+    interval_end: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """Pictures of the state between steps: a linear map from latent channels to RGB, one every `every_steps` steps.
+
+    `max_edge` is the longer side in pixels at most.
+    """
+
+    every_steps: int = 1
+    max_edge: int = 256
+    format: ImageFormat = ImageFormat.WEBP
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PreviewImage:
+    """One encoded preview of one output."""
+
+    index: int
+    mime_type: str
+    data: bytes
+    width: int
+    height: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +128,7 @@ class Draft:
     seeds: tuple[int, ...] = ()
     num_outputs: int | None = None
     output_format: ImageFormat | None = None
+    preview: Preview | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +150,7 @@ class Request:
     seeds: tuple[int, ...]
     num_outputs: int
     output_format: ImageFormat
+    preview: Preview | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +166,7 @@ class RequestWarning:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Effective:
-    """What was really done. `evals` counts denoiser forwards per output; `defaults_used` maps a field to the default
+    """What was really done. `evals` counts denoiser forwards; `defaults_used` maps a field to the default
     it got.
     """
 
@@ -218,6 +255,24 @@ class Step:
     eta: float
     rows: int
     rows_reused: int = 0
+    evals: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Preempted:
+    """Set aside after `completed_steps` steps, because `position` jobs of a higher rank take theirs first."""
+
+    completed_steps: int
+    reason: str
+    position: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Takes its steps again, after `wait` seconds aside."""
+
+    completed_steps: int
+    wait: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,5 +317,5 @@ class Cancelled:
     stats: Stats
 
 
-Event = Queued | Started | Encoded | Step | Decoding | ArtifactReady | Done | Failed | Cancelled
+Event = Queued | Started | Encoded | Step | Preempted | Resumed | Decoding | ArtifactReady | Done | Failed | Cancelled
 TERMINAL = (Done, Failed, Cancelled)

@@ -20,6 +20,9 @@ from omni_grpc.spec import Checkpoint, GuidanceKind
 
 T = TypeVar("T")
 
+CFG_FIELDS = ("true_cfg_scale", "norm", "rescale", "interval_start", "interval_end")
+"""What belongs to guidance by a second prediction, and means nothing without one."""
+
 MAX_SEED = 2**53 - 1
 """Largest seed: the largest integer that JSON, JavaScript and protobuf's Struct carry without loss."""
 
@@ -55,7 +58,7 @@ def resolve_request(draft: Draft, facts: Facts, *, id: str) -> Resolved:
     checkpoint = facts.checkpoint
     if draft.model != checkpoint.name:
         message = f"model {draft.model!r} is not served here; served: {checkpoint.name}"
-        raise NotFound(message, reason="MODEL_NOT_FOUND")
+        raise NotFound(message, reason="MODEL_NOT_FOUND", metadata={"name": draft.model})
     if draft.task not in checkpoint.spec.tasks:
         has = ", ".join(checkpoint.spec.tasks)
         raise FailedPrecondition(
@@ -84,32 +87,38 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
         used[field] = str(value)
         return value
 
-    outputs = default("num_outputs", draft.num_outputs, max(1, len(draft.seeds)))
+    outputs = default("sampling.num_outputs", draft.num_outputs, max(1, len(draft.seeds)))
     seeds = draft.seeds or (secrets.randbelow(MAX_SEED - outputs),)
     if not draft.seeds:
-        used["seeds"] = "drawn at random"
+        used["sampling.seeds"] = "drawn at random"
     scale = None
     if GuidanceKind.EMBEDDED in facts.checkpoint.spec.guidance:
-        scale = default("guidance.scale", draft.guidance.scale, defaults.guidance.scale)
-    cfg_scale, norm = 1.0, GuidanceNorm.NONE
-    negative_prompt = None
+        scale = default("sampling.guidance.scale", draft.guidance.scale, defaults.guidance.scale)
+    guidance = Guidance(scale=scale)
     if cfg_is_on(draft, facts):
-        negative_prompt = draft.negative_prompt
-        cfg_scale = default("guidance.true_cfg_scale", draft.guidance.true_cfg_scale, defaults.guidance.true_cfg_scale)
-        norm = default("guidance.norm", draft.guidance.norm, defaults.guidance.norm)
+        filled = {
+            name: default(f"sampling.guidance.{name}", getattr(draft.guidance, name), getattr(defaults.guidance, name))
+            for name in CFG_FIELDS
+        }
+        guidance = Guidance(scale=scale, **filled)
+        # what a default leaves as it is was not decided for the user
+        for name in CFG_FIELDS:
+            if filled[name] == getattr(Guidance(), name):
+                used.pop(f"sampling.guidance.{name}", None)
     request = Request(
         id=id,
         model=draft.model,
         prompt=draft.prompt,
         task=draft.task,
-        negative_prompt=negative_prompt,
+        negative_prompt=draft.negative_prompt if cfg_is_on(draft, facts) else None,
         width=default("width", draft.width, defaults.width),
         height=default("height", draft.height, defaults.height),
-        steps=default("steps", draft.steps, defaults.steps),
-        guidance=Guidance(scale=scale, true_cfg_scale=cfg_scale, norm=norm),
+        steps=default("sampling.steps", draft.steps, defaults.steps),
+        guidance=guidance,
         seeds=tuple(seeds[0] + i for i in range(outputs)) if len(seeds) == 1 else seeds,
         num_outputs=outputs,
         output_format=default("output_format", draft.output_format, ImageFormat.PNG),
+        preview=draft.preview,
     )
     return request, used
 
@@ -175,6 +184,23 @@ def _scale(name: str, low: float, high: float) -> Callable[[Draft, Facts], str]:
     return rule
 
 
+def _interval(draft: Draft, facts: Facts) -> str:
+    start, end = draft.guidance.interval_start, draft.guidance.interval_end
+    if (start if start is not None else 0.0) < (end if end is not None else 1.0):
+        return ""
+    return f"starts at {start or 0.0:g}, which is not before its end at {1.0 if end is None else end:g}"
+
+
+def _preview_rule(name: str, low: int, high: int) -> Callable[[Draft, Facts], str]:
+    def rule(draft: Draft, facts: Facts) -> str:
+        value = getattr(draft.preview, name, None)
+        if value is None or low <= value <= high:
+            return ""
+        return f"{value} is outside {low}..{high}; nearest legal value: {min(max(value, low), high)}"
+
+    return rule
+
+
 def _seeds(draft: Draft, facts: Facts) -> str:
     outputs = draft.num_outputs if draft.num_outputs is not None else max(1, len(draft.seeds))
     if len(draft.seeds) > 1 and len(draft.seeds) != outputs:
@@ -216,6 +242,12 @@ RULES: tuple[tuple[str, Callable[[Draft, Facts], str]], ...] = (
     ("sampling.seeds", _seeds),
     ("sampling.guidance.scale", _scale("scale", 0.0, 100.0)),
     ("sampling.guidance.true_cfg_scale", _scale("true_cfg_scale", 0.0, 100.0)),
+    ("sampling.guidance.rescale", _scale("rescale", 0.0, 1.0)),
+    ("sampling.guidance.interval_start", _scale("interval_start", 0.0, 1.0)),
+    ("sampling.guidance.interval_end", _scale("interval_end", 0.0, 1.0)),
+    ("sampling.guidance.interval_start, sampling.guidance.interval_end", _interval),
+    ("options.preview.every_steps", _preview_rule("every_steps", 1, 10_000)),
+    ("options.preview.max_edge_px", _preview_rule("max_edge", 16, 512)),
 )
 
 
@@ -269,15 +301,29 @@ def _negative_without_cfg(draft: Draft, request: Request, facts: Facts) -> Reque
     )
 
 
-def _norm_without_cfg(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
-    guided = request.negative_prompt is not None
-    if draft.guidance.norm in (None, GuidanceNorm.NONE) or guided:
+def _needs_cfg(name: str) -> Callable[[Draft, Request, Facts], RequestWarning | None]:
+    def advice(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
+        value = getattr(draft.guidance, name)
+        if value in (None, getattr(Guidance(), name)) or request.negative_prompt is not None:
+            return None
+        return RequestWarning(
+            code="GUIDANCE_WITHOUT_EFFECT",
+            field=f"sampling.guidance.{name}",
+            message="guidance by a second prediction is off",
+            requested=str(value),
+        )
+
+    return advice
+
+
+def _rescale_under_renorm(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
+    if not draft.guidance.rescale or request.guidance.norm is not GuidanceNorm.RENORM:
         return None
     return RequestWarning(
         code="GUIDANCE_WITHOUT_EFFECT",
-        field="sampling.guidance.norm",
-        message="guidance is off, so there is nothing to normalise",
-        requested=str(draft.guidance.norm),
+        field="sampling.guidance.rescale",
+        message="the norm RENORM sets the length of every token afterwards; use it with the norm NONE",
+        requested=f"{draft.guidance.rescale:g}",
     )
 
 
@@ -286,8 +332,24 @@ ADVICE: tuple[Callable[[Draft, Request, Facts], RequestWarning | None], ...] = (
     _cfg_not_supported,
     _cfg_without_negative,
     _negative_without_cfg,
-    _norm_without_cfg,
+    _rescale_under_renorm,
+    *(_needs_cfg(name) for name in CFG_FIELDS if name != "true_cfg_scale"),
 )
+
+
+def advise_priority(priority: int, policy: str) -> tuple[RequestWarning, ...]:
+    """What to tell a caller who asked for a priority that the server's policy does not look at."""
+    if not priority or policy == "priority":
+        return ()
+    return (
+        RequestWarning(
+            code="PRIORITY_WITHOUT_EFFECT",
+            field="options.priority",
+            message=f"this server's policy is {policy!r}; it looks at priorities with --policy priority",
+            requested=str(priority),
+            applied="0",
+        ),
+    )
 
 
 # --- the machine ----------------------------------------------------------------------------------------------------
@@ -321,3 +383,11 @@ def place(config: ModelConfig, machine: Machine) -> Placement:
         # one core stays with the server, so that events stay smooth while a step runs
         threads = max(1, machine.cores - 1)
     return Placement(device="cuda:0" if device == "cuda" else device, dtype=dtype, cpu_threads=threads)
+
+
+def placeholder(checkpoint: Checkpoint, *, size: int, outputs: int) -> Request:
+    """A request that nobody made, for measuring: square, one step, without guidance."""
+    draft = Draft(
+        model=checkpoint.name, prompt="warm-up", width=size, height=size, steps=1, num_outputs=outputs, seeds=(0,)
+    )
+    return resolve_request(draft, Facts(checkpoint, LimitsConfig()), id="warm-up").request

@@ -48,6 +48,14 @@ class Defaults:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LatentRgb:
+    """A linear map from latent channels to RGB in -1..1: the sum of latent * factors over the channels, plus bias."""
+
+    factors: tuple[tuple[float, float, float], ...]
+    bias: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WeightMap:
     """How the names in a checkpoint become the names of our modules.
 
@@ -67,7 +75,7 @@ class ModelSpec:
 
     `name` is the diffusers pipeline class that model_index.json names; `pipeline` is the import string of our class.
     `limits` and `defaults` are computed from the checkpoint's own configs; they are module-level functions, since a
-    spec travels to the worker process.
+    spec travels to the worker process. Without `latent_rgb`, previews show three groups of latent channels as colours.
     """
 
     name: str
@@ -78,6 +86,7 @@ class ModelSpec:
     limits: Callable[[Configs], Limits]
     defaults: Callable[[Configs], Defaults]
     weights: Mapping[str, WeightMap] = dataclasses.field(default_factory=dict)
+    latent_rgb: LatentRgb | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

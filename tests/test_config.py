@@ -54,6 +54,11 @@ def test_a_setting_under_the_wrong_section_is_an_error():
         from_mapping({"server": {"max_queue": 3}})
 
 
+def test_a_setting_that_is_there_twice_is_an_error():
+    with pytest.raises(ConfigError, match="'max_queue' is set twice"):
+        from_mapping({"max_queue": 3, "scheduler": {"max_queue": 4}})
+
+
 def test_build_variables_are_not_settings():
     assert from_environment({"OMNI_GRPC_BUILD": "cpu", "OMNI_GRPC_CUDA_ARCHS": "90a"}) == {}
 

@@ -5,7 +5,7 @@ import pytest
 
 from omni_grpc.config import LimitsConfig, ModelConfig
 from omni_grpc.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound
-from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Task
+from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Preview, Task
 from omni_grpc.resolve import MAX_SEED, Facts, Machine, place, resolve_request
 from omni_grpc.spec import GuidanceKind
 from tests.toy import toy_checkpoint
@@ -35,10 +35,10 @@ def test_an_empty_draft_gets_the_models_defaults_and_is_told():
     assert resolved.defaults_used == {
         "width": "256",
         "height": "128",
-        "steps": "20",
-        "num_outputs": "1",
+        "sampling.steps": "20",
+        "sampling.num_outputs": "1",
         "output_format": "PNG",
-        "seeds": "drawn at random",
+        "sampling.seeds": "drawn at random",
     }
     assert resolved.warnings == ()
 
@@ -51,7 +51,7 @@ def test_what_is_given_is_kept_and_not_called_a_default():
     assert (request.width, request.height, request.steps) == (64, 96, 3)
     assert request.seeds == (0, 1)
     assert request.output_format is ImageFormat.WEBP
-    assert set(resolved.defaults_used) == {"guidance.true_cfg_scale", "guidance.norm"}
+    assert set(resolved.defaults_used) == {"sampling.guidance.true_cfg_scale", "sampling.guidance.norm"}
 
 
 @pytest.mark.parametrize(
@@ -168,6 +168,37 @@ def test_a_scale_that_the_model_has_not_is_a_warning_and_is_not_echoed():
         ("GUIDANCE_WITHOUT_EFFECT", "sampling.guidance.scale"),
         ("GUIDANCE_WITHOUT_EFFECT", "sampling.guidance.norm"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("guidance", "field"),
+    [
+        ({"rescale": 1.5}, "rescale"),
+        ({"rescale": math.nan}, "rescale"),
+        ({"interval_start": -0.1}, "interval_start"),
+        ({"interval_end": 1.1}, "interval_end"),
+        ({"interval_start": 0.5, "interval_end": 0.5}, "interval_start, sampling.guidance.interval_end"),
+        ({"interval_end": 0.0}, "interval_start, sampling.guidance.interval_end"),
+    ],
+)
+def test_shares_and_intervals_must_be_in_range(guidance, field):
+    assert f"sampling.guidance.{field}" in refusal(guidance=GuidanceDraft(**guidance))
+
+
+def test_rescaling_what_is_normed_anyway_is_a_warning():
+    asked = {"negative_prompt": "", "guidance": GuidanceDraft(rescale=0.5)}
+    assert codes(resolve(**asked)) == [("GUIDANCE_WITHOUT_EFFECT", "sampling.guidance.rescale")]
+    asked["guidance"] = GuidanceDraft(rescale=0.5, norm=GuidanceNorm.NONE)
+    resolved = resolve(**asked)
+    assert codes(resolved) == []
+    assert resolved.request.guidance.rescale == 0.5
+
+
+@pytest.mark.parametrize(
+    ("preview", "field"), [(Preview(every_steps=0), "every_steps"), (Preview(max_edge=8), "max_edge_px")]
+)
+def test_previews_must_be_in_range(preview, field):
+    assert f"options.preview.{field}" in refusal(preview=preview)
 
 
 def test_a_distilled_model_takes_the_scale_and_warns_of_the_other():

@@ -18,7 +18,7 @@ from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
 from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.pipeline.images import Image, to_uint8
-from omni_grpc.pipeline.patches import pack, unpack
+from omni_grpc.pipeline.patches import Grid, pack
 from omni_grpc.pipeline.schedule import Schedule, dynamic_shift
 from omni_grpc.pipeline.state import COND, UNCOND, Cond, State, Tables
 from omni_grpc.request import Request
@@ -90,9 +90,9 @@ class QwenImagePipeline(Pipeline):
 
     def _state(self, request: Request, output: int, seed: int) -> State:
         """Noise comes from a generator on the CPU: a seed means the same noise on any device and in any batch."""
-        height, width = self._grid(request)
+        grid = Grid(request.height // self.size_multiple, request.width // self.size_multiple, PATCH)
         generator = torch.Generator().manual_seed(seed)
-        shape = (self.vae.config.z_dim, PATCH * height, PATCH * width)
+        shape = (self.vae.config.z_dim, PATCH * grid.height, PATCH * grid.width)
         noise = torch.randn(shape, generator=generator, dtype=self.dtype).to(self.device)
         config = self.checkpoint.configs["scheduler"]
         sigmas = np.linspace(1.0, 1 / request.steps, request.steps).tolist()
@@ -102,7 +102,8 @@ class QwenImagePipeline(Pipeline):
             seed=seed,
             generator=generator,
             latents=pack(noise, PATCH),
-            schedule=Schedule(config, sigmas, mu=dynamic_shift(config, height * width), device=self.device),
+            grid=grid,
+            schedule=Schedule(config, sigmas, mu=dynamic_shift(config, grid.tokens), device=self.device),
             guidance=request.guidance,
         )
 
@@ -117,8 +118,7 @@ class QwenImagePipeline(Pipeline):
         return hidden[0, PREFIX_TOKENS:], len(tokens) - len(kept)
 
     def _condition(self, state: State, branch: str, embeds: Tensor) -> Cond:
-        height, width = self._grid(state.request)
-        row = Row.of(txt=len(embeds), img=height * width)
+        row = Row.of(txt=len(embeds), img=state.grid.tokens)
         with activate(Rows([(state, branch)], [row], LayoutCache(self.device, capacity=1))):
             txt = self.transformer.text(embeds)
             tables = self._tables.get(state.schedule.timesteps)
@@ -126,7 +126,7 @@ class QwenImagePipeline(Pipeline):
                 t = torch.tensor(state.schedule.timesteps, device=self.device).to(self.dtype) / 1000
                 tables = Tables({name: table[:, None] for name, table in self.transformer.modulation(t).items()})
                 self._tables[state.schedule.timesteps] = tables
-        rope = self.transformer.rope(len(embeds), height, width)
+        rope = self.transformer.rope(len(embeds), state.grid.height, state.grid.width)
         return Cond(row=row, constants={"txt": ("txt", txt), "rope": (JOINT, rope)}, tables=tables)
 
     def predict(self, batch: Rows) -> Tensor:
@@ -135,15 +135,10 @@ class QwenImagePipeline(Pipeline):
         return velocity
 
     def decode(self, state: State) -> list[Image]:
-        height, width = self._grid(state.request)
-        latents = unpack(state.latents, height, width, PATCH)[None, :, None]
+        latents = state.grid.image(state.latents)[None, :, None]
         mean, std = (
             torch.tensor(values, device=self.device, dtype=self.dtype).view(1, -1, 1, 1, 1)
             for values in (self.vae.config.latents_mean, self.vae.config.latents_std)
         )
         pixels = self.vae.decode(latents / (1 / std) + mean, return_dict=False)[0]
         return to_uint8(pixels[:, :, 0])
-
-    def _grid(self, request: Request) -> tuple[int, int]:
-        """Height and width in tokens."""
-        return request.height // self.size_multiple, request.width // self.size_multiple

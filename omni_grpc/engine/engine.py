@@ -10,28 +10,45 @@ import contextlib
 import dataclasses
 import enum
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from omni_grpc import shared
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine.artifacts import Artifacts
 from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.jobs import Job, Jobs, new_job_id
+from omni_grpc.engine.meter import Meter
+from omni_grpc.engine.policy import Claim
 from omni_grpc.engine.run import Run
-from omni_grpc.engine.scheduler import Lane, Phase, Scheduler
-from omni_grpc.errors import Aborted, Code, FailedPrecondition, Failure, OmniError, Unavailable
-from omni_grpc.plan import Broken, Decoded, Died, Prepared, Ready, Report, Stepped
+from omni_grpc.engine.scheduler import Lane, Scheduler
+from omni_grpc.engine.timers import Timers
+from omni_grpc.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
+from omni_grpc.plan import Broken, CostModel, Decoded, Died, Prepared, Ready, Report, Stepped
 from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Draft, Failed, Queued
-from omni_grpc.resolve import Facts, resolve_request
+from omni_grpc.resolve import Facts, advise_priority, resolve_request
 from omni_grpc.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_BACKOFF = 60.0
+"""Longest pause between two attempts to start a worker, in seconds."""
+
+WATCHED_RETENTION = 5.0
+"""Seconds after which an expired job that is still being read is looked at again."""
+
+_WORKER = "worker"
+"""Owner of the timers that belong to no job."""
 
 
 class EngineState(enum.StrEnum):
     STARTING = "STARTING"
     READY = "READY"
+    RESTARTING = "RESTARTING"
     DRAINING = "DRAINING"
     FAILED = "FAILED"
     STOPPED = "STOPPED"
@@ -39,27 +56,38 @@ class EngineState(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A request and how its job is to be kept. `disconnect_grace` is in seconds; None takes the configured one."""
+    """A request and how its job is to be kept. Times in seconds; None takes the configured one.
+
+    `queue_timeout` runs from now until the job starts, `run_timeout` from its start to its end, and `deadline` is a
+    moment in Unix seconds that holds for both.
+    """
 
     draft: Draft
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     request_id: str = ""
     fingerprint: bytes = b""
     client_job_id: str = ""
+    priority: int = 0
+    queue_timeout: float | None = None
+    run_timeout: float | None = None
+    deadline: float | None = None
+    retention: float | None = None
     cancel_on_disconnect: bool = False
     disconnect_grace: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """The load at this moment."""
+    """The load at this moment. `cost` predicts a step's milliseconds; `cost_error` is what steps took over that."""
 
     queued: int
     running: int
     max_queue: int
     jobs: int
     artifact_bytes: int
-    steps_per_second: float
+    cost: CostModel
+    cost_error: float
+    worker_restarts: int
 
 
 class Engine:
@@ -72,31 +100,54 @@ class Engine:
         self.artifacts = Artifacts()
         self.state = EngineState.STARTING
         self.ready: Ready | None = None
+        self.failure: Failure | None = None
+        """Why there is no worker at the moment."""
         self.on_state: list[Callable[[EngineState], None]] = []
         self._executor = executor
-        self._scheduler = Scheduler(config.scheduler.max_queue, config.scheduler.max_num_seqs)
+        self._scheduler = Scheduler(
+            config.scheduler.max_queue,
+            config.scheduler.max_num_seqs,
+            policy=config.scheduler.policy,
+            max_step_ms=config.scheduler.max_step_ms,
+        )
         self._runs: dict[str, Run] = {}
-        self._graces: dict[str, asyncio.TimerHandle] = {}
-        self._step_seconds = 0.0
+        self._timers = Timers()
+        self._meter = Meter()
+        self._started: asyncio.Future[None] | None = None
+        self._closing: asyncio.Future[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._restarts = 0
+        self._failures = 0
 
     # --- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Returns when the worker is ready. Raises what kept it from loading."""
-        self._loop = asyncio.get_running_loop()
-        self._started: asyncio.Future[None] = self._loop.create_future()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._started = asyncio.get_running_loop().create_future()
         self._executor.start(self._on_report)
         await self._started
 
     async def close(self, drain_timeout: float = 0.0) -> None:
-        """Refuses new jobs, gives running ones `drain_timeout` seconds to end, fails the rest and stops the worker."""
-        if self.state is EngineState.STOPPED:
-            return
-        self._enter(EngineState.DRAINING)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), drain_timeout)
+        """Refuses new jobs, gives running ones `drain_timeout` seconds to end, fails the rest and stops the worker.
+
+        Called again while it drains, it starts the time anew, so that a second call can cut the first one short.
+        """
+        if self._closing is None:
+            self._enter(EngineState.DRAINING)
+            self._closing = asyncio.ensure_future(self._close())
+        if not self._closing.done():
+            self._timers.set(_WORKER, "drain_timeout", drain_timeout, self._end_drain)
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await self._idle.wait()
+        self._timers.stop()
+        if self._started is not None:
+            await self._executor.close()
+        self._enter(EngineState.STOPPED)
+
+    def _end_drain(self, name: str, limit: str, seconds: float) -> None:
         failure = Failure(
             code=Code.UNAVAILABLE,
             reason="SERVER_STOPPED",
@@ -104,10 +155,6 @@ class Engine:
         )
         for run in list(self._runs.values()):
             self._fail(run, failure)
-        for grace in self._graces.values():
-            grace.cancel()
-        await self._executor.close()
-        self._enter(EngineState.STOPPED)
 
     def _enter(self, state: EngineState) -> None:
         if state is self.state:
@@ -122,8 +169,9 @@ class Engine:
     def submit(self, submission: Submission) -> tuple[Job, bool]:
         """Accepts a request. Returns its job, and True where `request_id` had made that job before.
 
-        Raises every refusal: Unavailable while starting, draining or dead, ResourceExhausted when the queue is full,
-        Aborted for a request_id that was used with another body, and what `resolve_request` raises.
+        Raises every refusal: Unavailable while starting, draining or stopped, ResourceExhausted when the queue is full,
+        Aborted for a request_id that was used with another body, and what `resolve_request` raises. While a dead worker
+        is being started again, jobs wait in the queue.
         """
         if (earlier := self.jobs.find(submission.request_id)) is not None:
             if earlier.fingerprint != submission.fingerprint:
@@ -133,32 +181,35 @@ class Engine:
                     metadata={"job_id": earlier.id},
                 )
             return earlier, True
-        if self.state is not EngineState.READY:
-            raise Unavailable(
-                f"this server takes no jobs: it is {self.state}", reason=f"ENGINE_{self.state}", retry_after=1.0
-            )
+        if self.state not in (EngineState.READY, EngineState.RESTARTING):
+            message = f"this server takes no jobs: it is {self.state}"
+            raise Unavailable(message, reason=f"ENGINE_{self.state}", retry_after=1.0)
         facts = Facts(self.checkpoint, self.config.limits)
         resolved = resolve_request(submission.draft, facts, id=new_job_id())
-        self._scheduler.add(resolved.request)
-        grace = (
-            self.config.jobs.disconnect_grace if submission.disconnect_grace is None else submission.disconnect_grace
-        )
+        deadline = math.inf if submission.deadline is None else submission.deadline
+        self._scheduler.add(resolved.request, Claim(priority=submission.priority, deadline=deadline))
+        settings = self.config.jobs
         job = Job(
             resolved.request,
-            warnings=resolved.warnings,
+            warnings=resolved.warnings + advise_priority(submission.priority, self.config.scheduler.policy),
+            priority=submission.priority,
             defaults_used=resolved.defaults_used,
             labels=submission.labels,
             request_id=submission.request_id,
             fingerprint=submission.fingerprint,
             client_job_id=submission.client_job_id,
-            disconnect_grace=grace if submission.cancel_on_disconnect else None,
+            disconnect_grace=_or(submission.disconnect_grace, settings.disconnect_grace)
+            if submission.cancel_on_disconnect
+            else None,
+            retention=_or(submission.retention, settings.retention),
         )
-        self._forget_expired()
         self.jobs.add(job)
-        self._runs[job.id] = Run(job)
+        self._runs[job.id] = Run(job, run_timeout=_or(submission.run_timeout, settings.run_timeout))
         self._idle.clear()
-        position = self._scheduler.position(job.id)
-        job.append(Queued(position=position, depth=self._scheduler.waiting))
+        job.append(Queued(position=self._scheduler.position(job.id), depth=self._scheduler.waiting))
+        self._timers.set(job.id, "queue_timeout", _or(submission.queue_timeout, settings.queue_timeout), self._expire)
+        if submission.deadline is not None:
+            self._timers.set(job.id, "deadline", max(0.0, submission.deadline - time.time()), self._expire)
         self._tick()
         return job, False
 
@@ -188,15 +239,13 @@ class Engine:
     def watching(self, job: Job) -> Iterator[None]:
         """Counts a watcher. When the last one leaves, a job that is tied to its watchers gets its disconnect grace."""
         job.watchers += 1
-        if (timer := self._graces.pop(job.id, None)) is not None:
-            timer.cancel()
+        self._timers.clear(job.id, "disconnect_grace")
         try:
             yield
         finally:
             job.watchers -= 1
-            if not job.watchers and job.disconnect_grace is not None and not job.state.terminal:
-                reason = f"no client for {job.disconnect_grace:g} s"
-                self._graces[job.id] = self._loop.call_later(job.disconnect_grace, self._abandon, job.id, reason)
+            if not job.watchers and not job.state.terminal:
+                self._timers.set(job.id, "disconnect_grace", job.disconnect_grace, self._abandon)
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -205,13 +254,19 @@ class Engine:
             max_queue=self.config.scheduler.max_queue,
             jobs=len(self.jobs),
             artifact_bytes=self.artifacts.size_bytes,
-            steps_per_second=1 / self._step_seconds if self._step_seconds else 0.0,
+            cost=self._scheduler.cost,
+            cost_error=self._meter.cost_error,
+            worker_restarts=self._restarts,
         )
 
-    def _abandon(self, job_id: str, reason: str) -> None:
-        del self._graces[job_id]
-        if job_id in self._runs:
-            self.cancel(job_id, reason)
+    def _abandon(self, job_id: str, limit: str, seconds: float) -> None:
+        self.cancel(job_id, f"no client for {seconds:g} s")
+
+    def _expire(self, job_id: str, limit: str, seconds: float) -> None:
+        run = self._runs[job_id]
+        message = f"{limit} of {seconds:g} s passed after {run.job.step} of {run.job.total_steps} steps"
+        self._fail(run, Failure(code=Code.DEADLINE_EXCEEDED, reason=limit.upper(), message=message))
+        self._tick()
 
     # --- what the worker says ---------------------------------------------------------------------------------------
 
@@ -226,38 +281,44 @@ class Engine:
             case Decoded():
                 self._on_decoded(report)
             case Broken():
-                self._scheduler.free(Lane(report.phase))
+                self._free(Lane(report.phase))
                 self._on_broken(report)
             case Died():
                 self._on_died(report.failure)
         self._tick()
 
     def _on_ready(self, report: Ready) -> None:
-        self.ready = report
-        self._enter(EngineState.READY)
-        self._started.set_result(None)
+        self.ready, self.failure = report, None
+        self._failures = 0
+        self._scheduler.cost = report.cost
+        if self.state is not EngineState.DRAINING:
+            self._enter(EngineState.READY)
+        if self._started is not None and not self._started.done():
+            self._started.set_result(None)
 
     def _on_prepared(self, report: Prepared) -> None:
-        self._scheduler.free(Lane.PREPARE)
+        self._free(Lane.PREPARE)
         if (run := self._runs.get(report.id)) is not None:
             run.job.append(run.encoded(report))
-            self._scheduler.move(report.id, Phase.RUNNING)
+            self._scheduler.prepared(report.id, report.rows)
 
     def _on_stepped(self, report: Stepped) -> None:
-        self._scheduler.free(Lane.STEP)
-        self._step_seconds = report.elapsed
+        self._free(Lane.STEP)
+        self._meter.stepped(report.elapsed)
         for progress in report.progress:
             if (run := self._runs.get(progress.id)) is None:
                 continue
-            run.job.append(run.stepped(progress, report.elapsed))
+            entry = run.job.append(run.stepped(progress, report.elapsed))
+            if progress.previews:
+                run.job.previews, run.job.preview_seq = progress.previews, entry.seq
             if progress.finished:
                 run.job.append(Decoding(done_units=0, total_units=run.job.request.num_outputs))
-                self._scheduler.move(progress.id, Phase.DECODE_QUEUED)
+                self._scheduler.denoised(progress.id)
         for broken in report.broken:
             self._on_broken(broken)
 
     def _on_decoded(self, report: Decoded) -> None:
-        self._scheduler.free(Lane.DECODE)
+        self._free(Lane.DECODE)
         # the blocks are taken even for a job that was cancelled meanwhile: whoever gets a handle frees its block
         files = [(media, shared.take(media.data)) for media in report.media]
         if (run := self._runs.get(report.id)) is None:
@@ -266,8 +327,8 @@ class Engine:
             artifact = run.artifact(media)
             self.artifacts.put(artifact, data)
             run.job.append(ArtifactReady(artifact=artifact))
-        run.job.append(run.done(report, self.checkpoint.scheduler))
         self._scheduler.finish(run.job.id)
+        run.job.append(run.done(report, self.checkpoint.scheduler))
         self._end(run)
 
     def _on_broken(self, report: Broken) -> None:
@@ -278,25 +339,60 @@ class Engine:
             self._end(run)
 
     def _on_died(self, failure: Failure) -> None:
+        """The jobs it held fail, those that wait go on waiting, and a new worker is started after a growing pause."""
         logger.error("%s", failure.message)
-        self._scheduler.reset()
-        for run in list(self._runs.values()):
-            self._fail(run, failure)
-        self._enter(EngineState.FAILED)
-        if not self._started.done():
+        self.failure = failure
+        self._timers.clear_all(_WORKER)
+        for job_id in self._scheduler.reset():
+            self._fail(self._runs[job_id], failure)
+        if self._started is not None and not self._started.done():
+            self._enter(EngineState.FAILED)
             self._started.set_exception(failure.error())
+            return
+        if self.state is not EngineState.DRAINING:
+            self._enter(EngineState.RESTARTING)
+        pause = min(MAX_BACKOFF, self.config.worker.restart_backoff * 2**self._failures)
+        self._failures += 1
+        self._timers.set(_WORKER, "restart", pause, self._restart)
+
+    def _restart(self, name: str, limit: str, seconds: float) -> None:
+        self._restarts += 1
+        logger.warning("starting the worker again, attempt %d", self._failures)
+        self._executor.start(self._on_report)
 
     # --- the tick ---------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         if self.state not in (EngineState.READY, EngineState.DRAINING):
             return
-        plan = self._scheduler.plan()
+        decision = self._scheduler.plan()
+        plan = decision.plan
         for request in plan.admit:
             run = self._runs[request.id]
+            self._timers.clear(request.id, "queue_timeout")
+            self._timers.set(request.id, "run_timeout", run.run_timeout, self._expire)
             run.job.append(run.started())
-        if plan:
-            self._executor.submit(plan)
+        for job_id in decision.preempted:
+            run = self._runs[job_id]
+            run.job.append(run.preempted(self.config.scheduler.policy, len(plan.step)))
+        for job_id in decision.resumed:
+            run = self._runs[job_id]
+            run.job.append(run.resumed())
+        if not plan:
+            return
+        self._meter.planned(self._scheduler.predicted_ms(plan.step))
+        for lane, work in ((Lane.PREPARE, plan.admit), (Lane.STEP, plan.step), (Lane.DECODE, plan.decode)):
+            if work:
+                self._timers.set(_WORKER, lane, self.config.worker.phase_timeout, self._hung)
+        self._executor.submit(plan)
+
+    def _free(self, lane: Lane) -> None:
+        self._timers.clear(_WORKER, lane)
+        self._scheduler.free(lane)
+
+    def _hung(self, name: str, lane: str, seconds: float) -> None:
+        logger.error("the worker's %s lane has not reported for %g s, killing the worker", lane, seconds)
+        self._executor.kill()
 
     def _fail(self, run: Run, failure: Failure) -> None:
         if run.job.id in self._scheduler:
@@ -306,23 +402,29 @@ class Engine:
 
     def _end(self, run: Run) -> None:
         del self._runs[run.job.id]
-        run.job.expire_time = time.time() + self.config.jobs.retention
+        self._timers.clear_all(run.job.id)
+        run.job.expire_time = time.time() + run.job.retention
+        self._timers.set(run.job.id, "retention", run.job.retention, self._retire)
         if not self._runs:
             self._idle.set()
-        self._forget_expired()
-
-    def _forget_expired(self) -> None:
-        now = time.time()
         for job in self.jobs.finished():
-            too_much = self.artifacts.size_bytes > self.config.jobs.artifact_budget
-            if not too_much and (job.expire_time is None or job.expire_time > now):
-                continue
-            if job.watchers:
-                continue
+            if self.artifacts.size_bytes > self.config.jobs.artifact_budget and not job.watchers:
+                self._forget(job)
+
+    def _retire(self, job_id: str, limit: str, seconds: float) -> None:
+        job = self.jobs.get(job_id)
+        if job.watchers:
+            self._timers.set(job_id, "retention", WATCHED_RETENTION, self._retire)
+        else:
             self._forget(job)
 
     def _forget(self, job: Job) -> None:
+        self._timers.clear_all(job.id)
         for artifact in job.artifacts:
-            with contextlib.suppress(OmniError):
+            with contextlib.suppress(NotFound):
                 self.artifacts.delete(artifact.id)
         self.jobs.remove(job)
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value

@@ -18,7 +18,7 @@ from typing import Protocol
 from omni_grpc import shared
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import Code, Failure
-from omni_grpc.plan import Died, Plan, Report
+from omni_grpc.plan import Beat, Died, Plan, Ready, Report
 from omni_grpc.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -35,10 +35,13 @@ class Executor(Protocol):
     """A worker as the engine sees it. Reports are delivered on the event loop that called `start`, in order."""
 
     def start(self, deliver: Deliver) -> None:
-        """Begins to load the model. The first report is Ready, or Died with the reason."""
+        """Begins to load the model: Ready follows, or Died with the reason, after which it may be called again."""
 
     def submit(self, plan: Plan) -> None:
         """Hands over work and returns at once."""
+
+    def kill(self) -> None:
+        """Ends a worker that hangs. What follows is its Died."""
 
     async def close(self) -> None:
         """Stops the worker. No report is delivered afterwards."""
@@ -59,12 +62,10 @@ def _run(worker: str, connection: Connection, config: EngineConfig, checkpoint: 
 
 
 class ProcessExecutor:
-    """One spawned worker process. Spawn, never fork: grpc's threads do not survive a fork."""
+    """A worker in a spawned process of its own. Spawn, never fork: grpc's threads do not survive a fork."""
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, *, worker: str = WORKER) -> None:
         self._arguments = (worker, config, checkpoint)
-        self._prefix = f"omni-{secrets.token_hex(6)}-"
-        self._closing = False
 
     @property
     def pid(self) -> int | None:
@@ -72,7 +73,27 @@ class ProcessExecutor:
         return self._process.pid
 
     def start(self, deliver: Deliver) -> None:
-        worker, config, checkpoint = self._arguments
+        self._process = WorkerProcess(*self._arguments, deliver)
+
+    def submit(self, plan: Plan) -> None:
+        self._process.submit(plan)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._process.close)
+
+
+class WorkerProcess:
+    """One life of a worker: a process, the pipe to it, and the thread that reads its reports."""
+
+    def __init__(self, worker: str, config: EngineConfig, checkpoint: Checkpoint, deliver: Deliver) -> None:
+        self._timeout = config.worker.worker_timeout
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._prefix = f"omni-{secrets.token_hex(6)}-"
+        self._closing = self._hung = False
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
@@ -81,9 +102,12 @@ class ProcessExecutor:
         self._process.start()
         # the worker holds the only other end: its death is an end of file here
         theirs.close()
-        loop = asyncio.get_running_loop()
-        self._reader = threading.Thread(target=self._read, args=(loop, deliver), name="omni_grpc-reports", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="omni_grpc-reports", daemon=True)
         self._reader.start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
 
     def submit(self, plan: Plan) -> None:
         try:
@@ -92,37 +116,47 @@ class ProcessExecutor:
             # the reader sees the same end of file and delivers Died, which is where a death is handled
             logger.warning("plan not delivered: the worker is gone")
 
-    async def close(self) -> None:
-        self._closing = True
-        await asyncio.to_thread(self._stop)
+    def kill(self) -> None:
+        self._hung = True
+        self._process.kill()
 
-    def _stop(self) -> None:
+    def close(self) -> None:
+        """Asks the worker to end, kills it where it does not, and returns when it is gone."""
+        self._closing = True
         try:
             self._connection.send(None)
         except (BrokenPipeError, ConnectionResetError):
             logger.info("worker had ended before it was asked to")
-        self._process.join(CLOSE_SECONDS)
-        if self._process.is_alive():
+        # the reader thread ends with the process; a second thread that waits for the process could miss its end
+        self._reader.join(CLOSE_SECONDS)
+        if self._reader.is_alive():
             logger.warning("worker %s did not end within %g s, killing it", self._process.pid, CLOSE_SECONDS)
             self._process.kill()
-            self._process.join()
         self._reader.join()
-        self._connection.close()
 
-    def _read(self, loop: asyncio.AbstractEventLoop, deliver: Deliver) -> None:
+    def _read(self) -> None:
+        ready = False
         while True:
             try:
+                # until it is ready a worker imports and loads, and cannot give signs of life
+                if ready and not self._connection.poll(self._timeout):
+                    self.kill()
                 report = self._connection.recv()
             except (EOFError, ConnectionResetError):
                 break
-            loop.call_soon_threadsafe(deliver, report)
+            ready = ready or isinstance(report, Ready)
+            if not isinstance(report, Beat):
+                self._loop.call_soon_threadsafe(self._deliver, report)
         self._process.join()
         if swept := shared.sweep(self._prefix):
             logger.warning("freed %d shared-memory blocks of the ended worker", swept)
         if not self._closing:
-            loop.call_soon_threadsafe(deliver, Died(failure=self._obituary()))
+            self._loop.call_soon_threadsafe(self._deliver, Died(failure=self._obituary()))
 
     def _obituary(self) -> Failure:
+        if self._hung:
+            message = f"the worker process {self._process.pid} hung and was killed"
+            return Failure(code=Code.UNAVAILABLE, reason="WORKER_HUNG", message=message)
         code = self._process.exitcode
         how = f"by signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
         message = f"the worker process {self._process.pid} ended {how}; its log says why"
@@ -147,6 +181,10 @@ class LocalExecutor:
 
     def submit(self, plan: Plan) -> None:
         self._worker.submit(plan)  # type: ignore[attr-defined]
+
+    def kill(self) -> None:
+        # a thread cannot be killed: the caller's process is the worker's, and it is the caller's to end
+        logger.error("the worker hangs in this process")
 
     async def close(self) -> None:
         await asyncio.to_thread(self._worker.close)  # type: ignore[attr-defined]

@@ -18,8 +18,11 @@ from omni_grpc.request import (
     Effective,
     Event,
     Failed,
+    Preempted,
+    PreviewImage,
     Request,
     RequestWarning,
+    Resumed,
     Started,
     Stats,
     Step,
@@ -35,6 +38,7 @@ class JobState(enum.StrEnum):
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
+    PREEMPTED = "PREEMPTED"
 
     @property
     def terminal(self) -> bool:
@@ -73,6 +77,8 @@ class Job:
         fingerprint: bytes = b"",
         client_job_id: str = "",
         disconnect_grace: float | None = None,
+        retention: float = 600.0,
+        priority: int = 0,
     ) -> None:
         self.request = request
         self.warnings = warnings
@@ -83,6 +89,8 @@ class Job:
         self.client_job_id = client_job_id
         self.disconnect_grace = disconnect_grace
         """Seconds without a watcher after which the job is cancelled; None: it outlives its watchers."""
+        self.retention = retention
+        self.priority = priority
         self.state = JobState.QUEUED
         self.create_time = time.time()
         self.start_time: float | None = None
@@ -97,6 +105,9 @@ class Job:
         self.stats: Stats | None = None
         self.cancel_requested = False
         self.watchers = 0
+        self.previews: tuple[PreviewImage, ...] = ()
+        self.preview_seq = 0
+        """The seq of the step event that the newest previews belong to. Older ones are not kept."""
         self._entries: list[Entry] = []
         self._waiters: set[asyncio.Future[None]] = set()
 
@@ -129,6 +140,10 @@ class Job:
         match event:
             case Started():
                 self.state, self.start_time = JobState.RUNNING, now
+            case Preempted():
+                self.state, self.eta = JobState.PREEMPTED, None
+            case Resumed():
+                self.state = JobState.RUNNING
             case Step():
                 self.step, self.eta = event.step, event.eta
             case Done():

@@ -6,18 +6,32 @@ import time
 
 from omni_grpc.engine.jobs import Job
 from omni_grpc.plan import Decoded, Media, Prepared, Progress
-from omni_grpc.request import Artifact, Done, Effective, Encoded, RequestWarning, Started, Stats, Step
+from omni_grpc.request import (
+    Artifact,
+    Done,
+    Effective,
+    Encoded,
+    Preempted,
+    RequestWarning,
+    Resumed,
+    Started,
+    Stats,
+    Step,
+)
 
 
 class Run:
     """The clock and the counters of one job. Times in seconds."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, run_timeout: float | None = None) -> None:
         self.job = job
+        self.run_timeout = run_timeout
         self._clock = time.monotonic
         self._created = self._clock()
         self._started: float | None = None
         self._denoise_started = 0.0
+        self._aside = 0.0
+        self._preempted_at = 0.0
         self._encode = 0.0
         self._denoise = 0.0
         self._decode = 0.0
@@ -46,7 +60,7 @@ class Run:
         return Encoded(elapsed=report.elapsed, prompt_tokens=report.prompt_tokens)
 
     def stepped(self, progress: Progress, elapsed: float) -> Step:
-        self._denoise = self._clock() - self._denoise_started
+        self._denoise = self._clock() - self._denoise_started - self._aside
         self._evals += progress.evals
         mean = self._denoise / progress.step
         return Step(
@@ -59,7 +73,17 @@ class Run:
             eta=mean * (progress.total - progress.step),
             rows=progress.rows,
             rows_reused=progress.rows_reused,
+            evals=progress.evals,
         )
+
+    def preempted(self, reason: str, position: int) -> Preempted:
+        self._preempted_at = self._clock()
+        return Preempted(completed_steps=self.job.step, reason=reason, position=position)
+
+    def resumed(self) -> Resumed:
+        wait = self._clock() - self._preempted_at
+        self._aside += wait
+        return Resumed(completed_steps=self.job.step, wait=wait)
 
     def artifact(self, media: Media) -> Artifact:
         artifact = Artifact(

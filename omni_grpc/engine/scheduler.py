@@ -1,17 +1,25 @@
-"""What runs next. Pure Python: it sees ids and phases, never tensors, time or events.
+"""What runs next. Pure Python: it sees ids, ranks and token counts, never tensors, clocks or events.
 
 A job waits, is prepared, takes steps with the other running jobs, is decoded, and is gone. Each phase has one lane in
 the worker; a lane is busy from the plan that fills it to the report that frees it, so that a long encode or decode
 never holds up the steps of the others.
+
+Two rules share the steps. Rank comes first: a job that outranks others takes its steps before them, and they are
+preempted until it is done. Among equals, whoever has received the least service goes first, in virtual time (weighted
+fair queueing, Demers et al. 1989): where a step is limited in time, big jobs and small ones take turns, and a stream of
+either cannot starve the other.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from collections import deque
+import itertools
+from collections.abc import Iterable
 
+from omni_grpc.engine.policy import POLICIES, Claim
 from omni_grpc.errors import ResourceExhausted
-from omni_grpc.plan import Plan
+from omni_grpc.plan import CostModel, Plan
 from omni_grpc.request import Request
 
 
@@ -31,95 +39,199 @@ class Lane(enum.StrEnum):
     DECODE = "decode"
 
 
-class Scheduler:
-    """First come, first served. Every job it holds is in exactly one phase."""
+@dataclasses.dataclass(slots=True, eq=False)
+class Item:
+    """A job in the scheduler. `service` is the predicted milliseconds it has received, counted from its fair start."""
 
-    def __init__(self, max_queue: int, max_num_seqs: int) -> None:
+    request: Request
+    rank: float
+    arrival: int
+    phase: Phase = Phase.WAITING
+    rows: tuple[int, ...] = ()
+    service: float = 0.0
+    preempted: bool = False
+
+    @property
+    def order(self) -> tuple[float, int]:
+        return (self.rank, self.arrival)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decision:
+    """A plan, and the jobs whose steps it stops or takes up again."""
+
+    plan: Plan
+    preempted: tuple[str, ...] = ()
+    resumed: tuple[str, ...] = ()
+
+
+class Scheduler:
+    """Every job it holds is in exactly one phase.
+
+    At most `max_num_seqs` jobs share a step, and no job joins one that it would make longer than `max_step_ms`; a job
+    that is longer than that alone takes its steps alone. The states of preempted jobs stay in the worker, so at most
+    2 * max_num_seqs jobs are prepared or running at any time.
+    """
+
+    def __init__(
+        self, max_queue: int, max_num_seqs: int, *, policy: str = "fcfs", max_step_ms: float | None = None
+    ) -> None:
         self.max_queue = max_queue
         self.max_num_seqs = max_num_seqs
-        self._waiting: deque[Request] = deque()
-        self._phase: dict[str, Phase] = {}
+        self.max_step_ms = max_step_ms
+        self.cost = CostModel()
+        self._rank = POLICIES[policy]
+        self._items: dict[str, Item] = {}
+        self._arrivals = itertools.count()
+        self._clock = 0.0
         self._busy: set[Lane] = set()
         self._dropped: list[str] = []
 
     def __contains__(self, job_id: str) -> bool:
-        return job_id in self._phase
+        return job_id in self._items
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._in(Phase.WAITING))
 
     @property
     def active(self) -> int:
         """Jobs that have left the queue and are not gone."""
-        return len(self._phase) - len(self._waiting)
+        return len(self._items) - self.waiting
+
+    def busy(self, lane: Lane) -> bool:
+        return lane in self._busy
 
     def position(self, job_id: str) -> int:
-        """Jobs before this one in the queue; 0 for a job that has left it."""
-        return next((i for i, request in enumerate(self._waiting) if request.id == job_id), 0)
+        """Jobs that leave the queue before this one; 0 for a job that has left it."""
+        item = self._items.get(job_id)
+        if item is None or item.phase is not Phase.WAITING:
+            return 0
+        return sum(other.order < item.order for other in self._in(Phase.WAITING))
 
     def phase(self, job_id: str) -> Phase:
-        return self._phase[job_id]
+        return self._items[job_id].phase
 
-    def add(self, request: Request) -> None:
-        """Puts a job at the end of the queue. Raises ResourceExhausted (QUEUE_FULL) where there is no room."""
-        if len(self._waiting) >= self.max_queue:
+    def add(self, request: Request, claim: Claim = Claim()) -> None:  # noqa: B008 - frozen
+        """Puts a job in the queue. Raises ResourceExhausted (QUEUE_FULL) where there is no room."""
+        if self.waiting >= self.max_queue:
             raise ResourceExhausted(
                 f"{self.max_queue} jobs are waiting, the most this server keeps; retry later",
                 reason="QUEUE_FULL",
                 retry_after=1.0,
             )
-        self._waiting.append(request)
-        self._phase[request.id] = Phase.WAITING
+        self._items[request.id] = Item(request, self._rank(claim), next(self._arrivals))
 
-    def plan(self) -> Plan:
+    def plan(self) -> Decision:
         """What every free lane does now. The lanes it fills are busy until `free`."""
-        admit: tuple[Request, ...] = ()
-        in_flight = sum(phase in (Phase.PREPARING, Phase.RUNNING) for phase in self._phase.values())
-        if self._waiting and Lane.PREPARE not in self._busy and in_flight < self.max_num_seqs:
-            admit = (self._waiting.popleft(),)
-            self._phase[admit[0].id] = Phase.PREPARING
-            self._busy.add(Lane.PREPARE)
-        step = self._ids(Phase.RUNNING) if Lane.STEP not in self._busy else ()
-        if step:
-            self._busy.add(Lane.STEP)
-        decode = self._ids(Phase.DECODE_QUEUED)[:1] if Lane.DECODE not in self._busy else ()
-        for job_id in decode:
-            self._phase[job_id] = Phase.DECODING
-            self._busy.add(Lane.DECODE)
+        admit = self._admit() if Lane.PREPARE not in self._busy else ()
+        step, preempted, resumed = self._step() if Lane.STEP not in self._busy else ((), (), ())
+        decode = self._decode() if Lane.DECODE not in self._busy else ()
         dropped, self._dropped = tuple(self._dropped), []
-        return Plan(admit=admit, step=step, decode=decode, drop=dropped)
+        plan = Plan(admit=admit, step=step, decode=decode, drop=dropped)
+        return Decision(plan, preempted=preempted, resumed=resumed)
 
     def free(self, lane: Lane) -> None:
         """The worker reported: its lane can take more."""
         self._busy.remove(lane)
 
-    def move(self, job_id: str, phase: Phase) -> None:
-        """A job enters the next phase. One that was removed meanwhile stays away."""
-        if job_id in self._phase:
-            self._phase[job_id] = phase
+    def prepared(self, job_id: str, rows: tuple[int, ...]) -> None:
+        """A job can be stepped; `rows` are the tokens of each of its rows. One that was removed stays away."""
+        if (item := self._items.get(job_id)) is not None:
+            item.phase, item.rows, item.service = Phase.RUNNING, rows, self._clock
+
+    def denoised(self, job_id: str) -> None:
+        """A job has taken its last step. One that was removed stays away."""
+        if (item := self._items.get(job_id)) is not None:
+            item.phase = Phase.DECODE_QUEUED
 
     def finish(self, job_id: str) -> None:
         """A job is over in the worker too: it ended, or broke and was forgotten there."""
-        self._phase.pop(job_id, None)
+        self._items.pop(job_id, None)
 
     def remove(self, job_id: str) -> Phase:
         """Takes a job out and returns its phase. The next plan tells the worker to drop what it holds."""
-        phase = self._phase.pop(job_id)
-        if phase is Phase.WAITING:
-            self._waiting = deque(request for request in self._waiting if request.id != job_id)
-        else:
+        phase = self._items.pop(job_id).phase
+        if phase is not Phase.WAITING:
             self._dropped.append(job_id)
         return phase
 
     def reset(self) -> list[str]:
         """The worker is gone: no lane is busy, and every job it held is returned and forgotten."""
-        lost = [job_id for job_id, phase in self._phase.items() if phase is not Phase.WAITING]
+        lost = [job_id for job_id, item in self._items.items() if item.phase is not Phase.WAITING]
         for job_id in lost:
-            del self._phase[job_id]
+            del self._items[job_id]
         self._busy.clear()
         self._dropped.clear()
         return lost
 
-    def _ids(self, phase: Phase) -> tuple[str, ...]:
-        return tuple(job_id for job_id, its in self._phase.items() if its is phase)
+    def predicted_ms(self, job_ids: Iterable[str]) -> float:
+        """What the cost model says of a step of these jobs; 0 for none."""
+        rows = [tokens for job_id in job_ids for tokens in self._items[job_id].rows]
+        return self.cost.step_ms(rows) if rows else 0.0
+
+    def _admit(self) -> tuple[Request, ...]:
+        """The first in the queue, where there is room for it or it outranks somebody who runs."""
+        queue = self._in(Phase.WAITING)
+        if not queue:
+            return ()
+        first = min(queue, key=lambda item: item.order)
+        inside = self._in(Phase.PREPARING, Phase.RUNNING)
+        ahead = [item for item in inside if item.rank <= first.rank]
+        if len(ahead) >= self.max_num_seqs or len(inside) >= 2 * self.max_num_seqs:
+            return ()
+        first.phase = Phase.PREPARING
+        self._busy.add(Lane.PREPARE)
+        return (first.request,)
+
+    def _step(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """The jobs of the next step, and those that are preempted by it or come back with it."""
+        running = sorted(self._in(Phase.RUNNING), key=lambda item: (item.rank, item.service, item.arrival))
+        if not running:
+            return (), (), ()
+        chosen: list[Item] = []
+        for item in running:
+            if len(chosen) < self.max_num_seqs and (not chosen or self._fits([*chosen, item])):
+                chosen.append(item)
+        self._charge(chosen, len(running))
+        best = chosen[0].rank
+        preempted = [item for item in running if item not in chosen and item.rank > best and not item.preempted]
+        resumed = [item for item in chosen if item.preempted]
+        for item in preempted:
+            item.preempted = True
+        for item in resumed:
+            item.preempted = False
+        self._busy.add(Lane.STEP)
+        # in order of arrival, so that the batch stays the same from step to step and its packed constants can be kept
+        return _ids(sorted(chosen, key=lambda item: item.arrival)), _ids(preempted), _ids(resumed)
+
+    def _charge(self, chosen: list[Item], running: int) -> None:
+        """Divides the time of a step among those who take it. The clock is what a job would have by now that had always
+        received its fair share: a new job starts there, so that it owes nothing and is owed nothing.
+        """
+        total = self.predicted_ms(item.request.id for item in chosen)
+        alone = [self.cost.step_ms(item.rows) for item in chosen]
+        for item, own in zip(chosen, alone, strict=True):
+            item.service += total * own / sum(alone)
+        self._clock += total / running
+
+    def _fits(self, items: list[Item]) -> bool:
+        if self.max_step_ms is None:
+            return True
+        return self.cost.step_ms([tokens for item in items for tokens in item.rows]) <= self.max_step_ms
+
+    def _decode(self) -> tuple[str, ...]:
+        queue = self._in(Phase.DECODE_QUEUED)
+        if not queue:
+            return ()
+        first = min(queue, key=lambda item: item.order)
+        first.phase = Phase.DECODING
+        self._busy.add(Lane.DECODE)
+        return (first.request.id,)
+
+    def _in(self, *phases: Phase) -> list[Item]:
+        return [item for item in self._items.values() if item.phase in phases]
+
+
+def _ids(items: Iterable[Item]) -> tuple[str, ...]:
+    return tuple(item.request.id for item in items)

@@ -1,8 +1,8 @@
-"""From states to one packed batch, and through one step of it."""
+"""From states to one packed batch, and from its predictions back to states."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ def assemble(states: Sequence[State], layouts: LayoutCache, previous: Rows | Non
     Bound are "latents", each constant of the branches' conds, and one step's slice of each of their tables. `previous`
     is the batch of the step before: where the rows are the same, its packed constants are used again.
     """
-    owners = [(state, branch) for state in states for branch in state.cond]
+    owners = [(state, branch) for state in states for branch in state.branches]
     conds = [state.cond[branch] for state, branch in owners]
     rows = Rows(owners, [cond.row for cond in conds], layouts)
     rows.bind(LATENTS, states[0].stream, [state.latents for state, _ in owners])
@@ -35,12 +35,20 @@ def assemble(states: Sequence[State], layouts: LayoutCache, previous: Rows | Non
     return rows
 
 
-def step(pipeline: Pipeline, rows: Rows) -> list[tuple[State, Outcome]]:
-    """One step of every state of the batch: predict once for all rows, then guide and advance each state."""
+def predict(pipeline: Pipeline, rows: Rows) -> dict[State, dict[str, Tensor]]:
+    """One forward for all rows: state -> branch -> prediction [T, C]. No state is changed."""
     predictions: dict[State, dict[str, Tensor]] = {}
     stream = rows.stream(rows.bound[LATENTS][0])
     for (state, branch), prediction in zip(rows.owners, stream.split(pipeline.predict(rows)), strict=True):
         predictions.setdefault(state, {})[branch] = prediction
-    return [
-        (state, pipeline.advance(state, combine(branches, state.guidance))) for state, branches in predictions.items()
-    ]
+    return predictions
+
+
+def advance(pipeline: Pipeline, state: State, predictions: Mapping[str, Tensor]) -> Outcome:
+    """Guides one state and moves it on, given the predictions of its branches."""
+    return pipeline.advance(state, combine(predictions, state.guidance))
+
+
+def step(pipeline: Pipeline, rows: Rows) -> list[tuple[State, Outcome]]:
+    """One whole step of every state of the batch."""
+    return [(state, advance(pipeline, state, branches)) for state, branches in predict(pipeline, rows).items()]

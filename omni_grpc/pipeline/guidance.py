@@ -12,7 +12,7 @@ from omni_grpc.request import Guidance, GuidanceNorm
 
 
 def combine(predictions: Mapping[str, Tensor], guidance: Guidance) -> Tensor:
-    """Classifier-free guidance (https://arxiv.org/abs/2207.12598): uncond + s * (cond - uncond), then the norm.
+    """Classifier-free guidance (https://arxiv.org/abs/2207.12598): uncond + s * (cond - uncond), rescaled, then normed.
 
     predictions: branch -> [T, C]. With the conditional branch alone, that is the result.
     """
@@ -20,7 +20,16 @@ def combine(predictions: Mapping[str, Tensor], guidance: Guidance) -> Tensor:
     if UNCOND not in predictions:
         return cond
     uncond = predictions[UNCOND]
-    return _NORMS[guidance.norm](uncond + guidance.true_cfg_scale * (cond - uncond), cond)
+    guided = uncond + guidance.true_cfg_scale * (cond - uncond)
+    if guidance.rescale:
+        guided = _rescale(guided, cond, guidance.rescale)
+    return _NORMS[guidance.norm](guided, cond)
+
+
+def _rescale(guided: Tensor, cond: Tensor, share: float) -> Tensor:
+    """https://arxiv.org/abs/2305.08891, eq. 15 and 16: the standard deviations are over one whole output."""
+    factor = cond.std() / guided.std()
+    return torch.lerp(guided, guided * factor, share)
 
 
 def _renorm(guided: Tensor, cond: Tensor) -> Tensor:

@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Grid:
+    """How the tokens of one output lie in its picture: height x width tokens, each of patch x patch latent pixels."""
+
+    height: int
+    width: int
+    patch: int
+
+    @property
+    def tokens(self) -> int:
+        return self.height * self.width
+
+    def image(self, tokens: Tensor) -> Tensor:
+        """[height * width, C * patch * patch] -> [C, patch * height, patch * width]."""
+        return unpack(tokens, self.height, self.width, self.patch)
 
 
 def pack(latents: Tensor, patch: int) -> Tensor:

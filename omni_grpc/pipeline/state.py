@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.nn.rows import Row
+from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Schedule
 from omni_grpc.request import Guidance, Request
 
@@ -41,7 +42,8 @@ class Cond:
 class State:
     """One output of one request, from prepare to decode.
 
-    latents: [T, C], the tokens being denoised, packed by `stream`. index: the step that comes next.
+    latents: [T, C], the tokens being denoised, packed by `stream`; `grid` says how they lie in the picture.
+    index: the step that comes next.
     slots: what features keep from step to step, by (feature, branch); what is kept there owns its memory.
     prompt_tokens: tokens of the prompt that condition the output. dropped_tokens: per prompt field, how many did not
     fit.
@@ -52,6 +54,7 @@ class State:
     seed: int
     generator: torch.Generator
     latents: Tensor
+    grid: Grid
     schedule: Schedule
     guidance: Guidance
     stream: str = "img"
@@ -60,3 +63,10 @@ class State:
     slots: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
     prompt_tokens: int = 0
     dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def branches(self) -> tuple[str, ...]:
+        """The branches of the next step: outside of the guidance interval the conditional one is enough."""
+        if UNCOND in self.cond and not self.guidance.covers(self.index, self.schedule.steps):
+            return (COND,)
+        return tuple(self.cond)

@@ -99,6 +99,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             queued_by_model={self._engine.checkpoint.name: stats.queued},
             artifact_bytes=stats.artifact_bytes,
             time=convert.timestamp(time.time()),
+            worker_restarts=stats.worker_restarts,
+            step_cost=admin_pb2.StepCost(
+                fixed_ms=stats.cost.fixed,
+                token_ms=stats.cost.token,
+                pair_ms=stats.cost.pair,
+                error=stats.cost_error,
+            ),
         )
 
     def _recent_steps(self, since: float) -> int:

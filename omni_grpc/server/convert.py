@@ -43,6 +43,9 @@ def guidance(value: Guidance) -> sampling_pb2.Guidance:
         scale=value.scale,
         true_cfg_scale=value.true_cfg_scale,
         norm=f"GUIDANCE_NORM_{value.norm.value}",
+        rescale=value.rescale,
+        interval_start=value.interval_start,
+        interval_end=value.interval_end,
     )
 
 

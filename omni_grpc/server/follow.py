@@ -10,6 +10,9 @@ from omni_grpc.engine import Engine, Entry, Job
 from omni_grpc.errors import OutOfRange
 from omni_grpc.request import Decoding, Step
 
+MAX_BEHIND = 8
+"""Steps that a follower may be behind before those in between are left out."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Update:
@@ -44,6 +47,10 @@ class Pace:
             self._next = self._clock() + self._interval
         return self._send(entry)
 
+    def skip(self) -> None:
+        """Counts a progress entry that the follower was too slow for."""
+        self._missed += 1
+
     def due(self) -> float | None:
         """Seconds until the entry that is held back can go; None where there is none."""
         return None if self._held is None else max(0.0, self._next - self._clock())
@@ -76,15 +83,22 @@ async def follow(
 ) -> AsyncGenerator[Update | None]:
     """The entries of a job with a greater seq, to its end; None after every `heartbeat` seconds of silence.
 
-    While this runs it counts as a watcher of the job: close it (aclosing) for the job's disconnect grace to begin.
+    What is there when it begins comes whole. Afterwards a follower that falls more than MAX_BEHIND steps behind gets
+    the newest of them alone; other entries are never left out. While this runs it counts as a watcher of the job: close
+    it (aclosing) for the job's disconnect grace to begin.
     """
     pace = Pace(interval)
-    seq = after_seq
+    seq, replayed = after_seq, job.last_seq
     with engine.watching(job):
         while True:
-            for entry in job.entries[seq:]:
+            backlog = job.entries[seq:]
+            steps = [entry.seq for entry in backlog if isinstance(entry.event, Step) and entry.seq > replayed]
+            late = set(steps[:-1]) if len(steps) > MAX_BEHIND else ()
+            for entry in backlog:
                 seq = entry.seq
-                if (update := pace.take(entry)) is not None:
+                if seq in late:
+                    pace.skip()
+                elif (update := pace.take(entry)) is not None:
                     yield update
             if job.state.terminal and seq == job.last_seq:
                 return

@@ -54,7 +54,7 @@ class Health:
         ready = _status(state is EngineState.READY)
         for service in self._services:
             await self.servicer.set(service, ready)
-        # a dead worker does not come back: only a restart of the process helps
+        # a dead worker is started again, so that only one that never loaded calls for a restart of the process
         await self.servicer.set(LIVENESS, _status(state is not EngineState.FAILED))
 
 

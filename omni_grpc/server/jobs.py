@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, NoReturn
@@ -22,6 +23,14 @@ from omni_grpc.server.watch import Watch
 from omni_grpc.v1 import event_pb2, job_pb2, job_pb2_grpc
 
 MAX_REASON_CHARS = 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Look:
+    """How a watcher wants to see a job: least seconds between two progress events, and whether with previews."""
+
+    interval: float
+    previews: bool
 
 
 class JobService(job_pb2_grpc.JobServiceServicer):
@@ -69,14 +78,17 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         interval = reader.seconds("min_progress_interval", request) or 0.0
         reader.check()
         after_seq = check_cursor(job, request.after_seq)
-        async with aclosing(self._watch.events(job, after_seq, inline=inline, interval=interval)) as events:
+        events = self._watch.events(
+            job, after_seq, inline=inline, interval=interval, previews=not request.omit_previews
+        )
+        async with aclosing(events):
             async for event in events:
                 yield job_pb2.WatchJobResponse(event=event)
 
     async def WatchJobs(
         self, request: job_pb2.WatchJobsRequest, context: Any
     ) -> AsyncGenerator[job_pb2.WatchJobsResponse]:
-        interval = self._check_watch(request)
+        look = self._check_watch(request)
         named = [self._engine.jobs.get(job_id) for job_id in dict.fromkeys(request.job_ids)]
         cursors = {
             job_id: check_cursor(self._engine.jobs.get(job_id), after_seq)
@@ -87,9 +99,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         heartbeat = self._engine.config.server.heartbeat_interval
         async with Merged[job_pb2.WatchJobsResponse]() as merged:
             for job in named:
-                merged.add(self._updates(job, cursors.get(job.id), interval))
+                merged.add(self._updates(job, cursors.get(job.id), look))
             if request.label_selector:
-                merged.add(self._select(request.label_selector, {job.id for job in named}, cursors, interval, merged))
+                merged.add(self._select(request.label_selector, {job.id for job in named}, cursors, look, merged))
             while True:
                 try:
                     update = await merged.next(heartbeat)
@@ -130,39 +142,38 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 self._intake.refuse(audio.model, audio.prompt, Task.TEXT_TO_AUDIO)
         raise refused("task", "is required: set one of generate_image, edit_image, generate_video, generate_audio")
 
-    def _check_watch(self, request: job_pb2.WatchJobsRequest) -> float:
-        """The interval of a WatchJobs, whose other fields are in order."""
+    def _check_watch(self, request: job_pb2.WatchJobsRequest) -> Look:
+        """How the caller of a WatchJobs wants to see its jobs; its other fields are in order."""
         reader = Reader()
         if not request.job_ids and not request.label_selector:
             reader.refuse("job_ids, label_selector", "are both empty; name jobs, or labels that they have")
         interval = reader.seconds("min_progress_interval", request) or 0.0
         reader.check()
-        return interval
+        return Look(interval=interval, previews=not request.omit_previews)
 
     def _selected(self, labels: Mapping[str, str]) -> list[Job]:
         return self._engine.jobs.newest(labels=labels) if labels else []
 
-    async def _updates(
-        self, job: Job, after_seq: int | None, interval: float
-    ) -> AsyncGenerator[job_pb2.WatchJobsResponse]:
+    async def _updates(self, job: Job, after_seq: int | None, look: Look) -> AsyncGenerator[job_pb2.WatchJobsResponse]:
         """The updates of one job: from a cursor on, or from a snapshot."""
         if after_seq is None:
             # taken together, so that the events go on exactly where the snapshot ends
             after_seq, snapshot = job.last_seq, self._messages.job(job)
             with self._engine.watching(job):
                 yield job_pb2.WatchJobsResponse(snapshot=snapshot)
-        updates = follow(self._engine, job, after_seq, interval=interval, heartbeat=None)
+        updates = follow(self._engine, job, after_seq, interval=look.interval, heartbeat=None)
         async with aclosing(updates):
             async for update in updates:
                 if update is not None:
-                    yield job_pb2.WatchJobsResponse(event=self._messages.event(job, update))
+                    event = self._messages.event(job, update, previews=look.previews)
+                    yield job_pb2.WatchJobsResponse(event=event)
 
     async def _select(
         self,
         labels: Mapping[str, str],
         seen: set[str],
         cursors: Mapping[str, int],
-        interval: float,
+        look: Look,
         merged: Merged[job_pb2.WatchJobsResponse],
     ) -> AsyncGenerator[job_pb2.WatchJobsResponse]:
         """Adds every job that has the labels to the watch, as it comes. Ends only with the server."""
@@ -171,7 +182,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             for job in reversed(self._selected(labels)):
                 if job.id not in seen:
                     seen.add(job.id)
-                    merged.add(self._updates(job, cursors.get(job.id), interval))
+                    merged.add(self._updates(job, cursors.get(job.id), look))
             await self._changes.wait(count)
         raise Unavailable("the server was stopped; watch again", reason="SERVER_STOPPED")
         yield  # never reached: it makes this a stream, like those it stands beside

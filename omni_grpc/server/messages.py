@@ -30,6 +30,8 @@ class Messages:
             request.Started: ("started", _started),
             request.Encoded: ("encode_done", _encoded),
             request.Step: ("step_progress", _step),
+            request.Preempted: ("preempted", _preempted),
+            request.Resumed: ("resumed", _resumed),
             request.Decoding: ("decode_progress", _decoding),
             request.ArtifactReady: ("artifact_ready", self._artifact_ready),
             request.Done: ("completed", self._completed),
@@ -39,8 +41,8 @@ class Messages:
 
     # --- events ---------------------------------------------------------------------------------------------------
 
-    def event(self, job: Job, update: Update) -> event_pb2.JobEvent:
-        """One entry of a job's log."""
+    def event(self, job: Job, update: Update, *, previews: bool = True) -> event_pb2.JobEvent:
+        """One entry of a job's log. The newest step comes with its previews, where the job has some."""
         entry = update.entry
         arm, convert_event = self._arms[type(entry.event)]
         result = event_pb2.JobEvent(
@@ -51,6 +53,8 @@ class Messages:
             client_job_id=job.client_job_id,
         )
         getattr(result, arm).CopyFrom(convert_event(job, entry.event, entry.time))
+        if previews and entry.seq == job.preview_seq:
+            result.step_progress.previews.extend(map(_preview, job.previews))
         return result
 
     def heartbeat(self, job: Job | None = None) -> event_pb2.JobEvent:
@@ -155,6 +159,7 @@ class Messages:
             warnings=convert.warnings(job.warnings),
             client_job_id=job.client_job_id,
             request_id=job.request_id,
+            priority=job.priority,
             retryable=job.failure is not None and job.failure.retryable,
         )
 
@@ -196,9 +201,22 @@ def _step(job: Job, event: request.Step, at: float) -> event_pb2.StepProgress:
         timestep=event.timestep,
         rows_total=event.rows,
         rows_reused=event.rows_reused,
-        # a plan's step is one forward
-        evals=1,
+        evals=event.evals,
     )
+
+
+def _preview(value: request.PreviewImage) -> event_pb2.Preview:
+    return event_pb2.Preview(
+        index=value.index, mime_type=value.mime_type, data=value.data, width=value.width, height=value.height
+    )
+
+
+def _preempted(job: Job, event: request.Preempted, at: float) -> event_pb2.Preempted:
+    return event_pb2.Preempted(completed_steps=event.completed_steps, reason=event.reason, position=event.position)
+
+
+def _resumed(job: Job, event: request.Resumed, at: float) -> event_pb2.Resumed:
+    return event_pb2.Resumed(completed_steps=event.completed_steps, wait=convert.duration(event.wait))
 
 
 def _decoding(job: Job, event: request.Decoding, at: float) -> event_pb2.DecodeProgress:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from omni_grpc.engine import Engine, EngineState
-from omni_grpc.errors import Code, Failure, NotFound
+from omni_grpc.errors import NotFound
 from omni_grpc.request import ImageFormat
 from omni_grpc.resolve import Facts
 from omni_grpc.server import convert
@@ -14,7 +14,7 @@ from omni_grpc.server.failures import status
 from omni_grpc.server.requests import NAMED_TASKS, Reader, refused
 from omni_grpc.server.served import GENERATE_IMAGE, unserved_paths
 from omni_grpc.spec import GuidanceKind
-from omni_grpc.v1 import generation_pb2, model_pb2, model_pb2_grpc, sampling_pb2
+from omni_grpc.v1 import generation_pb2, model_pb2, model_pb2_grpc, options_pb2, sampling_pb2
 
 SCALES = (0.0, 100.0)
 """What `resolve.RULES` allows for both guidance scales."""
@@ -22,16 +22,12 @@ SCALES = (0.0, 100.0)
 STATES: Mapping[EngineState, model_pb2.ModelState] = {
     EngineState.STARTING: model_pb2.MODEL_STATE_LOADING,
     EngineState.READY: model_pb2.MODEL_STATE_READY,
+    EngineState.RESTARTING: model_pb2.MODEL_STATE_LOADING,
     # it takes no more jobs, and is about to leave memory
     EngineState.DRAINING: model_pb2.MODEL_STATE_AVAILABLE,
     EngineState.STOPPED: model_pb2.MODEL_STATE_AVAILABLE,
     EngineState.FAILED: model_pb2.MODEL_STATE_FAILED,
 }
-WORKER_GONE = Failure(
-    code=Code.UNAVAILABLE,
-    reason="WORKER_DIED",
-    message="the worker of this model died and does not come back; restart the server, whose log says why it died",
-)
 
 
 class ModelService(model_pb2_grpc.ModelServiceServicer):
@@ -76,8 +72,9 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             dtype=ready.dtype if ready else "",
             family=checkpoint.spec.family,
             pipeline=checkpoint.spec.name,
+            preview_methods=[options_pb2.PREVIEW_METHOD_NONE, options_pb2.PREVIEW_METHOD_LATENT_RGB],
             image_formats=[convert.image_format(kind) for kind in ImageFormat],
-            error=status(WORKER_GONE) if state is EngineState.FAILED else None,
+            error=status(self._engine.failure) if self._engine.failure else None,
             weight_bytes=ready.weight_bytes if ready else 0,
         )
 

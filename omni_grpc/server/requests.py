@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import time
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from google.protobuf.message import Message
 
 from omni_grpc.engine import Submission
 from omni_grpc.errors import InvalidArgument, Violation
-from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Task
+from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Preview, Task
 from omni_grpc.server.served import GENERATE_IMAGE, refuse_unserved
 from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, options_pb2, sampling_pb2
 
@@ -21,6 +22,9 @@ T = TypeVar("T")
 
 MAX_ID_CHARS = 128
 MAX_LABELS = 64
+MAX_PRIORITY = 100
+MAX_RETENTION = 24 * 3600.0
+"""Longest time, in seconds, that a request may have its job kept."""
 
 NORMS: Mapping[int, GuidanceNorm | None] = {
     sampling_pb2.GUIDANCE_NORM_UNSPECIFIED: None,
@@ -44,6 +48,14 @@ INLINE: Mapping[int, bool | None] = {
     options_pb2.ARTIFACT_DELIVERY_UNSPECIFIED: None,
     options_pb2.ARTIFACT_DELIVERY_INLINE_CHUNKS: True,
     options_pb2.ARTIFACT_DELIVERY_REFERENCE: False,
+}
+PREVIEWS: Mapping[int, bool] = {
+    options_pb2.PREVIEW_METHOD_UNSPECIFIED: False,
+    options_pb2.PREVIEW_METHOD_NONE: False,
+    options_pb2.PREVIEW_METHOD_LATENT_RGB: True,
+}
+PREVIEW_FORMATS: Mapping[int, ImageFormat | None] = {
+    number: kind for number, kind in IMAGE_FORMATS.items() if kind is not ImageFormat.RAW_RGB8
 }
 NAMED_TASKS: Mapping[int, Task] = {
     number: Task(name.removeprefix("TASK_"))
@@ -96,6 +108,12 @@ class Reader:
         name = kind.Name(value) if value in kind.values() else str(value)
         self.refuse(field, f"{name} is not served; served: {known}")
         return None
+
+    def number(self, field: str, value: int, low: int, high: int) -> int:
+        if not low <= value <= high:
+            nearest = min(max(value, low), high)
+            self.refuse(field, f"{value} is outside {low}..{high}; nearest legal value: {nearest}")
+        return value
 
     def seconds(self, field: str, message: Message) -> float | None:
         """A Duration field in seconds, None where it is not set. Negative ones are refused."""
@@ -161,11 +179,28 @@ def _image_draft(request: generation_pb2.GenerateImageRequest, reader: Reader) -
             scale=_given(guidance, "scale"),
             true_cfg_scale=_given(guidance, "true_cfg_scale"),
             norm=reader.choice("sampling.guidance.norm", sampling_pb2.GuidanceNorm, guidance.norm, NORMS),
+            rescale=_given(guidance, "rescale"),
+            interval_start=_given(guidance, "interval_start"),
+            interval_end=_given(guidance, "interval_end"),
         ),
         seeds=tuple(sampling.seeds) if seed is None else (seed,),
         num_outputs=_given(sampling, "num_outputs"),
         output_format=reader.choice("output_format", media_pb2.ImageFormat, request.output_format, IMAGE_FORMATS),
+        preview=_preview(request.options.preview, reader),
     )
+
+
+def _preview(options: options_pb2.PreviewOptions, reader: Reader) -> Preview | None:
+    """The previews that are asked for; None where there are to be none."""
+    wanted = reader.choice("options.preview.method", options_pb2.PreviewMethod, options.method, PREVIEWS)
+    picture = reader.choice("options.preview.format", media_pb2.ImageFormat, options.format, PREVIEW_FORMATS)
+    given = {"every_steps": _given(options, "every_steps"), "max_edge": _given(options, "max_edge_px")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not wanted:
+        if given or options.format:
+            reader.refuse("options.preview.method", "makes no previews; PREVIEW_METHOD_LATENT_RGB makes some")
+        return None
+    return Preview(format=picture or ImageFormat.WEBP, **given)
 
 
 def _with_options(
@@ -191,10 +226,31 @@ def _with_options(
         request_id=reader.text("options.request_id", options.request_id, MAX_ID_CHARS),
         fingerprint=fingerprint,
         client_job_id=reader.text("options.client_job_id", options.client_job_id, MAX_ID_CHARS),
+        priority=reader.number("options.priority", _given(options, "priority") or 0, -MAX_PRIORITY, MAX_PRIORITY),
+        queue_timeout=reader.seconds("options.queue_timeout", options),
+        run_timeout=reader.seconds("options.run_timeout", options),
+        deadline=_deadline(options, reader),
+        retention=_retention(options, reader),
         cancel_on_disconnect=cancels,
         disconnect_grace=grace,
     )
     return Asked(submission, inline, interval or 0.0)
+
+
+def _deadline(options: options_pb2.JobOptions, reader: Reader) -> float | None:
+    if not options.HasField("deadline"):
+        return None
+    deadline = options.deadline.seconds + options.deadline.nanos / 1e9
+    if deadline <= time.time():
+        reader.refuse("options.deadline", f"{options.deadline.ToJsonString()} is in the past")
+    return deadline
+
+
+def _retention(options: options_pb2.JobOptions, reader: Reader) -> float | None:
+    seconds = reader.seconds("options.retention", options)
+    if seconds is not None and seconds > MAX_RETENTION:
+        reader.refuse("options.retention", f"{seconds:g} s is too long; nearest legal value: {MAX_RETENTION:g} s")
+    return seconds
 
 
 def _refuse_stream_options(reader: Reader, *, grace: float | None, interval: float | None, inline: bool) -> None:

@@ -28,6 +28,9 @@ GENERATE_IMAGE = frozenset(
         "sampling.guidance.scale",
         "sampling.guidance.true_cfg_scale",
         "sampling.guidance.norm",
+        "sampling.guidance.rescale",
+        "sampling.guidance.interval_start",
+        "sampling.guidance.interval_end",
         "options.request_id",
         "options.client_job_id",
         "options.labels",
@@ -35,6 +38,15 @@ GENERATE_IMAGE = frozenset(
         "options.disconnect_grace",
         "options.delivery",
         "options.min_progress_interval",
+        "options.priority",
+        "options.queue_timeout",
+        "options.run_timeout",
+        "options.deadline",
+        "options.retention",
+        "options.preview.method",
+        "options.preview.every_steps",
+        "options.preview.max_edge_px",
+        "options.preview.format",
     }
 )
 """Paths of GenerateImageRequest. `sampling.cache.off` is here because it is the truth: no step cache is served."""

@@ -21,7 +21,7 @@ class Watch:
         self._heartbeat = engine.config.server.heartbeat_interval
 
     async def events(
-        self, job: Job, after_seq: int, *, inline: bool, interval: float
+        self, job: Job, after_seq: int, *, inline: bool, interval: float, previews: bool = True
     ) -> AsyncGenerator[event_pb2.JobEvent]:
         """Events with a greater seq until the job has ended, a heartbeat in every silence, and with `inline` the bytes.
 
@@ -33,7 +33,7 @@ class Watch:
                 if update is None:
                     yield self._messages.heartbeat(job)
                     continue
-                yield self._messages.event(job, update)
+                yield self._messages.event(job, update, previews=previews)
                 if inline and isinstance(update.entry.event, ArtifactReady):
                     for event in self._messages.chunk_events(job, update, update.entry.event.artifact):
                         yield event

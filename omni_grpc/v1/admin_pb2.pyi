@@ -170,7 +170,7 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., git_sha: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[GpuInfo, _Mapping]]] = ..., max_queue: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., features: _Optional[_Mapping[str, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., replica: _Optional[str] = ..., unserved_rpcs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ServerStats(_message.Message):
-    __slots__ = ("queued", "running", "max_queue", "est_queue_delay", "steps_per_second", "open_streams", "draining", "gpus", "queued_by_model", "artifact_bytes", "time")
+    __slots__ = ("queued", "running", "max_queue", "est_queue_delay", "steps_per_second", "open_streams", "draining", "gpus", "queued_by_model", "artifact_bytes", "time", "worker_restarts", "step_cost")
     class QueuedByModelEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +189,8 @@ class ServerStats(_message.Message):
     QUEUED_BY_MODEL_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_BYTES_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
+    WORKER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    STEP_COST_FIELD_NUMBER: _ClassVar[int]
     queued: int
     running: int
     max_queue: int
@@ -200,7 +202,21 @@ class ServerStats(_message.Message):
     queued_by_model: _containers.ScalarMap[str, int]
     artifact_bytes: int
     time: _timestamp_pb2.Timestamp
-    def __init__(self, queued: _Optional[int] = ..., running: _Optional[int] = ..., max_queue: _Optional[int] = ..., est_queue_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., steps_per_second: _Optional[float] = ..., open_streams: _Optional[int] = ..., draining: bool = ..., gpus: _Optional[_Iterable[_Union[GpuInfo, _Mapping]]] = ..., queued_by_model: _Optional[_Mapping[str, int]] = ..., artifact_bytes: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    worker_restarts: int
+    step_cost: StepCost
+    def __init__(self, queued: _Optional[int] = ..., running: _Optional[int] = ..., max_queue: _Optional[int] = ..., est_queue_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., steps_per_second: _Optional[float] = ..., open_streams: _Optional[int] = ..., draining: bool = ..., gpus: _Optional[_Iterable[_Union[GpuInfo, _Mapping]]] = ..., queued_by_model: _Optional[_Mapping[str, int]] = ..., artifact_bytes: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., worker_restarts: _Optional[int] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ...) -> None: ...
+
+class StepCost(_message.Message):
+    __slots__ = ("fixed_ms", "token_ms", "pair_ms", "error")
+    FIXED_MS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    PAIR_MS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    fixed_ms: float
+    token_ms: float
+    pair_ms: float
+    error: float
+    def __init__(self, fixed_ms: _Optional[float] = ..., token_ms: _Optional[float] = ..., pair_ms: _Optional[float] = ..., error: _Optional[float] = ...) -> None: ...
 
 class GetServerStatsRequest(_message.Message):
     __slots__ = ()

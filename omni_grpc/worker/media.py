@@ -24,13 +24,29 @@ _OPTIONS: Mapping[ImageFormat, Mapping[str, int]] = {
 }
 
 
-def encode(image: Image, format: ImageFormat) -> bytes:
-    """The image as a file of that format; RAW_RGB8 is the pixels alone."""
+_PREVIEW_OPTIONS: Mapping[ImageFormat, Mapping[str, int]] = {
+    ImageFormat.PNG: {"compress_level": 1},
+    ImageFormat.JPEG: {"quality": 75},
+    ImageFormat.WEBP: {"quality": 75, "method": 0},
+}
+
+
+def encode(image: Image, format: ImageFormat, *, preview: bool = False) -> bytes:
+    """The image as a file of that format; RAW_RGB8 is the pixels alone. A preview is small before it is good."""
     if format is ImageFormat.RAW_RGB8:
         return image.tobytes()
     buffer = io.BytesIO()
-    PIL.Image.fromarray(image).save(buffer, format.value, **_OPTIONS[format])
+    options = (_PREVIEW_OPTIONS if preview else _OPTIONS)[format]
+    PIL.Image.fromarray(image).save(buffer, format.value, **options)
     return buffer.getvalue()
+
+
+def fit(image: Image, edge: int) -> Image:
+    """The image scaled so that its longer side is `edge` pixels."""
+    height, width, _ = image.shape
+    scale = edge / max(height, width)
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    return np.asarray(PIL.Image.fromarray(image).resize(size, PIL.Image.Resampling.BICUBIC))
 
 
 def peak_memory_bytes() -> int:

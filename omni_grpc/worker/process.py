@@ -7,11 +7,13 @@ import threading
 from multiprocessing.connection import Connection
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.plan import Report
+from omni_grpc.plan import Beat, Report
 from omni_grpc.spec import Checkpoint
 from omni_grpc.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 1.0
 
 
 def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> None:
@@ -19,7 +21,7 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s worker: %(message)s")
     lock = threading.Lock()
 
-    def send(report: Report) -> None:
+    def send(report: Report | Beat) -> None:
         # the lanes report from threads of their own
         with lock:
             connection.send(report)
@@ -27,8 +29,14 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
     worker = Worker(config, checkpoint, send, prefix)
     worker.start()
     try:
-        while (plan := connection.recv()) is not None:
-            worker.submit(plan)
-    except EOFError:
+        while True:
+            # this thread does no work of its own: while the process lives and the interpreter runs, it beats
+            if not connection.poll(BEAT_SECONDS):
+                send(Beat())
+            elif (plan := connection.recv()) is None:
+                break
+            else:
+                worker.submit(plan)
+    except (EOFError, BrokenPipeError):
         logger.info("the engine is gone, ending")
     worker.close()

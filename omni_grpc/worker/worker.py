@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.plan import Broken, Died, Plan, Prepared, Report
+from omni_grpc.plan import Broken, Died, Plan, Report
 from omni_grpc.request import Request
 from omni_grpc.spec import Checkpoint
 from omni_grpc.worker.build import build
 from omni_grpc.worker.failure import failure
 from omni_grpc.worker.runner import Runner
+from omni_grpc.worker.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -79,16 +80,17 @@ class Worker:
     def _load(self) -> None:
         try:
             pipeline, device, ready = build(self._config, self._checkpoint)
-            self._runner = Runner(pipeline, device, self._prefix)
+            self._runner = Runner(pipeline, device, self._prefix, latent_rgb=self._checkpoint.spec.latent_rgb)
+            cost = warm_up(pipeline, self._checkpoint, device, self._config.worker.warm_up_seconds)
+            ready = dataclasses.replace(ready, cost=cost)
         except Exception as error:  # noqa: BLE001 - whatever keeps the model from loading is reported, not raised in a lane
             self._send(Died(failure=failure(error, f"loading {self._checkpoint.path}")))
         else:
             self._send(ready)
 
     def _run_prepare(self, request: Request) -> None:
-        began = time.monotonic()
         try:
-            tokens, dropped = self._runner.prepare(request)
+            prepared = self._runner.prepare(request)
         except Exception as error:  # noqa: BLE001 - one request's failure is that request's report
             self._runner.drop((request.id,))
             self._send(Broken(id=request.id, phase="prepare", failure=failure(error, f"preparing {request.id}")))
@@ -97,8 +99,7 @@ class Worker:
             wanted = request.id in self._live
         if not wanted:
             self._runner.drop((request.id,))
-        elapsed = time.monotonic() - began
-        self._send(Prepared(id=request.id, elapsed=elapsed, prompt_tokens=tokens, dropped_tokens=dropped))
+        self._send(prepared)
 
     def _run_step(self, ids: tuple[str, ...]) -> None:
         self._send(self._runner.step(ids))

@@ -18,9 +18,15 @@ class ManualExecutor:
     def __init__(self) -> None:
         self.plans: list[Plan] = []
         self.closed = False
+        self.starts = 0
+        self.kills = 0
 
     def start(self, deliver) -> None:
         self.deliver = deliver
+        self.starts += 1
+
+    def kill(self) -> None:
+        self.kills += 1
 
     def submit(self, plan: Plan) -> None:
         self.plans.append(plan)
@@ -33,12 +39,19 @@ class ManualExecutor:
         return self.plans[-1]
 
     def prepared(self, job_id: str, **values: object) -> None:
-        self.deliver(Prepared(**({"id": job_id, "elapsed": 0.1, "prompt_tokens": 5} | values)))
+        self.deliver(Prepared(**({"id": job_id, "elapsed": 0.1, "prompt_tokens": 5, "rows": (10,)} | values)))
 
-    def stepped(self, steps: dict[str, int], total: int = 2, broken: tuple[Broken, ...] = ()) -> None:
+    def stepped(self, steps: dict[str, int], total: int = 2, broken: tuple[Broken, ...] = (), previews=()) -> None:
         progress = tuple(
             Progress(
-                id=job_id, step=step, total=total, sigma=1 / step, timestep=1000 / step, rows=1, finished=step == total
+                id=job_id,
+                step=step,
+                total=total,
+                sigma=1 / step,
+                timestep=1000 / step,
+                rows=1,
+                finished=step == total,
+                previews=previews,
             )
             for job_id, step in steps.items()
         )

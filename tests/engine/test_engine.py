@@ -1,9 +1,12 @@
 import asyncio
+import dataclasses
+import time
 
 import pytest
 
-from omni_grpc.config import EngineConfig
+from omni_grpc.config import EngineConfig, WorkerConfig
 from omni_grpc.engine import Engine, EngineState, JobState, Submission
+from omni_grpc.engine import engine as engine_module
 from omni_grpc.errors import (
     Aborted,
     Code,
@@ -14,9 +17,9 @@ from omni_grpc.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from omni_grpc.plan import Broken, Plan
-from omni_grpc.request import Draft
-from tests.engine.manual import ManualExecutor, png, started_engine
+from omni_grpc.plan import Broken, CostModel, Plan
+from omni_grpc.request import Draft, PreviewImage
+from tests.engine.manual import READY, ManualExecutor, png, started_engine
 from tests.toy import toy_checkpoint
 
 
@@ -24,6 +27,16 @@ def ask(engine, **changes):
     options = {key: changes.pop(key) for key in list(changes) if key in Submission.__slots__}
     values = {"model": "toy", "prompt": "a star", "steps": 2} | changes
     return engine.submit(Submission(draft=Draft(**values), **options))[0]
+
+
+def run_through(worker, job):
+    worker.prepared(job.id)
+    worker.stepped({job.id: 1}, total=1)
+    worker.decoded(job.id)
+
+
+def preview(step):
+    return PreviewImage(index=0, mime_type="image/webp", data=bytes([step]), width=4, height=4)
 
 
 def names(job):
@@ -194,18 +207,122 @@ async def test_a_failure_ends_its_job_alone(phase):
     assert engine.stats().running == 0
 
 
-async def test_a_dead_worker_fails_every_job_and_refuses_new_ones():
-    engine, worker = await started_engine(max_num_seqs=1)
+async def test_a_dead_worker_fails_what_it_held_and_the_queue_waits_for_the_next_one():
+    engine, worker = await started_engine(max_num_seqs=1, restart_backoff=0)
     running, waiting = ask(engine), ask(engine)
     seen = []
     engine.on_state.append(seen.append)
     worker.died()
-    assert running.failure.code is Code.UNAVAILABLE
-    assert waiting.state is JobState.FAILED
+    assert (running.failure.code, running.failure.reason) == (Code.UNAVAILABLE, "WORKER_DIED")
     assert running.failure.retryable
-    assert seen == [EngineState.FAILED]
-    with pytest.raises(Unavailable, match="FAILED"):
-        ask(engine)
+    assert waiting.state is JobState.QUEUED
+    late = ask(engine)
+    await asyncio.sleep(0.01)
+    assert worker.starts == 2
+    worker.deliver(READY)
+    assert seen == [EngineState.RESTARTING, EngineState.READY]
+    assert worker.last.admit == (waiting.request,)
+    for job in (waiting, late):
+        run_through(worker, job)
+        assert job.state is JobState.SUCCEEDED
+    assert engine.stats().worker_restarts == 1
+
+
+async def test_a_worker_that_keeps_dying_is_started_again_and_again_with_growing_pauses(monkeypatch):
+    engine, worker = await started_engine(restart_backoff=1.0)
+    pauses = []
+    monkeypatch.setattr(engine._timers, "set", lambda owner, name, seconds, fire: pauses.append((name, seconds)))
+    for _ in range(8):
+        worker.died()
+    assert pauses == [("restart", seconds) for seconds in (1, 2, 4, 8, 16, 32, 60, 60)]
+    worker.deliver(READY)
+    worker.died()
+    assert pauses[-1] == ("restart", 1)
+
+
+async def test_a_lane_that_never_reports_gets_the_worker_killed():
+    engine, worker = await started_engine(phase_timeout=1, restart_backoff=0)
+    engine.config = dataclasses.replace(engine.config, worker=WorkerConfig(phase_timeout=0.01, restart_backoff=0))
+    job = ask(engine)
+    await asyncio.sleep(0.05)
+    assert worker.kills == 1
+    worker.died()
+    assert job.state is JobState.FAILED
+
+
+async def test_time_limits_end_a_job_in_every_phase():
+    engine, worker = await started_engine(max_num_seqs=1)
+    running = ask(engine, run_timeout=0.02)
+    waiting = ask(engine, queue_timeout=0.01)
+    dated = ask(engine, deadline=time.time() + 0.01)
+    worker.prepared(running.id)
+    worker.stepped({running.id: 1}, total=9)
+    for job, reason in ((waiting, "QUEUE_TIMEOUT"), (dated, "DEADLINE"), (running, "RUN_TIMEOUT")):
+        while not job.state.terminal:
+            assert await job.wait(job.last_seq, timeout=10)
+        assert (job.failure.code, job.failure.reason) == (Code.DEADLINE_EXCEEDED, reason)
+    assert "after 1 of 2 steps" in running.failure.message
+    assert worker.last.drop == (running.id,)
+    assert all(names.keys() == {"retention"} for owner, names in engine._timers._handles.items() if owner != "worker")
+
+
+async def test_a_job_that_ends_in_time_keeps_no_timer():
+    engine, worker = await started_engine()
+    job = ask(engine, queue_timeout=60, run_timeout=60, deadline=time.time() + 60)
+    run_through(worker, job)
+    assert engine._timers._handles.keys() == {job.id}
+    assert engine._timers._handles[job.id].keys() == {"retention"}
+
+
+async def test_a_preempted_job_says_so_and_ends_with_all_its_steps():
+    engine, worker = await started_engine(policy="priority", max_num_seqs=1)
+    low = ask(engine, steps=3)
+    worker.prepared(low.id)
+    worker.stepped({low.id: 1}, total=3)
+    high = ask(engine, steps=1, priority=1)
+    worker.prepared(high.id)
+    worker.stepped({low.id: 2}, total=3)
+    assert worker.last.step == (high.id,)
+    assert low.state is JobState.PREEMPTED
+    event = low.entries[-1].event
+    assert (event.completed_steps, event.reason, event.position) == (2, "priority", 1)
+    worker.stepped({high.id: 1}, total=1)
+    assert low.state is JobState.RUNNING
+    assert low.entries[-1].event.completed_steps == 2
+    worker.stepped({low.id: 3}, total=3)
+    worker.decoded(high.id)
+    worker.decoded(low.id)
+    assert [job.state for job in (low, high)] == [JobState.SUCCEEDED] * 2
+    assert names(low).count("Step") == 3
+
+
+async def test_only_the_newest_previews_are_kept():
+    engine, worker = await started_engine()
+    job = ask(engine)
+    worker.prepared(job.id)
+    for step in (1, 2):
+        worker.stepped({job.id: step}, total=3, previews=(preview(step),))
+    assert job.previews == (preview(2),)
+    assert job.entries[job.preview_seq - 1].event.step == 2
+    worker.stepped({job.id: 3}, total=3)
+    assert job.preview_seq == job.last_seq - 2
+
+
+async def test_the_cost_model_of_the_worker_plans_steps_and_is_checked_against_them():
+    engine, worker = await started_engine(max_step_ms=100)
+    worker.deliver(dataclasses.replace(READY, cost=CostModel(fixed=0.0, token=1.0)))
+    a, b = ask(engine), ask(engine)
+    worker.prepared(a.id, rows=(60,))
+    worker.prepared(b.id, rows=(60,))
+    seen = set()
+    for _ in range(50):
+        (job_id,) = worker.last.step  # together they would take 120 ms
+        seen.add(job_id)
+        worker.stepped({job_id: 1}, total=99)
+    assert seen == {a.id, b.id}
+    stats = engine.stats()
+    assert stats.cost.token == 1.0
+    assert stats.cost_error == pytest.approx(500 / 60, rel=0.05)
 
 
 async def test_a_worker_that_cannot_load_fails_the_start_with_its_reason():
@@ -293,21 +410,32 @@ async def test_a_job_that_is_not_tied_outlives_its_watchers():
 
 def finish(engine, worker, **changes):
     job = ask(engine, **changes)
-    worker.prepared(job.id)
-    worker.stepped({job.id: 1}, total=1)
-    worker.decoded(job.id)
+    run_through(worker, job)
     return job
 
 
 async def test_finished_jobs_are_forgotten_after_their_retention():
-    engine, worker = await started_engine(retention=0)
+    engine, worker = await started_engine(retention=0.01)
     job = finish(engine, worker)
-    ask(engine)
+    kept = finish(engine, worker, retention=60)
+    await asyncio.sleep(0.05)
     with pytest.raises(NotFound):
         engine.jobs.get(job.id)
     with pytest.raises(NotFound):
         engine.artifacts.get(job.artifacts[0].id)
-    assert engine.artifacts.size_bytes == 0
+    assert engine.artifacts.size_bytes == len(png())
+    assert engine.jobs.get(kept.id).expire_time == pytest.approx(time.time() + 60, abs=5)
+
+
+async def test_a_job_is_not_forgotten_under_its_reader(monkeypatch):
+    monkeypatch.setattr(engine_module, "WATCHED_RETENTION", 0.01)
+    engine, worker = await started_engine(retention=0.01)
+    job = finish(engine, worker)
+    with engine.watching(job):
+        await asyncio.sleep(0.05)
+        assert engine.jobs.get(job.id) is job
+    await asyncio.sleep(0.05)
+    assert job.id not in engine.jobs
 
 
 async def test_the_artifact_budget_forgets_the_oldest_finished_job_that_nobody_watches():

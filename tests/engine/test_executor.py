@@ -62,7 +62,7 @@ async def test_a_killed_worker_is_reported_and_its_shared_memory_freed():
     assert isinstance(died, Died)
     assert died.failure.code is Code.UNAVAILABLE
     assert "SIGKILL" in died.failure.message
-    assert shared.sweep(executor._prefix) == 0, "nothing was left to free"
+    assert shared.sweep(executor._process._prefix) == 0, "nothing was left to free"
     executor.submit(Plan(step=("job_1",)))
     await executor.close()
 

@@ -1,11 +1,15 @@
+import math
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from omni_grpc.config import LimitsConfig
+from omni_grpc.engine.policy import POLICIES, Claim
 from omni_grpc.engine.scheduler import Lane, Phase, Scheduler
 from omni_grpc.errors import ResourceExhausted
+from omni_grpc.plan import CostModel
 from omni_grpc.request import Draft
 from omni_grpc.resolve import Facts, resolve_request
 from tests.toy import toy_checkpoint
@@ -15,6 +19,9 @@ def request(name):
     return resolve_request(Draft(model="toy", prompt="x"), Facts(toy_checkpoint(), LimitsConfig()), id=name).request
 
 
+COST = CostModel(fixed=1.0, token=0.1, pair=0.0)
+
+
 def test_the_queue_is_first_come_first_served_and_bounded():
     scheduler = Scheduler(max_queue=2, max_num_seqs=1)
     scheduler.add(request("a"))
@@ -22,35 +29,164 @@ def test_the_queue_is_first_come_first_served_and_bounded():
     with pytest.raises(ResourceExhausted):
         scheduler.add(request("c"))
     assert [scheduler.position(name) for name in "ab"] == [0, 1]
-    assert scheduler.plan().admit[0].id == "a"
+    assert scheduler.plan().plan.admit[0].id == "a"
     scheduler.add(request("c"))
     assert (scheduler.waiting, scheduler.active) == (2, 1)
+
+
+def running(policy="fcfs", max_num_seqs=8, max_step_ms=None, **jobs):
+    """A scheduler whose jobs are all prepared: name -> (claim, tokens of its only row)."""
+    scheduler = Scheduler(100, max_num_seqs, policy=policy, max_step_ms=max_step_ms)
+    scheduler.cost = COST
+    for name, (claim, tokens) in jobs.items():
+        enter(scheduler, name, tokens, claim)
+    return scheduler
+
+
+def enter(scheduler, name, tokens, claim=None):
+    scheduler.add(request(name), claim or Claim())
+    assert [r.id for r in scheduler.plan().plan.admit] == [name]
+    scheduler.free(Lane.PREPARE)
+    scheduler.prepared(name, (tokens,))
+    if scheduler.busy(Lane.STEP):
+        scheduler.free(Lane.STEP)
+
+
+def next_step(scheduler):
+    decision = scheduler.plan()
+    scheduler.free(Lane.STEP)
+    return decision
+
+
+def steps(scheduler, count):
+    return [next_step(scheduler).plan.step for _ in range(count)]
+
+
+def test_jobs_that_fit_share_every_step():
+    scheduler = running(max_step_ms=1000, a=(Claim(), 100), b=(Claim(), 200))
+    assert steps(scheduler, 3) == [("a", "b")] * 3
+
+
+def test_a_job_longer_than_the_limit_takes_turns_with_the_small_ones():
+    # big is 201 ms, each small one 11 ms, and a step may take 50 ms
+    scheduler = running(max_step_ms=50, big=(Claim(), 2000), s1=(Claim(), 100), s2=(Claim(), 100))
+    taken = steps(scheduler, 400)
+    assert all(step == ("big",) or set(step) <= {"s1", "s2"} for step in taken)
+    served = {name: sum(name in step for step in taken) for name in ("big", "s1", "s2")}
+    # equal service: 201 ms to the big one for 201 ms to each small one, which is half of a step of 21 ms
+    assert served["s1"] == served["s2"]
+    assert served["s1"] / served["big"] == pytest.approx(201 / 10.5, rel=0.1)
+
+
+def test_a_stream_of_small_jobs_does_not_starve_a_big_one():
+    scheduler = running(max_num_seqs=4, max_step_ms=50, big=(Claim(), 2000))
+    turns = []
+    for count in range(200):  # a small job comes before each step and ends after its first
+        scheduler.add(request(f"s{count}"))
+        plan = scheduler.plan().plan
+        turns.append(plan.step == ("big",))
+        scheduler.free(Lane.STEP)
+        for small in set(plan.step) - {"big"}:
+            scheduler.denoised(small)
+            scheduler.finish(small)
+        for admitted in plan.admit:
+            scheduler.free(Lane.PREPARE)
+            scheduler.prepared(admitted.id, (100,))
+    # a step of the big one is worth about 18 small ones
+    assert 6 <= sum(turns) <= 40
+    assert any(turns[-50:])
+
+
+def test_a_big_job_does_not_starve_small_ones():
+    scheduler = running(max_step_ms=50, b1=(Claim(), 2000), b2=(Claim(), 2000))
+    steps(scheduler, 10)
+    enter(scheduler, "small", 100)
+    assert sum("small" in step for step in steps(scheduler, 30)) >= 20
+
+
+def test_a_job_of_higher_priority_preempts_and_the_other_comes_back():
+    scheduler = running("priority", max_num_seqs=1, low=(Claim(), 10))
+    assert next_step(scheduler).plan.step == ("low",)
+    scheduler.add(request("high"), Claim(priority=5))
+    decision = scheduler.plan()
+    assert [r.id for r in decision.plan.admit] == ["high"], "it is prepared although the only place is taken"
+    assert decision.plan.step == ("low",), "and the other goes on meanwhile"
+    scheduler.free(Lane.PREPARE)
+    scheduler.free(Lane.STEP)
+    scheduler.prepared("high", (10,))
+    decision = next_step(scheduler)
+    assert (decision.plan.step, decision.preempted, decision.resumed) == (("high",), ("low",), ())
+    decision = next_step(scheduler)
+    assert (decision.plan.step, decision.preempted) == (("high",), ()), "said once"
+    scheduler.denoised("high")
+    decision = next_step(scheduler)
+    assert (decision.plan.step, decision.resumed) == (("low",), ("low",))
+
+
+def test_equal_priority_does_not_preempt():
+    scheduler = running("priority", max_num_seqs=1, first=(Claim(priority=1), 10))
+    scheduler.add(request("second"), Claim(priority=1))
+    assert scheduler.plan().plan.admit == ()
+
+
+def test_prepared_jobs_are_bounded_whatever_outranks_whom():
+    scheduler = Scheduler(100, 2, policy="priority")
+    scheduler.cost = COST
+    for i in range(4):
+        enter(scheduler, f"j{i}", 10, Claim(priority=i))
+    scheduler.add(request("urgent"), Claim(priority=99))
+    assert scheduler.plan().plan.admit == ()
+
+
+def test_the_earliest_deadline_goes_first():
+    scheduler = Scheduler(100, 1, policy="deadline")
+    for name, deadline in (("none", math.inf), ("late", 200.0), ("soon", 100.0)):
+        scheduler.add(request(name), Claim(deadline=deadline))
+    assert [scheduler.position(name) for name in ("soon", "late", "none")] == [0, 1, 2]
+    assert scheduler.plan().plan.admit[0].id == "soon"
+
+
+def test_a_dead_worker_loses_what_it_held_and_nothing_that_waits():
+    scheduler = running(max_num_seqs=2, a=(Claim(), 10), b=(Claim(), 10))
+    scheduler.add(request("c"))
+    scheduler.plan()
+    assert sorted(scheduler.reset()) == ["a", "b"]
+    assert "c" in scheduler
+    assert scheduler.plan().plan.admit[0].id == "c"
 
 
 class Worker(RuleBasedStateMachine):
     """Plays a worker and impatient users at random, and checks what must hold whatever they do."""
 
-    @initialize(max_queue=st.integers(1, 3), max_num_seqs=st.integers(1, 3))
-    def begin(self, max_queue, max_num_seqs):
-        self.scheduler = Scheduler(max_queue, max_num_seqs)
+    @initialize(
+        max_queue=st.integers(1, 3),
+        max_num_seqs=st.integers(1, 3),
+        policy=st.sampled_from(sorted(POLICIES)),
+        max_step_ms=st.sampled_from([None, 0.0, 50.0, 1000.0]),
+    )
+    def begin(self, max_queue, max_num_seqs, policy, max_step_ms):
+        self.scheduler = Scheduler(max_queue, max_num_seqs, policy=policy, max_step_ms=max_step_ms)
+        self.scheduler.cost = COST
         self.count, self.added, self.gone = 0, set(), set()
         self.preparing, self.stepping, self.decoding = [], [], []
-        self.known = set()
+        self.known, self.aside = set(), set()
 
-    @rule()
-    def add(self):
+    @rule(priority=st.integers(-1, 1), deadline=st.sampled_from([1.0, 2.0, math.inf]))
+    def add(self, priority, deadline):
         name = str(self.count)
+        claim = Claim(priority=priority, deadline=deadline)
         if self.scheduler.waiting >= self.scheduler.max_queue:
             with pytest.raises(ResourceExhausted):
-                self.scheduler.add(request(name))
+                self.scheduler.add(request(name), claim)
             return
         self.count += 1
-        self.scheduler.add(request(name))
+        self.scheduler.add(request(name), claim)
         self.added.add(name)
 
     @rule()
     def plan(self):
-        plan = self.scheduler.plan()
+        decision = self.scheduler.plan()
+        plan = decision.plan
         for lane, work in (
             (self.preparing, [r.id for r in plan.admit]),
             (self.stepping, list(plan.step)),
@@ -63,16 +199,22 @@ class Worker(RuleBasedStateMachine):
         assert not self.gone & {*(r.id for r in plan.admit), *plan.step, *plan.decode}, "work for a job that is gone"
         assert set(plan.drop) <= self.known
         self.known |= {r.id for r in plan.admit}
+        assert len(plan.step) <= self.scheduler.max_num_seqs
+        limit = self.scheduler.max_step_ms
+        assert len(plan.step) <= 1 or limit is None or self.scheduler.predicted_ms(plan.step) <= limit
+        assert set(decision.resumed) <= self.aside
+        self.aside = (self.aside | set(decision.preempted)) - set(decision.resumed)
+        assert not self.aside & set(plan.step), "a preempted job took a step without coming back"
 
     @precondition(lambda self: self.preparing)
-    @rule(breaks=st.booleans())
-    def prepared(self, breaks):
+    @rule(breaks=st.booleans(), rows=st.lists(st.integers(1, 400), min_size=1, max_size=3))
+    def prepared(self, breaks, rows):
         name = self.preparing.pop()
         self.scheduler.free(Lane.PREPARE)
         if breaks:
             self._finish(name)
         else:
-            self.scheduler.move(name, Phase.RUNNING)
+            self.scheduler.prepared(name, tuple(rows))
 
     @precondition(lambda self: self.stepping)
     @rule(data=st.data())
@@ -80,7 +222,7 @@ class Worker(RuleBasedStateMachine):
         self.scheduler.free(Lane.STEP)
         for name in self.stepping:
             if data.draw(st.booleans()):
-                self.scheduler.move(name, Phase.DECODE_QUEUED)
+                self.scheduler.denoised(name)
         self.stepping.clear()
 
     @precondition(lambda self: self.decoding)
@@ -106,7 +248,8 @@ class Worker(RuleBasedStateMachine):
             return
         scheduler = self.scheduler
         phases = [scheduler.phase(name) for name in self.added if name in scheduler]
-        assert sum(phase in (Phase.PREPARING, Phase.RUNNING) for phase in phases) <= scheduler.max_num_seqs
+        inside = sum(phase in (Phase.PREPARING, Phase.RUNNING) for phase in phases)
+        assert inside <= 2 * scheduler.max_num_seqs
         assert scheduler.waiting == phases.count(Phase.WAITING) <= scheduler.max_queue
         assert scheduler.waiting + scheduler.active == len(self.added - self.gone)
         assert all((name in scheduler) != (name in self.gone) for name in self.added)
@@ -115,15 +258,15 @@ class Worker(RuleBasedStateMachine):
         """No lost wake-up: a patient worker brings every job that is left to its end."""
         if not hasattr(self, "scheduler"):
             return
-        for _ in range(20 * len(self.added) + 20):
+        for _ in range(50 * len(self.added) + 50):
             self.plan()
             if self.preparing:
                 self.scheduler.free(Lane.PREPARE)
-                self.scheduler.move(self.preparing.pop(), Phase.RUNNING)
+                self.scheduler.prepared(self.preparing.pop(), (10,))
             elif self.stepping:
                 self.scheduler.free(Lane.STEP)
                 for name in self.stepping:
-                    self.scheduler.move(name, Phase.DECODE_QUEUED)
+                    self.scheduler.denoised(name)
                 self.stepping.clear()
             elif self.decoding:
                 self.decoded()

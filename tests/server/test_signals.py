@@ -29,7 +29,7 @@ def engine(executor: FakeExecutor) -> Engine:
 async def test_a_signal_while_the_model_loads_ends_the_start(engine, executor, capsys):
     executor.loading.close()
     serving = asyncio.create_task(serve.serve(engine))
-    await until(lambda: hasattr(engine, "_started"))
+    await until(lambda: engine._started is not None)
     os.kill(os.getpid(), signal.SIGTERM)
     assert await serving == 0
     assert engine.state is EngineState.STOPPED

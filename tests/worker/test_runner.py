@@ -1,7 +1,9 @@
 """The runner with a real model: what one request gets does not depend on who shares its steps."""
 
+import dataclasses
 import hashlib
 import io
+import itertools
 
 import numpy as np
 import PIL.Image
@@ -11,9 +13,8 @@ import torch
 from omni_grpc import shared
 from omni_grpc.config import LimitsConfig
 from omni_grpc.errors import Code, InternalError
-from omni_grpc.plan import Broken
 from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Draft, GuidanceDraft, ImageFormat
+from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Preview
 from omni_grpc.resolve import Facts, resolve_request
 from omni_grpc.worker.runner import Runner
 
@@ -88,7 +89,7 @@ def test_unlike_requests_that_join_late_and_leave_early_get_what_they_get_alone(
         assert [progress.finished for progress in steps] == [False] * (request.steps - 1) + [True]
         branches = 1 if request.negative_prompt is None else 2
         assert {progress.rows for progress in steps} == {branches * request.num_outputs}
-        assert {progress.evals for progress in steps} == {branches}
+        assert {progress.evals for progress in steps} == {1}
         assert steps[0].sigma == 1.0
         for together, solo in zip(latents(runner, request.id), alone[request.id], strict=True):
             torch.testing.assert_close(together, solo, rtol=0, atol=1e-5)
@@ -125,33 +126,149 @@ def test_a_dropped_request_takes_no_more_steps_and_its_neighbour_goes_on(runner,
     assert runner.step((first.id,)).progress == ()
 
 
-def test_a_failing_forward_fails_its_requests_and_leaves_no_state(runner, checkpoint, pipeline, monkeypatch):
-    first, second, _ = requests(checkpoint)
-    runner.prepare(first)
-    runner.prepare(second)
+def poison(pipeline, monkeypatch, width, error):
+    """Makes every forward fail that has a row of this width in it."""
+    predict = pipeline.predict
 
-    def explode(batch):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+    def predict_or_fail(batch):
+        if any(state.request.width == width for state, _ in batch.owners):
+            raise error
+        return predict(batch)
 
-    monkeypatch.setattr(pipeline, "predict", explode)
-    report = runner.step((first.id, second.id))
-    assert report.progress == ()
-    assert [type(broken) for broken in report.broken] == [Broken, Broken]
-    assert report.broken[0].failure.code is Code.RESOURCE_EXHAUSTED
-    assert report.broken[0].failure.reason == "OUT_OF_MEMORY"
-    assert runner._states == {}
-    monkeypatch.undo()
-    assert len(run_alone(runner, first)) == 1
+    monkeypatch.setattr(pipeline, "predict", predict_or_fail)
 
 
-def test_latents_that_are_not_finite_are_an_error_not_a_black_image(runner, checkpoint):
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), Code.RESOURCE_EXHAUSTED, "OUT_OF_MEMORY"),
+        (RuntimeError("shape mismatch"), Code.INTERNAL, "WORKER_ERROR"),
+    ],
+)
+def test_a_request_that_breaks_a_shared_forward_fails_alone(
+    runner, checkpoint, pipeline, monkeypatch, error, code, reason
+):
+    first, bad, third = requests(checkpoint)
+    solo = {request.id: run_alone(runner, request) for request in (first, third)}
+    for request in (first, bad, third):
+        runner.prepare(request)
+    poison(pipeline, monkeypatch, bad.width, error)
+    report = runner.step((first.id, bad.id, third.id))
+    assert [progress.id for progress in report.progress] == [first.id, third.id]
+    (broken,) = report.broken
+    assert (broken.id, broken.phase, broken.failure.code, broken.failure.reason) == (bad.id, "step", code, reason)
+    assert bad.id not in runner._states, "a failed request holds no memory"
+    for request in (first, third):
+        for _ in range(request.steps - 1):
+            runner.step((request.id,))
+        torch.testing.assert_close(latents(runner, request.id)[0], solo[request.id][0], rtol=0, atol=1e-5)
+
+
+def test_latents_that_stop_being_finite_fail_their_request_at_that_step(runner, checkpoint, pipeline, monkeypatch):
+    good, bad, _ = requests(checkpoint)
+    runner.prepare(good)
+    runner.prepare(bad)
+    runner.step((good.id, bad.id))
+    predict = pipeline.predict
+
+    def predict_nan(batch):
+        out = predict(batch).clone()
+        for row, (state, _) in enumerate(batch.owners):
+            if state.request.id == bad.id and state.output == 1:
+                out[batch.stream("img").slice(row)][0, 0] = torch.nan
+        return out
+
+    monkeypatch.setattr(pipeline, "predict", predict_nan)
+    report = runner.step((good.id, bad.id))
+    assert [progress.id for progress in report.progress] == [good.id]
+    assert report.broken[0].failure.reason == "NON_FINITE_LATENTS"
+    assert "after step 2" in report.broken[0].failure.message
+    assert bad.id not in runner._states
+
+
+def test_a_failing_update_is_its_requests_failure(runner, checkpoint, pipeline, monkeypatch):
+    good, bad, _ = requests(checkpoint)
+    runner.prepare(good)
+    runner.prepare(bad)
+
+    def refuse(*arguments):
+        raise ValueError("index 51 is out of bounds")
+
+    monkeypatch.setattr(runner._states[bad.id][1].schedule, "step", refuse)
+    report = runner.step((good.id, bad.id))
+    assert [progress.id for progress in report.progress] == [good.id]
+    assert report.broken[0].failure.reason == "WORKER_ERROR"
+
+
+def test_pixels_that_are_not_finite_are_an_error_not_a_black_image(runner, checkpoint):
     request = requests(checkpoint)[0]
     run_alone(runner, request)
     (state,) = runner._states[request.id]
     state.latents = state.latents.clone().index_fill_(0, torch.tensor(0), torch.nan)
-    with pytest.raises(InternalError) as caught:
+    with pytest.raises(InternalError, match="not finite"):
         runner.decode(request.id)
-    assert caught.value.reason == "NON_FINITE_LATENTS"
+
+
+def guided(checkpoint, **guidance):
+    asked = {"prompt": "a ring", "negative_prompt": "", "width": 32, "height": 32, "steps": 4, "seeds": (3,)}
+    return requests(checkpoint, [asked | {"guidance": GuidanceDraft(true_cfg_scale=4.0, **guidance)}])[0]
+
+
+def test_outside_of_its_interval_guidance_makes_no_second_prediction(runner, checkpoint):
+    request = guided(checkpoint, interval_start=0.25, interval_end=0.75)
+    runner.prepare(request)
+    rows = [runner.step((request.id,)).progress[0].rows for _ in range(4)]
+    assert rows == [1, 2, 2, 1]
+    within = latents(runner, request.id)[0]
+    whole = run_alone(runner, guided(checkpoint))[0]
+    nothing = run_alone(runner, guided(checkpoint, interval_start=0.9, interval_end=0.95))[0]
+    off = run_alone(
+        runner, requests(checkpoint, [{"prompt": "a ring", "width": 32, "height": 32, "steps": 4, "seeds": (3,)}])[0]
+    )[0]
+    torch.testing.assert_close(nothing, off, rtol=0, atol=1e-5)
+    assert not torch.allclose(within, whole)
+    assert not torch.allclose(within, off)
+
+
+def test_unlike_guidance_shares_a_batch(runner, checkpoint):
+    kinds = [
+        {},
+        {"rescale": 0.7, "norm": GuidanceNorm.NONE},
+        {"norm": GuidanceNorm.RENORM_CLIPPED},
+        {"norm": GuidanceNorm.NONE},
+    ]
+    kinds.append({"interval_start": 0.5})
+    asked = [dataclasses.replace(guided(checkpoint, **kind), id=f"job_{i}") for i, kind in enumerate(kinds)]
+    alone = [run_alone(runner, request)[0] for request in asked]
+    for one, other in itertools.combinations(alone, 2):
+        assert not torch.allclose(one, other, atol=1e-4), "each kind of guidance changes the result"
+    for request in asked:
+        runner.prepare(request)
+    for _ in range(4):
+        runner.step(tuple(request.id for request in asked))
+    for request, solo in zip(asked, alone, strict=True):
+        torch.testing.assert_close(latents(runner, request.id)[0], solo, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("format", [ImageFormat.WEBP, ImageFormat.JPEG, ImageFormat.PNG])
+def test_previews_come_at_the_rate_and_size_that_was_asked(runner, checkpoint, format):
+    preview = Preview(every_steps=2, max_edge=64, format=format)
+    asked = {"prompt": "x", "width": 64, "height": 32, "steps": 5, "seeds": (1, 2), "preview": preview}
+    (request,) = requests(checkpoint, [asked])
+    without = run_alone(runner, dataclasses.replace(request, preview=None))
+    runner.prepare(request)
+    reports = [runner.step((request.id,)).progress[0] for _ in range(5)]
+    assert [len(report.previews) for report in reports] == [0, 2, 0, 2, 0]
+    pictures = []
+    for index, picture in enumerate(reports[1].previews):
+        image = PIL.Image.open(io.BytesIO(picture.data))
+        assert (picture.index, picture.mime_type) == (index, format.mime_type)
+        assert (image.format, image.size) == (format.value, (64, 32))
+        assert (picture.width, picture.height) == (64, 32)
+        pictures.append(np.asarray(image))
+    assert not np.array_equal(*pictures)
+    assert pictures[0].std() > 1
+    assert all(torch.equal(a, b) for a, b in zip(without, latents(runner, request.id), strict=True))
 
 
 @pytest.mark.parametrize("format", list(ImageFormat))

@@ -1,0 +1,45 @@
+"""Named timers on the event loop: at most one of a name for each owner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+Fire = Callable[[str, str, float], None]
+"""Called with owner, name and seconds when the time is up."""
+
+
+class Timers:
+    """`set` starts a timer, or starts it anew; None as seconds means that there is none."""
+
+    def __init__(self) -> None:
+        self._handles: dict[str, dict[str, asyncio.TimerHandle]] = {}
+
+    def set(self, owner: str, name: str, seconds: float | None, fire: Fire) -> None:
+        self.clear(owner, name)
+        if seconds is None:
+            return
+        handle = asyncio.get_running_loop().call_later(seconds, self._fire, owner, name, seconds, fire)
+        self._handles.setdefault(owner, {})[name] = handle
+
+    def clear(self, owner: str, name: str) -> None:
+        """Stops one timer, if it is there."""
+        names = self._handles.get(owner, {})
+        if (handle := names.pop(name, None)) is not None:
+            handle.cancel()
+        if not names:
+            self._handles.pop(owner, None)
+
+    def clear_all(self, owner: str) -> None:
+        """Stops every timer of an owner."""
+        for handle in self._handles.pop(owner, {}).values():
+            handle.cancel()
+
+    def stop(self) -> None:
+        """Stops every timer."""
+        for owner in list(self._handles):
+            self.clear_all(owner)
+
+    def _fire(self, owner: str, name: str, seconds: float, fire: Fire) -> None:
+        self.clear(owner, name)
+        fire(owner, name, seconds)

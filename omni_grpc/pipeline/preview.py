@@ -1,0 +1,28 @@
+"""Pictures of latents, for a look at what is coming: a linear map to RGB, next to free."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from omni_grpc.pipeline.images import Image
+from omni_grpc.spec import LatentRgb
+
+
+def latent_picture(latents: Tensor, rgb: LatentRgb | None) -> Image:
+    """Latents as an image [C, height, width] -> height x width x 3, one pixel for each latent pixel.
+
+    Without a map of the model's own, the channels are summed up in three groups, and the result is stretched to the
+    range that can be seen: shapes are right, colours mean nothing.
+    """
+    latents = latents.float()
+    if rgb is None:
+        grouped = torch.stack([group.sum(0) for group in latents.tensor_split(3)])
+        low, high = grouped.amin((1, 2), keepdim=True), grouped.amax((1, 2), keepdim=True)
+        unit = (grouped - low) / (high - low).clamp_min(1e-6)
+    else:
+        factors, bias = (torch.tensor(values, device=latents.device) for values in (rgb.factors, rgb.bias))
+        unit = (torch.einsum("chw,cr->rhw", latents, factors) + bias[:, None, None]) / 2 + 0.5
+    pixels = unit.nan_to_num(0.0).clamp(0, 1).mul(255).round().to(torch.uint8)
+    image: Image = pixels.permute(1, 2, 0).contiguous().cpu().numpy()
+    return image

@@ -1,0 +1,86 @@
+"""Runs the denoiser once at a few sizes before the first request does, and fits the cost model to what that took."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from omni_grpc.nn.rows import LayoutCache
+from omni_grpc.pipeline.base import Pipeline
+from omni_grpc.pipeline.batch import assemble
+from omni_grpc.plan import CostModel
+from omni_grpc.request import Request
+from omni_grpc.resolve import placeholder
+from omni_grpc.spec import Checkpoint
+
+logger = logging.getLogger(__name__)
+
+Sample = tuple[tuple[int, ...], float]
+"""Tokens of each row of a step, and the milliseconds it took."""
+
+
+@torch.inference_mode()
+def warm_up(pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, seconds: float) -> CostModel:
+    """Measures steps of growing size until `seconds` are spent, and fits their cost. With 0 it measures nothing."""
+    until = time.monotonic() + seconds
+    samples: list[Sample] = []
+    for size, outputs in _sizes(checkpoint):
+        if time.monotonic() >= until:
+            break
+        samples.append(_measure(pipeline, placeholder(checkpoint, size=size, outputs=outputs), device))
+    cost = fit(samples)
+    logger.info("warm-up: %d sizes, %s", len(samples), cost)
+    return cost
+
+
+def fit(samples: Sequence[Sample]) -> CostModel:
+    """Least squares for fixed, token and pair, none of them negative, weighted so that relative errors count alike.
+
+    Where the free solution has a negative coefficient, the most negative one is left out and the rest are solved again.
+    """
+    if not samples:
+        return CostModel()
+    features = np.array([[1.0, sum(rows), sum(n * n for n in rows)] for rows, _ in samples])
+    times = np.array([milliseconds for _, milliseconds in samples])
+    weighted, target = features / times[:, None], np.ones(len(times))
+    # columns differ by many orders of magnitude
+    scale = np.abs(weighted).max(axis=0)
+    kept = [0, 1, 2]
+    while kept:
+        solution, *_ = np.linalg.lstsq(weighted[:, kept] / scale[kept], target, rcond=None)
+        if (solution >= 0).all():
+            break
+        del kept[int(np.argmin(solution))]
+    coefficients = np.zeros(3)
+    coefficients[kept] = solution / scale[kept]
+    return CostModel(fixed=coefficients[0], token=coefficients[1], pair=coefficients[2])
+
+
+def _sizes(checkpoint: Checkpoint) -> Iterator[tuple[int, int]]:
+    """Edges from the smallest to the default one, doubling, each alone and, for the first half, as a pair of rows."""
+    limits = checkpoint.limits
+    largest = min(checkpoint.defaults.width, checkpoint.defaults.height)
+    size = limits.min_size
+    while size <= largest:
+        yield size, 1
+        if 2 * size <= largest:
+            yield size, 2
+        size *= 2
+
+
+def _measure(pipeline: Pipeline, request: Request, device: torch.device) -> Sample:
+    states = pipeline.prepare(request)
+    rows = assemble(states, LayoutCache(device, capacity=1))
+    times = []
+    # the first run pays for what is made at first use (autotuning, workspaces)
+    for _ in range(3):
+        began = time.monotonic()
+        pipeline.predict(rows)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(1000 * (time.monotonic() - began))
+    return tuple(sum(cond.row.lengths) for state in states for cond in state.cond.values()), min(times)
