@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import diffusers
@@ -30,13 +31,14 @@ def load_module(
     CheckpointError where the class is unknown, files are missing or a weight is missing or misshapen.
     """
     try:
-        module, info = _kind(checkpoint, component).from_pretrained(
-            checkpoint.path / component,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-            dtype=dtype,
-        )
+        with _without_progress_bars():
+            module, info = _kind(checkpoint, component).from_pretrained(
+                checkpoint.path / component,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+                dtype=dtype,
+            )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"component {component!r} of {checkpoint.path} does not load: {error}") from error
     if missing := sorted(map(str, itertools.chain(info["missing_keys"], info["mismatched_keys"]))):
@@ -63,6 +65,20 @@ def load_tokenizer(checkpoint: Checkpoint, component: str) -> Any:
         return kind.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"component {component!r} of {checkpoint.path} does not load: {error}") from error
+
+
+@contextlib.contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Loading is ours to report: a bar of a library's own would run through the log of a server and the caller's."""
+    hidden = [library.utils.logging for library in _LIBRARIES.values()]
+    hidden = [log for log in hidden if log.is_progress_bar_enabled()]
+    for log in hidden:
+        log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for log in hidden:
+            log.enable_progress_bar()
 
 
 def _kind(checkpoint: Checkpoint, component: str) -> Any:

@@ -57,7 +57,8 @@ def fit(samples: Sequence[Sample]) -> CostModel:
         del kept[int(np.argmin(solution))]
     coefficients = np.zeros(3)
     coefficients[kept] = solution / scale[kept]
-    return CostModel(fixed=coefficients[0], token=coefficients[1], pair=coefficients[2])
+    fixed, token, pair = coefficients.tolist()
+    return CostModel(fixed=fixed, token=token, pair=pair)
 
 
 def _sizes(checkpoint: Checkpoint) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+import transformers
 
 from omni_grpc.errors import CheckpointError
 from omni_grpc.loading.components import load_module, load_tokenizer
@@ -79,3 +80,12 @@ def test_the_tokenizer_is_the_one_of_the_checkpoint(folder: Path) -> None:
     (folder / "tokenizer" / "tokenizer_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="component 'tokenizer'"):
         load_tokenizer(open_checkpoint(folder), "tokenizer")
+
+
+def test_no_progress_bar_is_drawn_and_the_callers_setting_stays(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    transformers.utils.logging.enable_progress_bar()
+    load(folder, "text_encoder")
+    assert "Loading" not in capfd.readouterr().err
+    assert transformers.utils.logging.is_progress_bar_enabled()
