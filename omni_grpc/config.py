@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -41,9 +42,45 @@ class ModelConfig:
         "precision of the weights; auto: bfloat16 on cuda, float32 on cpu",
         choices=("auto", "float32", "bfloat16"),
     )
+    revision: str | None = setting(None, "branch, tag or commit of a checkpoint from the hub (default: main)")
+    diffusion_load_format: str = setting(
+        "auto",
+        "native: our own implementation; diffusers: any diffusers pipeline through the adapter; auto: native where "
+        "there is one, else diffusers",
+        choices=("auto", "native", "diffusers"),
+    )
     cpu_threads: int | None = setting(
         None, "torch threads of a CPU worker (default: cores - 1, so that events stay smooth)", minimum=1
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterConfig:
+    """How a diffusers pipeline is loaded and called. All of it is refused for a native model."""
+
+    diffusers_load_kwargs: dict[str, Any] | None = setting(
+        None, "JSON object of arguments for from_pretrained; they win over the settings here"
+    )
+    diffusers_call_kwargs: dict[str, Any] | None = setting(
+        None, "JSON object of arguments for every call of the pipeline; what a request says wins over them"
+    )
+    diffusion_attention_backend: str | None = setting(
+        None,
+        "attention of the denoiser (default: the library's own)",
+        choices=("FLASH_ATTN", "SAGE_ATTN", "TORCH_SDPA"),
+    )
+    allow_attention_fallback: bool = setting(
+        False,
+        "go on with the library's own attention where the one asked for cannot be had; every reply warns of it",
+    )
+    boundary_ratio: float | None = setting(None, "Wan with two experts: where the second one takes over", minimum=0)
+    flow_shift: float | None = setting(None, "Wan: shift of the schedule", minimum=0)
+    vae_use_slicing: bool = setting(False, "decode one output after the other, to save memory")
+    vae_use_tiling: bool = setting(False, "decode in tiles, to save memory")
+    enable_cpu_offload: bool = setting(False, "keep one component at a time on the device")
+    enable_layerwise_offload: bool = setting(False, "keep one group of layers at a time on the device")
+    cache_backend: str | None = setting(None, "step cache of diffusers: first_block, taylorseer, mag, faster, pab, ...")
+    cache_config: dict[str, Any] | None = setting(None, "JSON object of arguments for the cache's config")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +155,7 @@ class EngineConfig:
     """The whole tree. Build it with `EngineConfig.from_settings(model=..., max_queue=...)`."""
 
     model: ModelConfig
+    adapter: AdapterConfig = AdapterConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     limits: LimitsConfig = LimitsConfig()
     jobs: JobsConfig = JobsConfig()
@@ -172,16 +210,25 @@ class Option:
         try:
             parsed = self._convert(value)
         except (TypeError, ValueError):
-            raise self._error(
-                value, f"expected {'one of ' + ', '.join(self.choices) if self.choices else self.type.__name__}"
-            ) from None
+            raise self._error(value, f"expected {self._expected}") from None
         if self.choices and parsed not in self.choices:
             raise self._error(value, f"expected one of {', '.join(self.choices)}")
         if self.minimum is not None and not parsed >= self.minimum:
             raise self._error(value, f"must be at least {self.minimum:g}")
         return parsed
 
+    @property
+    def _expected(self) -> str:
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        return "a JSON object" if self.type is dict else self.type.__name__
+
     def _convert(self, value: Any) -> Any:
+        if self.type is dict:
+            parsed = json.loads(value) if isinstance(value, str) else value
+            if not isinstance(parsed, dict):
+                raise TypeError(value)
+            return parsed
         if self.type is bool:
             if isinstance(value, bool):
                 return value
@@ -211,7 +258,7 @@ def options() -> Iterator[Option]:
             yield Option(
                 name=field.name,
                 section=section,
-                type=inner[0],
+                type=typing.get_origin(inner[0]) or inner[0],
                 optional=len(inner) < len(typing.get_args(hint)),
                 default=None if field.default is dataclasses.MISSING else field.default,
                 help=field.metadata["help"],

@@ -12,7 +12,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from omni_grpc.errors import Failure
-from omni_grpc.request import PreviewImage, Request
+from omni_grpc.request import PreviewImage, Request, RequestWarning
+from omni_grpc.spec import Checkpoint
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,11 @@ class Media:
     height: int
     seed: int
     sha256: str
+    num_frames: int = 0
+    fps: float = 0.0
+    sample_rate: int = 0
+    duration: float = 0.0
+    has_alpha: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +74,11 @@ class CostModel:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """First report of a worker: the pipeline is loaded and can take plans. Times in seconds, memory in bytes."""
+    """First report of a worker: the pipeline is loaded and can take plans. Times in seconds, memory in bytes.
+
+    `warnings` belong to every reply of this worker (a fallback that was allowed, for example). `checkpoint` replaces
+    the engine's where only loading the model tells what it can do, as with a pipeline that is not native.
+    """
 
     pid: int
     device: str
@@ -76,6 +86,9 @@ class Ready:
     load_seconds: float
     weight_bytes: int
     cost: CostModel = CostModel()
+    attention_backend: str = ""
+    warnings: tuple[RequestWarning, ...] = ()
+    checkpoint: Checkpoint | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +133,18 @@ class Stepped:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """The outputs of one request; its state in the worker is gone."""
+    """The outputs of one request; its state in the worker is gone.
+
+    `warnings` are about what came out differently than asked (a size that the model rounded); `steps` are those really
+    taken, where that is known only now.
+    """
 
     id: str
     elapsed: float
     media: tuple[Media, ...]
     peak_memory_bytes: int = 0
+    warnings: tuple[RequestWarning, ...] = ()
+    steps: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_grpc.errors import CheckpointError
+from omni_grpc.opaque import opaque_spec
 from omni_grpc.spec import Checkpoint, ModelSpec
 
 ENTRY_POINT_GROUP = "omni_grpc.models"
@@ -42,7 +43,7 @@ def specs() -> Mapping[str, ModelSpec]:
     return found
 
 
-def open_checkpoint(path: str | Path, *, name: str | None = None) -> Checkpoint:
+def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: str = "auto") -> Checkpoint:
     """Reads the configs of a checkpoint in the diffusers layout and finds the spec for its pipeline class.
 
     Raises CheckpointError where the folder, its model_index.json or a component's config is missing, or no spec
@@ -51,7 +52,9 @@ def open_checkpoint(path: str | Path, *, name: str | None = None) -> Checkpoint:
     folder = Path(path)
     index = _read_json(folder / "model_index.json", f"{folder} is no checkpoint in the diffusers layout")
     pipeline = str(index.get("_class_name", ""))
-    spec = specs().get(pipeline)
+    spec = None if load_format == "diffusers" else specs().get(pipeline)
+    if spec is None and load_format != "native":
+        spec = opaque_spec(pipeline)
     if spec is None:
         raise CheckpointError(
             f"{folder} is a checkpoint of {pipeline!r}, which has no native implementation; "

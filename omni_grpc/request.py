@@ -25,6 +25,12 @@ class Task(enum.StrEnum):
     TEXT_TO_AUDIO = "TEXT_TO_AUDIO"
     TEXT_TO_AUDIO_VIDEO = "TEXT_TO_AUDIO_VIDEO"
 
+    @property
+    def modality(self) -> Modality:
+        if self is Task.TEXT_TO_AUDIO:
+            return Modality.AUDIO
+        return Modality.VIDEO if "VIDEO" in self.value else Modality.IMAGE
+
 
 class ImageFormat(enum.StrEnum):
     """How an image is encoded. RAW_RGB8 is height x width x 3 bytes, row by row, for callers on the same network."""
@@ -37,6 +43,42 @@ class ImageFormat(enum.StrEnum):
     @property
     def mime_type(self) -> str:
         return "application/octet-stream" if self is ImageFormat.RAW_RGB8 else f"image/{self.value.lower()}"
+
+
+class VideoFormat(enum.StrEnum):
+    """How a video is encoded: H.264 in MP4 with its index in front, VP9 in WebM, or H.264 in fragmented MP4."""
+
+    MP4 = "MP4"
+    WEBM = "WEBM"
+    FMP4 = "FMP4"
+
+    @property
+    def mime_type(self) -> str:
+        return "video/webm" if self is VideoFormat.WEBM else "video/mp4"
+
+
+class AudioFormat(enum.StrEnum):
+    """How sound is encoded: 16-bit PCM, lossless, or lossy (Opus in an Ogg container)."""
+
+    WAV = "WAV"
+    FLAC = "FLAC"
+    MP3 = "MP3"
+    OPUS = "OPUS"
+
+    @property
+    def mime_type(self) -> str:
+        return {"WAV": "audio/wav", "FLAC": "audio/flac", "MP3": "audio/mpeg", "OPUS": "audio/ogg"}[self.value]
+
+
+OutputFormat = ImageFormat | VideoFormat | AudioFormat
+
+
+class Modality(enum.StrEnum):
+    """What a task makes."""
+
+    IMAGE = "IMAGE"
+    VIDEO = "VIDEO"
+    AUDIO = "AUDIO"
 
 
 class GuidanceNorm(enum.StrEnum):
@@ -109,6 +151,56 @@ class PreviewImage:
     height: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ImageInput:
+    """A decoded picture: height x width x channels bytes, row by row; 1 channel is a mask, 3 RGB, 4 RGB with alpha."""
+
+    width: int
+    height: int
+    channels: int
+    data: bytes = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class VideoInput:
+    """A decoded video: frames x height x width x 3 bytes, RGB."""
+
+    width: int
+    height: int
+    num_frames: int
+    fps: float
+    data: bytes = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AudioInput:
+    """Decoded sound: channels x samples little-endian float32 in -1..1, one channel after the other."""
+
+    channels: int
+    sample_rate: int
+    data: bytes = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The media that a request brings along, decoded; what it does not bring is None or empty."""
+
+    images: tuple[ImageInput, ...] = ()
+    mask: ImageInput | None = None
+    first_frame: ImageInput | None = None
+    last_frame: ImageInput | None = None
+    reference_images: tuple[ImageInput, ...] = ()
+    source_video: VideoInput | None = None
+    control_video: VideoInput | None = None
+    mask_video: VideoInput | None = None
+    audio: AudioInput | None = None
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of those that are there."""
+        return tuple(field.name for field in dataclasses.fields(self) if getattr(self, field.name))
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """One generation as it was asked for. None means "not given", which is never the same as zero or the empty string.
@@ -127,15 +219,26 @@ class Draft:
     guidance: GuidanceDraft = GuidanceDraft()
     seeds: tuple[int, ...] = ()
     num_outputs: int | None = None
-    output_format: ImageFormat | None = None
+    output_format: OutputFormat | None = None
     preview: Preview | None = None
+    inputs: Inputs = Inputs()
+    strength: float | None = None
+    num_frames: int | None = None
+    fps: float | None = None
+    output_fps: float | None = None
+    duration: float | None = None
+    start: float | None = None
+    sample_rate: int | None = None
+    text: str = ""
+    extra: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One generation that has been checked and completed: what the engine and the models work on.
 
-    `negative_prompt` is None exactly where classifier-free guidance is off; `seeds` has one entry per output.
+    `negative_prompt` is None exactly where classifier-free guidance is off; `seeds` has one entry per output. Width and
+    height are 0 for sound. What follows `preview` is None where the task or the model has no use for it.
     """
 
     id: str
@@ -149,8 +252,18 @@ class Request:
     guidance: Guidance
     seeds: tuple[int, ...]
     num_outputs: int
-    output_format: ImageFormat
+    output_format: OutputFormat
     preview: Preview | None = None
+    inputs: Inputs = Inputs()
+    strength: float | None = None
+    num_frames: int | None = None
+    fps: float | None = None
+    output_fps: float | None = None
+    duration: float | None = None
+    start: float | None = None
+    sample_rate: int | None = None
+    text: str = ""
+    extra: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +290,14 @@ class Effective:
     seeds: tuple[int, ...]
     guidance: Guidance
     scheduler: str
-    output_format: ImageFormat
+    output_format: OutputFormat
+    strength: float | None = None
+    num_frames: int = 0
+    fps: float = 0.0
+    output_fps: float = 0.0
+    duration: float = 0.0
+    sample_rate: int = 0
+    attention_backend: str = ""
     defaults_used: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
@@ -208,6 +328,11 @@ class Artifact:
     width: int
     height: int
     seed: int
+    num_frames: int = 0
+    fps: float = 0.0
+    sample_rate: int = 0
+    duration: float = 0.0
+    has_alpha: bool = False
 
 
 # The events of one job, in the order in which they can appear. Exactly one of Done, Failed and Cancelled ends a job.

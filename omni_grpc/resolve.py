@@ -11,17 +11,43 @@ import dataclasses
 import math
 import secrets
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from omni_grpc.config import LimitsConfig, ModelConfig
 from omni_grpc.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound, Violation
-from omni_grpc.request import Draft, Guidance, GuidanceNorm, ImageFormat, Request, RequestWarning
+from omni_grpc.request import (
+    AudioFormat,
+    Draft,
+    Guidance,
+    GuidanceNorm,
+    ImageFormat,
+    Modality,
+    OutputFormat,
+    Request,
+    RequestWarning,
+    Task,
+    VideoFormat,
+)
 from omni_grpc.spec import Checkpoint, GuidanceKind
 
 T = TypeVar("T")
 
 CFG_FIELDS = ("true_cfg_scale", "norm", "rescale", "interval_start", "interval_end")
 """What belongs to guidance by a second prediction, and means nothing without one."""
+
+OUTPUT_FORMATS: Mapping[Modality, OutputFormat] = {
+    Modality.IMAGE: ImageFormat.PNG,
+    Modality.VIDEO: VideoFormat.MP4,
+    Modality.AUDIO: AudioFormat.WAV,
+}
+ENCODING = frozenset({"output_fps", "sample_rate"})
+"""Fields that are about the file and not about the model."""
+
+TAKEN = (
+    "strength", "num_frames", "fps", "duration", "start", "text", "images", "mask", "first_frame", "last_frame",
+    "reference_images", "source_video", "control_video", "mask_video", "audio",
+)  # fmt: skip
+"""What ModelSpec.takes may name."""
 
 MAX_SEED = 2**53 - 1
 """Largest seed: the largest integer that JSON, JavaScript and protobuf's Struct carry without loss."""
@@ -105,22 +131,59 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
         for name in CFG_FIELDS:
             if filled[name] == getattr(Guidance(), name):
                 used.pop(f"sampling.guidance.{name}", None)
+    width, height = _complete_size(draft, facts, default)
+    output_format: OutputFormat = default("output_format", draft.output_format, OUTPUT_FORMATS[draft.task.modality])
+    lengths = {
+        name: _complete_optional(draft, facts, name, used)
+        for name in ("strength", "num_frames", "fps", "output_fps", "duration", "start", "sample_rate")
+    }
     request = Request(
         id=id,
         model=draft.model,
         prompt=draft.prompt,
         task=draft.task,
         negative_prompt=draft.negative_prompt if cfg_is_on(draft, facts) else None,
-        width=default("width", draft.width, defaults.width),
-        height=default("height", draft.height, defaults.height),
+        width=width,
+        height=height,
         steps=default("sampling.steps", draft.steps, defaults.steps),
         guidance=guidance,
         seeds=tuple(seeds[0] + i for i in range(outputs)) if len(seeds) == 1 else seeds,
         num_outputs=outputs,
-        output_format=default("output_format", draft.output_format, ImageFormat.PNG),
+        output_format=output_format,
         preview=draft.preview,
+        inputs=draft.inputs,
+        text=draft.text,
+        extra=draft.extra,
+        **lengths,
     )
     return request, used
+
+
+def _complete_size(draft: Draft, facts: Facts, default: Callable[[str, int | None, int], int]) -> tuple[int, int]:
+    """Sound has no size; an edit is as large as its first image, brought to a legal size."""
+    if draft.task.modality is Modality.AUDIO:
+        return 0, 0
+    defaults, limits = facts.checkpoint.defaults, facts.checkpoint.limits
+    width, height = defaults.width, defaults.height
+    first = next(iter(draft.inputs.images), draft.inputs.first_frame)
+    if first is not None:
+        shrink = min(1.0, math.sqrt(facts.max_pixels / (first.width * first.height)))
+        width, height = (
+            max(limits.min_size, int(side * shrink) // limits.size_multiple * limits.size_multiple)
+            for side in (first.width, first.height)
+        )
+    return default("width", draft.width, width), default("height", draft.height, height)
+
+
+def _complete_optional(draft: Draft, facts: Facts, name: str, used: dict[str, str]) -> Any:
+    """A field that only some models use: None for the others, else as asked, else the model's default."""
+    asked = getattr(draft, name)
+    if name not in facts.checkpoint.spec.takes and name not in ENCODING:
+        return None
+    if asked is None and (value := getattr(facts.checkpoint.defaults, name, None)) is not None:
+        used[name] = str(value)
+        return value
+    return asked
 
 
 def cfg_is_on(draft: Draft, facts: Facts) -> bool:
@@ -231,6 +294,61 @@ def _text(name: str) -> Callable[[Draft, Facts], str]:
     return rule
 
 
+def _taken(name: str) -> Callable[[Draft, Facts], str]:
+    """An input that the model has no use for is refused: without it the result is not what was asked for."""
+
+    def rule(draft: Draft, facts: Facts) -> str:
+        value = getattr(draft.inputs, name, None) if hasattr(draft.inputs, name) else getattr(draft, name)
+        if not value or name in facts.checkpoint.spec.takes:
+            return ""
+        return f"{facts.checkpoint.spec.name} does not take it; leave it unset"
+
+    return rule
+
+
+def _required(name: str, tasks: tuple[Task, ...]) -> Callable[[Draft, Facts], str]:
+    def rule(draft: Draft, facts: Facts) -> str:
+        return f"is required for {draft.task}" if draft.task in tasks and not getattr(draft.inputs, name) else ""
+
+    return rule
+
+
+def _images(draft: Draft, facts: Facts) -> str:
+    count, most = len(draft.inputs.images), facts.checkpoint.limits.max_input_images
+    return f"{count} images are given, {facts.checkpoint.spec.name} takes at most {most}" if count > most else ""
+
+
+def _frames(draft: Draft, facts: Facts) -> str:
+    limits, value = facts.checkpoint.limits, draft.num_frames
+    if value is None or not limits.max_frames:
+        return ""
+    steps = max(0, round((value - limits.frame_offset) / limits.frame_multiple))
+    nearest = min(max(1, steps * limits.frame_multiple + limits.frame_offset), limits.max_frames)
+    if not 1 <= value <= limits.max_frames:
+        return f"{value} is outside 1..{limits.max_frames}; nearest legal value: {nearest}"
+    if (value - limits.frame_offset) % limits.frame_multiple:
+        rule = f"a multiple of {limits.frame_multiple} plus {limits.frame_offset}"
+        return f"{value} is not {rule}; nearest legal value: {nearest}"
+    return ""
+
+
+def _between(name: str, low: float, high: Callable[[Facts], float]) -> Callable[[Draft, Facts], str]:
+    def rule(draft: Draft, facts: Facts) -> str:
+        value = getattr(draft, name)
+        if value is None or (math.isfinite(value) and low <= value <= high(facts)):
+            return ""
+        return f"{value:g} is outside {low:g}..{high(facts):g}"
+
+    return rule
+
+
+def _format(draft: Draft, facts: Facts) -> str:
+    kind = type(OUTPUT_FORMATS[draft.task.modality])
+    if draft.output_format is None or isinstance(draft.output_format, kind):
+        return ""
+    return f"{draft.output_format} is no format for {draft.task}; use one of {', '.join(kind)}"
+
+
 RULES: tuple[tuple[str, Callable[[Draft, Facts], str]], ...] = (
     ("prompt", _prompt),
     ("negative_prompt", _text("negative_prompt")),
@@ -240,6 +358,19 @@ RULES: tuple[tuple[str, Callable[[Draft, Facts], str]], ...] = (
     ("sampling.steps", _count("steps", lambda facts: facts.limits.max_steps)),
     ("sampling.num_outputs", _count("num_outputs", lambda facts: facts.limits.max_outputs)),
     ("sampling.seeds", _seeds),
+    *((name, _taken(name)) for name in TAKEN),
+    ("images", _required("images", (Task.IMAGE_TO_IMAGE, Task.IMAGE_EDIT, Task.INPAINT, Task.LAYERED))),
+    ("images", _images),
+    ("mask", _required("mask", (Task.INPAINT,))),
+    ("first_frame", _required("first_frame", (Task.IMAGE_TO_VIDEO,))),
+    ("num_frames", _frames),
+    ("strength", _between("strength", 0.0, lambda facts: 1.0)),
+    ("fps", _between("fps", 1.0, lambda facts: 240.0)),
+    ("output_fps", _between("output_fps", 1.0, lambda facts: 240.0)),
+    ("duration", _between("duration", 0.01, lambda facts: facts.checkpoint.limits.max_duration or 3600.0)),
+    ("start", _between("start", 0.0, lambda facts: 3600.0)),
+    ("sample_rate_hz", _between("sample_rate", 8000, lambda facts: 192_000)),
+    ("output_format", _format),
     ("sampling.guidance.scale", _scale("scale", 0.0, 100.0)),
     ("sampling.guidance.true_cfg_scale", _scale("true_cfg_scale", 0.0, 100.0)),
     ("sampling.guidance.rescale", _scale("rescale", 0.0, 1.0)),

@@ -35,6 +35,11 @@ class Limits:
     max_size: int
     max_pixels: int
     max_prompt_tokens: int
+    max_input_images: int = 0
+    max_frames: int = 0
+    frame_multiple: int = 1
+    frame_offset: int = 0
+    max_duration: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,11 @@ class Defaults:
     height: int
     steps: int
     guidance: Guidance
+    num_frames: int | None = None
+    fps: float | None = None
+    duration: float | None = None
+    sample_rate: int | None = None
+    strength: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +86,10 @@ class ModelSpec:
     `name` is the diffusers pipeline class that model_index.json names; `pipeline` is the import string of our class.
     `limits` and `defaults` are computed from the checkpoint's own configs; they are module-level functions, since a
     spec travels to the worker process. Without `latent_rgb`, previews show three groups of latent channels as colours.
+
+    `takes` names what the model uses besides prompt, size, steps, guidance and seeds: fields of a Draft ("strength",
+    "num_frames", "fps", "duration", "start", "text") and of its inputs ("images", "mask", "first_frame", ...).
+    `exclusive`: one request at a time, from its prepare to the end of its decode.
     """
 
     name: str
@@ -87,6 +101,9 @@ class ModelSpec:
     defaults: Callable[[Configs], Defaults]
     weights: Mapping[str, WeightMap] = dataclasses.field(default_factory=dict)
     latent_rgb: LatentRgb | None = None
+    takes: frozenset[str] = frozenset()
+    runner: str = "omni_grpc.worker.packed:PackedRunner"
+    exclusive: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from omni_grpc.engine.scheduler import Lane, Scheduler
 from omni_grpc.engine.timers import Timers
 from omni_grpc.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
 from omni_grpc.plan import Broken, CostModel, Decoded, Died, Prepared, Ready, Report, Stepped
-from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Draft, Failed, Queued
+from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Draft, Failed, Queued, RequestWarning
 from omni_grpc.resolve import Facts, advise_priority, resolve_request
 from omni_grpc.spec import Checkpoint
 
@@ -191,7 +191,9 @@ class Engine:
         settings = self.config.jobs
         job = Job(
             resolved.request,
-            warnings=resolved.warnings + advise_priority(submission.priority, self.config.scheduler.policy),
+            warnings=self.ready_warnings
+            + resolved.warnings
+            + advise_priority(submission.priority, self.config.scheduler.policy),
             priority=submission.priority,
             defaults_used=resolved.defaults_used,
             labels=submission.labels,
@@ -212,6 +214,11 @@ class Engine:
             self._timers.set(job.id, "deadline", max(0.0, submission.deadline - time.time()), self._expire)
         self._tick()
         return job, False
+
+    @property
+    def ready_warnings(self) -> tuple[RequestWarning, ...]:
+        """What the worker has to say to every caller."""
+        return self.ready.warnings if self.ready is not None else ()
 
     def cancel(self, job_id: str, reason: str) -> Job:
         """Stops a job before its next step. Idempotent: a job that has ended is returned as it is. Raises NotFound."""
@@ -289,6 +296,9 @@ class Engine:
 
     def _on_ready(self, report: Ready) -> None:
         self.ready, self.failure = report, None
+        if report.checkpoint is not None:
+            self.checkpoint = report.checkpoint
+        self._scheduler.exclusive = self.checkpoint.spec.exclusive
         self._failures = 0
         self._scheduler.cost = report.cost
         if self.state is not EngineState.DRAINING:
@@ -328,7 +338,7 @@ class Engine:
             self.artifacts.put(artifact, data)
             run.job.append(ArtifactReady(artifact=artifact))
         self._scheduler.finish(run.job.id)
-        run.job.append(run.done(report, self.checkpoint.scheduler))
+        run.job.append(run.done(report, self.checkpoint.scheduler, self.ready.attention_backend if self.ready else ""))
         self._end(run)
 
     def _on_broken(self, report: Broken) -> None:

@@ -39,6 +39,7 @@ class Run:
         self._peak_memory = 0
         self._dropped_tokens: dict[str, int] = {}
         self._artifacts: list[Artifact] = []
+        self._late_warnings: tuple[RequestWarning, ...] = ()
 
     def started(self) -> Started:
         self._started = self._clock()
@@ -96,23 +97,38 @@ class Run:
             width=media.width,
             height=media.height,
             seed=media.seed,
+            num_frames=media.num_frames,
+            fps=media.fps,
+            sample_rate=media.sample_rate,
+            duration=media.duration,
+            has_alpha=media.has_alpha,
         )
         self._artifacts.append(artifact)
         return artifact
 
-    def done(self, report: Decoded, scheduler: str) -> Done:
+    def done(self, report: Decoded, scheduler: str, attention_backend: str = "") -> Done:
         self._decode = report.elapsed
         self._peak_memory = report.peak_memory_bytes
+        self._late_warnings = report.warnings
         request = self.job.request
+        # what came out is the truth about its size and length, whatever was asked for
+        first = self._artifacts[0] if self._artifacts else None
         effective = Effective(
-            width=request.width,
-            height=request.height,
-            steps=self.job.step,
+            width=first.width if first else request.width,
+            height=first.height if first else request.height,
+            steps=self.job.step if report.steps is None else report.steps,
             evals=self._evals,
             seeds=request.seeds,
             guidance=request.guidance,
             scheduler=scheduler,
             output_format=request.output_format,
+            strength=request.strength,
+            num_frames=first.num_frames if first else 0,
+            fps=request.fps or 0.0,
+            output_fps=first.fps if first else 0.0,
+            duration=first.duration if first else 0.0,
+            sample_rate=first.sample_rate if first else 0,
+            attention_backend=attention_backend,
             defaults_used=self.job.defaults_used,
             dropped_tokens=self._dropped_tokens,
         )
@@ -131,7 +147,7 @@ class Run:
             for field, dropped in self._dropped_tokens.items()
             if dropped
         )
-        return (*self.job.warnings, *cut)
+        return (*self.job.warnings, *cut, *self._late_warnings)
 
     def stats(self) -> Stats:
         now = self._clock()

@@ -80,6 +80,8 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_step_ms = max_step_ms
         self.cost = CostModel()
+        self.exclusive = False
+        """One job at a time, from its prepare to the end of its decode."""
         self._rank = POLICIES[policy]
         self._items: dict[str, Item] = {}
         self._arrivals = itertools.count()
@@ -176,6 +178,8 @@ class Scheduler:
         if not queue:
             return ()
         first = min(queue, key=lambda item: item.order)
+        if self.exclusive and self.active:
+            return ()
         inside = self._in(Phase.PREPARING, Phase.RUNNING)
         ahead = [item for item in inside if item.rank <= first.rank]
         if len(ahead) >= self.max_num_seqs or len(inside) >= 2 * self.max_num_seqs:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from omni_grpc.engine import JobState
-from omni_grpc.request import Effective, Guidance, ImageFormat, RequestWarning, Stats, Task
+from omni_grpc.request import Effective, Guidance, ImageFormat, OutputFormat, RequestWarning, Stats, Task
 from omni_grpc.v1 import event_pb2, sampling_pb2
 
 
@@ -31,6 +32,12 @@ def task(value: Task) -> str:
 
 def image_format(value: ImageFormat) -> str:
     return f"IMAGE_FORMAT_{value.value}"
+
+
+def output_format(value: OutputFormat) -> dict[str, Any]:
+    """The arm of EffectiveParams.output_format."""
+    kind = type(value).__name__.removesuffix("Format").lower()
+    return {f"{kind}_format": f"{kind.upper()}_FORMAT_{value.value}"}
 
 
 def job_state(value: JobState) -> str:
@@ -90,6 +97,13 @@ def effective(value: Effective, of: Task) -> event_pb2.EffectiveParams:
         cache=sampling_pb2.CacheOptions(off=sampling_pb2.CacheOff()),
         dropped_tokens=value.dropped_tokens,
         defaults_used=value.defaults_used,
-        image_format=image_format(value.output_format),
+        strength=value.strength,
+        num_frames=value.num_frames,
+        fps=value.fps,
+        output_fps=value.output_fps,
+        duration=duration(value.duration) if value.duration else None,
+        sample_rate_hz=value.sample_rate,
+        attention_backend=value.attention_backend,
+        **output_format(value.output_format),
         task=task(of),
     )

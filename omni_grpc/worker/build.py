@@ -1,4 +1,4 @@
-"""From a checkpoint to a pipeline that can run: device, precision, weights."""
+"""From a checkpoint to a runner that is ready: device, precision, weights."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import time
 import torch
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.plan import Ready
 from omni_grpc.resolve import Machine, place
 from omni_grpc.spec import Checkpoint
+from omni_grpc.worker.base import Loaded, Runner, Setting
 
 
 def machine() -> Machine:
@@ -21,21 +21,24 @@ def machine() -> Machine:
     return Machine(cuda=torch.cuda.is_available(), cores=cores)
 
 
-def build(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Pipeline, torch.device, Ready]:
-    """Loads the pipeline of a checkpoint. Raises ConfigError for a missing device, CheckpointError by name."""
+def build(config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> tuple[Runner, Ready]:
+    """Loads the runner of a checkpoint. Raises ConfigError for a missing device, CheckpointError by name."""
     began = time.monotonic()
     placement = place(config.model, machine())
     device, dtype = torch.device(placement.device), getattr(torch, placement.dtype)
     if placement.cpu_threads is not None:
         torch.set_num_threads(placement.cpu_threads)
-    module, _, name = checkpoint.spec.pipeline.partition(":")
-    pipeline: Pipeline = getattr(importlib.import_module(module), name).load(checkpoint, device, dtype)
-    weight_bytes = sum(p.numel() * p.element_size() for p in pipeline.parameters())
-    ready = Ready(
+    module, _, name = checkpoint.spec.runner.partition(":")
+    kind: type[Runner] = getattr(importlib.import_module(module), name)
+    loaded: Loaded = kind.load(Setting(config=config, checkpoint=checkpoint, device=device, dtype=dtype, prefix=prefix))
+    return loaded.runner, Ready(
         pid=os.getpid(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         dtype=placement.dtype,
         load_seconds=time.monotonic() - began,
-        weight_bytes=weight_bytes,
+        weight_bytes=loaded.weight_bytes,
+        cost=loaded.cost,
+        attention_backend=loaded.attention_backend,
+        warnings=loaded.warnings,
+        checkpoint=loaded.checkpoint,
     )
-    return pipeline, device, ready

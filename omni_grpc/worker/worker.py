@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 from collections.abc import Callable
@@ -14,8 +13,6 @@ from omni_grpc.request import Request
 from omni_grpc.spec import Checkpoint
 from omni_grpc.worker.build import build
 from omni_grpc.worker.failure import failure
-from omni_grpc.worker.runner import Runner
-from omni_grpc.worker.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -79,10 +76,7 @@ class Worker:
 
     def _load(self) -> None:
         try:
-            pipeline, device, ready = build(self._config, self._checkpoint)
-            self._runner = Runner(pipeline, device, self._prefix, latent_rgb=self._checkpoint.spec.latent_rgb)
-            cost = warm_up(pipeline, self._checkpoint, device, self._config.worker.warm_up_seconds)
-            ready = dataclasses.replace(ready, cost=cost)
+            self._runner, ready = build(self._config, self._checkpoint, self._prefix)
         except Exception as error:  # noqa: BLE001 - whatever keeps the model from loading is reported, not raised in a lane
             self._send(Died(failure=failure(error, f"loading {self._checkpoint.path}")))
         else:

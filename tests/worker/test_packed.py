@@ -16,7 +16,7 @@ from omni_grpc.errors import Code, InternalError
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Preview
 from omni_grpc.resolve import Facts, resolve_request
-from omni_grpc.worker.runner import Runner
+from omni_grpc.worker.packed import PackedRunner
 
 UNLIKE = [
     {"prompt": "a red circle", "width": 64, "height": 64, "steps": 2, "seeds": (1,)},
@@ -47,7 +47,7 @@ def pipeline(checkpoint):
 
 @pytest.fixture
 def runner(pipeline, request):
-    return Runner(pipeline, torch.device("cpu"), f"omni-test-{abs(hash(request.node.name)):x}-")
+    return PackedRunner(pipeline, torch.device("cpu"), f"omni-test-{abs(hash(request.node.name)):x}-")
 
 
 def requests(checkpoint, drafts=UNLIKE):

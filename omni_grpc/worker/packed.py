@@ -1,9 +1,10 @@
-"""Runs a pipeline: holds the states of its requests and turns model results into reports."""
+"""Runs a native pipeline: all requests that take a step share one forward over packed rows."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import itertools
 import threading
 import time
@@ -21,10 +22,12 @@ from omni_grpc.pipeline.images import Image
 from omni_grpc.pipeline.preview import latent_picture
 from omni_grpc.pipeline.state import State
 from omni_grpc.plan import Broken, Decoded, Media, Prepared, Progress, Stepped
-from omni_grpc.request import PreviewImage, Request
+from omni_grpc.request import ImageFormat, PreviewImage, Request
 from omni_grpc.spec import LatentRgb
 from omni_grpc.worker import media
+from omni_grpc.worker.base import Loaded, Runner, Setting
 from omni_grpc.worker.failure import failure
+from omni_grpc.worker.warm_up import warm_up
 
 Work = Mapping[str, list[State]]
 """The states of requests, by id: one for each output."""
@@ -41,8 +44,8 @@ class Moved:
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
 
 
-class Runner:
-    """Each method belongs to one lane; `drop` may be called from any."""
+class PackedRunner(Runner):
+    """Holds the states of its requests, one for each output."""
 
     def __init__(
         self, pipeline: Pipeline, device: torch.device, prefix: str, *, latent_rgb: LatentRgb | None = None
@@ -55,6 +58,17 @@ class Runner:
         self._lock = threading.Lock()
         self._states: dict[str, list[State]] = {}
         self._rows: Rows | None = None
+
+    @classmethod
+    def load(cls, setting: Setting) -> Loaded:
+        checkpoint, device = setting.checkpoint, setting.device
+        module, _, name = checkpoint.spec.pipeline.partition(":")
+        pipeline: Pipeline = getattr(importlib.import_module(module), name).load(checkpoint, device, setting.dtype)
+        return Loaded(
+            runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.spec.latent_rgb),
+            weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
+            cost=warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds),
+        )
 
     def drop(self, ids: Sequence[str]) -> None:
         """Forgets these requests. A lane that works on one of them holds its own reference until it is done."""
@@ -101,7 +115,7 @@ class Runner:
             raise Cancelled(f"request {request_id} was dropped before its decode")
         # all are decoded before any is put in shared memory: a block belongs to a report
         images = [(state, image) for state in states for image in self._pipeline.decode(state)]
-        files = [(state, image, media.encode(image, state.request.output_format)) for state, image in images]
+        files = [(state, image, media.encode(image, _format(state.request))) for state, image in images]
         return Decoded(
             id=request_id,
             media=tuple(self._share(state, image, data) for state, image, data in files),
@@ -193,6 +207,12 @@ class Runner:
             seed=state.seed,
             sha256=hashlib.sha256(data).hexdigest(),
         )
+
+
+def _format(request: Request) -> ImageFormat:
+    # resolve_request gives every task a format of its modality, and native pipelines make images
+    assert isinstance(request.output_format, ImageFormat)
+    return request.output_format
 
 
 def _before(states: list[State]) -> Moved:

@@ -1,0 +1,64 @@
+"""What a worker needs of whatever carries out its requests."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from omni_grpc.config import EngineConfig
+from omni_grpc.plan import CostModel, Decoded, Prepared, Stepped
+from omni_grpc.request import Request, RequestWarning
+from omni_grpc.spec import Checkpoint
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where and how a runner is to run. `prefix` begins the name of every shared-memory block it makes."""
+
+    config: EngineConfig
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    prefix: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A runner and what is to be said of it, see plan.Ready."""
+
+    runner: Runner
+    weight_bytes: int
+    cost: CostModel = dataclasses.field(default_factory=CostModel)
+    attention_backend: str = ""
+    warnings: tuple[RequestWarning, ...] = ()
+    checkpoint: Checkpoint | None = None
+
+
+class Runner(abc.ABC):
+    """Holds the requests that are in the worker and moves them on. Each of prepare, step and decode is called from one
+    lane of its own; `drop` from any. An error that prepare or decode raises is that request's failure.
+    """
+
+    @classmethod
+    @abc.abstractmethod
+    def load(cls, setting: Setting) -> Loaded:
+        """Loads the model. Raises ConfigError or CheckpointError with the reason."""
+
+    @abc.abstractmethod
+    def prepare(self, request: Request) -> Prepared:
+        """Everything before the first denoise step."""
+
+    @abc.abstractmethod
+    def step(self, ids: Sequence[str]) -> Stepped:
+        """One denoise step of each of these requests; those that were dropped meanwhile are left out."""
+
+    @abc.abstractmethod
+    def decode(self, request_id: str) -> Decoded:
+        """The outputs as files in shared memory. Raises Cancelled for a request that was dropped."""
+
+    @abc.abstractmethod
+    def drop(self, ids: Sequence[str]) -> None:
+        """Forgets these requests, whatever their phase."""
