@@ -4,11 +4,22 @@ import sys
 
 
 def main() -> int:
-    """Runs one command. The doctor goes first: it must be able to say what is missing, so it needs nothing else."""
-    if sys.argv[1:2] == ["doctor"]:
+    """Runs one command. The doctor goes first: it must be able to say what is missing, so it needs nothing else. Those
+    that only handle checkpoints have no use for grpc either.
+    """
+    command, rest = sys.argv[1:2], sys.argv[2:]
+    if command == ["doctor"]:
         from omni_grpc import doctor
 
         return doctor.main()
+    if command == ["pull"]:
+        from omni_grpc import hub
+
+        return hub.main(rest)
+    if command == ["convert"]:
+        from omni_grpc import convert
+
+        return convert.main(rest)
     # here, because a server started this way spawns its worker: spawn imports this module again, and the worker has no
     # use for what the command line needs
     from omni_grpc import cli

@@ -32,8 +32,10 @@ def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), minimum: 
 class ModelConfig:
     """Which checkpoint, where and in which precision."""
 
-    model: str = setting(dataclasses.MISSING, "checkpoint folder in the diffusers layout")
-    served_model_name: str | None = setting(None, "what requests call the model (default: the folder's name)")
+    model: str = setting(dataclasses.MISSING, "checkpoint folder in the diffusers layout, or ORG/NAME on the hub")
+    served_model_name: str | None = setting(
+        None, "what requests call the model (default: the folder's name, or the hub's name)"
+    )
     device: str = setting(
         "auto", "device of the worker; auto: cuda where there is one, else cpu", choices=("auto", "cpu", "cuda")
     )
@@ -67,7 +69,7 @@ class AdapterConfig:
     diffusion_attention_backend: str | None = setting(
         None,
         "attention of the denoiser (default: the library's own)",
-        choices=("FLASH_ATTN", "SAGE_ATTN", "TORCH_SDPA"),
+        choices=("FLASH_ATTN", "SAGE_ATTN", "CUDNN_ATTN", "TORCH_SDPA"),
     )
     allow_attention_fallback: bool = setting(
         False,
@@ -79,7 +81,7 @@ class AdapterConfig:
     vae_use_tiling: bool = setting(False, "decode in tiles, to save memory")
     enable_cpu_offload: bool = setting(False, "keep one component at a time on the device")
     enable_layerwise_offload: bool = setting(False, "keep one group of layers at a time on the device")
-    cache_backend: str | None = setting(None, "step cache of diffusers: first_block, taylorseer, mag, faster, pab, ...")
+    cache_backend: str | None = setting(None, "step cache of diffusers: first_block, taylorseer, mag, faster, pab, sea or text_kv")
     cache_config: dict[str, Any] | None = setting(None, "JSON object of arguments for the cache's config")
 
 
@@ -106,6 +108,11 @@ class LimitsConfig:
     max_steps: int = setting(200, "most denoise steps of one request", minimum=1)
     max_outputs: int = setting(8, "most outputs of one request", minimum=1)
     max_prompt_chars: int = setting(100_000, "longest prompt, in characters", minimum=1)
+    max_input_bytes: int = setting(128 << 20, "largest file of one input, in bytes", minimum=1)
+    max_input_pixels: int = setting(1 << 26, "largest width x height of an input image or frame", minimum=1)
+    max_input_frames: int = setting(1024, "most frames of an input video", minimum=1)
+    max_input_video_pixels: int = setting(1 << 29, "largest frames x width x height of an input video", minimum=1)
+    max_input_seconds: float = setting(600.0, "longest input video or sound, in seconds", minimum=0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +123,12 @@ class JobsConfig:
     artifact_budget: int = setting(
         1 << 30, "bytes of artifacts kept in memory; above it the oldest finished job is forgotten", minimum=1
     )
+    asset_budget: int = setting(
+        1 << 30,
+        "bytes of uploaded media kept in memory; what does not fit is refused with RESOURCE_EXHAUSTED",
+        minimum=1,
+    )
+    asset_retention: float = setting(3600.0, "seconds that uploaded media is kept after its last use", minimum=0)
     queue_timeout: float | None = setting(None, "seconds a job may wait, unless its request says otherwise", minimum=0)
     run_timeout: float | None = setting(
         None, "seconds a job may run after its start, unless its request says otherwise", minimum=0
@@ -173,7 +186,8 @@ class EngineConfig:
             raise _unknown(unknown, known)
         if flat.get("model") is None:
             raise ConfigError(
-                "no model: pass a checkpoint folder (--model DIR)", violations=(Violation("model", "is required"),)
+                "no model: pass a checkpoint folder or a model of the hub (--model DIR or --model ORG/NAME)",
+                violations=(Violation("model", "is required"),),
             )
         sections: dict[str, dict[str, Any]] = {}
         for name, value in flat.items():
@@ -209,7 +223,7 @@ class Option:
             return None
         try:
             parsed = self._convert(value)
-        except (TypeError, ValueError):
+        except (KeyError, TypeError, ValueError):
             raise self._error(value, f"expected {self._expected}") from None
         if self.choices and parsed not in self.choices:
             raise self._error(value, f"expected one of {', '.join(self.choices)}")

@@ -9,30 +9,40 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import difflib
 import io
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
+from omni_grpc import tasks
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, Job, JobState, LocalExecutor, Submission
-from omni_grpc.errors import InvalidArgument
-from omni_grpc.registry import open_checkpoint
+from omni_grpc.errors import InvalidArgument, Violation
+from omni_grpc.registry import open_model
 from omni_grpc.request import (
     TERMINAL,
+    Artifact,
     Draft,
     Effective,
     Event,
     GuidanceDraft,
     GuidanceNorm,
     ImageFormat,
+    Inputs,
+    OutputFormat,
     RequestWarning,
     Stats,
+    Task,
 )
+from omni_grpc.resolve import check_adapter_settings
+from omni_grpc.spec import Checkpoint
 
 if TYPE_CHECKING:
     import PIL.Image
+
+    from omni_grpc.client.media import Media
 
 T = TypeVar("T")
 
@@ -46,6 +56,8 @@ class Generation:
     effective: Effective
     warnings: tuple[RequestWarning, ...]
     stats: Stats
+    artifacts: tuple[Artifact, ...] = ()
+    """What there is to know of each output: size, number of frames, rates, playing time."""
 
     @property
     def images(self) -> list[PIL.Image.Image]:
@@ -58,6 +70,51 @@ class Generation:
         return [PIL.Image.open(io.BytesIO(data)) for data in self.files]
 
 
+class Sampling(TypedDict, total=False):
+    """What any generation may ask for besides its prompt and its inputs. None means the model's default."""
+
+    negative_prompt: str | None
+    """What to steer away from. The empty string counts: it turns classifier-free guidance on."""
+    steps: int | None
+    guidance_scale: float | None
+    """Embedded guidance of distilled models."""
+    true_cfg_scale: float | None
+    """Classifier-free guidance; active above 1 and with a negative_prompt."""
+    guidance_norm: GuidanceNorm | None
+    guidance_rescale: float | None
+    guidance_start: float | None
+    """Guidance is on from this fraction of the steps..."""
+    guidance_end: float | None
+    """...until before this one."""
+    seed: int | None
+    """Seed of output 0; output i uses seed + i."""
+    seeds: Sequence[int] | None
+    """One seed for each output. Give this or `seed`."""
+    num_outputs: int | None
+    output_format: OutputFormat | None
+    extra: Mapping[str, Any] | None
+    """Parameters of one model, by name."""
+
+
+class PictureSampling(Sampling, total=False):
+    """What is made to be looked at."""
+
+    width: int | None
+    """Pixels."""
+    height: int | None
+    """Pixels."""
+
+
+_GUIDANCE: Mapping[str, str] = {
+    "guidance_scale": "scale",
+    "true_cfg_scale": "true_cfg_scale",
+    "guidance_norm": "norm",
+    "guidance_rescale": "rescale",
+    "guidance_start": "interval_start",
+    "guidance_end": "interval_end",
+}
+
+
 class Omni:
     """A model, loaded in this process. Settings are those of the server (`EngineConfig.from_settings`).
 
@@ -66,8 +123,9 @@ class Omni:
 
     def __init__(self, model: str, **settings: Any) -> None:
         self.config = EngineConfig.from_settings(model=model, **settings)
-        self.checkpoint = open_checkpoint(self.config.model.model, name=self.config.model.served_model_name)
-        self._engine = Engine(self.config, self.checkpoint, LocalExecutor(self.config, self.checkpoint))
+        checkpoint = open_model(self.config.model)
+        check_adapter_settings(self.config, checkpoint)
+        self._engine = Engine(self.config, checkpoint, LocalExecutor(self.config, checkpoint))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni_grpc-engine", daemon=True)
         self._thread.start()
@@ -83,6 +141,11 @@ class Omni:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The model, with what loading it has told."""
+        return self._engine.checkpoint
+
     def close(self) -> None:
         """Stops the engine. Running generations fail with Unavailable."""
         if self._loop.is_closed():
@@ -93,42 +156,151 @@ class Omni:
         self._loop.close()
 
     def generate(
+        self, prompt: str, *, on_event: Callable[[Event], None] | None = None, **sampling: Unpack[PictureSampling]
+    ) -> Generation:
+        """Makes images, start to end. Raises the OmniError that ended it.
+
+        `on_event` is called with each event; an interrupt cancels the generation.
+        """
+        return self.run(self._draft(prompt, Task.TEXT_TO_IMAGE, sampling, PictureSampling), on_event)
+
+    def edit_image(
         self,
         prompt: str,
         *,
-        negative_prompt: str | None = None,
-        width: int | None = None,
-        height: int | None = None,
-        steps: int | None = None,
-        guidance_scale: float | None = None,
-        true_cfg_scale: float | None = None,
-        guidance_norm: GuidanceNorm | None = None,
-        seed: int | None = None,
-        seeds: tuple[int, ...] = (),
-        num_outputs: int | None = None,
-        output_format: ImageFormat | None = None,
+        images: Sequence[Media],
+        mask: Media | None = None,
+        strength: float | None = None,
+        task: Task | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        **sampling: Unpack[PictureSampling],
     ) -> Generation:
-        """One generation, start to end. None means the model's default. Raises the OmniError that ended it."""
-        if seed is not None and seeds:
-            raise InvalidArgument("seed and seeds are both set; give one of them")
-        return self.run(
-            Draft(
-                model=self.checkpoint.name,
-                prompt=prompt,
-                negative_prompt=negative_prompt,
-                width=width,
-                height=height,
-                steps=steps,
-                guidance=GuidanceDraft(scale=guidance_scale, true_cfg_scale=true_cfg_scale, norm=guidance_norm),
-                seeds=seeds if seed is None else (seed,),
-                num_outputs=num_outputs,
-                output_format=output_format,
-            )
+        """Makes images from images: paths, data: URIs, bytes, pictures of PIL's, or artifacts of an earlier call.
+
+        The task follows from what is given, as in the API's EditImageRequest; `task` overrules that.
+        """
+        media = {"images": images, "mask": mask}
+        given = [name for name, value in (media | {"strength": strength}).items() if value is not None]
+        draft = self._draft(prompt, task or tasks.edit_task(given), sampling, PictureSampling)
+        return self._run_with(dataclasses.replace(draft, strength=strength), media, on_event)
+
+    def generate_video(
+        self,
+        prompt: str,
+        *,
+        first_frame: Media | None = None,
+        last_frame: Media | None = None,
+        source_video: Media | None = None,
+        reference_images: Sequence[Media] | None = None,
+        control_video: Media | None = None,
+        mask_video: Media | None = None,
+        audio: Media | None = None,
+        strength: float | None = None,
+        num_frames: int | None = None,
+        duration: float | None = None,
+        fps: float | None = None,
+        output_fps: float | None = None,
+        task: Task | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        **sampling: Unpack[PictureSampling],
+    ) -> Generation:
+        """Makes videos. `duration` is in seconds and becomes the nearest number of frames that the model makes.
+
+        The task follows from what is given, as in the API's GenerateVideoRequest; `task` overrules that.
+        """
+        media = {
+            "first_frame": first_frame,
+            "last_frame": last_frame,
+            "source_video": source_video,
+            "reference_images": reference_images,
+            "control_video": control_video,
+            "mask_video": mask_video,
+            "audio": audio,
+        }
+        given = [name for name, value in media.items() if value is not None]
+        draft = self._draft(prompt, task or tasks.video_task(given), sampling, PictureSampling)
+        draft = dataclasses.replace(
+            draft, strength=strength, num_frames=num_frames, duration=duration, fps=fps, output_fps=output_fps
         )
+        return self._run_with(draft, media, on_event)
+
+    def generate_audio(
+        self,
+        prompt: str,
+        *,
+        text: str = "",
+        reference: Media | None = None,
+        strength: float | None = None,
+        start: float | None = None,
+        duration: float | None = None,
+        sample_rate: int | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Generation:
+        """Makes sounds. Times in seconds, the rate of the file in samples per second."""
+        draft = dataclasses.replace(
+            self._draft(prompt, Task.TEXT_TO_AUDIO, sampling, Sampling),
+            text=text,
+            strength=strength,
+            start=start,
+            duration=duration,
+            sample_rate=sample_rate,
+        )
+        return self._run_with(draft, {"audio": reference}, on_event)
 
     def run(self, draft: Draft, on_event: Callable[[Event], None] | None = None) -> Generation:
         """The same for a Draft. `on_event` is called with each event; an interrupt cancels the generation."""
-        job = self._call(self._submit(draft))
+        return self._run(Submission(draft=draft), on_event)
+
+    def _run_with(self, draft: Draft, media: Mapping[str, Any], on_event: Callable[[Event], None] | None) -> Generation:
+        """Decodes the media, then runs the draft with them. What the model cannot do is refused first."""
+        self._engine.check(draft.model, draft.task)
+        inputs, notes = self._decode(media)
+        submission = Submission(draft=dataclasses.replace(draft, inputs=inputs), warnings=notes)
+        return self._run(submission, on_event)
+
+    def _decode(self, media: Mapping[str, Any]) -> tuple[Inputs, tuple[RequestWarning, ...]]:
+        given = {name: value for name, value in media.items() if value is not None}
+        if not given:
+            return Inputs(), ()
+        # here, because codecs are worth loading only for those who bring media
+        from omni_grpc.client.media import media_input, media_inputs
+        from omni_grpc.inputs import File, decode
+
+        files = []
+        for name, value in given.items():
+            try:
+                several = name in ("images", "reference_images")
+                found = media_inputs(value) if several else [media_input(value)]
+            except TypeError:
+                rule = f"is a {type(value).__name__}, expected media: a path, bytes, a picture or an artifact"
+                raise InvalidArgument(f"{name} {rule}", violations=(Violation(name, rule),)) from None
+            for i, one in enumerate(found):
+                data = self._engine.artifacts.get(one.asset_id)[1] if one.asset_id else one.data
+                path = f"{name}[{i}]" if several else name
+                files.append(File(path=path, name=name, data=data, uri=one.uri, mime_type=one.mime_type))
+        return decode(files, self.config.limits)
+
+    def _draft(self, prompt: str, task: Task, sampling: Sampling, known: type[Sampling]) -> Draft:
+        for name in sampling.keys() - known.__annotations__.keys():
+            close = difflib.get_close_matches(name, known.__annotations__, n=1)
+            raise TypeError(f"unknown option {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        asked: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
+        seed, seeds = asked.pop("seed", None), tuple(asked.pop("seeds", ()))
+        if seed is not None and seeds:
+            raise InvalidArgument("seed and seeds are both set; give one of them")
+        guidance = {field: asked.pop(name) for name, field in _GUIDANCE.items() if name in asked}
+        return Draft(
+            model=self.checkpoint.name,
+            prompt=prompt,
+            task=task,
+            guidance=GuidanceDraft(**guidance),
+            seeds=seeds if seed is None else (seed,),
+            **asked,
+        )
+
+    def _run(self, submission: Submission, on_event: Callable[[Event], None] | None) -> Generation:
+        job = self._call(self._submit(submission))
         try:
             for event in self._events(job):
                 if on_event is not None:
@@ -140,7 +312,7 @@ class Omni:
 
     def stream(self, draft: Draft) -> Iterator[Event]:
         """The events of one generation as they happen. Leaving the iterator early cancels the generation."""
-        job = self._call(self._submit(draft))
+        job = self._call(self._submit(Submission(draft=draft)))
         try:
             yield from self._events(job)
         finally:
@@ -168,10 +340,11 @@ class Omni:
             effective=job.effective,
             warnings=job.warnings,
             stats=job.stats,
+            artifacts=job.artifacts,
         )
 
-    async def _submit(self, draft: Draft) -> Job:
-        job, _ = self._engine.submit(Submission(draft=draft))
+    async def _submit(self, submission: Submission) -> Job:
+        job, _ = self._engine.submit(submission)
         return job
 
     async def _cancel(self, job: Job) -> None:

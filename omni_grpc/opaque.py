@@ -12,12 +12,14 @@ from omni_grpc.spec import Configs, Defaults, Limits, ModelSpec
 SESSION = "session"
 """Key in Checkpoint.configs: {"limits": fields of Limits, "defaults": fields of Defaults}."""
 
+OPAQUE_FAMILY = "diffusers"
+
 
 def opaque_spec(pipeline: str) -> ModelSpec:
     """`pipeline` is the class that model_index.json names. What it can do follows with the worker's report."""
     return ModelSpec(
         name=pipeline,
-        family="diffusers",
+        family=OPAQUE_FAMILY,
         tasks=(),
         pipeline="",
         guidance=(),

@@ -7,15 +7,30 @@ import importlib
 import importlib.metadata
 import json
 import pkgutil
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_grpc.errors import CheckpointError
+from omni_grpc import layout
+from omni_grpc.config import ModelConfig
+from omni_grpc.errors import CheckpointError, ConfigError, Violation
 from omni_grpc.opaque import opaque_spec
 from omni_grpc.spec import Checkpoint, ModelSpec
 
 ENTRY_POINT_GROUP = "omni_grpc.models"
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+CONFIGS = (
+    "config.json",
+    "scheduler_config.json",
+    "tokenizer_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "guider_config.json",
+    "mel_config.json",
+)
+"""What the config of a component may be called; the first that is there counts."""
 
 
 def _modules() -> Iterator[Any]:
@@ -43,6 +58,53 @@ def specs() -> Mapping[str, ModelSpec]:
     return found
 
 
+def open_model(config: ModelConfig) -> Checkpoint:
+    """The checkpoint that the settings name: a folder, or else a model of the hub (`org/name`), which is downloaded.
+
+    A name that is both is the folder. Raises CheckpointError with the reason, see hub.fetch, and ConfigError for a
+    revision of a folder.
+    """
+    folder = Path(config.model)
+    if not folder.exists() and HUB_ID.fullmatch(config.model):
+        from omni_grpc import hub  # here, since this leaf needs the standard library alone
+
+        folder, name = hub.fetch(config.model, revision=config.revision), config.model
+    else:
+        if config.revision is not None:
+            message = f"--revision is for a model of the hub (ORG/NAME), and {config.model} is a folder; leave it out"
+            raise ConfigError(message, violations=(Violation("revision", message),))
+        folder, name = _loadable(folder), folder.resolve().name
+    return open_checkpoint(folder, name=config.served_model_name or name, load_format=config.diffusion_load_format)
+
+
+def _loadable(folder: Path) -> Path:
+    """`folder`, or one with the same files under the names that loaders ask for. Refuses pickled weights."""
+    index = _index(folder)
+    files = layout.files_of(folder)
+    try:
+        weights = layout.weights(index, files, str(folder), lambda file: _read_json(folder / file, "shard index"))
+    except CheckpointError as error:
+        if error.reason == layout.WEIGHTS_MISSING:
+            return folder  # loading will name each weight
+        raise
+    if not any(part.renamed for part in weights):
+        return folder
+    from omni_grpc import hub
+
+    return hub.with_plain_names(folder, weights)
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    if folder.is_dir() and not (folder / layout.INDEX).is_file():
+        names = sorted(path.name for path in folder.iterdir())
+        raise CheckpointError(
+            f"{folder} is no checkpoint in the diffusers layout: it has no {layout.INDEX}, only "
+            f"{layout.some(names) or 'nothing at all'}",
+            reason="NO_MODEL_INDEX",
+        )
+    return _read_json(folder / layout.INDEX, f"{folder} is no checkpoint in the diffusers layout")
+
+
 def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: str = "auto") -> Checkpoint:
     """Reads the configs of a checkpoint in the diffusers layout and finds the spec for its pipeline class.
 
@@ -50,7 +112,7 @@ def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: s
     serves it.
     """
     folder = Path(path)
-    index = _read_json(folder / "model_index.json", f"{folder} is no checkpoint in the diffusers layout")
+    index = _index(folder)
     pipeline = str(index.get("_class_name", ""))
     spec = None if load_format == "diffusers" else specs().get(pipeline)
     if spec is None and load_format != "native":
@@ -62,10 +124,8 @@ def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: s
             reason="MODEL_NOT_SUPPORTED",
         )
     configs: dict[str, Mapping[str, Any]] = {"": index}
-    for component, value in index.items():
-        if component.startswith("_") or not isinstance(value, list) or value[0] is None:
-            continue
-        for file in ("config.json", "scheduler_config.json", "tokenizer_config.json"):
+    for component, _ in layout.components(index):
+        for file in CONFIGS:
             if (folder / component / file).is_file():
                 configs[component] = _read_json(folder / component / file, f"component {component!r}")
                 break

@@ -13,8 +13,10 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from omni_grpc.config import LimitsConfig, ModelConfig
+from omni_grpc.config import AdapterConfig, EngineConfig, LimitsConfig, ModelConfig
 from omni_grpc.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound, Violation
+from omni_grpc.frames import count_frames, counts_frames, duration_fault, nearest_frames
+from omni_grpc.opaque import OPAQUE_FAMILY
 from omni_grpc.request import (
     AudioFormat,
     Draft,
@@ -81,23 +83,37 @@ def resolve_request(draft: Draft, facts: Facts, *, id: str) -> Resolved:
     Raises NotFound for a model this server does not have, FailedPrecondition (TASK_NOT_SUPPORTED) for a task the model
     lacks, InvalidArgument for everything else that breaks a row of RULES.
     """
-    checkpoint = facts.checkpoint
-    if draft.model != checkpoint.name:
-        message = f"model {draft.model!r} is not served here; served: {checkpoint.name}"
-        raise NotFound(message, reason="MODEL_NOT_FOUND", metadata={"name": draft.model})
-    if draft.task not in checkpoint.spec.tasks:
-        has = ", ".join(checkpoint.spec.tasks)
-        raise FailedPrecondition(
-            f"model {draft.model!r} cannot do {draft.task}; its tasks: {has}",
-            reason="TASK_NOT_SUPPORTED",
-            metadata={"task": draft.task.value, "tasks": has},
-        )
-    violations = tuple(Violation(field, message) for field, rule in RULES if (message := rule(draft, facts)))
+    check_task(draft.model, draft.task, facts.checkpoint)
+    violations = tuple(
+        Violation(_path(field, draft.task), message) for field, rule in RULES if (message := rule(draft, facts))
+    )
     if violations:
         raise InvalidArgument("; ".join(f"{v.field}: {v.description}" for v in violations), violations=violations)
+    draft, rounded = count_frames(draft, facts.checkpoint)
     request, defaults_used = _complete(draft, facts, id)
-    warnings = tuple(warning for advice in ADVICE if (warning := advice(draft, request, facts)))
+    warnings = rounded + tuple(warning for advice in ADVICE if (warning := advice(draft, request, facts)))
     return Resolved(request=request, warnings=warnings, defaults_used=defaults_used)
+
+
+def check_task(model: str, task: Task, checkpoint: Checkpoint) -> None:
+    """Raises NotFound for a model this server does not have, FailedPrecondition (TASK_NOT_SUPPORTED) for a task the
+    model lacks.
+    """
+    if model != checkpoint.name:
+        message = f"model {model!r} is not served here; served: {checkpoint.name}"
+        raise NotFound(message, reason="MODEL_NOT_FOUND", metadata={"name": model})
+    if task not in checkpoint.spec.tasks:
+        has = ", ".join(checkpoint.spec.tasks)
+        raise FailedPrecondition(
+            f"model {model!r} cannot do {task}; its tasks: {has}",
+            reason="TASK_NOT_SUPPORTED",
+            metadata={"task": task.value, "tasks": has},
+        )
+
+
+def _path(field: str, task: Task) -> str:
+    """What the API calls a field: the sound that a sound starts from is its reference."""
+    return "reference" if field == "audio" and task.modality is Modality.AUDIO else field
 
 
 # --- defaults -------------------------------------------------------------------------------------------------------
@@ -120,7 +136,7 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
     scale = None
     if GuidanceKind.EMBEDDED in facts.checkpoint.spec.guidance:
         scale = default("sampling.guidance.scale", draft.guidance.scale, defaults.guidance.scale)
-    guidance = Guidance(scale=scale)
+    guidance = Guidance(scale=scale, rescale=(draft.guidance.rescale or 0.0) if _takes("rescale", facts) else 0.0)
     if cfg_is_on(draft, facts):
         filled = {
             name: default(f"sampling.guidance.{name}", getattr(draft.guidance, name), getattr(defaults.guidance, name))
@@ -142,7 +158,7 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
         model=draft.model,
         prompt=draft.prompt,
         task=draft.task,
-        negative_prompt=draft.negative_prompt if cfg_is_on(draft, facts) else None,
+        negative_prompt=draft.negative_prompt if _takes("negative_prompt", facts) or cfg_is_on(draft, facts) else None,
         width=width,
         height=height,
         steps=default("sampling.steps", draft.steps, defaults.steps),
@@ -192,6 +208,11 @@ def cfg_is_on(draft: Draft, facts: Facts) -> bool:
         return False
     scale = draft.guidance.true_cfg_scale
     return (facts.checkpoint.defaults.guidance.true_cfg_scale if scale is None else scale) > 1
+
+
+def _takes(name: str, facts: Facts) -> bool:
+    """Whether the model takes a part of guidance as such, and decides by itself what it does with it."""
+    return name in facts.checkpoint.spec.takes
 
 
 # --- refusals: (field, rule); a rule returns what is wrong and the nearest legal value, or "" -----------------------
@@ -299,7 +320,10 @@ def _taken(name: str) -> Callable[[Draft, Facts], str]:
 
     def rule(draft: Draft, facts: Facts) -> str:
         value = getattr(draft.inputs, name, None) if hasattr(draft.inputs, name) else getattr(draft, name)
-        if not value or name in facts.checkpoint.spec.takes:
+        # zero is a value like others
+        if value in (None, "", ()) or name in facts.checkpoint.spec.takes:
+            return ""
+        if name == "duration" and counts_frames(draft, facts.checkpoint):
             return ""
         return f"{facts.checkpoint.spec.name} does not take it; leave it unset"
 
@@ -313,6 +337,19 @@ def _required(name: str, tasks: tuple[Task, ...]) -> Callable[[Draft, Facts], st
     return rule
 
 
+def _mask(draft: Draft, facts: Facts) -> str:
+    mask, first = draft.inputs.mask, next(iter(draft.inputs.images), None)
+    if mask is None or first is None or (mask.width, mask.height) == (first.width, first.height):
+        return ""
+    return f"is {mask.width} x {mask.height}, but the first image is {first.width} x {first.height}; scale one of them"
+
+
+def _extra(draft: Draft, facts: Facts) -> str:
+    if not draft.extra or "extra" in facts.checkpoint.spec.takes:
+        return ""
+    return f"{facts.checkpoint.spec.name} takes no parameters of its own ({', '.join(draft.extra)}); leave it unset"
+
+
 def _images(draft: Draft, facts: Facts) -> str:
     count, most = len(draft.inputs.images), facts.checkpoint.limits.max_input_images
     return f"{count} images are given, {facts.checkpoint.spec.name} takes at most {most}" if count > most else ""
@@ -322,8 +359,7 @@ def _frames(draft: Draft, facts: Facts) -> str:
     limits, value = facts.checkpoint.limits, draft.num_frames
     if value is None or not limits.max_frames:
         return ""
-    steps = max(0, round((value - limits.frame_offset) / limits.frame_multiple))
-    nearest = min(max(1, steps * limits.frame_multiple + limits.frame_offset), limits.max_frames)
+    nearest = nearest_frames(value, limits)
     if not 1 <= value <= limits.max_frames:
         return f"{value} is outside 1..{limits.max_frames}; nearest legal value: {nearest}"
     if (value - limits.frame_offset) % limits.frame_multiple:
@@ -362,12 +398,17 @@ RULES: tuple[tuple[str, Callable[[Draft, Facts], str]], ...] = (
     ("images", _required("images", (Task.IMAGE_TO_IMAGE, Task.IMAGE_EDIT, Task.INPAINT, Task.LAYERED))),
     ("images", _images),
     ("mask", _required("mask", (Task.INPAINT,))),
+    ("mask", _mask),
     ("first_frame", _required("first_frame", (Task.IMAGE_TO_VIDEO,))),
+    ("source_video", _required("source_video", (Task.VIDEO_TO_VIDEO,))),
+    ("audio", _required("audio", (Task.AUDIO_TO_VIDEO,))),
     ("num_frames", _frames),
     ("strength", _between("strength", 0.0, lambda facts: 1.0)),
     ("fps", _between("fps", 1.0, lambda facts: 240.0)),
     ("output_fps", _between("output_fps", 1.0, lambda facts: 240.0)),
     ("duration", _between("duration", 0.01, lambda facts: facts.checkpoint.limits.max_duration or 3600.0)),
+    ("duration", lambda draft, facts: duration_fault(draft, facts.checkpoint)),
+    ("sampling.extra", _extra),
     ("start", _between("start", 0.0, lambda facts: 3600.0)),
     ("sample_rate_hz", _between("sample_rate", 8000, lambda facts: 192_000)),
     ("output_format", _format),
@@ -435,7 +476,7 @@ def _negative_without_cfg(draft: Draft, request: Request, facts: Facts) -> Reque
 def _needs_cfg(name: str) -> Callable[[Draft, Request, Facts], RequestWarning | None]:
     def advice(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
         value = getattr(draft.guidance, name)
-        if value in (None, getattr(Guidance(), name)) or request.negative_prompt is not None:
+        if value in (None, getattr(Guidance(), name)) or cfg_is_on(draft, facts) or _takes(name, facts):
             return None
         return RequestWarning(
             code="GUIDANCE_WITHOUT_EFFECT",
@@ -481,6 +522,37 @@ def advise_priority(priority: int, policy: str) -> tuple[RequestWarning, ...]:
             applied="0",
         ),
     )
+
+
+# --- the adapter ----------------------------------------------------------------------------------------------------
+
+
+DIFFUSERS_ONLY = ("diffusers_load_kwargs", "diffusers_call_kwargs")
+"""Settings that are refused as long as diffusers is not asked for by name, also where `auto` would choose it."""
+
+
+def check_adapter_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
+    """Raises ConfigError for settings of the diffusers adapter that a native model would not look at, for arguments of
+    diffusers without --diffusion-load-format diffusers, and for a cache_config without its cache.
+    """
+    names, default = [field.name for field in dataclasses.fields(AdapterConfig)], AdapterConfig()
+    wrong: dict[str, str] = {}
+    for field in names:
+        if getattr(config.adapter, field) == getattr(default, field):
+            continue
+        if field in DIFFUSERS_ONLY and config.model.diffusion_load_format != "diffusers":
+            wrong[field] = "is for diffusers pipelines; add --diffusion-load-format diffusers"
+        elif checkpoint.spec.family != OPAQUE_FAMILY:
+            name = checkpoint.spec.name
+            wrong[field] = (
+                f"has no effect on {name}, which is native; leave it out, or add --diffusion-load-format diffusers"
+            )
+    if config.adapter.cache_config is not None and config.adapter.cache_backend is None:
+        wrong.setdefault("cache_config", "needs --cache-backend")
+    if wrong:
+        violations = tuple(Violation(field, why) for field, why in wrong.items())
+        message = "; ".join(f"--{field.replace('_', '-')} {why}" for field, why in wrong.items())
+        raise ConfigError(message, reason="SETTING_WITHOUT_EFFECT", violations=violations)
 
 
 # --- the machine ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import Code, OmniError
-from omni_grpc.registry import open_checkpoint
+from omni_grpc.registry import open_model
+from omni_grpc.resolve import check_adapter_settings
 from omni_grpc.settings import settings
 from omni_grpc.spec import Checkpoint
 from omni_grpc.version import __version__
@@ -32,6 +33,8 @@ STOPPED, WORKER_FAILED, BAD_SETTINGS = 0, 1, 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until SIGTERM or SIGINT, and returns the exit code."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for name in ("httpx", "httpx2"):  # the client of huggingface_hub: a line for each request
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         config = settings(
             sys.argv[1:] if argv is None else argv,
@@ -39,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             prog="omni_grpc.serve",
             description="Loads a checkpoint in a worker process and serves it over gRPC until told to stop.",
         )
-        checkpoint = open_checkpoint(config.model.model, name=config.model.served_model_name)
+        checkpoint = open_model(config.model)
+        check_adapter_settings(config, checkpoint)
         return asyncio.run(_run(config, checkpoint))
     except OmniError as error:
         print(f"error: {error}", file=sys.stderr)

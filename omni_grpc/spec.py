@@ -116,6 +116,11 @@ class Checkpoint:
     configs: Configs
 
     @property
+    def described(self) -> bool:
+        """False as long as only loading the model can tell what it does: then it has no tasks, limits or defaults."""
+        return bool(self.spec.tasks)
+
+    @property
     def limits(self) -> Limits:
         return self.spec.limits(self.configs)
 

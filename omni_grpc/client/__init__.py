@@ -4,8 +4,24 @@ from omni_grpc.client.async_client import AsyncClient
 from omni_grpc.client.async_stream import AsyncJobStream
 from omni_grpc.client.channel import Reconnect
 from omni_grpc.client.client import Client
-from omni_grpc.client.messages import ImageOptions
-from omni_grpc.client.result import ImageResult
+from omni_grpc.client.media import Media
+from omni_grpc.client.messages import AudioOptions, EditOptions, ImageOptions, VideoOptions
+from omni_grpc.client.result import AudioResult, ImageResult, MediaResult, VideoResult
 from omni_grpc.client.stream import JobStream
 
-__all__ = ["AsyncClient", "AsyncJobStream", "Client", "ImageOptions", "ImageResult", "JobStream", "Reconnect"]
+__all__ = [
+    "AsyncClient",
+    "AsyncJobStream",
+    "AudioOptions",
+    "AudioResult",
+    "Client",
+    "EditOptions",
+    "ImageOptions",
+    "ImageResult",
+    "JobStream",
+    "Media",
+    "MediaResult",
+    "Reconnect",
+    "VideoOptions",
+    "VideoResult",
+]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import grpc
 import grpc.aio
@@ -15,13 +16,15 @@ from omni_grpc.client.async_stream import AsyncJobStream
 from omni_grpc.client.channel import OPTIONS, UNARY_TIMEOUT, Deadline, Reconnect, check_address
 from omni_grpc.client.download import Download
 from omni_grpc.client.failure import from_call
-from omni_grpc.client.messages import ImageOptions
+from omni_grpc.client.media import Media, file_input, too_large, upload_messages
+from omni_grpc.client.messages import AudioOptions, EditOptions, ImageOptions, VideoOptions
 from omni_grpc.client.parts import Parts
 from omni_grpc.client.progress import progress_display
-from omni_grpc.client.result import ImageResult
+from omni_grpc.client.result import AudioResult, ImageResult, MediaResult, VideoResult
 from omni_grpc.client.watch import Watch
 from omni_grpc.v1.admin_pb2 import GetServerInfoRequest, GetServerInfoResponse
 from omni_grpc.v1.admin_pb2_grpc import AdminServiceStub
+from omni_grpc.v1.artifact_pb2 import UploadAssetResponse
 from omni_grpc.v1.artifact_pb2_grpc import ArtifactServiceStub
 from omni_grpc.v1.generation_pb2_grpc import GenerationServiceStub
 from omni_grpc.v1.job_pb2 import CancelJobRequest, CreateJobRequest, GetJobRequest, Job, WatchJobRequest
@@ -77,11 +80,8 @@ class AsyncClient:
         `progress` shows a progress bar on stderr. Cancelling the task, a `timeout` that passes and any other exception
         cancel the job on the server first.
         """
-        async with await self.stream(prompt, model=model, timeout=timeout, **options) as stream:
-            with progress_display(progress) as show:
-                async for event in stream:
-                    show(events.event(event))
-                return await stream.result()
+        stream = await self.stream(prompt, model=model, timeout=timeout, **options)
+        return cast(ImageResult, await _follow(stream, progress))
 
     async def stream(
         self,
@@ -97,9 +97,98 @@ class AsyncClient:
         """
         deadline = Deadline(timeout)
         request = messages.image_request(model or await self._only_model(deadline), prompt, options)
+        return await self._stream(self._generation.GenerateImage, request, deadline)
+
+    async def edit_image(
+        self,
+        prompt: str,
+        *,
+        images: Sequence[Media],
+        model: str | None = None,
+        progress: bool = False,
+        timeout: float | None = None,
+        **options: Unpack[EditOptions],
+    ) -> ImageResult:
+        """Makes images from images and waits for them, as `generate_image` does.
+
+        Each image is a path, a data: URI, bytes, a picture of PIL's, what `upload` returned, or an earlier output.
+        """
+        stream = await self.stream_edit(prompt, images=images, model=model, timeout=timeout, **options)
+        return cast(ImageResult, await _follow(stream, progress))
+
+    async def stream_edit(
+        self,
+        prompt: str,
+        *,
+        images: Sequence[Media],
+        model: str | None = None,
+        timeout: float | None = None,
+        **options: Unpack[EditOptions],
+    ) -> AsyncJobStream:
+        """The events of `edit_image` as they happen, see `stream`."""
+        deadline = Deadline(timeout)
+        name = model or await self._only_model(deadline)
+        request = messages.edit_request(name, prompt, images, options)
+        return await self._stream(self._generation.EditImage, request, deadline)
+
+    async def generate_video(
+        self,
+        prompt: str,
+        *,
+        model: str | None = None,
+        progress: bool = False,
+        timeout: float | None = None,
+        **options: Unpack[VideoOptions],
+    ) -> VideoResult:
+        """Makes videos and waits for them, as `generate_image` does."""
+        stream = await self.stream_video(prompt, model=model, timeout=timeout, **options)
+        return cast(VideoResult, await _follow(stream, progress))
+
+    async def stream_video(
+        self,
+        prompt: str,
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **options: Unpack[VideoOptions],
+    ) -> AsyncJobStream:
+        """The events of `generate_video` as they happen, see `stream`."""
+        deadline = Deadline(timeout)
+        name = model or await self._only_model(deadline)
+        request = messages.video_request(name, prompt, options)
+        return await self._stream(self._generation.GenerateVideo, request, deadline)
+
+    async def generate_audio(
+        self,
+        prompt: str,
+        *,
+        model: str | None = None,
+        progress: bool = False,
+        timeout: float | None = None,
+        **options: Unpack[AudioOptions],
+    ) -> AudioResult:
+        """Makes sounds and waits for them, as `generate_image` does."""
+        stream = await self.stream_audio(prompt, model=model, timeout=timeout, **options)
+        return cast(AudioResult, await _follow(stream, progress))
+
+    async def stream_audio(
+        self,
+        prompt: str,
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **options: Unpack[AudioOptions],
+    ) -> AsyncJobStream:
+        """The events of `generate_audio` as they happen, see `stream`."""
+        deadline = Deadline(timeout)
+        name = model or await self._only_model(deadline)
+        request = messages.audio_request(name, prompt, options)
+        return await self._stream(self._generation.GenerateAudio, request, deadline)
+
+    async def _stream(self, rpc: Callable[..., Any], request: Any, deadline: Deadline) -> AsyncJobStream:
+        await self._send_media(request, deadline)
         watch = Watch(self._reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS)
-        call = self._generation.GenerateImage(request, timeout=deadline.remaining())
-        stream = AsyncJobStream(self, call, watch, deadline, owner=True)
+        stream = AsyncJobStream(self, rpc(request, timeout=deadline.remaining()), watch, deadline, owner=True)
         try:
             await stream.open()
         except BaseException:
@@ -114,6 +203,32 @@ class AsyncClient:
         name = model or await self._only_model(Deadline(UNARY_TIMEOUT))
         request = messages.image_request(name, prompt, options)
         job: Job = (await self._unary(self._jobs.CreateJob, CreateJobRequest(generate_image=request))).job
+        return job
+
+    async def create_edit_job(
+        self, prompt: str, *, images: Sequence[Media], model: str | None = None, **options: Unpack[EditOptions]
+    ) -> Job:
+        """`create_job` for an edit."""
+        deadline = Deadline(UNARY_TIMEOUT)
+        request = messages.edit_request(model or await self._only_model(deadline), prompt, images, options)
+        await self._send_media(request, deadline)
+        job: Job = (await self._unary(self._jobs.CreateJob, CreateJobRequest(edit_image=request))).job
+        return job
+
+    async def create_video_job(self, prompt: str, *, model: str | None = None, **options: Unpack[VideoOptions]) -> Job:
+        """`create_job` for a video."""
+        deadline = Deadline(UNARY_TIMEOUT)
+        request = messages.video_request(model or await self._only_model(deadline), prompt, options)
+        await self._send_media(request, deadline)
+        job: Job = (await self._unary(self._jobs.CreateJob, CreateJobRequest(generate_video=request))).job
+        return job
+
+    async def create_audio_job(self, prompt: str, *, model: str | None = None, **options: Unpack[AudioOptions]) -> Job:
+        """`create_job` for a sound."""
+        deadline = Deadline(UNARY_TIMEOUT)
+        request = messages.audio_request(model or await self._only_model(deadline), prompt, options)
+        await self._send_media(request, deadline)
+        job: Job = (await self._unary(self._jobs.CreateJob, CreateJobRequest(generate_audio=request))).job
         return job
 
     async def get_job(self, job_id: str) -> Job:
@@ -159,6 +274,18 @@ class AsyncClient:
         """Fills in the bytes of an artifact that did not come along with its job's events."""
         await self._fetch(Download(self._reconnect, parts.artifact.artifact_id, parts), deadline)
 
+    async def upload(
+        self, media: str | Path | bytes, *, mime_type: str = "", timeout: float | None = None
+    ) -> UploadAssetResponse:
+        """Stores media on the server, to be used in several requests. Media that are large are uploaded anyway."""
+        given = file_input(media)
+        call = self._artifacts.UploadAsset(upload_messages(given.data, mime_type or given.mime_type), timeout=timeout)
+        try:
+            stored: UploadAssetResponse = await call
+        except grpc.RpcError as error:
+            raise from_call(error, self.address).failure.error() from error
+        return stored
+
     # --- the server -------------------------------------------------------------------------------------------------
 
     async def list_models(self) -> list[Model]:
@@ -175,6 +302,12 @@ class AsyncClient:
     def open_watch(self, request: WatchJobRequest, deadline: Deadline) -> Any:
         """A WatchJob call, for streams."""
         return self._jobs.WatchJob(request, timeout=deadline.remaining())
+
+    async def _send_media(self, request: Any, deadline: Deadline) -> None:
+        """Uploads the media of a request that are too large to travel inside of it."""
+        for media in too_large(request):
+            stored = await self.upload(media.data, mime_type=media.mime_type, timeout=deadline.remaining())
+            media.asset_id = stored.asset_id
 
     async def _only_model(self, deadline: Deadline) -> str:
         timeout = deadline.within(UNARY_TIMEOUT)
@@ -194,3 +327,12 @@ class AsyncClient:
                 return download.finished()
             except grpc.RpcError as error:
                 await asyncio.sleep(deadline.within(download.lost(from_call(error, self.address))))
+
+
+async def _follow(stream: AsyncJobStream, progress: bool) -> MediaResult:
+    """The result of a job, whose progress is shown meanwhile."""
+    async with stream:
+        with progress_display(progress) as show:
+            async for event in stream:
+                show(events.event(event))
+            return await stream.result()

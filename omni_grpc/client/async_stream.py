@@ -12,7 +12,7 @@ import grpc
 
 from omni_grpc.client.channel import CANCEL_TIMEOUT, Deadline
 from omni_grpc.client.failure import from_call
-from omni_grpc.client.result import ImageResult
+from omni_grpc.client.result import MediaResult
 from omni_grpc.client.watch import ENDED_EARLY, Watch
 from omni_grpc.errors import DeadlineExceeded, OmniError
 from omni_grpc.v1.event_pb2 import JobEvent
@@ -77,7 +77,7 @@ class AsyncJobStream(AsyncIterator[JobEvent]):
         """Asks the server to stop the job. Returns at once; the `cancelled` event tells when it has stopped."""
         return await self._client.cancel_job(self.job_id, reason)
 
-    async def result(self) -> ImageResult:
+    async def result(self) -> MediaResult:
         """Follows the job to its end and fetches what is missing. Raises the error that ended the job."""
         async for _ in self:
             pass

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import grpc
 
@@ -13,14 +14,16 @@ from omni_grpc.client import events, messages
 from omni_grpc.client.channel import OPTIONS, UNARY_TIMEOUT, Deadline, Reconnect, check_address
 from omni_grpc.client.download import Download
 from omni_grpc.client.failure import from_call
-from omni_grpc.client.messages import ImageOptions
+from omni_grpc.client.media import Media, file_input, too_large, upload_messages
+from omni_grpc.client.messages import AudioOptions, EditOptions, ImageOptions, VideoOptions
 from omni_grpc.client.parts import Parts
 from omni_grpc.client.progress import progress_display
-from omni_grpc.client.result import ImageResult
+from omni_grpc.client.result import AudioResult, ImageResult, MediaResult, VideoResult
 from omni_grpc.client.stream import JobStream
 from omni_grpc.client.watch import Watch
 from omni_grpc.v1.admin_pb2 import GetServerInfoRequest, GetServerInfoResponse
 from omni_grpc.v1.admin_pb2_grpc import AdminServiceStub
+from omni_grpc.v1.artifact_pb2 import UploadAssetResponse
 from omni_grpc.v1.artifact_pb2_grpc import ArtifactServiceStub
 from omni_grpc.v1.generation_pb2_grpc import GenerationServiceStub
 from omni_grpc.v1.job_pb2 import CancelJobRequest, CreateJobRequest, GetJobRequest, Job, WatchJobRequest
@@ -77,13 +80,8 @@ class Client:
         `progress` shows a progress bar on stderr. Ctrl-C, a `timeout` that passes and any other exception cancel the
         job on the server first.
         """
-        with (
-            self.stream(prompt, model=model, timeout=timeout, **options) as stream,
-            progress_display(progress) as show,
-        ):
-            for event in stream:
-                show(events.event(event))
-            return stream.result()
+        stream = self.stream(prompt, model=model, timeout=timeout, **options)
+        return cast(ImageResult, _follow(stream, progress))
 
     def stream(
         self,
@@ -99,9 +97,98 @@ class Client:
         """
         deadline = Deadline(timeout)
         request = messages.image_request(model or self._only_model(deadline), prompt, options)
+        return self._stream(self._generation.GenerateImage, request, deadline)
+
+    def edit_image(
+        self,
+        prompt: str,
+        *,
+        images: Sequence[Media],
+        model: str | None = None,
+        progress: bool = False,
+        timeout: float | None = None,
+        **options: Unpack[EditOptions],
+    ) -> ImageResult:
+        """Makes images from images and waits for them, as `generate_image` does.
+
+        Each image is a path, a data: URI, bytes, a picture of PIL's, what `upload` returned, or an earlier output.
+        """
+        stream = self.stream_edit(prompt, images=images, model=model, timeout=timeout, **options)
+        return cast(ImageResult, _follow(stream, progress))
+
+    def stream_edit(
+        self,
+        prompt: str,
+        *,
+        images: Sequence[Media],
+        model: str | None = None,
+        timeout: float | None = None,
+        **options: Unpack[EditOptions],
+    ) -> JobStream:
+        """The events of `edit_image` as they happen, see `stream`."""
+        deadline = Deadline(timeout)
+        name = model or self._only_model(deadline)
+        request = messages.edit_request(name, prompt, images, options)
+        return self._stream(self._generation.EditImage, request, deadline)
+
+    def generate_video(
+        self,
+        prompt: str,
+        *,
+        model: str | None = None,
+        progress: bool = False,
+        timeout: float | None = None,
+        **options: Unpack[VideoOptions],
+    ) -> VideoResult:
+        """Makes videos and waits for them, as `generate_image` does."""
+        stream = self.stream_video(prompt, model=model, timeout=timeout, **options)
+        return cast(VideoResult, _follow(stream, progress))
+
+    def stream_video(
+        self,
+        prompt: str,
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **options: Unpack[VideoOptions],
+    ) -> JobStream:
+        """The events of `generate_video` as they happen, see `stream`."""
+        deadline = Deadline(timeout)
+        name = model or self._only_model(deadline)
+        request = messages.video_request(name, prompt, options)
+        return self._stream(self._generation.GenerateVideo, request, deadline)
+
+    def generate_audio(
+        self,
+        prompt: str,
+        *,
+        model: str | None = None,
+        progress: bool = False,
+        timeout: float | None = None,
+        **options: Unpack[AudioOptions],
+    ) -> AudioResult:
+        """Makes sounds and waits for them, as `generate_image` does."""
+        stream = self.stream_audio(prompt, model=model, timeout=timeout, **options)
+        return cast(AudioResult, _follow(stream, progress))
+
+    def stream_audio(
+        self,
+        prompt: str,
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **options: Unpack[AudioOptions],
+    ) -> JobStream:
+        """The events of `generate_audio` as they happen, see `stream`."""
+        deadline = Deadline(timeout)
+        name = model or self._only_model(deadline)
+        request = messages.audio_request(name, prompt, options)
+        return self._stream(self._generation.GenerateAudio, request, deadline)
+
+    def _stream(self, rpc: Callable[..., Any], request: Any, deadline: Deadline) -> JobStream:
+        self._send_media(request, deadline)
         watch = Watch(self._reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS)
-        call = self._generation.GenerateImage(request, timeout=deadline.remaining())
-        stream = JobStream(self, call, watch, deadline, owner=True)
+        stream = JobStream(self, rpc(request, timeout=deadline.remaining()), watch, deadline, owner=True)
         try:
             stream.open()
         except BaseException:
@@ -115,6 +202,32 @@ class Client:
         """Queues a job that outlives this client. `watch_job(job.job_id).result()` waits for its images."""
         request = messages.image_request(model or self._only_model(Deadline(UNARY_TIMEOUT)), prompt, options)
         job: Job = self._unary(self._jobs.CreateJob, CreateJobRequest(generate_image=request)).job
+        return job
+
+    def create_edit_job(
+        self, prompt: str, *, images: Sequence[Media], model: str | None = None, **options: Unpack[EditOptions]
+    ) -> Job:
+        """`create_job` for an edit."""
+        deadline = Deadline(UNARY_TIMEOUT)
+        request = messages.edit_request(model or self._only_model(deadline), prompt, images, options)
+        self._send_media(request, deadline)
+        job: Job = (self._unary(self._jobs.CreateJob, CreateJobRequest(edit_image=request))).job
+        return job
+
+    def create_video_job(self, prompt: str, *, model: str | None = None, **options: Unpack[VideoOptions]) -> Job:
+        """`create_job` for a video."""
+        deadline = Deadline(UNARY_TIMEOUT)
+        request = messages.video_request(model or self._only_model(deadline), prompt, options)
+        self._send_media(request, deadline)
+        job: Job = (self._unary(self._jobs.CreateJob, CreateJobRequest(generate_video=request))).job
+        return job
+
+    def create_audio_job(self, prompt: str, *, model: str | None = None, **options: Unpack[AudioOptions]) -> Job:
+        """`create_job` for a sound."""
+        deadline = Deadline(UNARY_TIMEOUT)
+        request = messages.audio_request(model or self._only_model(deadline), prompt, options)
+        self._send_media(request, deadline)
+        job: Job = (self._unary(self._jobs.CreateJob, CreateJobRequest(generate_audio=request))).job
         return job
 
     def get_job(self, job_id: str) -> Job:
@@ -160,6 +273,18 @@ class Client:
         """Fills in the bytes of an artifact that did not come along with its job's events."""
         self._fetch(Download(self._reconnect, parts.artifact.artifact_id, parts), deadline)
 
+    def upload(
+        self, media: str | Path | bytes, *, mime_type: str = "", timeout: float | None = None
+    ) -> UploadAssetResponse:
+        """Stores media on the server, to be used in several requests. Media that are large are uploaded anyway."""
+        given = file_input(media)
+        content = upload_messages(given.data, mime_type or given.mime_type)
+        try:
+            stored: UploadAssetResponse = self._artifacts.UploadAsset(content, timeout=timeout)
+        except grpc.RpcError as error:
+            raise from_call(error, self.address).failure.error() from error
+        return stored
+
     # --- the server -------------------------------------------------------------------------------------------------
 
     def list_models(self) -> list[Model]:
@@ -176,6 +301,12 @@ class Client:
     def open_watch(self, request: WatchJobRequest, deadline: Deadline) -> Any:
         """A WatchJob call, for streams."""
         return self._jobs.WatchJob(request, timeout=deadline.remaining())
+
+    def _send_media(self, request: Any, deadline: Deadline) -> None:
+        """Uploads the media of a request that are too large to travel inside of it."""
+        for media in too_large(request):
+            stored = self.upload(media.data, mime_type=media.mime_type, timeout=deadline.remaining())
+            media.asset_id = stored.asset_id
 
     def _only_model(self, deadline: Deadline) -> str:
         timeout = deadline.within(UNARY_TIMEOUT)
@@ -195,3 +326,11 @@ class Client:
                 return download.finished()
             except grpc.RpcError as error:
                 time.sleep(deadline.within(download.lost(from_call(error, self.address))))
+
+
+def _follow(stream: JobStream, progress: bool) -> MediaResult:
+    """The result of a job, whose progress is shown meanwhile."""
+    with stream, progress_display(progress) as show:
+        for event in stream:
+            show(events.event(event))
+        return stream.result()

@@ -14,6 +14,7 @@ from omni_grpc.errors import Unimplemented
 from omni_grpc.request import (
     Artifact,
     ArtifactReady,
+    AudioFormat,
     Cancelled,
     Decoding,
     Done,
@@ -24,6 +25,7 @@ from omni_grpc.request import (
     Guidance,
     GuidanceNorm,
     ImageFormat,
+    OutputFormat,
     Preempted,
     Queued,
     RequestWarning,
@@ -31,6 +33,7 @@ from omni_grpc.request import (
     Started,
     Stats,
     Step,
+    VideoFormat,
 )
 from omni_grpc.v1 import event_pb2, media_pb2, sampling_pb2
 from omni_grpc.v1.event_pb2 import JobEvent
@@ -55,6 +58,11 @@ def artifact(message: media_pb2.Artifact) -> Artifact:
         width=message.width,
         height=message.height,
         seed=message.seed,
+        num_frames=message.num_frames,
+        fps=message.fps,
+        sample_rate=message.sample_rate_hz,
+        duration=seconds(message.duration),
+        has_alpha=message.has_alpha,
     )
 
 
@@ -74,7 +82,14 @@ def effective(message: event_pb2.EffectiveParams) -> Effective:
         seeds=tuple(message.seeds),
         guidance=_guidance(message.guidance),
         scheduler=message.scheduler,
-        output_format=_member(ImageFormat, media_pb2.ImageFormat, message.image_format, "IMAGE_FORMAT_"),
+        output_format=_output_format(message),
+        strength=message.strength if message.HasField("strength") else None,
+        num_frames=message.num_frames,
+        fps=message.fps,
+        output_fps=message.output_fps,
+        duration=seconds(message.duration),
+        sample_rate=message.sample_rate_hz,
+        attention_backend=message.attention_backend,
         defaults_used=dict(message.defaults_used),
         dropped_tokens=dict(message.dropped_tokens),
     )
@@ -94,6 +109,19 @@ def stats(message: event_pb2.GenerationStats) -> Stats:
 
 def seconds(message: Duration) -> float:
     return message.seconds + message.nanos / 1e9
+
+
+_FORMATS: Mapping[str, tuple[type[ImageFormat] | type[VideoFormat] | type[AudioFormat], Any, str]] = {
+    "image_format": (ImageFormat, media_pb2.ImageFormat, "IMAGE_FORMAT_"),
+    "video_format": (VideoFormat, media_pb2.VideoFormat, "VIDEO_FORMAT_"),
+    "audio_format": (AudioFormat, media_pb2.AudioFormat, "AUDIO_FORMAT_"),
+}
+
+
+def _output_format(message: event_pb2.EffectiveParams) -> OutputFormat:
+    arm = message.WhichOneof("output_format") or "image_format"
+    kind, wire, prefix = _FORMATS[arm]
+    return _member(kind, wire, getattr(message, arm), prefix)
 
 
 def _guidance(message: sampling_pb2.Guidance) -> Guidance:

@@ -5,15 +5,24 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import difflib
+import enum
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
+
+from google.protobuf.message import Message
 
 from omni_grpc import request as vocabulary
+from omni_grpc.client.media import Media, media_input, media_inputs
 from omni_grpc.errors import FailedPrecondition, InvalidArgument, Violation
 from omni_grpc.v1 import event_pb2, media_pb2, options_pb2, sampling_pb2
 from omni_grpc.v1.event_pb2 import JobState
-from omni_grpc.v1.generation_pb2 import GenerateImageRequest
+from omni_grpc.v1.generation_pb2 import (
+    EditImageRequest,
+    GenerateAudioRequest,
+    GenerateImageRequest,
+    GenerateVideoRequest,
+)
 from omni_grpc.v1.job_pb2 import ListJobsRequest
 from omni_grpc.v1.model_pb2 import Model
 
@@ -21,15 +30,11 @@ PAGE = 100
 """Jobs that are asked for at once."""
 
 
-class ImageOptions(TypedDict, total=False):
-    """What one generation may ask for besides its prompt. None is the same as not given: the model's default."""
+class Options(TypedDict, total=False):
+    """What any generation may ask for besides its prompt. None is the same as not given: the model's default."""
 
     negative_prompt: str | None
     """What to steer away from. The empty string counts: it turns classifier-free guidance on."""
-    width: int | None
-    """Pixels."""
-    height: int | None
-    """Pixels."""
     steps: int | None
     guidance_scale: float | None
     """Embedded guidance of distilled models."""
@@ -47,7 +52,8 @@ class ImageOptions(TypedDict, total=False):
     seeds: Sequence[int] | None
     """One seed for each output. Give this or `seed`."""
     num_outputs: int | None
-    output_format: vocabulary.ImageFormat | str | None
+    extra: Mapping[str, Any] | None
+    """Parameters of one model, by name."""
     request_id: str | None
     """Idempotency key; a UUID4 where none is given."""
     labels: Mapping[str, str] | None
@@ -60,23 +66,119 @@ class ImageOptions(TypedDict, total=False):
     """Seconds from its start after which a job fails."""
     retention: float | None
     """Seconds that the server keeps the job and its outputs after its end."""
+
+
+class PictureOptions(Options, total=False):
+    """What is made to be looked at."""
+
+    width: int | None
+    """Pixels."""
+    height: int | None
+    """Pixels."""
     preview_every: int | None
     """Small pictures on every n-th step event (`step_progress.previews`); not given: none."""
     preview_max_edge: int | None
     """Longer side of a preview in pixels at most."""
 
 
+class ImageOptions(PictureOptions, total=False):
+    """What an image may ask for besides its prompt."""
+
+    output_format: vocabulary.ImageFormat | str | None
+
+
+class EditOptions(ImageOptions, total=False):
+    """What an edit may ask for besides its prompt and its images. The task follows from the inputs."""
+
+    mask: Media | None
+    """White is made anew, black is kept; as large as the first image."""
+    strength: float | None
+    """How much of the image is replaced by noise, from 0 to 1."""
+    task: vocabulary.Task | str | None
+    """Overrules the task that the inputs stand for."""
+
+
+class VideoOptions(PictureOptions, total=False):
+    """What a video may ask for besides its prompt. The task follows from the inputs."""
+
+    first_frame: Media | None
+    last_frame: Media | None
+    source_video: Media | None
+    reference_images: Sequence[Media] | None
+    control_video: Media | None
+    mask_video: Media | None
+    audio: Media | None
+    """Sound that drives the video."""
+    strength: float | None
+    """How much of source_video is replaced by noise, from 0 to 1."""
+    num_frames: int | None
+    """Give this or `duration`."""
+    duration: float | None
+    """Seconds; the video gets the number of frames that is nearest and legal."""
+    fps: float | None
+    """Frames per second that the model generates for."""
+    output_fps: float | None
+    """Frames per second of the file."""
+    task: vocabulary.Task | str | None
+    """Overrules the task that the inputs stand for."""
+    output_format: vocabulary.VideoFormat | str | None
+
+
+class AudioOptions(Options, total=False):
+    """What a sound may ask for besides its prompt."""
+
+    text: str | None
+    """Words to be sung or spoken."""
+    reference: Media | None
+    """A sound to start from."""
+    strength: float | None
+    """How much of `reference` is replaced by noise, from 0 to 1."""
+    start: float | None
+    """Seconds: where in the whole piece the clip begins."""
+    end: float | None
+    """Seconds: where it ends. Give this or `duration`."""
+    duration: float | None
+    """Seconds."""
+    sample_rate: int | None
+    """Samples per second of the file."""
+    output_format: vocabulary.AudioFormat | str | None
+
+
 def image_request(model: str, prompt: str, options: ImageOptions) -> GenerateImageRequest:
     """Raises TypeError for an unknown option, InvalidArgument for values that cannot be sent, naming each field."""
-    for name in options.keys() - ImageOptions.__annotations__.keys():
-        close = difflib.get_close_matches(name, ImageOptions.__annotations__, n=1)
+    return _request(GenerateImageRequest(), _FIELDS, model, prompt, options)
+
+
+def edit_request(model: str, prompt: str, images: Sequence[Media], options: EditOptions) -> EditImageRequest:
+    """As `image_request`. Raises OSError for a file that cannot be read."""
+    return _request(EditImageRequest(), _EDIT_FIELDS, model, prompt, {"images": images, **options})
+
+
+def video_request(model: str, prompt: str, options: VideoOptions) -> GenerateVideoRequest:
+    """As `edit_request`."""
+    if options.get("num_frames") is not None and options.get("duration") is not None:
+        rule = "are both set; give one of them"
+        raise InvalidArgument(f"num_frames, duration {rule}", violations=(Violation("num_frames, duration", rule),))
+    return _request(GenerateVideoRequest(), _VIDEO_FIELDS, model, prompt, options)
+
+
+def audio_request(model: str, prompt: str, options: AudioOptions) -> GenerateAudioRequest:
+    """As `edit_request`."""
+    return _request(GenerateAudioRequest(), _AUDIO_FIELDS, model, prompt, options)
+
+
+R = TypeVar("R", GenerateImageRequest, EditImageRequest, GenerateVideoRequest, GenerateAudioRequest)
+
+
+def _request(request: R, fields: Mapping[str, _Field], model: str, prompt: str, options: Mapping[str, Any]) -> R:
+    for name in options.keys() - (fields.keys() - {"model", "prompt"}):
+        close = difflib.get_close_matches(name, fields, n=1)
         raise TypeError(f"unknown option {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
     asked: dict[str, Any] = {"model": model, "prompt": prompt, "request_id": str(uuid.uuid4())}
     asked |= {name: value for name, value in options.items() if value is not None}
-    request = GenerateImageRequest()
     violations = []
     for name, value in asked.items():
-        field = _FIELDS[name]
+        field = fields[name]
         try:
             field.write(request, value)
         except (TypeError, ValueError, OverflowError):
@@ -126,7 +228,7 @@ class _Field:
     expected: str
     put: Put = setattr
 
-    def write(self, request: GenerateImageRequest, value: Any) -> None:
+    def write(self, request: Message, value: Any) -> None:
         *parents, leaf = self.path.split(".")
         message: Any = request
         for parent in parents:
@@ -142,14 +244,25 @@ def _update(message: Any, name: str, value: Mapping[str, str]) -> None:
     getattr(message, name).update(value)
 
 
-def _put_format(message: Any, name: str, value: str) -> None:
-    choice = vocabulary.ImageFormat(str(value).upper())
-    setattr(message, name, media_pb2.ImageFormat.Value(f"IMAGE_FORMAT_{choice}"))
+def _put_member(kind: type[enum.StrEnum], wire: Any, prefix: str) -> Put:
+    def put(message: Any, name: str, value: str) -> None:
+        setattr(message, name, wire.Value(f"{prefix}_{kind(str(value).upper())}"))
+
+    return put
 
 
-def _put_norm(message: Any, name: str, value: str) -> None:
-    choice = vocabulary.GuidanceNorm(str(value).upper())
-    setattr(message, name, sampling_pb2.GuidanceNorm.Value(f"GUIDANCE_NORM_{choice}"))
+def _put_media(message: Any, name: str, value: Any) -> None:
+    getattr(message, name).CopyFrom(media_input(value))
+
+
+def _put_several(message: Any, name: str, value: Any) -> None:
+    getattr(message, name).extend(media_inputs(value))
+
+
+def _put_struct(message: Any, name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(value)
+    getattr(message, name).update(value)
 
 
 def _put_seconds(message: Any, name: str, value: float) -> None:
@@ -164,29 +277,82 @@ def _put_preview(message: Any, name: str, value: int) -> None:
 _SIZE = "a whole number from 0 to 4294967295"
 _SEED = "a whole number from 0 to 9007199254740991"
 
-_FIELDS: Mapping[str, _Field] = {
+_SECONDS = "a number of seconds"
+_MEDIA = "a path, bytes, a picture, an uploaded asset or an artifact"
+
+
+def _one_of(path: str, kind: type[enum.StrEnum], wire: Any, prefix: str) -> _Field:
+    return _Field(path, f"one of {', '.join(kind)}", _put_member(kind, wire, prefix))
+
+
+_TASK = _one_of("task", vocabulary.Task, sampling_pb2.Task, "TASK")
+_STRENGTH = _Field("strength", "a number from 0 to 1")
+
+_COMMON: Mapping[str, _Field] = {
     "model": _Field("model", "a model's name"),
     "prompt": _Field("prompt", "text"),
     "negative_prompt": _Field("negative_prompt", "text"),
-    "width": _Field("width", _SIZE),
-    "height": _Field("height", _SIZE),
     "steps": _Field("sampling.steps", _SIZE),
     "guidance_scale": _Field("sampling.guidance.scale", "a number"),
     "true_cfg_scale": _Field("sampling.guidance.true_cfg_scale", "a number"),
-    "guidance_norm": _Field("sampling.guidance.norm", f"one of {', '.join(vocabulary.GuidanceNorm)}", _put_norm),
+    "guidance_norm": _one_of(
+        "sampling.guidance.norm", vocabulary.GuidanceNorm, sampling_pb2.GuidanceNorm, "GUIDANCE_NORM"
+    ),
     "guidance_rescale": _Field("sampling.guidance.rescale", "a number"),
     "guidance_start": _Field("sampling.guidance.interval_start", "a number"),
     "guidance_end": _Field("sampling.guidance.interval_end", "a number"),
     "seed": _Field("sampling.seed", _SEED),
     "seeds": _Field("sampling.seeds", f"a list, each entry {_SEED}", _extend),
     "num_outputs": _Field("sampling.num_outputs", _SIZE),
-    "output_format": _Field("output_format", f"one of {', '.join(vocabulary.ImageFormat)}", _put_format),
+    "extra": _Field("sampling.extra", "a mapping of names to JSON values", _put_struct),
     "request_id": _Field("options.request_id", "text"),
     "labels": _Field("options.labels", "a mapping of text to text", _update),
     "priority": _Field("options.priority", "a whole number"),
-    "queue_timeout": _Field("options.queue_timeout", "a number of seconds", _put_seconds),
-    "run_timeout": _Field("options.run_timeout", "a number of seconds", _put_seconds),
-    "retention": _Field("options.retention", "a number of seconds", _put_seconds),
+    "queue_timeout": _Field("options.queue_timeout", _SECONDS, _put_seconds),
+    "run_timeout": _Field("options.run_timeout", _SECONDS, _put_seconds),
+    "retention": _Field("options.retention", _SECONDS, _put_seconds),
+}
+_PICTURES: Mapping[str, _Field] = {
+    **_COMMON,
+    "width": _Field("width", _SIZE),
+    "height": _Field("height", _SIZE),
     "preview_every": _Field("options.preview.every_steps", _SIZE, _put_preview),
     "preview_max_edge": _Field("options.preview.max_edge_px", _SIZE),
+}
+_FIELDS: Mapping[str, _Field] = {
+    **_PICTURES,
+    "output_format": _one_of("output_format", vocabulary.ImageFormat, media_pb2.ImageFormat, "IMAGE_FORMAT"),
+}
+_EDIT_FIELDS: Mapping[str, _Field] = {
+    **_FIELDS,
+    "images": _Field("images", f"a list, each entry {_MEDIA}", _put_several),
+    "mask": _Field("mask", _MEDIA, _put_media),
+    "strength": _STRENGTH,
+    "task": _TASK,
+}
+_VIDEO_FIELDS: Mapping[str, _Field] = {
+    **_PICTURES,
+    **{
+        name: _Field(name, _MEDIA, _put_media)
+        for name in ("first_frame", "last_frame", "source_video", "control_video", "mask_video", "audio")
+    },
+    "reference_images": _Field("reference_images", f"a list, each entry {_MEDIA}", _put_several),
+    "strength": _STRENGTH,
+    "num_frames": _Field("num_frames", _SIZE),
+    "duration": _Field("duration", _SECONDS, _put_seconds),
+    "fps": _Field("fps", "a number"),
+    "output_fps": _Field("output_fps", "a number"),
+    "task": _TASK,
+    "output_format": _one_of("output_format", vocabulary.VideoFormat, media_pb2.VideoFormat, "VIDEO_FORMAT"),
+}
+_AUDIO_FIELDS: Mapping[str, _Field] = {
+    **_COMMON,
+    "text": _Field("text", "text"),
+    "reference": _Field("reference", _MEDIA, _put_media),
+    "strength": _STRENGTH,
+    "start": _Field("start", _SECONDS, _put_seconds),
+    "end": _Field("end", _SECONDS, _put_seconds),
+    "duration": _Field("duration", _SECONDS, _put_seconds),
+    "sample_rate": _Field("sample_rate_hz", _SIZE),
+    "output_format": _one_of("output_format", vocabulary.AudioFormat, media_pb2.AudioFormat, "AUDIO_FORMAT"),
 }

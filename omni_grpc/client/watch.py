@@ -8,7 +8,7 @@ from omni_grpc.client import events
 from omni_grpc.client.channel import Reconnect
 from omni_grpc.client.failure import CallFailure, from_status
 from omni_grpc.client.parts import Parts
-from omni_grpc.client.result import ImageResult
+from omni_grpc.client.result import RESULTS, MediaResult
 from omni_grpc.errors import Cancelled, Code, Failure, InternalError, OmniError, Unavailable
 from omni_grpc.request import Done
 from omni_grpc.v1.event_pb2 import JobEvent
@@ -107,12 +107,12 @@ class Watch:
         """Outputs of a job that succeeded, whose bytes are not all here."""
         return [parts for parts in self._outputs() if not parts.complete]
 
-    def result(self) -> ImageResult:
+    def result(self) -> MediaResult:
         """The result of a job that succeeded. Raises InternalError (ARTIFACT_CORRUPT) for damaged bytes."""
         assert self.last is not None
         done = events.event(self.last)
         assert isinstance(done, Done)
-        return ImageResult(
+        return RESULTS[type(done.effective.output_format)](
             job_id=self.job_id,
             files=tuple(parts.data() for parts in self._outputs()),
             artifacts=done.artifacts,

@@ -18,6 +18,7 @@ from typing import TypeVar
 from omni_grpc import shared
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine.artifacts import Artifacts
+from omni_grpc.engine.assets import Assets
 from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.jobs import Job, Jobs, new_job_id
 from omni_grpc.engine.meter import Meter
@@ -27,8 +28,8 @@ from omni_grpc.engine.scheduler import Lane, Scheduler
 from omni_grpc.engine.timers import Timers
 from omni_grpc.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
 from omni_grpc.plan import Broken, CostModel, Decoded, Died, Prepared, Ready, Report, Stepped
-from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Draft, Failed, Queued, RequestWarning
-from omni_grpc.resolve import Facts, advise_priority, resolve_request
+from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Draft, Failed, Inputs, Queued, RequestWarning, Task
+from omni_grpc.resolve import Facts, advise_priority, check_task, resolve_request
 from omni_grpc.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,8 @@ class Submission:
     retention: float | None = None
     cancel_on_disconnect: bool = False
     disconnect_grace: float | None = None
+    warnings: tuple[RequestWarning, ...] = ()
+    """What was decided for the caller before the engine saw the request."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +101,7 @@ class Engine:
         self.checkpoint = checkpoint
         self.jobs = Jobs()
         self.artifacts = Artifacts()
+        self.assets = Assets(config.jobs.asset_budget, config.jobs.asset_retention)
         self.state = EngineState.STARTING
         self.ready: Ready | None = None
         self.failure: Failure | None = None
@@ -166,6 +170,14 @@ class Engine:
 
     # --- what callers ask -------------------------------------------------------------------------------------------
 
+    def check(self, model: str, task: Task) -> None:
+        """Raises NotFound for a model that is not served, FailedPrecondition (TASK_NOT_SUPPORTED) for a task it lacks.
+
+        Says nothing as long as only loading the model can tell.
+        """
+        if self.checkpoint.described:
+            check_task(model, task, self.checkpoint)
+
     def submit(self, submission: Submission) -> tuple[Job, bool]:
         """Accepts a request. Returns its job, and True where `request_id` had made that job before.
 
@@ -192,6 +204,7 @@ class Engine:
         job = Job(
             resolved.request,
             warnings=self.ready_warnings
+            + submission.warnings
             + resolved.warnings
             + advise_priority(submission.priority, self.config.scheduler.policy),
             priority=submission.priority,
@@ -412,6 +425,8 @@ class Engine:
 
     def _end(self, run: Run) -> None:
         del self._runs[run.job.id]
+        # decoded media are large, and the record of a job does not show them
+        run.job.request = dataclasses.replace(run.job.request, inputs=Inputs())
         self._timers.clear_all(run.job.id)
         run.job.expire_time = time.time() + run.job.retention
         self._timers.set(run.job.id, "retention", run.job.retention, self._retire)

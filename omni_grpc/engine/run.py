@@ -63,7 +63,8 @@ class Run:
     def stepped(self, progress: Progress, elapsed: float) -> Step:
         self._denoise = self._clock() - self._denoise_started - self._aside
         self._evals += progress.evals
-        mean = self._denoise / progress.step
+        # a pipeline may have nothing to denoise
+        mean = self._denoise / max(1, progress.step)
         return Step(
             step=progress.step,
             total=progress.total,

@@ -31,7 +31,7 @@ def load_module(
     CheckpointError where the class is unknown, files are missing or a weight is missing or misshapen.
     """
     try:
-        with _without_progress_bars():
+        with without_progress_bars():
             module, info = _kind(checkpoint, component).from_pretrained(
                 checkpoint.path / component,
                 local_files_only=True,
@@ -68,7 +68,7 @@ def load_tokenizer(checkpoint: Checkpoint, component: str) -> Any:
 
 
 @contextlib.contextmanager
-def _without_progress_bars() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
     """Loading is ours to report: a bar of a library's own would run through the log of a server and the caller's."""
     hidden = [library.utils.logging for library in _LIBRARIES.values()]
     hidden = [log for log in hidden if log.is_progress_bar_enabled()]

@@ -1,17 +1,24 @@
-"""ArtifactService: the bytes of outputs, in chunks."""
+"""ArtifactService: the bytes of outputs and of uploaded inputs, in chunks."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
 from omni_grpc.engine import Engine, Job
-from omni_grpc.errors import NotFound, OutOfRange
+from omni_grpc.errors import DeadlineExceeded, NotFound, OutOfRange
 from omni_grpc.request import Artifact
+from omni_grpc.server import convert
 from omni_grpc.server.messages import Messages, stored_artifacts
 from omni_grpc.server.pages import page
-from omni_grpc.server.requests import refused
+from omni_grpc.server.requests import Reader, refused
 from omni_grpc.v1 import artifact_pb2, artifact_pb2_grpc
+
+MAX_CHUNK_BYTES = 1 << 20
+UPLOAD_SILENCE = 60.0
+"""Seconds without a byte after which an upload is given up, since it holds room that others need."""
 
 
 class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
@@ -48,8 +55,39 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
     async def DeleteArtifact(
         self, request: artifact_pb2.DeleteArtifactRequest, context: Any
     ) -> artifact_pb2.DeleteArtifactResponse:
-        self._engine.artifacts.delete(self._artifact(request.artifact_id).id)
+        try:
+            self._engine.assets.delete(request.artifact_id)
+        except NotFound:
+            self._engine.artifacts.delete(self._artifact(request.artifact_id).id)
         return artifact_pb2.DeleteArtifactResponse()
+
+    async def UploadAsset(
+        self, requests: AsyncIterator[artifact_pb2.UploadAssetRequest], context: Any
+    ) -> artifact_pb2.UploadAssetResponse:
+        header = self._header(await _next(requests))
+        with self._engine.assets.reserved(header.size_bytes):
+            data, digest = await _receive(requests, header.size_bytes)
+        if header.sha256 and digest != header.sha256:
+            raise refused("header.sha256", f"is {header.sha256.hex()}, but that of the bytes is {digest.hex()}")
+        asset = self._engine.assets.put(data, header.mime_type)
+        return artifact_pb2.UploadAssetResponse(
+            asset_id=asset.id,
+            expire_time=convert.timestamp(asset.expire_time),
+            size_bytes=asset.size_bytes,
+            sha256=bytes.fromhex(asset.sha256),
+        )
+
+    def _header(self, first: artifact_pb2.UploadAssetRequest | None) -> artifact_pb2.UploadHeader:
+        if first is None or not first.HasField("header"):
+            raise refused("header", "must be the first message")
+        header, most = first.header, self._engine.config.limits.max_input_bytes
+        reader = Reader()
+        reader.required("header.mime_type", header.mime_type)
+        reader.number("header.size_bytes", header.size_bytes, 1, most)
+        if len(header.sha256) not in (0, 32):
+            reader.refuse("header.sha256", f"has {len(header.sha256)} bytes; it takes the 32 raw bytes, not hex")
+        reader.check()
+        return header
 
     def _artifact(self, artifact_id: str) -> Artifact:
         if not artifact_id:
@@ -64,3 +102,30 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
             except NotFound:
                 continue
             yield job, artifact, stored
+
+
+async def _receive(requests: AsyncIterator[artifact_pb2.UploadAssetRequest], size: int) -> tuple[bytes, bytes]:
+    """The bytes of an upload and their SHA-256. Raises InvalidArgument where they are not `size` bytes."""
+    data, digest = bytearray(), hashlib.sha256()
+    while (message := await _next(requests)) is not None:
+        if not message.HasField("data"):
+            raise refused("header", "came again; after the first message there are only bytes")
+        if len(message.data) > MAX_CHUNK_BYTES:
+            raise refused("data", f"has {len(message.data)} bytes, the most in one message is {MAX_CHUNK_BYTES}")
+        data += message.data
+        digest.update(message.data)
+        if len(data) > size:
+            raise refused("header.size_bytes", f"is {size}, but at least {len(data)} bytes came")
+    if len(data) < size:
+        raise refused("header.size_bytes", f"is {size}, but {len(data)} bytes came")
+    return bytes(data), digest.digest()
+
+
+async def _next(requests: AsyncIterator[artifact_pb2.UploadAssetRequest]) -> artifact_pb2.UploadAssetRequest | None:
+    """The next message of an upload, None at its end."""
+    try:
+        async with asyncio.timeout(UPLOAD_SILENCE):
+            return await anext(requests, None)
+    except TimeoutError:
+        message = f"nothing of the upload came for {UPLOAD_SILENCE:g} s; send it again"
+        raise DeadlineExceeded(message, reason="UPLOAD_SILENT") from None

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from omni_grpc.engine import Job
 from omni_grpc.errors import Cancelled
 from omni_grpc.request import Cancelled as CancelledEvent
-from omni_grpc.request import Task
 from omni_grpc.server.intake import Intake
-from omni_grpc.server.requests import read_image
-from omni_grpc.server.tasks import edit_task, video_task
+from omni_grpc.server.requests import GenerationRequest
 from omni_grpc.server.watch import Watch
 from omni_grpc.v1 import generation_pb2, generation_pb2_grpc
+
+T = TypeVar("T", bound=Message)
 
 
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
@@ -24,28 +26,33 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         self._intake = intake
         self._watch = watch
 
-    async def GenerateImage(
+    def GenerateImage(
         self, request: generation_pb2.GenerateImageRequest, context: Any
     ) -> AsyncGenerator[generation_pb2.GenerateImageResponse]:
-        asked = read_image(request, streaming=True)
-        job, _ = self._intake.submit(asked.submission)
+        return self._generate(request, generation_pb2.GenerateImageResponse)
+
+    def EditImage(
+        self, request: generation_pb2.EditImageRequest, context: Any
+    ) -> AsyncGenerator[generation_pb2.EditImageResponse]:
+        return self._generate(request, generation_pb2.EditImageResponse)
+
+    def GenerateVideo(
+        self, request: generation_pb2.GenerateVideoRequest, context: Any
+    ) -> AsyncGenerator[generation_pb2.GenerateVideoResponse]:
+        return self._generate(request, generation_pb2.GenerateVideoResponse)
+
+    def GenerateAudio(
+        self, request: generation_pb2.GenerateAudioRequest, context: Any
+    ) -> AsyncGenerator[generation_pb2.GenerateAudioResponse]:
+        return self._generate(request, generation_pb2.GenerateAudioResponse)
+
+    async def _generate(self, request: GenerationRequest, response: type[T]) -> AsyncGenerator[T]:
+        accepted = await self._intake.submit(request, streaming=True)
+        job, asked = accepted.job, accepted.asked
         async with aclosing(self._watch.events(job, 0, inline=asked.inline, interval=asked.interval)) as events:
             async for event in events:
-                yield generation_pb2.GenerateImageResponse(event=event)
+                yield response(event=event)
         raise_outcome(job)
-
-    def EditImage(self, request: generation_pb2.EditImageRequest, context: Any) -> AsyncGenerator[Any]:
-        return self._refused(request.model, request.prompt, edit_task(request))
-
-    def GenerateVideo(self, request: generation_pb2.GenerateVideoRequest, context: Any) -> AsyncGenerator[Any]:
-        return self._refused(request.model, request.prompt, video_task(request))
-
-    def GenerateAudio(self, request: generation_pb2.GenerateAudioRequest, context: Any) -> AsyncGenerator[Any]:
-        return self._refused(request.model, request.prompt, Task.TEXT_TO_AUDIO)
-
-    async def _refused(self, model: str, prompt: str, task: Task) -> AsyncGenerator[Any]:
-        self._intake.refuse(model, prompt, task)
-        yield  # never reached: it makes this a stream, as every answer of this service is
 
 
 def raise_outcome(job: Job) -> None:

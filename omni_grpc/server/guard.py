@@ -56,6 +56,8 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
         codec = (handler.request_deserializer, handler.response_serializer)
         if details.method in self.unserved:
             return _refusing(handler, codec, self._unserved(details.method))
+        if handler.stream_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(self._upload(details.method, handler.stream_unary), *codec)
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(self._stream(details.method, handler.unary_stream), *codec)
         return grpc.unary_unary_rpc_method_handler(self._unary(details.method, handler.unary_unary), *codec)
@@ -65,6 +67,14 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
             async with self._call(method, context):
                 refuse_unknown(request)
                 return await handle(request, context)
+            raise AssertionError("`_call` swallows nothing")
+
+        return call
+
+    def _upload(self, method: str, handle: Callable[[AsyncIterator[Message], Any], Awaitable[Message]]) -> Handler:
+        async def call(requests: AsyncIterator[Message], context: Any) -> Message:
+            async with self._call(method, context):
+                return await handle(_known(requests), context)
             raise AssertionError("`_call` swallows nothing")
 
         return call
@@ -134,6 +144,13 @@ async def _abort(context: Any, failure: Failure) -> None:
     """Ends the call. Always raises."""
     answer = status(failure)
     await context.abort(status_code(failure.code), answer.message, rpc_status.to_status(answer).trailing_metadata)
+
+
+async def _known(requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
+    """The messages of an upload, none of which has a field that this server does not know."""
+    async for request in requests:
+        refuse_unknown(request)
+        yield request
 
 
 def _generator(messages: AsyncIterator[Message]) -> Any:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+import asyncio
+import dataclasses
 
-from omni_grpc.engine import Engine, Job, Submission
-from omni_grpc.errors import Unimplemented
-from omni_grpc.request import Draft, Task
-from omni_grpc.resolve import Facts, resolve_request
+from omni_grpc.engine import Engine, Job
 from omni_grpc.server.changes import Changes
+from omni_grpc.server.media import MediaReader
+from omni_grpc.server.requests import Asked, GenerationRequest, read
+from omni_grpc.server.tasks import task_of
+
+LARGE = 1 << 20
+"""Bytes from which a request is read in a thread, so that the events of other jobs do not wait for it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Accepted:
+    """A job, what its caller asked for, and whether an earlier call with the same request_id had made it."""
+
+    job: Job
+    asked: Asked
+    deduplicated: bool
 
 
 class Intake:
@@ -17,16 +30,23 @@ class Intake:
     def __init__(self, engine: Engine, changes: Changes) -> None:
         self._engine = engine
         self._changes = changes
+        self._media = MediaReader(engine)
 
-    def submit(self, submission: Submission) -> tuple[Job, bool]:
-        """The job, and True where an earlier call had made it. Raises every refusal."""
+    async def submit(self, request: GenerationRequest, *, streaming: bool) -> Accepted:
+        """Makes a job of a request. Raises every refusal, the cheap ones before the media are decoded."""
+        task = task_of(request)
+        if request.model:
+            self._engine.check(request.model, task)
+        if request.ByteSize() > LARGE:
+            asked = await asyncio.to_thread(read, request, task, streaming=streaming)
+        else:
+            asked = read(request, task, streaming=streaming)
+        submission = asked.submission
+        if self._engine.jobs.find(submission.request_id) is None:
+            inputs, notes = await self._media.read(request)
+            draft = dataclasses.replace(submission.draft, inputs=inputs)
+            submission = dataclasses.replace(submission, draft=draft, warnings=notes)
         job, deduplicated = self._engine.submit(submission)
         if not deduplicated:
             self._changes.notify()
-        return job, deduplicated
-
-    def refuse(self, model: str, prompt: str, task: Task) -> NoReturn:
-        """Raises NotFound for an unknown model, FailedPrecondition for a task that it lacks, else Unimplemented."""
-        draft = Draft(model=model, prompt=prompt, task=task)
-        resolve_request(draft, Facts(self._engine.checkpoint, self._engine.config.limits), id="")
-        raise Unimplemented(f"model {model!r} can do {task}, but this server does not serve that task yet")
+        return Accepted(job, asked, deduplicated)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
-from typing import Any, NoReturn
+from typing import Any
 
 from omni_grpc.engine import Engine, EngineState, Job, JobState
 from omni_grpc.errors import Unavailable
-from omni_grpc.request import Task
 from omni_grpc.server import convert
 from omni_grpc.server.changes import Changes
 from omni_grpc.server.follow import check_cursor, follow
@@ -17,8 +16,7 @@ from omni_grpc.server.intake import Intake
 from omni_grpc.server.merge import Merged
 from omni_grpc.server.messages import Messages
 from omni_grpc.server.pages import page
-from omni_grpc.server.requests import JOB_STATES, Reader, read_image, read_inline, refused
-from omni_grpc.server.tasks import edit_task, video_task
+from omni_grpc.server.requests import JOB_STATES, Reader, read_inline, refused
 from omni_grpc.server.watch import Watch
 from omni_grpc.v1 import event_pb2, job_pb2, job_pb2_grpc
 
@@ -44,11 +42,11 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self._watch = watch
 
     async def CreateJob(self, request: job_pb2.CreateJobRequest, context: Any) -> job_pb2.CreateJobResponse:
-        if request.WhichOneof("task") != "generate_image":
-            self._refuse_task(request)
-        asked = read_image(request.generate_image, streaming=False)
-        job, deduplicated = self._intake.submit(asked.submission)
-        if asked.submission.cancel_on_disconnect and not deduplicated:
+        if (arm := request.WhichOneof("task")) is None:
+            raise refused("task", "is required: set one of generate_image, edit_image, generate_video, generate_audio")
+        accepted = await self._intake.submit(getattr(request, arm), streaming=False)
+        job, deduplicated = accepted.job, accepted.deduplicated
+        if accepted.asked.submission.cancel_on_disconnect and not deduplicated:
             # nobody watches yet, so the disconnect grace runs from here on
             with self._engine.watching(job):
                 pass
@@ -128,19 +126,6 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         if not job_id:
             raise refused("job_id", "is required")
         return self._engine.jobs.get(job_id)
-
-    def _refuse_task(self, request: job_pb2.CreateJobRequest) -> NoReturn:
-        match request.WhichOneof("task"):
-            case "edit_image":
-                edit = request.edit_image
-                self._intake.refuse(edit.model, edit.prompt, edit_task(edit))
-            case "generate_video":
-                video = request.generate_video
-                self._intake.refuse(video.model, video.prompt, video_task(video))
-            case "generate_audio":
-                audio = request.generate_audio
-                self._intake.refuse(audio.model, audio.prompt, Task.TEXT_TO_AUDIO)
-        raise refused("task", "is required: set one of generate_image, edit_image, generate_video, generate_audio")
 
     def _check_watch(self, request: job_pb2.WatchJobsRequest) -> Look:
         """How the caller of a WatchJobs wants to see its jobs; its other fields are in order."""

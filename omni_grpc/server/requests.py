@@ -1,21 +1,34 @@
-"""From a request message to what the engine takes. What is not set stays None; zero and "" are values like others."""
+"""From a request message to what the engine takes. What is not set stays None; zero and "" are values like others.
+
+The media that a request brings along are read by `media.py`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, TypeVar
 
+from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
 
 from omni_grpc.engine import Submission
 from omni_grpc.errors import InvalidArgument, Violation
-from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Preview, Task
-from omni_grpc.server.served import GENERATE_IMAGE, refuse_unserved
+from omni_grpc.request import (
+    AudioFormat,
+    Draft,
+    GuidanceDraft,
+    GuidanceNorm,
+    ImageFormat,
+    Preview,
+    Task,
+    VideoFormat,
+)
+from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, refuse_unserved
 from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, options_pb2, sampling_pb2
 
 T = TypeVar("T")
@@ -38,6 +51,19 @@ IMAGE_FORMATS: Mapping[int, ImageFormat | None] = {
     media_pb2.IMAGE_FORMAT_JPEG: ImageFormat.JPEG,
     media_pb2.IMAGE_FORMAT_WEBP: ImageFormat.WEBP,
     media_pb2.IMAGE_FORMAT_RAW_RGB8: ImageFormat.RAW_RGB8,
+}
+VIDEO_FORMATS: Mapping[int, VideoFormat | None] = {
+    media_pb2.VIDEO_FORMAT_UNSPECIFIED: None,
+    media_pb2.VIDEO_FORMAT_MP4: VideoFormat.MP4,
+    media_pb2.VIDEO_FORMAT_WEBM: VideoFormat.WEBM,
+    media_pb2.VIDEO_FORMAT_FMP4: VideoFormat.FMP4,
+}
+AUDIO_FORMATS: Mapping[int, AudioFormat | None] = {
+    media_pb2.AUDIO_FORMAT_UNSPECIFIED: None,
+    media_pb2.AUDIO_FORMAT_WAV: AudioFormat.WAV,
+    media_pb2.AUDIO_FORMAT_FLAC: AudioFormat.FLAC,
+    media_pb2.AUDIO_FORMAT_MP3: AudioFormat.MP3,
+    media_pb2.AUDIO_FORMAT_OPUS: AudioFormat.OPUS,
 }
 CANCELS: Mapping[int, bool | None] = {
     options_pb2.DISCONNECT_POLICY_UNSPECIFIED: None,
@@ -138,14 +164,28 @@ class Asked:
     interval: float
 
 
+GenerationRequest = (
+    generation_pb2.GenerateImageRequest
+    | generation_pb2.EditImageRequest
+    | generation_pb2.GenerateVideoRequest
+    | generation_pb2.GenerateAudioRequest
+)
+
+
 def read_image(request: generation_pb2.GenerateImageRequest, *, streaming: bool) -> Asked:
-    """What a GenerateImageRequest asks for. `streaming`: the call that carries it stays open and watches the job.
+    """What a GenerateImageRequest asks for, see `read`."""
+    return read(request, Task.TEXT_TO_IMAGE, streaming=streaming)
+
+
+def read(request: GenerationRequest, task: Task, *, streaming: bool) -> Asked:
+    """What a request asks for, without its media. `streaming`: its call stays open and watches the job.
 
     Raises InvalidArgument: FIELD_NOT_SUPPORTED for fields that this version does not serve, else for bad values.
     """
-    refuse_unserved(request, GENERATE_IMAGE)
+    served, own = _KINDS[type(request)]
+    refuse_unserved(request, served)
     reader = Reader()
-    draft = _image_draft(request, reader)
+    draft = dataclasses.replace(_draft(request, task, reader), **own(request, task, reader))
     fingerprint = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
     asked = _with_options(draft, fingerprint, request.options, reader, streaming=streaming)
     reader.check()
@@ -162,7 +202,8 @@ def _given(message: Message, field: str) -> Any:
     return getattr(message, field) if message.HasField(field) else None
 
 
-def _image_draft(request: generation_pb2.GenerateImageRequest, reader: Reader) -> Draft:
+def _draft(request: GenerationRequest, task: Task, reader: Reader) -> Draft:
+    """The fields that all four requests have."""
     sampling, guidance = request.sampling, request.sampling.guidance
     seed = _given(sampling, "seed")
     if seed is not None and sampling.seeds:
@@ -170,10 +211,8 @@ def _image_draft(request: generation_pb2.GenerateImageRequest, reader: Reader) -
     return Draft(
         model=reader.required("model", request.model),
         prompt=request.prompt,
-        task=Task.TEXT_TO_IMAGE,
+        task=task,
         negative_prompt=_given(request, "negative_prompt"),
-        width=_given(request, "width"),
-        height=_given(request, "height"),
         steps=_given(sampling, "steps"),
         guidance=GuidanceDraft(
             scale=_given(guidance, "scale"),
@@ -185,9 +224,77 @@ def _image_draft(request: generation_pb2.GenerateImageRequest, reader: Reader) -
         ),
         seeds=tuple(sampling.seeds) if seed is None else (seed,),
         num_outputs=_given(sampling, "num_outputs"),
-        output_format=reader.choice("output_format", media_pb2.ImageFormat, request.output_format, IMAGE_FORMATS),
-        preview=_preview(request.options.preview, reader),
+        extra={name: _plain(value) for name, value in json_format.MessageToDict(sampling.extra).items()},
     )
+
+
+def _plain(value: Any) -> Any:
+    """A value of a Struct, which has no integers: a whole number is one."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _image(request: generation_pb2.GenerateImageRequest, task: Task, reader: Reader) -> dict[str, Any]:
+    encoding = reader.choice("output_format", media_pb2.ImageFormat, request.output_format, IMAGE_FORMATS)
+    return _picture(request, reader) | {"output_format": encoding}
+
+
+def _edit(request: generation_pb2.EditImageRequest, task: Task, reader: Reader) -> dict[str, Any]:
+    encoding = reader.choice("output_format", media_pb2.ImageFormat, request.output_format, IMAGE_FORMATS)
+    return _picture(request, reader) | {"output_format": encoding, "strength": _given(request, "strength")}
+
+
+def _video(request: generation_pb2.GenerateVideoRequest, task: Task, reader: Reader) -> dict[str, Any]:
+    if request.HasField("with_audio") and not (request.with_audio and task is Task.TEXT_TO_AUDIO_VIDEO):
+        reader.refuse("with_audio", f"{request.with_audio} cannot be had with {task}; leave it unset, the task decides")
+    return _picture(request, reader) | {
+        "output_format": reader.choice("output_format", media_pb2.VideoFormat, request.output_format, VIDEO_FORMATS),
+        "strength": _given(request, "strength"),
+        "num_frames": _given(request, "num_frames"),
+        "duration": reader.seconds("duration", request),
+        "fps": _given(request, "fps"),
+        "output_fps": _given(request, "output_fps"),
+    }
+
+
+def _audio(request: generation_pb2.GenerateAudioRequest, task: Task, reader: Reader) -> dict[str, Any]:
+    start, end = reader.seconds("start", request), reader.seconds("end", request)
+    duration = reader.seconds("duration", request)
+    if end is not None:
+        if duration is not None:
+            reader.refuse("end, duration", "both are set; give one of them")
+        duration = end - (start or 0.0)
+        if duration <= 0:
+            reader.refuse("start, end", f"the end at {end:g} s is not after the start at {start or 0.0:g} s")
+    return {
+        "text": request.text,
+        "start": start,
+        "duration": duration,
+        "strength": _given(request, "strength"),
+        "sample_rate": _given(request, "sample_rate_hz"),
+        "output_format": reader.choice("output_format", media_pb2.AudioFormat, request.output_format, AUDIO_FORMATS),
+    }
+
+
+_KINDS: Mapping[type, tuple[Set[str], Callable[[Any, Task, Reader], dict[str, Any]]]] = {
+    generation_pb2.GenerateImageRequest: (GENERATE_IMAGE, _image),
+    generation_pb2.EditImageRequest: (EDIT_IMAGE, _edit),
+    generation_pb2.GenerateVideoRequest: (GENERATE_VIDEO, _video),
+    generation_pb2.GenerateAudioRequest: (GENERATE_AUDIO, _audio),
+}
+"""For each request, the fields that are served, and how those are read that not all requests have."""
+
+
+def _picture(request: Any, reader: Reader) -> dict[str, Any]:
+    """What all have that make something to look at."""
+    return {
+        "width": _given(request, "width"),
+        "height": _given(request, "height"),
+        "preview": _preview(request.options.preview, reader),
+    }
 
 
 def _preview(options: options_pb2.PreviewOptions, reader: Reader) -> Preview | None:
@@ -256,7 +363,7 @@ def _retention(options: options_pb2.JobOptions, reader: Reader) -> float | None:
 def _refuse_stream_options(reader: Reader, *, grace: float | None, interval: float | None, inline: bool) -> None:
     """CreateJob has no stream of its own: what shapes one would have no effect there."""
     if inline:
-        reader.refuse("options.delivery", "CreateJob sends no bytes; set `delivery` on WatchJob, or use GenerateImage")
+        reader.refuse("options.delivery", "CreateJob sends no bytes; set `delivery` on WatchJob, or use Generate*")
     if interval is not None:
         reader.refuse("options.min_progress_interval", "CreateJob sends no events; set it on WatchJob")
     if grace == 0:

@@ -12,13 +12,11 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from omni_grpc.errors import InvalidArgument, Violation
 
-GENERATE_IMAGE = frozenset(
+COMMON = frozenset(
     {
         "model",
         "prompt",
         "negative_prompt",
-        "width",
-        "height",
         "output_format",
         "sampling.steps",
         "sampling.seed",
@@ -31,6 +29,7 @@ GENERATE_IMAGE = frozenset(
         "sampling.guidance.rescale",
         "sampling.guidance.interval_start",
         "sampling.guidance.interval_end",
+        "sampling.extra",
         "options.request_id",
         "options.client_job_id",
         "options.labels",
@@ -43,13 +42,31 @@ GENERATE_IMAGE = frozenset(
         "options.run_timeout",
         "options.deadline",
         "options.retention",
+    }
+)
+"""Paths of all four requests. `sampling.cache.off` is here because it is the truth: no step cache is served."""
+
+PICTURES = frozenset(
+    {
+        "width",
+        "height",
         "options.preview.method",
         "options.preview.every_steps",
         "options.preview.max_edge_px",
         "options.preview.format",
     }
 )
-"""Paths of GenerateImageRequest. `sampling.cache.off` is here because it is the truth: no step cache is served."""
+"""What all have that make something to look at."""
+
+GENERATE_IMAGE = COMMON | PICTURES
+EDIT_IMAGE = COMMON | PICTURES | {"task", "images", "mask", "strength"}
+GENERATE_VIDEO = (
+    COMMON
+    | PICTURES
+    | {"task", "first_frame", "last_frame", "source_video", "reference_images", "control_video", "mask_video", "audio"}
+    | {"strength", "num_frames", "duration", "fps", "output_fps", "with_audio"}
+)
+GENERATE_AUDIO = COMMON | {"text", "reference", "strength", "start", "end", "duration", "sample_rate_hz"}
 
 
 def refuse_unserved(message: Message, served: Collection[str]) -> None:

@@ -12,8 +12,16 @@ import yaml
 from .source import ROOT, git
 
 HEAVY = {"torch", "diffusers", "transformers", "accelerate", "safetensors"}
-LEAVES = ("errors", "config", "request", "plan", "spec", "registry", "resolve", "shared", "version")
-CONTROL = ("omni_grpc", "omni_grpc.server", "omni_grpc.client", "omni_grpc.engine", "omni_grpc.serve", "omni_grpc.cli")
+LEAVES = ("errors", "config", "layout", "request", "plan", "spec", "registry", "resolve", "shared", "version")
+CONTROL = (
+    "omni_grpc",
+    "omni_grpc.server",
+    "omni_grpc.client",
+    "omni_grpc.engine",
+    "omni_grpc.serve",
+    "omni_grpc.cli",
+    "omni_grpc.hub",
+)
 SYMLINK_HOOK = "models-symlink"
 
 

@@ -1,20 +1,18 @@
-"""Encodes outputs in the worker, so that the server process never does."""
+"""Images as files."""
 
 from __future__ import annotations
 
 import io
-import resource
 from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
-import torch
 
 from omni_grpc.request import ImageFormat
 
 Image = npt.NDArray[np.uint8]
-"""Height x width x 3, RGB."""
+"""Height x width x 3 (RGB) or x 4 (RGB with alpha, not premultiplied)."""
 
 _OPTIONS: Mapping[ImageFormat, Mapping[str, int]] = {
     # level 1 is three times as fast as the default for a few per cent more bytes
@@ -32,13 +30,23 @@ _PREVIEW_OPTIONS: Mapping[ImageFormat, Mapping[str, int]] = {
 
 
 def encode(image: Image, format: ImageFormat, *, preview: bool = False) -> bytes:
-    """The image as a file of that format; RAW_RGB8 is the pixels alone. A preview is small before it is good."""
+    """The image as a file of that format; RAW_RGB8 is the pixels alone. A preview is small before it is good.
+
+    Where the format has no alpha (see `keeps_alpha`), an image that has it is laid on white.
+    """
+    if image.shape[2] == 4 and not keeps_alpha(format):
+        image = _on_white(image)
     if format is ImageFormat.RAW_RGB8:
         return image.tobytes()
     buffer = io.BytesIO()
     options = (_PREVIEW_OPTIONS if preview else _OPTIONS)[format]
     PIL.Image.fromarray(image).save(buffer, format.value, **options)
     return buffer.getvalue()
+
+
+def keeps_alpha(format: ImageFormat) -> bool:
+    """Whether a file of this format has an alpha channel where the image has one."""
+    return format in (ImageFormat.PNG, ImageFormat.WEBP)
 
 
 def fit(image: Image, edge: int) -> Image:
@@ -49,9 +57,7 @@ def fit(image: Image, edge: int) -> Image:
     return np.asarray(PIL.Image.fromarray(image).resize(size, PIL.Image.Resampling.BICUBIC))
 
 
-def peak_memory_bytes() -> int:
-    """The most memory the worker has held: of the device where it runs on one, else of the process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    # ru_maxrss is in KiB on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _on_white(image: Image) -> Image:
+    rgb, alpha = image[..., :3].astype(np.uint16), image[..., 3:].astype(np.uint16)
+    # + 127 rounds the division to nearest; 255 * 255 + 127 fits in 16 bits
+    return ((rgb * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)

@@ -1,0 +1,96 @@
+"""Attention of the denoiser, by the names that users know."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+from diffusers import ModelMixin
+from diffusers.models import attention_dispatch
+from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
+
+from omni_grpc.errors import ConfigError, Violation
+from omni_grpc.request import RequestWarning
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS: Mapping[str, tuple[str, ...]] = {
+    "FLASH_ATTN": ("_flash_3_hub", "_flash_3", "flash_hub", "flash"),
+    "SAGE_ATTN": ("sage_hub", "sage"),
+    "CUDNN_ATTN": ("_native_cudnn",),
+    "TORCH_SDPA": ("native",),
+}
+"""diffusers' names in the order in which they are tried: newer versions first, the kernels library before packages."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """What the denoiser runs on, and what to tell every caller about it."""
+
+    name: str
+    warnings: tuple[RequestWarning, ...] = ()
+
+
+def choose(
+    denoisers: Sequence[ModelMixin], asked: str | None, *, fallback: bool, device: torch.device, dtype: torch.dtype
+) -> Attention:
+    """Sets the first backend of `asked` that can be set and runs. Raises ConfigError with every attempt where none
+    does, or, with `fallback`, leaves the library's own and warns.
+    """
+    if asked is None:
+        return Attention(name=attention_dispatch._AttentionBackendRegistry.get_active_backend()[0].value)
+    failed: list[str] = []
+    for name in ATTEMPTS[asked]:
+        try:
+            _set(denoisers, name, device, dtype)
+        except Exception as error:  # noqa: BLE001 - whatever keeps one from working, the next is tried and all are listed
+            failed.append(f"{name}: {type(error).__name__}: {error}")
+            logger.warning("attention %s: %s", asked, failed[-1])
+        else:
+            logger.info("attention %s: %s, after %d failed attempts", asked, name, len(failed))
+            return Attention(name=name)
+    attempts = "; ".join(failed)
+    if not fallback:
+        message = (
+            f"--diffusion-attention-backend {asked} cannot be had here: {attempts}. "
+            "Install one of them, leave the setting out, or add --allow-attention-fallback"
+        )
+        raise ConfigError(
+            message, reason="ATTENTION_UNAVAILABLE", violations=(Violation("diffusion_attention_backend", message),)
+        )
+    own = attention_dispatch._AttentionBackendRegistry.get_active_backend()[0].value
+    warning = RequestWarning(
+        code="ATTENTION_FALLBACK",
+        field="diffusion_attention_backend",
+        message=f"{asked} could not be had: {attempts}",
+        requested=asked,
+        applied=own,
+    )
+    return Attention(name=own, warnings=(warning,))
+
+
+def _set(denoisers: Sequence[ModelMixin], name: str, device: torch.device, dtype: torch.dtype) -> None:
+    registry = attention_dispatch._AttentionBackendRegistry
+    # setting it on one model makes it the default of the whole process, other engines' models included
+    before = registry.get_active_backend()[0]
+    try:
+        for denoiser in denoisers:
+            denoiser.set_attention_backend(name)
+    finally:
+        registry.set_active_backend(before)
+    backend = AttentionBackendName(name)
+    for denoiser in denoisers:
+        following = [m for m in denoiser.modules() if _backend(m) is backend]
+        if not following and name != "native":
+            raise ValueError(f"{type(denoiser).__name__} does not let its attention be chosen")
+    # a backend that can be set may still have no kernel for this device
+    query = torch.randn(1, 16, 2, 64, device=device, dtype=dtype)
+    dispatch_attention_fn(query, query, query, backend=backend)
+
+
+def _backend(module: torch.nn.Module) -> AttentionBackendName | None:
+    processor = getattr(module, "processor", None)
+    backend: AttentionBackendName | None = getattr(processor, "_attention_backend", None)
+    return backend

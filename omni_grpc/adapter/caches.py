@@ -1,0 +1,127 @@
+"""Step caches of diffusers, by name: which pipelines they work on, and their state between requests."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import diffusers
+from diffusers import DiffusionPipeline, ModelMixin
+from diffusers.models.cache_utils import CacheMixin
+
+from omni_grpc.errors import ConfigError, InvalidArgument, Violation
+from omni_grpc.request import Request
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A cache of diffusers. `per_pass`: it keeps a state for each named pass of a step, so the pipeline must name them.
+    `needs_place`: it must be told which step it is. `presets` are arguments that any pipeline needs.
+    """
+
+    config: str
+    per_pass: bool = False
+    needs_place: bool = False
+    presets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+KINDS: Mapping[str, Kind] = {
+    "first_block": Kind(config="FirstBlockCacheConfig", per_pass=True),
+    "taylorseer": Kind(config="TaylorSeerCacheConfig", per_pass=True),
+    "mag": Kind(config="MagCacheConfig"),
+    # its other mode expects both passes in one batch, which no pipeline with named passes does
+    "faster": Kind(config="FasterCacheConfig", presets={"is_guidance_distilled": True}),
+    "pab": Kind(config="PyramidAttentionBroadcastConfig", presets={"spatial_attention_block_skip_range": 2}),
+    "sea": Kind(config="SeaCacheConfig", per_pass=True, needs_place=True),
+    "text_kv": Kind(config="TextKVCacheConfig"),
+}
+
+
+class Cache:
+    """One kind of cache on the denoisers of one pipeline. Raises ConfigError where it does not work there."""
+
+    def __init__(
+        self, pipeline: DiffusionPipeline, denoisers: Sequence[ModelMixin], name: str, config: Mapping[str, Any]
+    ) -> None:
+        self.name = name
+        self._pipeline = pipeline
+        self._denoisers = denoisers
+        self._kind = _kind(name)
+        self._config = {**self._kind.presets, **config}
+        call = inspect.getsource(type(pipeline).__call__)
+        self._passes_share = not self._kind.per_pass and '"uncond"' in call and name in ("pab", "faster")
+        self._refuse(call)
+        self._enable(steps=None)
+        for denoiser in denoisers:
+            if not _hooked(denoiser):
+                raise self._error(f"finds no block of {type(denoiser).__name__} that it could skip")
+
+    def begin(self, request: Request) -> None:
+        """Readies the cache for one request. Raises InvalidArgument for what would come out wrong."""
+        if self._passes_share and request.negative_prompt is not None:
+            message = f"the cache {self.name!r} mixes up the two passes of guidance; leave the negative prompt unset"
+            raise InvalidArgument(f"negative_prompt: {message}", violations=(Violation("negative_prompt", message),))
+        if self.name == "mag":
+            # it counts to a number of steps that is fixed when it is enabled
+            for denoiser in self._denoisers:
+                denoiser.disable_cache()
+            self._enable(steps=request.steps)
+
+    def _enable(self, steps: int | None) -> None:
+        for denoiser in self._denoisers:
+            denoiser.enable_cache(self._make(steps))
+
+    def _make(self, steps: int | None) -> Any:
+        kind = getattr(diffusers, self._kind.config)
+        known = {field.name for field in dataclasses.fields(kind)}
+        if unknown := sorted(self._config.keys() - known):
+            raise self._error(f"takes no {', '.join(unknown)}; it takes {', '.join(sorted(known))}", "cache_config")
+        values = {name: tuple(v) if isinstance(v, list) and "range" in name else v for name, v in self._config.items()}
+        if steps is not None:
+            values["num_inference_steps"] = steps
+        if "current_timestep_callback" in known:
+            values["current_timestep_callback"] = lambda: self._pipeline.current_timestep
+        try:
+            return kind(**values)
+        except (TypeError, ValueError) as error:
+            raise self._error(str(error), "cache_config") from error
+
+    def _refuse(self, call: str) -> None:
+        pipeline = type(self._pipeline).__name__
+        for denoiser in self._denoisers:
+            if not isinstance(denoiser, CacheMixin):
+                raise self._error(f"does not work on {pipeline}: {type(denoiser).__name__} supports no cache")
+        if self._kind.per_pass and "cache_context" not in call:
+            raise self._error(f"does not work on {pipeline}, which does not name the passes of its steps")
+        if self._kind.needs_place and "step_index=" not in call:
+            raise self._error(f"does not work on {pipeline}, which does not tell it the step")
+        if self._passes_share and "true_cfg_scale" not in inspect.signature(type(self._pipeline).__call__).parameters:
+            raise self._error(f"does not work on {pipeline}: it mixes up the two passes of guidance")
+        if self._config.get("is_guidance_distilled") is False:
+            raise self._error("works with is_guidance_distilled true alone", "cache_config")
+
+    def _error(self, why: str, field: str = "cache_backend") -> ConfigError:
+        flag = "--" + field.replace("_", "-")
+        return ConfigError(f"{flag}: {self.name!r} {why}", violations=(Violation(field, why),))
+
+
+def reset(denoisers: Sequence[ModelMixin]) -> None:
+    """Forgets what caches kept of a request, so that the next one starts as if it were the first."""
+    for denoiser in denoisers:
+        if isinstance(denoiser, CacheMixin) and denoiser.is_cache_enabled:
+            denoiser._reset_stateful_cache()
+
+
+def _kind(name: str) -> Kind:
+    if name not in KINDS:
+        message = f"--cache-backend is {name!r}; expected one of {', '.join(KINDS)}"
+        raise ConfigError(message, violations=(Violation("cache_backend", message),))
+    return KINDS[name]
+
+
+def _hooked(denoiser: ModelMixin) -> bool:
+    """Whether any part of it has a hook: patterns that match no block are no error to diffusers, and have no effect."""
+    parts = (module for module in denoiser.modules() if module is not denoiser)
+    return any(getattr(getattr(part, "_diffusers_hook", None), "hooks", None) for part in parts)

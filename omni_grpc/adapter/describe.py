@@ -1,0 +1,149 @@
+"""The spec of a pipeline that is loaded: limits and defaults as its signature and its components say."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+from diffusers import DiffusionPipeline
+
+from omni_grpc.adapter.abilities import Ability
+from omni_grpc.adapter.parameters import SEVERAL_IMAGES, Signature
+from omni_grpc.opaque import SESSION
+from omni_grpc.request import Modality
+from omni_grpc.spec import Checkpoint
+
+MAX_SIZE, MAX_PIXELS, MAX_FRAMES, MAX_IMAGES = 8192, 4096 * 4096, 10_001, 10
+"""No pipeline says where it ends, so these only keep out what cannot be meant."""
+
+RATES: Mapping[str, float] = {"Wan": 16.0, "CogVideoX": 8.0, "AnimateDiff": 8.0, "Mochi": 30.0, "Hunyuan": 15.0}
+"""Frames per second that families were trained at, where no parameter says it; by the start of the class name."""
+USUAL_RATE = 24.0
+
+
+def describe(
+    pipeline: DiffusionPipeline, ability: Ability, checkpoint: Checkpoint, call_kwargs: Mapping[str, Any]
+) -> Checkpoint:
+    """The checkpoint with what only the loaded pipeline knows. `call_kwargs` are defaults like the signature's own."""
+    signature = Signature(type(pipeline))
+    spec = dataclasses.replace(checkpoint.spec, tasks=ability.tasks, guidance=ability.guidance, takes=ability.takes)
+    session = {
+        "limits": _limits(pipeline, signature, ability.modality),
+        "defaults": _defaults(pipeline, signature, ability.modality, call_kwargs),
+    }
+    return dataclasses.replace(checkpoint, spec=spec, configs={**checkpoint.configs, SESSION: session})
+
+
+def sample_rate(pipeline: DiffusionPipeline) -> int:
+    """Of the sound that a pipeline makes, in Hz; 0 where none of its components says one."""
+    for component in ("vocoder", "vae", "audio_vae"):
+        part = getattr(pipeline, component, None)
+        for holder in (getattr(part, "config", None), part):
+            for name in ("output_sampling_rate", "sampling_rate", "sample_rate"):
+                value = getattr(holder, name, None)
+                if isinstance(value, numbers.Integral):
+                    return int(value)
+    return 0
+
+
+def fps(pipeline: DiffusionPipeline, signature: Signature) -> float:
+    """Of the videos that a pipeline makes where a request says nothing."""
+    if (own := signature.default("fps")) is not None:
+        return float(own)
+    return next((rate for start, rate in RATES.items() if signature.pipeline.startswith(start)), USUAL_RATE)
+
+
+def _limits(pipeline: DiffusionPipeline, signature: Signature, modality: Modality) -> dict[str, Any]:
+    multiple = _size_multiple(pipeline) if modality is not Modality.AUDIO else 1
+    limits: dict[str, Any] = {
+        "size_multiple": multiple,
+        "min_size": multiple,
+        "max_size": MAX_SIZE // multiple * multiple,
+        "max_pixels": MAX_PIXELS,
+        "max_prompt_tokens": _max_prompt_tokens(pipeline, signature),
+    }
+    if "images" in signature and modality is Modality.IMAGE:
+        limits["max_input_images"] = MAX_IMAGES if signature.pipeline in SEVERAL_IMAGES else 1
+    if "num_frames" in signature:
+        limits["max_frames"] = MAX_FRAMES
+        stride, usual = _frame_stride(pipeline), signature.default("num_frames")
+        # a rule that the pipeline's own default breaks is not its rule
+        if stride > 1 and isinstance(usual, int) and usual % stride == 1:
+            limits |= {"frame_multiple": stride, "frame_offset": 1}
+    if signature.name("duration") == "audio_end_in_s" and (longest := _longest(pipeline)):
+        limits["max_duration"] = longest
+    return limits
+
+
+def _defaults(
+    pipeline: DiffusionPipeline, signature: Signature, modality: Modality, call_kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    def default(field: str) -> Any:
+        return call_kwargs.get(signature.name(field) or "", signature.default(field))
+
+    guidance = {"scale": default("scale")}
+    if (scale := default("true_cfg_scale")) is not None:
+        guidance["true_cfg_scale"] = float(scale)
+    width, height = (0, 0) if modality is Modality.AUDIO else _size(pipeline)
+    made = {
+        "width": default("width") or width,
+        "height": default("height") or height,
+        "steps": default("steps") or 50,
+        "guidance": guidance,
+        "num_frames": default("num_frames"),
+        "fps": (default("fps") or fps(pipeline, signature)) if modality is Modality.VIDEO else None,
+        "duration": default("duration"),
+        "sample_rate": None,
+        "strength": default("strength"),
+    }
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def _size_multiple(pipeline: DiffusionPipeline) -> int:
+    """Pixels for each latent pixel. Some pipelines want more and say so when they are called; some round down."""
+    for name in ("vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_scale_factor"):
+        value = getattr(pipeline, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 1
+
+
+def _frame_stride(pipeline: DiffusionPipeline) -> int:
+    for name in ("vae_scale_factor_temporal", "vae_temporal_compression_ratio"):
+        value = getattr(pipeline, name, None)
+        if isinstance(value, int):
+            return value
+    return 1
+
+
+def _size(pipeline: DiffusionPipeline) -> tuple[int, int]:
+    """What pipelines compute for themselves where they are given no size."""
+    multiple = _size_multiple(pipeline)
+    samples = [getattr(pipeline, "default_sample_size", None)]
+    for name in ("unet", "transformer"):
+        samples.append(getattr(getattr(getattr(pipeline, name, None), "config", None), "sample_size", None))
+    for sample in samples:
+        if isinstance(sample, int) and multiple > 1:
+            return sample * multiple, sample * multiple
+        if isinstance(sample, list | tuple) and len(sample) == 2 and multiple > 1:
+            return sample[1] * multiple, sample[0] * multiple
+    return 1024, 1024
+
+
+def _max_prompt_tokens(pipeline: DiffusionPipeline, signature: Signature) -> int:
+    parameter = signature.parameters.get("max_sequence_length")
+    if parameter is not None and isinstance(parameter.default, int):
+        return parameter.default
+    most = getattr(getattr(pipeline, "tokenizer", None), "model_max_length", None)
+    return most if isinstance(most, int) and most < 1_000_000 else 512
+
+
+def _longest(pipeline: DiffusionPipeline) -> float:
+    """Seconds that a latent diffusion model of sound makes: its latents have one length."""
+    config = getattr(getattr(pipeline, "transformer", None), "config", None)
+    length, hop, rate = (
+        getattr(config, "sample_size", None), getattr(pipeline.vae, "hop_length", None), sample_rate(pipeline)
+    )  # fmt: skip
+    return float(length * hop / rate) if length and hop and rate else 0.0

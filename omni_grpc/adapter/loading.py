@@ -1,0 +1,176 @@
+"""From a checkpoint folder to a pipeline on its device, as the settings say."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from diffusers import DiffusionPipeline, ModelMixin
+from diffusers.quantizers import PipelineQuantizationConfig
+
+from omni_grpc.config import AdapterConfig
+from omni_grpc.errors import CheckpointError, ConfigError, Violation
+from omni_grpc.loading.components import without_progress_bars
+from omni_grpc.worker.base import Setting
+
+FROM_PRETRAINED = frozenset(
+    {"cache_dir", "custom_pipeline", "custom_revision", "device_map", "disable_mmap", "dtype", "force_download",
+     "load_connected_pipeline", "local_files_only", "low_cpu_mem_usage", "max_memory", "offload_folder",
+     "offload_state_dict", "proxies", "quantization_config", "revision", "token", "torch_dtype", "trust_remote_code",
+     "use_flashpack", "use_safetensors", "variant"}
+)  # fmt: skip
+"""What `from_pretrained` takes besides the arguments of a pipeline's own __init__; what it does not know it ignores."""
+
+
+def load(setting: Setting) -> DiffusionPipeline:
+    """Raises ConfigError for a setting that cannot work here, CheckpointError for a folder that does not load."""
+    adapter, folder = setting.config.adapter, setting.checkpoint.path
+    kind = _class(setting.checkpoint.spec.name)
+    arguments = _load_arguments(adapter, kind, setting)
+    try:
+        with without_progress_bars():
+            pipeline = DiffusionPipeline.from_pretrained(folder, **arguments)
+    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        message = f"{kind.__name__} does not load from {folder}: {type(error).__name__}: {error}"
+        raise CheckpointError(message, reason="CHECKPOINT_DOES_NOT_LOAD") from error
+    pipeline.set_progress_bar_config(disable=True)
+    _check_quantised(pipeline, arguments)
+    if adapter.flow_shift is not None:
+        _shift(pipeline, adapter.flow_shift)
+    for name, switch in (("vae_use_slicing", "enable_slicing"), ("vae_use_tiling", "enable_tiling")):
+        if getattr(adapter, name):
+            _switch(pipeline, name, switch)
+    _place(pipeline, adapter, setting.device, moved="device_map" not in arguments)
+    return pipeline
+
+
+def denoisers(pipeline: DiffusionPipeline) -> list[ModelMixin]:
+    """The networks that predict, by diffusers' names for them."""
+    found = (getattr(pipeline, name, None) for name in ("transformer", "transformer_2", "unet", "prior", "decoder"))
+    return [part for part in found if isinstance(part, ModelMixin)]
+
+
+def schedulers(pipeline: DiffusionPipeline) -> list[Any]:
+    """Each scheduler of the pipeline once, whatever it is called."""
+    found = {id(part): part for name, part in pipeline.components.items() if "scheduler" in name and part is not None}
+    return list(found.values())
+
+
+def _class(name: str) -> type[DiffusionPipeline]:
+    kind = getattr(diffusers, name, None)
+    if not (inspect.isclass(kind) and issubclass(kind, DiffusionPipeline)):
+        raise CheckpointError(
+            f"model_index.json names the pipeline {name!r}, which diffusers {diffusers.__version__} does not have",
+            reason="MODEL_NOT_SUPPORTED",
+        )
+    return kind
+
+
+def _load_arguments(adapter: AdapterConfig, kind: type[DiffusionPipeline], setting: Setting) -> dict[str, Any]:
+    given = dict(adapter.diffusers_load_kwargs or {})
+    own = inspect.signature(kind.__init__).parameters
+    if unknown := sorted(given.keys() - FROM_PRETRAINED - own.keys()):
+        raise _error("diffusers_load_kwargs", f"{kind.__name__} would ignore {', '.join(unknown)}; leave it out")
+    if given.get("use_safetensors") is False:
+        raise _error("diffusers_load_kwargs", "use_safetensors false would unpickle; convert the weights instead")
+    if adapter.boundary_ratio is not None and "boundary_ratio" not in own:
+        raise _error("boundary_ratio", f"{kind.__name__} has no boundary between two experts")
+    if "torch_dtype" in given:
+        # its older name, which the library still takes, and warns of
+        given.setdefault("dtype", given.pop("torch_dtype"))
+    if isinstance(dtype := given.get("dtype"), str):
+        given["dtype"] = _dtype(dtype)
+    if isinstance(config := given.get("quantization_config"), Mapping):
+        given["quantization_config"] = _quantization(config)
+    ours = {"local_files_only": True, "use_safetensors": True, "dtype": setting.dtype}
+    if adapter.boundary_ratio is not None:
+        ours["boundary_ratio"] = adapter.boundary_ratio
+    return ours | given
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise _error("diffusers_load_kwargs", f"dtype {name!r} is no dtype of torch")
+    return dtype
+
+
+def _quantization(config: Mapping[str, Any]) -> PipelineQuantizationConfig:
+    """JSON as the arguments of PipelineQuantizationConfig; `quant_mapping` names the class of each entry as "class"."""
+    values = dict(config)
+    if isinstance(mapping := values.get("quant_mapping"), Mapping):
+        values["quant_mapping"] = {component: _quantizer(entry) for component, entry in mapping.items()}
+    try:
+        return PipelineQuantizationConfig(**values)
+    except (TypeError, ValueError) as error:
+        raise _error("diffusers_load_kwargs", f"quantization_config: {error}") from error
+
+
+def _quantizer(entry: Any) -> Any:
+    arguments = dict(entry)
+    name = arguments.pop("class", "")
+    for library in (diffusers, transformers):
+        if name and hasattr(library, name):
+            try:
+                return getattr(library, name)(**arguments)
+            except (TypeError, ValueError, ImportError) as error:
+                raise _error("diffusers_load_kwargs", f"quantization_config: {name}: {error}") from error
+    raise _error("diffusers_load_kwargs", f'quantization_config: "class" is {name!r}, no class of diffusers')
+
+
+def _check_quantised(pipeline: DiffusionPipeline, arguments: Mapping[str, Any]) -> None:
+    """A component that does not exist, or was not quantised, is no error to diffusers."""
+    config = arguments.get("quantization_config")
+    named = getattr(config, "quant_mapping", None) or getattr(config, "components_to_quantize", None) or ()
+    for component in (named,) if isinstance(named, str) else tuple(named):
+        part = getattr(pipeline, component, None)
+        if getattr(part, "hf_quantizer", None) is None:
+            raise _error("diffusers_load_kwargs", f"quantization_config: {component!r} was not quantised")
+
+
+def _shift(pipeline: DiffusionPipeline, shift: float) -> None:
+    scheduler = pipeline.scheduler
+    name = next((name for name in ("flow_shift", "shift") if name in scheduler.config), None)
+    if name is None:
+        raise _error("flow_shift", f"{type(scheduler).__name__} has no shift")
+    pipeline.scheduler = type(scheduler).from_config(scheduler.config, **{name: shift})
+
+
+def _switch(pipeline: DiffusionPipeline, name: str, switch: str) -> None:
+    vae = getattr(pipeline, "vae", None)
+    if not hasattr(vae, switch):
+        raise _error(name, f"{type(vae).__name__} has no {switch}")
+    getattr(vae, switch)()
+
+
+def _place(pipeline: DiffusionPipeline, adapter: AdapterConfig, device: torch.device, *, moved: bool) -> None:
+    if adapter.enable_cpu_offload and adapter.enable_layerwise_offload:
+        raise _error("enable_layerwise_offload", "excludes --enable-cpu-offload; choose one")
+    if adapter.enable_cpu_offload:
+        if device.type == "cpu":
+            raise _error("enable_cpu_offload", "needs an accelerator to offload from; leave it out on a CPU")
+        pipeline.enable_model_cpu_offload(device=device)
+    elif adapter.enable_layerwise_offload:
+        pipeline.enable_group_offload(
+            onload_device=device,
+            offload_device=torch.device("cpu"),
+            offload_type="block_level",
+            num_blocks_per_group=1,
+            use_stream=device.type == "cuda",
+        )
+    elif moved:
+        pipeline.to(device)
+
+
+def weight_bytes(parts: Sequence[Any]) -> int:
+    """Bytes of the parameters of these components."""
+    modules = (part for part in parts if isinstance(part, torch.nn.Module))
+    return sum(p.numel() * p.element_size() for module in modules for p in module.parameters())
+
+
+def _error(setting: str, why: str) -> ConfigError:
+    return ConfigError(f"--{setting.replace('_', '-')}: {why}", violations=(Violation(setting, why),))

@@ -1,0 +1,268 @@
+"""From a request to the arguments of a pipeline's `__call__`, by the names in its own signature."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+
+from omni_grpc.errors import ConfigError, InvalidArgument, Violation
+from omni_grpc.request import AudioInput, ImageInput, Request, VideoInput
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("prompt",),
+    "negative_prompt": ("negative_prompt",),
+    "width": ("width",),
+    "height": ("height",),
+    "steps": ("num_inference_steps",),
+    "scale": ("guidance_scale",),
+    "true_cfg_scale": ("true_cfg_scale",),
+    "rescale": ("guidance_rescale",),
+    "num_outputs": ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt"),
+    "strength": ("strength",),
+    "num_frames": ("num_frames", "frames", "video_length"),
+    "fps": ("frame_rate", "fps"),
+    "duration": ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s", "duration"),
+    "start": ("audio_start_in_s",),
+    "text": ("lyrics",),
+    "images": ("image", "images"),
+    "mask": ("mask_image",),
+    "first_frame": ("image",),
+    "last_frame": ("last_image",),
+    "reference_images": ("reference_images", "control_image"),
+    "source_video": ("video",),
+    "control_video": ("control_video", "conditioning_frames"),
+    "mask_video": ("mask_video", "mask"),
+    "audio": ("initial_audio_waveforms",),
+}
+"""What we call something, and what pipelines call it; the first name that a signature has is the one."""
+
+PATHS: Mapping[str, str] = {
+    "steps": "sampling.steps",
+    "num_outputs": "sampling.num_outputs",
+    "scale": "sampling.guidance.scale",
+    "true_cfg_scale": "sampling.guidance.true_cfg_scale",
+    "rescale": "sampling.guidance.rescale",
+}
+"""Where a request has what is not at its top."""
+
+OWN = (
+    "generator", "output_type", "return_dict", "callback", "callback_steps", "callback_on_step_end",
+    "callback_on_step_end_tensor_inputs", "prior_callback_on_step_end", "prior_callback_on_step_end_tensor_inputs",
+    "initial_audio_sampling_rate",
+)  # fmt: skip
+"""What the adapter sets itself, so that nobody else may."""
+
+SEVERAL_IMAGES = frozenset(
+    {"QwenImageEditPlusPipeline", "Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinKVPipeline",
+     "JoyImageEditPlusPipeline", "QwenImage21Pipeline"}
+)  # fmt: skip
+"""Pipelines for which a list of pictures is one request; for all others it is a batch."""
+
+
+class Signature:
+    """The parameters of a pipeline class's `__call__`. `**kwargs` do not count: what they swallow has no effect."""
+
+    def __init__(self, pipeline: type) -> None:
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        call = inspect.signature(pipeline.__call__).parameters
+        self.pipeline = pipeline.__name__
+        self.parameters = {name: p for name, p in call.items() if p.kind in named and name != "self"}
+
+    def name(self, field: str) -> str | None:
+        """What this pipeline calls one of NAMES, or None where it has no use for it."""
+        return next((name for name in NAMES[field] if name in self.parameters), None)
+
+    def __contains__(self, field: str) -> bool:
+        return self.name(field) is not None
+
+    def default(self, field: str) -> Any:
+        """The default of that parameter; None where there is none."""
+        name = self.name(field)
+        value = self.parameters[name].default if name else None
+        return None if value is inspect.Parameter.empty else value
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Parameters without a default."""
+        return tuple(name for name, p in self.parameters.items() if p.default is inspect.Parameter.empty)
+
+    def number(self, name: str, value: Any) -> Any:
+        """The value, as an integer where the parameter is one: JSON and protobuf's Struct know one kind of number."""
+        kind = str(self.parameters[name].annotation)
+        return int(value) if isinstance(value, float) and value.is_integer() and "float" not in kind else value
+
+    def unknown(self, name: str) -> str:
+        """Why `name` is not to be passed to this pipeline, or ""."""
+        if name in OWN:
+            return "is set by the adapter itself; leave it out"
+        if name in self.parameters:
+            return ""
+        close = difflib.get_close_matches(name, self.parameters, n=1)
+        return f"is no parameter of {self.pipeline}" + (f"; did you mean {close[0]!r}?" if close else "")
+
+
+def check_call_kwargs(signature: Signature, call_kwargs: Mapping[str, Any]) -> None:
+    """Raises ConfigError naming each key of --diffusers-call-kwargs that the pipeline does not take."""
+    wrong = {key: why for key in call_kwargs if (why := signature.unknown(key))}
+    if wrong:
+        message = "; ".join(f"--diffusers-call-kwargs: {key!r} {why}" for key, why in wrong.items())
+        raise ConfigError(message, violations=(Violation("diffusers_call_kwargs", message),))
+
+
+def arguments(
+    request: Request, signature: Signature, call_kwargs: Mapping[str, Any], *, sample_rate: int = 0
+) -> dict[str, Any]:
+    """The arguments of one call. What the request says wins over `call_kwargs`, which win over the pipeline's defaults.
+
+    `sample_rate` is the pipeline's own, in Hz. Raises InvalidArgument naming each field that the pipeline cannot take.
+    """
+    asked = _asked(request, signature, sample_rate)
+    faults = list(_faults(request, signature, asked))
+    if faults:
+        message = "; ".join(f"{fault.field}: {fault.description}" for fault in faults)
+        raise InvalidArgument(message, violations=tuple(faults))
+    fields = {name: value for field, value in asked.items() if (name := signature.name(field))}
+    extra = {name: signature.number(name, value) for name, value in request.extra.items()}
+    return {**_own(request, signature, sample_rate), **call_kwargs, **extra, **fields}
+
+
+def _asked(request: Request, signature: Signature, sample_rate: int) -> dict[str, Any]:
+    """What the request says, by our names; what it leaves open is left out."""
+    inputs, guidance = request.inputs, request.guidance
+    size = None if signature.name("width") else (request.width, request.height)
+    # without a negative prompt it would only bring warnings
+    has_cfg = "true_cfg_scale" in signature and request.negative_prompt is not None
+    end = (request.start or 0.0) + request.duration if request.duration is not None else None
+    convert: dict[str, Callable[[], Any]] = {
+        "images": lambda: _several(inputs.images, signature, size),
+        "mask": lambda: _mask(inputs.mask, size),
+        "first_frame": lambda: picture(inputs.first_frame),
+        "last_frame": lambda: picture(inputs.last_frame),
+        "reference_images": lambda: [picture(image) for image in inputs.reference_images],
+        "source_video": lambda: frames(inputs.source_video),
+        "control_video": lambda: frames(inputs.control_video),
+        "mask_video": lambda: [frame.convert("L") for frame in frames(inputs.mask_video)],
+        "audio": lambda: samples(inputs.audio, sample_rate),
+    }
+    values: dict[str, Any] = {
+        "prompt": request.prompt,
+        "negative_prompt": request.negative_prompt,
+        "steps": request.steps,
+        "scale": guidance.scale,
+        "true_cfg_scale": guidance.true_cfg_scale if has_cfg else None,
+        "rescale": guidance.rescale or None,
+        "strength": request.strength,
+        "num_frames": request.num_frames,
+        "fps": request.fps,
+        "duration": end if signature.name("duration") == "audio_end_in_s" else request.duration,
+        "start": request.start,
+        "text": request.text or None,
+        "num_outputs": request.num_outputs if request.num_outputs > 1 or "num_outputs" in signature else None,
+    }
+    if request.width:
+        values |= {"width": request.width, "height": request.height}
+    values |= {field: convert[field]() for field in inputs.given}
+    if len(inputs.reference_images) == 1 and signature.name("reference_images") == "control_image":
+        values["reference_images"] = picture(inputs.reference_images[0])
+    # pipelines take a text or its embeddings, never both
+    embedded = {field for field in ("prompt", "negative_prompt") if f"{field}_embeds" in request.extra}
+    return {field: value for field, value in values.items() if value is not None and field not in embedded}
+
+
+def _faults(request: Request, signature: Signature, asked: Mapping[str, Any]) -> list[Violation]:
+    faults = [Violation(f"extra.{key}", why) for key in request.extra if (why := signature.unknown(key))]
+    covered = {signature.name(field): PATHS.get(field, field) for field in NAMES}
+    faults += [
+        Violation(f"extra.{key}", f"has a field of its own: {covered[key]}") for key in request.extra if key in covered
+    ]
+    faults += [
+        Violation(f"extra.{key}", "is a tensor, which only a caller in Python can give")
+        for key, value in request.extra.items()
+        if ("embeds" in key or key.endswith("latents")) and not isinstance(value, torch.Tensor)
+    ]
+    # pictures carry their size where a pipeline has no parameters for it
+    faults += [
+        Violation(PATHS.get(field, field), f"{signature.pipeline} does not take it; leave it unset")
+        for field in asked
+        if field not in signature and field not in ("width", "height")
+    ]
+    for name in ("norm", "interval_start", "interval_end"):
+        default = type(request.guidance)()
+        if getattr(request.guidance, name) != getattr(default, name):
+            faults.append(Violation(f"sampling.guidance.{name}", f"{signature.pipeline} does not take it"))
+    return faults
+
+
+def _own(request: Request, signature: Signature, sample_rate: int) -> dict[str, Any]:
+    """Noise comes from CPU generators, so that a seed means the same on every device."""
+    generators = [torch.Generator("cpu").manual_seed(seed) for seed in request.seeds]
+    own: dict[str, Any] = {"generator": generators[0] if len(generators) == 1 else generators}
+    if "output_type" in signature.parameters:
+        own["output_type"] = "np"
+    if request.inputs.audio is not None:
+        own["initial_audio_sampling_rate"] = sample_rate
+    return own
+
+
+# --- media ----------------------------------------------------------------------------------------------------------
+
+
+def picture(image: ImageInput | None) -> PIL.Image.Image | None:
+    """A picture as pipelines expect it: RGB, with transparent parts on white."""
+    return None if image is None else _flat(image)
+
+
+def _flat(image: ImageInput) -> PIL.Image.Image:
+    mode = {1: "L", 3: "RGB", 4: "RGBA"}[image.channels]
+    made = PIL.Image.frombytes(mode, (image.width, image.height), image.data)
+    if mode == "RGBA":
+        white = PIL.Image.new("RGBA", made.size, (255, 255, 255, 255))
+        made = PIL.Image.alpha_composite(white, made)
+    return made.convert("RGB")
+
+
+def frames(video: VideoInput | None) -> list[PIL.Image.Image]:
+    """The frames of a video as pictures."""
+    if video is None:
+        return []
+    pixels = np.frombuffer(video.data, np.uint8).reshape(video.num_frames, video.height, video.width, 3)
+    return [PIL.Image.fromarray(frame) for frame in pixels]
+
+
+def samples(audio: AudioInput | None, sample_rate: int) -> torch.Tensor | None:
+    """Sound as [channels, samples] in -1..1. Raises InvalidArgument for another rate than the pipeline's."""
+    if audio is None:
+        return None
+    if audio.sample_rate != sample_rate:
+        message = f"is sampled at {audio.sample_rate} Hz, this pipeline takes {sample_rate} Hz"
+        raise InvalidArgument(f"reference: {message}", violations=(Violation("reference", message),))
+    values = np.frombuffer(audio.data, "<f4").reshape(audio.channels, -1)
+    return torch.from_numpy(values.copy())
+
+
+def _several(images: tuple[ImageInput, ...], signature: Signature, size: tuple[int, int] | None) -> Any:
+    layered = "Layered" in signature.pipeline
+    made = [_sized(_alpha(image) if layered else _flat(image), size) for image in images]
+    return made if signature.pipeline in SEVERAL_IMAGES else made[0]
+
+
+def _sized(image: PIL.Image.Image, size: tuple[int, int] | None) -> PIL.Image.Image:
+    return image if size is None or size == image.size else image.resize(size, PIL.Image.Resampling.LANCZOS)
+
+
+def _alpha(image: ImageInput) -> PIL.Image.Image:
+    mode = {1: "L", 3: "RGB", 4: "RGBA"}[image.channels]
+    return PIL.Image.frombytes(mode, (image.width, image.height), image.data).convert("RGBA")
+
+
+def _mask(mask: ImageInput | None, size: tuple[int, int] | None) -> PIL.Image.Image | None:
+    if mask is None:
+        return None
+    made = _flat(mask).convert("L")
+    return made if size is None or size == made.size else made.resize(size, PIL.Image.Resampling.NEAREST)

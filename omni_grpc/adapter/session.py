@@ -1,0 +1,213 @@
+"""One call of a pipeline in a thread of its own, stopped at every step of its scheduler until it is let on."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from omni_grpc.errors import Cancelled
+
+
+class _Stop(BaseException):
+    """Raised inside the call to end it. Not an Exception, so that no pipeline catches it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Where a call is after a step. `sigma` is 0 for schedulers that have none; `latents` are None before the first."""
+
+    step: int
+    total: int
+    timestep: float
+    sigma: float
+    finished: bool
+    latents: torch.Tensor | None
+
+
+class _Gate:
+    """Stands in for a scheduler's `step`, with its signature: pipelines look at it for what they may pass."""
+
+    def __init__(self, scheduler: Any, enter: Callable[..., Any]) -> None:
+        self._scheduler = scheduler
+        self._step = scheduler.step
+        self._enter = enter
+        functools.update_wrapper(self, self._step)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._enter(self._scheduler, self._step, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # a pipeline that copies its scheduler steps the copy, not the original and not this session
+        twin = memo[id(self._scheduler)]
+        return functools.partial(type(twin).step, twin)
+
+
+class Session:
+    """Runs `call` while the schedulers' steps wait for `advance`.
+
+    The schedulers work on a copy of their state and have their own back at the end, so nothing a request did to one
+    reaches the next. `clean_up` is called in the thread at the end, with whether the call failed.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[], Any],
+        schedulers: Sequence[Any],
+        *,
+        total: Callable[[Any], int],
+        clean_up: Callable[[bool], None],
+    ) -> None:
+        self._call = call
+        self._schedulers = schedulers
+        self._total_of = total
+        self._clean_up = clean_up
+        self._changed = threading.Condition()
+        self._granted = 0
+        self._arrived = 0
+        self._done = 0
+        self._total = 0
+        self._free = False
+        self._stopped = False
+        self._ended = False
+        self._at = (0.0, 0.0)
+        self._latents: torch.Tensor | None = None
+        self._output: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="omni_grpc-session", daemon=True)
+
+    @property
+    def steps(self) -> int:
+        """Steps taken so far."""
+        return self._done
+
+    @property
+    def began(self) -> bool:
+        """Whether the call has come to its first step."""
+        return self._arrived > 0
+
+    def start(self) -> None:
+        """Returns when the call stands before its first step, or has ended without one. Raises what it raised."""
+        self._thread.start()
+        self._wait(lambda: self._arrived > 0)
+        self._raise()
+
+    def advance(self) -> Moved:
+        """Lets the call take one step. Returns when it stands before the next one, or has taken its last.
+
+        Raises what the call raised, Cancelled where it was stopped.
+        """
+        with self._changed:
+            self._granted += 1
+            self._changed.notify_all()
+        self._wait(lambda: self._arrived > self._granted or self._left_its_loop())
+        self._raise()
+        finished = self._ended or self._left_its_loop()
+        timestep, sigma = self._at
+        # a call that ends early has taken all the steps that it takes
+        total = self._done if finished else max(self._total, self._done + 1)
+        return Moved(
+            step=self._done, total=total, timestep=timestep, sigma=sigma, finished=finished, latents=self._latents
+        )
+
+    def output(self) -> Any:
+        """Waits for the call to return and gives what it returned. Raises what it raised."""
+        with self._changed:
+            self._free = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._raise()
+        return self._output
+
+    def stop(self) -> None:
+        """Ends the call at its next step. Does not wait for it."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Waits until the call has ended and everything is as before."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    # --- the other side: in the thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        kept = [dict(vars(scheduler)) for scheduler in self._schedulers]
+        try:
+            for scheduler, state in zip(self._schedulers, kept, strict=True):
+                _become(scheduler, copy.deepcopy(state))
+                scheduler.step = _Gate(scheduler, self._enter)
+            output, error = self._call(), None
+        except BaseException as raised:  # noqa: BLE001 - it is raised again, in the thread that waits for it
+            output, error = None, raised
+        for scheduler, state in zip(self._schedulers, kept, strict=True):
+            _become(scheduler, state)
+        try:
+            self._clean_up(error is not None)
+        except Exception as raised:  # noqa: BLE001 - as above
+            error = error or raised
+        with self._changed:
+            self._output, self._error, self._ended = output, error, True
+            self._changed.notify_all()
+
+    def _enter(self, scheduler: Any, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        with self._changed:
+            self._arrived += 1
+            if self._arrived == 1 or len(self._schedulers) > 1:
+                self._total = self._done + self._total_of(scheduler)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._stopped or self._free or self._granted >= self._arrived)
+            if self._stopped:
+                raise _Stop
+        result = step(*args, **kwargs)
+        timestep = inspect.signature(step).bind_partial(*args, **kwargs).arguments.get("timestep")
+        with self._changed:
+            self._done += 1
+            self._at = (float(timestep) if timestep is not None else 0.0, _sigma(scheduler, timestep))
+            self._latents = _latents(result)
+            self._changed.notify_all()
+        return result
+
+    def _left_its_loop(self) -> bool:
+        """With several schedulers there are several loops, and only the end of the call is the end of them."""
+        return len(self._schedulers) == 1 and self._done == self._granted and self._done >= self._total > 0
+
+    def _wait(self, reached: Callable[[], bool]) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or reached())
+
+    def _raise(self) -> None:
+        if self._error is None:
+            return
+        if isinstance(self._error, _Stop):
+            raise Cancelled("the request was dropped") from None
+        raise self._error
+
+
+def _become(scheduler: Any, state: Mapping[str, Any]) -> None:
+    vars(scheduler).clear()
+    vars(scheduler).update(state)
+
+
+def _latents(result: Any) -> torch.Tensor | None:
+    found = result[0] if isinstance(result, tuple) else getattr(result, "prev_sample", None)
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _sigma(scheduler: Any, timestep: Any) -> float:
+    """The noise level that a step started from, after it was taken."""
+    sigmas, index = getattr(scheduler, "sigmas", None), getattr(scheduler, "step_index", None)
+    if sigmas is not None and index is not None and 1 <= index <= len(sigmas):
+        return float(sigmas[index - 1])
+    alphas = getattr(scheduler, "alphas_cumprod", None)
+    if alphas is None or timestep is None:
+        return 0.0
+    alpha = float(alphas[min(max(int(timestep), 0), len(alphas) - 1)])
+    return float(((1 - alpha) / alpha) ** 0.5) if alpha > 0 else 0.0

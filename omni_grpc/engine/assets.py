@@ -1,0 +1,116 @@
+"""Uploaded media, in memory until it expires."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterator
+
+from omni_grpc.errors import NotFound, ResourceExhausted
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asset:
+    """One uploaded file without its bytes. `sha256` is hex; times are seconds since the epoch."""
+
+    id: str
+    mime_type: str
+    size_bytes: int
+    sha256: str
+    create_time: float
+    expire_time: float
+
+
+class Assets:
+    """Assets by id, at most `budget` bytes of them; each is kept for `retention` seconds after its last use.
+
+    What does not fit is refused: nobody loses a file because somebody else sends one. The methods are called from one
+    thread, the engine's.
+    """
+
+    def __init__(self, budget: int, retention: float, clock: Callable[[], float] = time.time) -> None:
+        self._budget = budget
+        self._retention = retention
+        self._clock = clock
+        self._files: dict[str, tuple[Asset, bytes]] = {}
+        self._reserved = 0
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @contextlib.contextmanager
+    def reserved(self, size: int) -> Iterator[None]:
+        """Room for an upload while its bytes come; `put` follows after it. Raises ResourceExhausted where there is
+        none: ASSET_TOO_LARGE for more than the whole budget, ASSETS_FULL (with `retry_after`) else.
+        """
+        self._require_room(size)
+        self._reserved += size
+        try:
+            yield
+        finally:
+            self._reserved -= size
+
+    def put(self, data: bytes, mime_type: str) -> Asset:
+        """Stores the bytes under a new id. Raises as `reserved` does."""
+        self._require_room(len(data))
+        now = self._clock()
+        asset = Asset(
+            id=f"asset-{secrets.token_hex(16)}",
+            mime_type=mime_type,
+            size_bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            create_time=now,
+            expire_time=now + self._retention,
+        )
+        self._files[asset.id] = (asset, data)
+        self.size_bytes += len(data)
+        return asset
+
+    def get(self, asset_id: str) -> tuple[Asset, bytes]:
+        """The asset, with its expiry put off, and its bytes. Raises NotFound (ASSET_NOT_FOUND)."""
+        asset, data = self._find(asset_id)
+        asset = dataclasses.replace(asset, expire_time=self._clock() + self._retention)
+        self._files[asset_id] = (asset, data)
+        return asset, data
+
+    def delete(self, asset_id: str) -> None:
+        """Raises NotFound like `get`."""
+        self._find(asset_id)
+        self._drop(asset_id)
+
+    def sweep(self) -> None:
+        """Forgets what has expired. Every other method does so too, so this is for quiet times."""
+        now = self._clock()
+        for asset_id in [asset.id for asset, _ in self._files.values() if asset.expire_time <= now]:
+            self._drop(asset_id)
+
+    def _find(self, asset_id: str) -> tuple[Asset, bytes]:
+        self.sweep()
+        try:
+            return self._files[asset_id]
+        except KeyError:
+            message = f"there is no asset {asset_id!r}, or it has expired; upload it again"
+            raise NotFound(message, reason="ASSET_NOT_FOUND") from None
+
+    def _drop(self, asset_id: str) -> None:
+        asset, _ = self._files.pop(asset_id)
+        self.size_bytes -= asset.size_bytes
+
+    def _require_room(self, size: int) -> None:
+        self.sweep()
+        if size > self._budget:
+            message = f"the asset has {size} bytes, the store holds {self._budget}; raise --asset-budget"
+            raise ResourceExhausted(message, reason="ASSET_TOO_LARGE")
+        free = self._budget - self.size_bytes - self._reserved
+        if size > free:
+            expiries = [asset.expire_time for asset, _ in self._files.values()]
+            wait = max(0.0, min(expiries) - self._clock()) if expiries else self._retention
+            message = (
+                f"the asset has {size} bytes, {free} of {self._budget} are free; delete assets that are no longer "
+                f"needed, or wait until the next one expires in {wait:.0f} s"
+            )
+            raise ResourceExhausted(message, reason="ASSETS_FULL", retry_after=max(wait, 1.0))

@@ -1,0 +1,402 @@
+"""Checkpoints from the hub: what a pipeline is loaded from and nothing else, into the cache that HF_HOME names.
+
+HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE mean what they mean to huggingface_hub, which does the transfer. The
+reference of a revision is written last, so that without the network it always leads to a checkpoint that is complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import functools
+import hashlib
+import json
+import logging
+import re
+import shutil
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, constants, hf_hub_download, is_offline_mode
+from huggingface_hub.errors import (
+    DisabledRepoError,
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from omni_grpc import layout
+from omni_grpc.errors import CheckpointError, OmniError
+from omni_grpc.version import __version__
+
+logger = logging.getLogger(__name__)
+
+# the HTTP client is another one in each major version of huggingface_hub; its error is the first base in all of them
+_TRANSPORT_ERROR: type[BaseException] = HfHubHTTPError.__bases__[0]
+_WORKERS = 4
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+Progress = Callable[[str, int, int], None]
+"""Called with a component, the bytes of its weights that are here, and all of them. Calls come one at a time."""
+Count = Callable[[int], None]
+
+
+class ProgressLog:
+    """Logs a line for each component at its first bytes, at every 5 percent, and when it is complete."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, int] = {}
+
+    def __call__(self, component: str, done: int, total: int) -> None:
+        percent = 100 if total == 0 else 100 * done // total
+        if percent // 5 > self._shown.get(component, -1):
+            self._shown[component] = percent // 5
+            logger.info("downloading %s: %d%% (%s of %s)", component, percent, _size(done), _size(total))
+
+
+def fetch(repo: str, *, revision: str | None = None, progress: Progress | None = None) -> Path:
+    """The folder of a checkpoint of the hub (`org/name`), downloaded where the cache does not have it yet.
+
+    Raises CheckpointError with the reason HUB_OFFLINE, MODEL_NOT_FOUND, MODEL_GATED, REVISION_NOT_FOUND,
+    DOWNLOAD_FAILED, NO_MODEL_INDEX, UNSAFE_WEIGHTS or WEIGHTS_MISSING; the message says what to run.
+    """
+    revision = revision or constants.DEFAULT_REVISION
+    if revision.startswith("/") or ".." in revision.split("/"):
+        raise CheckpointError(f"{revision!r} is no branch, tag or commit", reason="REVISION_NOT_FOUND")
+    cache = _Cache(repo)
+    if is_offline_mode():
+        return _cached(cache, revision)
+    try:
+        commit, sizes = _look_up(repo, revision)
+    except (OSError, ValueError, _TRANSPORT_ERROR) as error:
+        if not _unreachable(error):
+            raise _failure(error, repo, revision) from error
+        try:
+            folder = _cached(cache, revision)
+        except CheckpointError:
+            raise _failure(error, repo, revision) from error
+        logger.warning("%s does not answer (%s); going on with the copy in the cache", constants.ENDPOINT, error)
+        return folder
+    with _explained(repo, revision):
+        return _download(cache, revision, commit, sizes, ProgressLog() if progress is None else progress)
+
+
+class _Cache:
+    """What the cache holds of one repository, in the layout that huggingface_hub documents."""
+
+    def __init__(self, repo: str) -> None:
+        self.repo = repo
+        self.folder = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+
+    def commit(self, revision: str) -> str | None:
+        """The commit that a revision was at when it was last downloaded."""
+        if _COMMIT.fullmatch(revision):
+            return revision
+        reference = self.folder / "refs" / revision
+        return reference.read_text(encoding="utf-8").strip() if reference.is_file() else None
+
+    def snapshot(self, commit: str) -> Path:
+        return self.folder / "snapshots" / commit
+
+    def remember(self, revision: str, commit: str) -> None:
+        if self.commit(revision) == commit:
+            return
+        reference = self.folder / "refs" / revision
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        fresh = reference.with_name(f".{uuid.uuid4().hex}")
+        fresh.write_text(commit, encoding="utf-8")
+        fresh.replace(reference)
+
+
+def _look_up(repo: str, revision: str) -> tuple[str, dict[str, int]]:
+    """The commit of a revision, and the size of each of its files in bytes."""
+    api = HfApi(library_name="omni_grpc", library_version=__version__)
+    info = api.model_info(repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    return str(info.sha), {file.rfilename: file.size or 0 for file in info.siblings or ()}
+
+
+def _cached(cache: _Cache, revision: str) -> Path:
+    """The checkpoint without asking the hub. Raises CheckpointError where it is not there, or not complete."""
+    commit = cache.commit(revision)
+    folder = cache.snapshot(commit) if commit else None
+    try:
+        if folder is None or not (folder / layout.INDEX).is_file():
+            raise CheckpointError(f"revision {revision!r} was never downloaded")
+        index = _json(folder / layout.INDEX)
+        files = layout.files_of(folder)
+        layout.texts(index, files, "the copy")
+        weights = layout.weights(index, files, "the copy", lambda file: _json(folder / file))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"the cache {constants.HF_HUB_CACHE} does not hold {cache.repo} complete, and the hub is not asked "
+            f"(HF_HUB_OFFLINE): {error}. Run once with the network: HF_HUB_OFFLINE=0 {_pull(cache.repo, revision)}",
+            reason="HUB_OFFLINE",
+        ) from error
+    return with_plain_names(folder, weights)
+
+
+def _download(cache: _Cache, revision: str, commit: str, sizes: Mapping[str, int], progress: Progress) -> Path:
+    where = f"{cache.repo} (revision {revision})"
+    if layout.INDEX not in sizes:
+        raise CheckpointError(
+            f"{where} has no {layout.INDEX}, so it is no checkpoint in the diffusers layout; it has "
+            f"{layout.some(sizes) or 'no files'}",
+            reason="NO_MODEL_INDEX",
+        )
+
+    def read(file: str) -> Mapping[str, Any]:
+        return _json(Path(hf_hub_download(cache.repo, file, revision=commit, tqdm_class=_Bar)))
+
+    index = read(layout.INDEX)
+    texts = layout.texts(index, sizes, where)
+    weights = layout.weights(index, sizes, where, read)
+    folder = cache.snapshot(commit)
+    # the small files first: a cache with all of the weights then has everything
+    _transfer(cache.repo, commit, dict.fromkeys(texts, _uncounted))
+    absent = [file for part in weights for file in part.files if not (folder / file).is_file()]
+    _check_space(cache, sum(sizes[file] for file in absent))
+    if absent:
+        needed = _size(sum(sizes[file] for file in absent))
+        logger.info("downloading %s at %s: %d files, %s", cache.repo, commit[:12], len(absent), needed)
+        _transfer(cache.repo, commit, _Tally(weights, sizes, absent, progress).counts)
+    cache.remember(revision, commit)
+    return with_plain_names(folder, weights)
+
+
+def _transfer(repo: str, commit: str, files: Mapping[str, Count]) -> None:
+    """Downloads files side by side and tells each one's count of its bytes. The first error stops the others."""
+    stopped = threading.Event()
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        jobs = [
+            pool.submit(hf_hub_download, repo, file, revision=commit, tqdm_class=_bar(count, stopped))
+            for file, count in files.items()
+        ]
+        try:
+            for job in as_completed(jobs):
+                job.result()
+        except BaseException:
+            stopped.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _check_space(cache: _Cache, needed: int) -> None:
+    folder = next(folder for folder in (cache.folder, *cache.folder.parents) if folder.is_dir())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise CheckpointError(
+            f"{cache.repo} needs {_size(needed)} more, and the disk of {constants.HF_HUB_CACHE} has {_size(free)} "
+            "left; free some, or set HF_HOME to a folder on another disk",
+            reason="DOWNLOAD_FAILED",
+        )
+
+
+# --- progress ---------------------------------------------------------------------------------------------------------
+
+
+class _Bar:
+    """Takes the place of the progress bar of one file: nothing is drawn, and `count` hears of its bytes."""
+
+    def __init__(self, *, total: int | None = None, initial: int = 0, **_: Any) -> None:
+        self.total, self.n, self.format_dict = total, initial, dict[str, Any]()
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def count(self, size: int) -> None:
+        """Overridden where somebody wants to know."""
+
+    def update(self, size: float | None = 1) -> None:
+        """`size` is negative where a server sent a file from its start again after a cut."""
+        self.n += int(size or 0)
+        self.count(int(size or 0))
+
+    def update_transfer(self, size: float | None = 1) -> None:
+        """Bytes on the wire, which may be fewer than those of the file."""
+
+    def set_postfix_str(self, *_: object, **__: object) -> None:
+        """The speed, in words."""
+
+    set_transfer_postfix_str = set_description_str = set_description = refresh = set_postfix_str
+
+    def close(self) -> None:
+        """Nothing is drawn, so nothing is left to wipe."""
+
+
+def _uncounted(size: int) -> None:
+    """The count of a file that is too small to report on."""
+
+
+def _bar(count: Count, stopped: threading.Event) -> type[_Bar]:
+    """The class of a bar, since huggingface_hub makes the bar itself."""
+
+    class Counting(_Bar):
+        def count(self, size: int) -> None:
+            if stopped.is_set():
+                raise InterruptedError(errno.EINTR, "stopped, because another file failed")
+            count(size)
+
+    return Counting
+
+
+class _Tally:
+    """Adds up, for each component, the bytes of the files that come in side by side."""
+
+    def __init__(
+        self, weights: Sequence[layout.Weights], sizes: Mapping[str, int], absent: Collection[str], progress: Progress
+    ) -> None:
+        self._progress, self._lock = progress, threading.Lock()
+        self._total = {part.component: sum(sizes[file] for file in part.files) for part in weights}
+        here = {part.component: [file for file in part.files if file not in absent] for part in weights}
+        self._done = {component: sum(sizes[file] for file in files) for component, files in here.items()}
+        self.counts: Mapping[str, Count] = {
+            file: functools.partial(self._add, part.component)
+            for part in weights
+            for file in part.files
+            if file in absent
+        }
+        for component in self._total:
+            self._add(component, 0)
+
+    def _add(self, component: str, size: int) -> None:
+        with self._lock:
+            self._done[component] += size
+            self._progress(component, self._done[component], self._total[component])
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def with_plain_names(folder: Path, weights: Sequence[layout.Weights]) -> Path:
+    """`folder` itself, or where only a variant of some weights is there, a folder of links in which they have the plain
+    names that loaders ask for.
+    """
+    renamed = {plain: file for part in weights for plain, file in part.renamed.items()}
+    if not renamed:
+        return folder
+    links = {file: folder.resolve() / file for file in layout.files_of(folder)}
+    links |= {plain: folder.resolve() / file for plain, file in renamed.items()}
+    key = hashlib.sha256(json.dumps({name: str(path) for name, path in sorted(links.items())}).encode()).hexdigest()
+    target = Path(constants.HF_HOME) / "omni_grpc" / "plain" / key[:24] / folder.name
+    if target.is_dir():
+        return target
+    fresh = target.with_name(f".{uuid.uuid4().hex}")
+    for name, path in links.items():
+        (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+        (fresh / name).symlink_to(path)
+    try:
+        fresh.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+        shutil.rmtree(fresh)  # another process made the same folder meanwhile
+    return target
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(content).__name__}, expected an object")
+    return content
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _explained(repo: str, revision: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, _TRANSPORT_ERROR) as error:
+        raise _failure(error, repo, revision) from error
+
+
+def _unreachable(error: BaseException) -> bool:
+    """Whether it is the hub or the way to it that failed, rather than the question."""
+    if isinstance(error, HfHubHTTPError):
+        return bool(error.response.status_code >= 500)
+    return not isinstance(error, ValueError)
+
+
+def _failure(error: BaseException, repo: str, revision: str) -> CheckpointError:
+    """The error to raise for what huggingface_hub raised."""
+    if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    page = f"{constants.ENDPOINT}/{repo}"
+    login = "run `hf auth login`, or set HF_TOKEN"
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+    match error:
+        case OfflineModeIsEnabled():
+            fix = f"HF_HUB_OFFLINE=0 {_pull(repo, revision)}"
+            return CheckpointError(f"HF_HUB_OFFLINE is set; run once: {fix}", reason="HUB_OFFLINE")
+        case RevisionNotFoundError():
+            message = f"{repo} has no revision {revision!r}; --revision takes a branch, tag or commit of {page}"
+            return CheckpointError(message, reason="REVISION_NOT_FOUND")
+        case GatedRepoError():
+            message = f"{repo} is gated: ask for access at {page}, then {login}"
+            return CheckpointError(message, reason="MODEL_GATED")
+        case RepositoryNotFoundError() | DisabledRepoError():
+            message = (
+                f"there is no folder {repo!r} here and no model of that name at {constants.ENDPOINT}, or it is "
+                f"private or disabled; where it is yours, {login}"
+            )
+            return CheckpointError(message, reason="MODEL_NOT_FOUND")
+        case HfHubHTTPError() if status in (401, 403):
+            message = f"{constants.ENDPOINT} refuses access to {repo} (HTTP {status}): see {page}, then {login}"
+            return CheckpointError(message, reason="MODEL_GATED")
+        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message = f"the disk of {constants.HF_HUB_CACHE} is full; free some, or set HF_HOME to another disk"
+            return CheckpointError(message, reason="DOWNLOAD_FAILED")
+    what = " ".join(str(error).split()) or type(error).__name__
+    message = (
+        f"downloading {repo} from {constants.ENDPOINT} failed: {what}. Files that are complete are kept; start again "
+        f"to go on, or fetch them first: {_pull(repo, revision)}"
+    )
+    return CheckpointError(message, reason="DOWNLOAD_FAILED")
+
+
+def _pull(repo: str, revision: str) -> str:
+    flag = "" if revision == constants.DEFAULT_REVISION else f" --revision {revision}"
+    return f"python -m omni_grpc pull {repo}{flag}"
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m omni_grpc pull`: fetches a checkpoint into the cache and prints its folder."""
+    parser = argparse.ArgumentParser(
+        prog="omni-grpc pull", description="Fetches a checkpoint from the hub into the cache and prints its folder."
+    )
+    parser.add_argument("repo", metavar="ORG/NAME", help="the model, as the hub calls it")
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit (default: main)")
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+    for name in ("httpx", "httpx2"):  # the client of huggingface_hub: a line for each request
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        print(fetch(args.repo, revision=args.revision))
+    except OmniError as error:
+        print(f"error: {error.reason}: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,122 @@
+"""Pictures and masks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+
+import numpy as np
+import PIL.Image
+import PIL.ImageOps
+
+from omni_grpc.errors import InvalidArgument
+from omni_grpc.media_in.limits import MediaLimits
+from omni_grpc.media_in.refusal import TOO_LARGE, UNREADABLE, UNSUPPORTED, Warnings, converted, refusal
+from omni_grpc.media_in.source import checked_kind
+from omni_grpc.request import ImageInput, RequestWarning
+
+_READERS: Mapping[str, str] = {
+    "image/png": "PNG",
+    "image/jpeg": "JPEG",
+    "image/webp": "WEBP",
+    "image/gif": "GIF",
+    "image/bmp": "BMP",
+    "image/tiff": "TIFF",
+}
+_ORIENTATION = 0x0112
+"""The EXIF tag that says how to turn the picture; 1 is upright."""
+
+_SAME = ("1", "L", "P", "RGB")
+_WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
+_OTHER_COLOURS = ("CMYK", "YCbCr", "HSV")
+_SIXTEEN_BITS: Mapping[str, str] = {"I;16": "<u2", "I;16L": "<u2", "I;16B": ">u2", "I": "=i4"}
+
+
+def decode_image(
+    data: bytes,
+    mime_type: str = "",
+    *,
+    limits: MediaLimits,
+    field: str,
+    alpha: bool = False,
+) -> tuple[ImageInput, Warnings]:
+    """The picture as 8-bit RGB, upright, and what was converted; with `alpha`, one that has it keeps it (4 channels).
+
+    Raises InvalidArgument, with `field` as its path, for what is no PNG, JPEG, WebP, GIF, BMP or TIFF, is cut off, is
+    larger than the limits, or is not what `mime_type` says.
+    """
+    image, warnings = _open(data, mime_type, limits, field)
+    if _has_alpha(image):
+        image = image.convert("RGBA")
+        if alpha:
+            return _packed(image), warnings
+        white = PIL.Image.new("RGBA", image.size, "white")
+        image = PIL.Image.alpha_composite(white, image)
+        warnings += (converted(field, "transparent areas were laid on white", "RGBA", "RGB"),)
+    return _packed(image.convert("RGB")), warnings
+
+
+def decode_mask(data: bytes, mime_type: str = "", *, limits: MediaLimits, field: str) -> tuple[ImageInput, Warnings]:
+    """The brightness of the picture, one channel. Raises as `decode_image` does, and for a mask that is not opaque,
+    since some programs mean its transparent areas and others its white ones.
+    """
+    image, warnings = _open(data, mime_type, limits, field)
+    if _has_alpha(image):
+        lowest, _ = image.convert("RGBA").getchannel("A").getextrema()
+        if lowest != 255:
+            raise refusal(
+                field, UNSUPPORTED, "is partly transparent; send an opaque mask: white is made anew, black is kept"
+            )
+        image = image.convert("RGBA").convert("RGB")
+    return _packed(image.convert("L")), warnings
+
+
+def _open(data: bytes, mime_type: str, limits: MediaLimits, field: str) -> tuple[PIL.Image.Image, Warnings]:
+    kind = checked_kind(data, mime_type, tuple(_READERS), limits, field)
+    try:
+        with PIL.Image.open(io.BytesIO(data), formats=[_READERS[kind]]) as image:
+            width, height = image.size
+            if width * height > limits.max_pixels:
+                raise refusal(
+                    field,
+                    TOO_LARGE,
+                    f"is {width} x {height}, at most {limits.max_pixels} pixels are taken; scale it down",
+                )
+            return _normalised(image, field)
+    except (InvalidArgument, MemoryError):
+        raise
+    except PIL.Image.DecompressionBombError:
+        raise refusal(field, TOO_LARGE, "has far more pixels than are taken; scale it down") from None
+    except Exception as error:  # a decoder raises anything on broken bytes: all of it is the input's fault
+        raise refusal(field, UNREADABLE, f"is a {kind} that cannot be read: {error}") from error
+
+
+def _normalised(image: PIL.Image.Image, field: str) -> tuple[PIL.Image.Image, Warnings]:
+    """First frame, upright, 8 bits; alpha and palette are still there."""
+    warnings: list[RequestWarning] = []
+    if getattr(image, "is_animated", False):
+        warnings.append(converted(field, "only the first frame is used", "several frames", "1 frame"))
+    image.load()
+    orientation = image.getexif().get(_ORIENTATION, 1)
+    if orientation in range(2, 9):
+        warnings.append(converted(field, "was turned upright as its EXIF data says", f"orientation {orientation}", "1"))
+    upright = PIL.ImageOps.exif_transpose(image)
+    mode = upright.mode
+    if mode in _SIXTEEN_BITS and not (mode == "I" and image.format != "PNG"):
+        warnings.append(converted(field, "the upper 8 of its 16 bits are used", mode, "L"))
+        values = np.frombuffer(upright.tobytes(), _SIXTEEN_BITS[mode]).reshape(upright.height, upright.width)
+        upright = PIL.Image.fromarray((values >> 8).astype(np.uint8))
+    elif mode in _OTHER_COLOURS:
+        warnings.append(converted(field, "was converted to RGB without a colour profile", mode, "RGB"))
+        upright = upright.convert("RGB")
+    elif mode not in (*_SAME, *_WITH_ALPHA):
+        raise refusal(field, UNSUPPORTED, f"has pixels of kind {mode}, whose range is not known; send 8 or 16 bits")
+    return upright, tuple(warnings)
+
+
+def _has_alpha(image: PIL.Image.Image) -> bool:
+    return image.mode in _WITH_ALPHA or "transparency" in image.info
+
+
+def _packed(image: PIL.Image.Image) -> ImageInput:
+    return ImageInput(image.width, image.height, len(image.getbands()), image.tobytes())

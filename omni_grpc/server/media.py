@@ -1,0 +1,76 @@
+"""The media that a request brings along: where their bytes are. They are decoded before the engine sees the request.
+
+Bytes come in the message, in a data: URI, or from an asset or an output that is stored here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+from omni_grpc.engine import Engine
+from omni_grpc.errors import NotFound
+from omni_grpc.inputs import File, decode
+from omni_grpc.request import Inputs, RequestWarning
+from omni_grpc.server.requests import GenerationRequest, refused
+from omni_grpc.v1 import media_pb2
+
+DECODERS = 2
+"""Requests whose media are decoded at the same time: each may take as much memory as the limits allow."""
+NAMES: Mapping[str, str] = {"reference": "audio"}
+"""Fields of requests whose name in Inputs is another."""
+
+
+class MediaReader:
+    """Reads the media of requests, in threads. It belongs to one event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._decoders = asyncio.Semaphore(DECODERS)
+
+    async def read(self, request: GenerationRequest) -> tuple[Inputs, tuple[RequestWarning, ...]]:
+        """What the media hold, and how they were converted.
+
+        Raises InvalidArgument that names the input, NotFound (ASSET_NOT_FOUND) for one that is not stored here.
+        """
+        files = [self._file(path, name, message) for path, name, message in _messages(request)]
+        if not files:
+            return Inputs(), ()
+        async with self._decoders:
+            return await asyncio.to_thread(decode, files, self._engine.config.limits)
+
+    def _file(self, path: str, name: str, message: media_pb2.MediaInput) -> File:
+        data, mime_type = message.data, message.mime_type
+        match message.WhichOneof("source"):
+            case None:
+                raise refused(path, "has no source: set one of data, asset_id, uri")
+            case "asset_id":
+                data, stored_type = self._stored(f"{path}.asset_id", message.asset_id)
+                mime_type = mime_type or stored_type
+            case "uri" if not message.uri:
+                raise refused(f"{path}.uri", "is empty")
+        return File(path=path, name=name, data=data, uri=message.uri, mime_type=mime_type, sha256=message.sha256)
+
+    def _stored(self, path: str, name: str) -> tuple[bytes, str]:
+        """An uploaded asset, whose end that puts off, or an output of an earlier job."""
+        for store in (self._engine.assets, self._engine.artifacts):
+            try:
+                found, data = store.get(name)
+            except NotFound:
+                continue
+            return data, found.mime_type
+        message = f"{path}: there is no asset and no artifact {name!r}, or it has expired"
+        raise NotFound(message, reason="ASSET_NOT_FOUND", metadata={"name": name})
+
+
+def _messages(request: GenerationRequest) -> Iterator[tuple[str, str, media_pb2.MediaInput]]:
+    """Path, name in Inputs and content of every input."""
+    for field, value in request.ListFields():
+        if field.message_type is None or field.message_type.name != "MediaInput":
+            continue
+        name = NAMES.get(field.name, field.name)
+        if field.is_repeated:
+            for i, entry in enumerate(value):
+                yield f"{field.name}[{i}]", name, entry
+        else:
+            yield field.name, name, value

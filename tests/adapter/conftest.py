@@ -1,0 +1,153 @@
+"""Tiny checkpoints of every tested pipeline, and the adapter driven without an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omni_grpc import shared
+from omni_grpc.adapter.runner import SessionRunner
+from omni_grpc.config import EngineConfig
+from omni_grpc.errors import OmniError
+from omni_grpc.plan import Decoded, Prepared, Progress
+from omni_grpc.registry import open_checkpoint
+from omni_grpc.request import Draft, Request, RequestWarning
+from omni_grpc.resolve import Facts, resolve_request
+from omni_grpc.spec import Checkpoint
+from omni_grpc.worker.base import Loaded, Setting
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny checkpoint by the name of its builder, built once."""
+    from tools.tiny_checkpoints import BUILDERS
+
+    built: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in built:
+            built[name] = BUILDERS[name](tmp_path_factory.mktemp("tiny") / name)
+        return built[name]
+
+    return folder
+
+
+@dataclasses.dataclass
+class Ran:
+    """What came of one request: its parts in the worker's own words, and the files."""
+
+    request: Request
+    prepared: Prepared
+    progress: list[Progress]
+    decoded: Decoded
+    files: list[bytes]
+    output: Any
+
+    @property
+    def warnings(self) -> dict[str, RequestWarning]:
+        return {warning.code: warning for warning in self.decoded.warnings}
+
+
+class Adapter:
+    """A loaded SessionRunner and the checkpoint that it reported."""
+
+    def __init__(self, loaded: Loaded, config: EngineConfig) -> None:
+        assert isinstance(loaded.runner, SessionRunner)
+        assert loaded.checkpoint is not None
+        self.loaded = loaded
+        self.runner = loaded.runner
+        self.checkpoint: Checkpoint = loaded.checkpoint
+        self.pipeline = loaded.runner._pipeline
+        self.config = config
+        self._ids = iter(range(10_000))
+
+    def request(self, **fields: Any) -> Request:
+        task = fields.pop("task", self.checkpoint.spec.tasks[0])
+        draft = Draft(model=self.checkpoint.name, prompt=fields.pop("prompt", "a red cat"), task=task, **fields)
+        facts = Facts(self.checkpoint, self.config.limits)
+        return resolve_request(draft, facts, id=f"job_{next(self._ids)}").request
+
+    def run(self, **fields: Any) -> Ran:
+        """One request from its prepare to its files, as the engine drives it."""
+        request = self.request(**fields)
+        prepared = self.runner.prepare(request)
+        progress = list(self.steps(request))
+        session = self.runner._sessions[request.id][0]
+        decoded = self.runner.decode(request.id)
+        self.runner.drop((request.id,))
+        files = [shared.take(media.data) for media in decoded.media]
+        return Ran(request, prepared, progress, decoded, files, session.output()[0])
+
+    def steps(self, request: Request) -> Iterator[Progress]:
+        while True:
+            stepped = self.runner.step((request.id,))
+            for broken in stepped.broken:
+                raise broken.failure.error()
+            (progress,) = stepped.progress
+            yield progress
+            if progress.finished:
+                return
+
+
+@pytest.fixture
+def load(tiny: Callable[[str], Path]) -> Callable[..., Adapter]:
+    """Loads a tiny checkpoint through the adapter, with settings as flags have them."""
+
+    def loaded(name: str | Path, **settings: Any) -> Adapter:
+        folder = name if isinstance(name, Path) else tiny(name)
+        config = EngineConfig.from_settings(model=str(folder), diffusion_load_format="diffusers", **settings)
+        checkpoint = open_checkpoint(folder, load_format="diffusers")
+        setting = Setting(
+            config=config,
+            checkpoint=checkpoint,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            prefix=f"omni_grpc-test-{folder.name}-{id(config)}-",
+        )
+        return Adapter(SessionRunner.load(setting), config)
+
+    return loaded
+
+
+@pytest.fixture
+def plain(tiny: Callable[[str], Path]) -> Callable[..., Any]:
+    """Calls a freshly loaded pipeline of diffusers, as its own documentation does."""
+
+    def call(name: str, *, like: Adapter | None = None, seeds: tuple[int, ...] = (0,), **arguments: Any) -> Any:
+        from diffusers import DiffusionPipeline
+
+        pipeline = DiffusionPipeline.from_pretrained(tiny(name), local_files_only=True)
+        pipeline.set_progress_bar_config(disable=True)
+        if like is not None:
+            same_memory(pipeline, like.pipeline)
+        generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+        generator = generators[0] if len(generators) == 1 else generators
+        return pipeline(prompt=arguments.pop("prompt", "a red cat"), generator=generator, **arguments)[0]
+
+    return call
+
+
+def same_memory(pipeline: Any, other: Any) -> None:
+    """Weights that are mapped from a file may lie unaligned, and then products round differently: both get their own.
+
+    The random state is put back, so that neither run sees what loading drew.
+    """
+    for part in (pipeline, other):
+        for module in part.components.values():
+            if isinstance(module, torch.nn.Module):
+                for tensor in (*module.parameters(), *module.buffers()):
+                    tensor.data = tensor.data.clone()
+
+
+def equal(one: Any, other: Any) -> bool:
+    return bool(np.array_equal(np.asarray(one), np.asarray(other)))
+
+
+def refused(error: OmniError) -> set[str]:
+    return {violation.field for violation in error.violations}

@@ -1,0 +1,126 @@
+"""Settings of the adapter: what they do to a pipeline, and which are refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import pytest
+import torch
+
+from omni_grpc.config import AdapterConfig, EngineConfig
+from omni_grpc.errors import CheckpointError, ConfigError
+from omni_grpc.registry import open_checkpoint
+from omni_grpc.resolve import check_adapter_settings
+
+from .conftest import equal, refused, same_memory
+
+SMALL = {"width": 64, "height": 64, "steps": 3, "seeds": (1,)}
+SHORT = {**SMALL, "num_frames": 5}
+NO_SUCH_CONFIG = {"quant_mapping": {"transformer": {"class": "Nope"}}}
+VALUES = {
+    "diffusers_load_kwargs": {"variant": "fp16"},
+    "diffusers_call_kwargs": {"eta": 0.0},
+    "diffusion_attention_backend": "TORCH_SDPA",
+    "allow_attention_fallback": True,
+    "boundary_ratio": 0.5,
+    "flow_shift": 3.0,
+    "vae_use_slicing": True,
+    "vae_use_tiling": True,
+    "enable_cpu_offload": True,
+    "enable_layerwise_offload": True,
+    "cache_backend": "first_block",
+    "cache_config": {"threshold": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(AdapterConfig)])
+def test_a_native_model_refuses_every_setting_of_the_adapter(name, tiny):
+    folder = tiny("qwen_image")
+    config = EngineConfig.from_settings(model=str(folder), **{name: VALUES[name]})
+    with pytest.raises(ConfigError, match=name.replace("_", "-")) as caught:
+        check_adapter_settings(config, open_checkpoint(folder))
+    assert refused(caught.value) == {name}
+    if name != "cache_config":
+        asked = EngineConfig.from_settings(model="x", diffusion_load_format="diffusers", **{name: VALUES[name]})
+        check_adapter_settings(asked, open_checkpoint(folder, load_format="diffusers"))
+
+
+def test_arguments_of_diffusers_need_its_format_and_a_cache_config_its_cache(tiny):
+    checkpoint = open_checkpoint(tiny("flux"))  # not native: auto takes the adapter
+    for name in ("diffusers_load_kwargs", "diffusers_call_kwargs"):
+        config = EngineConfig.from_settings(model="x", **{name: VALUES[name]})
+        with pytest.raises(ConfigError, match="--diffusion-load-format diffusers"):
+            check_adapter_settings(config, checkpoint)
+    check_adapter_settings(EngineConfig.from_settings(model="x", vae_use_slicing=True), checkpoint)
+    config = EngineConfig.from_settings(model="x", cache_config={"threshold": 0.1})
+    with pytest.raises(ConfigError, match="needs --cache-backend"):
+        check_adapter_settings(config, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("flux", {"diffusers_load_kwargs": {"flow_shift": 3}}, "would ignore flow_shift"),
+        ("flux", {"diffusers_load_kwargs": {"use_safetensors": False}}, "convert"),
+        ("flux", {"diffusers_load_kwargs": {"dtype": "float17"}}, "'float17' is no dtype"),
+        ("flux", {"diffusers_call_kwargs": {"num_step": 3}}, "'num_step' is no parameter of FluxPipeline"),
+        ("flux", {"diffusers_call_kwargs": {"output_type": "pt"}}, "is set by the adapter"),
+        ("flux", {"boundary_ratio": 0.5}, "no boundary"),
+        ("stable_diffusion", {"flow_shift": 3.0}, "PNDMScheduler has no shift"),
+        ("flux", {"enable_cpu_offload": True}, "needs an accelerator"),
+        ("flux", {"enable_cpu_offload": True, "enable_layerwise_offload": True}, "choose one"),
+        ("flux", {"diffusers_load_kwargs": {"quantization_config": NO_SUCH_CONFIG}}, "'Nope'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_at_start(name, settings, message, load):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(name, **settings)
+    assert refused(caught.value) & settings.keys()
+
+
+def test_load_kwargs_win(load):
+    adapter = load("flux", diffusers_load_kwargs={"dtype": "bfloat16"})
+    assert adapter.pipeline.transformer.dtype is torch.bfloat16
+    assert load("flux").pipeline.transformer.dtype is torch.float32
+    assert load("flux", diffusers_load_kwargs={"torch_dtype": "bfloat16"}).pipeline.vae.dtype is torch.bfloat16
+
+
+def test_a_folder_without_weights_does_not_load(tiny, tmp_path, load):
+    shutil.copytree(tiny("flux"), tmp_path / "flux")
+    (tmp_path / "flux" / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="does not load"):
+        load(tmp_path / "flux")
+
+
+def test_boundary_ratio_moves_the_split_between_the_experts(load):
+    forwards = {}
+    for ratio in (None, 0.3):
+        adapter = load("wan_t2v", **({} if ratio is None else {"boundary_ratio": ratio}))
+        counts = forwards[ratio] = []
+        adapter.pipeline.transformer.register_forward_pre_hook(lambda *_, counts=counts: counts.append(1))
+        adapter.run(**SHORT)
+    assert len(forwards[0.3]) > len(forwards[None]) > 0
+
+
+def test_flow_shift_changes_the_schedule(load):
+    usual, shifted = load("wan_t2v"), load("wan_t2v", flow_shift=8.0)
+    assert shifted.pipeline.scheduler.config.flow_shift == 8.0
+    sigmas = [[progress.sigma for progress in adapter.run(**SHORT).progress] for adapter in (usual, shifted)]
+    assert sigmas[1][1] > sigmas[0][1]
+
+
+def test_vae_switches_are_on(load):
+    pipeline = load("flux", vae_use_slicing=True, vae_use_tiling=True).pipeline
+    assert pipeline.vae.use_slicing
+    assert pipeline.vae.use_tiling
+    assert not load("flux").pipeline.vae.use_slicing
+
+
+def test_layerwise_offload_changes_nothing_but_memory(load):
+    resident, offloaded = load("flux"), load("flux", enable_layerwise_offload=True)
+    same_memory(resident.pipeline, resident.pipeline)
+    assert any(getattr(m, "_diffusers_hook", None) for m in offloaded.pipeline.transformer.modules())
+    outputs = [adapter.run(**SMALL).output for adapter in (resident, offloaded)]
+    assert abs(outputs[0] - outputs[1]).max() < 1e-5
+    assert equal(offloaded.run(**SMALL).output, outputs[1])

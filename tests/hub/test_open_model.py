@@ -1,0 +1,127 @@
+"""What --model may be, and a checkpoint that a server fetches and serves."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import huggingface_hub.constants
+import pytest
+import safetensors.torch
+import torch
+
+from omni_grpc.config import EngineConfig
+from omni_grpc.errors import CheckpointError, ConfigError
+from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
+from omni_grpc.registry import open_model
+
+from .conftest import ROOT
+from .fake_hub import Cut
+
+
+def opened(model, **settings):
+    return open_model(EngineConfig.from_settings(model=str(model), **settings).model)
+
+
+@pytest.fixture
+def folder(tiny_qwen_image, tmp_path):
+    return shutil.copytree(tiny_qwen_image, tmp_path / "tiny")
+
+
+def test_a_folder_is_opened_where_it_lies(tiny_qwen_image):
+    checkpoint = opened(tiny_qwen_image)
+    assert (checkpoint.path, checkpoint.name) == (tiny_qwen_image, "tiny-qwen-image")
+    assert opened(tiny_qwen_image, served_model_name="mine").name == "mine"
+
+
+def test_a_folder_has_no_revision(tiny_qwen_image):
+    with pytest.raises(ConfigError, match="--revision is for a model of the hub"):
+        opened(tiny_qwen_image, revision="main")
+
+
+def test_a_folder_of_another_kind_is_refused_with_what_it_has(tmp_path):
+    (tmp_path / "weights.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"no model_index\.json, only weights\.safetensors") as caught:
+        opened(tmp_path)
+    assert caught.value.reason == "NO_MODEL_INDEX"
+
+
+def test_a_folder_that_is_not_there_is_no_hub_name():
+    with pytest.raises(CheckpointError, match="does not exist"):
+        opened("/no/such/folder")
+
+
+def test_a_folder_with_pickles_is_refused_with_the_fix(folder):
+    weights = folder / "vae/diffusion_pytorch_model.safetensors"
+    weights.rename(weights.with_suffix(".bin"))
+    with pytest.raises(CheckpointError, match=r"vae: diffusion_pytorch_model\.bin.*omni_grpc convert") as caught:
+        opened(folder)
+    assert caught.value.reason == "UNSAFE_WEIGHTS"
+
+
+def test_a_folder_with_variants_alone_is_loaded(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HOME", str(tmp_path / "home"))
+    plain = folder / "transformer/diffusion_pytorch_model.safetensors"
+    expected = safetensors.torch.load_file(plain)
+    plain.rename(plain.with_suffix(".fp16.safetensors"))
+    text = folder / "text_encoder/model.safetensors"
+    text.rename(text.with_suffix(".fp16.safetensors"))
+    checkpoint = opened(folder)
+    assert checkpoint.name == "tiny"
+    assert checkpoint.path == opened(folder).path != folder
+    QwenImagePipeline.load(checkpoint, torch.device("cpu"), torch.float32)
+    loaded = safetensors.torch.load_file(checkpoint.path / "transformer/diffusion_pytorch_model.safetensors")
+    assert all(torch.equal(loaded[key], expected[key]) for key in expected)
+
+
+@pytest.mark.service
+def test_a_server_fetches_its_model_and_serves_it(hub, environment, tiny_qwen_image, tmp_path):
+    files = {p.relative_to(tiny_qwen_image).as_posix(): p.read_bytes() for p in tiny_qwen_image.rglob("*.*")}
+    hub.add("tiny-org/qwen", files)
+    hub.faults["vae/diffusion_pytorch_model.safetensors"] = [Cut(0)]
+    command = [sys.executable, "-m", "omni_grpc.serve", "--model", "tiny-org/qwen", "--device", "cpu", "--port", "0"]
+    with open(tmp_path / "log", "w+", encoding="utf-8") as log:
+        server = subprocess.Popen(
+            [*command, "--cpu-threads", "1", "--warm-up-seconds", "0"],
+            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log, text=True,
+        )  # fmt: skip
+        try:
+            line = server.stdout.readline()
+        finally:
+            server.terminate()
+            server.wait(60)
+        log.seek(0)
+        lines = log.read()
+    assert "listening on" in line, lines
+    assert "(model tiny-org/qwen, " in line
+    assert server.returncode == 0
+    for component in ("transformer", "text_encoder", "vae"):
+        assert f"downloading {component}: 0% (0 bytes of " in lines
+        assert f"downloading {component}: 100% (" in lines
+    assert "HTTP Request" not in lines
+
+
+@pytest.mark.service
+def test_pull_prints_the_folder_or_the_error(hub, environment, tmp_path):
+    hub.add("tiny-org/empty", {"config.json": b"{}"})
+    command = [sys.executable, "-m", "omni_grpc", "pull", "tiny-org/empty"]
+    refused = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error: NO_MODEL_INDEX: tiny-org/empty (revision main) has no model_index.json")
+    index = {"_class_name": "P", "scheduler": ["diffusers", "EulerDiscreteScheduler"]}
+    hub.add(
+        "tiny-org/small", {"model_index.json": json.dumps(index).encode(), "scheduler/scheduler_config.json": b"{}"}
+    )
+    pulled = subprocess.run(
+        [*command[:-1], "tiny-org/small"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert sorted(os.listdir(pulled.stdout.strip())) == ["model_index.json", "scheduler"]

@@ -1,0 +1,135 @@
+"""Each task end to end: a tiny diffusers pipeline behind the real server, asked by the real client, and offline."""
+
+import contextlib
+import io
+
+import av
+import PIL.Image
+import pytest
+
+from omni_grpc import Omni
+from omni_grpc.client import AsyncClient
+from omni_grpc.config import EngineConfig
+from omni_grpc.engine import Engine, LocalExecutor
+from omni_grpc.registry import open_checkpoint
+from omni_grpc.request import AudioFormat, ImageFormat, Task, VideoFormat
+from omni_grpc.server import Server
+
+from .studio import mp4, pixels, png
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """The folder of a tiny checkpoint by the name of its builder."""
+    from tools.tiny_checkpoints import BUILDERS
+
+    return lambda name: BUILDERS[name](tmp_path_factory.mktemp("tiny") / name)
+
+
+@contextlib.asynccontextmanager
+async def served(folder):
+    """A client of a server with this checkpoint. The model's limits are known once it is loaded."""
+    config = EngineConfig.from_settings(
+        model=str(folder), port=0, device="cpu", cpu_threads=1, diffusion_load_format="diffusers"
+    )
+    checkpoint = open_checkpoint(folder, name="tiny", load_format="diffusers")
+    engine = Engine(config, checkpoint, LocalExecutor(config, checkpoint))
+    server = Server(engine, config.server)
+    await server.start()
+    try:
+        async with AsyncClient(f"127.0.0.1:{server.port}") as client:
+            yield client
+    finally:
+        await server.stop()
+
+
+def frames_of(data):
+    with av.open(io.BytesIO(data)) as file:
+        stream = file.streams.video[0]
+        return float(stream.average_rate), [frame.to_ndarray(format="rgb24") for frame in file.decode(stream)]
+
+
+async def test_an_image_is_edited_with_a_strength(tiny):
+    folder = tiny("stable_diffusion_img2img")
+    asked = {"images": [png(64, 64, mode="RGBA")], "strength": 0.5, "steps": 4, "seed": 3}
+    async with served(folder) as client:
+        (model,) = await client.list_models()
+        assert (list(model.tasks), model.limits.strength.max) == ([2], 1)
+        result = await client.edit_image("a red cat", **asked)
+        with pytest.raises(Exception, match="cannot do INPAINT"):
+            await client.edit_image("a red cat", images=asked["images"], mask=png(64, 64, mode="L"))
+    assert [image.size for image in result.images] == [(64, 64)]
+    # the scheduler of Stable Diffusion takes one step more than it is asked for
+    assert (result.effective.strength, result.effective.steps, result.stats.steps_run) == (0.5, 3, 3)
+    assert "INPUT_CONVERTED" in {warning.code for warning in result.warnings}
+    with Omni(str(folder), device="cpu", cpu_threads=1, diffusion_load_format="diffusers") as omni:
+        here = omni.edit_image("a red cat", **asked)
+    assert here.files == result.files
+    assert (here.effective.strength, [warning.code for warning in here.warnings]) == (
+        0.5,
+        [warning.code for warning in result.warnings],
+    )
+
+
+async def test_an_inpaint_depends_on_its_mask(tiny):
+    mask, other = PIL.Image.new("L", (64, 64), 0), PIL.Image.new("L", (64, 64), 255)
+    mask.paste(255, (0, 0, 64, 32))
+    async with served(tiny("stable_diffusion_inpaint")) as client:
+
+        async def inpainted(mask):
+            result = await client.edit_image(
+                "a cat", images=[pixels(64, 64)], mask=mask, steps=2, seed=1, output_format="raw_rgb8"
+            )
+            assert result.effective.output_format is ImageFormat.RAW_RGB8
+            return result.files[0]
+
+        first = await inpainted(mask)
+        assert len(first) == 64 * 64 * 3
+        assert await inpainted(other) != first
+        assert await inpainted(mask) == first
+
+
+async def test_a_video_from_its_first_frame_is_as_long_as_asked(tiny):
+    folder = tiny("wan_i2v")
+    async with served(folder) as client:
+        result = await client.generate_video(
+            "a ball", first_frame=png(32, 32), width=32, height=32, duration=0.5, output_fps=10, steps=2, seed=1
+        )
+        with pytest.raises(Exception, match="cannot do VIDEO_TO_VIDEO"):
+            await client.generate_video("a ball", source_video=mp4())
+    (artifact,) = result.artifacts
+    rate, frames = frames_of(result.files[0])
+    assert result.effective.output_format is VideoFormat.MP4
+    assert (artifact.num_frames, artifact.fps) == (len(frames), rate) == (result.effective.num_frames, 10)
+    assert (len(frames) - 1) % 4 == 0
+    assert artifact.duration == pytest.approx(len(frames) / 10)
+    with Omni(str(folder), device="cpu", cpu_threads=1, diffusion_load_format="diffusers") as omni:
+        here = omni.generate_video(
+            "a ball", first_frame=pixels(32, 32), width=32, height=32, num_frames=len(frames), output_fps=10, steps=2,
+            seed=1,
+        )  # fmt: skip
+    assert here.effective.num_frames == len(frames)
+    assert here.files == result.files
+
+
+async def test_a_sound_is_as_long_as_asked(tiny):
+    folder = tiny("stable_audio")
+    async with served(folder) as client:
+        (model,) = await client.list_models()
+        longest = model.limits.max_audio.ToTimedelta().total_seconds()
+        seconds = min(longest, 1.0) / 2
+        result = await client.generate_audio("rain", duration=seconds, steps=2, seed=1, output_format="flac")
+    (artifact,) = result.artifacts
+    with av.open(io.BytesIO(result.files[0])) as file:
+        stream = file.streams.audio[0]
+        samples = sum(frame.samples for frame in file.decode(stream))
+        assert stream.rate == artifact.sample_rate
+    assert result.effective.output_format is AudioFormat.FLAC
+    assert artifact.duration == pytest.approx(samples / artifact.sample_rate, rel=1e-3)
+    with Omni(str(folder), device="cpu", cpu_threads=1, diffusion_load_format="diffusers") as omni:
+        assert omni.checkpoint.spec.tasks == (Task.TEXT_TO_AUDIO,)
+        here = omni.generate_audio("rain", duration=seconds, steps=2, seed=1, output_format=AudioFormat.FLAC)
+    assert here.artifacts[0].duration == artifact.duration
+    assert here.files == result.files

@@ -1,0 +1,1 @@
+"""Builders of tiny checkpoints, one module for each kind of pipeline."""

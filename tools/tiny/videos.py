@@ -1,0 +1,149 @@
+"""Tiny pipelines that make videos and sound: Wan2.2 with two experts, LTX, Stable Audio."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from diffusers import (
+    AutoencoderKLLTXVideo,
+    AutoencoderKLWan,
+    AutoencoderOobleck,
+    CosineDPMSolverMultistepScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    LTXPipeline,
+    StableAudioPipeline,
+    StableAudioProjectionModel,
+    UniPCMultistepScheduler,
+    WanImageToVideoPipeline,
+    WanPipeline,
+)
+from diffusers import LTXVideoTransformer3DModel as LTXTransformer
+from diffusers import StableAudioDiTModel as StableAudioTransformer
+from diffusers import WanTransformer3DModel as WanTransformer
+
+from tools.tiny.text import t5_encoder, t5_tokenizer
+
+
+def build_wan_t2v(folder: Path, *, seed: int = 0) -> Path:
+    """A Wan2.2 T2V-A14B: two experts, the second from 0.875 of the noise on."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pipeline = WanPipeline(**_wan_parts(in_channels=16), boundary_ratio=0.875)
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def build_wan_i2v(folder: Path, *, seed: int = 0) -> Path:
+    """A Wan2.2 I2V-A14B: the first frame and its mask come as further channels."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pipeline = WanImageToVideoPipeline(
+            **_wan_parts(in_channels=36), image_encoder=None, image_processor=None, boundary_ratio=0.9
+        )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def build_ltx(folder: Path, *, seed: int = 0) -> Path:
+    """An LTX: packed latents, 32 pixels and 8 frames for each."""
+    tokenizer = t5_tokenizer(128)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pipeline = LTXPipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(
+                base_image_seq_len=1024,
+                base_shift=0.95,
+                max_image_seq_len=4096,
+                max_shift=2.05,
+                shift_terminal=0.1,
+                use_dynamic_shifting=True,
+            ),
+            vae=AutoencoderKLLTXVideo(
+                latent_channels=16,
+                block_out_channels=(8, 8, 8, 8),
+                decoder_block_out_channels=(8, 8, 8, 8),
+                layers_per_block=(1, 1, 1, 1, 1),
+                decoder_layers_per_block=(1, 1, 1, 1, 1),
+                encoder_causal=True,
+                decoder_causal=False,
+            ),
+            text_encoder=t5_encoder(tokenizer),
+            tokenizer=tokenizer,
+            transformer=LTXTransformer(
+                in_channels=16,
+                out_channels=16,
+                num_attention_heads=4,
+                attention_head_dim=16,
+                cross_attention_dim=64,
+                num_layers=2,
+                caption_channels=64,
+            ),
+        )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def build_stable_audio(folder: Path, *, seed: int = 0) -> Path:
+    """A Stable Audio Open: stereo at 8 kHz, just over a second."""
+    tokenizer = t5_tokenizer(64)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pipeline = StableAudioPipeline(
+            vae=AutoencoderOobleck(
+                encoder_hidden_size=6,
+                downsampling_ratios=[4, 8],
+                decoder_channels=4,
+                decoder_input_channels=4,
+                audio_channels=2,
+                channel_multiples=[2, 4],
+                sampling_rate=8000,
+            ),
+            text_encoder=t5_encoder(tokenizer, width=32),
+            projection_model=StableAudioProjectionModel(
+                text_encoder_dim=32, conditioning_dim=32, min_value=0, max_value=32
+            ),
+            tokenizer=tokenizer,
+            transformer=StableAudioTransformer(
+                sample_size=320,
+                in_channels=4,
+                out_channels=4,
+                num_layers=2,
+                attention_head_dim=8,
+                num_attention_heads=4,
+                num_key_value_attention_heads=2,
+                cross_attention_dim=32,
+                cross_attention_input_dim=32,
+                global_states_input_dim=64,
+                time_proj_dim=8,
+            ),
+            scheduler=CosineDPMSolverMultistepScheduler(solver_order=2, prediction_type="v_prediction", sigma_data=1.0),
+        )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def _wan_parts(*, in_channels: int) -> dict[str, object]:
+    tokenizer = t5_tokenizer(512)
+    return {
+        "tokenizer": tokenizer,
+        "text_encoder": t5_encoder(tokenizer, multilingual=True),
+        "vae": AutoencoderKLWan(
+            base_dim=8, z_dim=16, dim_mult=[1, 2, 2, 2], num_res_blocks=1, temperal_downsample=[False, True, True]
+        ),
+        "scheduler": UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+        "transformer": _wan_transformer(in_channels),
+        "transformer_2": _wan_transformer(in_channels),
+    }
+
+
+def _wan_transformer(in_channels: int) -> WanTransformer:
+    return WanTransformer(
+        num_attention_heads=4,
+        attention_head_dim=16,
+        in_channels=in_channels,
+        text_dim=64,
+        freq_dim=64,
+        ffn_dim=128,
+        num_layers=2,
+    )
