@@ -144,7 +144,7 @@ class Beat:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Died:
-    """The worker is of no more use, with every request that it held: it says so itself, or its executor finds it gone."""
+    """The worker is of no more use, with all that it held: it says so itself, or its executor finds it gone."""
 
     failure: Failure
 
