@@ -163,7 +163,7 @@ class Beat:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Died:
-    """The worker itself is gone, with every request that it held. Made by the executor, never sent by a worker."""
+    """The worker is of no more use, with all that it held: it says so itself, or its executor finds it gone."""
 
     failure: Failure
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -310,6 +311,8 @@ def _text(name: str) -> Callable[[Draft, Facts], str]:
             return f"has {len(value)} characters, the most is {most}"
         if value is not None and "\0" in value:
             return f"has a NUL character at position {value.index(chr(0))}; remove it"
+        if value is not None and (half := re.search(r"[\ud800-\udfff]", value)):
+            return f"has half of a surrogate pair at position {half.start()}; remove it"
         return ""
 
     return rule

@@ -73,23 +73,18 @@ async def serve(engine: Engine) -> int:
         return STOPPED
     _announce(engine, await starting)
     await asked
-    await _stop(engine, server, signals)
+    await _stop(server, engine.config.server.drain_timeout, signals)
     return STOPPED
 
 
-async def _stop(engine: Engine, server: Server, signals: asyncio.Queue[str]) -> None:
-    """Lets the jobs that are there end, for drain_timeout seconds at most, or until a second signal comes."""
-    drain = engine.config.server.drain_timeout
+async def _stop(server: Server, drain: float, signals: asyncio.Queue[str]) -> None:
+    """Lets the jobs that are there end, for `drain` seconds at most, or until a second signal comes."""
     logger.info("taking no more jobs; those that are there get %g s to end, a second signal ends them now", drain)
     stopping, asked_again = asyncio.create_task(server.stop(drain)), asyncio.create_task(signals.get())
     await asyncio.wait({stopping, asked_again}, return_when=asyncio.FIRST_COMPLETED)
-    load = engine.stats()
-    if asked_again.done() and (load.queued or load.running):
-        stopping.cancel()
-        await asyncio.gather(stopping, return_exceptions=True)
+    if not stopping.done():
         await server.stop()
-    else:
-        await stopping
+    await stopping
     asked_again.cancel()
 
 

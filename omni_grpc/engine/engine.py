@@ -42,8 +42,8 @@ MAX_BACKOFF = 60.0
 WATCHED_RETENTION = 5.0
 """Seconds after which an expired job that is still being read is looked at again."""
 
-_WORKER = "worker"
-"""Owner of the timers that belong to no job."""
+_WORKER, _DRAIN = "worker", "drain"
+"""Owners of the timers that belong to no job."""
 
 
 class EngineState(enum.StrEnum):
@@ -141,7 +141,7 @@ class Engine:
             self._enter(EngineState.DRAINING)
             self._closing = asyncio.ensure_future(self._close())
         if not self._closing.done():
-            self._timers.set(_WORKER, "drain_timeout", drain_timeout, self._end_drain)
+            self._timers.set(_DRAIN, "drain_timeout", drain_timeout, self._end_drain)
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
@@ -372,8 +372,11 @@ class Engine:
             self._enter(EngineState.FAILED)
             self._started.set_exception(failure.error())
             return
-        if self.state is not EngineState.DRAINING:
+        if self._closing is None:
             self._enter(EngineState.RESTARTING)
+        elif not self._runs:
+            # it stops, and nobody waits for a worker
+            return
         pause = min(MAX_BACKOFF, self.config.worker.restart_backoff * 2**self._failures)
         self._failures += 1
         self._timers.set(_WORKER, "restart", pause, self._restart)
@@ -386,7 +389,8 @@ class Engine:
     # --- the tick ---------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        if self.state not in (EngineState.READY, EngineState.DRAINING):
+        # a drain may lack its worker: what waits then is kept for the next one
+        if self.state not in (EngineState.READY, EngineState.DRAINING) or self.failure is not None:
             return
         decision = self._scheduler.plan()
         plan = decision.plan

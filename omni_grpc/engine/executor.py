@@ -94,6 +94,7 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self._prefix = f"omni-{secrets.token_hex(6)}-"
         self._closing = self._hung = False
+        self._last_words: Failure | None = None
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
@@ -145,7 +146,11 @@ class WorkerProcess:
             except (EOFError, ConnectionResetError):
                 break
             ready = ready or isinstance(report, Ready)
-            if not isinstance(report, Beat):
+            if isinstance(report, Died):
+                # the process is of no more use, and must be gone before the next one is started
+                self._last_words = report.failure
+                self._process.kill()
+            elif not isinstance(report, Beat):
                 self._loop.call_soon_threadsafe(self._deliver, report)
         self._process.join()
         if swept := shared.sweep(self._prefix):
@@ -154,6 +159,8 @@ class WorkerProcess:
             self._loop.call_soon_threadsafe(self._deliver, Died(failure=self._obituary()))
 
     def _obituary(self) -> Failure:
+        if self._last_words is not None:
+            return self._last_words
         if self._hung:
             message = f"the worker process {self._process.pid} hung and was killed"
             return Failure(code=Code.UNAVAILABLE, reason="WORKER_HUNG", message=message)

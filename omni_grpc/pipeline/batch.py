@@ -47,8 +47,3 @@ def predict(pipeline: Pipeline, rows: Rows) -> dict[State, dict[str, Tensor]]:
 def advance(pipeline: Pipeline, state: State, predictions: Mapping[str, Tensor]) -> Outcome:
     """Guides one state and moves it on, given the predictions of its branches."""
     return pipeline.advance(state, combine(predictions, state.guidance))
-
-
-def step(pipeline: Pipeline, rows: Rows) -> list[tuple[State, Outcome]]:
-    """One whole step of every state of the batch."""
-    return [(state, advance(pipeline, state, branches)) for state, branches in predict(pipeline, rows).items()]

@@ -16,21 +16,26 @@ MAX_BEHIND = 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Update:
-    """An entry of a log as one follower gets it, and how many progress entries it missed since the one before."""
+    """An entry of a log as one follower gets it. `after` is the seq of the entry that it got before, or its cursor;
+    `coalesced` counts the progress entries that it missed since then.
+    """
 
     entry: Entry
+    after: int
     coalesced: int = 0
 
 
 class Pace:
-    """Thins out progress entries so that two of them are at least `interval` seconds apart; all other entries pass.
+    """Thins out progress entries so that two of them are at least `interval` seconds apart; the last step and all
+    other entries pass.
 
     Of those in between the newest is held back, and comes when the interval is over unless something overtakes it.
     """
 
-    def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic, *, after_seq: int = 0) -> None:
         self._interval = interval
         self._clock = clock
+        self._after = after_seq
         self._next = float("-inf")
         self._held: Entry | None = None
         self._missed = 0
@@ -40,7 +45,7 @@ class Pace:
         if self._held is not None:
             self._held = None
             self._missed += 1
-        if self._interval and isinstance(entry.event, Step | Decoding):
+        if self._interval and _can_wait(entry):
             if self._clock() < self._next:
                 self._held = entry
                 return None
@@ -63,8 +68,19 @@ class Pace:
         return self._send(entry)
 
     def _send(self, entry: Entry) -> Update:
-        missed, self._missed = self._missed, 0
-        return Update(entry, missed)
+        update = Update(entry, self._after, self._missed)
+        self._after, self._missed = entry.seq, 0
+        return update
+
+
+def _can_wait(entry: Entry) -> bool:
+    match entry.event:
+        case Step(step=step, total=total):
+            # the last one is promised to every watcher
+            return step < total
+        case Decoding():
+            return True
+    return False
 
 
 def check_cursor(job: Job, after_seq: int) -> int:
@@ -87,7 +103,7 @@ async def follow(
     the newest of them alone; other entries are never left out. While this runs it counts as a watcher of the job: close
     it (aclosing) for the job's disconnect grace to begin.
     """
-    pace = Pace(interval)
+    pace = Pace(interval, after_seq=after_seq)
     seq, replayed = after_seq, job.last_seq
     with engine.watching(job):
         while True:

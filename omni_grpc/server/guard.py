@@ -29,6 +29,10 @@ Handler = Any
 PACKAGE = "/omni_grpc.v1."
 
 
+class Gone(Exception):
+    """The client has left the call."""
+
+
 class Guard(aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps the handlers of our own services; health and reflection pass as they are.
 
@@ -114,10 +118,13 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
         except OmniError as error:
             outcome = f"{error.failure.code} {error.failure.reason}"
             await _abort(context, error.failure)
-        except asyncio.CancelledError:
+        except Gone:
             outcome = "gone"
-            raise
-        except Exception:  # the one place that answers for what nobody expected
+            raise asyncio.CancelledError from None
+        except (Exception, asyncio.CancelledError) as error:  # the one place that answers for what nobody expected
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                outcome = "gone"
+                raise
             incident = secrets.token_hex(4)
             outcome = f"{Code.INTERNAL} incident {incident}"
             logger.exception("%s: incident %s", method, incident)
@@ -132,12 +139,20 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
             logger.info("%s %s in %.3f s", method, outcome, time.monotonic() - began)
 
 
+def _is_cancelled() -> bool:
+    """Whether the call itself is. It may also meet the end of something inside of it that was cancelled: then the call
+    goes on, and its client waits for an answer.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def _write(context: Any, message: Message) -> None:
     """Sends a message. A call whose client has gone is cancelled, and sometimes a write learns of it first."""
     try:
         await context.write(message)
     except (aio.InternalError, aio.UsageError) as error:
-        raise asyncio.CancelledError("the client is gone") from error
+        raise Gone from error
 
 
 async def _abort(context: Any, failure: Failure) -> None:

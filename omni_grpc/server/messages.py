@@ -42,7 +42,9 @@ class Messages:
     # --- events ---------------------------------------------------------------------------------------------------
 
     def event(self, job: Job, update: Update, *, previews: bool = True) -> event_pb2.JobEvent:
-        """One entry of a job's log. The newest step comes with its previews, where the job has some."""
+        """One entry of a job's log. A step comes with the newest previews of the job, where they are its own or those
+        of a step that this follower was not sent.
+        """
         entry = update.entry
         arm, convert_event = self._arms[type(entry.event)]
         result = event_pb2.JobEvent(
@@ -53,7 +55,7 @@ class Messages:
             client_job_id=job.client_job_id,
         )
         getattr(result, arm).CopyFrom(convert_event(job, entry.event, entry.time))
-        if previews and entry.seq == job.preview_seq:
+        if previews and arm == "step_progress" and update.after < job.preview_seq <= entry.seq:
             result.step_progress.previews.extend(map(_preview, job.previews))
         return result
 
@@ -92,7 +94,7 @@ class Messages:
     def _completed(self, job: Job, event: request.Done, at: float) -> event_pb2.Completed:
         return event_pb2.Completed(
             artifacts=[self.artifact(job, artifact) for artifact in event.artifacts],
-            stats=convert.stats(event.stats, self.gpus),
+            stats=self._stats(job, event.stats),
             effective=convert.effective(event.effective, job.request.task),
             warnings=convert.warnings(event.warnings),
         )
@@ -100,7 +102,7 @@ class Messages:
     def _failed(self, job: Job, event: request.Failed, at: float) -> event_pb2.Failed:
         return event_pb2.Failed(
             status=status(event.failure),
-            stats=convert.stats(event.stats, self.gpus),
+            stats=self._stats(job, event.stats),
             retryable=event.failure.retryable,
         )
 
@@ -108,7 +110,7 @@ class Messages:
         return event_pb2.Cancelled(
             reason=event.reason,
             completed_steps=event.completed_steps,
-            stats=convert.stats(event.stats, self.gpus),
+            stats=self._stats(job, event.stats),
         )
 
     # --- records --------------------------------------------------------------------------------------------------
@@ -118,6 +120,10 @@ class Messages:
         """Devices that work on a job."""
         ready = self._engine.ready
         return 0 if ready is None or ready.device == "cpu" else 1
+
+    def _stats(self, job: Job, stats: request.Stats) -> event_pb2.GenerationStats:
+        preemptions = sum(isinstance(entry.event, request.Preempted) for entry in job.entries)
+        return convert.stats(stats, gpus=self.gpus, preemptions=preemptions)
 
     def artifact(self, job: Job, artifact: request.Artifact) -> media_pb2.Artifact:
         return media_pb2.Artifact(
@@ -157,7 +163,7 @@ class Messages:
             last_seq=job.last_seq,
             artifacts=[self.artifact(job, artifact) for artifact in stored_artifacts(job)],
             error=None if job.failure is None else status(job.failure),
-            stats=None if job.stats is None else convert.stats(job.stats, self.gpus),
+            stats=None if job.stats is None else self._stats(job, job.stats),
             labels=job.labels,
             cancel_requested=job.cancel_requested,
             effective=None if job.effective is None else convert.effective(job.effective, job.request.task),

@@ -99,6 +99,7 @@ class Server:
         self._guard = Guard(unserved_methods())
         names = [descriptor.full_name for descriptor, _, _ in SERVICES]
         self._health = Health(engine, names)
+        self._closing: asyncio.Future[None] | None = None
         options = (*OPTIONS, ("grpc.max_receive_message_length", config.max_message_bytes))
         self._grpc = aio.server(interceptors=(self._guard,), options=options)
         servicers = self._servicers()
@@ -128,9 +129,15 @@ class Server:
     async def stop(self, drain: float = 0.0) -> None:
         """Refuses new jobs, gives those that are there `drain` seconds to end, fails the rest, and closes the port.
 
-        Streams get the last events of their jobs. May be cancelled while jobs end, to be called again with less time.
+        Streams get the last events of their jobs. Called again it starts the time anew, so that a second call can cut
+        the first one short; both return at the end.
         """
         await self._engine.close(drain)
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         await self._health.stop()
         # the port closes at once; calls that are open get the time to finish
         closing = asyncio.create_task(self._grpc.stop(LAST_WORDS_SECONDS))

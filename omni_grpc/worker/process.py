@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from multiprocessing.connection import Connection
 
 from omni_grpc.config import EngineConfig
@@ -28,15 +29,18 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
 
     worker = Worker(config, checkpoint, send, prefix)
     worker.start()
+    beat = 0.0
     try:
         while True:
             # this thread does no work of its own: while the process lives and the interpreter runs, it beats
-            if not connection.poll(BEAT_SECONDS):
+            if time.monotonic() >= beat:
                 send(Beat())
-            elif (plan := connection.recv()) is None:
+                beat = time.monotonic() + BEAT_SECONDS
+            if not connection.poll(BEAT_SECONDS):
+                continue
+            if (plan := connection.recv()) is None:
                 break
-            else:
-                worker.submit(plan)
+            worker.submit(plan)
     except (EOFError, BrokenPipeError):
         logger.info("the engine is gone, ending")
     worker.close()

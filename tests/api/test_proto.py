@@ -25,7 +25,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from omni_grpc import request as vocabulary
 from omni_grpc.engine.jobs import JobState
 from omni_grpc.spec import GuidanceKind
-from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, model_pb2, sampling_pb2
+from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, model_pb2, options_pb2, sampling_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "omni_grpc/v1"
@@ -322,6 +322,7 @@ def test_every_field_of_the_vocabulary_is_on_the_wire(python: type, wire: Descri
 def test_every_field_of_a_draft_can_be_asked_for() -> None:
     asked = set(generation_pb2.GenerateImageRequest.DESCRIPTOR.fields_by_name)
     asked |= set(sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+    asked |= set(options_pb2.JobOptions.DESCRIPTOR.fields_by_name)
     names = {field.name for field in dataclasses.fields(vocabulary.Draft)}
     assert names - asked == {"task"}  # GenerateImage has one task; the other requests have the field
     assert all("task" in generation_pb2.DESCRIPTOR.message_types_by_name[name].fields_by_name for name in REQUESTS[1:3])

@@ -51,7 +51,8 @@ async def test_every_option_arrives(run, server, service, tmp_path):
     assert (record["effective"]["width"], record["effective"]["height"], record["effective"]["steps"]) == (48, 16, 2)
     assert record["effective"]["output_format"] == "WEBP"
     assert record["effective"]["defaults_used"] == {}
-    assert record["warnings"] == []
+    assert [warning["code"] for warning in record["warnings"]] == ["PRIORITY_WITHOUT_EFFECT"]
+    assert job.priority == 3
     assert record["stats"]["steps_run"] == 2
     for number, seed in enumerate((5, 9)):
         assert (tmp_path / f"o-{number}.webp").read_bytes() == picture(48, 16, seed, ImageFormat.WEBP)

@@ -1,16 +1,11 @@
-"""Qwen-Image against diffusers on the tiny checkpoint, alone and in unlike company."""
+"""What Qwen-Image does that other models do not. What all of them do is in test_conformance.py."""
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.torch
@@ -18,7 +13,6 @@ import torch
 from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope, QwenImageTransformerBlock
 from torch import nn
 
-import omni_grpc.models
 from omni_grpc.errors import CheckpointError
 from omni_grpc.loading.checkpoint import WEIGHT_FILE, load_weights
 from omni_grpc.models.qwen_image import TRANSFORMER_WEIGHTS
@@ -28,59 +22,45 @@ from omni_grpc.nn.dual_stream import DualStreamBlock
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
-from omni_grpc.pipeline.base import Done, Next
-from omni_grpc.pipeline.batch import assemble, step
+from omni_grpc.pipeline.batch import assemble, predict
 from omni_grpc.registry import open_checkpoint
-from tools.parity_table import CASES, LONG, NEGATIVE, Case, load, run_diffusers, run_native
+from tests.models.cases import ENTRIES, LONG, NEGATIVE, ask
+from tests.models.model import Model
 
-ROOT = Path(omni_grpc.models.__file__).resolve().parent
-
-
-@pytest.fixture(scope="module")
-def both(tiny_qwen_image: Path) -> tuple[QwenImagePipeline, Any]:
-    return load(tiny_qwen_image)
+ENTRY = ENTRIES["QwenImagePipeline"]
+PAIR = ask(96, prompt=LONG, negative_prompt=NEGATIVE, seeds=(2, 3), steps=3)
 
 
 @pytest.fixture(scope="module")
-def native(both: tuple[QwenImagePipeline, Any]) -> QwenImagePipeline:
-    return both[0]
+def model(tiny_qwen_image: Path) -> Model:
+    return Model(ENTRY, tiny_qwen_image)
+
+
+@pytest.fixture(scope="module")
+def native(model: Model) -> QwenImagePipeline:
+    assert isinstance(model.pipeline, QwenImagePipeline)
+    return model.pipeline
 
 
 # --- parity -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_latents_and_images_are_those_of_diffusers(both: tuple[QwenImagePipeline, Any], case: Case) -> None:
-    pipeline, oracle = both
-    mine, theirs = run_native(pipeline, [case.request()])[0], run_diffusers(oracle, case.request())
-    assert mine.latents.shape == theirs.latents.shape == (len(case.seeds), case.width * case.height // 256, 64)
-    assert [image.shape for image in mine.images] == [(case.height, case.width, 3)] * len(case.seeds)
-    assert all(image.std() > 1 for image in mine.images)
-    latents, pixels = mine.differs_from(theirs)
-    assert latents < 1e-4
-    assert pixels <= 1
-
-
 def test_bfloat16_is_as_close_to_diffusers_as_its_rounding(tiny_qwen_image: Path) -> None:
-    pipeline, oracle = load(tiny_qwen_image, torch.bfloat16)
-    request = CASES[2].request()
-    mine, theirs = run_native(pipeline, [request])[0], run_diffusers(oracle, request)
+    model, draft = Model(ENTRY, tiny_qwen_image, dtype="bfloat16"), ENTRY.drafts[2]
+    (mine,), theirs = model.run(draft), model.oracle(draft)
     assert mine.latents.dtype == torch.bfloat16
     assert (mine.latents.float() - theirs.latents.float()).square().mean().sqrt() < 0.03
 
 
 @pytest.mark.parametrize(("words", "dropped"), [(507, 0), (508, 1), (1200, 693)])
-def test_tokens_that_do_not_fit_are_cut_like_in_diffusers_and_counted(
-    both: tuple[QwenImagePipeline, Any], words: int, dropped: int
-) -> None:
+def test_tokens_that_do_not_fit_are_cut_like_in_diffusers_and_counted(model: Model, words: int, dropped: int) -> None:
     """Of 512 tokens, 5 are the end of the prompt's template."""
-    pipeline, oracle = both
-    case = Case(prompt=" red" * words, negative_prompt=" blurry" * 520)
-    (state,) = pipeline.prepare(case.request())
+    draft = ask(prompt=" red" * words, negative_prompt=" blurry" * 520)
+    (state,) = model.pipeline.prepare(model.request(draft))
     assert state.prompt_tokens == min(words + 5, 512)
     assert state.dropped_tokens == {"negative_prompt": 13} | ({"prompt": dropped} if dropped else {})
-    mine, theirs = run_native(pipeline, [case.request()])[0], run_diffusers(oracle, case.request())
-    assert mine.differs_from(theirs)[0] < 1e-4
+    (mine,) = model.run(draft)
+    assert mine.differs_from(model.oracle(draft))[0] < 1e-4
 
 
 def test_rope_tables_are_those_of_diffusers(native: QwenImagePipeline) -> None:
@@ -132,42 +112,12 @@ def test_tokens_at_a_second_level_are_modulated_by_their_own_vector(tmp_path: Pa
                 torch.testing.assert_close(got, expected[0], atol=1e-5, rtol=1e-5)
 
 
-# --- company ----------------------------------------------------------------------------------------------------------
-
-UNLIKE = (
-    Case(seeds=(1,), steps=2),
-    Case(width=96, prompt=LONG, negative_prompt=NEGATIVE, seeds=(2, 3), steps=3),
-    Case(width=16, height=48, negative_prompt="", seeds=(4,), steps=4),
-)
-
-
-def test_unlike_requests_in_one_batch_are_what_each_is_alone(native: QwenImagePipeline) -> None:
-    together = run_native(native, [case.request(str(number)) for number, case in enumerate(UNLIKE)])
-    for mine, case in zip(together, UNLIKE, strict=True):
-        (alone,) = run_native(native, [case.request()])
-        latents, pixels = mine.differs_from(alone)
-        assert latents < 1e-5
-        assert pixels <= 1
+# --- computed once ----------------------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
-def test_a_request_that_joins_late_does_not_change_one_that_runs(native: QwenImagePipeline) -> None:
-    (alone,) = run_native(native, [Case(steps=3).request()])
-    (running,) = native.prepare(Case(steps=3).request())
-    layouts = LayoutCache("cpu")
-    step(native, assemble([running], layouts))
-    (late,) = native.prepare(dataclasses.replace(UNLIKE[2], steps=2).request("late"))
-    outcomes = [step(native, assemble([running, late], layouts)) for _ in range(2)]
-    assert [[(state, type(outcome)) for state, outcome in tick] for tick in outcomes] == [
-        [(running, Next), (late, Next)],
-        [(running, Done), (late, Done)],
-    ]
-    assert (running.latents - alone.latents[0]).abs().max() < 1e-5
-
-
-@torch.inference_mode()
-def test_constants_are_packed_again_only_when_the_rows_change(native: QwenImagePipeline) -> None:
-    states = native.prepare(UNLIKE[1].request())
+def test_constants_are_packed_again_only_when_the_rows_change(model: Model) -> None:
+    states = model.pipeline.prepare(model.request(PAIR))
     layouts = LayoutCache("cpu")
     first = assemble(states, layouts)
     assert [branch for _, branch in first.owners] == ["cond", "uncond"] * 2
@@ -179,7 +129,9 @@ def test_constants_are_packed_again_only_when_the_rows_change(native: QwenImageP
 
 
 @torch.inference_mode()
-def test_modulation_is_computed_once_for_all_steps_branches_outputs_and_requests(native: QwenImagePipeline) -> None:
+def test_modulation_is_computed_once_for_all_steps_branches_outputs_and_requests(
+    model: Model, native: QwenImagePipeline
+) -> None:
     calls: list[str] = []
     hooks = [
         module.register_forward_hook(lambda *_, name=name: calls.append(name))
@@ -187,26 +139,26 @@ def test_modulation_is_computed_once_for_all_steps_branches_outputs_and_requests
         if isinstance(module, Linear) and module.stream == "mod"
     ]
     gc.collect()
-    states = native.prepare(UNLIKE[1].request())
-    again = native.prepare(UNLIKE[1].request("again"))
+    states = native.prepare(model.request(PAIR))
+    again = native.prepare(model.request(PAIR, "again"))
     rows = assemble(states, LayoutCache("cpu"))
-    step(native, rows)
+    predict(native, rows)
     blocks = len(native.transformer.stack)
     assert len(calls) == 2 + 2 * blocks + 1
     tables = {id(state.cond[branch].tables) for state in (*states, *again) for branch in state.cond}
     assert len(tables) == 1
     del states, again, rows
     gc.collect()
-    native.prepare(UNLIKE[1].request("later"))
+    native.prepare(model.request(PAIR, "later"))
     assert len(calls) == 2 * (2 + 2 * blocks + 1)
     for hook in hooks:
         hook.remove()
 
 
-def test_text_is_encoded_once_for_all_outputs(native: QwenImagePipeline) -> None:
+def test_text_is_encoded_once_for_all_outputs(model: Model, native: QwenImagePipeline) -> None:
     calls: list[int] = []
     hook = native.text_encoder.register_forward_hook(lambda *_: calls.append(1))
-    states = native.prepare(Case(negative_prompt=NEGATIVE, seeds=(1, 2, 3)).request())
+    states = native.prepare(model.request(ask(negative_prompt=NEGATIVE, seeds=(1, 2, 3))))
     hook.remove()
     assert len(calls) == 2
     assert [(state.output, state.seed, state.index) for state in states] == [(0, 1, 0), (1, 2, 0), (2, 3, 0)]
@@ -238,29 +190,3 @@ def test_a_tokenizer_that_splits_the_template_otherwise_is_refused(tiny_qwen_ima
     file.write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=r"starts with \d+ tokens, expected 34"):
         QwenImagePipeline.load(open_checkpoint(folder), torch.device("cpu"), torch.float32)
-
-
-def test_the_spec_does_not_load_torch() -> None:
-    code = "import sys, omni_grpc.models.qwen_image; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, check=False).returncode == 0
-
-
-def test_model_files_name_no_feature() -> None:
-    features = re.compile(
-        r"lora|quanti[sz]|fp8|(?<!u)int8|gguf|tea_?cache|db_?cache|step_?cache|taylor|ulysses|ring_|parallel|offload|compile|"
-        r"omni_grpc\.features|slots",
-        re.IGNORECASE,
-    )
-    files = sorted(ROOT.glob("*/*.py"))
-    assert files
-    named = [f"{file.name}: {line.strip()}" for file in files for line in file.open() if features.search(line)]
-    assert not named
-
-
-def test_the_tiny_checkpoint_is_the_same_in_every_process(tiny_qwen_image: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "tools/tiny_checkpoints.py", "qwen_image", str(tmp_path / "again")]
-    subprocess.run(command, cwd=ROOT.parent, check=True, capture_output=True)
-    files = [file.relative_to(tiny_qwen_image) for file in tiny_qwen_image.rglob("*") if file.is_file()]
-    assert len(files) > 8
-    for file in files:
-        assert (tiny_qwen_image / file).read_bytes() == (tmp_path / "again" / file).read_bytes(), file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import rescale_noise_cfg
 
 from omni_grpc.pipeline.guidance import combine
 from omni_grpc.request import Guidance, GuidanceNorm
@@ -35,6 +36,26 @@ def test_the_clipped_norm_shortens_some_tokens_and_lengthens_none() -> None:
         {"cond": COND, "uncond": UNCOND}, Guidance(true_cfg_scale=SCALE, norm=GuidanceNorm.RENORM_CLIPPED)
     ).numpy()
     assert (np.linalg.norm(out, axis=1) <= np.linalg.norm(GUIDED, axis=1) * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("share", [0.25, 0.7, 1.0])
+def test_rescale_is_equations_15_and_16_of_its_paper(share: float) -> None:
+    """https://arxiv.org/abs/2305.08891: rescaled = x * std(pos) / std(x), then share * rescaled + (1 - share) * x."""
+    rescaled = GUIDED * (COND.double().numpy().std() / GUIDED.std())
+    out = combine({"cond": COND, "uncond": UNCOND}, Guidance(true_cfg_scale=SCALE, rescale=share))
+    np.testing.assert_allclose(out.numpy(), share * rescaled + (1 - share) * GUIDED, rtol=1e-5, atol=1e-6)
+    theirs = rescale_noise_cfg(torch.from_numpy(GUIDED)[None], COND.double()[None], guidance_rescale=share)
+    np.testing.assert_allclose(out.numpy(), theirs[0].numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_norm_comes_after_the_rescale() -> None:
+    """So that RENORM, which sets every length, leaves nothing of it, as `resolve` tells whoever asks for both."""
+    branches = {"cond": COND, "uncond": UNCOND}
+    both, norm = (
+        combine(branches, Guidance(true_cfg_scale=SCALE, rescale=share, norm=GuidanceNorm.RENORM))
+        for share in (0.7, 0.0)
+    )
+    torch.testing.assert_close(both, norm)
 
 
 def test_one_branch_is_the_prediction_itself() -> None:

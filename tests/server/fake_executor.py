@@ -16,10 +16,11 @@ from omni_grpc import shared
 from omni_grpc.engine.executor import Deliver
 from omni_grpc.engine.scheduler import Lane
 from omni_grpc.errors import Code, Failure
-from omni_grpc.plan import Broken, Decoded, Died, Media, Plan, Prepared, Progress, Ready, Stepped
-from omni_grpc.request import ImageFormat, Request
+from omni_grpc.plan import Broken, CostModel, Decoded, Died, Media, Plan, Prepared, Progress, Ready, Stepped
+from omni_grpc.request import ImageFormat, PreviewImage, Request
 
-READY = Ready(pid=1, device="cpu", dtype="float32", load_seconds=0.1, weight_bytes=1234)
+COST = CostModel(fixed=2.0, token=0.25, pair=0.125)
+READY = Ready(pid=1, device="cpu", dtype="float32", load_seconds=0.1, weight_bytes=1234, cost=COST)
 
 
 class Gate:
@@ -47,11 +48,16 @@ class Gate:
 
 
 class FakeExecutor:
-    """Outputs are noise made from their seed: equal seeds give equal bytes, and a PNG is as large as its pixels."""
+    """Outputs are noise made from their seed: equal seeds give equal bytes, and a PNG is as large as its pixels.
+
+    It can be started again after a death; `starts` counts its lives.
+    """
 
     def __init__(self) -> None:
         self.loading = Gate()
         self.gates = {lane: Gate() for lane in Lane}
+        self.starts = 0
+        self._alive = False
         self.plans: list[Plan] = []
         self.failures: dict[Lane, Failure] = {}
         """The failure of the next piece of work in a lane."""
@@ -61,10 +67,14 @@ class FakeExecutor:
         self._blocks = (f"omni-fake-{secrets.token_hex(4)}-{i}" for i in itertools.count())
 
     def start(self, deliver: Deliver) -> None:
+        self.starts += 1
         self._deliver = deliver
         self._spawn(self._load())
 
     def submit(self, plan: Plan) -> None:
+        if not self._alive:
+            # as with a pipe whose other end is gone
+            return
         self.plans.append(plan)
         for job_id in plan.drop:
             self._requests.pop(job_id, None)
@@ -80,20 +90,29 @@ class FakeExecutor:
     async def close(self) -> None:
         await self._end()
 
-    async def die(self) -> None:
-        """What happens to a worker that is killed."""
+    def kill(self) -> None:
+        self._killing = asyncio.ensure_future(self.die("WORKER_HUNG", "the worker process 1 hung and was killed"))
+
+    async def die(
+        self, reason: str = "WORKER_DIED", message: str = "the worker process 1 ended by signal SIGKILL"
+    ) -> None:
+        """What happens to a worker that is killed: all it held is gone."""
         await self._end()
-        message = "the worker process 1 ended by signal SIGKILL; its log says why"
-        self._deliver(Died(failure=Failure(code=Code.UNAVAILABLE, reason="WORKER_DIED", message=message)))
+        self._alive = False
+        self._requests.clear()
+        self._deliver(Died(failure=Failure(code=Code.UNAVAILABLE, reason=reason, message=message)))
 
     async def _load(self) -> None:
         await self.loading.enter()
+        self._alive = True
         self._deliver(READY)
 
     async def _prepare(self, request: Request) -> None:
         await self.gates[Lane.PREPARE].enter()
         if not self._breaks(Lane.PREPARE, request.id):
-            self._deliver(Prepared(id=request.id, elapsed=0.01, prompt_tokens=len(request.prompt.split())))
+            words = len(request.prompt.split())
+            rows = (tokens(request),) * _rows(request)
+            self._deliver(Prepared(id=request.id, elapsed=0.01, prompt_tokens=words, rows=rows))
 
     async def _step(self, ids: tuple[str, ...]) -> None:
         await self.gates[Lane.STEP].enter()
@@ -108,15 +127,15 @@ class FakeExecutor:
         self._steps[job_id] += 1
         step, request = self._steps[job_id], self._requests[job_id]
         sigma = 1 - (step - 1) / request.steps
-        branches = 1 if request.negative_prompt is None else 2
         return Progress(
             id=job_id,
             step=step,
             total=request.steps,
             sigma=sigma,
             timestep=1000 * sigma,
-            rows=branches * request.num_outputs,
+            rows=_rows(request),
             finished=step == request.steps,
+            previews=previews(request, step),
         )
 
     async def _decode(self, request: Request) -> None:
@@ -152,6 +171,27 @@ class FakeExecutor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def tokens(request: Request) -> int:
+    """Of one row: patches of 16 x 16 pixels, and words."""
+    return request.width * request.height // 256 + len(request.prompt.split())
+
+
+def _rows(request: Request) -> int:
+    return request.num_outputs * (1 if request.negative_prompt is None else 2)
+
+
+def previews(request: Request, step: int) -> tuple[PreviewImage, ...]:
+    """One for each output, where this step has some: no two are equal."""
+    asked = request.preview
+    if asked is None or step % asked.every_steps:
+        return ()
+    edge = asked.max_edge
+    return tuple(
+        PreviewImage(i, asked.format.mime_type, picture(edge, edge, 1000 * step + i, asked.format), edge, edge)
+        for i in range(request.num_outputs)
+    )
 
 
 def picture(width: int, height: int, seed: int, format: ImageFormat) -> bytes:

@@ -83,7 +83,7 @@ class Service:
 
 @contextlib.asynccontextmanager
 async def serving(**settings: Any) -> AsyncIterator[Service]:
-    config = EngineConfig.from_settings(**({"model": "toy", "port": 0} | settings))
+    config = EngineConfig.from_settings(**({"model": "toy", "port": 0, "restart_backoff": 0} | settings))
     executor = FakeExecutor()
     engine = Engine(config, CHECKPOINT, executor)
     server = Server(engine, config.server)

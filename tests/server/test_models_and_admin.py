@@ -5,11 +5,13 @@ from collections.abc import Set
 
 import pytest
 
+from omni_grpc.engine import EngineState
 from omni_grpc.engine.scheduler import Lane
 from omni_grpc.server.server import SERVICES, unserved_methods
 from omni_grpc.v1 import admin_pb2, job_pb2, model_pb2, sampling_pb2
 from omni_grpc.version import __version__
 
+from .fake_executor import COST
 from .service import image, refusal, serving, to_error, until
 
 UNSERVED: Set[str] = {
@@ -63,7 +65,7 @@ async def test_the_limits_a_model_tells_are_the_ones_it_keeps(service):
 
 async def test_what_a_model_refuses_is_listed(service):
     refusals = [entry.feature for entry in (await model(service)).refusals]
-    assert {"sampling.loras", "sampling.cache.tea_cache", "options.priority"} <= set(refusals)
+    assert {"sampling.loras", "sampling.cache.tea_cache", "options.webhook"} <= set(refusals)
     assert "sampling.steps" not in refusals
 
 
@@ -84,12 +86,6 @@ async def test_there_are_no_adapters(service):
     assert list((await service.models.ListLoras(model_pb2.ListLorasRequest(model="toy"))).loras) == []
     error = await refusal(service.models.ListLoras(model_pb2.ListLorasRequest(model="other")))
     assert error.reason == "MODEL_NOT_FOUND"
-
-
-async def test_a_model_whose_worker_died_says_so(service):
-    await service.executor.die()
-    found = await model(service)
-    assert (found.state, found.error.code) == (model_pb2.MODEL_STATE_FAILED, 14)
 
 
 async def test_the_server_tells_its_version_and_its_settings():
@@ -121,6 +117,22 @@ async def test_the_load_is_what_it_is():
         stats = (await service.admin.GetServerStats(admin_pb2.GetServerStatsRequest())).stats
         assert (stats.queued, stats.running) == (0, 0)
         assert stats.artifact_bytes == service.engine.artifacts.size_bytes > 0
+
+
+async def test_the_stats_tell_what_steps_cost_and_how_often_the_worker_came_back(service):
+    async def stats():
+        return (await service.admin.GetServerStats(admin_pb2.GetServerStatsRequest())).stats
+
+    cost = (await stats()).step_cost
+    assert (cost.fixed_ms, cost.token_ms, cost.pair_ms, cost.error) == (COST.fixed, COST.token, COST.pair, 1)
+    await service.finished(prompt="four words of it", sampling={"steps": 1})
+    # 2 patches and 4 words are one row of 6 tokens: 2 + 0.25 * 6 + 0.125 * 36 = 8 ms were predicted, 10 ms reported
+    assert (await stats()).step_cost.error == pytest.approx(1 + 0.1 * (10 / 8 - 1))
+    assert (await stats()).worker_restarts == 0
+    for count in (1, 2):
+        await service.executor.die()
+        await until(lambda: service.engine.state is EngineState.READY)
+        assert (await stats()).worker_restarts == count
 
 
 async def test_the_load_is_pushed_until_the_server_stops():

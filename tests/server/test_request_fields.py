@@ -35,7 +35,15 @@ VALUES: Mapping[int, Any] = {
 UNLIKE_THE_DEFAULT: Mapping[str, int] = {
     "options.delivery": options_pb2.ARTIFACT_DELIVERY_REFERENCE,
     "options.on_disconnect": options_pb2.DISCONNECT_POLICY_KEEP,
+    "options.preview.method": options_pb2.PREVIEW_METHOD_LATENT_RGB,
+    "options.preview.every_steps": 2,
 }
+NEEDS: Mapping[str, Mapping[str, Any]] = {
+    f"options.preview.{name}": {"options": {"preview": {"method": options_pb2.PREVIEW_METHOD_LATENT_RGB}}}
+    for name in ("every_steps", "max_edge_px", "format")
+}
+"""What a field means nothing without."""
+TIMES: Mapping[str, int] = {"Duration": 1, "Timestamp": 4_000_000_000}
 TRUE_WITHOUT_EFFECT: Set[str] = {"sampling.cache.off"}
 
 
@@ -53,9 +61,13 @@ def paths(descriptor: Descriptor, prefix: str = "") -> Iterator[tuple[str, Field
 FIELDS: Mapping[str, FieldDescriptor] = dict(paths(generation_pb2.GenerateImageRequest.DESCRIPTOR))
 
 
+def without_field(path: str) -> generation_pb2.GenerateImageRequest:
+    return generation_pb2.GenerateImageRequest(**MINIMAL, **NEEDS.get(path, {}))
+
+
 def with_field(path: str) -> generation_pb2.GenerateImageRequest:
-    """A request with one field set, to something that is not its default."""
-    request = generation_pb2.GenerateImageRequest(**MINIMAL)
+    """A request with one field set, to something that is not its default, and what the field needs."""
+    request = without_field(path)
     message, field = request, FIELDS[path]
     for name in path.split(".")[:-1]:
         message = getattr(message, name)
@@ -67,8 +79,8 @@ def with_field(path: str) -> generation_pb2.GenerateImageRequest:
     elif field.message_type is not None:
         value = getattr(message, field.name)
         value.SetInParent()
-        if field.message_type.name == "Duration":
-            value.seconds = 1
+        if field.message_type.name in TIMES:
+            value.seconds = TIMES[field.message_type.name]
     else:
         setattr(message, field.name, UNLIKE_THE_DEFAULT.get(path, VALUES[field.cpp_type]))
     return request
@@ -90,7 +102,7 @@ def test_a_field_that_is_not_served_is_refused_by_name(path):
 
 @pytest.mark.parametrize("path", sorted(GENERATE_IMAGE))
 def test_a_field_that_is_served_changes_what_is_asked(path):
-    plain = read_image(generation_pb2.GenerateImageRequest(**MINIMAL), streaming=True)
+    plain = read_image(without_field(path), streaming=True)
     asked = read_image(with_field(path), streaming=True)
     assert (without_fingerprint(asked) == without_fingerprint(plain)) is (path in TRUE_WITHOUT_EFFECT)
     assert asked.submission.fingerprint != plain.submission.fingerprint
@@ -107,10 +119,10 @@ async def test_every_refused_field_is_named_at_once(service):
     request.sampling.loras.add(lora_id="style")
     request.sampling.shift = 0.0
     request.sampling.cache.tea_cache.rel_l1_thresh = 0.2
-    request.options.priority = 0
+    request.options.webhook.url = ""
     error = await refusal(service.generation.GenerateImage(request))
     assert (error.code, error.reason) == ("INVALID_ARGUMENT", "FIELD_NOT_SUPPORTED")
-    assert sorted(error.fields) == ["options.priority", "sampling.cache.tea_cache", "sampling.loras", "sampling.shift"]
+    assert sorted(error.fields) == ["options.webhook", "sampling.cache.tea_cache", "sampling.loras", "sampling.shift"]
     assert "sampling.loras is not yet served" in error.message
 
 
@@ -124,6 +136,10 @@ async def test_fields_that_only_a_newer_client_knows_are_refused_by_number(servi
     watch = job_pb2.WatchJobRequest(job_id="x")
     watch.MergeFromString(b"\xf8\x07\x01")
     assert (await refusal(service.jobs.WatchJob(watch))).fields == ["#127"]
+
+
+def previewing(**preview: Any) -> dict[str, Any]:
+    return {"options": {"preview": {"method": "PREVIEW_METHOD_LATENT_RGB"} | preview}}
 
 
 BAD: Mapping[str, tuple[dict[str, Any], str]] = {
@@ -149,6 +165,18 @@ BAD: Mapping[str, tuple[dict[str, Any], str]] = {
     "options.request_id": ({"options": {"request_id": "r" * 129}}, "the most is 128"),
     "options.client_job_id": ({"options": {"client_job_id": "c" * 129}}, "the most is 128"),
     "options.labels": ({"options": {"labels": {"k": "v" * 129}}}, "the most is 128"),
+    "options.priority": ({"options": {"priority": -101}}, "-101 is outside -100..100; nearest legal value: -100"),
+    "options.queue_timeout": ({"options": {"queue_timeout": {"seconds": -1}}}, "-1 s is negative"),
+    "options.run_timeout": ({"options": {"run_timeout": {"nanos": -1}}}, "is negative"),
+    "options.deadline": ({"options": {"deadline": {"seconds": 1}}}, "1970-01-01T00:00:01Z is in the past"),
+    "options.retention": ({"options": {"retention": {"seconds": 86401}}}, "nearest legal value: 86400 s"),
+    "options.preview.method": (
+        {"options": {"preview": {"method": "PREVIEW_METHOD_TINY_VAE"}}},
+        "PREVIEW_METHOD_TINY_VAE is not served; served: PREVIEW_METHOD_UNSPECIFIED, PREVIEW_METHOD_NONE",
+    ),
+    "options.preview.format": (previewing(format="IMAGE_FORMAT_RAW_RGB8"), "IMAGE_FORMAT_RAW_RGB8 is not served"),
+    "options.preview.every_steps": (previewing(every_steps=0), "nearest legal value: 1"),
+    "options.preview.max_edge_px": (previewing(max_edge_px=513), "nearest legal value: 512"),
 }
 
 
@@ -175,6 +203,19 @@ async def test_a_grace_without_its_policy_is_refused(service):
     assert error.fields == ["options.disconnect_grace"]
 
 
+@pytest.mark.parametrize("method", [0, options_pb2.PREVIEW_METHOD_NONE], ids=["unset", "none"])
+@pytest.mark.parametrize(
+    "preview",
+    [{"every_steps": 2}, {"max_edge_px": 64}, {"format": "IMAGE_FORMAT_PNG"}],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_how_previews_are_made_is_refused_where_none_are(service, method, preview):
+    options = {"preview": {"method": method} | preview}
+    error = await refusal(service.generation.GenerateImage(image(options=options)))
+    assert error.fields == ["options.preview.method"]
+    assert "PREVIEW_METHOD_LATENT_RGB makes some" in error.message
+
+
 def test_the_enums_have_no_value_that_the_tables_do_not_know():
     """A value that is added to the API must be served here or be refused on purpose."""
     from omni_grpc.server import requests
@@ -184,6 +225,9 @@ def test_the_enums_have_no_value_that_the_tables_do_not_know():
     assert requests.CANCELS.keys() == set(options_pb2.DisconnectPolicy.values())
     signed = options_pb2.ARTIFACT_DELIVERY_SIGNED_URL
     assert requests.INLINE.keys() == set(options_pb2.ArtifactDelivery.values()) - {signed}
+    unserved = {options_pb2.PREVIEW_METHOD_TINY_VAE, options_pb2.PREVIEW_METHOD_FULL_VAE}
+    assert requests.PREVIEWS.keys() == set(options_pb2.PreviewMethod.values()) - unserved
+    assert requests.PREVIEW_FORMATS.keys() == set(media_pb2.ImageFormat.values()) - {media_pb2.IMAGE_FORMAT_RAW_RGB8}
     assert requests.JOB_STATES.keys() == set(event_pb2.JobState.values()) - {event_pb2.JOB_STATE_UNSPECIFIED}
 
 

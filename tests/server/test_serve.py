@@ -1,128 +1,35 @@
 """`python -m omni_grpc.serve` as its users run it: a process of its own, a real worker, real clients."""
 
-import contextlib
 import hashlib
 import io
 import json
-import os
-import re
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import PIL.Image
 import psutil
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from omni_grpc.v1 import (
-    artifact_pb2,
-    artifact_pb2_grpc,
-    event_pb2,
-    generation_pb2,
-    generation_pb2_grpc,
-    job_pb2,
-    job_pb2_grpc,
-)
-from omni_grpc.version import __version__
+from omni_grpc.v1 import artifact_pb2, artifact_pb2_grpc, job_pb2, job_pb2_grpc
 
-from .service import kinds, read_refusal
+from .process import LONG, ROOT, Process, data_of, served
+from .service import kinds
 
 pytestmark = pytest.mark.service
 
-ROOT = Path(__file__).resolve().parents[2]
 BUF = Path(sys.executable).with_name("buf")
-LINE = re.compile(r"omni_grpc (\S+) listening on (\S+) \(model (\S+), cpu float32\)\n")
-LONG: Mapping[str, int] = {"steps": 200, "seed": 1}
-
-
-class Process:
-    """A running server, and stubs of a client of its own."""
-
-    def __init__(self, popen: subprocess.Popen[str], address: str, model: str, log: Path) -> None:
-        self.popen = popen
-        self.address = address
-        self.model = model
-        self.log = log
-        self.channel = grpc.insecure_channel(address)
-        self.generation = generation_pb2_grpc.GenerationServiceStub(self.channel)
-        self.jobs = job_pb2_grpc.JobServiceStub(self.channel)
-        self.artifacts = artifact_pb2_grpc.ArtifactServiceStub(self.channel)
-
-    def image(self, **sampling: int) -> generation_pb2.GenerateImageRequest:
-        return generation_pb2.GenerateImageRequest(
-            model=self.model,
-            prompt="a red circle left of a blue square",
-            negative_prompt="",
-            width=64,
-            height=64,
-            sampling={"steps": 4, "seed": 7} | sampling,
-        )
-
-    def generate(self, **sampling: int) -> list[event_pb2.JobEvent]:
-        return [message.event for message in self.generation.GenerateImage(self.image(**sampling))]
-
-    def watch(self, job_id: str, **options) -> list[event_pb2.JobEvent]:
-        call = self.jobs.WatchJob(job_pb2.WatchJobRequest(job_id=job_id, **options))
-        return [message.event for message in call]
-
-    def health(self, name: str = "") -> int:
-        stub = health_pb2_grpc.HealthStub(self.channel)
-        return stub.Check(health_pb2.HealthCheckRequest(service=name)).status
-
-    def worker(self) -> psutil.Process:
-        (worker,) = (
-            child for child in psutil.Process(self.popen.pid).children() if "spawn_main" in " ".join(child.cmdline())
-        )
-        return worker
-
-    def stop(self) -> tuple[int, str]:
-        """Asks the server to end. Returns its exit code and the rest of its output."""
-        self.channel.close()
-        if self.popen.poll() is None:
-            self.popen.send_signal(signal.SIGTERM)
-        rest, _ = self.popen.communicate(timeout=120)
-        return self.popen.returncode, rest
-
-
-@contextlib.contextmanager
-def served(checkpoint: Path, folder: Path, *flags: str) -> Iterator[Process]:
-    log = folder / "server.log"
-    with log.open("w") as stderr:
-        popen = subprocess.Popen(
-            [sys.executable, "-m", "omni_grpc.serve", "--model", str(checkpoint), "--port", "0", *flags],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-    try:
-        assert popen.stdout is not None
-        line = popen.stdout.readline()
-        match = LINE.fullmatch(line)
-        assert match, f"{line!r}: {log.read_text()}"
-        assert match[1] == __version__
-        yield Process(popen, match[2], match[3], log)
-    finally:
-        popen.kill()
-        popen.wait()
 
 
 @pytest.fixture(scope="module")
 def server(tiny_qwen_image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    with served(tiny_qwen_image, tmp_path_factory.mktemp("serve")) as running:
+    with served(tiny_qwen_image, tmp_path_factory.mktemp("serve"), "--warm-up-seconds", "1") as running:
         yield running
         code, rest = running.stop()
         assert (code, rest) == (0, ""), running.log.read_text()
-
-
-def data_of(events: list[event_pb2.JobEvent]) -> bytes:
-    return b"".join(event.artifact_chunk.data for event in events if event.HasField("artifact_chunk"))
 
 
 def test_a_generation_comes_step_by_step_and_is_the_same_again(server):
@@ -207,38 +114,6 @@ def test_a_second_server_on_the_port_says_so_and_leaves_the_first_alone(server, 
     assert code == 2
     assert f"error: cannot listen on 127.0.0.1:{port}: Address already in use" in stderr
     assert server.health() == 1
-
-
-def test_a_stopped_server_drains_first(tiny_qwen_image, tmp_path):
-    with served(tiny_qwen_image, tmp_path) as server:
-        call = server.generation.GenerateImage(server.image(**LONG))
-        first = next(message.event for message in call if message.event.HasField("step_progress"))
-        server.popen.send_signal(signal.SIGTERM)
-        events = [first, *(message.event for message in call)]
-        assert kinds(events)[-1] == "completed"
-        assert events[-1].completed.stats.steps_run == 200
-        assert server.stop() == (0, ""), "one line on stdout in all its life"
-    log = server.log.read_text()
-    assert "READY -> DRAINING" in log
-    assert "a red circle" not in log, "prompts are not logged"
-    assert "Traceback" not in log
-
-
-def test_a_killed_worker_is_an_event_and_not_the_end_of_the_server(tiny_qwen_image, tmp_path):
-    with served(tiny_qwen_image, tmp_path) as server:
-        call = server.generation.GenerateImage(server.image(**LONG))
-        events = []
-        with pytest.raises(grpc.RpcError) as caught:  # noqa: PT012 (the call ends inside of the loop)
-            for message in call:
-                events.append(message.event)
-                if message.event.HasField("step_progress") and message.event.step_progress.step == 1:
-                    server.worker().kill()
-        error = read_refusal(caught.value)
-        assert (error.code, error.reason) == ("UNAVAILABLE", "WORKER_DIED")
-        assert events[-1].failed.retryable
-        assert (server.health(), server.health("liveness")) == (2, 2)
-        assert server.watch(events[0].job_id)[-1] == events[-1], "what it kept can still be read"
-        assert server.stop() == (0, "")
 
 
 # --- what does not start ----------------------------------------------------------------------------------------------

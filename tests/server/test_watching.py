@@ -1,14 +1,16 @@
 """WatchJob and WatchJobs: places, paces, resuming, and many jobs on one stream."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
+from grpc import aio
 
 from omni_grpc.engine import Entry
 from omni_grpc.engine.scheduler import Lane
 from omni_grpc.request import Decoding, Encoded, Step
 from omni_grpc.server.follow import Pace
-from omni_grpc.v1 import job_pb2
+from omni_grpc.v1 import job_pb2, job_pb2_grpc
 
 from .service import image, kinds, refusal, serving, to_error, until
 
@@ -82,7 +84,7 @@ async def test_silence_is_filled_with_heartbeats_that_have_no_place():
 
 
 def entries(count: int) -> list[Entry]:
-    return [Entry(seq, 0.0, step(seq, count)) for seq in range(1, count + 1)]
+    return [Entry(seq, 0.0, step(seq, 100)) for seq in range(1, count + 1)]
 
 
 def step(number: int, total: int) -> Step:
@@ -110,6 +112,14 @@ def test_progress_is_thinned_out_and_counted():
     assert (pace.release().entry.seq, pace.due()) == (8, None)
 
 
+def test_the_last_step_passes_however_soon_it_comes():
+    pace = Pace(3600.0)
+    sent = [pace.take(Entry(seq, 0.0, step(seq, 4))) for seq in range(1, 5)]
+    assert [update and (update.entry.seq, update.after, update.coalesced) for update in sent] == [
+        (1, 0, 0), None, None, (4, 1, 2),
+    ]  # fmt: skip
+
+
 def test_what_is_no_progress_passes_at_once_and_counts_what_it_overtook():
     clock = Clock()
     pace = Pace(1.0, clock)
@@ -125,13 +135,14 @@ def test_without_an_interval_everything_passes():
     assert [pace.take(entry).coalesced for entry in entries(50)] == [0] * 50
 
 
-async def test_a_slow_watcher_is_told_how_much_it_was_spared(service):
+async def test_a_watcher_with_an_interval_is_told_how_much_it_was_spared(service):
     job = await service.finished(sampling={"steps": 50})
     events = await service.watch(job.job_id, min_progress_interval={"seconds": 3600})
     assert kinds(events) == [
-        "queued", "started", "encode_done", "step_progress", "artifact_ready", "completed",
+        "queued", "started", "encode_done", "step_progress", "step_progress", "artifact_ready", "completed",
     ]  # fmt: skip
-    assert [event.coalesced for event in events] == [0, 0, 0, 0, 50, 0]
+    assert [event.step_progress.step for event in events[3:5]] == [1, 50], "the last step is never left out"
+    assert [event.coalesced for event in events] == [0, 0, 0, 0, 48, 1, 0]
     assert len(events) + sum(event.coalesced for event in events) == job.last_seq
 
 
@@ -143,6 +154,39 @@ async def test_a_held_step_comes_when_the_interval_is_over(service):
     service.executor.gates[Lane.STEP].let(2)
     steps = [(await call.read()).event for _ in range(2)]
     assert [(event.step_progress.step, event.coalesced) for event in steps] == [(1, 0), (2, 0)]
+
+
+async def test_a_slow_watcher_misses_steps_and_no_state_and_a_fast_one_beside_it_misses_nothing(service):
+    gate = service.executor.gates[Lane.STEP]
+    gate.close()
+    preview = {"method": "PREVIEW_METHOD_LATENT_RGB", "max_edge_px": 256, "format": "IMAGE_FORMAT_JPEG"}
+    job = await service.create(sampling={"steps": 60}, options={"preview": preview})
+    # without its probes a client takes 64 KiB before it reads, which is about one preview
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0))
+    channel = aio.insecure_channel(f"127.0.0.1:{service.server.port}", options=options)
+    slow = aiter(job_pb2_grpc.JobServiceStub(channel).WatchJob(job_pb2.WatchJobRequest(job_id=job.job_id)))
+    late = [(await anext(slow)).event]
+    fast = []
+    request = job_pb2.WatchJobRequest(job_id=job.job_id, omit_previews=True)
+    async for message in service.jobs.WatchJob(request):
+        fast.append(message.event)
+        if message.event.WhichOneof("event") in ("encode_done", "step_progress"):
+            gate.let(1)
+    late += [message.event async for message in slow]
+    await channel.close()
+
+    assert [event.step_progress.step for event in fast if event.HasField("step_progress")] == list(range(1, 61))
+    assert [event.seq for event in fast] == list(range(1, len(fast) + 1))
+    assert {event.coalesced for event in fast} == {0}
+
+    def states(events):
+        return [kind for kind in kinds(events) if kind != "step_progress"]
+
+    assert states(late) == states(fast)
+    gaps = [after.seq - before.seq - 1 for before, after in pairwise(late)]
+    assert [event.coalesced for event in late[1:]] == gaps
+    assert sum(gaps) > 30, "it was slow"
+    assert [event.step_progress.step for event in late if event.HasField("step_progress")][-1] == 60
 
 
 # --- many jobs --------------------------------------------------------------------------------------------------------
@@ -183,9 +227,11 @@ async def test_a_snapshot_and_the_events_after_it_leave_no_gap(service):
     messages = [await anext(call) for _ in ids]
     service.executor.gates[Lane.STEP].open()
     messages += [message async for message in call]
-    for seen in by_job(messages).values():
+    for job_id, seen in by_job(messages).items():
         (start,), *seqs = seen
-        assert seqs == list(range(start + 1, 27))
+        left_out = sum(message.event.coalesced for message in messages if message.event.job_id == job_id)
+        assert seqs == sorted(seqs)
+        assert len(seqs) + left_out == 26 - start
 
 
 async def test_a_selector_follows_jobs_that_are_made_later(service):

@@ -1,0 +1,229 @@
+"""Requests that must be refused, and those that must not."""
+
+import dataclasses
+import io
+import itertools
+import math
+from pathlib import Path
+
+import PIL.Image
+import pytest
+
+from omni_grpc import InvalidArgument
+from omni_grpc.config import LimitsConfig
+from omni_grpc.engine.scheduler import Lane
+from omni_grpc.errors import Code, Failure
+from omni_grpc.models.qwen_image import SPECS
+from omni_grpc.request import Draft, GuidanceDraft, ImageFormat
+from omni_grpc.resolve import Facts, resolve_request
+from omni_grpc.spec import Checkpoint
+from omni_grpc.v1 import job_pb2
+from tests.server.service import CHECKPOINT, image, kinds, refusal, serving, to_error
+
+
+async def both_refusals(service, **changes):
+    """How the two calls that make images refuse a request, which must be alike, with nothing done for it."""
+    request = image(**changes)
+    streamed = await refusal(service.generation.GenerateImage(request))
+    created = await refusal(service.jobs.CreateJob(job_pb2.CreateJobRequest(generate_image=request)))
+    assert (streamed.code, streamed.reason, streamed.message) == (created.code, created.reason, created.message)
+    assert service.executor.plans == []
+    assert len(service.engine.jobs) == 0
+    return streamed
+
+
+async def still_works(service) -> None:
+    assert kinds([message.event async for message in service.generation.GenerateImage(image())])[-1] == "completed"
+
+
+def resolve(facts=None, **changes):
+    facts = facts or Facts(CHECKPOINT, LimitsConfig())
+    draft = Draft(**({"model": facts.checkpoint.name, "prompt": "a red circle"} | changes))
+    return resolve_request(draft, facts, id="job_1")
+
+
+def small(omni, **changes):
+    return omni.generate(**({"prompt": "a red circle", "width": 32, "height": 32, "steps": 1, "seed": 7} | changes))
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "bad"),
+    [(1920, 1080, {"height": 1088}), (200, 500, {"width": 192, "height": 496})],
+)
+async def test_b001_a_size_that_the_model_cannot_do_is_refused_at_once(service, width, height, bad):
+    error = await both_refusals(service, width=width, height=height)
+    assert (error.code, error.fields) == ("INVALID_ARGUMENT", list(bad))
+    for axis, nearest in bad.items():
+        asked = {"width": width, "height": height}[axis]
+        assert f"{axis}: {asked} is not a multiple of 16; nearest legal value: {nearest}" in error.message
+    await still_works(service)
+
+
+@pytest.mark.parametrize(("stages", "multiple"), [([1, 2, 4], 8), ([1, 2, 4, 4], 16), ([1, 2, 4, 4, 4], 32)])
+def test_b002_the_multiple_is_that_of_the_checkpoint(stages, multiple):
+    checkpoint = Checkpoint(name="qwen", path=Path("qwen"), spec=SPECS[0], configs={"vae": {"dim_mult": stages}})
+    facts = Facts(checkpoint, LimitsConfig())
+    assert resolve(facts, width=22 * multiple).request.width == 22 * multiple
+    with pytest.raises(InvalidArgument, match=f"is not a multiple of {multiple}; nearest legal value"):
+        resolve(facts, width=22 * multiple + multiple // 2)
+
+
+@pytest.mark.parametrize(("width", "height"), [(64, 32), (32, 48)])
+def test_b003_the_picture_has_the_size_that_was_asked(omni, width, height):
+    result = small(omni, width=width, height=height)
+    assert [picture.size for picture in result.images] == [(width, height)]
+    assert (result.effective.width, result.effective.height) == (width, height)
+
+
+async def test_b004_absurd_sizes_are_refused_and_the_operators_budget_counts():
+    async with serving(max_pixels=1_000_000) as service:
+        error = await both_refusals(service, width=100_000, height=10_000)
+        assert (error.code, error.fields) == ("INVALID_ARGUMENT", ["width", "height", "width, height"])
+        error = await both_refusals(service, width=2048, height=2048)
+        assert error.fields == ["width, height"]
+        assert "2048 x 2048 is more than 1000000 pixels; the same shape fits as 992 x 992" in error.message
+        await still_works(service)
+
+
+@pytest.mark.parametrize("steps", [0, 201, 2**31])
+async def test_b005_steps_outside_of_the_range_are_refused(service, steps):
+    error = await both_refusals(service, sampling={"steps": steps})
+    assert (error.code, error.fields) == ("INVALID_ARGUMENT", ["sampling.steps"])
+    assert f"{steps} is outside 1..200" in error.message
+    with pytest.raises(InvalidArgument, match=r"-1 is outside 1\.\.200"):
+        resolve(steps=-1)
+    await still_works(service)
+
+
+@pytest.mark.parametrize("seed", [2**53, 2**63, 2**64 - 1])
+async def test_b006_seeds_outside_of_the_range_are_refused(service, seed):
+    error = await both_refusals(service, sampling={"seed": seed})
+    assert (error.code, error.fields) == ("INVALID_ARGUMENT", ["sampling.seeds"])
+    assert f"{seed} is outside 0..{2**53 - 1}; nearest legal value: {2**53 - 1}" in error.message
+    with pytest.raises(InvalidArgument, match="-1 is outside"):
+        resolve(seeds=(-1,))
+    assert resolve(seeds=(2**32,)).request.seeds == (2**32,)
+    await still_works(service)
+
+
+async def test_b006_a_seed_cannot_hide_in_extra_fields(service):
+    request = image()
+    request.sampling.extra["seed"] = float(2**64)
+    error = await refusal(service.generation.GenerateImage(request))
+    assert (error.reason, error.fields) == ("FIELD_NOT_SUPPORTED", ["sampling.extra"])
+    await still_works(service)
+
+
+def test_b007_seed_zero_is_a_seed_and_a_drawn_one_is_told(omni):
+    first, again = small(omni, seed=0), small(omni, seed=0)
+    assert (first.files, first.seeds) == (again.files, (0,))
+    assert "sampling.seeds" not in first.effective.defaults_used
+    drawn = small(omni, seed=None)
+    assert drawn.effective.defaults_used["sampling.seeds"] == "drawn at random"
+    assert small(omni, seed=drawn.seeds[0]).files == drawn.files != first.files
+
+
+@pytest.mark.parametrize("prompt", ["", " ", "\n\t"])
+async def test_b008_a_blank_prompt_is_refused_everywhere(service, prompt):
+    error = await both_refusals(service, prompt=prompt)
+    assert (error.code, error.fields) == ("INVALID_ARGUMENT", ["prompt"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"sampling": {"num_outputs": 0}}, "sampling.num_outputs"),
+        ({"sampling": {"num_outputs": 11}}, "sampling.num_outputs"),
+        ({"output_format": 99}, "output_format"),
+        ({"sampling": {"loras": [{"lora_id": "foo"}]}}, "sampling.loras"),
+        ({"sampling": {"scheduler": "euler"}}, "sampling.scheduler"),
+        ({"options": {"delivery": "ARTIFACT_DELIVERY_SIGNED_URL"}}, "options.delivery"),
+    ],
+)
+async def test_b009_malformed_fields_are_refused_by_name(service, changes, field):
+    error = await both_refusals(service, **changes)
+    assert (error.code, error.fields) == ("INVALID_ARGUMENT", [field])
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+async def test_b010_a_failed_request_is_no_success(service, lane):
+    service.executor.failures[lane] = Failure(code=Code.INTERNAL, reason="WORKER_ERROR", message="shapes do not fit")
+    messages, error = await to_error(service.generation.GenerateImage(image()))
+    assert (error.code, error.reason, error.message) == ("INTERNAL", "WORKER_ERROR", "shapes do not fit")
+    assert kinds([message.event for message in messages]).count("completed") == 0
+
+
+@pytest.mark.parametrize("format", list(ImageFormat))
+def test_b011_every_format_that_is_promised_is_made(omni, format):
+    result = small(omni, width=48, output_format=format)
+    (picture,) = result.images
+    assert (picture.size, result.effective.output_format) == ((48, 32), format)
+    if format is not ImageFormat.RAW_RGB8:
+        assert PIL.Image.open(io.BytesIO(result.files[0])).format == format.value
+
+
+def test_b012_the_end_of_a_long_prompt_counts_and_what_does_not_fit_is_told(omni):
+    long = "a photo of a cat " * 30
+    red, blue = (small(omni, prompt=f"{long} in a {colour} hat", steps=2) for colour in ("RED", "BLUE"))
+    assert red.files != blue.files
+    assert (red.warnings, red.effective.dropped_tokens) == ((), {})
+    too_long = small(omni, prompt="word " * 10_000)
+    (warning,) = too_long.warnings
+    assert (warning.code, warning.field) == ("PROMPT_TRUNCATED", "prompt")
+    assert warning.applied == str(too_long.effective.dropped_tokens["prompt"])
+    assert too_long.effective.dropped_tokens["prompt"] > 5_000
+
+
+SCALES = ("scale", "true_cfg_scale", "rescale", "interval_start", "interval_end")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 1e9])
+async def test_b014_numbers_that_no_sampler_can_use_are_refused(service, value):
+    for name in SCALES:
+        field = f"sampling.guidance.{name}"
+        error = await both_refusals(service, sampling={"guidance": {name: value}})
+        assert error.code == "INVALID_ARGUMENT"
+        assert field in error.fields
+
+
+TEXTS = [
+    "dragon \U0001f409 \u9f8d caf\u00e9",
+    "\U0001f469\u200d\U0001f467",
+    "\u05e9\u05dc\u05d5\u05dd",
+    "a\u0301\u202e",
+]
+
+
+async def test_b015_a_prompt_may_be_in_any_script(service, omni):
+    for text in TEXTS:
+        assert small(omni, prompt=text, negative_prompt=text).files
+        await service.finished(prompt=text)
+    asked = [request.prompt for plan in service.executor.plans for request in plan.admit]
+    assert asked == TEXTS, "what the worker reads is what was sent"
+
+
+@pytest.mark.parametrize("text", ["a\0b", "a\ud800b"], ids=["NUL", "lone surrogate"])
+def test_b015_text_that_is_none_is_refused(omni, text):
+    for field in ("prompt", "negative_prompt"):
+        with pytest.raises(InvalidArgument) as caught:
+            small(omni, **{field: text})
+        assert [violation.field for violation in caught.value.violations] == [field]
+
+
+async def test_b016_an_unknown_model_is_not_found_and_the_known_one_is_named(service):
+    error = await both_refusals(service, model="not-the-loaded-checkpoint")
+    assert (error.code, error.reason) == ("NOT_FOUND", "MODEL_NOT_FOUND")
+    assert "served: toy" in error.message
+
+
+def test_b017_what_every_request_may_set_harms_no_model(omni):
+    """Each of the common parameters is used, is a warning, or is refused by name: none is an error of the worker."""
+    guidance = [GuidanceDraft(scale=4.0), GuidanceDraft(true_cfg_scale=4.0), GuidanceDraft(rescale=0.5)]
+    for asked, negative in itertools.product(guidance, (None, "", "blurry")):
+        draft = Draft(
+            model="tiny", prompt="x", negative_prompt=negative, width=32, height=32, steps=1, seeds=(1,), guidance=asked
+        )
+        result = omni.run(draft)
+        effective = dataclasses.asdict(result.effective.guidance)
+        given = {name: value for name, value in dataclasses.asdict(asked).items() if value is not None}
+        assert all(effective[name] == value for name, value in given.items()) or result.warnings

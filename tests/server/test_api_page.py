@@ -1,0 +1,97 @@
+"""docs/api.md says what this version serves and how it fails: its tables are compared with the code."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from omni_grpc.server.failures import _DETAILS
+from omni_grpc.server.messages import Messages
+from omni_grpc.server.served import GENERATE_IMAGE, unserved_paths
+from omni_grpc.server.server import SERVICES, unserved_methods
+from omni_grpc.v1 import event_pb2, generation_pb2
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+ANSWER_WITH_THE_TASKS = {
+    "GenerationService/EditImage",
+    "GenerationService/GenerateVideo",
+    "GenerationService/GenerateAudio",
+}
+"""Calls that are there only to look for the model and its tasks."""
+NEVER_ON_A_CALL = {"CANNOT_LISTEN", "NO_DEVICE", "SCHEDULER_NOT_SUPPORTED"}
+"""Reasons that keep a server from starting."""
+
+
+def table(header: str) -> list[list[str]]:
+    """The cells of the rows below a header line."""
+    _, _, rest = PAGE.partition(header + "\n")
+    assert rest, f"the page has no table {header!r}"
+    rows = rest.split("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_calls_on_the_page_are_those_that_are_served():
+    served, missing = set(), set()
+    for service, here, not_yet in table("| service | served | not yet |"):
+        served |= {f"{names(service)[0]}/{name}" for name in names(here)}
+        missing |= {f"{names(service)[0]}/{name}" for name in names(not_yet)}
+    unserved = {method.removeprefix("/omni_grpc.v1.") for method in unserved_methods()}
+    assert missing == unserved | ANSWER_WITH_THE_TASKS
+    everything = {f"{descriptor.name}/{method.name}" for descriptor, _, _ in SERVICES for method in descriptor.methods}
+    assert served == everything - missing
+
+
+def test_the_fields_on_the_page_are_those_that_are_served():
+    served, refused = set(), set()
+    for part, here, not_yet in table("| part of `GenerateImageRequest` | served | refused as `FIELD_NOT_SUPPORTED` |"):
+        prefix = "" if part == "itself" else names(part)[0] + "."
+        served |= {prefix + name for name in names(here)}
+        refused |= {prefix + name for name in names(not_yet)}
+    assert served == GENERATE_IMAGE
+    assert refused == set(unserved_paths(generation_pb2.GenerateImageRequest.DESCRIPTOR, GENERATE_IMAGE))
+
+
+def test_the_events_on_the_page_are_those_of_the_api_and_those_that_are_not_sent_say_so(service):
+    rows = {name: row[1] for row in table("| event | when | seq |") for name in names(row[0])}
+    assert rows.keys() == {field.name for field in event_pb2.JobEvent.DESCRIPTOR.oneofs_by_name["event"].fields}
+    sent = {arm for arm, _ in Messages(service.engine)._arms.values()} | {"artifact_chunk", "heartbeat"}
+    assert {name for name, when in rows.items() if "ot sent by this version" not in when} == sent
+
+
+def reasons() -> Iterator[tuple[str, str]]:
+    """Code and reason of every row; a row without a code has that of the row above."""
+    code = ""
+    for row in table("| code | reason | when | metadata |"):
+        code = (names(row[0]) or [code])[0]
+        for reason in names(row[1]):
+            yield code, reason
+
+
+def test_every_reason_that_a_call_or_a_job_can_end_with_is_on_the_page():
+    sources = [ROOT / "omni_grpc" / "resolve.py"]
+    for folder in ("server", "engine", "worker", "pipeline"):
+        sources += (ROOT / "omni_grpc" / folder).glob("*.py")
+    raised = {name for path in sources for name in re.findall(r'reason="([A-Z_]+)"', path.read_text(encoding="utf-8"))}
+    listed = {reason for _, reason in reasons()}
+    assert raised - NEVER_ON_A_CALL <= listed
+    composed = {"INVALID_ARGUMENT", "NOT_YET_SERVED", "QUEUE_TIMEOUT", "RUN_TIMEOUT", "DEADLINE"}
+    states = {f"ENGINE_{state}" for state in ("STARTING", "DRAINING", "STOPPED", "FAILED")}
+    assert listed - raised == composed | states, "a reason that nothing raises"
+
+
+def test_the_details_on_the_page_come_with_their_codes():
+    rows = {
+        names(row[0])[0]: row[2] for row in table("| code | meaning | details besides ErrorInfo | retry unchanged |")
+    }
+    always = {
+        "NOT_FOUND": "ResourceInfo",
+        "FAILED_PRECONDITION": "PreconditionFailure",
+        "RESOURCE_EXHAUSTED": "QuotaFailure",
+    }
+    assert {code.value for code in _DETAILS} == always.keys()
+    assert {code: names(cell)[0] for code, cell in rows.items() if code in always} == always
+    assert {code for code, _ in reasons()} <= rows.keys()
