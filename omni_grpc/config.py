@@ -81,7 +81,9 @@ class AdapterConfig:
     vae_use_tiling: bool = setting(False, "decode in tiles, to save memory")
     enable_cpu_offload: bool = setting(False, "keep one component at a time on the device")
     enable_layerwise_offload: bool = setting(False, "keep one group of layers at a time on the device")
-    cache_backend: str | None = setting(None, "step cache of diffusers: first_block, taylorseer, mag, faster, pab, sea or text_kv")
+    cache_backend: str | None = setting(
+        None, "step cache of diffusers: first_block, taylorseer, mag, faster, pab, sea or text_kv"
+    )
     cache_config: dict[str, Any] | None = setting(None, "JSON object of arguments for the cache's config")
 
 

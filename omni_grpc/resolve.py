@@ -1,36 +1,32 @@
-"""Every decision made for the user, in tables: what a request gets by default, what is refused, what is worth a
-warning.
+"""Every decision made for the user, in tables: what a request gets by default, and what is worth a warning.
 
 `resolve_request` runs before any work: it makes a complete Request of a Draft, or raises one InvalidArgument that names
- each offending field, its value, the rule and the nearest legal value. To add a rule, add a row.
+each offending field, its value, the rule and the nearest legal value (see `rules`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from omni_grpc.config import AdapterConfig, EngineConfig, LimitsConfig, ModelConfig
 from omni_grpc.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound, Violation
-from omni_grpc.frames import count_frames, counts_frames, duration_fault, nearest_frames
+from omni_grpc.frames import count_frames
 from omni_grpc.opaque import OPAQUE_FAMILY
 from omni_grpc.request import (
-    AudioFormat,
     Draft,
     Guidance,
     GuidanceNorm,
-    ImageFormat,
     Modality,
     OutputFormat,
     Request,
     RequestWarning,
     Task,
-    VideoFormat,
 )
+from omni_grpc.rules import MAX_SEED, OUTPUT_FORMATS, RULES, Facts, takes
 from omni_grpc.spec import Checkpoint, GuidanceKind
 
 T = TypeVar("T")
@@ -38,22 +34,8 @@ T = TypeVar("T")
 CFG_FIELDS = ("true_cfg_scale", "norm", "rescale", "interval_start", "interval_end")
 """What belongs to guidance by a second prediction, and means nothing without one."""
 
-OUTPUT_FORMATS: Mapping[Modality, OutputFormat] = {
-    Modality.IMAGE: ImageFormat.PNG,
-    Modality.VIDEO: VideoFormat.MP4,
-    Modality.AUDIO: AudioFormat.WAV,
-}
 ENCODING = frozenset({"output_fps", "sample_rate"})
 """Fields that are about the file and not about the model."""
-
-TAKEN = (
-    "strength", "num_frames", "fps", "duration", "start", "text", "images", "mask", "first_frame", "last_frame",
-    "reference_images", "source_video", "control_video", "mask_video", "audio",
-)  # fmt: skip
-"""What ModelSpec.takes may name."""
-
-MAX_SEED = 2**53 - 1
-"""Largest seed: the largest integer that JSON, JavaScript and protobuf's Struct carry without loss."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,19 +45,6 @@ class Resolved:
     request: Request
     warnings: tuple[RequestWarning, ...]
     defaults_used: Mapping[str, str]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Facts:
-    """What the rules may look at besides the request."""
-
-    checkpoint: Checkpoint
-    limits: LimitsConfig
-
-    @property
-    def max_pixels(self) -> int:
-        own = self.checkpoint.limits.max_pixels
-        return own if self.limits.max_pixels is None else min(own, self.limits.max_pixels)
 
 
 def resolve_request(draft: Draft, facts: Facts, *, id: str) -> Resolved:
@@ -137,7 +106,7 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
     scale = None
     if GuidanceKind.EMBEDDED in facts.checkpoint.spec.guidance:
         scale = default("sampling.guidance.scale", draft.guidance.scale, defaults.guidance.scale)
-    guidance = Guidance(scale=scale, rescale=(draft.guidance.rescale or 0.0) if _takes("rescale", facts) else 0.0)
+    guidance = Guidance(scale=scale, rescale=(draft.guidance.rescale or 0.0) if takes("rescale", facts) else 0.0)
     if cfg_is_on(draft, facts):
         filled = {
             name: default(f"sampling.guidance.{name}", getattr(draft.guidance, name), getattr(defaults.guidance, name))
@@ -159,7 +128,7 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
         model=draft.model,
         prompt=draft.prompt,
         task=draft.task,
-        negative_prompt=draft.negative_prompt if _takes("negative_prompt", facts) or cfg_is_on(draft, facts) else None,
+        negative_prompt=draft.negative_prompt if takes("negative_prompt", facts) or cfg_is_on(draft, facts) else None,
         width=width,
         height=height,
         steps=default("sampling.steps", draft.steps, defaults.steps),
@@ -209,221 +178,6 @@ def cfg_is_on(draft: Draft, facts: Facts) -> bool:
         return False
     scale = draft.guidance.true_cfg_scale
     return (facts.checkpoint.defaults.guidance.true_cfg_scale if scale is None else scale) > 1
-
-
-def _takes(name: str, facts: Facts) -> bool:
-    """Whether the model takes a part of guidance as such, and decides by itself what it does with it."""
-    return name in facts.checkpoint.spec.takes
-
-
-# --- refusals: (field, rule); a rule returns what is wrong and the nearest legal value, or "" -----------------------
-
-
-def _size(axis: str) -> Callable[[Draft, Facts], str]:
-    def rule(draft: Draft, facts: Facts) -> str:
-        value, limits = getattr(draft, axis), facts.checkpoint.limits
-        if value is None:
-            return ""
-        nearest = round(value / limits.size_multiple) * limits.size_multiple
-        nearest = min(max(nearest, limits.min_size), limits.max_size)
-        if not limits.min_size <= value <= limits.max_size:
-            return f"{value} is outside {limits.min_size}..{limits.max_size}; nearest legal value: {nearest}"
-        if value % limits.size_multiple:
-            return f"{value} is not a multiple of {limits.size_multiple}; nearest legal value: {nearest}"
-        return ""
-
-    return rule
-
-
-def _pixels(draft: Draft, facts: Facts) -> str:
-    defaults = facts.checkpoint.defaults
-    width, height = draft.width or defaults.width, draft.height or defaults.height
-    if width * height <= facts.max_pixels:
-        return ""
-    multiple = facts.checkpoint.limits.size_multiple
-    shrink = math.sqrt(facts.max_pixels / (width * height))
-    fit = tuple(max(multiple, int(side * shrink) // multiple * multiple) for side in (width, height))
-    return f"{width} x {height} is more than {facts.max_pixels} pixels; the same shape fits as {fit[0]} x {fit[1]}"
-
-
-def _count(name: str, most: Callable[[Facts], int]) -> Callable[[Draft, Facts], str]:
-    def rule(draft: Draft, facts: Facts) -> str:
-        value = getattr(draft, name)
-        if value is None or 1 <= value <= most(facts):
-            return ""
-        return f"{value} is outside 1..{most(facts)}; nearest legal value: {min(max(value, 1), most(facts))}"
-
-    return rule
-
-
-def _scale(name: str, low: float, high: float) -> Callable[[Draft, Facts], str]:
-    def rule(draft: Draft, facts: Facts) -> str:
-        value = getattr(draft.guidance, name)
-        if value is None:
-            return ""
-        if not math.isfinite(value) or not low <= value <= high:
-            nearest = f"; nearest legal value: {min(max(value, low), high):g}" if not math.isnan(value) else ""
-            return f"{value} is outside {low:g}..{high:g}{nearest}"
-        return ""
-
-    return rule
-
-
-def _interval(draft: Draft, facts: Facts) -> str:
-    start, end = draft.guidance.interval_start, draft.guidance.interval_end
-    if (start if start is not None else 0.0) < (end if end is not None else 1.0):
-        return ""
-    return f"starts at {start or 0.0:g}, which is not before its end at {1.0 if end is None else end:g}"
-
-
-def _preview_rule(name: str, low: int, high: int) -> Callable[[Draft, Facts], str]:
-    def rule(draft: Draft, facts: Facts) -> str:
-        value = getattr(draft.preview, name, None)
-        if value is None or low <= value <= high:
-            return ""
-        return f"{value} is outside {low}..{high}; nearest legal value: {min(max(value, low), high)}"
-
-    return rule
-
-
-def _seeds(draft: Draft, facts: Facts) -> str:
-    outputs = draft.num_outputs if draft.num_outputs is not None else max(1, len(draft.seeds))
-    if len(draft.seeds) > 1 and len(draft.seeds) != outputs:
-        return f"{len(draft.seeds)} seeds for {outputs} outputs; give one seed, or one for each output"
-    last = outputs - 1 if len(draft.seeds) == 1 else 0
-    for seed in draft.seeds:
-        if not 0 <= seed <= MAX_SEED - last:
-            return f"{seed} is outside 0..{MAX_SEED - last}; nearest legal value: {min(max(seed, 0), MAX_SEED - last)}"
-    return ""
-
-
-def _prompt(draft: Draft, facts: Facts) -> str:
-    if not draft.prompt.strip():
-        return "is empty; describe what to generate"
-    return _text("prompt")(draft, facts)
-
-
-def _text(name: str) -> Callable[[Draft, Facts], str]:
-    def rule(draft: Draft, facts: Facts) -> str:
-        value = getattr(draft, name)
-        most = facts.limits.max_prompt_chars
-        if value is not None and len(value) > most:
-            return f"has {len(value)} characters, the most is {most}"
-        if value is not None and "\0" in value:
-            return f"has a NUL character at position {value.index(chr(0))}; remove it"
-        if value is not None and (half := re.search(r"[\ud800-\udfff]", value)):
-            return f"has half of a surrogate pair at position {half.start()}; remove it"
-        return ""
-
-    return rule
-
-
-def _taken(name: str) -> Callable[[Draft, Facts], str]:
-    """An input that the model has no use for is refused: without it the result is not what was asked for."""
-
-    def rule(draft: Draft, facts: Facts) -> str:
-        value = getattr(draft.inputs, name, None) if hasattr(draft.inputs, name) else getattr(draft, name)
-        # zero is a value like others
-        if value in (None, "", ()) or name in facts.checkpoint.spec.takes:
-            return ""
-        if name == "duration" and counts_frames(draft, facts.checkpoint):
-            return ""
-        return f"{facts.checkpoint.spec.name} does not take it; leave it unset"
-
-    return rule
-
-
-def _required(name: str, tasks: tuple[Task, ...]) -> Callable[[Draft, Facts], str]:
-    def rule(draft: Draft, facts: Facts) -> str:
-        return f"is required for {draft.task}" if draft.task in tasks and not getattr(draft.inputs, name) else ""
-
-    return rule
-
-
-def _mask(draft: Draft, facts: Facts) -> str:
-    mask, first = draft.inputs.mask, next(iter(draft.inputs.images), None)
-    if mask is None or first is None or (mask.width, mask.height) == (first.width, first.height):
-        return ""
-    return f"is {mask.width} x {mask.height}, but the first image is {first.width} x {first.height}; scale one of them"
-
-
-def _extra(draft: Draft, facts: Facts) -> str:
-    if not draft.extra or "extra" in facts.checkpoint.spec.takes:
-        return ""
-    return f"{facts.checkpoint.spec.name} takes no parameters of its own ({', '.join(draft.extra)}); leave it unset"
-
-
-def _images(draft: Draft, facts: Facts) -> str:
-    count, most = len(draft.inputs.images), facts.checkpoint.limits.max_input_images
-    return f"{count} images are given, {facts.checkpoint.spec.name} takes at most {most}" if count > most else ""
-
-
-def _frames(draft: Draft, facts: Facts) -> str:
-    limits, value = facts.checkpoint.limits, draft.num_frames
-    if value is None or not limits.max_frames:
-        return ""
-    nearest = nearest_frames(value, limits)
-    if not 1 <= value <= limits.max_frames:
-        return f"{value} is outside 1..{limits.max_frames}; nearest legal value: {nearest}"
-    if (value - limits.frame_offset) % limits.frame_multiple:
-        rule = f"a multiple of {limits.frame_multiple} plus {limits.frame_offset}"
-        return f"{value} is not {rule}; nearest legal value: {nearest}"
-    return ""
-
-
-def _between(name: str, low: float, high: Callable[[Facts], float]) -> Callable[[Draft, Facts], str]:
-    def rule(draft: Draft, facts: Facts) -> str:
-        value = getattr(draft, name)
-        if value is None or (math.isfinite(value) and low <= value <= high(facts)):
-            return ""
-        return f"{value:g} is outside {low:g}..{high(facts):g}"
-
-    return rule
-
-
-def _format(draft: Draft, facts: Facts) -> str:
-    kind = type(OUTPUT_FORMATS[draft.task.modality])
-    if draft.output_format is None or isinstance(draft.output_format, kind):
-        return ""
-    return f"{draft.output_format} is no format for {draft.task}; use one of {', '.join(kind)}"
-
-
-RULES: tuple[tuple[str, Callable[[Draft, Facts], str]], ...] = (
-    ("prompt", _prompt),
-    ("negative_prompt", _text("negative_prompt")),
-    ("width", _size("width")),
-    ("height", _size("height")),
-    ("width, height", _pixels),
-    ("sampling.steps", _count("steps", lambda facts: facts.limits.max_steps)),
-    ("sampling.num_outputs", _count("num_outputs", lambda facts: facts.limits.max_outputs)),
-    ("sampling.seeds", _seeds),
-    *((name, _taken(name)) for name in TAKEN),
-    ("images", _required("images", (Task.IMAGE_TO_IMAGE, Task.IMAGE_EDIT, Task.INPAINT, Task.LAYERED))),
-    ("images", _images),
-    ("mask", _required("mask", (Task.INPAINT,))),
-    ("mask", _mask),
-    ("first_frame", _required("first_frame", (Task.IMAGE_TO_VIDEO,))),
-    ("source_video", _required("source_video", (Task.VIDEO_TO_VIDEO,))),
-    ("audio", _required("audio", (Task.AUDIO_TO_VIDEO,))),
-    ("num_frames", _frames),
-    ("strength", _between("strength", 0.0, lambda facts: 1.0)),
-    ("fps", _between("fps", 1.0, lambda facts: 240.0)),
-    ("output_fps", _between("output_fps", 1.0, lambda facts: 240.0)),
-    ("duration", _between("duration", 0.01, lambda facts: facts.checkpoint.limits.max_duration or 3600.0)),
-    ("duration", lambda draft, facts: duration_fault(draft, facts.checkpoint)),
-    ("sampling.extra", _extra),
-    ("start", _between("start", 0.0, lambda facts: 3600.0)),
-    ("sample_rate_hz", _between("sample_rate", 8000, lambda facts: 192_000)),
-    ("output_format", _format),
-    ("sampling.guidance.scale", _scale("scale", 0.0, 100.0)),
-    ("sampling.guidance.true_cfg_scale", _scale("true_cfg_scale", 0.0, 100.0)),
-    ("sampling.guidance.rescale", _scale("rescale", 0.0, 1.0)),
-    ("sampling.guidance.interval_start", _scale("interval_start", 0.0, 1.0)),
-    ("sampling.guidance.interval_end", _scale("interval_end", 0.0, 1.0)),
-    ("sampling.guidance.interval_start, sampling.guidance.interval_end", _interval),
-    ("options.preview.every_steps", _preview_rule("every_steps", 1, 10_000)),
-    ("options.preview.max_edge_px", _preview_rule("max_edge", 16, 512)),
-)
 
 
 # --- advice: rows that look at what was asked and what will be done -------------------------------------------------
@@ -479,7 +233,7 @@ def _negative_without_cfg(draft: Draft, request: Request, facts: Facts) -> Reque
 def _needs_cfg(name: str) -> Callable[[Draft, Request, Facts], RequestWarning | None]:
     def advice(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
         value = getattr(draft.guidance, name)
-        if value in (None, getattr(Guidance(), name)) or cfg_is_on(draft, facts) or _takes(name, facts):
+        if value in (None, getattr(Guidance(), name)) or cfg_is_on(draft, facts) or takes(name, facts):
             return None
         return RequestWarning(
             code="GUIDANCE_WITHOUT_EFFECT",

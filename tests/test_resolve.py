@@ -6,7 +6,8 @@ import pytest
 from omni_grpc.config import LimitsConfig, ModelConfig
 from omni_grpc.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound
 from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Preview, Task
-from omni_grpc.resolve import MAX_SEED, Facts, Machine, place, resolve_request
+from omni_grpc.resolve import Machine, place, resolve_request
+from omni_grpc.rules import MAX_SEED, Facts
 from omni_grpc.spec import GuidanceKind
 from tests.toy import toy_checkpoint
 

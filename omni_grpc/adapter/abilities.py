@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from omni_grpc.adapter.parameters import NAMES, OWN, SEVERAL_IMAGES, Signature
 from omni_grpc.request import Modality, Task
-from omni_grpc.resolve import TAKEN
+from omni_grpc.rules import TAKEN
 from omni_grpc.spec import GuidanceKind
 
 NOT_SERVED: Mapping[str, str] = {

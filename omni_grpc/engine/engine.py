@@ -29,7 +29,8 @@ from omni_grpc.engine.timers import Timers
 from omni_grpc.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
 from omni_grpc.plan import Broken, CostModel, Decoded, Died, Prepared, Ready, Report, Stepped
 from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Draft, Failed, Inputs, Queued, RequestWarning, Task
-from omni_grpc.resolve import Facts, advise_priority, check_task, resolve_request
+from omni_grpc.resolve import advise_priority, check_task, resolve_request
+from omni_grpc.rules import Facts
 from omni_grpc.spec import Checkpoint
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from omni_grpc.engine import Engine, EngineState
 from omni_grpc.errors import NotFound
 from omni_grpc.frames import nearest_frames
 from omni_grpc.request import AudioFormat, ImageFormat, Modality, Task, VideoFormat
-from omni_grpc.resolve import TAKEN, Facts
+from omni_grpc.rules import TAKEN, Facts
 from omni_grpc.server import convert
 from omni_grpc.server.failures import status
 from omni_grpc.server.media import NAMES

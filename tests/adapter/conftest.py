@@ -18,7 +18,8 @@ from omni_grpc.errors import OmniError
 from omni_grpc.plan import Decoded, Prepared, Progress
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Draft, Request, RequestWarning
-from omni_grpc.resolve import Facts, resolve_request
+from omni_grpc.resolve import resolve_request
+from omni_grpc.rules import Facts
 from omni_grpc.spec import Checkpoint
 from omni_grpc.worker.base import Loaded, Setting
 

@@ -10,7 +10,8 @@ from omni_grpc.engine.executor import LocalExecutor, ProcessExecutor
 from omni_grpc.errors import Code
 from omni_grpc.plan import Died, Plan, Prepared, Ready
 from omni_grpc.request import Draft
-from omni_grpc.resolve import Facts, resolve_request
+from omni_grpc.resolve import resolve_request
+from omni_grpc.rules import Facts
 from tests.toy import toy_checkpoint
 
 CONFIG = EngineConfig.from_settings(model="toy")

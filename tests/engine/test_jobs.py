@@ -6,7 +6,8 @@ from omni_grpc.config import LimitsConfig
 from omni_grpc.engine.jobs import Job, Jobs, JobState, new_job_id
 from omni_grpc.errors import FailedPrecondition
 from omni_grpc.request import Cancelled, Draft, Queued, Stats
-from omni_grpc.resolve import Facts, resolve_request
+from omni_grpc.resolve import resolve_request
+from omni_grpc.rules import Facts
 from tests.toy import toy_checkpoint
 
 

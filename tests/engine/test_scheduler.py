@@ -11,7 +11,8 @@ from omni_grpc.engine.scheduler import Lane, Phase, Scheduler
 from omni_grpc.errors import ResourceExhausted
 from omni_grpc.plan import CostModel
 from omni_grpc.request import Draft
-from omni_grpc.resolve import Facts, resolve_request
+from omni_grpc.resolve import resolve_request
+from omni_grpc.rules import Facts
 from tests.toy import toy_checkpoint
 
 

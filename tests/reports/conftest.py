@@ -15,8 +15,9 @@ from omni_grpc.spec import Checkpoint
 from tests.server.service import Service, serving
 
 if TYPE_CHECKING:
-    from omni_grpc.pipeline.base import Pipeline
     from omni_grpc.worker.runner import Runner
+
+    from omni_grpc.pipeline.base import Pipeline
 
 
 @pytest_asyncio.fixture
@@ -46,7 +47,6 @@ def pipeline(omni: Omni) -> Pipeline:
 @pytest.fixture
 def runner(pipeline: Pipeline) -> Runner:
     import torch
-
     from omni_grpc.worker.runner import Runner
 
     return Runner(pipeline, torch.device("cpu"), "omni-test-reports-")

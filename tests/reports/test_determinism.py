@@ -6,11 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from omni_grpc.worker.runner import Runner
 
 from omni_grpc.config import LimitsConfig
 from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat
-from omni_grpc.resolve import Facts, resolve_request
-from omni_grpc.worker.runner import Runner
+from omni_grpc.resolve import resolve_request
+from omni_grpc.rules import Facts
 from tests.server.service import image
 
 SHORT = {"prompt": "minecraft", "width": 64, "height": 48, "steps": 3, "seeds": (7,)}

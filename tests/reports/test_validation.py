@@ -15,7 +15,8 @@ from omni_grpc.engine.scheduler import Lane
 from omni_grpc.errors import Code, Failure
 from omni_grpc.models.qwen_image import SPECS
 from omni_grpc.request import Draft, GuidanceDraft, ImageFormat
-from omni_grpc.resolve import Facts, resolve_request
+from omni_grpc.resolve import resolve_request
+from omni_grpc.rules import Facts
 from omni_grpc.spec import Checkpoint
 from omni_grpc.v1 import job_pb2
 from tests.server.service import CHECKPOINT, image, kinds, refusal, serving, to_error

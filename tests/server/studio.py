@@ -21,7 +21,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
 from omni_grpc.plan import Media
 from omni_grpc.request import Guidance, Modality, Request, Task
-from omni_grpc.resolve import TAKEN
+from omni_grpc.rules import TAKEN
 from omni_grpc.server import Server
 from omni_grpc.spec import Checkpoint, Defaults, GuidanceKind, Limits
 from tests.toy import toy_checkpoint

@@ -15,7 +15,8 @@ from omni_grpc.config import LimitsConfig
 from omni_grpc.errors import Code, InternalError
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Preview
-from omni_grpc.resolve import Facts, resolve_request
+from omni_grpc.resolve import resolve_request
+from omni_grpc.rules import Facts
 from omni_grpc.worker.packed import PackedRunner
 
 UNLIKE = [

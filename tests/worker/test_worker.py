@@ -11,7 +11,8 @@ from omni_grpc.errors import Code
 from omni_grpc.plan import Broken, Decoded, Died, Plan, Prepared, Ready, Stepped
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Draft
-from omni_grpc.resolve import Facts, resolve_request
+from omni_grpc.resolve import resolve_request
+from omni_grpc.rules import Facts
 from omni_grpc.worker.worker import Worker
 
 
