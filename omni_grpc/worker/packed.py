@@ -102,7 +102,9 @@ class PackedRunner(Runner):
         moved, broken = self._move(work)
         self._refuse_non_finite(moved, broken)
         progress = tuple(self._progress(request_id, it) for request_id, it in moved.items())
-        self.drop([report.id for report in broken])
+        if broken:
+            self.drop([report.id for report in broken])
+        self._let_go(work)
         return Stepped(elapsed=time.monotonic() - began, progress=progress, broken=tuple(broken))
 
     @torch.inference_mode()
@@ -149,6 +151,12 @@ class PackedRunner(Runner):
             else:
                 moved[request_id] = it
         return moved, broken
+
+    def _let_go(self, work: Work) -> None:
+        """Forgets the last batch where one of its requests was dropped during the step: the batch holds its states."""
+        with self._lock:
+            if not self._states.keys() >= work.keys():
+                self._rows = None
 
     def _predict(self, work: Work) -> Mapping[State, Mapping[str, Tensor]]:
         self._rows = assemble([state for states in work.values() for state in states], self._layouts, self._rows)

@@ -116,6 +116,32 @@ def test_outputs_have_noise_of_their_own_and_each_can_be_made_alone(runner, chec
     torch.testing.assert_close(run_alone(runner, single)[0], outputs[2], rtol=0, atol=1e-5)
 
 
+def test_packed_constants_are_made_once_for_the_steps_of_the_same_requests(runner, checkpoint):
+    first, second, _ = requests(checkpoint)
+    runner.prepare(first)
+    runner.prepare(second)
+    runner.step((first.id, second.id))
+    packed = runner._rows["txt"]
+    runner.step((first.id, second.id))
+    assert runner._rows["txt"] is packed
+    runner.step((second.id,))
+    assert runner._rows["txt"] is not packed
+
+
+def test_a_request_dropped_during_its_step_is_not_held_by_the_batch(runner, checkpoint, pipeline, monkeypatch):
+    request = requests(checkpoint)[0]
+    runner.prepare(request)
+    predict = pipeline.predict
+
+    def predict_and_drop(batch):
+        runner.drop((request.id,))
+        return predict(batch)
+
+    monkeypatch.setattr(pipeline, "predict", predict_and_drop)
+    runner.step((request.id,))
+    assert runner._rows is None
+
+
 def test_a_dropped_request_takes_no_more_steps_and_its_neighbour_goes_on(runner, checkpoint):
     first, second, _ = requests(checkpoint)
     runner.prepare(first)

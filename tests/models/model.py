@@ -1,0 +1,131 @@
+"""One spec under test on one checkpoint: our pipeline and diffusers', asked alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+from torch import Tensor
+
+from omni_grpc.config import EngineConfig, LimitsConfig
+from omni_grpc.pipeline.images import Image
+from omni_grpc.registry import open_checkpoint
+from omni_grpc.request import Draft, GuidanceDraft, Request
+from omni_grpc.resolve import Facts, resolve_request
+from omni_grpc.spec import GuidanceKind
+from omni_grpc.worker.build import build
+from omni_grpc.worker.runner import Runner
+
+NAME = "tiny"
+"""What drafts call the model."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """What one implementation made of a request: latents [outputs, T, C], the images, and the tokens of the prompt."""
+
+    latents: Tensor
+    images: Sequence[Image]
+    prompt_tokens: int = 0
+
+    def differs_from(self, other: Result) -> tuple[float, int]:
+        """The largest difference of the latents and of the 8-bit images."""
+        pixels = (
+            int(np.abs(mine.astype(int) - theirs.astype(int)).max())
+            for mine, theirs in zip(self.images, other.images, strict=True)
+        )
+        return (self.latents - other.latents).abs().max().item(), max(pixels)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What the suite has to know of a model.
+
+    build: makes a tiny checkpoint in an empty folder.
+    oracle: runs the diffusers pipeline of that checkpoint, and packs its final latents as ours are packed.
+    drafts: what both are asked. The first is small and not guided by a second prediction; the suite varies it.
+    """
+
+    build: Callable[[Path], Path]
+    oracle: Callable[[Any, Request], Result]
+    drafts: tuple[Draft, ...]
+
+
+class Model:
+    """A checkpoint that is loaded on the CPU as the worker loads it, and what its entry says to ask of it."""
+
+    def __init__(self, entry: Entry, folder: Path, *, dtype: str = "float32", threads: int | None = 1) -> None:
+        self.entry = entry
+        self.checkpoint = open_checkpoint(folder, name=NAME)
+        self.spec = self.checkpoint.spec
+        config = EngineConfig.from_settings(model=str(folder), device="cpu", dtype=dtype, cpu_threads=threads)
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.pipeline, self.device, _ = build(config, self.checkpoint)
+
+    @functools.cached_property
+    def diffusers(self) -> Any:
+        """The pipeline that model_index.json names, in diffusers."""
+        pipeline = diffusers.DiffusionPipeline.from_pretrained(
+            self.checkpoint.path, dtype=self.dtype, local_files_only=True
+        )
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
+
+    def draft(self, *, wider: int = 0, higher: int = 0, **changes: Any) -> Draft:
+        """The first draft of the entry, so many multiples of its size wider and higher, otherwise changed as said."""
+        draft, multiple = self.entry.drafts[0], self.checkpoint.limits.size_multiple
+        size = {"width": (draft.width or 0) + wider * multiple, "height": (draft.height or 0) + higher * multiple}
+        return dataclasses.replace(draft, **(size | changes))
+
+    def guided(self, scale: float = 4.0, **changes: Any) -> Draft:
+        """A draft that is guided in the way this model can be: by a second prediction, by a trained scale, or not."""
+        if GuidanceKind.TRUE_CFG in self.spec.guidance:
+            return self.draft(**({"negative_prompt": "", "guidance": GuidanceDraft(true_cfg_scale=scale)} | changes))
+        if GuidanceKind.EMBEDDED in self.spec.guidance:
+            return self.draft(**({"guidance": GuidanceDraft(scale=scale)} | changes))
+        return self.draft(**changes)
+
+    def request(self, draft: Draft, id: str = "job") -> Request:
+        """The draft, checked and completed as the server does it."""
+        return resolve_request(draft, Facts(self.checkpoint, LimitsConfig()), id=id).request
+
+    def runner(self) -> Runner:
+        return Runner(self.pipeline, self.device, "omni-test-", latent_rgb=self.spec.latent_rgb)
+
+    def run(self, *drafts: Draft) -> list[Result]:
+        """Ours, all together from the first step to the last of each."""
+        return self.run_requests(*(self.request(draft, f"job_{number}") for number, draft in enumerate(drafts)))
+
+    def run_requests(self, *requests: Request) -> list[Result]:
+        runner = self.runner()
+        for request in requests:
+            runner.prepare(request)
+        running = tuple(request.id for request in requests)
+        while running:
+            report = runner.step(running)
+            assert report.broken == ()
+            running = tuple(progress.id for progress in report.progress if not progress.finished)
+        return [self._result(runner, request) for request in requests]
+
+    def oracle(self, draft: Draft) -> Result:
+        """The same request in diffusers."""
+        return self.entry.oracle(self.diffusers, self.request(draft))
+
+    @torch.inference_mode()
+    def _result(self, runner: Runner, request: Request) -> Result:
+        states = runner._states[request.id]
+        images = [image for state in states for image in self.pipeline.decode(state)]
+        return Result(torch.stack([state.latents for state in states]), images, states[0].prompt_tokens)
+
+
+def label(draft: Draft) -> str:
+    """A draft in a few words."""
+    guidance = "plain" if draft.negative_prompt is None else "cfg"
+    size = f"{draft.width}x{draft.height}-{len(draft.prompt)}chars"
+    return f"{size}-{guidance}-{len(draft.seeds)}images-{draft.steps}steps"

@@ -1,0 +1,376 @@
+"""What every registered model has to do, on its tiny checkpoint. A new model needs an entry in cases.py, no test."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import io
+import itertools
+import pickle
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from torch import Tensor
+
+from omni_grpc.errors import InvalidArgument
+from omni_grpc.nn.rows import LayoutCache, Rows
+from omni_grpc.pipeline.base import Done as DoneOutcome
+from omni_grpc.pipeline.batch import assemble, predict
+from omni_grpc.pipeline.state import State
+from omni_grpc.plan import CostModel
+from omni_grpc.registry import specs
+from omni_grpc.request import (
+    ArtifactReady,
+    Cancelled,
+    Done,
+    Draft,
+    Encoded,
+    GuidanceDraft,
+    GuidanceNorm,
+    ImageFormat,
+    Preempted,
+    Preview,
+    Request,
+    Resumed,
+    Step,
+)
+from omni_grpc.spec import GuidanceKind
+from tests.models.cases import ENTRIES
+from tests.models.live import ended, live, seen
+from tests.models.model import Model, label
+
+pytestmark = pytest.mark.conformance
+
+TOLERANCE = 1e-5
+"""How far a float32 result may be from itself in other company."""
+
+GUIDED = [name for name, spec in sorted(specs().items()) if name in ENTRIES and GuidanceKind.TRUE_CFG in spec.guidance]
+
+
+def test_every_registered_model_is_tested() -> None:
+    assert sorted(specs()) == sorted(ENTRIES), "each spec needs an entry in tests/models/cases.py"
+
+
+def close(mine: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=TOLERANCE)
+
+
+# --- parity with diffusers --------------------------------------------------------------------------------------------
+
+PARITY = [
+    pytest.param(name, draft, id=f"{name}-{label(draft)}") for name in sorted(ENTRIES) for draft in ENTRIES[name].drafts
+]
+
+
+@pytest.mark.parametrize(("model", "draft"), PARITY, indirect=["model"])
+def test_latents_and_images_are_those_of_diffusers(model: Model, draft: Draft) -> None:
+    (mine,), theirs = model.run(draft), model.oracle(draft)
+    assert mine.latents.shape == theirs.latents.shape
+    assert [image.shape for image in mine.images] == [(draft.height, draft.width, 3)] * len(draft.seeds)
+    assert all(image.std() > 1 for image in mine.images)
+    latents, pixels = mine.differs_from(theirs)
+    assert latents < 1e-4
+    assert pixels <= 1
+
+
+# --- company ----------------------------------------------------------------------------------------------------------
+
+
+LEAVES = 2
+"""The tick before which the leaver is dropped."""
+
+
+def company(model: Model) -> list[tuple[int, Request]]:
+    """Unlike sizes, numbers of steps and kinds of guidance, each with the tick at which it joins; one leaves early."""
+    drafts = {
+        "plain": (0, model.draft(steps=5, seeds=(1,))),
+        "leaver": (0, model.guided(wider=1, steps=6, seeds=(6,))),
+        "pair": (0, model.guided(wider=2, steps=2, seeds=(2, 3))),
+        "weak": (1, model.guided(higher=1, steps=4, seeds=(4,), scale=2.0, prompt="a lake")),
+        "late": (2, model.draft(wider=2, steps=3, seeds=(5,), prompt="two blue squares left of a star")),
+    }
+    return [(tick, model.request(draft, name)) for name, (tick, draft) in drafts.items()]
+
+
+def mix(model: Model) -> dict[str, Tensor]:
+    """Runs the company until everybody who stays is done: id -> latents."""
+    runner, joins = model.runner(), company(model)
+    running: list[str] = []
+    taken: dict[str, list[int]] = {}
+    for tick in itertools.count():
+        for request in [request for at, request in joins if at == tick]:
+            runner.prepare(request)
+            running.append(request.id)
+        if tick == LEAVES:
+            runner.drop(("leaver",))
+            running.remove("leaver")
+        report = runner.step(tuple(running))
+        assert report.broken == ()
+        for progress in report.progress:
+            taken.setdefault(progress.id, []).append(progress.step)
+        running = [progress.id for progress in report.progress if not progress.finished]
+        if not running:
+            break
+    assert taken == {
+        request.id: list(range(1, 1 + (LEAVES if request.id == "leaver" else request.steps))) for _, request in joins
+    }
+    return {name: torch.stack([state.latents for state in states]) for name, states in runner._states.items()}
+
+
+def test_requests_that_share_steps_get_what_each_gets_alone(model: Model) -> None:
+    together = mix(model)
+    assert sorted(together) == ["late", "pair", "plain", "weak"]
+    for request in [request for _, request in company(model) if request.id in together]:
+        (alone,) = model.run_requests(request)
+        close(together[request.id], alone.latents)
+
+
+def test_the_same_company_again_is_equal_bit_for_bit(model: Model) -> None:
+    first, second = mix(model), mix(model)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+# --- seeds ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_is_an_image(model: Model) -> None:
+    draft = model.guided(seeds=(40,), num_outputs=3)
+    (three,), (again,) = model.run(draft), model.run(draft)
+    assert torch.equal(three.latents, again.latents)
+    assert all(np.array_equal(one, other) for one, other in zip(three.images, again.images, strict=True))
+    for output in range(3):
+        (alone,) = model.run(model.guided(seeds=(40 + output,)))
+        close(alone.latents[0], three.latents[output])
+    for one, other in itertools.combinations(range(3), 2):
+        assert (three.latents[one] - three.latents[other]).abs().max() > 0.1
+        assert not np.array_equal(three.images[one], three.images[other])
+
+
+def test_seeds_are_used_in_the_order_in_which_they_are_given(model: Model) -> None:
+    (given,), (turned,) = model.run(model.draft(seeds=(9, 3))), model.run(model.draft(seeds=(3, 9)))
+    close(given.latents, turned.latents.flip(0))
+
+
+# --- cancel -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ["queue", "prepare", "step", "decode"])
+async def test_a_cancelled_request_leaves_nothing_behind(model: Model, phase: str) -> None:
+    draft = model.guided(steps=3, seeds=(1, 2), output_format=ImageFormat.RAW_RGB8)
+    async with live(model.checkpoint) as fresh:
+        expected = await fresh.result(draft)
+    async with live(model.checkpoint, max_num_seqs=1) as it:
+        gate = it.hold("step" if phase == "queue" else phase, call=2 if phase == "step" else 1)
+        first = it.submit(draft)
+        await gate.reached()
+        cancelled = it.submit(model.draft()) if phase == "queue" else first
+        it.engine.cancel(cancelled.id, "not wanted")
+        assert cancelled.state == "CANCELLED", "before the work in hand ends"
+        end = cancelled.entries[-1].event
+        assert isinstance(end, Cancelled)
+        assert end.completed_steps == {"step": 1, "decode": 3}.get(phase, 0)
+        events = len(cancelled.entries)
+        gate.open()
+        if phase == "queue":
+            await ended(first)
+            assert_equal_bit_for_bit(it.outcome(first), expected)
+        await it.empty()
+        assert it.gates["step"].calls == {"prepare": 0, "step": 2}.get(phase, 3)
+        assert it.gates["prepare"].calls == 1
+        assert_equal_bit_for_bit(await it.result(draft), expected)
+        await it.empty()
+        assert len(cancelled.entries) == events
+
+
+def assert_equal_bit_for_bit(mine: tuple[list[Tensor], list[bytes]], theirs: tuple[list[Tensor], list[bytes]]) -> None:
+    assert [torch.equal(a, b) for a, b in zip(mine[0], theirs[0], strict=True)] == [True] * len(theirs[0])
+    assert mine[1] == theirs[1]
+
+
+# --- preemption -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_preempted_request_ends_as_if_it_had_been_alone(model: Model) -> None:
+    long, short = model.guided(steps=12, seeds=(1,)), model.draft(wider=1, steps=2, seeds=(2,))
+    async with live(model.checkpoint, policy="priority", max_num_seqs=1) as it:
+        gate = it.hold("step", call=4)
+        low = it.submit(long)
+        await gate.reached()
+        high = it.submit(short, priority=5)
+        await seen(high, Encoded)
+        gate.open()
+        await ended(low)
+        events = [entry.event for entry in low.entries]
+        assert [event.step for event in events if isinstance(event, Step)] == list(range(1, 13))
+        assert [type(event) for event in events if isinstance(event, Preempted | Resumed)] == [Preempted, Resumed]
+        (aside,) = (event for event in events if isinstance(event, Preempted))
+        assert aside.completed_steps == 4
+        assert high.end_time < low.end_time
+        for draft, job in ((long, low), (short, high)):
+            (alone,) = model.run(draft)
+            close(torch.stack(it.outcome(job)[0]), alone.latents)
+
+
+# --- guidance ---------------------------------------------------------------------------------------------------------
+
+SCALE, RESCALE, START, END = 10.0, 0.7, 0.25, 0.75
+
+
+def plain(cond: Tensor, uncond: Tensor) -> Tensor:
+    return uncond + SCALE * (cond - uncond)
+
+
+def lengths(cond: Tensor, uncond: Tensor) -> Tensor:
+    """How much longer, token by token, the conditional prediction is than the guided one."""
+    return cond.square().sum(-1, keepdim=True).sqrt() / plain(cond, uncond).square().sum(-1, keepdim=True).sqrt()
+
+
+def rescaled(cond: Tensor, uncond: Tensor) -> Tensor:
+    guided = plain(cond, uncond)
+    return RESCALE * (guided * cond.std() / guided.std()) + (1 - RESCALE) * guided
+
+
+Formula = Callable[[Tensor, Tensor], Tensor]
+KINDS: Mapping[str, tuple[GuidanceDraft, Formula]] = {
+    "plain": (GuidanceDraft(norm=GuidanceNorm.NONE), plain),
+    "renorm": (GuidanceDraft(norm=GuidanceNorm.RENORM), lambda c, u: plain(c, u) * lengths(c, u)),
+    "clipped": (GuidanceDraft(norm=GuidanceNorm.RENORM_CLIPPED), lambda c, u: plain(c, u) * lengths(c, u).clamp(max=1)),
+    "rescale": (GuidanceDraft(norm=GuidanceNorm.NONE, rescale=RESCALE), rescaled),
+    "interval": (GuidanceDraft(norm=GuidanceNorm.NONE, interval_start=START, interval_end=END), plain),
+}
+
+
+@torch.inference_mode()
+def by_hand(model: Model, draft: Draft, formula: Formula, guided_steps: tuple[int, ...]) -> Tensor:
+    """The latents of a run whose predictions are combined here, in float64."""
+    (state,) = model.pipeline.prepare(model.request(draft))
+    layouts, done = LayoutCache("cpu"), False
+    while not done:
+        branches = predict(model.pipeline, assemble([state], layouts))[state]
+        if state.index in guided_steps:
+            prediction = formula(branches["cond"].double(), branches["uncond"].double()).float()
+        else:
+            assert branches.keys() == {"cond"}
+            prediction = branches["cond"]
+        done = isinstance(model.pipeline.advance(state, prediction), DoneOutcome)
+    return state.latents
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model", GUIDED, indirect=True)
+def test_guidance_is_its_formula_on_the_two_predictions(model: Model, kind: str) -> None:
+    guidance, formula = KINDS[kind]
+    draft, unlike = (
+        model.draft(steps=4, negative_prompt="", guidance=dataclasses.replace(asked, true_cfg_scale=SCALE))
+        for asked in (guidance, KINDS["renorm" if kind == "plain" else "plain"][0])
+    )
+    (got,), (other,), (off,) = model.run(draft), model.run(unlike), model.run(model.draft(steps=4))
+    close(got.latents[0], by_hand(model, draft, formula, (1, 2) if kind == "interval" else (0, 1, 2, 3)))
+    assert (got.latents - other.latents).abs().max() > 1e-3
+    assert (got.latents - off.latents).abs().max() > 1e-3
+
+
+# --- what must change nothing -----------------------------------------------------------------------------------------
+
+
+def test_previews_change_nothing(model: Model) -> None:
+    drafts = [model.guided(steps=3, seeds=(1, 2), preview=asked) for asked in (None, Preview(max_edge=64))]
+    (without,), (watched,) = (model.run(draft) for draft in drafts)
+    assert torch.equal(without.latents, watched.latents)
+    runner, request = model.runner(), model.request(drafts[1])
+    runner.prepare(request)
+    for _ in range(3):
+        (progress,) = runner.step((request.id,)).progress
+        assert [preview.index for preview in progress.previews] == [0, 1]
+        pictures = [np.asarray(PIL.Image.open(io.BytesIO(preview.data))) for preview in progress.previews]
+        assert all(max(picture.shape) == 64 and picture.std() > 1 for picture in pictures)
+
+
+async def test_a_warm_up_changes_nothing_and_leaves_nothing_behind(model: Model) -> None:
+    draft = model.guided(steps=2, output_format=ImageFormat.RAW_RGB8)
+    async with live(model.checkpoint) as cold, live(model.checkpoint, warm_up_seconds=0.05) as warm:
+        assert warm.engine.ready.cost != cold.engine.ready.cost == CostModel()
+        gc.collect()
+        assert not [thing for thing in gc.get_objects() if type(thing) in (State, Rows)]
+        assert_equal_bit_for_bit(await warm.result(draft), await cold.result(draft))
+
+
+async def test_a_whole_life_ends_with_its_files(model: Model) -> None:
+    """Start to end through the engine: the same latents as the runner's, and one file for each output."""
+    draft = model.guided(steps=2, seeds=(1, 2), output_format=ImageFormat.RAW_RGB8)
+    (expected,) = model.run(draft)
+    async with live(model.checkpoint) as it:
+        job = it.submit(draft)
+        await ended(job)
+        latents, files = it.outcome(job)
+        assert torch.equal(torch.stack(latents), expected.latents)
+        assert files == [image.tobytes() for image in expected.images]
+        kinds = [type(entry.event) for entry in job.entries if isinstance(entry.event, Step | ArtifactReady | Done)]
+        assert kinds == [Step, Step, ArtifactReady, ArtifactReady, Done]
+        await it.empty()
+
+
+# --- the spec ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_spec_survives_the_way_to_the_worker(model: Model) -> None:
+    assert pickle.loads(pickle.dumps(model.spec)) == model.spec
+
+
+def test_defaults_are_what_a_user_could_have_asked_for(model: Model) -> None:
+    """A default is not checked when it is taken, so here each is given, as one would write it down."""
+    defaults = model.checkpoint.defaults
+    silent = Draft(model=model.checkpoint.name, prompt="a star", negative_prompt="", seeds=(1,))
+    spelled = dataclasses.replace(
+        silent,
+        width=defaults.width,
+        height=defaults.height,
+        steps=defaults.steps,
+        guidance=GuidanceDraft(**dataclasses.asdict(defaults.guidance)),
+    )
+    assert model.request(silent) == model.request(spelled)
+    assert (model.request(silent).guidance.scale is not None) == (GuidanceKind.EMBEDDED in model.spec.guidance)
+    assert (model.request(silent).negative_prompt is not None) == (defaults.guidance.true_cfg_scale > 1)
+
+
+def test_limits_leave_something_to_ask_for(model: Model) -> None:
+    limits = model.checkpoint.limits
+    assert limits.min_size % limits.size_multiple == limits.max_size % limits.size_multiple == 0
+    assert limits.min_size <= limits.max_size
+    assert limits.min_size**2 <= limits.max_pixels <= limits.max_size**2
+    (smallest,) = model.run(model.draft(width=limits.min_size, height=limits.min_size))
+    assert smallest.images[0].shape == (limits.min_size, limits.min_size, 3)
+
+
+@pytest.mark.parametrize(("wider", "higher"), [(1, 0), (-1, 0), (0, 1), (0, -1)])
+def test_one_multiple_more_or_less_works(model: Model, wider: int, higher: int) -> None:
+    draft = model.draft(wider=wider, higher=higher, steps=1)
+    assert model.run(draft)[0].images[0].shape == (draft.height, draft.width, 3)
+
+
+@pytest.mark.parametrize("axis", ["width", "height"])
+def test_a_size_between_multiples_is_refused_and_could_not_be_made(model: Model, axis: str) -> None:
+    draft, multiple = model.draft(steps=1), model.checkpoint.limits.size_multiple
+    size: int = getattr(draft, axis)
+    for off in (size - 1, size + 1):
+        with pytest.raises(
+            InvalidArgument, match=f"{off} is not a multiple of {multiple}; nearest legal value: {size}"
+        ):
+            model.request(dataclasses.replace(draft, **{axis: off}))
+    for part in range(1, multiple):
+        if multiple % part == 0:
+            assert not can_make(model, dataclasses.replace(model.request(draft), **{axis: size + part})), (
+                f"{size + part} works, so the multiple is not {multiple}"
+            )
+
+
+def can_make(model: Model, request: Request) -> bool:
+    """Whether the pipeline, asked past the rules, makes an image of that size."""
+    try:
+        (result,) = model.run_requests(request)
+    except (RuntimeError, ValueError):
+        return False
+    return result.images[0].shape == (request.height, request.width, 3)

@@ -1,0 +1,80 @@
+"""What a model's folder has to look like."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import omni_grpc.models
+from omni_grpc.registry import specs
+
+ROOT = Path(omni_grpc.models.__file__).resolve().parent
+FAMILIES = sorted({spec.family for spec in specs().values()})
+TRANSFORMER_LINES, PIPELINE_LINES = 250, 150
+
+FEATURES = re.compile(
+    r"(?<![a-z])q?lora|peft|quanti[sz]|fp8|(?<!u)int8|gguf|"
+    r"(tea|db|mag|sea|step|block)[ _]?cache|taylor|"
+    r"ulysses|(?<![a-z])ring_|(tensor|sequence|pipeline|cfg|context|expert)[ _]?parallel|"
+    r"offload|compile|cuda_?graph|omni_grpc\.features|slots",
+    re.IGNORECASE,
+)
+"""Words that name a feature. Blocks may be parallel and images coloured."""
+
+
+def code(family: str) -> list[Path]:
+    """The files that run. `__init__.py` is data, and may hold what a feature has to know of the model."""
+    return [file for file in sorted((ROOT / family).rglob("*.py")) if file.name != "__init__.py"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_is_a_spec_a_transformer_pipelines_and_a_readme(family: str) -> None:
+    mine = [spec for spec in specs().values() if spec.family == family]
+    files = {file.name for file in (ROOT / family).iterdir()}
+    assert {"__init__.py", "README.md", f"{family}_transformer.py"} <= files
+    readme = (ROOT / family / "README.md").read_text(encoding="utf-8")
+    for spec in mine:
+        module = spec.pipeline.partition(":")[0]
+        assert module.startswith(f"omni_grpc.models.{family}.pipeline_")
+        assert f"{module.rpartition('.')[2]}.py" in files
+        assert spec.name in readme
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_files_are_short(family: str) -> None:
+    lines = {file.name: len(file.read_text(encoding="utf-8").splitlines()) for file in code(family)}
+    assert lines[f"{family}_transformer.py"] < TRANSFORMER_LINES
+    assert all(count < PIPELINE_LINES for name, count in lines.items() if name.startswith("pipeline_"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_code_names_no_feature(family: str) -> None:
+    named = [
+        f"{file.name}: {line.strip()}"
+        for file in code(family)
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if FEATURES.search(line)
+    ]
+    assert not named
+
+
+@pytest.mark.parametrize(
+    "line", ["if self.lora:", "LoraLinear()", "# the tea cache skips this", "TeaCache", "int8_linear", "ring_attention"]
+)
+def test_a_feature_is_recognised(line: str) -> None:
+    assert FEATURES.search(line)
+
+
+@pytest.mark.parametrize("line", ["torch.uint8", "ParallelSingleBlock", "floral, quantity", "string_", "self.blocks"])
+def test_other_words_are_free(line: str) -> None:
+    assert not FEATURES.search(line)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reading_the_spec_loads_no_torch(family: str) -> None:
+    code = f"import sys, omni_grpc.models.{family}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, check=False).returncode == 0
