@@ -17,7 +17,6 @@ from omni_grpc.engine import Engine, Job, LocalExecutor, Submission
 from omni_grpc.pipeline.state import State
 from omni_grpc.request import Draft, Event, Request
 from omni_grpc.spec import Checkpoint
-from omni_grpc.worker.runner import Runner
 
 HANG = 30.0
 """Seconds after which a test that waits is stuck."""
@@ -54,7 +53,7 @@ class Gate:
 class Live:
     """`latents` has what each finished job decoded, by id, output by output."""
 
-    def __init__(self, engine: Engine, runner: Runner) -> None:
+    def __init__(self, engine: Engine, runner: PackedRunner) -> None:
         self.engine = engine
         self.runner = runner
         self._born: list[weakref.ref[Any]] = []

@@ -17,10 +17,11 @@ from omni_grpc.config import EngineConfig, LimitsConfig
 from omni_grpc.pipeline.images import Image
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Draft, GuidanceDraft, Request
-from omni_grpc.resolve import Facts, resolve_request
+from omni_grpc.resolve import resolve_request
+from omni_grpc.rules import Facts
 from omni_grpc.spec import GuidanceKind
 from omni_grpc.worker.build import build
-from omni_grpc.worker.runner import Runner
+from omni_grpc.worker.packed import PackedRunner
 
 NAME = "tiny"
 """What drafts call the model."""
@@ -64,9 +65,13 @@ class Model:
         self.entry = entry
         self.checkpoint = open_checkpoint(folder, name=NAME)
         self.spec = self.checkpoint.spec
-        config = EngineConfig.from_settings(model=str(folder), device="cpu", dtype=dtype, cpu_threads=threads)
+        config = EngineConfig.from_settings(
+            model=str(folder), device="cpu", dtype=dtype, cpu_threads=threads, warm_up_seconds=0
+        )
         self.dtype: torch.dtype = getattr(torch, dtype)
-        self.pipeline, self.device, _ = build(config, self.checkpoint)
+        runner, _ = build(config, self.checkpoint, "omni-test-")
+        assert isinstance(runner, PackedRunner)
+        self.pipeline, self.device = runner._pipeline, torch.device("cpu")
 
     @functools.cached_property
     def diffusers(self) -> Any:
@@ -95,8 +100,8 @@ class Model:
         """The draft, checked and completed as the server does it."""
         return resolve_request(draft, Facts(self.checkpoint, LimitsConfig()), id=id).request
 
-    def runner(self) -> Runner:
-        return Runner(self.pipeline, self.device, "omni-test-", latent_rgb=self.spec.latent_rgb)
+    def runner(self) -> PackedRunner:
+        return PackedRunner(self.pipeline, self.device, "omni-test-", latent_rgb=self.spec.latent_rgb)
 
     def run(self, *drafts: Draft) -> list[Result]:
         """Ours, all together from the first step to the last of each."""
@@ -118,7 +123,7 @@ class Model:
         return self.entry.oracle(self.diffusers, self.request(draft))
 
     @torch.inference_mode()
-    def _result(self, runner: Runner, request: Request) -> Result:
+    def _result(self, runner: PackedRunner, request: Request) -> Result:
         states = runner._states[request.id]
         images = [image for state in states for image in self.pipeline.decode(state)]
         return Result(torch.stack([state.latents for state in states]), images, states[0].prompt_tokens)

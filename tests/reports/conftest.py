@@ -15,9 +15,8 @@ from omni_grpc.spec import Checkpoint
 from tests.server.service import Service, serving
 
 if TYPE_CHECKING:
-    from omni_grpc.worker.runner import Runner
-
     from omni_grpc.pipeline.base import Pipeline
+    from omni_grpc.worker.packed import PackedRunner
 
 
 @pytest_asyncio.fixture
@@ -45,8 +44,9 @@ def pipeline(omni: Omni) -> Pipeline:
 
 
 @pytest.fixture
-def runner(pipeline: Pipeline) -> Runner:
+def runner(pipeline: Pipeline) -> PackedRunner:
     import torch
-    from omni_grpc.worker.runner import Runner
 
-    return Runner(pipeline, torch.device("cpu"), "omni-test-reports-")
+    from omni_grpc.worker.packed import PackedRunner
+
+    return PackedRunner(pipeline, torch.device("cpu"), "omni-test-reports-")

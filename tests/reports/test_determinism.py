@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from omni_grpc.worker.runner import Runner
 
 from omni_grpc.config import LimitsConfig
 from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat
 from omni_grpc.resolve import resolve_request
 from omni_grpc.rules import Facts
+from omni_grpc.worker.packed import PackedRunner
 from tests.server.service import image
 
 SHORT = {"prompt": "minecraft", "width": 64, "height": 48, "steps": 3, "seeds": (7,)}
@@ -107,7 +107,7 @@ def test_b026_equal_rows_of_a_batch_are_equal_and_a_batch_of_two_is_close_to_one
     from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
 
     half = QwenImagePipeline.load(checkpoint, torch.device("cpu"), torch.bfloat16)
-    runner = Runner(half, torch.device("cpu"), "omni-test-half-")
+    runner = PackedRunner(half, torch.device("cpu"), "omni-test-half-")
     one, other = requests(checkpoint, SHORT, SHORT)
     (first,), (second,) = run(runner, one, other)
     assert torch.equal(first, second)
