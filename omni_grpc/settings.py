@@ -44,16 +44,27 @@ def _parser(prog: str, description: str) -> argparse.ArgumentParser:
     for option in options():
         if option.section not in groups:
             groups[option.section] = parser.add_argument_group(option.section)
-        groups[option.section].add_argument(option.flag, dest=option.name, metavar=_metavar(option), help=_help(option))
+        _add_flag(groups[option.section], option)
     return parser
 
 
+def _add_flag(group: Any, option: Option) -> None:
+    if option.type is not bool:
+        group.add_argument(option.flag, dest=option.name, metavar=_metavar(option), help=_help(option))
+        return
+    group.add_argument(option.flag, dest=option.name, nargs="?", const=True, metavar="true|false", help=_help(option))
+    off = "--no-" + option.flag.removeprefix("--")
+    group.add_argument(off, dest=option.name, action="store_const", const=False, help=argparse.SUPPRESS)
+
+
 def _metavar(option: Option) -> str:
+    if option.type is dict:
+        return "JSON"
     return "|".join(option.choices) or option.name.rpartition("_")[2].upper()
 
 
 def _help(option: Option) -> str:
-    default = "" if option.default is None else f" (default: {option.default})"
+    default = "" if option.default is None or option.default is False else f" (default: {option.default})"
     return (option.help + default).replace("%", "%%")
 
 

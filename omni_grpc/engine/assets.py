@@ -54,15 +54,17 @@ class Assets:
         finally:
             self._reserved -= size
 
-    def put(self, data: bytes, mime_type: str) -> Asset:
-        """Stores the bytes under a new id. Raises as `reserved` does."""
+    def put(self, data: bytes, mime_type: str, *, sha256: str = "") -> Asset:
+        """Stores the bytes under a new id. `sha256` is their hash in hex, where it is known. Raises as `reserved`
+        does.
+        """
         self._require_room(len(data))
         now = self._clock()
         asset = Asset(
             id=f"asset-{secrets.token_hex(16)}",
             mime_type=mime_type,
             size_bytes=len(data),
-            sha256=hashlib.sha256(data).hexdigest(),
+            sha256=sha256 or hashlib.sha256(data).hexdigest(),
             create_time=now,
             expire_time=now + self._retention,
         )

@@ -43,7 +43,10 @@ MAX_BACKOFF = 60.0
 WATCHED_RETENTION = 5.0
 """Seconds after which an expired job that is still being read is looked at again."""
 
-_WORKER, _DRAIN = "worker", "drain"
+ASSET_SWEEP = 30.0
+"""Seconds between two looks for assets that have expired, on a server that nobody uploads to."""
+
+_WORKER, _DRAIN, _ASSETS = "worker", "drain", "assets"
 """Owners of the timers that belong to no job."""
 
 
@@ -130,6 +133,7 @@ class Engine:
     async def start(self) -> None:
         """Returns when the worker is ready. Raises what kept it from loading."""
         self._started = asyncio.get_running_loop().create_future()
+        self._timers.set(_ASSETS, "sweep", ASSET_SWEEP, self._sweep_assets)
         self._executor.start(self._on_report)
         await self._started
 
@@ -440,6 +444,10 @@ class Engine:
         for job in self.jobs.finished():
             if self.artifacts.size_bytes > self.config.jobs.artifact_budget and not job.watchers:
                 self._forget(job)
+
+    def _sweep_assets(self, name: str, limit: str, seconds: float) -> None:
+        self.assets.sweep()
+        self._timers.set(_ASSETS, "sweep", seconds, self._sweep_assets)
 
     def _retire(self, job_id: str, limit: str, seconds: float) -> None:
         job = self.jobs.get(job_id)

@@ -69,7 +69,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
             data, digest = await _receive(requests, header.size_bytes)
         if header.sha256 and digest != header.sha256:
             raise refused("header.sha256", f"is {header.sha256.hex()}, but that of the bytes is {digest.hex()}")
-        asset = self._engine.assets.put(data, header.mime_type)
+        asset = self._engine.assets.put(data, header.mime_type, sha256=digest.hex())
         return artifact_pb2.UploadAssetResponse(
             asset_id=asset.id,
             expire_time=convert.timestamp(asset.expire_time),

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2
-from google.protobuf.descriptor import Descriptor, EnumDescriptor
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -294,6 +294,9 @@ def test_enums_match(python: type[enum.StrEnum], wire: EnumDescriptor) -> None:
     assert [member.value for member in python] == [value.name.removeprefix(prefix) for value in wire.values[1:]]
 
 
+DRAFT_RENAMES = {"sample_rate": "sample_rate_hz"}
+INPUTS_BY_FIELD = {"reference": "audio"}
+
 TWINS: tuple[tuple[type, Descriptor, dict[str, str]], ...] = (
     (vocabulary.Queued, event_pb2.Queued.DESCRIPTOR, {"depth": "queue_depth"}),
     (vocabulary.Started, event_pb2.Started.DESCRIPTOR, {"steps": "total_steps"}),
@@ -304,11 +307,15 @@ TWINS: tuple[tuple[type, Descriptor, dict[str, str]], ...] = (
     (vocabulary.Done, event_pb2.Completed.DESCRIPTOR, {}),
     (vocabulary.Failed, event_pb2.Failed.DESCRIPTOR, {"failure": "status"}),
     (vocabulary.Cancelled, event_pb2.Cancelled.DESCRIPTOR, {}),
-    (vocabulary.Artifact, media_pb2.Artifact.DESCRIPTOR, {"id": "artifact_id"}),
+    (vocabulary.Artifact, media_pb2.Artifact.DESCRIPTOR, {"id": "artifact_id", "sample_rate": "sample_rate_hz"}),
     (vocabulary.RequestWarning, event_pb2.Warning.DESCRIPTOR, {}),
     (vocabulary.Guidance, sampling_pb2.Guidance.DESCRIPTOR, {}),
     (vocabulary.GuidanceDraft, sampling_pb2.Guidance.DESCRIPTOR, {}),
-    (vocabulary.Effective, event_pb2.EffectiveParams.DESCRIPTOR, {"output_format": "image_format"}),
+    (
+        vocabulary.Effective,
+        event_pb2.EffectiveParams.DESCRIPTOR,
+        {"output_format": "image_format", "sample_rate": "sample_rate_hz"},
+    ),
     (vocabulary.Stats, event_pb2.GenerationStats.DESCRIPTOR, {}),
 )
 
@@ -320,12 +327,23 @@ def test_every_field_of_the_vocabulary_is_on_the_wire(python: type, wire: Descri
 
 
 def test_every_field_of_a_draft_can_be_asked_for() -> None:
-    asked = set(generation_pb2.GenerateImageRequest.DESCRIPTOR.fields_by_name)
-    asked |= set(sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
-    asked |= set(options_pb2.JobOptions.DESCRIPTOR.fields_by_name)
-    names = {field.name for field in dataclasses.fields(vocabulary.Draft)}
-    assert names - asked == {"task"}  # GenerateImage has one task; the other requests have the field
-    assert all("task" in generation_pb2.DESCRIPTOR.message_types_by_name[name].fields_by_name for name in REQUESTS[1:3])
+    requests = [generation_pb2.DESCRIPTOR.message_types_by_name[name] for name in REQUESTS]
+    parts = [*requests, sampling_pb2.SamplingParams.DESCRIPTOR, options_pb2.JobOptions.DESCRIPTOR]
+    asked = {name for part in parts for name in part.fields_by_name}
+    names = {DRAFT_RENAMES.get(field.name, field.name) for field in dataclasses.fields(vocabulary.Draft)}
+    assert names - asked == {"inputs"}
+    assert all("task" in request.fields_by_name for request in requests[1:3])  # the other two have one task each
+
+
+def test_every_input_of_a_draft_can_be_sent() -> None:
+    requests = [generation_pb2.DESCRIPTOR.message_types_by_name[name] for name in REQUESTS]
+    media = {field.name for request in requests for field in request.fields if is_media(field)}
+    names = {field.name for field in dataclasses.fields(vocabulary.Inputs)}
+    assert {INPUTS_BY_FIELD.get(name, name) for name in media} == names
+
+
+def is_media(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.name == "MediaInput"
 
 
 def test_every_state_of_a_job_is_on_the_wire() -> None:

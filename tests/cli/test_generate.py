@@ -198,5 +198,5 @@ async def test_what_needs_a_server_is_refused_offline(run, tmp_path):
 async def test_a_folder_without_a_checkpoint_is_one_line(run, tmp_path):
     done = await run("generate", "x", "--out", tmp_path / "o.png", "--model", tmp_path, "--quiet")
     assert done.code == 1
-    assert done.err.startswith("error: FAILED_PRECONDITION BAD_CHECKPOINT: ")
+    assert done.err.startswith("error: FAILED_PRECONDITION NO_MODEL_INDEX: ")
     assert len(done.err.splitlines()) == 1

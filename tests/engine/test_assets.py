@@ -1,10 +1,13 @@
+import asyncio
 import hashlib
 
 import pytest
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.engine import engine as engine_module
 from omni_grpc.engine.assets import Assets
 from omni_grpc.errors import NotFound, ResourceExhausted
+from tests.engine.manual import started_engine
 
 
 class Clock:
@@ -105,6 +108,24 @@ def test_uploads_in_flight_count(assets):
     with pytest.raises(RuntimeError), assets.reserved(70):
         raise RuntimeError
     assert assets.put(bytes(100), "video/mp4").size_bytes == 100
+
+
+def test_a_hash_that_is_known_is_not_made_again(assets):
+    assert assets.put(b"abc", "image/png", sha256="00ff").sha256 == "00ff"
+
+
+async def test_an_idle_server_forgets_what_has_expired(monkeypatch):
+    monkeypatch.setattr(engine_module, "ASSET_SWEEP", 0.01)
+    engine, _ = await started_engine(asset_retention=0.03)
+    first = engine.assets.put(b"abc", "image/png")
+    for _ in range(2):
+        async with asyncio.timeout(10):
+            while len(engine.assets):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert engine.assets.size_bytes == 0
+        # the sweep goes on
+        assert engine.assets.put(b"abc", "image/png").id != first.id
+    await engine.close()
 
 
 def test_its_settings_are_in_the_tree():

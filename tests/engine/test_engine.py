@@ -263,14 +263,16 @@ async def test_time_limits_end_a_job_in_every_phase():
         assert (job.failure.code, job.failure.reason) == (Code.DEADLINE_EXCEEDED, reason)
     assert "after 1 of 2 steps" in running.failure.message
     assert worker.last.drop == (running.id,)
-    assert all(names.keys() == {"retention"} for owner, names in engine._timers._handles.items() if owner != "worker")
+    assert all(
+        names.keys() == {"retention"} for owner, names in engine._timers._handles.items() if owner.startswith("job_")
+    )
 
 
 async def test_a_job_that_ends_in_time_keeps_no_timer():
     engine, worker = await started_engine()
     job = ask(engine, queue_timeout=60, run_timeout=60, deadline=time.time() + 60)
     run_through(worker, job)
-    assert engine._timers._handles.keys() == {job.id}
+    assert engine._timers._handles.keys() == {job.id, "assets"}
     assert engine._timers._handles[job.id].keys() == {"retention"}
 
 

@@ -12,7 +12,10 @@ import yaml
 from .source import ROOT, git
 
 HEAVY = {"torch", "diffusers", "transformers", "accelerate", "safetensors"}
-LEAVES = ("errors", "config", "layout", "request", "plan", "spec", "registry", "resolve", "shared", "version")
+LEAVES = (
+    *("errors", "config", "layout", "request", "plan", "spec", "registry", "resolve", "rules", "frames", "tasks"),
+    *("opaque", "shared", "version"),
+)
 CONTROL = (
     "omni_grpc",
     "omni_grpc.server",
@@ -21,6 +24,9 @@ CONTROL = (
     "omni_grpc.serve",
     "omni_grpc.cli",
     "omni_grpc.hub",
+    "omni_grpc.inputs",
+    "omni_grpc.media_in",
+    "omni_grpc.making",
 )
 SYMLINK_HOOK = "models-symlink"
 

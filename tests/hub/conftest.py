@@ -16,7 +16,10 @@ from .fake_hub import FakeHub
 
 ROOT = Path(__file__).resolve().parents[2]
 FETCH = """
-import json, sys
+import json, sys, types
+import huggingface_hub.file_download as download
+# it sleeps for a second before each new try, and nothing here tests that
+download.time = types.SimpleNamespace(sleep=lambda seconds: None)
 from omni_grpc import hub
 from omni_grpc.errors import OmniError
 answers = []
@@ -99,7 +102,7 @@ def environment(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
         "HF_ENDPOINT": hub.endpoint,
         "HF_HOME": str(tmp_path / "home"),
         "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DOWNLOAD_TIMEOUT": "2",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "1",
         "NO_PROXY": "127.0.0.1,localhost",
         "no_proxy": "127.0.0.1,localhost",
         "OMP_NUM_THREADS": "1",

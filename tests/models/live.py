@@ -17,6 +17,7 @@ from omni_grpc.engine import Engine, Job, LocalExecutor, Submission
 from omni_grpc.pipeline.state import State
 from omni_grpc.request import Draft, Event, Request
 from omni_grpc.spec import Checkpoint
+from omni_grpc.worker.packed import PackedRunner
 
 HANG = 30.0
 """Seconds after which a test that waits is stuck."""

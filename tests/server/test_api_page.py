@@ -4,21 +4,21 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from omni_grpc.media_in import refusal
 from omni_grpc.server.failures import _DETAILS
 from omni_grpc.server.messages import Messages
-from omni_grpc.server.served import GENERATE_IMAGE, unserved_paths
+from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, unserved_paths
 from omni_grpc.server.server import SERVICES, unserved_methods
 from omni_grpc.v1 import event_pb2, generation_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-ANSWER_WITH_THE_TASKS = {
-    "GenerationService/EditImage",
-    "GenerationService/GenerateVideo",
-    "GenerationService/GenerateAudio",
+NEVER_ON_A_CALL = {
+    *("ATTENTION_UNAVAILABLE", "CANNOT_LISTEN", "CHECKPOINT_DOES_NOT_LOAD", "MODEL_NOT_SUPPORTED", "NO_DEVICE"),
+    *("SCHEDULER_NOT_SUPPORTED", "SETTING_WITHOUT_EFFECT"),
 }
-"""Calls that are there only to look for the model and its tasks."""
-NEVER_ON_A_CALL = {"CANNOT_LISTEN", "NO_DEVICE", "SCHEDULER_NOT_SUPPORTED"}
 """Reasons that keep a server from starting."""
 
 
@@ -40,7 +40,7 @@ def test_the_calls_on_the_page_are_those_that_are_served():
         served |= {f"{names(service)[0]}/{name}" for name in names(here)}
         missing |= {f"{names(service)[0]}/{name}" for name in names(not_yet)}
     unserved = {method.removeprefix("/omni_grpc.v1.") for method in unserved_methods()}
-    assert missing == unserved | ANSWER_WITH_THE_TASKS
+    assert missing == unserved
     everything = {f"{descriptor.name}/{method.name}" for descriptor, _, _ in SERVICES for method in descriptor.methods}
     assert served == everything - missing
 
@@ -53,6 +53,25 @@ def test_the_fields_on_the_page_are_those_that_are_served():
         refused |= {prefix + name for name in names(not_yet)}
     assert served == GENERATE_IMAGE
     assert refused == set(unserved_paths(generation_pb2.GenerateImageRequest.DESCRIPTOR, GENERATE_IMAGE))
+
+
+@pytest.mark.parametrize(
+    ("name", "served"),
+    [
+        ("EditImageRequest", EDIT_IMAGE),
+        ("GenerateVideoRequest", GENERATE_VIDEO),
+        ("GenerateAudioRequest", GENERATE_AUDIO),
+    ],
+)
+def test_the_fields_of_the_other_requests_are_those_on_the_page(name, served):
+    rows = {names(row[0])[0]: row[1:] for row in table("| request | served | refused too |")}
+    here, not_yet = rows[name]
+    descriptor = generation_pb2.DESCRIPTOR.message_types_by_name[name]
+    assert set(names(here)) == served - GENERATE_IMAGE
+    own = {path for path in unserved_paths(descriptor, served) if path in descriptor.fields_by_name}
+    assert set(names(not_yet)) == own
+    shared = set(unserved_paths(generation_pb2.GenerateImageRequest.DESCRIPTOR, GENERATE_IMAGE))
+    assert set(unserved_paths(descriptor, served)) - own - {"options.preview"} == shared
 
 
 def test_the_events_on_the_page_are_those_of_the_api_and_those_that_are_not_sent_say_so(service):
@@ -72,10 +91,12 @@ def reasons() -> Iterator[tuple[str, str]]:
 
 
 def test_every_reason_that_a_call_or_a_job_can_end_with_is_on_the_page():
-    sources = [ROOT / "omni_grpc" / "resolve.py"]
-    for folder in ("server", "engine", "worker", "pipeline"):
-        sources += (ROOT / "omni_grpc" / folder).glob("*.py")
+    package = ROOT / "omni_grpc"
+    sources = [package / "resolve.py", package / "rules.py", package / "inputs.py"]
+    for folder in ("server", "engine", "worker", "adapter", "pipeline"):
+        sources += (package / folder).rglob("*.py")
     raised = {name for path in sources for name in re.findall(r'reason="([A-Z_]+)"', path.read_text(encoding="utf-8"))}
+    raised |= {value for value in vars(refusal).values() if isinstance(value, str) and re.match("INPUT_|URI_", value)}
     listed = {reason for _, reason in reasons()}
     assert raised - NEVER_ON_A_CALL <= listed
     composed = {"INVALID_ARGUMENT", "NOT_YET_SERVED", "QUEUE_TIMEOUT", "RUN_TIMEOUT", "DEADLINE"}

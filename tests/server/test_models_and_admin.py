@@ -24,7 +24,6 @@ UNSERVED: Set[str] = {
     "AdminService/UnloadLora",
     "AdminService/UnloadModel",
     "AdminService/Wake",
-    "ArtifactService/UploadAsset",
 }
 
 

@@ -81,6 +81,8 @@ def with_field(path: str) -> generation_pb2.GenerateImageRequest:
         value.SetInParent()
         if field.message_type.name in TIMES:
             value.seconds = TIMES[field.message_type.name]
+        elif field.message_type.name == "Struct":
+            value["key"] = 1
     else:
         setattr(message, field.name, UNLIKE_THE_DEFAULT.get(path, VALUES[field.cpp_type]))
     return request

@@ -138,7 +138,7 @@ def test_bad_settings_and_bad_checkpoints_are_told_in_one_line(tiny_qwen_image, 
     assert failing("--model", "m", "--prot", "1") == (2, "error: unknown argument '--prot'; did you mean --port?\n")
     code, stderr = failing("--model", str(tmp_path))
     assert (code, stderr.count("\n")) == (2, 1)
-    assert "model_index.json does not exist" in stderr
+    assert "it has no model_index.json" in stderr
 
 
 def test_a_checkpoint_that_the_worker_cannot_load_ends_the_start(tiny_qwen_image, tmp_path):

@@ -13,6 +13,16 @@ def load(*argv: str, **environ: str):
     return settings(argv, environ, prog="serve", description="")
 
 
+VALUES = {
+    str: ("text", "text"),
+    int: ("2000000", 2_000_000),
+    float: ("2.5", 2.5),
+    bool: ("true", True),
+    dict: ('{"a": [1, null]}', {"a": [1, None]}),
+}
+"""For each type of setting, a value as it is written and as it is read."""
+
+
 @pytest.fixture
 def file(tmp_path):
     def write(text: str) -> str:
@@ -37,10 +47,26 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
 
 @pytest.mark.parametrize("option", list(options()), ids=lambda option: option.name)
 def test_every_setting_has_a_flag(option):
-    value = option.choices[-1] if option.choices else {str: "text", int: "2000000", float: "2.5"}[option.type]
-    argv = [option.flag, value] if option.name == "model" else ["--model", "m", option.flag, value]
-    section = getattr(load(*argv), option.section)
-    assert str(getattr(section, option.name)) == value
+    text, value = (option.choices[-1],) * 2 if option.choices else VALUES[option.type]
+    argv = [option.flag, text] if option.name == "model" else ["--model", "m", option.flag, text]
+    assert getattr(getattr(load(*argv), option.section), option.name) == value
+    given = {} if option.name == "model" else {"OMNI_GRPC_MODEL": "m"}
+    assert getattr(getattr(load(**given | {option.environment: text}), option.section), option.name) == value
+
+
+@pytest.mark.parametrize("text", ["--vae-use-slicing", "--vae-use-slicing=true", "--vae-use-slicing=1"])
+def test_a_switch_is_turned_on(text):
+    assert load("--model", "m", text, "--port", "3").adapter.vae_use_slicing is True
+
+
+@pytest.mark.parametrize("text", ["--no-vae-use-slicing", "--vae-use-slicing=false", "--vae-use-slicing=no"])
+def test_a_switch_is_turned_off_again(text):
+    assert load("--model", "m", text, OMNI_GRPC_VAE_USE_SLICING="true").adapter.vae_use_slicing is False
+
+
+def test_a_json_object_is_a_mapping_in_a_file(file):
+    config = load("--config", file("model: m\ncache_config:\n  threshold: 0.1\nvae_use_tiling: true\n"))
+    assert (config.adapter.cache_config, config.adapter.vae_use_tiling) == ({"threshold": 0.1}, True)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +79,9 @@ def test_every_setting_has_a_flag(option):
         (["--model", "m", "--max-queue", "many"], "--max-queue is 'many': expected int"),
         (["--model", "m", "--max-queue", "0"], "must be at least 1"),
         (["--model", "m", "--device", "tpu"], "expected one of auto, cpu, cuda"),
+        (["--model", "m", "--vae-use-slicing=maybe"], "--vae-use-slicing is 'maybe': expected bool"),
+        (["--model", "m", "--cache-config", "{"], "--cache-config is '{': expected a JSON object"),
+        (["--model", "m", "--cache-config", "[1]"], "expected a JSON object"),
         ([], "no model: pass a checkpoint folder"),
         (["--config", "nothing.yaml"], "--config nothing.yaml: No such file or directory"),
     ],
