@@ -41,6 +41,7 @@ def choose(
     """
     if asked is None:
         return Attention(name=attention_dispatch._AttentionBackendRegistry.get_active_backend()[0].value)
+    _offer_flash_3()
     failed: list[str] = []
     for name in ATTEMPTS[asked]:
         try:
@@ -69,6 +70,21 @@ def choose(
         applied=own,
     )
     return Attention(name=own, warnings=(warning,))
+
+
+def _offer_flash_3() -> None:
+    """diffusers looks for FlashAttention 3 in a package called flash_attn_3; the wheel of our `gpu` extra, fa3-fwd, has
+    the same function under another name.
+    """
+    if attention_dispatch._CAN_USE_FLASH_ATTN_3:
+        return
+    try:
+        from fa3_fwd_interface import flash_attn_func
+    except ImportError as error:
+        logger.info("no fa3-fwd: %s", error)
+        return
+    attention_dispatch.flash_attn_3_func = flash_attn_func
+    attention_dispatch._CAN_USE_FLASH_ATTN_3 = True
 
 
 def _set(denoisers: Sequence[ModelMixin], name: str, device: torch.device, dtype: torch.dtype) -> None:

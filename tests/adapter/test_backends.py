@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 import torch
 from diffusers.models import attention_dispatch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
-from omni_grpc.adapter.backends import ATTEMPTS
+from omni_grpc.adapter.backends import ATTEMPTS, _offer_flash_3
 from omni_grpc.errors import ConfigError
 
 from .conftest import equal
@@ -97,3 +100,17 @@ def test_a_denoiser_whose_attention_is_fixed_says_so(register, load):
     register("_flash_3", lambda query, key, value, **kwargs: query)
     with pytest.raises(ConfigError, match="UNet2DConditionModel does not let its attention be chosen"):
         load("stable_diffusion", diffusion_attention_backend="FLASH_ATTN")
+
+
+def test_the_flash_3_of_our_gpu_extra_is_offered_to_diffusers(monkeypatch):
+    monkeypatch.setattr(attention_dispatch, "_CAN_USE_FLASH_ATTN_3", False)
+    monkeypatch.setattr(attention_dispatch, "flash_attn_3_func", None)
+    monkeypatch.setitem(sys.modules, "fa3_fwd_interface", None)
+    _offer_flash_3()
+    assert not attention_dispatch._CAN_USE_FLASH_ATTN_3
+    module = types.ModuleType("fa3_fwd_interface")
+    module.flash_attn_func = lambda *args, **kwargs: None
+    monkeypatch.setitem(sys.modules, "fa3_fwd_interface", module)
+    _offer_flash_3()
+    assert attention_dispatch._CAN_USE_FLASH_ATTN_3
+    assert attention_dispatch.flash_attn_3_func is module.flash_attn_func
