@@ -24,10 +24,10 @@ from omni_grpc.engine.jobs import Job, Jobs, new_job_id
 from omni_grpc.engine.meter import Meter
 from omni_grpc.engine.policy import Claim
 from omni_grpc.engine.run import Run
-from omni_grpc.engine.scheduler import Lane, Scheduler
+from omni_grpc.engine.scheduler import Decision, Lane, Scheduler
 from omni_grpc.engine.timers import Timers
 from omni_grpc.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
-from omni_grpc.plan import Broken, CostModel, Decoded, Died, Prepared, Ready, Report, Stepped
+from omni_grpc.plan import Broken, CostModel, Decoded, Died, Plan, Prepared, Ready, Report, Stepped
 from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Draft, Failed, Inputs, Queued, RequestWarning, Task
 from omni_grpc.resolve import advise_priority, check_task, resolve_request
 from omni_grpc.rules import Facts
@@ -398,25 +398,35 @@ class Engine:
         if self.state not in (EngineState.READY, EngineState.DRAINING) or self.failure is not None:
             return
         decision = self._scheduler.plan()
-        plan = decision.plan
-        for request in plan.admit:
+        if decision.plan and self._send(decision.plan):
+            self._announce(decision)
+
+    def _send(self, plan: Plan) -> bool:
+        """Whether the worker has the plan. It may have died a moment ago, before anybody was told."""
+        try:
+            self._executor.submit(plan)
+        except Unavailable as error:
+            self.failure = error.failure
+            self._scheduler.undo(plan)
+            return False
+        self._meter.planned(self._scheduler.predicted_ms(plan.step))
+        for lane, work in ((Lane.PREPARE, plan.admit), (Lane.STEP, plan.step), (Lane.DECODE, plan.decode)):
+            if work:
+                self._timers.set(_WORKER, lane, self.config.worker.phase_timeout, self._hung)
+        return True
+
+    def _announce(self, decision: Decision) -> None:
+        for request in decision.plan.admit:
             run = self._runs[request.id]
             self._timers.clear(request.id, "queue_timeout")
             self._timers.set(request.id, "run_timeout", run.run_timeout, self._expire)
             run.job.append(run.started())
         for job_id in decision.preempted:
             run = self._runs[job_id]
-            run.job.append(run.preempted(self.config.scheduler.policy, len(plan.step)))
+            run.job.append(run.preempted(self.config.scheduler.policy, len(decision.plan.step)))
         for job_id in decision.resumed:
             run = self._runs[job_id]
             run.job.append(run.resumed())
-        if not plan:
-            return
-        self._meter.planned(self._scheduler.predicted_ms(plan.step))
-        for lane, work in ((Lane.PREPARE, plan.admit), (Lane.STEP, plan.step), (Lane.DECODE, plan.decode)):
-            if work:
-                self._timers.set(_WORKER, lane, self.config.worker.phase_timeout, self._hung)
-        self._executor.submit(plan)
 
     def _free(self, lane: Lane) -> None:
         self._timers.clear(_WORKER, lane)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from omni_grpc import shared
 from omni_grpc.config import EngineConfig
-from omni_grpc.errors import Code, Failure
+from omni_grpc.errors import Code, Failure, Unavailable
 from omni_grpc.plan import Beat, Died, Plan, Ready, Report
 from omni_grpc.spec import Checkpoint
 
@@ -38,7 +38,7 @@ class Executor(Protocol):
         """Begins to load the model: Ready follows, or Died with the reason, after which it may be called again."""
 
     def submit(self, plan: Plan) -> None:
-        """Hands over work and returns at once."""
+        """Hands over work and returns at once. Raises Unavailable where the worker is gone; Died follows."""
 
     def kill(self) -> None:
         """Ends a worker that hangs. What follows is its Died."""
@@ -115,7 +115,7 @@ class WorkerProcess:
             self._connection.send(plan)
         except (BrokenPipeError, ConnectionResetError):
             # the reader sees the same end of file and delivers Died, which is where a death is handled
-            logger.warning("plan not delivered: the worker is gone")
+            raise Unavailable("plan not delivered: the worker is gone", reason="WORKER_DIED") from None
 
     def kill(self) -> None:
         self._hung = True

@@ -133,6 +133,16 @@ class Scheduler:
         plan = Plan(admit=admit, step=step, decode=decode, drop=dropped)
         return Decision(plan, preempted=preempted, resumed=resumed)
 
+    def undo(self, plan: Plan) -> None:
+        """A plan did not reach the worker: what it admitted goes back to its place in the queue."""
+        for request in plan.admit:
+            self._items[request.id].phase = Phase.WAITING
+        for job_id in plan.decode:
+            self._items[job_id].phase = Phase.DECODE_QUEUED
+        for lane, work in ((Lane.PREPARE, plan.admit), (Lane.STEP, plan.step), (Lane.DECODE, plan.decode)):
+            if work:
+                self._busy.remove(lane)
+
     def free(self, lane: Lane) -> None:
         """The worker reported: its lane can take more."""
         self._busy.remove(lane)

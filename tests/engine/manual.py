@@ -7,7 +7,7 @@ import PIL.Image
 from omni_grpc import shared
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
-from omni_grpc.errors import Code, Failure
+from omni_grpc.errors import Code, Failure, Unavailable
 from omni_grpc.plan import Broken, Decoded, Died, Media, Plan, Prepared, Progress, Ready, Stepped
 from tests.toy import toy_checkpoint
 
@@ -20,15 +20,19 @@ class ManualExecutor:
         self.closed = False
         self.starts = 0
         self.kills = 0
+        self.gone = False
 
     def start(self, deliver) -> None:
         self.deliver = deliver
         self.starts += 1
+        self.gone = False
 
     def kill(self) -> None:
         self.kills += 1
 
     def submit(self, plan: Plan) -> None:
+        if self.gone:
+            raise Unavailable("the worker is gone", reason="WORKER_DIED")
         self.plans.append(plan)
 
     async def close(self) -> None:

@@ -228,6 +228,23 @@ async def test_a_dead_worker_fails_what_it_held_and_the_queue_waits_for_the_next
     assert engine.stats().worker_restarts == 1
 
 
+async def test_a_job_that_comes_between_a_death_and_the_news_of_it_waits_for_the_next_worker():
+    engine, worker = await started_engine(restart_backoff=0)
+    running = ask(engine)
+    worker.prepared(running.id)
+    worker.gone = True
+    job = ask(engine)
+    assert (job.state, names(job)) == (JobState.QUEUED, ["Queued"])
+    worker.died()
+    assert running.state is JobState.FAILED
+    await asyncio.sleep(0.01)
+    worker.deliver(READY)
+    assert worker.last.admit == (job.request,)
+    run_through(worker, job)
+    assert job.state is JobState.SUCCEEDED
+    assert names(job).count("Started") == 1
+
+
 async def test_a_worker_that_keeps_dying_is_started_again_and_again_with_growing_pauses(monkeypatch):
     engine, worker = await started_engine(restart_backoff=1.0)
     pauses = []

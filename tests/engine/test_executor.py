@@ -2,12 +2,13 @@ import asyncio
 import dataclasses
 
 import psutil
+import pytest
 
 from omni_grpc import shared
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import executor as executor_module
 from omni_grpc.engine.executor import LocalExecutor, ProcessExecutor
-from omni_grpc.errors import Code
+from omni_grpc.errors import Code, Unavailable
 from omni_grpc.plan import Died, Plan, Prepared, Ready
 from omni_grpc.request import Draft
 from omni_grpc.resolve import resolve_request
@@ -64,7 +65,8 @@ async def test_a_killed_worker_is_reported_and_its_shared_memory_freed():
     assert died.failure.code is Code.UNAVAILABLE
     assert "SIGKILL" in died.failure.message
     assert shared.sweep(executor._process._prefix) == 0, "nothing was left to free"
-    executor.submit(Plan(step=("job_1",)))
+    with pytest.raises(Unavailable):
+        executor.submit(Plan(step=("job_1",)))
     await executor.close()
 
 
