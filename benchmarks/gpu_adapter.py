@@ -34,7 +34,7 @@ PROMPT, SIZE, STEPS, SEED, SCALE = "a red circle", 256, 6, 7, 3.5
 
 def plain(folder: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The image that diffusers makes by itself."""
-    pipeline = DiffusionPipeline.from_pretrained(folder, torch_dtype=torch.bfloat16).to("cuda")
+    pipeline = DiffusionPipeline.from_pretrained(folder, dtype=torch.bfloat16).to("cuda")
     pipeline.set_progress_bar_config(disable=True)
     image = pipeline(
         PROMPT, width=SIZE, height=SIZE, num_inference_steps=STEPS, guidance_scale=SCALE,
