@@ -13,10 +13,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from omni_grpc.registry import open_checkpoint
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
-
-from omni_grpc.registry import open_checkpoint
 
 HEADER = """
 | size | prompt tokens | CFG | images | steps | latents, max abs diff | pixels, max diff of 255 |

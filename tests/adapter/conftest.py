@@ -24,6 +24,14 @@ from omni_grpc.spec import Checkpoint
 from omni_grpc.worker.base import Loaded, Setting
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """A worker in this process (Omni) sets torch's threads for every thread that starts after it, and not for this one:
+    both sides of a comparison must run on as many, or they round differently.
+    """
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a tiny checkpoint by the name of its builder, built once."""

@@ -11,8 +11,6 @@ import pytest
 import safetensors.torch
 import torch
 from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope, QwenImageTransformerBlock
-from tests.models.cases import ENTRIES, LONG, NEGATIVE, ask
-from tests.models.model import Model
 from torch import nn
 
 from omni_grpc.errors import CheckpointError
@@ -26,6 +24,8 @@ from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.pipeline.batch import assemble, predict
 from omni_grpc.registry import open_checkpoint
+from tests.models.cases import ENTRIES, LONG, NEGATIVE, ask
+from tests.models.model import Model
 
 ENTRY = ENTRIES["QwenImagePipeline"]
 PAIR = ask(96, prompt=LONG, negative_prompt=NEGATIVE, seeds=(2, 3), steps=3)
