@@ -1,0 +1,59 @@
+"""Runs benchmarks by name; see the package's docstring."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tools.demo import CHECKPOINT, build_checkpoint
+
+from . import __doc__ as description
+from . import cancel, overhead, preempt, recovery, resume, slow_watcher, throughput, watchers
+from .report import Result, load, write
+from .server import ROOT
+
+BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
+    "throughput": throughput.run,
+    "recovery": recovery.run,
+    "watchers": watchers.run,
+    "slow_watcher": slow_watcher.run,
+    "overhead": overhead.run,
+    "cancel": cancel.run,
+    "preempt": preempt.run,
+    "resume": resume.run,
+}
+
+
+def main() -> int:
+    """Exit code: 1 where a promise that is no matter of speed was not kept."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}; none: all")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="what to serve (default: the demo's, built where it is missing)"
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results files")
+    options = parser.parse_args()
+    if unknown := set(options.names) - BENCHMARKS.keys():
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+    if options.checkpoint is None:
+        build_checkpoint()
+    kept = [_run(name, options.checkpoint or CHECKPOINT, options.out) for name in options.names or BENCHMARKS]
+    return 0 if all(kept) else 1
+
+
+def _run(name: str, checkpoint: Path, out: Path) -> bool:
+    print(f"\n## {name}\n", flush=True)
+    with load() as meanwhile:
+        result = BENCHMARKS[name](checkpoint)
+    path = write(out, name, result, meanwhile)
+    print(result.table())
+    print(f"\n{meanwhile.seconds:.0f} s; other processes took {meanwhile.others:.2f} cores meanwhile; {path.name}")
+    for problem in result.problems:
+        print(f"PROBLEM: {problem}")
+    return not result.problems
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""A server in a process of its own, as its users run it, and what /proc tells about it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parents[2]
+LISTENING = re.compile(r"listening on (\S+:\d+)")
+START_SECONDS, STOP_SECONDS = 90.0, 15.0
+PATIENCE = 60.0
+"""Seconds that anything asked of a server may take before a benchmark gives up."""
+
+
+class Server:
+    """A running server. Its worker is a process too; CPU and memory are those of the server alone."""
+
+    def __init__(self, pid: int, address: str) -> None:
+        self.pid = pid
+        self.address = address
+
+    def worker(self) -> int:
+        """Process id of the worker. Raises LookupError while there is none."""
+        for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
+            # multiprocessing keeps a second child, which looks after its semaphores
+            if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
+                return int(child)
+        raise LookupError("the server has no worker")
+
+    def cpu_seconds(self) -> float:
+        """User and system time so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def rss_bytes(self) -> int:
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.contextmanager
+def served(checkpoint: Path, *flags: str) -> Iterator[Server]:
+    """Serves a checkpoint on a free port of 127.0.0.1 for the length of the block. Raises RuntimeError, with the end of
+    its log, where it does not start.
+    """
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "omni_grpc.serve", "--model", str(checkpoint)),
+                *("--host", "127.0.0.1", "--port", "0", "--drain-timeout", "1", *flags),
+            ],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,  # its own group, so that a kill takes its worker too
+        )
+        try:
+            yield Server(process.pid, _address(process, log))
+        finally:
+            _stop(process)
+
+
+def _address(process: subprocess.Popen[str], log: IO[str]) -> str:
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
+    line = process.stdout.readline() if ready else ""
+    if match := LISTENING.search(line):
+        return match[1]
+    log.seek(0)
+    raise RuntimeError(f"the server did not start; it said {line!r} and logged:\n{log.read()[-2000:]}")
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """Asks the server to end, and kills what is left of it and its worker after STOP_SECONDS."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(STOP_SECONDS)
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,0 +1,153 @@
+"""The service benchmarks run, with numbers far too small to measure anything. No assertion is about speed."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.service import (
+    __main__,
+    cancel,
+    overhead,
+    preempt,
+    recovery,
+    resume,
+    slow_watcher,
+    throughput,
+    watchers,
+)
+from benchmarks.service.arrivals import Arrival, in_order
+from benchmarks.service.report import Result, load, quantile, spread, write
+from benchmarks.service.server import Server, served
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture(scope="module")
+def server(tiny_qwen_image: Path) -> Iterator[Server]:
+    """One for all: a server takes seconds to start."""
+    with served(
+        tiny_qwen_image,
+        *("--warm-up-seconds", "0", "--restart-backoff", "0", "--max-prompt-chars", "1000000", *preempt.FLAGS),
+    ) as server:
+        yield server
+
+
+def check(result: Result) -> Result:
+    """What holds for every benchmark: no promise was broken, and there is a table."""
+    assert not result.problems
+    assert result.rows
+    assert {len(row) for row in result.rows} == {len(result.columns)}
+    json.dumps(result.figures)
+    return result
+
+
+def test_throughput_compares_every_image(server: Server) -> None:
+    figures = check(throughput.measure(server, server, throughput.Numbers(jobs=3, repeats=1, most_steps=2))).figures
+    assert (figures["jobs"], figures["steps"], figures["images_compared"]) == (3, 6, 3)
+    assert figures["largest_difference_of_255"] == 0
+
+
+def test_watchers_counts_every_event(server: Server) -> None:
+    numbers = watchers.Numbers(jobs=2, watchers=4, loads={"tiny": (64, 40)})
+    loads = check(watchers.measure(server, numbers)).figures["loads"]
+    for figures in loads.values():
+        # queued, started, encode_done, decode_progress, artifact_ready, completed
+        assert figures["state_events_received"] == figures["state_events_expected"] == 4 * 6
+        assert figures["step_events"] + figures["step_events_left_out"] == 4 * 40
+        assert figures["events"] == 4 * 6 + figures["step_events"]
+    assert loads["tiny, 64 x 64"]["lag_samples"] > 0
+    assert loads["replay"]["step_events"] == 4 * 40
+
+
+def test_slow_watcher_counts_what_it_missed(server: Server) -> None:
+    numbers = slow_watcher.Numbers(rounds=1, size=64, steps=120, pause=0.5)
+    figures = check(slow_watcher.measure(server, numbers)).figures
+    (received,), (coalesced,) = figures["slow_steps_received"], figures["slow_steps_coalesced"]
+    assert received + coalesced == 120
+    assert coalesced > 0
+    assert figures["bytes_per_step_event"] > 10_000
+
+
+def test_overhead_times_every_part(server: Server, tiny_qwen_image: Path) -> None:
+    numbers = overhead.Numbers(size=32, steps=30, running=(2,))
+    together = {2: overhead.in_process(tiny_qwen_image, numbers, 2)}
+    # this server has one place, so that its jobs never share a step
+    alone = overhead.serve(server, numbers, 1)
+    check(overhead.result(numbers, together, {2: alone}))
+    assert together[2].keys() == {"wall", "predict", *overhead.PARTS}
+    assert all(value > 0 for value in together[2].values())
+    assert 0 < alone["step"] < alone["wall"]
+
+
+def test_cancel_finds_each_phase(server: Server) -> None:
+    sizes = {"queue": 64, "encode": 64, "step": 512, "decode": 256}
+    cases = {
+        phase: dataclasses.replace(case, options={**case.options, "width": sizes[phase], "height": sizes[phase]})
+        for phase, case in cancel.CASES.items()
+    }
+    figures = check(cancel.measure(server, cancel.Numbers(repeats=1, cases=cases))).figures
+    assert list(figures) == ["queue", "encode", "step", "decode"]
+    assert [phase["step_events_after_reply"] for phase in figures.values()] == [0, 0, 0, 0]
+
+
+def test_preempt_sees_both_events(server: Server) -> None:
+    numbers = preempt.Numbers(rounds=1, size=64, low_steps=200, high_steps=2, lead=1)
+    (it,) = check(preempt.measure(server, numbers)).figures["rounds"]
+    assert it["same_image"]
+    assert it["events"] == ("preempted", "resumed")
+    assert 1 <= it["completed_before"] < 200
+
+
+def test_resume_misses_nothing(server: Server) -> None:
+    figures = check(resume.measure(server, resume.Numbers(rounds=1, size=64, steps=150, kill_after=3))).figures
+    assert (figures["state_events"], figures["state_events_missing"], figures["step_events_missing"]) == (6, 0, 0)
+    assert figures["events_before_kill"][0] + figures["events_after_resume"][0] <= 156
+
+
+def test_recovery_loses_the_running_jobs_alone(server: Server) -> None:
+    numbers = recovery.Numbers(jobs=1, rounds=1, steps=200, size=128)
+    (kill,) = check(recovery.measure(server, numbers)).figures["kills"]
+    assert kill["codes"] == ("UNAVAILABLE (retryable)",)
+    assert kill["after_failure"]["outcome"] == "completed"
+    assert kill["after_failure"]["first_step"] > kill["after_failure"]["created"]
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+def test_a_results_file_says_where_it_comes_from(tmp_path: Path) -> None:
+    result = Result(columns=("a", "b"), rows=[("1", "2")], figures={"x": [1 / 3]}, problems=["no"])
+    with load() as meanwhile:
+        pass
+    content = json.loads(write(tmp_path, "sample", result, meanwhile).read_text())
+    assert content["script"] == "python -m benchmarks.service sample"
+    assert {"cores", "cpu", "python", "torch", "date", "load"} <= content.keys()
+    assert (content["figures"], content["problems"]) == ({"x": [0.333333]}, ["no"])
+    assert result.table() == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+
+
+def test_quantiles_are_values_that_occurred() -> None:
+    assert [quantile([3.0, 1.0, 2.0], q) for q in (0.0, 0.5, 0.99)] == [1.0, 2.0, 3.0]
+    assert quantile(list(range(1, 101)), 0.99) == 99
+    assert spread([3.0, 1.0, 2.0], "s") == "2.0 (1.0 to 3.0) s"
+
+
+def test_order_means_once_and_after_what_came_before() -> None:
+    def arrivals(*seqs: int) -> list[Arrival]:
+        return [Arrival(seq, "step_progress", 0.0, 0.0, 0, 0) for seq in seqs]
+
+    assert in_order(arrivals(1, 2, 5))
+    assert not in_order(arrivals(1, 1))
+    assert not in_order(arrivals(2, 1))
+
+
+def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["service", "trhoughput"])
+    with pytest.raises(SystemExit) as caught:
+        __main__.main()
+    assert caught.value.code == 2
+    assert "no benchmark is called trhoughput" in capsys.readouterr().err
