@@ -10,7 +10,7 @@ from pathlib import Path
 from tools.demo import CHECKPOINT, build_checkpoint
 
 from . import __doc__ as description
-from . import cancel, overhead, preempt, recovery, resume, slow_watcher, throughput, watchers
+from . import cancel, lanes, overhead, preempt, recovery, resume, slow_watcher, throughput, watchers
 from .report import Result, load, write
 from .server import ROOT
 
@@ -20,6 +20,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "watchers": watchers.run,
     "slow_watcher": slow_watcher.run,
     "overhead": overhead.run,
+    "lanes": lanes.run,
     "cancel": cancel.run,
     "preempt": preempt.run,
     "resume": resume.run,

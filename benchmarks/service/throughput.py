@@ -15,6 +15,7 @@ from .report import Result, spread
 from .server import PATIENCE, Server, served
 
 Image = npt.NDArray[np.uint8]
+"""The pixels of an image, one after the other."""
 
 SIZES = ((64, 64), (96, 64), (64, 128), (128, 128))
 STEPS = (20, 50, 35, 80, 28)
@@ -78,12 +79,12 @@ def _round(client: Client, jobs: list[ImageOptions]) -> Round:
     return Round(
         seconds=(max(ended) - made[0].create_time.ToNanoseconds()) / 1e9,
         decode_seconds=sum(result.stats.decode for result in results),
-        images=[np.asarray(result.images[0]) for result in results],
+        images=[np.frombuffer(result.files[0], np.uint8) for result in results],
     )
 
 
 def _difference(one: Image, other: Image) -> int:
-    """Of the two pixels that differ most, in steps of 255."""
+    """Of the two values that differ most, in steps of 255."""
     return int(np.abs(one.astype(int) - other).max())
 
 

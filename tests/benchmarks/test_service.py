@@ -11,6 +11,7 @@ import pytest
 from benchmarks.service import (
     __main__,
     cancel,
+    lanes,
     overhead,
     preempt,
     recovery,
@@ -64,10 +65,10 @@ def test_watchers_counts_every_event(server: Server) -> None:
 
 
 def test_slow_watcher_counts_what_it_missed(server: Server) -> None:
-    numbers = slow_watcher.Numbers(rounds=1, size=64, steps=120, pause=0.5)
+    numbers = slow_watcher.Numbers(rounds=1, size=64, steps=100, pause=0.5)
     figures = check(slow_watcher.measure(server, numbers)).figures
     (received,), (coalesced,) = figures["slow_steps_received"], figures["slow_steps_coalesced"]
-    assert received + coalesced == 120
+    assert received + coalesced == 100
     assert coalesced > 0
     assert figures["bytes_per_step_event"] > 10_000
 
@@ -81,6 +82,15 @@ def test_overhead_times_every_part(server: Server, tiny_qwen_image: Path) -> Non
     assert together[2].keys() == {"wall", "predict", *overhead.PARTS}
     assert all(value > 0 for value in together[2].values())
     assert 0 < alone["step"] < alone["wall"]
+
+
+def test_lanes_sees_steps_beside_both(server: Server) -> None:
+    decode = dataclasses.replace(lanes.Numbers().others["a decode"], size=192)
+    encode = dataclasses.replace(lanes.Numbers().others["the longest encode"], count=1)
+    numbers = lanes.Numbers(rounds=1, size=64, steps=200, others={"an encode": encode, "a decode": decode})
+    figures = check(lanes.measure(server, numbers)).figures
+    assert list(figures) == ["nothing", "an encode", "a decode"]
+    assert all(found["steps"] > 0 for found in figures.values())
 
 
 def test_cancel_finds_each_phase(server: Server) -> None:
