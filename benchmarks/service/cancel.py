@@ -59,7 +59,7 @@ class Numbers:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stop:
-    """Seconds from the call of CancelJob. `late_steps` counts step events that came after the reply; `phase` is the
+    """Seconds from the call of CancelJob. `late_steps` counts step events made after the reply; `phase` is the
     last event but the terminal one: where the job was.
     """
 
@@ -128,7 +128,8 @@ def _stop(client: Client, case: Case) -> Stop:
         terminal=arrivals[-1].arrived - called,
         ended=arrivals[-1].kind,
         phase=arrivals[-2].kind,
-        late_steps=sum(one.kind == STEP and one.arrived > replied for one in arrivals),
+        # by the server's time stamp: when the reader's thread gets to run is not the server's doing
+        late_steps=sum(one.kind == STEP and one.sent > replied for one in arrivals),
         next_done=client.get_job(following.job_id).end_time.ToNanoseconds() / 1e9 - called,
     )
 
