@@ -202,7 +202,24 @@ class Inputs:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class _Options:
+    """What a generation may have besides what every one has. None: not given, or of no use to the task or the model."""
+
+    preview: Preview | None = None
+    inputs: Inputs = Inputs()
+    strength: float | None = None
+    num_frames: int | None = None
+    fps: float | None = None
+    output_fps: float | None = None
+    duration: float | None = None
+    start: float | None = None
+    sample_rate: int | None = None
+    text: str = ""
+    extra: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Draft(_Options):
     """One generation as it was asked for. None means "not given", which is never the same as zero or the empty string.
 
     `seeds` has one entry per output; with a single entry s, output i uses s + i. Sizes are in pixels.
@@ -220,25 +237,14 @@ class Draft:
     seeds: tuple[int, ...] = ()
     num_outputs: int | None = None
     output_format: OutputFormat | None = None
-    preview: Preview | None = None
-    inputs: Inputs = Inputs()
-    strength: float | None = None
-    num_frames: int | None = None
-    fps: float | None = None
-    output_fps: float | None = None
-    duration: float | None = None
-    start: float | None = None
-    sample_rate: int | None = None
-    text: str = ""
-    extra: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(_Options):
     """One generation that has been checked and completed: what the engine and the models work on.
 
     `negative_prompt` is None exactly where classifier-free guidance is off; `seeds` has one entry per output. Width and
-    height are 0 for sound. What follows `preview` is None where the task or the model has no use for it.
+    height are 0 for sound.
     """
 
     id: str
@@ -253,17 +259,6 @@ class Request:
     seeds: tuple[int, ...]
     num_outputs: int
     output_format: OutputFormat
-    preview: Preview | None = None
-    inputs: Inputs = Inputs()
-    strength: float | None = None
-    num_frames: int | None = None
-    fps: float | None = None
-    output_fps: float | None = None
-    duration: float | None = None
-    start: float | None = None
-    sample_rate: int | None = None
-    text: str = ""
-    extra: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
