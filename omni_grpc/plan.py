@@ -2,8 +2,8 @@
 
 A plan says what to do now in each of the three phases (prepare, step, decode) and which requests to forget. The
 phases have lanes of their own in the worker, so a plan is answered by several reports, one as each piece of work
-ends, in any order: each admitted or decoded request gets Prepared, Decoded or Broken, each step gets Stepped, whether
-or not a request was dropped meanwhile. So a report always frees exactly one lane.
+ends, in any order: each admitted or decoded request gets Prepared, DecodedPart, Decoded or Broken, each step gets
+Stepped, whether or not a request was dropped meanwhile. So a report always frees exactly one lane.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from omni_grpc.spec import Checkpoint
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Work for the worker. `admit` enters the prepare phase; `step` shares one forward; `drop` frees state, whatever
-    its phase.
+    """Work for the worker. `admit` enters the prepare phase; `step` shares one forward; `decode_parts` decodes what is
+    finished of requests that go on stepping; `decode` ends a request; `drop` frees state, whatever its phase.
     """
 
     admit: tuple[Request, ...] = ()
     step: tuple[str, ...] = ()
+    decode_parts: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.admit or self.step or self.decode or self.drop)
+        return bool(self.admit or self.step or self.decode_parts or self.decode or self.drop)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ class Prepared:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """One request moved one step. `finished`: it is ready for decode. `evals`: forwards that the step took; the
-    guidance branches of a request share one.
+    guidance branches of a request share one. `earlier`: seconds of those that went before the last one. `segment`: the
+    part of the output that the step belongs to, of `segments`; `part_ready`: with it that part is finished.
     """
 
     id: str
@@ -118,13 +120,19 @@ class Progress:
     rows: int
     rows_reused: int = 0
     evals: int = 1
+    earlier: float = 0.0
+    segment: int = 0
+    segments: int = 1
+    part_ready: bool = False
     finished: bool = False
     previews: tuple[PreviewImage, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """One forward is done, for every request that shared it: in `progress`, or in `broken` where it failed."""
+    """One forward is done, for every request that shared it: in `progress` where it ended a step, in `broken` where it
+    failed, in neither where the step needs another forward.
+    """
 
     elapsed: float
     progress: tuple[Progress, ...] = ()
@@ -148,6 +156,16 @@ class Decoded:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedPart:
+    """What was finished of one request is decoded: `done` of `total` parts. The request goes on."""
+
+    id: str
+    elapsed: float
+    done: int
+    total: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
     """One request failed in one phase; its state in the worker is gone and its neighbours go on."""
 
@@ -168,4 +186,4 @@ class Died:
     failure: Failure
 
 
-Report = Ready | Prepared | Stepped | Decoded | Broken | Died
+Report = Ready | Prepared | Stepped | DecodedPart | Decoded | Broken | Died

@@ -364,7 +364,9 @@ class Encoded:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """`step` of `total` is done (1-based), from `sigma` and `timestep`. Times in seconds."""
+    """`step` of `total` is done (1-based), from `sigma` and `timestep`. Times in seconds. `segment` (0-based) is the
+    part of the output that the step belongs to, of `segments`.
+    """
 
     step: int
     total: int
@@ -376,6 +378,8 @@ class Step:
     rows: int
     rows_reused: int = 0
     evals: int = 1
+    segment: int = 0
+    segments: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from omni_grpc.errors import CheckpointError
-from omni_grpc.loading.checkpoint import load_weights
-from omni_grpc.loading.components import load_module, load_tokenizer
+from omni_grpc.loading.loader import Loader
 from omni_grpc.models.qwen_image import PATCH
 from omni_grpc.models.qwen_image.qwen_image_transformer import QwenImageTransformer
 from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
 from omni_grpc.pipeline.base import Pipeline
-from omni_grpc.pipeline.images import Image, to_uint8
-from omni_grpc.pipeline.patches import Grid, pack
-from omni_grpc.pipeline.schedule import Schedule, dynamic_shift
+from omni_grpc.pipeline.outputs import Output, to_uint8
+from omni_grpc.pipeline.patches import Grid
+from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
 from omni_grpc.pipeline.state import COND, UNCOND, Cond, State, Tables
 from omni_grpc.request import Request
 from omni_grpc.spec import Checkpoint
@@ -52,25 +51,19 @@ class QwenImagePipeline(Pipeline):
         self._tables: WeakValueDictionary[tuple[float, ...], Tables] = WeakValueDictionary()
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Self:
-        with torch.device("meta"):
-            transformer = QwenImageTransformer.from_config(checkpoint.configs["transformer"]).eval()
-        weights = checkpoint.spec.weights["transformer"]
-        load_weights(transformer, checkpoint.path / "transformer", weights, device=device, dtype=dtype)
-        tokenizer = load_tokenizer(checkpoint, "tokenizer")
+    def load(cls, loader: Loader) -> Self:
+        tokenizer = loader.tokenizer("tokenizer")
         if (found := len(tokenizer(PREFIX).input_ids)) != PREFIX_TOKENS:
             raise CheckpointError(
                 f"tokenizer: the prompt template starts with {found} tokens, expected {PREFIX_TOKENS}"
             )
         return cls(
-            checkpoint,
-            transformer=transformer,
+            loader.checkpoint,
+            transformer=loader.denoiser("transformer", QwenImageTransformer.from_config),
             # neither the vision tower nor the language model's head is read
-            text_encoder=load_module(
-                checkpoint, "text_encoder", part="model.language_model", device=device, dtype=dtype
-            ),
+            text_encoder=loader.module("text_encoder", part="model.language_model"),
             tokenizer=tokenizer,
-            vae=load_module(checkpoint, "vae", device=device, dtype=dtype),
+            vae=loader.module("vae"),
         )
 
     def prepare(self, request: Request) -> list[State]:
@@ -90,20 +83,21 @@ class QwenImagePipeline(Pipeline):
 
     def _state(self, request: Request, output: int, seed: int) -> State:
         """Noise comes from a generator on the CPU: a seed means the same noise on any device and in any batch."""
-        grid = Grid(request.height // self.size_multiple, request.width // self.size_multiple, PATCH)
+        grid = Grid(height=request.height // self.size_multiple, width=request.width // self.size_multiple, patch=PATCH)
         generator = torch.Generator().manual_seed(seed)
-        shape = (self.vae.config.z_dim, PATCH * grid.height, PATCH * grid.width)
+        shape = (self.vae.config.z_dim, 1, PATCH * grid.height, PATCH * grid.width)
         noise = torch.randn(shape, generator=generator, dtype=self.dtype).to(self.device)
         config = self.checkpoint.configs["scheduler"]
         sigmas = np.linspace(1.0, 1 / request.steps, request.steps).tolist()
+        levels = Levels(steps=request.steps, sigmas=sigmas, mu=dynamic_shift(config, grid.tokens))
         return State(
             request=request,
             output=output,
             seed=seed,
             generator=generator,
-            latents=pack(noise, PATCH),
+            latents=grid.pack(noise),
             grid=grid,
-            schedule=Schedule(config, sigmas, mu=dynamic_shift(config, grid.tokens), device=self.device),
+            schedule=Schedule(config, levels, device=self.device),
             guidance=request.guidance,
         )
 
@@ -134,11 +128,10 @@ class QwenImagePipeline(Pipeline):
             velocity: Tensor = self.transformer(batch["latents"], batch)
         return velocity
 
-    def decode(self, state: State) -> list[Image]:
-        latents = state.grid.image(state.latents)[None, :, None]
+    def decode(self, state: State, latents: Tensor) -> list[Output]:
         mean, std = (
             torch.tensor(values, device=self.device, dtype=self.dtype).view(1, -1, 1, 1, 1)
             for values in (self.vae.config.latents_mean, self.vae.config.latents_std)
         )
-        pixels = self.vae.decode(latents / (1 / std) + mean, return_dict=False)[0]
-        return to_uint8(pixels[:, :, 0])
+        pixels = self.vae.decode(state.grid.unpack(latents)[None] / (1 / std) + mean, return_dict=False)[0]
+        return [Output(pixels=to_uint8(pixels[0, :, 0]))]

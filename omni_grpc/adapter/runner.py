@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import itertools
 import threading
 import time
 import traceback
@@ -14,27 +12,19 @@ from typing import Any
 import numpy as np
 from diffusers import DiffusionPipeline
 
-from omni_grpc import shared
 from omni_grpc.adapter import backends, caches, loading
 from omni_grpc.adapter.abilities import Ability, ability
 from omni_grpc.adapter.describe import describe, fps, sample_rate
-from omni_grpc.adapter.outputs import Output, blanked, unpack
+from omni_grpc.adapter.outputs import blanked, unpack
 from omni_grpc.adapter.parameters import Signature, arguments, check_call_kwargs
 from omni_grpc.adapter.preview import Previews
 from omni_grpc.adapter.prompts import count_tokens
 from omni_grpc.adapter.session import Moved, Session
-from omni_grpc.errors import Cancelled, CheckpointError, InvalidArgument
-from omni_grpc.plan import Broken, Decoded, Media, Prepared, Progress, Stepped
-from omni_grpc.request import (
-    AudioFormat,
-    ImageFormat,
-    Modality,
-    PreviewImage,
-    Request,
-    RequestWarning,
-    VideoFormat,
-)
-from omni_grpc.worker import media
+from omni_grpc.errors import Cancelled, CheckpointError, InternalError, InvalidArgument
+from omni_grpc.pipeline.outputs import Output
+from omni_grpc.plan import Broken, Decoded, DecodedPart, Prepared, Progress, Stepped
+from omni_grpc.request import Modality, PreviewImage, Request, RequestWarning
+from omni_grpc.worker import delivery, media
 from omni_grpc.worker.base import Loaded, Runner, Setting
 from omni_grpc.worker.failure import failure
 
@@ -47,14 +37,13 @@ class SessionRunner(Runner):
     ) -> None:
         self._pipeline = pipeline
         self._ability = able
-        self._prefix = setting.prefix
+        self._delivery = delivery.Delivery(setting.prefix)
         self._call_kwargs: Mapping[str, Any] = setting.config.adapter.diffusers_call_kwargs or {}
         self._cache = cache
         self._signature = Signature(type(pipeline))
         self._denoisers = loading.denoisers(pipeline)
         self._schedulers = loading.schedulers(pipeline)
         self._previews = Previews(pipeline)
-        self._blocks = itertools.count()
         self._lock = threading.Lock()
         self._sessions: dict[str, tuple[Session, Request]] = {}
         self._last: Session | None = None
@@ -134,6 +123,9 @@ class SessionRunner(Runner):
                 broken.append(Broken(id=request_id, phase="step", failure=failure(error, f"stepping {request_id}")))
         return Stepped(elapsed=time.monotonic() - began, progress=tuple(progress), broken=tuple(broken))
 
+    def decode_part(self, request_id: str) -> DecodedPart:
+        raise InternalError(f"request {request_id} is a call of a pipeline, whose outputs come all at its end")
+
     def decode(self, request_id: str) -> Decoded:
         """Waits for the call to return, and puts its outputs as files into shared memory."""
         began = time.monotonic()
@@ -144,12 +136,14 @@ class SessionRunner(Runner):
         session, request = held
         result = session.output()
         outputs = unpack(result, self._ability.modality)
+        rate = fps(self._pipeline, self._signature)
+        sounds = any(output.samples is not None for output in outputs)
+        rate_hz = sample_rate(self._pipeline) if sounds else 0
         # all are encoded before any is put in shared memory: a block belongs to a report
-        files = [self._encode(request, output) for output in outputs]
-        made = tuple(self._share(request, index, len(files), *file) for index, file in enumerate(files))
+        files = [delivery.encode(output, request, fps=rate, sample_rate=rate_hz) for output in outputs]
         return Decoded(
             id=request_id,
-            media=made,
+            media=self._delivery.put(request, files),
             elapsed=time.monotonic() - began,
             peak_memory_bytes=media.peak_memory_bytes(),
             warnings=self._warnings(request, outputs, result),
@@ -192,46 +186,6 @@ class SessionRunner(Runner):
         )
 
     # --- outputs ----------------------------------------------------------------------------------------------------
-
-    def _encode(self, request: Request, output: Output) -> tuple[bytes, dict[str, Any]]:
-        """The file, and the fields of Media that say what is in it."""
-        match request.output_format:
-            case ImageFormat() as image:
-                assert output.pixels is not None
-                height, width, channels = output.pixels.shape
-                has_alpha = channels == 4 and media.keeps_alpha(image)
-                return media.encode(output.pixels, image), {"width": width, "height": height, "has_alpha": has_alpha}
-            case VideoFormat() as video:
-                assert output.pixels is not None
-                frames, height, width, _ = output.pixels.shape
-                rate = request.output_fps or request.fps or fps(self._pipeline, self._signature)
-                sound = None if output.samples is None else (output.samples, sample_rate(self._pipeline))
-                width, height = media.encoded_size(width, height, video)
-                about = {"width": width, "height": height, "num_frames": frames, "duration": frames / rate}
-                about["fps"] = float(media.frame_rate(rate))
-                if sound is not None:
-                    about["sample_rate"] = media.encoded_rate(video, sound[1])
-                return media.encode_video(output.pixels[..., :3], rate, video, sound), about
-            case AudioFormat() as audio:
-                assert output.samples is not None
-                rate_hz = sample_rate(self._pipeline)
-                target = media.encoded_rate(audio, request.sample_rate or rate_hz)
-                data = media.encode_audio(output.samples, rate_hz, audio, request.sample_rate)
-                return data, {
-                    "width": 0, "height": 0, "sample_rate": target, "duration": output.samples.shape[1] / rate_hz
-                }  # fmt: skip
-
-    def _share(self, request: Request, index: int, count: int, data: bytes, about: dict[str, Any]) -> Media:
-        # a request for layers gets several outputs for each seed
-        seed = request.seeds[index * len(request.seeds) // count]
-        return Media(
-            index=index,
-            data=shared.put(data, f"{self._prefix}{next(self._blocks)}"),
-            mime_type=request.output_format.mime_type,
-            seed=seed,
-            sha256=hashlib.sha256(data).hexdigest(),
-            **about,
-        )
 
     def _warnings(self, request: Request, outputs: Sequence[Output], result: Any) -> tuple[RequestWarning, ...]:
         warnings = []

@@ -177,6 +177,9 @@ def _step(message: event_pb2.StepProgress) -> Step:
         eta=seconds(message.eta) if message.HasField("eta") else math.nan,
         rows=message.rows_total,
         rows_reused=message.rows_reused,
+        evals=message.evals,
+        segment=message.segment,
+        segments=max(1, message.total_segments),
     )
 
 

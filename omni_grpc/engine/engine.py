@@ -24,10 +24,10 @@ from omni_grpc.engine.jobs import Job, Jobs, new_job_id
 from omni_grpc.engine.meter import Meter
 from omni_grpc.engine.policy import Claim
 from omni_grpc.engine.run import Run
-from omni_grpc.engine.scheduler import Decision, Lane, Scheduler
+from omni_grpc.engine.scheduler import Decision, Lane, Scheduler, lanes
 from omni_grpc.engine.timers import Timers
 from omni_grpc.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
-from omni_grpc.plan import Broken, CostModel, Decoded, Died, Plan, Prepared, Ready, Report, Stepped
+from omni_grpc.plan import Broken, CostModel, Decoded, DecodedPart, Died, Plan, Prepared, Ready, Report, Stepped
 from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Draft, Failed, Inputs, Queued, RequestWarning, Task
 from omni_grpc.resolve import advise_priority, check_task, resolve_request
 from omni_grpc.rules import Facts
@@ -303,6 +303,8 @@ class Engine:
                 self._on_prepared(report)
             case Stepped():
                 self._on_stepped(report)
+            case DecodedPart():
+                self._on_decoded_part(report)
             case Decoded():
                 self._on_decoded(report)
             case Broken():
@@ -339,11 +341,19 @@ class Engine:
             entry = run.job.append(run.stepped(progress, report.elapsed))
             if progress.previews:
                 run.job.previews, run.job.preview_seq = progress.previews, entry.seq
+            if progress.part_ready:
+                self._scheduler.part_ready(progress.id)
             if progress.finished:
-                run.job.append(Decoding(done_units=0, total_units=run.job.request.num_outputs))
+                units = progress.segments if progress.segments > 1 else run.job.request.num_outputs
+                run.job.append(Decoding(done_units=run.decoded_parts, total_units=units))
                 self._scheduler.denoised(progress.id)
         for broken in report.broken:
             self._on_broken(broken)
+
+    def _on_decoded_part(self, report: DecodedPart) -> None:
+        self._free(Lane.DECODE)
+        if (run := self._runs.get(report.id)) is not None:
+            run.job.append(run.decoded_part(report))
 
     def _on_decoded(self, report: Decoded) -> None:
         self._free(Lane.DECODE)
@@ -410,9 +420,8 @@ class Engine:
             self._scheduler.undo(plan)
             return False
         self._meter.planned(self._scheduler.predicted_ms(plan.step))
-        for lane, work in ((Lane.PREPARE, plan.admit), (Lane.STEP, plan.step), (Lane.DECODE, plan.decode)):
-            if work:
-                self._timers.set(_WORKER, lane, self.config.worker.phase_timeout, self._hung)
+        for lane in lanes(plan):
+            self._timers.set(_WORKER, lane, self.config.worker.phase_timeout, self._hung)
         return True
 
     def _announce(self, decision: Decision) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 from omni_grpc.engine.jobs import Job
-from omni_grpc.plan import Decoded, Media, Prepared, Progress
+from omni_grpc.plan import Decoded, DecodedPart, Media, Prepared, Progress
 from omni_grpc.request import (
     Artifact,
+    Decoding,
     Done,
     Effective,
     Encoded,
@@ -36,6 +37,7 @@ class Run:
         self._denoise = 0.0
         self._decode = 0.0
         self._evals = 0
+        self.decoded_parts = 0
         self._peak_memory = 0
         self._dropped_tokens: dict[str, int] = {}
         self._artifacts: list[Artifact] = []
@@ -70,13 +72,20 @@ class Run:
             total=progress.total,
             sigma=progress.sigma,
             timestep=progress.timestep,
-            step_time=elapsed,
+            step_time=progress.earlier + elapsed,
             elapsed=self._denoise,
             eta=mean * (progress.total - progress.step),
             rows=progress.rows,
             rows_reused=progress.rows_reused,
             evals=progress.evals,
+            segment=progress.segment,
+            segments=progress.segments,
         )
+
+    def decoded_part(self, report: DecodedPart) -> Decoding:
+        self._decode += report.elapsed
+        self.decoded_parts = report.done
+        return Decoding(done_units=report.done, total_units=report.total)
 
     def preempted(self, reason: str, position: int) -> Preempted:
         self._preempted_at = self._clock()
@@ -108,7 +117,7 @@ class Run:
         return artifact
 
     def done(self, report: Decoded, scheduler: str, attention_backend: str = "") -> Done:
-        self._decode = report.elapsed
+        self._decode += report.elapsed
         self._peak_memory = report.peak_memory_bytes
         self._late_warnings = report.warnings
         request = self.job.request

@@ -50,6 +50,7 @@ class Item:
     rows: tuple[int, ...] = ()
     service: float = 0.0
     preempted: bool = False
+    part_ready: bool = False
 
     @property
     def order(self) -> tuple[float, int]:
@@ -128,9 +129,9 @@ class Scheduler:
         """What every free lane does now. The lanes it fills are busy until `free`."""
         admit = self._admit() if Lane.PREPARE not in self._busy else ()
         step, preempted, resumed = self._step() if Lane.STEP not in self._busy else ((), (), ())
-        decode = self._decode() if Lane.DECODE not in self._busy else ()
+        decode_parts, decode = self._decode() if Lane.DECODE not in self._busy else ((), ())
         dropped, self._dropped = tuple(self._dropped), []
-        plan = Plan(admit=admit, step=step, decode=decode, drop=dropped)
+        plan = Plan(admit=admit, step=step, decode_parts=decode_parts, decode=decode, drop=dropped)
         return Decision(plan, preempted=preempted, resumed=resumed)
 
     def undo(self, plan: Plan) -> None:
@@ -139,9 +140,10 @@ class Scheduler:
             self._items[request.id].phase = Phase.WAITING
         for job_id in plan.decode:
             self._items[job_id].phase = Phase.DECODE_QUEUED
-        for lane, work in ((Lane.PREPARE, plan.admit), (Lane.STEP, plan.step), (Lane.DECODE, plan.decode)):
-            if work:
-                self._busy.remove(lane)
+        for job_id in plan.decode_parts:
+            self._items[job_id].part_ready = True
+        for lane in lanes(plan):
+            self._busy.remove(lane)
 
     def free(self, lane: Lane) -> None:
         """The worker reported: its lane can take more."""
@@ -156,6 +158,11 @@ class Scheduler:
         """A job has taken its last step. One that was removed stays away."""
         if (item := self._items.get(job_id)) is not None:
             item.phase = Phase.DECODE_QUEUED
+
+    def part_ready(self, job_id: str) -> None:
+        """A part of a job's output can be decoded while the job goes on. One that was removed stays away."""
+        if (item := self._items.get(job_id)) is not None:
+            item.part_ready = True
 
     def finish(self, job_id: str) -> None:
         """A job is over in the worker too: it ended, or broke and was forgotten there."""
@@ -234,17 +241,28 @@ class Scheduler:
             return True
         return self.cost.step_ms([tokens for item in items for tokens in item.rows]) <= self.max_step_ms
 
-    def _decode(self) -> tuple[str, ...]:
+    def _decode(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The job whose finished part is decoded next, or the one that is decoded for good."""
         queue = self._in(Phase.DECODE_QUEUED)
+        queue += [item for item in self._in(Phase.RUNNING) if item.part_ready]
         if not queue:
-            return ()
+            return (), ()
         first = min(queue, key=lambda item: item.order)
-        first.phase = Phase.DECODING
         self._busy.add(Lane.DECODE)
-        return (first.request.id,)
+        first.part_ready = False
+        if first.phase is Phase.RUNNING:
+            return (first.request.id,), ()
+        first.phase = Phase.DECODING
+        return (), (first.request.id,)
 
     def _in(self, *phases: Phase) -> list[Item]:
         return [item for item in self._items.values() if item.phase in phases]
+
+
+def lanes(plan: Plan) -> tuple[Lane, ...]:
+    """The lanes that a plan fills."""
+    work = {Lane.PREPARE: plan.admit, Lane.STEP: plan.step, Lane.DECODE: plan.decode_parts or plan.decode}
+    return tuple(lane for lane, ids in work.items() if ids)
 
 
 def _ids(items: Iterable[Item]) -> tuple[str, ...]:

@@ -3,8 +3,6 @@ own and meet in one attention. Shared by the FLUX, Qwen-Image and Stable Diffusi
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
@@ -60,7 +58,7 @@ class DualStreamBlock(Block):
     Modulation: [M, 12C], for text and then for image (shift, scale, gate) of the attention and of the feed-forward.
     """
 
-    carry: ClassVar[tuple[str, ...]] = (TXT, IMG)
+    carry = (TXT, IMG)
 
     def __init__(self, num_heads: int, head_size: int, eps: float = 1e-6, ff_ratio: int = 4) -> None:
         super().__init__()
@@ -75,7 +73,7 @@ class DualStreamBlock(Block):
     def modulation(self, temb: Tensor) -> Tensor:
         return torch.cat([self.txt_mod(temb), self.img_mod(temb)], -1)
 
-    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
         txt, img = carry
         txt_index, img_index = rows.index[TXT], rows.index[IMG]
         txt_attn, txt_ff, img_attn, img_ff = (part.chunk(3, -1) for part in mod.chunk(4, -1))

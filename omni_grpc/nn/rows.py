@@ -170,7 +170,7 @@ class Rows:
     """A batch: who owns each row, the layout, and the tensors bound to it by name.
 
     Whatever is per token or per row is bound under the name of the stream that packs it, so that `narrow` treats it
-    without knowing what it is.
+    without knowing what it is. `source` is whatever the bound tensors were made from, row by row.
     """
 
     def __init__(
@@ -184,6 +184,7 @@ class Rows:
         self.layouts = layouts
         self.layout = layouts.get(tuple(rows))
         self.bound = dict(bound or {})
+        self.source: tuple[object, ...] = ()
         if len(self.owners) != len(self.layout.rows):
             raise ValueError(f"{len(self.owners)} owners for {len(self.layout.rows)} rows")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +20,22 @@ Run = Callable[["Stack", int, int, Carry, Rows], Carry]
 
 
 class Block(nn.Module, abc.ABC):
-    """One transformer block. `carry` names the streams that `forward` takes and returns, in that order."""
+    """One transformer block.
 
-    carry: ClassVar[tuple[str, ...]]
+    carry: the streams that `forward` takes and returns, in that order.
+    constants: what it reads besides that does not depend on the latents (the keys and values of a text, for example).
+    The rows have one tensor bound under each name, [T_s, blocks of the group, ...]; `forward` gets its block's part.
+    """
+
+    carry: tuple[str, ...]
+    constants: tuple[str, ...] = ()
 
     @abc.abstractmethod
     def modulation(self, temb: Tensor) -> Tensor:
-        """silu(timestep embedding) [S, C] -> this block's modulation vectors [S, kC]."""
+        """The timestep's embedding as the model feeds it to its blocks, [S, C] -> this block's modulation [S, kC]."""
 
     @abc.abstractmethod
-    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
         """`mod` [M, kC] is this block's part of the modulation of the batch. A block never learns its own number."""
 
 
@@ -56,26 +62,31 @@ class Stack(nn.Module):
         self._run = middleware(self._run)
 
     def forward(self, carry: Carry, rows: Rows) -> Carry:
-        """Runs every block. The carry comes and goes as one tensor per stream."""
-        return convert(self._run(self, 0, len(self), carry, rows), rows.layout.names, rows)
+        """Runs every block. The carry goes as it came: the same streams, each in a tensor of its own."""
+        return convert(self._run(self, 0, len(self), carry, rows), tuple(carry), rows)
 
     def loop(self, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
         """The innermost run."""
         with activate(rows):
             for number in range(lo, hi):
                 group, place = self._where[number]
-                block = self._group(group)[place]
+                block = self.group(group)[place]
                 carry = convert(carry, block.carry, rows)
-                out = block(*carry.values(), rows=rows, mod=rows[group][:, place])
+                constants = {name: rows[name][:, place] for name in block.constants}
+                out = block(*carry.values(), rows=rows, mod=rows[group][:, place], **constants)
                 carry = dict(zip(block.carry, out, strict=True))
         return carry
 
     def modulation(self, temb: Tensor) -> dict[str, Tensor]:
-        """silu(timestep embeddings) [S, C] -> for each group [S, blocks, kC]."""
-        groups = dict.fromkeys(name for name, _ in self._where)
-        return {name: torch.stack([block.modulation(temb) for block in self._group(name)], 1) for name in groups}
+        """The timesteps' embeddings [S, C] -> for each group [S, blocks, kC]."""
+        return {name: torch.stack([block.modulation(temb) for block in self.group(name)], 1) for name in self.groups}
 
-    def _group(self, name: str) -> Sequence[Block]:
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for name, _ in self._where))
+
+    def group(self, name: str) -> Sequence[Block]:
+        """The blocks of one group, in order."""
         return cast(Sequence[Block], self.get_submodule(name))
 
 

@@ -214,6 +214,8 @@ def _step(job: Job, event: request.Step, at: float) -> event_pb2.StepProgress:
         rows_total=event.rows,
         rows_reused=event.rows_reused,
         evals=event.evals,
+        segment=event.segment,
+        total_segments=event.segments if event.segments > 1 else 0,
     )
 
 

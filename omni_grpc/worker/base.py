@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.plan import CostModel, Decoded, Prepared, Stepped
+from omni_grpc.plan import CostModel, Decoded, DecodedPart, Prepared, Stepped
 from omni_grpc.request import Request, RequestWarning
 from omni_grpc.spec import Checkpoint
 
@@ -54,6 +54,10 @@ class Runner(abc.ABC):
     @abc.abstractmethod
     def step(self, ids: Sequence[str]) -> Stepped:
         """One denoise step of each of these requests; those that were dropped meanwhile are left out."""
+
+    @abc.abstractmethod
+    def decode_part(self, request_id: str) -> DecodedPart:
+        """What is finished of a request that goes on stepping. Raises Cancelled for a request that was dropped."""
 
     @abc.abstractmethod
     def decode(self, request_id: str) -> Decoded:

@@ -54,6 +54,8 @@ class Worker:
             self._enter(self._prepare, self._run_prepare, request)
         if plan.step:
             self._enter(self._step, self._run_step, plan.step)
+        for request_id in plan.decode_parts:
+            self._enter(self._decode, self._run_decode_part, request_id)
         for request_id in plan.decode:
             self._enter(self._decode, self._run_decode, request_id)
 
@@ -97,6 +99,14 @@ class Worker:
 
     def _run_step(self, ids: tuple[str, ...]) -> None:
         self._send(self._runner.step(ids))
+
+    def _run_decode_part(self, request_id: str) -> None:
+        try:
+            report: Report = self._runner.decode_part(request_id)
+        except Exception as error:  # noqa: BLE001 - one request's failure is that request's report
+            self._runner.drop((request_id,))
+            report = Broken(id=request_id, phase="decode", failure=failure(error, f"decoding {request_id}"))
+        self._send(report)
 
     def _run_decode(self, request_id: str) -> None:
         try:

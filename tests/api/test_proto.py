@@ -301,7 +301,11 @@ TWINS: tuple[tuple[type, Descriptor, dict[str, str]], ...] = (
     (vocabulary.Queued, event_pb2.Queued.DESCRIPTOR, {"depth": "queue_depth"}),
     (vocabulary.Started, event_pb2.Started.DESCRIPTOR, {"steps": "total_steps"}),
     (vocabulary.Encoded, event_pb2.EncodeDone.DESCRIPTOR, {}),
-    (vocabulary.Step, event_pb2.StepProgress.DESCRIPTOR, {"total": "total_steps", "rows": "rows_total"}),
+    (
+        vocabulary.Step,
+        event_pb2.StepProgress.DESCRIPTOR,
+        {"total": "total_steps", "rows": "rows_total", "segments": "total_segments"},
+    ),
     (vocabulary.Decoding, event_pb2.DecodeProgress.DESCRIPTOR, {}),
     (vocabulary.ArtifactReady, event_pb2.ArtifactReady.DESCRIPTOR, {}),
     (vocabulary.Done, event_pb2.Completed.DESCRIPTOR, {}),

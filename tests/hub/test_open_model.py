@@ -13,6 +13,7 @@ import torch
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import CheckpointError, ConfigError
+from omni_grpc.loading.loader import Loader
 from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
 from omni_grpc.registry import open_model
 
@@ -70,7 +71,7 @@ def test_a_folder_with_variants_alone_is_loaded(folder, tmp_path, monkeypatch):
     checkpoint = opened(folder)
     assert checkpoint.name == "tiny"
     assert checkpoint.path == opened(folder).path != folder
-    QwenImagePipeline.load(checkpoint, torch.device("cpu"), torch.float32)
+    QwenImagePipeline.load(Loader(checkpoint=checkpoint, device=torch.device("cpu"), dtype=torch.float32))
     loaded = safetensors.torch.load_file(checkpoint.path / "transformer/diffusion_pytorch_model.safetensors")
     assert all(torch.equal(loaded[key], expected[key]) for key in expected)
 

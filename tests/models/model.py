@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.config import EngineConfig, LimitsConfig
-from omni_grpc.pipeline.images import Image
+from omni_grpc.pipeline.outputs import Pixels, join
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Draft, GuidanceDraft, Request
 from omni_grpc.resolve import resolve_request
@@ -29,10 +29,12 @@ NAME = "tiny"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """What one implementation made of a request: latents [outputs, T, C], the images, and the tokens of the prompt."""
+    """What one implementation made of a request: latents [outputs, T, C], the pixels of each output, and the tokens of
+    the prompt. Where outputs have segments, their latents lie one after the other.
+    """
 
     latents: Tensor
-    images: Sequence[Image]
+    images: Sequence[Pixels]
     prompt_tokens: int = 0
 
     def differs_from(self, other: Result) -> tuple[float, int]:
@@ -115,7 +117,8 @@ class Model:
         while running:
             report = runner.step(running)
             assert report.broken == ()
-            running = tuple(progress.id for progress in report.progress if not progress.finished)
+            ended = {progress.id for progress in report.progress if progress.finished}
+            running = tuple(request_id for request_id in running if request_id not in ended)
         return [self._result(runner, request) for request in requests]
 
     def oracle(self, draft: Draft) -> Result:
@@ -124,9 +127,14 @@ class Model:
 
     @torch.inference_mode()
     def _result(self, runner: PackedRunner, request: Request) -> Result:
-        states = runner._states[request.id]
-        images = [image for state in states for image in self.pipeline.decode(state)]
-        return Result(torch.stack([state.latents for state in states]), images, states[0].prompt_tokens)
+        held = runner._held[request.id]
+        latents, pixels = [], []
+        for state, finished in zip(held.states, held.finished, strict=True):
+            parts = [*finished, state.latents]
+            latents.append(torch.cat(parts))
+            decoded = [self.pipeline.decode(state, part) for part in parts]
+            pixels += [join(outputs).pixels for outputs in zip(*decoded, strict=True)]
+        return Result(torch.stack(latents), pixels, held.states[0].prompt_tokens)
 
 
 def label(draft: Draft) -> str:

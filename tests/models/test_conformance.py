@@ -117,7 +117,7 @@ def mix(model: Model) -> dict[str, Tensor]:
     assert taken == {
         request.id: list(range(1, 1 + (LEAVES if request.id == "leaver" else request.steps))) for _, request in joins
     }
-    return {name: torch.stack([state.latents for state in states]) for name, states in runner._states.items()}
+    return {name: torch.stack([state.latents for state in held.states]) for name, held in runner._held.items()}
 
 
 def test_requests_that_share_steps_get_what_each_gets_alone(model: Model) -> None:

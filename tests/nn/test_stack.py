@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import pytest
 import torch
 import torch._dynamo.testing
@@ -21,7 +19,7 @@ UNLIKE = [Row.of(txt=2, img=5), Row.of(txt=3, img=4), Row.of(txt=1, img=6)]
 class Pair(Block):
     """Adds its modulation to both streams, and says which rows were active."""
 
-    carry: ClassVar[tuple[str, ...]] = ("txt", "img")
+    carry = ("txt", "img")
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -31,7 +29,7 @@ class Pair(Block):
     def modulation(self, temb: Tensor) -> Tensor:
         return temb * self.factor
 
-    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
         self.seen.append(active.get())
         return tuple(x + mod[rows.index[name]] for name, x in zip(self.carry, carry, strict=True))
 
@@ -39,9 +37,9 @@ class Pair(Block):
 class Single(Pair):
     """The same over the joint stream, times two."""
 
-    carry: ClassVar[tuple[str, ...]] = (JOINT,)
+    carry = (JOINT,)
 
-    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
         (joint,) = super().forward(*carry, rows=rows, mod=mod)
         return (2 * joint,)
 

@@ -88,12 +88,12 @@ def out_of_memory(monkeypatch, pipeline, method: str, width: int | None = None) 
     """Makes a method of the pipeline run out of memory, always or where a request of this width takes part."""
     working = getattr(pipeline, method)
 
-    def failing(argument):
-        owners = getattr(argument, "owners", None)
+    def failing(*arguments):
+        owners = getattr(arguments[0], "owners", None)
         widths = {state.request.width for state, _ in owners} if owners is not None else {None}
         if width is None or width in widths:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return working(argument)
+        return working(*arguments)
 
     monkeypatch.setattr(pipeline, method, failing)
 
@@ -104,7 +104,7 @@ def test_b117_after_memory_has_run_out_the_same_request_succeeds(omni, pipeline,
         out_of_memory(patch, pipeline, "predict")
         with pytest.raises(ResourceExhausted, match="ask for fewer outputs or a smaller size"):
             small(omni)
-    assert omni._engine._executor._worker._runner._states == {}
+    assert omni._engine._executor._worker._runner._held == {}
     assert small(omni).files == before.files
 
 

@@ -3,6 +3,7 @@ import random
 import pytest
 import torch
 
+from omni_grpc.loading.loader import Loader
 from omni_grpc.plan import CostModel
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.worker.warm_up import fit, warm_up
@@ -52,7 +53,7 @@ def test_a_warm_up_predicts_growing_steps(tiny_qwen_image):
 
     checkpoint = open_checkpoint(tiny_qwen_image, name="tiny")
     device = torch.device("cpu")
-    pipeline = QwenImagePipeline.load(checkpoint, device, torch.float32)
+    pipeline = QwenImagePipeline.load(Loader(checkpoint=checkpoint, device=device, dtype=torch.float32))
     cost = warm_up(pipeline, checkpoint, device, seconds=60)
     assert 0 < cost.step_ms((20,)) < cost.step_ms((4096,))
     assert warm_up(pipeline, checkpoint, device, seconds=0) == CostModel()

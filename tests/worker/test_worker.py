@@ -55,7 +55,7 @@ def test_a_request_goes_through_the_lanes(worker):
     decoded = reports.get(timeout=60)
     assert isinstance(decoded, Decoded)
     assert len(shared.take(decoded.media[0].data)) == decoded.media[0].data.size
-    assert it._runner._states == {}
+    assert it._runner._held == {}
 
 
 def test_a_request_dropped_before_its_decode_is_reported_and_logged_as_no_defect(worker, caplog):
@@ -77,7 +77,7 @@ def test_a_request_dropped_while_it_is_prepared_leaves_nothing(worker):
     it.submit(Plan(admit=(request(checkpoint, config),)))
     it.submit(Plan(drop=("job_1",)))
     assert isinstance(reports.get(timeout=60), Prepared)
-    assert it._runner._states == {}
+    assert it._runner._held == {}
 
 
 def test_a_failure_in_prepare_is_that_requests_report(worker, monkeypatch):
