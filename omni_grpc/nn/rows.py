@@ -214,6 +214,14 @@ class Rows:
             raise ValueError(f"{name!r} has rows of {lengths}, stream {stream!r} of {self.stream(stream).lengths}")
         self.bound[name] = (stream, per_row[0] if len(per_row) == 1 else torch.cat(list(per_row)))
 
+    def totals(self, per_row: Tensor) -> Tensor:
+        """[R, ...], sums over the tokens of each row -> the same over all tokens of each row.
+
+        It is the identity where a row's tokens are all here. A batch that holds a part of each row adds up the parts of
+        all ranks, so whoever decides by such a sum decides alike on every rank.
+        """
+        return per_row
+
     def narrow(self, rows: Sequence[int]) -> Rows:
         """The sub-batch of the given rows: views where each follows the one before; all of them: this batch itself."""
         if _is_run(rows) and len(rows) == len(self):
