@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.features import Context, Effects
+from omni_grpc.features import Context, Effects, int8, layerwise_offload, lora, step_cache
 from omni_grpc.loading.checkpoint import Places
 from omni_grpc.loading.loader import Edit, Loader
 from omni_grpc.worker.base import Setting
@@ -25,10 +25,17 @@ class Feature:
     apply: Apply
 
 
-BEFORE: tuple[Feature, ...] = ()
+BEFORE: tuple[Feature, ...] = (
+    Feature(lambda config: config.quantization, int8.apply),
+    # here, so that weights go to the host as they come; and first around the stack, so innermost
+    Feature(lambda config: config.offload, layerwise_offload.apply),
+)
 """Edits of modules without weights: tensor parallel, then quantisation, then offload."""
 
-AFTER: tuple[Feature, ...] = ()
+AFTER: tuple[Feature, ...] = (
+    Feature(lambda config: config.loras, lora.apply),
+    Feature(lambda config: config.cache, step_cache.apply),
+)
 """Edits of modules with weights: LoRA, attention, compile, cache, pipeline and sequence parallel."""
 
 
