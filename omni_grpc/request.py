@@ -98,10 +98,11 @@ class Guidance:
     """How one request is guided.
 
     `scale` is the embedded guidance of distilled models, None where the model has none. `true_cfg_scale` is
-    classifier-free guidance over two predictions (Ho & Salimans 2022, eq. 6, in the form uncond + s * (cond -
-    uncond)); 1 is off. `rescale` is the share of the guided prediction that is brought to the standard deviation of the
-    conditional one (Lin et al. 2023, section 3.4). Guidance is on from the fraction `interval_start` of the steps until
-    before `interval_end` (Kynkaanniemi et al. 2024); outside of it the second prediction is not made.
+    classifier-free guidance over two predictions (Ho & Salimans 2022, eq. 6, in the form uncond + s * (cond - uncond)
+    unless the model writes it otherwise); 1 is off. `rescale` is the share of the guided prediction that is brought to
+    the standard deviation of the conditional one (Lin et al. 2023, section 3.4). Guidance is on from the fraction
+    `interval_start` of the steps until before `interval_end` (Kynkaanniemi et al. 2024); outside of it the second
+    prediction is not made.
     """
 
     scale: float | None = None

@@ -11,25 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omni_grpc.request import Draft, Request
-from tests.models.model import NAME, Entry, Result
+from omni_grpc.request import Request
+from tests.models import cases_z_image
+from tests.models.drafts import LONG, NEGATIVE, ask
+from tests.models.model import Entry, Result
 from tools.tiny_checkpoints import build_qwen_image
-
-SHORT = "a red cat"
-LONG = "mountains and a lake at sunrise, watercolor painting, soft pastel colors, studio light, high detail, " * 4
-NEGATIVE = "low quality, blurry"
-
-
-def ask(
-    width: int = 64,
-    height: int = 64,
-    *,
-    prompt: str = SHORT,
-    steps: int = 2,
-    seeds: tuple[int, ...] = (7,),
-    **more: Any,
-) -> Draft:
-    return Draft(model=NAME, prompt=prompt, width=width, height=height, steps=steps, seeds=seeds, **more)
 
 
 def qwen_image(pipeline: Any, request: Request) -> Result:
@@ -70,4 +56,5 @@ ENTRIES: Mapping[str, Entry] = {
             ask(96, 96, negative_prompt=NEGATIVE, steps=1),
         ),
     ),
+    "ZImagePipeline": cases_z_image.ENTRY,
 }

@@ -219,25 +219,29 @@ async def test_a_preempted_request_ends_as_if_it_had_been_alone(model: Model) ->
 SCALE, RESCALE, START, END = 10.0, 0.7, 0.25, 0.75
 
 
-def plain(cond: Tensor, uncond: Tensor) -> Tensor:
-    return uncond + SCALE * (cond - uncond)
+def plain(cond: Tensor, uncond: Tensor, scale: float) -> Tensor:
+    return uncond + scale * (cond - uncond)
 
 
-def lengths(cond: Tensor, uncond: Tensor) -> Tensor:
+def lengths(cond: Tensor, uncond: Tensor, scale: float) -> Tensor:
     """How much longer, token by token, the conditional prediction is than the guided one."""
-    return cond.square().sum(-1, keepdim=True).sqrt() / plain(cond, uncond).square().sum(-1, keepdim=True).sqrt()
+    guided = plain(cond, uncond, scale)
+    return cond.square().sum(-1, keepdim=True).sqrt() / guided.square().sum(-1, keepdim=True).sqrt()
 
 
-def rescaled(cond: Tensor, uncond: Tensor) -> Tensor:
-    guided = plain(cond, uncond)
+def rescaled(cond: Tensor, uncond: Tensor, scale: float) -> Tensor:
+    guided = plain(cond, uncond, scale)
     return RESCALE * (guided * cond.std() / guided.std()) + (1 - RESCALE) * guided
 
 
-Formula = Callable[[Tensor, Tensor], Tensor]
+Formula = Callable[[Tensor, Tensor, float], Tensor]
 KINDS: Mapping[str, tuple[GuidanceDraft, Formula]] = {
     "plain": (GuidanceDraft(norm=GuidanceNorm.NONE), plain),
-    "renorm": (GuidanceDraft(norm=GuidanceNorm.RENORM), lambda c, u: plain(c, u) * lengths(c, u)),
-    "clipped": (GuidanceDraft(norm=GuidanceNorm.RENORM_CLIPPED), lambda c, u: plain(c, u) * lengths(c, u).clamp(max=1)),
+    "renorm": (GuidanceDraft(norm=GuidanceNorm.RENORM), lambda *given: plain(*given) * lengths(*given)),
+    "clipped": (
+        GuidanceDraft(norm=GuidanceNorm.RENORM_CLIPPED),
+        lambda *given: plain(*given) * lengths(*given).clamp(max=1),
+    ),
     "rescale": (GuidanceDraft(norm=GuidanceNorm.NONE, rescale=RESCALE), rescaled),
     "interval": (GuidanceDraft(norm=GuidanceNorm.NONE, interval_start=START, interval_end=END), plain),
 }
@@ -251,7 +255,9 @@ def by_hand(model: Model, draft: Draft, formula: Formula, guided_steps: tuple[in
     while not done:
         branches = predict(model.pipeline, assemble([state], layouts))[state]
         if state.index in guided_steps:
-            prediction = formula(branches["cond"].double(), branches["uncond"].double()).float()
+            # not SCALE where the model writes guidance otherwise
+            scale = model.pipeline.guidance(state).true_cfg_scale
+            prediction = formula(branches["cond"].double(), branches["uncond"].double(), scale).float()
         else:
             assert branches.keys() == {"cond"}
             prediction = branches["cond"]

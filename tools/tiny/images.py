@@ -208,6 +208,9 @@ def build_z_image(folder: Path, *, seed: int = 0, heads: int = 4, head_dim: int 
                 axes_lens=[1024, 64, 64],
             ),
         )
+        disturb_norms(pipeline.transformer)
+        for token in (pipeline.transformer.x_pad_token, pipeline.transformer.cap_pad_token):
+            torch.nn.init.normal_(token)  # zeros in a new model, but not in a trained one
     pipeline.save_pretrained(folder)
     return folder
 
