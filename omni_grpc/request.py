@@ -204,7 +204,10 @@ class Inputs:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """What a generation may have besides what every one has. None: not given, or of no use to the task or the model."""
+    """What a generation may have besides what every one has. None: not given, or of no use to the task or the model.
+
+    `scheduler` is a class name in diffusers; empty: the checkpoint's own.
+    """
 
     preview: Preview | None = None
     inputs: Inputs = Inputs()
@@ -216,6 +219,7 @@ class _Options:
     start: float | None = None
     sample_rate: int | None = None
     text: str = ""
+    scheduler: str = ""
     extra: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 

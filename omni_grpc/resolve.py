@@ -104,7 +104,7 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
     if not draft.seeds:
         used["sampling.seeds"] = "drawn at random"
     scale = None
-    if GuidanceKind.EMBEDDED in facts.checkpoint.spec.guidance:
+    if GuidanceKind.EMBEDDED in facts.checkpoint.guidance:
         scale = default("sampling.guidance.scale", draft.guidance.scale, defaults.guidance.scale)
     guidance = Guidance(scale=scale, rescale=(draft.guidance.rescale or 0.0) if takes("rescale", facts) else 0.0)
     if cfg_is_on(draft, facts):
@@ -139,6 +139,7 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
         preview=draft.preview,
         inputs=draft.inputs,
         text=draft.text,
+        scheduler=draft.scheduler,
         extra=draft.extra,
         **lengths,
     )
@@ -146,17 +147,22 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
 
 
 def _complete_size(draft: Draft, facts: Facts, default: Callable[[str, int | None, int], int]) -> tuple[int, int]:
-    """Sound has no size; an edit is as large as its first image, brought to a legal size."""
+    """Sound has no size; an edit has the shape of its first image, and its size unless the model makes another, brought
+    to a legal one.
+    """
     if draft.task.modality is Modality.AUDIO:
         return 0, 0
     defaults, limits = facts.checkpoint.defaults, facts.checkpoint.limits
     width, height = defaults.width, defaults.height
     first = next(iter(draft.inputs.images), draft.inputs.first_frame)
     if first is not None:
-        shrink = min(1.0, math.sqrt(facts.max_pixels / (first.width * first.height)))
+        area = first.width * first.height
+        scale = math.sqrt(min(facts.max_pixels, defaults.image_area or area) / area)
+        # the root may end just below a whole number
+        sides = (int(side * scale + 1e-6) for side in (first.width, first.height))
         width, height = (
-            max(limits.min_size, int(side * shrink) // limits.size_multiple * limits.size_multiple)
-            for side in (first.width, first.height)
+            min(max(side // limits.size_multiple * limits.size_multiple, limits.min_size), limits.max_size)
+            for side in sides
         )
     return default("width", draft.width, width), default("height", draft.height, height)
 
@@ -174,7 +180,7 @@ def _complete_optional(draft: Draft, facts: Facts, name: str, used: dict[str, st
 
 def cfg_is_on(draft: Draft, facts: Facts) -> bool:
     """Classifier-free guidance needs a model that has it, a negative prompt (even an empty one) and a scale above 1."""
-    if GuidanceKind.TRUE_CFG not in facts.checkpoint.spec.guidance or draft.negative_prompt is None:
+    if GuidanceKind.TRUE_CFG not in facts.checkpoint.guidance or draft.negative_prompt is None:
         return False
     scale = draft.guidance.true_cfg_scale
     return (facts.checkpoint.defaults.guidance.true_cfg_scale if scale is None else scale) > 1
@@ -184,7 +190,7 @@ def cfg_is_on(draft: Draft, facts: Facts) -> bool:
 
 
 def _scale_without_effect(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
-    if draft.guidance.scale is None or GuidanceKind.EMBEDDED in facts.checkpoint.spec.guidance:
+    if draft.guidance.scale is None or GuidanceKind.EMBEDDED in facts.checkpoint.guidance:
         return None
     return RequestWarning(
         code="GUIDANCE_WITHOUT_EFFECT",
@@ -198,7 +204,7 @@ def _scale_without_effect(draft: Draft, request: Request, facts: Facts) -> Reque
 
 
 def _cfg_not_supported(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
-    if draft.guidance.true_cfg_scale is None or GuidanceKind.TRUE_CFG in facts.checkpoint.spec.guidance:
+    if draft.guidance.true_cfg_scale is None or GuidanceKind.TRUE_CFG in facts.checkpoint.guidance:
         return None
     return RequestWarning(
         code="GUIDANCE_WITHOUT_EFFECT",

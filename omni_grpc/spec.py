@@ -44,12 +44,16 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What a request gets where it says nothing."""
+    """What a request gets where it says nothing.
+
+    `image_area`: pixels of what is made from a picture, in the shape of that picture; None: as many as the picture has.
+    """
 
     width: int
     height: int
     steps: int
     guidance: Guidance
+    image_area: int | None = None
     num_frames: int | None = None
     fps: float | None = None
     duration: float | None = None
@@ -87,6 +91,9 @@ class ModelSpec:
     `limits` and `defaults` are computed from the checkpoint's own configs; they are module-level functions, since a
     spec travels to the worker process. Without `latent_rgb`, previews show three groups of latent channels as colours.
 
+    `guidance` is a function of the configs where checkpoints of the class differ in it. `schedulers` are those that a
+    request may choose in place of the checkpoint's own, by class name in diffusers.
+
     `takes` names what the model uses besides prompt, size, steps, guidance and seeds: fields of a Draft ("strength",
     "num_frames", "fps", "duration", "start", "text") and of its inputs ("images", "mask", "first_frame", ...).
     `exclusive`: one request at a time, from its prepare to the end of its decode.
@@ -96,12 +103,13 @@ class ModelSpec:
     family: str
     tasks: tuple[Task, ...]
     pipeline: str
-    guidance: tuple[GuidanceKind, ...]
+    guidance: tuple[GuidanceKind, ...] | Callable[[Configs], tuple[GuidanceKind, ...]]
     limits: Callable[[Configs], Limits]
     defaults: Callable[[Configs], Defaults]
     weights: Mapping[str, WeightMap] = dataclasses.field(default_factory=dict)
     latent_rgb: LatentRgb | None = None
     takes: frozenset[str] = frozenset()
+    schedulers: tuple[str, ...] = ()
     runner: str = "omni_grpc.worker.packed:PackedRunner"
     exclusive: bool = False
 
@@ -129,6 +137,16 @@ class Checkpoint:
         return self.spec.defaults(self.configs)
 
     @property
+    def guidance(self) -> tuple[GuidanceKind, ...]:
+        kinds = self.spec.guidance
+        return kinds(self.configs) if callable(kinds) else kinds
+
+    @property
     def scheduler(self) -> str:
         """Class name of the checkpoint's scheduler."""
         return str(self.configs.get("scheduler", {}).get("_class_name", ""))
+
+    @property
+    def schedulers(self) -> tuple[str, ...]:
+        """What a request may name: the checkpoint's own scheduler, then the others."""
+        return tuple(dict.fromkeys(name for name in (self.scheduler, *self.spec.schedulers) if name))

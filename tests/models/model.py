@@ -16,7 +16,7 @@ from torch import Tensor
 from omni_grpc.config import EngineConfig, LimitsConfig
 from omni_grpc.pipeline.outputs import Pixels, join
 from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Draft, GuidanceDraft, Request
+from omni_grpc.request import Draft, GuidanceDraft, Request, Task
 from omni_grpc.resolve import resolve_request
 from omni_grpc.rules import Facts
 from omni_grpc.spec import GuidanceKind
@@ -53,11 +53,13 @@ class Entry:
     build: makes a tiny checkpoint in an empty folder.
     oracle: runs the diffusers pipeline of that checkpoint, and packs its final latents as ours are packed.
     drafts: what both are asked. The first is small and not guided by a second prediction; the suite varies it.
+    shrink: makes small what the pipeline does at one fixed size; the first draft must do without it.
     """
 
     build: Callable[[Path], Path]
     oracle: Callable[[Any, Request], Result]
     drafts: tuple[Draft, ...]
+    shrink: Callable[[Any], None] = lambda pipeline: None
 
 
 class Model:
@@ -74,6 +76,7 @@ class Model:
         runner, _ = build(config, self.checkpoint, "omni-test-")
         assert isinstance(runner, PackedRunner)
         self.pipeline, self.device = runner._pipeline, torch.device("cpu")
+        entry.shrink(self.pipeline)
 
     @functools.cached_property
     def diffusers(self) -> Any:
@@ -92,9 +95,9 @@ class Model:
 
     def guided(self, scale: float = 4.0, **changes: Any) -> Draft:
         """A draft that is guided in the way this model can be: by a second prediction, by a trained scale, or not."""
-        if GuidanceKind.TRUE_CFG in self.spec.guidance:
+        if GuidanceKind.TRUE_CFG in self.checkpoint.guidance:
             return self.draft(**({"negative_prompt": "", "guidance": GuidanceDraft(true_cfg_scale=scale)} | changes))
-        if GuidanceKind.EMBEDDED in self.spec.guidance:
+        if GuidanceKind.EMBEDDED in self.checkpoint.guidance:
             return self.draft(**({"guidance": GuidanceDraft(scale=scale)} | changes))
         return self.draft(**changes)
 
@@ -141,4 +144,5 @@ def label(draft: Draft) -> str:
     """A draft in a few words."""
     guidance = "plain" if draft.negative_prompt is None else "cfg"
     size = f"{draft.width}x{draft.height}-{len(draft.prompt)}chars"
-    return f"{size}-{guidance}-{len(draft.seeds)}images-{draft.steps}steps"
+    task = "" if draft.task is Task.TEXT_TO_IMAGE else f"{draft.task.lower()}-"
+    return f"{task}{size}-{guidance}-{len(draft.seeds)}images-{draft.steps}steps"

@@ -19,8 +19,8 @@ from omni_grpc.nn.rows import LayoutCache
 from omni_grpc.pipeline.batch import assemble, predict
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Done, GuidanceDraft
-from tests.models.cases_z_image import ENTRY, z_image
-from tests.models.drafts import LONG, NEGATIVE, ask
+from tests.models.cases.ask import LONG, NEGATIVE, ask
+from tests.models.cases.z_image import ENTRY, z_image
 from tests.models.live import ended, live
 from tests.models.model import Model
 from tools.tiny_checkpoints import build_z_image

@@ -1,6 +1,4 @@
-"""The models under test, by pipeline class. Adding a model adds an entry here; docs/adding-a-model.md says what follows
-from it.
-"""
+"""Qwen-Image."""
 
 from __future__ import annotations
 
@@ -12,8 +10,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.request import Request
-from tests.models import cases_z_image
-from tests.models.drafts import LONG, NEGATIVE, ask
+from tests.models.cases.ask import LONG, NEGATIVE, ask
 from tests.models.model import Entry, Result
 from tools.tiny_checkpoints import build_qwen_image
 
@@ -56,5 +53,4 @@ ENTRIES: Mapping[str, Entry] = {
             ask(96, 96, negative_prompt=NEGATIVE, steps=1),
         ),
     ),
-    "ZImagePipeline": cases_z_image.ENTRY,
 }

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.request import GuidanceDraft, Request
-from tests.models.drafts import LONG, NEGATIVE, ask
+from tests.models.cases.ask import LONG, NEGATIVE, ask
 from tests.models.model import Entry, Result
 from tools.tiny_checkpoints import build_z_image
 
@@ -59,3 +59,5 @@ ENTRY = Entry(
         ask(96, 96, negative_prompt=NEGATIVE, guidance=scale(2.0), steps=1),
     ),
 )
+
+ENTRIES = {"ZImagePipeline": ENTRY}

@@ -1,4 +1,4 @@
-"""What models are asked in tests."""
+"""What is asked of the models under test."""
 
 from __future__ import annotations
 
