@@ -30,6 +30,7 @@ from omni_grpc.request import (
     Queued,
     RequestWarning,
     Resumed,
+    Retrying,
     Started,
     Stats,
     Step,
@@ -159,6 +160,16 @@ def _started(message: event_pb2.Started) -> Started:
         steps=message.total_steps,
         queue_wait=seconds(message.queue_wait),
         warnings=warnings(message.warnings),
+        attempt=message.attempt,
+    )
+
+
+def _retrying(message: event_pb2.Retrying) -> Retrying:
+    return Retrying(
+        failure=from_status(message.status),
+        attempt=message.attempt,
+        max_attempts=message.max_attempts,
+        delay=seconds(message.delay),
     )
 
 
@@ -216,6 +227,7 @@ def _cancelled(message: event_pb2.Cancelled) -> Cancelled:
 _EVENTS: Mapping[str | None, Any] = {
     "queued": _queued,
     "started": _started,
+    "retrying": _retrying,
     "encode_done": _encoded,
     "step_progress": _step,
     "preempted": _preempted,

@@ -12,7 +12,7 @@ import enum
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from omni_grpc import shared
@@ -25,10 +25,11 @@ from omni_grpc.engine.meter import Meter
 from omni_grpc.engine.policy import Claim
 from omni_grpc.engine.run import Run
 from omni_grpc.engine.scheduler import Decision, Lane, Scheduler
+from omni_grpc.engine.submission import Submission
 from omni_grpc.engine.timers import Timers
 from omni_grpc.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
 from omni_grpc.plan import Broken, CostModel, Decoded, Died, Plan, Prepared, Ready, Report, Stepped
-from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Draft, Failed, Inputs, Queued, RequestWarning, Task
+from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Failed, Inputs, Queued, RequestWarning, Task
 from omni_grpc.resolve import advise_priority, check_task, resolve_request
 from omni_grpc.rules import Facts
 from omni_grpc.spec import Checkpoint
@@ -57,30 +58,6 @@ class EngineState(enum.StrEnum):
     DRAINING = "DRAINING"
     FAILED = "FAILED"
     STOPPED = "STOPPED"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """A request and how its job is to be kept. Times in seconds; None takes the configured one.
-
-    `queue_timeout` runs from now until the job starts, `run_timeout` from its start to its end, and `deadline` is a
-    moment in Unix seconds that holds for both.
-    """
-
-    draft: Draft
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    request_id: str = ""
-    fingerprint: bytes = b""
-    client_job_id: str = ""
-    priority: int = 0
-    queue_timeout: float | None = None
-    run_timeout: float | None = None
-    deadline: float | None = None
-    retention: float | None = None
-    cancel_on_disconnect: bool = False
-    disconnect_grace: float | None = None
-    warnings: tuple[RequestWarning, ...] = ()
-    """What was decided for the caller before the engine saw the request."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,10 +201,13 @@ class Engine:
             retention=_or(submission.retention, settings.retention),
         )
         self.jobs.add(job)
-        self._runs[job.id] = Run(job, run_timeout=_or(submission.run_timeout, settings.run_timeout))
+        run = self._runs[job.id] = Run(
+            job,
+            queue_timeout=_or(submission.queue_timeout, settings.queue_timeout),
+            run_timeout=_or(submission.run_timeout, settings.run_timeout),
+        )
         self._idle.clear()
-        job.append(Queued(position=self._scheduler.position(job.id), depth=self._scheduler.waiting))
-        self._timers.set(job.id, "queue_timeout", _or(submission.queue_timeout, settings.queue_timeout), self._expire)
+        self._queued(run)
         if submission.deadline is not None:
             self._timers.set(job.id, "deadline", max(0.0, submission.deadline - time.time()), self._expire)
         self._tick()
@@ -367,12 +347,21 @@ class Engine:
             self._end(run)
 
     def _on_died(self, failure: Failure) -> None:
-        """The jobs it held fail, those that wait go on waiting, and a new worker is started after a growing pause."""
+        """The jobs it held fail, unless they have lost nothing with it; those that wait go on waiting, and a new worker
+        is started after a growing pause.
+        """
         logger.error("%s", failure.message)
         self.failure = failure
         self._timers.clear_all(_WORKER)
-        for job_id in self._scheduler.reset():
+        pause = min(MAX_BACKOFF, self.config.worker.restart_backoff * 2**self._failures)
+        lost, back = self._scheduler.reset()
+        for job_id in lost:
             self._fail(self._runs[job_id], failure)
+        for job_id in back:
+            run = self._runs[job_id]
+            self._timers.clear(job_id, "run_timeout")
+            run.job.append(run.retrying(failure, pause))
+            self._queued(run)
         if self._started is not None and not self._started.done():
             self._enter(EngineState.FAILED)
             self._started.set_exception(failure.error())
@@ -382,7 +371,6 @@ class Engine:
         elif not self._runs:
             # it stops, and nobody waits for a worker
             return
-        pause = min(MAX_BACKOFF, self.config.worker.restart_backoff * 2**self._failures)
         self._failures += 1
         self._timers.set(_WORKER, "restart", pause, self._restart)
 
@@ -434,7 +422,14 @@ class Engine:
 
     def _hung(self, name: str, lane: str, seconds: float) -> None:
         logger.error("the worker's %s lane has not reported for %g s, killing the worker", lane, seconds)
+        if lane == Lane.PREPARE:
+            self._scheduler.blame()
         self._executor.kill()
+
+    def _queued(self, run: Run) -> None:
+        job_id = run.job.id
+        run.job.append(Queued(position=self._scheduler.position(job_id), depth=self._scheduler.waiting))
+        self._timers.set(job_id, "queue_timeout", run.queue_timeout, self._expire)
 
     def _fail(self, run: Run, failure: Failure) -> None:
         if run.job.id in self._scheduler:

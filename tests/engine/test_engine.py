@@ -210,6 +210,7 @@ async def test_a_failure_ends_its_job_alone(phase):
 async def test_a_dead_worker_fails_what_it_held_and_the_queue_waits_for_the_next_one():
     engine, worker = await started_engine(max_num_seqs=1, restart_backoff=0)
     running, waiting = ask(engine), ask(engine)
+    worker.prepared(running.id)
     seen = []
     engine.on_state.append(seen.append)
     worker.died()
@@ -243,6 +244,44 @@ async def test_a_job_that_comes_between_a_death_and_the_news_of_it_waits_for_the
     run_through(worker, job)
     assert job.state is JobState.SUCCEEDED
     assert names(job).count("Started") == 1
+
+
+async def test_a_job_that_the_dead_worker_had_not_prepared_goes_back_to_the_queue_once():
+    engine, worker = await started_engine(max_num_seqs=1, restart_backoff=0.005)
+    job, later = ask(engine), ask(engine)
+    assert (job.state, job.start_time is None) == (JobState.RUNNING, False)
+    worker.died()
+    assert (job.state, job.start_time, engine.queue_position(later)) == (JobState.QUEUED, None, 1)
+    assert names(job) == ["Queued", "Started", "Retrying", "Queued"]
+    retrying, queued = (entry.event for entry in job.entries[2:])
+    assert (retrying.failure.reason, retrying.attempt, retrying.max_attempts) == ("WORKER_DIED", 2, 2)
+    assert (retrying.delay, queued.position, queued.depth) == (0.005, 0, 2)
+    await asyncio.sleep(0.02)
+    worker.deliver(READY)
+    assert worker.last.admit == (job.request,)
+    assert (job.state, job.entries[-1].event.attempt) == (JobState.RUNNING, 2)
+    worker.died()
+    assert (job.state, job.failure.reason, job.failure.retryable) == (JobState.FAILED, "WORKER_DIED", True)
+    await asyncio.sleep(0.03)
+    worker.deliver(READY)
+    run_through(worker, later)
+    assert later.state is JobState.SUCCEEDED
+    assert names(later).count("Started") == 1
+
+
+async def test_the_limits_of_a_job_that_goes_back_begin_anew_and_its_deadline_does_not():
+    engine, worker = await started_engine(restart_backoff=60)
+    timers = engine._timers._handles
+    job = ask(engine, queue_timeout=0.05, run_timeout=60, deadline=time.time() + 60)
+    deadline = timers[job.id]["deadline"]
+    assert timers[job.id].keys() == {"run_timeout", "deadline"}
+    worker.died()
+    assert timers[job.id].keys() == {"queue_timeout", "deadline"}
+    assert timers[job.id]["deadline"] is deadline
+    while not job.state.terminal:
+        assert await job.wait(job.last_seq, timeout=10)
+    assert job.failure.reason == "QUEUE_TIMEOUT"
+    await engine.close()
 
 
 async def test_a_worker_that_keeps_dying_is_started_again_and_again_with_growing_pauses(monkeypatch):
