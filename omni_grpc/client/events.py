@@ -122,7 +122,7 @@ _FORMATS: Mapping[str, tuple[type[ImageFormat] | type[VideoFormat] | type[AudioF
 def _output_format(message: event_pb2.EffectiveParams) -> OutputFormat:
     arm = message.WhichOneof("output_format") or "image_format"
     kind, wire, prefix = _FORMATS[arm]
-    return _member(kind, wire, getattr(message, arm), prefix)
+    return member(kind, wire, getattr(message, arm), prefix)
 
 
 def _guidance(message: sampling_pb2.Guidance) -> Guidance:
@@ -131,14 +131,14 @@ def _guidance(message: sampling_pb2.Guidance) -> Guidance:
         scale=message.scale if message.HasField("scale") else None,
         true_cfg_scale=message.true_cfg_scale if message.HasField("true_cfg_scale") else 1.0,
         # unspecified in a reply means that the model does not use it
-        norm=_member(GuidanceNorm, sampling_pb2.GuidanceNorm, norm, "GUIDANCE_NORM_") if norm else GuidanceNorm.NONE,
+        norm=member(GuidanceNorm, sampling_pb2.GuidanceNorm, norm, "GUIDANCE_NORM_") if norm else GuidanceNorm.NONE,
         rescale=message.rescale,
         interval_start=message.interval_start,
         interval_end=message.interval_end if message.HasField("interval_end") else 1.0,
     )
 
 
-def _member(kind: type[T], wire: Any, value: int, prefix: str) -> T:
+def member(kind: type[T], wire: Any, value: int, prefix: str) -> T:
     """The member of our enum that a number of the API's stands for. Raises Unimplemented for one that we lack."""
     try:
         return kind(wire.Name(value).removeprefix(prefix))

@@ -28,9 +28,10 @@ from omni_grpc.engine.scheduler import Decision, Lane, Scheduler
 from omni_grpc.engine.submission import Submission
 from omni_grpc.engine.timers import Timers
 from omni_grpc.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
-from omni_grpc.plan import Broken, CostModel, Decoded, Died, Plan, Prepared, Ready, Report, Stepped
+from omni_grpc.load import Loading
+from omni_grpc.plan import Broken, CostModel, Decoded, Died, Fetched, Plan, Prepared, Ready, Report, Stepped
 from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Failed, Inputs, Queued, RequestWarning, Task
-from omni_grpc.resolve import advise_priority, check_task, resolve_request
+from omni_grpc.resolve import advise_priority, check_model, check_task, resolve_request
 from omni_grpc.rules import Facts
 from omni_grpc.spec import Checkpoint
 
@@ -84,6 +85,8 @@ class Engine:
         self.artifacts = Artifacts()
         self.assets = Assets(config.jobs.asset_budget, config.jobs.asset_retention)
         self.state = EngineState.STARTING
+        self.loading = Loading()
+        """How far the worker is, until it is ready."""
         self.ready: Ready | None = None
         self.failure: Failure | None = None
         """Why there is no worker at the moment."""
@@ -152,18 +155,30 @@ class Engine:
 
     # --- what callers ask -------------------------------------------------------------------------------------------
 
-    def check(self, model: str, task: Task) -> None:
-        """Raises NotFound for a model that is not served, FailedPrecondition (TASK_NOT_SUPPORTED) for a task it lacks.
+    @property
+    def start_failure(self) -> Failure | None:
+        """What kept the first worker from loading, so that this engine will never be ready."""
+        return self.failure if self.ready is None else None
 
-        Says nothing as long as only loading the model can tell.
+    def check(self, model: str, task: Task) -> None:
+        """Raises NotFound for a model that is not served, FailedPrecondition (TASK_NOT_SUPPORTED) for a task it lacks,
+        where that is known, and Unavailable (MODEL_LOADING) before the model is loaded for the first time.
         """
+        check_model(model, self.checkpoint)
         if self.checkpoint.described:
             check_task(model, task, self.checkpoint)
+        if self.state is EngineState.STARTING:
+            raise Unavailable(
+                f"model {model!r} is not ready: {self.loading}; ask again, or follow AdminService.LoadModel",
+                reason="MODEL_LOADING",
+                retry_after=1.0,
+                metadata={"phase": self.loading.phase},
+            )
 
     def submit(self, submission: Submission) -> tuple[Job, bool]:
         """Accepts a request. Returns its job, and True where `request_id` had made that job before.
 
-        Raises every refusal: Unavailable while starting, draining or stopped, ResourceExhausted when the queue is full,
+        Raises every refusal: Unavailable while loading, draining or stopped, ResourceExhausted when the queue is full,
         Aborted for a request_id that was used with another body, and what `resolve_request` raises. While a dead worker
         is being started again, jobs wait in the queue.
         """
@@ -176,6 +191,7 @@ class Engine:
                 )
             return earlier, True
         if self.state not in (EngineState.READY, EngineState.RESTARTING):
+            self.check(submission.draft.model, submission.draft.task)
             message = f"this server takes no jobs: it is {self.state}"
             raise Unavailable(message, reason=f"ENGINE_{self.state}", retry_after=1.0)
         facts = Facts(self.checkpoint, self.config.limits)
@@ -277,6 +293,10 @@ class Engine:
 
     def _on_report(self, report: Report) -> None:
         match report:
+            case Loading():
+                self.loading = report
+            case Fetched():
+                self.checkpoint = report.checkpoint
             case Ready():
                 self._on_ready(report)
             case Prepared():
@@ -376,6 +396,7 @@ class Engine:
 
     def _restart(self, name: str, limit: str, seconds: float) -> None:
         self._restarts += 1
+        self.loading = Loading()
         logger.warning("starting the worker again, attempt %d", self._failures)
         self._executor.start(self._on_report)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from omni_grpc import shared
 from omni_grpc.errors import Cancelled, InternalError
+from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.nn.rows import LayoutCache, Rows
 from omni_grpc.pipeline.base import Done, Outcome, Pipeline
 from omni_grpc.pipeline.batch import advance, assemble, predict
@@ -64,6 +65,7 @@ class PackedRunner(Runner):
         checkpoint, device = setting.checkpoint, setting.device
         module, _, name = checkpoint.spec.pipeline.partition(":")
         pipeline: Pipeline = getattr(importlib.import_module(module), name).load(checkpoint, device, setting.dtype)
+        setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         return Loaded(
             runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.spec.latent_rgb),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),

@@ -112,10 +112,11 @@ def test_a_job_that_is_made_before_the_death_is_known_goes_to_the_next_worker(se
     worker.suspend()  # it takes the job and does nothing with it, as one does that is being killed
     job_id = server.create(server.image())
     until(lambda: server.job(job_id).state == event_pb2.JOB_STATE_RUNNING)
-    worker.kill()
+    with contextlib.suppress(psutil.NoSuchProcess):  # on a machine so slow that it was found hanging before
+        worker.kill()
     events = server.watch(job_id, delivery="ARTIFACT_DELIVERY_INLINE_CHUNKS")
-    assert kinds(events)[:5] == ["queued", "started", "retrying", "queued", "started"]
-    assert kinds(events)[-1] == "completed"
+    kept = kinds([event for event in events if event.seq])
+    assert (kept[:5], kept[-1]) == (["queued", "started", "retrying", "queued", "started"], "completed")
     assert data_of(events) == image
 
 
