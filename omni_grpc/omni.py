@@ -125,8 +125,7 @@ class Omni:
 
     def __init__(self, model: str, **settings: Any) -> None:
         self.config = EngineConfig.from_settings(model=model, **settings)
-        checkpoint = open_model(self.config.model)
-        check_adapter_settings(self.config, checkpoint)
+        checkpoint = open_model(self.config.model, check=lambda found: check_adapter_settings(self.config, found))
         self._engine = Engine(self.config, checkpoint, LocalExecutor(self.config, checkpoint))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni_grpc-engine", daemon=True)
