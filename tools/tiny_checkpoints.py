@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tools.tiny.helios import build_helios
 from tools.tiny.images import (
     build_flux,
     build_qwen_image,
@@ -29,6 +30,7 @@ from tools.tiny.videos import build_ltx, build_stable_audio, build_wan_i2v, buil
 
 BUILDERS: Mapping[str, Callable[..., Path]] = {
     "flux": build_flux,
+    "helios": build_helios,
     "ltx": build_ltx,
     "qwen_image": build_qwen_image,
     "stable_audio": build_stable_audio,
