@@ -1,0 +1,124 @@
+"""The block of video transformers that attend to themselves, and across to a text: Wan (https://arxiv.org/abs/2503.20314,
+section 4.2.2) and the families built on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from omni_grpc.nn.attention import Attention
+from omni_grpc.nn.dual_stream import IMG, TXT, gate_add
+from omni_grpc.nn.feed_forward import FeedForward
+from omni_grpc.nn.linear import Linear
+from omni_grpc.nn.norms import AcrossHeadsNorm, Float32LayerNorm
+from omni_grpc.nn.rope import rotate_interleaved
+from omni_grpc.nn.rows import Rows
+from omni_grpc.nn.stack import Block
+from omni_grpc.ops.norm import norm_modulate
+
+TEXT_K, TEXT_V = "text_k", "text_v"
+
+
+class SelfAttention(nn.Module):
+    """Attention of a row's tokens to each other. The rows have "rope" [T_img, head_size / 2, 2] bound to "img"."""
+
+    def __init__(self, channels: int, num_heads: int, head_size: int, eps: float) -> None:
+        super().__init__()
+        inner = num_heads * head_size
+        self.head_size = head_size
+        self.to_qkv = Linear(channels, 3 * inner, stream=IMG)
+        self.norm_q, self.norm_k = AcrossHeadsNorm(inner, eps), AcrossHeadsNorm(inner, eps)
+        self.attention = Attention(num_heads, head_size, role="self")
+        self.to_out = Linear(inner, channels, stream=IMG)
+
+    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+        q, k, v = self.to_qkv(x).chunk(3, -1)
+        rope = rows["rope"]
+        q = rotate_interleaved(_heads(self.norm_q(q), self.head_size), rope)
+        k = rotate_interleaved(_heads(self.norm_k(k), self.head_size), rope)
+        out: Tensor = self.to_out(self.attention(q, k, _heads(v, self.head_size), rows, over=IMG).flatten(1))
+        return out
+
+
+class CrossAttention(nn.Module):
+    """Attention of a row's tokens to its text, whose keys and values are made once, by `keys_values`."""
+
+    def __init__(self, channels: int, num_heads: int, head_size: int, eps: float) -> None:
+        super().__init__()
+        inner = num_heads * head_size
+        self.head_size = head_size
+        self.to_q = Linear(channels, inner, stream=IMG)
+        self.to_kv = Linear(channels, 2 * inner, stream=TXT)
+        self.norm_q, self.norm_k = AcrossHeadsNorm(inner, eps), AcrossHeadsNorm(inner, eps)
+        self.attention = Attention(num_heads, head_size, role="cross")
+        self.to_out = Linear(inner, channels, stream=IMG)
+
+    def keys_values(self, txt: Tensor) -> tuple[Tensor, Tensor]:
+        """Text tokens [T_txt, C] -> keys and values, each [T_txt, heads, head_size]."""
+        k, v = self.to_kv(txt).chunk(2, -1)
+        return _heads(self.norm_k(k), self.head_size), _heads(v, self.head_size)
+
+    def forward(self, x: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+        q = _heads(self.norm_q(self.to_q(x)), self.head_size)
+        out: Tensor = self.to_out(self.attention(q, k, v, rows, over=IMG, kv=TXT).flatten(1))
+        return out
+
+
+class CrossDiTBlock(Block):
+    """Self attention, attention to the text, feed-forward. The first and the last are modulated and gated.
+
+    All blocks share one modulation [M, 6C], (shift, scale, gate) of the self attention and of the feed-forward, to
+    which each adds a table of its own. Norms, modulation, gates and the sums they go into are computed in float32 and
+    rounded to the dtype of the tokens after each.
+
+    The text comes as constants, see `text_constants`: "text_k" and "text_v", [T_txt, blocks, heads, head_size].
+    """
+
+    carry = (IMG,)
+    constants = (TEXT_K, TEXT_V)
+
+    def __init__(self, num_heads: int, head_size: int, ff_channels: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        channels = num_heads * head_size
+        self.eps = eps
+        self.attn1 = SelfAttention(channels, num_heads, head_size, eps)
+        self.norm2 = Float32LayerNorm(channels, eps)
+        self.attn2 = CrossAttention(channels, num_heads, head_size, eps)
+        self.ffn = FeedForward(channels, ff_channels, stream=IMG)
+        self.scale_shift_table = nn.Parameter(torch.zeros(1, 6, channels))
+
+    def modulation(self, temb: Tensor) -> Tensor:
+        """`temb` [S, 6C] itself: it is the same for all blocks, and the table is added as the block runs."""
+        return temb
+
+    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
+        (img,) = carry
+        index = rows.index[IMG]
+        vectors = (self.scale_shift_table + mod.float().unflatten(-1, (6, -1))).unbind(1)
+        shift, scale, gate, ff_shift, ff_scale, ff_gate = vectors
+
+        img = gate_add(img, self.attn1(norm_modulate(img, scale, shift, index, self.eps), rows), gate, index)
+        img = img + self.attn2(self.norm2(img), constants[TEXT_K], constants[TEXT_V], rows)
+        img = gate_add(img, self.ffn(norm_modulate(img, ff_scale, ff_shift, index, self.eps)), ff_gate, index)
+        return (img,)
+
+
+def text_constants(blocks: Sequence[CrossDiTBlock], txt: Tensor) -> dict[str, tuple[str, Tensor]]:
+    """The keys and values of a text in every block, as `Cond.constants` has them; txt [T_txt, C] are its tokens.
+
+    Each tensor is written block by block, so that the most that is held at once is what is kept, plus one block's part.
+    """
+    attention = blocks[0].attn2.attention
+    keys = txt.new_empty(len(txt), len(blocks), attention.num_kv_heads, attention.head_size)
+    values = torch.empty_like(keys)
+    for place, block in enumerate(blocks):
+        keys[:, place], values[:, place] = block.attn2.keys_values(txt)
+    return {TEXT_K: (TXT, keys), TEXT_V: (TXT, values)}
+
+
+def _heads(x: Tensor, head_size: int) -> Tensor:
+    """[T, H * D] -> [T, H, D]."""
+    heads: Tensor = x.unflatten(-1, (-1, head_size))
+    return heads
