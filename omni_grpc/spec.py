@@ -27,7 +27,8 @@ class GuidanceKind(enum.StrEnum):
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What the checkpoint can do. Sizes in pixels; `size_multiple` follows from the VAE and the patch size, never
-    from a constant.
+    from a constant. A video longer than `segment_frames` is made in parts of so many frames, one after the other; 0: all
+    frames at once.
     """
 
     size_multiple: int
@@ -39,6 +40,7 @@ class Limits:
     max_frames: int = 0
     frame_multiple: int = 1
     frame_offset: int = 0
+    segment_frames: int = 0
     max_duration: float = 0.0
 
 

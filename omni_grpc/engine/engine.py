@@ -27,6 +27,7 @@ from omni_grpc.engine.run import Run
 from omni_grpc.engine.scheduler import Decision, Lane, Scheduler, lanes
 from omni_grpc.engine.timers import Timers
 from omni_grpc.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
+from omni_grpc.frames import segments
 from omni_grpc.plan import Broken, CostModel, Decoded, DecodedPart, Died, Plan, Prepared, Ready, Report, Stepped
 from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Draft, Failed, Inputs, Queued, RequestWarning, Task
 from omni_grpc.resolve import advise_priority, check_task, resolve_request
@@ -212,6 +213,7 @@ class Engine:
             + submission.warnings
             + resolved.warnings
             + advise_priority(submission.priority, self.config.scheduler.policy),
+            segments=segments(resolved.request.num_frames, self.checkpoint.limits),
             priority=submission.priority,
             defaults_used=resolved.defaults_used,
             labels=submission.labels,

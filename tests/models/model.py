@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.config import EngineConfig, LimitsConfig
-from omni_grpc.pipeline.outputs import Pixels, join
+from omni_grpc.pipeline.outputs import Pixels
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Draft, GuidanceDraft, Request
 from omni_grpc.resolve import resolve_request
@@ -133,7 +133,7 @@ class Model:
             parts = [*finished, state.latents]
             latents.append(torch.cat(parts))
             decoded = [self.pipeline.decode(state, part) for part in parts]
-            pixels += [join(outputs).pixels for outputs in zip(*decoded, strict=True)]
+            pixels += [self.pipeline.join(outputs).pixels for outputs in zip(*decoded, strict=True)]
         return Result(torch.stack(latents), pixels, held.states[0].prompt_tokens)
 
 
