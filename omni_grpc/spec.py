@@ -27,8 +27,8 @@ class GuidanceKind(enum.StrEnum):
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What the checkpoint can do. Sizes in pixels; `size_multiple` follows from the VAE and the patch size, never
-    from a constant. A video longer than `segment_frames` is made in parts of so many frames, one after the other; 0: all
-    frames at once.
+    from a constant. A video longer than `segment_frames` is made in parts of so many frames, one after the other; 0:
+    all frames at once.
     """
 
     size_multiple: int

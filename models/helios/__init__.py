@@ -1,7 +1,11 @@
 """Helios: long videos, chunk by chunk, on the block of Wan (https://arxiv.org/abs/2503.20314)."""
 
+import dataclasses
+
+from omni_grpc.models.wan import TEXT_TOKENS
+from omni_grpc.models.wan import TRANSFORMER_WEIGHTS as WAN_WEIGHTS
 from omni_grpc.request import Guidance, Task
-from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap
+from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec
 
 PATCH = 2
 """A token is 2 x 2 latents of one latent frame."""
@@ -14,9 +18,6 @@ HISTORY = {LONG: 16, MID: 2, SHORT: 1}
 """Latent frames before a chunk that it goes by, in their order: the older, the coarser. The first frame of the video is
 always added to the last ones.
 """
-
-TEXT_TOKENS = 512
-"""Prompts are padded to as many, and the padding is attended to."""
 
 
 def chunk_frames(configs: Configs) -> int:
@@ -54,30 +55,21 @@ def defaults(configs: Configs) -> Defaults:
     )
 
 
-TRANSFORMER_WEIGHTS = WeightMap(
-    renames=(
-        (r"^blocks\.", "stack.blocks."),
-        (r"^norm_out\.", ""),
-        (r"\.ffn\.net\.0\.proj\.", ".ffn.up."),
-        (r"\.ffn\.net\.2\.", ".ffn.down."),
-        (r"\.to_out\.0\.", ".to_out."),
-    ),
-    fused={
-        "attn1.to_qkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
-        "attn2.to_kv": ("attn2.to_k", "attn2.to_v"),
-    },
+TRANSFORMER_WEIGHTS = dataclasses.replace(
+    WAN_WEIGHTS,
+    renames=(*WAN_WEIGHTS.renames, (r"^norm_out\.", "")),
 )
 
 SPECS = (
     ModelSpec(
         name="HeliosPipeline",
         family="helios",
-        tasks=(Task.TEXT_TO_VIDEO,),
-        pipeline="omni_grpc.models.helios.pipeline_text_to_video:HeliosPipeline",
+        tasks=(Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO, Task.VIDEO_TO_VIDEO),
+        pipeline="omni_grpc.models.helios.pipeline_video:HeliosPipeline",
         guidance=(GuidanceKind.TRUE_CFG,),
         limits=limits,
         defaults=defaults,
         weights={"transformer": TRANSFORMER_WEIGHTS},
-        takes=frozenset({"num_frames", "fps"}),
+        takes=frozenset({"num_frames", "fps", "first_frame", "source_video"}),
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from omni_grpc.errors import CheckpointError
 from omni_grpc.models.helios import CHUNK, HISTORY, LONG, MID, PATCH, SHORT
+from omni_grpc.models.wan.wan_transformer import ConditionEmbedder
 from omni_grpc.nn.cross_dit import CrossDiTBlock, SelfAttention, text_constants
 from omni_grpc.nn.dual_stream import IMG, TXT
-from omni_grpc.nn.embeddings import ScalarEmbedder, sinusoid
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rope import rope_table
-from omni_grpc.nn.rows import JOINT, MOD, Row, Rows
+from omni_grpc.nn.rows import JOINT, Row, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.norm import norm_modulate
 from omni_grpc.pipeline.patches import Grid
@@ -54,41 +54,13 @@ class HistoryAttention(SelfAttention):
         return super().keys(k, rows) * per_token.to(k.dtype)
 
 
-class ConditionEmbedder(nn.Module):
-    """The timestep and the text, as the blocks read them."""
-
-    def __init__(self, channels: int, frequencies: int, text_channels: int) -> None:
-        super().__init__()
-        self.frequencies = frequencies
-        self.time_embedder = ScalarEmbedder(frequencies, channels)
-        self.time_proj = Linear(channels, 6 * channels, stream=MOD)
-        self.text_embedder = nn.ModuleDict(
-            {
-                "linear_1": Linear(text_channels, channels, stream=TXT),
-                "linear_2": Linear(channels, channels, stream=TXT),
-            }
-        )
-
-    def time(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """float32 t [S], in the scheduler's units -> embeddings [S, C] and what is shared by all blocks [S, 6C]."""
-        dtype = self.time_proj.weight.dtype
-        temb = self.time_embedder(sinusoid(t, self.frequencies, scale=1.0).to(dtype))
-        return temb, self.time_proj(F.silu(temb))
-
-    def text(self, embeds: Tensor) -> Tensor:
-        """Hidden states of the text encoder [T_txt, text_channels] -> text tokens [T_txt, C]."""
-        embed = self.text_embedder
-        out: Tensor = embed["linear_2"](F.gelu(embed["linear_1"](embeds), approximate="tanh"))
-        return out
-
-
 class HeliosTransformer(nn.Module):
     """Velocity of the latents' tokens of one chunk.
 
     A row has the streams "long", "mid", "short" (the history) and "img" (the chunk), which attend to each other, and
-    "txt" aside. What the steps of a chunk do not change comes bound to the rows: the history's tokens under the names of
-    its streams, "rope" [T_joint, D / 2, 2], "past" [T_joint], "text_k" and "text_v" [T_txt, blocks, H, D]. "blocks"
-    [M, 1, 6C] and "final" [M, 2, C] come with the timestep; the history is at level 1, where it is always 0.
+    "txt" aside. What the steps of a chunk do not change comes bound to the rows: the history's tokens under the names
+    of its streams, "rope" [T_joint, D / 2, 2], "past" [T_joint], "text_k" and "text_v" [T_txt, blocks, H, D]. "blocks"
+    [M, 1, 6C] and "final" [M, 2C] come with the timestep; the history is at level 1, where it is always 0.
     """
 
     def __init__(
@@ -114,7 +86,7 @@ class HeliosTransformer(nn.Module):
         self.patch_short = Linear(patch * SCALES[SHORT] ** 3, channels, stream=SHORT)
         self.patch_mid = Linear(patch * SCALES[MID] ** 3, channels, stream=MID)
         self.patch_long = Linear(patch * SCALES[LONG] ** 3, channels, stream=LONG)
-        self.condition_embedder = ConditionEmbedder(channels, frequencies, text_channels)
+        self.condition_embedder = ConditionEmbedder(channels, frequencies=frequencies, text_channels=text_channels)
         blocks = [CrossDiTBlock(num_heads, head_size, ff_channels, eps, stream=JOINT) for _ in range(num_layers)]
         if key_scales:
             for block in blocks:
@@ -154,7 +126,8 @@ class HeliosTransformer(nn.Module):
 
     def text(self, embeds: Tensor) -> dict[str, tuple[str, Tensor]]:
         """Hidden states of the text encoder [T_txt, text_channels] -> constants: keys and values of every block."""
-        return text_constants(self.stack.group("blocks"), self.condition_embedder.text(embeds))  # type: ignore[arg-type]
+        blocks = cast(Sequence[CrossDiTBlock], self.stack.group("blocks"))
+        return text_constants(blocks, self.condition_embedder.text_embedder(embeds))
 
     def history(self, first: Tensor, last: Tensor) -> dict[str, tuple[str, Tensor]]:
         """Constants: the tokens of what came before a chunk.
@@ -164,13 +137,11 @@ class HeliosTransformer(nn.Module):
         frames = dict(zip(HISTORY, last.split(list(HISTORY.values()), 1), strict=True))
         frames[SHORT] = torch.cat([first, frames[SHORT]], 1)
         height, width = (size // PATCH for size in last.shape[-2:])
-        return {
-            name: (
-                name,
-                self.get_submodule(f"patch_{name}")(_scaled(name, height, width).pack(_padded(x, name, PATCH))),
-            )
-            for name, x in frames.items()
-        }
+        tokens = {}
+        for name, x in frames.items():
+            patches = _scaled(name, height, width).pack(_padded(x, name, PATCH))
+            tokens[name] = (name, self.get_submodule(f"patch_{name}")(patches))
+        return tokens
 
     def positions(self, height: int, width: int) -> dict[str, tuple[str, Tensor]]:
         """Constants: the rotary tables of a row, and which of its tokens are past. Height and width in tokens.
@@ -192,18 +163,19 @@ class HeliosTransformer(nn.Module):
         past = torch.cat([torch.full((len(x),), name != IMG, device=device) for name, x in tables.items()])
         return {"rope": (JOINT, torch.cat([*tables.values()])), "past": (JOINT, past)}
 
-    def modulation(self, t: Tensor) -> dict[str, Tensor]:
-        """Timesteps [S] -> every modulation vector of every step: [S, levels, ...] each."""
-        temb, shared = self.condition_embedder.time(torch.cat([t, t.new_zeros(1)]))
-        final = self.scale_shift_table.float() + temb[:, None].float()
-        vectors = {**self.stack.modulation(shared), "final": final}
+    def modulation(self, t: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Timesteps float32 [S], in the scheduler's units -> the modulation vectors of every step, [S, 2, ...] each:
+        those of the chunk, and those of what came before it. `dtype` is that of the tokens.
+        """
+        temb, shared = self.condition_embedder.time(torch.cat([t, t.new_zeros(1)]), dtype)
+        vectors = {**self.stack.modulation(shared), "final": (self.scale_shift_table + temb[:, None]).flatten(1)}
         return {name: torch.stack([x[:-1], x[-1:].expand_as(x[:-1])], 1) for name, x in vectors.items()}
 
     def forward(self, latents: Tensor, rows: Rows) -> Tensor:
         """[T_img, in_channels * 4] -> [T_img, out_channels * 4], channel first in both."""
         carry = {name: rows[name] for name in HISTORY} | {IMG: self.patch_embedding(latents)}
         img = self.stack(carry, rows)[IMG]
-        shift, scale = rows["final"].unbind(1)
+        shift, scale = rows["final"].chunk(2, -1)
         out: Tensor = self.proj_out(norm_modulate(img, scale, shift, rows.index[IMG], self.eps))
         return out.unflatten(-1, (PATCH**2, -1)).transpose(1, 2).flatten(1)
 
@@ -229,9 +201,6 @@ def _scaled(name: str, height: int, width: int) -> Grid:
 
 def _padded(x: Tensor, name: str, patch: int = 1) -> Tensor:
     """x [C, frames, h, w] with its last values repeated until whole tokens of a stream of the history cover it."""
-    frames, height, width = (-size % step for size, step in zip(x.shape[1:], _step(name, patch), strict=True))
+    scale = SCALES[name]
+    frames, height, width = -x.shape[1] % scale, -x.shape[2] % (scale * patch), -x.shape[3] % (scale * patch)
     return F.pad(x[None], (0, width, 0, height, 0, frames), mode="replicate")[0]
-
-
-def _step(name: str, patch: int) -> tuple[int, int, int]:
-    return SCALES[name], SCALES[name] * patch, SCALES[name] * patch

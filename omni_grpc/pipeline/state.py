@@ -47,7 +47,6 @@ class State:
     padding that is attended. The prediction for them is dropped.
     evaluation: the prediction that comes next, counted through all steps of the schedule.
     segment: the part of the output that is being denoised, of `segments`; each has a schedule of as many steps.
-    memory: what the model itself has to know of the segments before; no other looks at it.
     slots: what features keep from step to step, by (feature, branch); what is kept there owns its memory.
     prompt_tokens: tokens of the prompt that condition the output. dropped_tokens: per prompt field, how many did not
     fit.
@@ -67,7 +66,6 @@ class State:
     evaluation: int = 0
     segment: int = 0
     segments: int = 1
-    memory: Any = None
     slots: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
     prompt_tokens: int = 0
     dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)

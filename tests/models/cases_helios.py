@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import PIL.Image
 import torch
 
 from omni_grpc.models.helios import CHUNK, PATCH
 from omni_grpc.pipeline.patches import Grid
-from omni_grpc.request import Draft, Request, Task
+from omni_grpc.request import Draft, ImageInput, Inputs, Request, Task, VideoInput
 from tests.models.model import NAME, Entry, Result
 from tools.tiny.helios import build_helios
 
@@ -25,11 +27,12 @@ def ask(
     steps: int = 2,
     seeds: tuple[int, ...] = (7,),
     num_frames: int = 33,
+    task: Task = Task.TEXT_TO_VIDEO,
     **more: Any,
 ) -> Draft:
     return Draft(
         model=NAME,
-        task=Task.TEXT_TO_VIDEO,
+        task=task,
         prompt=prompt,
         width=width,
         height=height,
@@ -40,10 +43,39 @@ def ask(
     )
 
 
+def still(width: int, height: int) -> ImageInput:
+    return ImageInput(width, height, 3, moving(width, height, 1).data)
+
+
+def moving(width: int, height: int, frames: int) -> VideoInput:
+    """Stripes that wander."""
+    t, y, x = np.indices((frames, height, width))
+    pixels = np.stack([5 * x + 3 * t, 4 * y + 20 + 2 * t, 2 * (x + y)], -1) % 256
+    return VideoInput(width, height, frames, 24.0, pixels.astype(np.uint8).tobytes())
+
+
+def picture(image: ImageInput) -> PIL.Image.Image:
+    return PIL.Image.frombytes("RGB", (image.width, image.height), image.data)
+
+
+def pictures(video: VideoInput) -> list[PIL.Image.Image]:
+    size = len(video.data) // video.num_frames
+    return [
+        PIL.Image.frombytes("RGB", (video.width, video.height), video.data[start : start + size])
+        for start in range(0, len(video.data), size)
+    ]
+
+
 def helios(pipeline: Any, request: Request) -> Result:
     """Several outputs are several prompts, since the pipeline draws one noise for all videos of a prompt. The latents
     are taken from the VAE's door, chunk by chunk, with its scaling undone.
     """
+    inputs, generators = request.inputs, [torch.Generator().manual_seed(seed) for seed in request.seeds]
+    given: dict[str, Any] = {}
+    if inputs.first_frame is not None:
+        given["image"] = picture(inputs.first_frame)
+    if inputs.source_video is not None:
+        given["video"] = pictures(inputs.source_video)
     chunks: list[torch.Tensor] = []
     config, decode = pipeline.vae.config, pipeline.vae.decode
     mean, std = (torch.tensor(values).view(1, -1, 1, 1, 1) for values in (config.latents_mean, config.latents_std))
@@ -56,7 +88,9 @@ def helios(pipeline: Any, request: Request) -> Result:
         height=request.height,
         num_frames=request.num_frames,
         num_inference_steps=request.steps,
-        generator=[torch.Generator().manual_seed(seed) for seed in request.seeds],
+        # noise for given frames comes from one generator, not from one for each output
+        generator=generators[0] if given else generators,
+        **given,
     ).frames
     del pipeline.vae.decode
     height, width = (size // PATCH for size in chunks[0].shape[-2:])
@@ -77,5 +111,8 @@ ENTRY = Entry(
         ask(80, 48, num_frames=99, steps=4),
         ask(16, 48, num_frames=99, negative_prompt="", seeds=(3, 1), steps=1),
         ask(64, 16, num_frames=132, steps=2),
+        ask(48, num_frames=66, task=Task.IMAGE_TO_VIDEO, inputs=Inputs(first_frame=still(48, 32)), negative_prompt=""),
+        ask(num_frames=66, task=Task.VIDEO_TO_VIDEO, inputs=Inputs(source_video=moving(32, 32, 70))),
+        ask(48, num_frames=66, task=Task.VIDEO_TO_VIDEO, inputs=Inputs(source_video=moving(64, 48, 110))),
     ),
 )
