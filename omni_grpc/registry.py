@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.metadata
 import json
+import logging
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
@@ -17,6 +19,8 @@ from omni_grpc.config import ModelConfig
 from omni_grpc.errors import CheckpointError, ConfigError, Violation
 from omni_grpc.opaque import opaque_spec
 from omni_grpc.spec import Checkpoint, ModelSpec
+
+logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "omni_grpc.models"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
@@ -114,15 +118,27 @@ def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: s
     folder = Path(path)
     index = _index(folder)
     pipeline = str(index.get("_class_name", ""))
-    spec = None if load_format == "diffusers" else specs().get(pipeline)
-    if spec is None and load_format != "native":
-        spec = opaque_spec(pipeline)
-    if spec is None:
+    if load_format == "native" and pipeline not in specs():
         raise CheckpointError(
             f"{folder} is a checkpoint of {pipeline!r}, which has no native implementation; "
             f"served here: {', '.join(sorted(specs()))}",
             reason="MODEL_NOT_SUPPORTED",
         )
+    configs = _configs(folder, index)
+    spec = None if load_format == "diffusers" else specs().get(pipeline)
+    try:
+        spec = spec and dataclasses.replace(spec, **spec.variant(configs))
+    except CheckpointError as error:
+        if load_format == "native":
+            raise
+        logger.info("%s is served through diffusers, since natively its %s", folder, error)
+        spec = None
+    return Checkpoint(
+        name=name or folder.resolve().name, path=folder, spec=spec or opaque_spec(pipeline), configs=configs
+    )
+
+
+def _configs(folder: Path, index: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     configs: dict[str, Mapping[str, Any]] = {"": index}
     for component, _ in layout.components(index):
         for file in CONFIGS:
@@ -131,7 +147,7 @@ def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: s
                 break
         else:
             raise CheckpointError(f"{folder / component} has no config file, but model_index.json names the component")
-    return Checkpoint(name=name or folder.resolve().name, path=folder, spec=spec, configs=configs)
+    return configs
 
 
 def _read_json(path: Path, what: str) -> dict[str, Any]:

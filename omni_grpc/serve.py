@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import Code, OmniError
 from omni_grpc.registry import open_model
-from omni_grpc.resolve import check_adapter_settings
+from omni_grpc.resolve import apply_settings
 from omni_grpc.settings import settings
 from omni_grpc.spec import Checkpoint
 from omni_grpc.version import __version__
@@ -42,8 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             prog="omni_grpc.serve",
             description="Loads a checkpoint in a worker process and serves it over gRPC until told to stop.",
         )
-        checkpoint = open_model(config.model)
-        check_adapter_settings(config, checkpoint)
+        checkpoint = apply_settings(config, open_model(config.model))
         return asyncio.run(_run(config, checkpoint))
     except OmniError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -26,7 +26,15 @@ from tools.tiny.images import (
     build_stable_diffusion_xl,
     build_z_image,
 )
-from tools.tiny.videos import build_ltx, build_stable_audio, build_wan_i2v, build_wan_t2v
+from tools.tiny.videos import (
+    build_ltx,
+    build_stable_audio,
+    build_wan_i2v,
+    build_wan_single,
+    build_wan_t2v,
+    build_wan_ti2v,
+    build_wan_ti2v_i2v,
+)
 
 BUILDERS: Mapping[str, Callable[..., Path]] = {
     "flux": build_flux,
@@ -39,7 +47,10 @@ BUILDERS: Mapping[str, Callable[..., Path]] = {
     "stable_diffusion_inpaint": build_stable_diffusion_inpaint,
     "stable_diffusion_xl": build_stable_diffusion_xl,
     "wan_i2v": build_wan_i2v,
+    "wan_single": build_wan_single,
     "wan_t2v": build_wan_t2v,
+    "wan_ti2v": build_wan_ti2v,
+    "wan_ti2v_i2v": build_wan_ti2v_i2v,
     "z_image": build_z_image,
 }
 

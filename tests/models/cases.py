@@ -1,5 +1,5 @@
-"""The models under test, by pipeline class. Adding a model adds an entry here; docs/adding-a-model.md says what follows
-from it.
+"""The models under test, by pipeline class; a class with several kinds of checkpoints has an entry for each, under
+"Class-kind". Adding a model adds an entry here; docs/adding-a-model.md says what follows from it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.request import Draft, Request
+from tests.models import cases_wan
 from tests.models.model import NAME, Entry, Result
 from tools.tiny_checkpoints import build_qwen_image
 
@@ -53,7 +54,13 @@ def qwen_image(pipeline: Any, request: Request) -> Result:
     return Result(kept["latents"], [np.asarray(image) for image in images])
 
 
+def pipeline_of(name: str) -> str:
+    """The pipeline class of an entry."""
+    return name.partition("-")[0]
+
+
 ENTRIES: Mapping[str, Entry] = {
+    **cases_wan.ENTRIES,
     "QwenImagePipeline": Entry(
         build=build_qwen_image,
         oracle=qwen_image,

@@ -16,7 +16,7 @@ from torch import Tensor
 from omni_grpc.config import EngineConfig, LimitsConfig
 from omni_grpc.pipeline.outputs import Pixels
 from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Draft, GuidanceDraft, Request
+from omni_grpc.request import Draft, GuidanceDraft, ImageFormat, Modality, OutputFormat, Request, Task, VideoFormat
 from omni_grpc.resolve import resolve_request
 from omni_grpc.rules import Facts
 from omni_grpc.spec import GuidanceKind
@@ -84,10 +84,22 @@ class Model:
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
 
-    def draft(self, *, wider: int = 0, higher: int = 0, **changes: Any) -> Draft:
-        """The first draft of the entry, so many multiples of its size wider and higher, otherwise changed as said."""
-        draft, multiple = self.entry.drafts[0], self.checkpoint.limits.size_multiple
-        size = {"width": (draft.width or 0) + wider * multiple, "height": (draft.height or 0) + higher * multiple}
+    @property
+    def lossless(self) -> OutputFormat:
+        """A format whose files are the same where the pixels are; of videos there is none that loses nothing."""
+        is_video = self.entry.drafts[0].task.modality is Modality.VIDEO
+        return VideoFormat.MP4 if is_video else ImageFormat.RAW_RGB8
+
+    def draft(self, *, wider: int = 0, higher: int = 0, longer: int = 0, **changes: Any) -> Draft:
+        """The first draft of the entry, so many multiples of its size wider and higher and, if it is a video, longer,
+        otherwise changed as said.
+        """
+        draft, limits = self.entry.drafts[0], self.checkpoint.limits
+        size = {
+            "width": (draft.width or 0) + wider * limits.size_multiple,
+            "height": (draft.height or 0) + higher * limits.size_multiple,
+            "num_frames": draft.num_frames and draft.num_frames + longer * limits.frame_multiple,
+        }
         return dataclasses.replace(draft, **(size | changes))
 
     def guided(self, scale: float = 4.0, **changes: Any) -> Draft:
@@ -137,8 +149,16 @@ class Model:
         return Result(torch.stack(latents), pixels, held.states[0].prompt_tokens)
 
 
+def shape(asked: Draft | Request) -> tuple[int | None, ...]:
+    """Of the pixels of one output."""
+    frames = (asked.num_frames,) if asked.task.modality is Modality.VIDEO else ()
+    return (*frames, asked.height, asked.width, 3)
+
+
 def label(draft: Draft) -> str:
     """A draft in a few words."""
     guidance = "plain" if draft.negative_prompt is None else "cfg"
-    size = f"{draft.width}x{draft.height}-{len(draft.prompt)}chars"
-    return f"{size}-{guidance}-{len(draft.seeds)}images-{draft.steps}steps"
+    frames = "" if draft.num_frames is None else f"x{draft.num_frames}"
+    size = f"{draft.width}x{draft.height}{frames}-{len(draft.prompt)}chars"
+    task = "" if draft.task is Task.TEXT_TO_IMAGE else f"{draft.task.lower()}-"
+    return f"{task}{size}-{guidance}-{len(draft.seeds)}images-{draft.steps}steps"
