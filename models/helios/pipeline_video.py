@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Self
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -14,8 +13,8 @@ from torch import Tensor
 
 from omni_grpc.frames import segments
 from omni_grpc.loading.loader import Loader
-from omni_grpc.models.helios import CHUNK, HISTORY, PATCH
-from omni_grpc.models.helios.helios_start import HeliosVae, Start
+from omni_grpc.models.helios import CHUNK, PATCH
+from omni_grpc.models.helios.helios_past import HeliosState, HeliosVae, Start
 from omni_grpc.models.helios.helios_transformer import HeliosTransformer
 from omni_grpc.models.wan import TEXT_TOKENS
 from omni_grpc.models.wan.wan_text import WanText
@@ -29,18 +28,6 @@ from omni_grpc.pipeline.state import COND, UNCOND, Cond, State, Tables
 from omni_grpc.request import Request
 
 
-@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
-class HeliosState(State):
-    """`first` and `last` are the latent frames that a chunk goes by, float32 [C, frames, h, w]: the first of all, and
-    the last ones before the chunk. They are zero where there are none yet; `begun` says whether there were some before
-    the first chunk.
-    """
-
-    first: Tensor
-    last: Tensor
-    begun: bool
-
-
 class HeliosPipeline(Pipeline):
     """Prompts become hidden states of UMT5, noise becomes the latents of a chunk, which the next chunks go by."""
 
@@ -48,8 +35,6 @@ class HeliosPipeline(Pipeline):
         super().__init__()
         self.checkpoint, self.device, self.dtype = loader.checkpoint, loader.device, loader.dtype
         self.transformer, self.text, self.vae = transformer, text, vae
-        # requests of the same timesteps share their tables for as long as one of them lives
-        self._tables: WeakValueDictionary[tuple[float, ...], Tables] = WeakValueDictionary()
 
     @classmethod
     def load(cls, loader: Loader) -> Self:
@@ -79,11 +64,8 @@ class HeliosPipeline(Pipeline):
         multiple = self.checkpoint.limits.size_multiple
         grid = Grid(frames=CHUNK, height=request.height // multiple, width=request.width // multiple, patch=PATCH)
         generator = torch.Generator().manual_seed(seed)
-        if start is None:
-            none = torch.zeros(self.vae.channels, 1, PATCH * grid.height, PATCH * grid.width, device=self.device)
-            first, last = none, none.expand(-1, sum(HISTORY.values()), -1, -1)
-        else:
-            first, last = self.vae.past(start, generator)
+        shape = (self.vae.channels, 1, PATCH * grid.height, PATCH * grid.width)
+        first, last = self.vae.past(start, shape, generator)
         return HeliosState(
             request=request,
             output=output,
@@ -116,14 +98,11 @@ class HeliosPipeline(Pipeline):
         """What each branch is conditioned on in every chunk."""
         row = self.transformer.row(TEXT_TOKENS, state.grid.height, state.grid.width)
         positions = self.transformer.positions(state.grid.height, state.grid.width)
-        timesteps = state.schedule.timesteps
-        conds = {}
+        t = torch.tensor(state.schedule.timesteps, device=self.device)
+        conds, tables = {}, Tables()
         for branch, embeds in hidden.items():
             with self._alone(state, branch, row):
-                tables = self._tables.get(timesteps)
-                if tables is None:
-                    vectors = self.transformer.modulation(torch.tensor(timesteps, device=self.device), self.dtype)
-                    tables = self._tables[timesteps] = Tables(vectors)
+                tables.update(tables or self.transformer.modulation(t, self.dtype))
                 conds[branch] = Cond(row=row, constants=self.transformer.text(embeds) | positions, tables=tables)
         return conds
 
@@ -132,8 +111,7 @@ class HeliosPipeline(Pipeline):
         with self._alone(state, COND, conds[COND].row):
             past = self.transformer.history(state.first.to(self.dtype), state.last.to(self.dtype))
         return {
-            branch: dataclasses.replace(cond, constants={**cond.constants, **past})
-            for branch, cond in conds.items()
+            branch: dataclasses.replace(cond, constants={**cond.constants, **past}) for branch, cond in conds.items()
         }
 
     def _alone(self, state: State, branch: str, row: Row) -> AbstractContextManager[Rows]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.request import Draft, Request
-from tests.models import cases_wan
+from tests.models import cases_helios, cases_wan
 from tests.models.model import NAME, Entry, Result
 from tools.tiny_checkpoints import build_qwen_image
 
@@ -60,6 +60,7 @@ def pipeline_of(name: str) -> str:
 
 
 ENTRIES: Mapping[str, Entry] = {
+    **cases_helios.ENTRIES,
     **cases_wan.ENTRIES,
     "QwenImagePipeline": Entry(
         build=build_qwen_image,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,14 @@ import torch
 
 from omni_grpc.models.helios import CHUNK, PATCH
 from omni_grpc.pipeline.patches import Grid
-from omni_grpc.request import Draft, ImageInput, Inputs, Request, Task, VideoInput
+from omni_grpc.request import Draft, GuidanceDraft, ImageInput, Inputs, Request, Task, VideoInput
 from tests.models.model import NAME, Entry, Result
 from tools.tiny.helios import build_helios
 
 SHORT = "a red cat"
 LONG = "mountains and a lake at sunrise, watercolor painting, soft pastel colors, studio light, high detail, " * 4
 NEGATIVE = "low quality, blurry"
+GUIDED: Mapping[str, Any] = {"negative_prompt": NEGATIVE, "guidance": GuidanceDraft(true_cfg_scale=3.0)}
 
 
 def ask(
@@ -99,20 +101,20 @@ def helios(pipeline: Any, request: Request) -> Result:
     return Result(torch.stack(latents), list((frames * 255).round().astype("uint8")))
 
 
-ENTRY = Entry(
-    build=build_helios,
-    oracle=helios,
-    drafts=(
-        ask(),
-        ask(negative_prompt=NEGATIVE),
-        ask(num_frames=66, seeds=(1, 2)),
-        ask(48, 64, num_frames=99, negative_prompt=NEGATIVE, prompt=LONG, steps=3),
-        ask(48, num_frames=66, negative_prompt=LONG, seeds=(5, 9)),
-        ask(80, 48, num_frames=99, steps=4),
-        ask(16, 48, num_frames=99, negative_prompt="", seeds=(3, 1), steps=1),
-        ask(64, 16, num_frames=132, steps=2),
-        ask(48, num_frames=66, task=Task.IMAGE_TO_VIDEO, inputs=Inputs(first_frame=still(48, 32)), negative_prompt=""),
-        ask(num_frames=66, task=Task.VIDEO_TO_VIDEO, inputs=Inputs(source_video=moving(32, 32, 70))),
-        ask(48, num_frames=66, task=Task.VIDEO_TO_VIDEO, inputs=Inputs(source_video=moving(64, 48, 110))),
-    ),
-)
+ENTRIES: Mapping[str, Entry] = {
+    "HeliosPipeline": Entry(
+        build=build_helios,
+        oracle=helios,
+        drafts=(
+            ask(),
+            ask(negative_prompt=NEGATIVE),
+            ask(num_frames=66, seeds=(1, 2)),
+            ask(48, num_frames=99, negative_prompt=NEGATIVE, prompt=LONG, steps=3),
+            ask(16, 48, num_frames=99, negative_prompt="", seeds=(3, 1), steps=1),
+            ask(48, 16, num_frames=132, steps=4),
+            ask(48, num_frames=66, task=Task.IMAGE_TO_VIDEO, inputs=Inputs(first_frame=still(50, 37)), **GUIDED),
+            ask(num_frames=66, task=Task.VIDEO_TO_VIDEO, inputs=Inputs(source_video=moving(32, 32, 70))),
+            ask(16, task=Task.VIDEO_TO_VIDEO, inputs=Inputs(source_video=moving(34, 40, 110)), **GUIDED),
+        ),
+    )
+}

@@ -21,7 +21,7 @@ from omni_grpc.resolve import resolve_request
 from omni_grpc.rules import Facts
 from omni_grpc.spec import GuidanceKind
 from omni_grpc.worker.build import build
-from omni_grpc.worker.packed import PackedRunner
+from omni_grpc.worker.packed import Held, PackedRunner
 
 NAME = "tiny"
 """What drafts call the model."""
@@ -139,14 +139,18 @@ class Model:
 
     @torch.inference_mode()
     def _result(self, runner: PackedRunner, request: Request) -> Result:
-        held = runner._held[request.id]
-        latents, pixels = [], []
+        held, pixels = runner._held[request.id], []
         for state, finished in zip(held.states, held.finished, strict=True):
-            parts = [*finished, state.latents]
-            latents.append(torch.cat(parts))
-            decoded = [self.pipeline.decode(state, part) for part in parts]
+            decoded = [self.pipeline.decode(state, part) for part in (*finished, state.latents)]
             pixels += [self.pipeline.join(outputs).pixels for outputs in zip(*decoded, strict=True)]
-        return Result(torch.stack(latents), pixels, held.states[0].prompt_tokens)
+        return Result(latents(held), pixels, held.states[0].prompt_tokens)
+
+
+def latents(held: Held) -> Tensor:
+    """What was made so far of a request of which nothing is decoded yet: [outputs, T, C], segment after segment."""
+    return torch.stack(
+        [torch.cat([*finished, state.latents]) for state, finished in zip(held.states, held.finished, strict=True)]
+    )
 
 
 def shape(asked: Draft | Request) -> tuple[int | None, ...]:

@@ -22,7 +22,7 @@ def build_helios(folder: Path, *, seed: int = 0, heads: int = 4, head_dim: int =
             tokenizer=tokenizer,
             text_encoder=t5_encoder(tokenizer, multilingual=True),
             vae=AutoencoderKLWan(
-                base_dim=4, z_dim=16, dim_mult=[1, 2, 2, 2], num_res_blocks=1, temperal_downsample=[False, True, True]
+                base_dim=2, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
             ),
             scheduler=HeliosScheduler(stages=1, use_dynamic_shifting=True),
             transformer=HeliosTransformer(
@@ -40,5 +40,7 @@ def build_helios(folder: Path, *, seed: int = 0, heads: int = 4, head_dim: int =
         for block in pipeline.transformer.blocks:
             # they start as ones, all alike
             block.attn1.history_key_scale.data = torch.randn(heads)
+            # most tokens of a text are padding: what its words say must not get lost among them
+            block.attn2.to_out[0].weight.data *= 8
     pipeline.save_pretrained(folder)
     return folder

@@ -1,8 +1,9 @@
-"""What a video goes by before its first chunk: nothing, a picture, or another video."""
+"""What a chunk goes by: the latents before it, and before the first one nothing, a picture, or another video."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,13 +13,26 @@ from omni_grpc.errors import InvalidArgument, Violation
 from omni_grpc.models.helios import HISTORY
 from omni_grpc.models.wan.wan_vae import WanVae
 from omni_grpc.pipeline.pictures import pixels
+from omni_grpc.pipeline.state import State
 from omni_grpc.request import ImageInput, Inputs, VideoInput
 
 NOISE = (0.111, 0.135)
 """Between these lies the share of noise in each given frame: the transformer was trained on a past like its own."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(kw_only=True, eq=False)
+class HeliosState(State):
+    """`first` and `last` are the latent frames that a chunk goes by, float32 [C, frames, h, w]: the first of all, and
+    the last ones before the chunk. They are zero where there are none yet; `begun` says whether there were some before
+    the first chunk.
+    """
+
+    first: Tensor
+    last: Tensor
+    begun: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Start:
     """Latents of the given frames as the VAE's distributions: of the first frame, and of chunks of them. A picture is a
     chunk that stands still, and has its last latent frame in the past alone.
@@ -48,16 +62,18 @@ class HeliosVae(WanVae):
         chunks = frames[:, count % chunk :].split(chunk, 1)
         return Start(self._posterior(frames[:, :1]), tuple(map(self._posterior, chunks)), False)
 
-    def past(self, start: Start, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The first latent frame and the last ones, float32 [C, frames, h, w], drawn in the order of diffusers."""
-        first = self._draw(start.first, generator)
-        chunks = [self._draw(chunk, generator) for chunk in start.chunks]
+    def past(self, start: Start | None, shape: Sequence[int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The first latent frame and the last ones, float32 [C, frames, h, w], drawn in the order of diffusers; zeros
+        where there are none. `shape` is that of one latent frame.
+        """
+        none = torch.zeros(shape, device=self.module.device).expand(-1, sum(HISTORY.values()), -1, -1)
+        if start is None:
+            return none[:, :1], none
+        first, *chunks = (self._draw(posterior, generator) for posterior in (start.first, *start.chunks))
         if start.stands_still:
             chunks = [chunks[0][:, -1:]]
         first, *chunks = (_noised(latents, generator) for latents in (first, *chunks))
-        wanted = sum(HISTORY.values())
-        none = first.new_zeros(first.shape[0], wanted, *first.shape[2:])
-        return first, torch.cat([none, *chunks], 1)[:, -wanted:]
+        return first, torch.cat([none, *chunks], 1)[:, -none.shape[1] :]
 
     def _posterior(self, frames: Tensor) -> Any:
         """Frames [3, frames, height, width] in -1..1 -> the distribution of their latents."""
