@@ -1,11 +1,9 @@
 """Helios: long videos, chunk by chunk, on the block of Wan (https://arxiv.org/abs/2503.20314)."""
 
-import dataclasses
+from collections.abc import Mapping
 
-from omni_grpc.models.wan import TEXT_TOKENS
-from omni_grpc.models.wan import TRANSFORMER_WEIGHTS as WAN_WEIGHTS
 from omni_grpc.request import Guidance, Task
-from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec
+from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap
 
 PATCH = 2
 """A token is 2 x 2 latents of one latent frame."""
@@ -14,10 +12,14 @@ CHUNK = 9
 """Latent frames of a chunk."""
 
 LONG, MID, SHORT = "long", "mid", "short"
-HISTORY = {LONG: 16, MID: 2, SHORT: 1}
+HISTORY: Mapping[str, int] = {LONG: 16, MID: 2, SHORT: 1}
 """Latent frames before a chunk that it goes by, in their order: the older, the coarser. The first frame of the video is
 always added to the last ones.
 """
+
+
+TEXT_TOKENS = 512
+"""Length that every text is brought to: shorter ones get zeros, which are attended."""
 
 
 def chunk_frames(configs: Configs) -> int:
@@ -55,9 +57,16 @@ def defaults(configs: Configs) -> Defaults:
     )
 
 
-TRANSFORMER_WEIGHTS = dataclasses.replace(
-    WAN_WEIGHTS,
-    renames=(*WAN_WEIGHTS.renames, (r"^norm_out\.", "")),
+TRANSFORMER_WEIGHTS = WeightMap(
+    renames=(
+        (r"^blocks\.", "stack.blocks."),
+        (r"^norm_out\.", ""),
+        (r"\.ffn\.net\.0\.proj\.", ".ffn.up."),
+        (r"\.ffn\.net\.2\.", ".ffn.down."),
+        (r"\.to_out\.0\.", ".to_out."),
+    ),
+    fused={"attn1.to_qkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"), "attn2.to_kv": ("attn2.to_k", "attn2.to_v")},
+    float32=(r"(^|\.)scale_shift_table$", r"\.norm2\.", r"\.time_embedder\.", r"\.history_key_scale$"),
 )
 
 SPECS = (

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from omni_grpc.errors import InvalidArgument, Violation
 from omni_grpc.models.helios import HISTORY
-from omni_grpc.models.wan.wan_vae import WanVae
 from omni_grpc.pipeline.pictures import pixels
 from omni_grpc.pipeline.state import State
+from omni_grpc.pipeline.wan_vae import WanVae
 from omni_grpc.request import ImageInput, Inputs, VideoInput
 
 NOISE = (0.111, 0.135)

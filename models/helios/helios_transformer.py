@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from omni_grpc.errors import CheckpointError
 from omni_grpc.models.helios import CHUNK, HISTORY, LONG, MID, PATCH, SHORT
-from omni_grpc.models.wan.wan_transformer import ConditionEmbedder
-from omni_grpc.nn.cross_dit import CrossDiTBlock, SelfAttention, text_constants
+from omni_grpc.nn.cross_dit import ConditionEmbedder, CrossDiTBlock, SelfAttention, text_constants
 from omni_grpc.nn.dual_stream import IMG, TXT
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rope import rope_table
@@ -51,7 +50,7 @@ class HistoryAttention(SelfAttention):
     def keys(self, k: Tensor, rows: Rows) -> Tensor:
         scale = 1 + torch.sigmoid(self.history_key_scale) * (MAX_KEY_SCALE - 1)
         per_token = torch.where(rows["past"][:, None], scale, 1.0)[..., None]
-        return super().keys(k, rows) * per_token.to(k.dtype)
+        return (super().keys(k, rows) * per_token).to(k.dtype)
 
 
 class HeliosTransformer(nn.Module):
@@ -176,14 +175,17 @@ class HeliosTransformer(nn.Module):
         carry = {name: rows[name] for name in HISTORY} | {IMG: self.patch_embedding(latents)}
         img = self.stack(carry, rows)[IMG]
         shift, scale = rows["final"].chunk(2, -1)
-        out: Tensor = self.proj_out(norm_modulate(img, scale, shift, rows.index[IMG], self.eps))
-        return out.unflatten(-1, (PATCH**2, -1)).transpose(1, 2).flatten(1)
+        patches = self.proj_out(norm_modulate(img, scale, shift, rows.index[IMG], self.eps))
+        # it projects to pixels of channels; tokens are channels of pixels
+        out: Tensor = patches.unflatten(-1, (PATCH**2, -1)).transpose(1, 2).flatten(1)
+        return out
 
     def _table(self, t: Tensor, height: int, width: int) -> Tensor:
         """Rotary table of a grid, channel first: [D, frames, height, width]."""
         y, x = (torch.arange(size, device=t.device) for size in (height, width))
-        table = rope_table(torch.cartesian_prod(t, y, x), self.axes, self.theta)
-        return table.flatten(1).T.unflatten(1, (len(t), height, width))
+        angles = rope_table(torch.cartesian_prod(t, y, x), self.axes, self.theta)
+        table: Tensor = angles.flatten(1).T.unflatten(1, (len(t), height, width))
+        return table
 
 
 def _scaled(name: str, height: int, width: int) -> Grid:

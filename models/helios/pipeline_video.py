@@ -13,11 +13,9 @@ from torch import Tensor
 
 from omni_grpc.frames import segments
 from omni_grpc.loading.loader import Loader
-from omni_grpc.models.helios import CHUNK, PATCH
+from omni_grpc.models.helios import CHUNK, PATCH, TEXT_TOKENS
 from omni_grpc.models.helios.helios_past import HeliosState, HeliosVae, Start
 from omni_grpc.models.helios.helios_transformer import HeliosTransformer
-from omni_grpc.models.wan import TEXT_TOKENS
-from omni_grpc.models.wan.wan_text import WanText
 from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.pipeline.base import Done, Outcome, Pipeline, Segment
@@ -25,13 +23,14 @@ from omni_grpc.pipeline.outputs import Output, to_uint8
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
 from omni_grpc.pipeline.state import COND, UNCOND, Cond, State, Tables
+from omni_grpc.pipeline.umt5 import Umt5Text
 from omni_grpc.request import Request
 
 
 class HeliosPipeline(Pipeline):
     """Prompts become hidden states of UMT5, noise becomes the latents of a chunk, which the next chunks go by."""
 
-    def __init__(self, loader: Loader, transformer: HeliosTransformer, text: WanText, vae: HeliosVae) -> None:
+    def __init__(self, loader: Loader, transformer: HeliosTransformer, text: Umt5Text, vae: HeliosVae) -> None:
         super().__init__()
         self.checkpoint, self.device, self.dtype = loader.checkpoint, loader.device, loader.dtype
         self.transformer, self.text, self.vae = transformer, text, vae
@@ -41,7 +40,7 @@ class HeliosPipeline(Pipeline):
         return cls(
             loader,
             transformer=loader.denoiser("transformer", HeliosTransformer.from_config),
-            text=WanText(loader.module("text_encoder"), loader.tokenizer("tokenizer")),
+            text=Umt5Text(loader.module("text_encoder"), loader.tokenizer("tokenizer"), TEXT_TOKENS),
             vae=HeliosVae(loader.module("vae")),
         )
 

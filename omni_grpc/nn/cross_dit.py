@@ -6,15 +6,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.dual_stream import IMG, TXT, gate_add
+from omni_grpc.nn.embeddings import ScalarEmbedder, sinusoid
 from omni_grpc.nn.feed_forward import FeedForward
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.norms import AcrossHeadsNorm, Float32LayerNorm
 from omni_grpc.nn.rope import rotate_interleaved
-from omni_grpc.nn.rows import JOINT, Rows
+from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import norm_modulate
 
@@ -114,6 +116,37 @@ class CrossDiTBlock(Block):
         x = rows.join({**parts, IMG: img}) if stream == JOINT else img
         x = gate_add(x, self.ffn(norm_modulate(x, ff_scale, ff_shift, index, self.eps)), ff_gate, index)
         return (x,)
+
+
+class TextProjection(nn.Module):
+    """Linear, GELU (tanh approximation), Linear: hidden states of the text encoder [T_txt, in] -> [T_txt, out]."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.linear_1 = Linear(in_channels, out_channels, stream=TXT)
+        self.linear_2 = Linear(out_channels, out_channels, stream=TXT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear_2(F.gelu(self.linear_1(x), approximate="tanh"))
+        return out
+
+
+class ConditionEmbedder(nn.Module):
+    """What the blocks are told besides the latents: the timestep and the text."""
+
+    def __init__(self, channels: int, *, frequencies: int, text_channels: int) -> None:
+        super().__init__()
+        self.frequencies = frequencies
+        self.time_embedder = ScalarEmbedder(frequencies, channels)
+        self.time_proj = Linear(channels, 6 * channels, stream=MOD)
+        self.text_embedder = TextProjection(text_channels, channels)
+
+    def time(self, t: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Timesteps float32 [S] in the scheduler's units -> their embeddings [S, C], which are computed in float32 and
+        rounded to `dtype`, and the modulation that all blocks share, [S, 6C].
+        """
+        temb = self.time_embedder(sinusoid(t, self.frequencies, scale=1.0)).to(dtype)
+        return temb, self.time_proj(F.silu(temb))
 
 
 def text_constants(blocks: Sequence[CrossDiTBlock], txt: Tensor) -> dict[str, tuple[str, Tensor]]:

@@ -41,6 +41,6 @@ def build_helios(folder: Path, *, seed: int = 0, heads: int = 4, head_dim: int =
             # they start as ones, all alike
             block.attn1.history_key_scale.data = torch.randn(heads)
             # most tokens of a text are padding: what its words say must not get lost among them
-            block.attn2.to_out[0].weight.data *= 8
+            block.attn2.to_out[0].weight.data *= 3
     pipeline.save_pretrained(folder)
     return folder
