@@ -1,4 +1,4 @@
-"""Helios: long videos, chunk by chunk, on the block of Wan (https://arxiv.org/abs/2503.20314)."""
+"""Helios: long videos, made chunk by chunk by a transformer that has the blocks of Wan."""
 
 from collections.abc import Mapping
 
@@ -79,6 +79,6 @@ SPECS = (
         limits=limits,
         defaults=defaults,
         weights={"transformer": TRANSFORMER_WEIGHTS},
-        takes=frozenset({"num_frames", "fps", "first_frame", "source_video"}),
+        takes=frozenset({"num_frames", "first_frame", "source_video"}),
     ),
 )

@@ -20,7 +20,7 @@ from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.norm import norm_modulate
 from omni_grpc.pipeline.patches import Grid
 
-SCALES = {LONG: 4, MID: 2, SHORT: 1}
+SCALES: Mapping[str, int] = {LONG: 4, MID: 2, SHORT: 1}
 """A token of the history is so many latent frames, and so many patches high and wide."""
 
 MAX_KEY_SCALE = 10.0

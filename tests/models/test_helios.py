@@ -14,24 +14,29 @@ from diffusers import HeliosTransformer3DModel
 from torch import Tensor
 
 from omni_grpc import shared
-from omni_grpc.errors import CheckpointError, InternalError
+from omni_grpc.errors import CheckpointError, InternalError, InvalidArgument
 from omni_grpc.loading.checkpoint import WEIGHT_FILE, load_weights
 from omni_grpc.models.helios import HISTORY, TRANSFORMER_WEIGHTS
 from omni_grpc.models.helios.helios_transformer import EXPECTED, HeliosTransformer
 from omni_grpc.models.helios.pipeline_video import HeliosPipeline
 from omni_grpc.nn.rows import MOD, LayoutCache, Rows
 from omni_grpc.pipeline.patches import Grid
+from omni_grpc.pipeline.preview import latent_picture
 from omni_grpc.request import (
     ArtifactReady,
     Decoding,
     Done,
     Draft,
     Encoded,
+    Inputs,
     Preempted,
+    Preview,
     Started,
     Step,
+    Task,
 )
-from tests.models.cases_helios import ENTRIES, LONG, NEGATIVE, ask
+from omni_grpc.worker import media
+from tests.models.cases_helios import ENTRIES, LONG, NEGATIVE, ask, moving
 from tests.models.live import ended, live, seen
 from tests.models.model import Model, latents
 
@@ -201,8 +206,6 @@ def test_text_is_encoded_once_for_all_chunks_and_the_past_once_for_each(model: M
 
 @pytest.mark.parametrize("frames", [32, 34, 65, 0, 33 * 44 + 33])
 def test_a_length_that_is_no_number_of_chunks_is_refused_with_the_nearest(model: Model, frames: int) -> None:
-    from omni_grpc.errors import InvalidArgument
-
     nearest = min(max(round(frames / CHUNK_FRAMES), 1), 44) * CHUNK_FRAMES
     with pytest.raises(InvalidArgument, match=f"num_frames: {frames} .*nearest legal value: {nearest}"):
         model.request(ask(num_frames=frames))
@@ -315,11 +318,14 @@ def test_a_variant_that_is_not_served_is_refused_by_name(native: HeliosPipeline,
         HeliosTransformer.from_config({**native.checkpoint.configs["transformer"], name: other})
 
 
-def test_a_preview_is_the_middle_of_the_chunk(model: Model) -> None:
-    from omni_grpc.pipeline.preview import latent_picture
-    from omni_grpc.request import Preview
-    from omni_grpc.worker import media
+def test_a_video_to_go_on_from_must_fill_a_chunk(model: Model) -> None:
+    draft = ask(task=Task.VIDEO_TO_VIDEO, inputs=Inputs(source_video=moving(32, 32, CHUNK_FRAMES - 1)))
+    with pytest.raises(InvalidArgument, match="source_video: has 32 frames; Helios goes by 33 at least") as caught:
+        model.pipeline.prepare(model.request(draft))
+    assert [violation.field for violation in caught.value.violations] == ["source_video"]
 
+
+def test_a_preview_is_the_middle_of_the_chunk(model: Model) -> None:
     asked = Preview(max_edge=64)
     runner, request = model.runner(), model.request(ask(48, 32, num_frames=66, steps=1, preview=asked))
     runner.prepare(request)
