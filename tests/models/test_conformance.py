@@ -333,7 +333,12 @@ def test_defaults_are_what_a_user_could_have_asked_for(model: Model) -> None:
     """A default is not checked when it is taken, so here each is given, as one would write it down."""
     defaults, first = model.checkpoint.defaults, model.entry.drafts[0]
     silent = Draft(
-        model=model.checkpoint.name, prompt="a star", task=first.task, inputs=first.inputs, negative_prompt="", seeds=(1,)
+        model=model.checkpoint.name,
+        prompt="a star",
+        task=first.task,
+        inputs=first.inputs,
+        negative_prompt="",
+        seeds=(1,),
     )
     # what is made of a picture has its shape
     of = model.request(silent) if first.inputs.given else defaults

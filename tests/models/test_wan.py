@@ -60,7 +60,7 @@ def stepped(model: Model, states: list[State], steps: int) -> None:
             advance(model.pipeline, state, predictions[state])
 
 
-# --- members of the family that need no entry of their own --------------------------------------------------------------
+# --- members of the family that need no entry of their own -----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,7 @@ def seen_by(pipeline: WanPipeline) -> tuple[dict[str, list[tuple[str, ...]]], li
         batch: Rows = arguments[1]
         rows[name].append(tuple(state.request.id for state, _ in batch.owners))
 
-    hooks = [
-        pipeline.experts[name].stack.register_forward_pre_hook(functools.partial(note, name)) for name in EXPERTS
-    ]
+    hooks = [pipeline.experts[name].stack.register_forward_pre_hook(functools.partial(note, name)) for name in EXPERTS]
     return rows, hooks
 
 
@@ -214,7 +212,9 @@ def test_bfloat16_is_as_close_to_diffusers_as_its_rounding(folders: Callable[[st
     draft = ask(48, 64, 9, prompt=LONG, steps=4, **guided())
     entry = ENTRIES["WanPipeline"]
     narrow, wide = (Model(entry, folders("wan_t2v"), dtype=dtype) for dtype in ("bfloat16", "float32"))
-    kept = {name.rpartition(".")[2] for name, p in narrow.pipeline.experts.named_parameters() if p.dtype != torch.bfloat16}
+    kept = {
+        name.rpartition(".")[2] for name, p in narrow.pipeline.experts.named_parameters() if p.dtype != torch.bfloat16
+    }
     assert kept == {"scale_shift_table", "weight", "bias"}
     assert {
         name.split(".")[-2]
@@ -370,7 +370,9 @@ def test_settings_of_the_server_stand_in_for_the_checkpoints_own(folders: Callab
     assert checkpoint.configs["scheduler"]["flow_shift"] == 3.0
 
 
-@pytest.mark.parametrize(("name", "field", "value"), [("wan_ti2v", "boundary_ratio", 0.5), ("wan_t2v", "vae_use_tiling", True)])
+@pytest.mark.parametrize(
+    ("name", "field", "value"), [("wan_ti2v", "boundary_ratio", 0.5), ("wan_t2v", "vae_use_tiling", True)]
+)
 def test_a_setting_that_would_change_nothing_is_refused(
     name: str, field: str, value: Any, folders: Callable[[str], Path]
 ) -> None:
