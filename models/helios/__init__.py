@@ -1,7 +1,9 @@
 """Helios: long videos, made chunk by chunk by a transformer that has the blocks of Wan."""
 
 from collections.abc import Mapping
+from typing import Any
 
+from omni_grpc.errors import CheckpointError
 from omni_grpc.request import Guidance, Task
 from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap
 
@@ -17,9 +19,28 @@ HISTORY: Mapping[str, int] = {LONG: 16, MID: 2, SHORT: 1}
 always added to the last ones.
 """
 
-
 TEXT_TOKENS = 512
 """Length that every text is brought to: shorter ones get zeros, which are attended."""
+
+
+EXPECTED: Mapping[str, Any] = {
+    "patch_size": [1, PATCH, PATCH],
+    "cross_attn_norm": True,
+    "qk_norm": "rms_norm_across_heads",
+    "added_kv_proj_dim": None,
+    "guidance_cross_attn": True,
+    "zero_history_timestep": True,
+    "has_multi_term_memory_patch": True,
+}
+"""What settings of the transformer must be here."""
+
+
+def variant(configs: Configs) -> Mapping[str, Any]:
+    """There is one. Raises CheckpointError for settings that are not served yet."""
+    for name, value in EXPECTED.items():
+        if configs["transformer"].get(name, value) != value:
+            raise CheckpointError(f"transformer: {name} = {configs['transformer'][name]!r} is not served yet")
+    return {}
 
 
 def chunk_frames(configs: Configs) -> int:
@@ -78,6 +99,7 @@ SPECS = (
         guidance=(GuidanceKind.TRUE_CFG,),
         limits=limits,
         defaults=defaults,
+        variant=variant,
         weights={"transformer": TRANSFORMER_WEIGHTS},
         takes=frozenset({"num_frames", "first_frame", "source_video"}),
     ),

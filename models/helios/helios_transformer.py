@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from omni_grpc.errors import CheckpointError
 from omni_grpc.models.helios import CHUNK, HISTORY, LONG, MID, PATCH, SHORT
 from omni_grpc.nn.cross_dit import ConditionEmbedder, CrossDiTBlock, SelfAttention, text_constants
 from omni_grpc.nn.dual_stream import IMG, TXT
@@ -24,17 +23,6 @@ SCALES: Mapping[str, int] = {LONG: 4, MID: 2, SHORT: 1}
 """A token of the history is so many latent frames, and so many patches high and wide."""
 
 MAX_KEY_SCALE = 10.0
-
-EXPECTED: Mapping[str, Any] = {
-    "patch_size": [1, PATCH, PATCH],
-    "cross_attn_norm": True,
-    "qk_norm": "rms_norm_across_heads",
-    "added_kv_proj_dim": None,
-    "guidance_cross_attn": True,
-    "zero_history_timestep": True,
-    "has_multi_term_memory_patch": True,
-}
-"""What settings must be here. They are all that is released."""
 
 
 class HistoryAttention(SelfAttention):
@@ -96,10 +84,7 @@ class HeliosTransformer(nn.Module):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """From the checkpoint's own transformer config. Raises CheckpointError for a variant that is not served yet."""
-        for name, value in EXPECTED.items():
-            if config.get(name, value) != value:
-                raise CheckpointError(f"transformer: {name} = {config[name]!r} is not served yet")
+        """From the checkpoint's own transformer config."""
         heads = config["num_attention_heads"]
         scales = {"per_head": heads, "scalar": 1}[config["history_scale_mode"]] if config["is_amplify_history"] else 0
         return cls(

@@ -44,8 +44,8 @@ def variant(configs: Configs) -> Mapping[str, Any]:
 def pixels_per_token(configs: Configs) -> int:
     """Every stage of the VAE but one halves the picture, after what its own patches do; then come the transformer's."""
     vae = configs["vae"]
-    side: int = configs["transformer"]["patch_size"][1]
-    return side * (vae.get("patch_size") or 1) * 2 ** (len(vae["dim_mult"]) - 1)
+    side = configs["transformer"]["patch_size"][1] * (vae.get("patch_size") or 1)
+    return int(side * 2 ** (len(vae["dim_mult"]) - 1))
 
 
 def frames_per_latent(configs: Configs) -> int:

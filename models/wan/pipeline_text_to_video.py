@@ -53,7 +53,7 @@ class WanPipeline(Pipeline):
 
     def prepare(self, request: Request) -> list[State]:
         states = [self._state(request, output, seed) for output, seed in enumerate(request.seeds)]
-        runs, constants = self._video(states)
+        runs, video = self._video(states)
         row = Row.of(txt=TEXT_TOKENS, img=runs)
         texts = {COND: self.text.encode(request.prompt)}
         if request.negative_prompt is not None:
@@ -61,7 +61,7 @@ class WanPipeline(Pipeline):
         fields = zip(("prompt", "negative_prompt"), texts.values(), strict=False)
         dropped = {field: text.dropped for field, text in fields if text.dropped}
         turns = [self._expert(states[0], evaluation) for evaluation in range(states[0].schedule.evaluations)]
-        conds = {name: self._conds(name, states[0], row, texts, constants) for name in dict.fromkeys(turns)}
+        conds = {name: self._conds(name, states[0], row, texts, video) for name in dict.fromkeys(turns)}
         for state in states:
             state.later = dict(conds)
             state.cond = state.later.pop(turns[0])
@@ -93,9 +93,7 @@ class WanPipeline(Pipeline):
         transformer: Any = self.experts[HIGH_NOISE]
         return ((0, grid.tokens),), {"rope": (IMG, transformer.rope(grid.frames, grid.height, grid.width))}
 
-    def _conds(
-        self, name: str, state: State, row: Row, texts: Mapping[str, Text], constants: Constants
-    ) -> dict[str, Cond]:
+    def _conds(self, name: str, state: State, row: Row, texts: Mapping[str, Text], video: Constants) -> dict[str, Cond]:
         """What each branch is conditioned on under one expert. The second level of a row is timestep 0."""
         expert: Any = self.experts[name]
         t = torch.zeros(state.schedule.evaluations, row.levels)
@@ -106,7 +104,7 @@ class WanPipeline(Pipeline):
                 if not tables:
                     vectors = expert.modulation(t.flatten().to(self.device), self.dtype)
                     tables.update({part: table.unflatten(0, t.shape) for part, table in vectors.items()})
-                conds[branch] = Cond(row=row, constants=expert.text(text.hidden) | constants, tables=tables)
+                conds[branch] = Cond(row=row, constants=expert.text(text.hidden) | video, tables=tables)
         return conds
 
     def _expert(self, state: State, evaluation: int | None = None) -> str:

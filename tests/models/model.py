@@ -19,7 +19,7 @@ from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Draft, GuidanceDraft, ImageFormat, Modality, OutputFormat, Request, Task, VideoFormat
 from omni_grpc.resolve import resolve_request
 from omni_grpc.rules import Facts
-from omni_grpc.spec import GuidanceKind
+from omni_grpc.spec import Checkpoint, GuidanceKind
 from omni_grpc.worker.build import build
 from omni_grpc.worker.packed import Held, PackedRunner
 
@@ -63,9 +63,17 @@ class Entry:
 class Model:
     """A checkpoint that is loaded on the CPU as the worker loads it, and what its entry says to ask of it."""
 
-    def __init__(self, entry: Entry, folder: Path, *, dtype: str = "float32", threads: int | None = 1) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        folder: Path,
+        *,
+        dtype: str = "float32",
+        threads: int | None = 1,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
         self.entry = entry
-        self.checkpoint = open_checkpoint(folder, name=NAME)
+        self.checkpoint = checkpoint or open_checkpoint(folder, name=NAME)
         self.spec = self.checkpoint.spec
         config = EngineConfig.from_settings(
             model=str(folder), device="cpu", dtype=dtype, cpu_threads=threads, warm_up_seconds=0

@@ -16,8 +16,8 @@ from torch import Tensor
 from omni_grpc import shared
 from omni_grpc.errors import CheckpointError, InternalError, InvalidArgument
 from omni_grpc.loading.checkpoint import WEIGHT_FILE, load_weights
-from omni_grpc.models.helios import HISTORY, TRANSFORMER_WEIGHTS
-from omni_grpc.models.helios.helios_transformer import EXPECTED, HeliosTransformer
+from omni_grpc.models.helios import EXPECTED, HISTORY, TRANSFORMER_WEIGHTS
+from omni_grpc.models.helios.helios_transformer import HeliosTransformer
 from omni_grpc.models.helios.pipeline_video import HeliosPipeline
 from omni_grpc.nn.rows import MOD, LayoutCache, Rows
 from omni_grpc.pipeline.patches import Grid
@@ -314,8 +314,9 @@ async def test_a_chunk_that_cannot_be_decoded_fails_its_video_alone(model: Model
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_a_variant_that_is_not_served_is_refused_by_name(native: HeliosPipeline, name: str) -> None:
     other = {"patch_size": [2, 2, 2], "qk_norm": None, "added_kv_proj_dim": 64}.get(name, False)
+    configs = native.checkpoint.configs
     with pytest.raises(CheckpointError, match=rf"{name} = .* is not served yet"):
-        HeliosTransformer.from_config({**native.checkpoint.configs["transformer"], name: other})
+        native.checkpoint.spec.variant({**configs, "transformer": {**configs["transformer"], name: other}})
 
 
 def test_a_video_to_go_on_from_must_fill_a_chunk(model: Model) -> None:

@@ -197,6 +197,6 @@ def _wan_transformer(in_channels: int, out_channels: int) -> WanTransformer:
     with torch.no_grad():
         for name, parameter in transformer.named_parameters():
             # 512 tokens of text, nearly all of them zeros, are as good as no text to attention that starts out even
-            if ".attn2." in name and parameter.dim() == 1 or ".attn2.to_out" in name:
-                parameter *= 4
+            if (".attn2." in name and parameter.dim() == 1) or ".attn2.to_out" in name:
+                parameter *= 2
     return transformer
