@@ -36,7 +36,7 @@ from omni_grpc.request import (
     Stats,
     Task,
 )
-from omni_grpc.resolve import check_adapter_settings
+from omni_grpc.resolve import apply_settings
 from omni_grpc.spec import Checkpoint
 
 if TYPE_CHECKING:
@@ -86,6 +86,10 @@ class Sampling(TypedDict, total=False):
     """Guidance is on from this fraction of the steps..."""
     guidance_end: float | None
     """...until before this one."""
+    true_cfg_scale_2: float | None
+    """Models with two experts: `true_cfg_scale` for the expert for low noise. Not given: the same."""
+    boundary_ratio: float | None
+    """Models with two experts: the fraction of the training timesteps at which that one takes over, from 0 to 1."""
     seed: int | None
     """Seed of output 0; output i uses seed + i."""
     seeds: Sequence[int] | None
@@ -114,6 +118,8 @@ _GUIDANCE: Mapping[str, str] = {
     "guidance_rescale": "rescale",
     "guidance_start": "interval_start",
     "guidance_end": "interval_end",
+    "true_cfg_scale_2": "scale_low_noise",
+    "boundary_ratio": "boundary_ratio",
 }
 
 
@@ -125,7 +131,7 @@ class Omni:
 
     def __init__(self, model: str, **settings: Any) -> None:
         self.config = EngineConfig.from_settings(model=model, **settings)
-        checkpoint = open_model(self.config.model, check=lambda found: check_adapter_settings(self.config, found))
+        checkpoint = open_model(self.config.model, apply=lambda found: apply_settings(self.config, found))
         self._engine = Engine(self.config, checkpoint, LocalExecutor(self.config, checkpoint))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni_grpc-engine", daemon=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.metadata
 import json
+import logging
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +22,8 @@ from omni_grpc.spec import Checkpoint, ModelSpec
 
 if TYPE_CHECKING:
     from omni_grpc.hub import Progress
+
+logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "omni_grpc.models"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
@@ -72,20 +76,18 @@ def unfetched(config: ModelConfig) -> Checkpoint:
 
 
 def open_model(
-    config: ModelConfig, *, check: Callable[[Checkpoint], None], progress: Progress | None = None
+    config: ModelConfig, *, apply: Callable[[Checkpoint], Checkpoint], progress: Progress | None = None
 ) -> Checkpoint:
     """The checkpoint that the settings name: a folder, or else a model of the hub (`org/name`), which is downloaded.
 
-    `check` raises what speaks against it. It is called before the weights of a model of the hub are downloaded, and
-    with what is returned. Raises CheckpointError with the reason, see hub.fetch, and ConfigError for a revision of a
-    folder.
+    `apply` makes what is returned of what was found, and raises what speaks against it. It is called before the weights
+    of a model of the hub are downloaded, too. Raises CheckpointError with the reason, see hub.fetch, and ConfigError
+    for a revision of a folder.
     """
 
     def opened(folder: Path, name: str) -> Checkpoint:
         name = config.served_model_name or name
-        checkpoint = open_checkpoint(folder, name=name, load_format=config.diffusion_load_format)
-        check(checkpoint)
-        return checkpoint
+        return apply(open_checkpoint(folder, name=name, load_format=config.diffusion_load_format))
 
     if on_hub(config):
         from omni_grpc import hub  # here, since this leaf needs the standard library alone
@@ -139,15 +141,27 @@ def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: s
     folder = Path(path)
     index = _index(folder)
     pipeline = str(index.get("_class_name", ""))
-    spec = None if load_format == "diffusers" else specs().get(pipeline)
-    if spec is None and load_format != "native":
-        spec = opaque_spec(pipeline)
-    if spec is None:
+    if load_format == "native" and pipeline not in specs():
         raise CheckpointError(
             f"{folder} is a checkpoint of {pipeline!r}, which has no native implementation; "
             f"served here: {', '.join(sorted(specs()))}",
             reason="MODEL_NOT_SUPPORTED",
         )
+    configs = _configs(folder, index)
+    spec = None if load_format == "diffusers" else specs().get(pipeline)
+    try:
+        spec = spec and dataclasses.replace(spec, **spec.variant(configs))
+    except CheckpointError as error:
+        if load_format == "native":
+            raise
+        logger.info("%s is served through diffusers, since natively its %s", folder, error)
+        spec = None
+    return Checkpoint(
+        name=name or folder.resolve().name, path=folder, spec=spec or opaque_spec(pipeline), configs=configs
+    )
+
+
+def _configs(folder: Path, index: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     configs: dict[str, Mapping[str, Any]] = {"": index}
     for component, _ in layout.components(index):
         for file in CONFIGS:
@@ -156,7 +170,7 @@ def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: s
                 break
         else:
             raise CheckpointError(f"{folder / component} has no config file, but model_index.json names the component")
-    return Checkpoint(name=name or folder.resolve().name, path=folder, spec=spec, configs=configs)
+    return configs
 
 
 def _read_json(path: Path, what: str) -> dict[str, Any]:

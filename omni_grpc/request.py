@@ -103,6 +103,10 @@ class Guidance:
     the standard deviation of the conditional one (Lin et al. 2023, section 3.4). Guidance is on from the fraction
     `interval_start` of the steps until before `interval_end` (Kynkaanniemi et al. 2024); outside of it the second
     prediction is not made.
+
+    Models with two experts have a `boundary_ratio`, the fraction of the training timesteps at which the expert for low
+    noise takes over, and with classifier-free guidance `scale_low_noise`, the scale from there on; both are None for
+    others.
     """
 
     scale: float | None = None
@@ -111,6 +115,8 @@ class Guidance:
     rescale: float = 0.0
     interval_start: float = 0.0
     interval_end: float = 1.0
+    scale_low_noise: float | None = None
+    boundary_ratio: float | None = None
 
     def covers(self, index: int, steps: int) -> bool:
         """Whether step `index` (from 0) of `steps` lies in the interval."""
@@ -127,6 +133,8 @@ class GuidanceDraft:
     rescale: float | None = None
     interval_start: float | None = None
     interval_end: float | None = None
+    scale_low_noise: float | None = None
+    boundary_ratio: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

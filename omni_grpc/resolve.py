@@ -14,25 +14,30 @@ from typing import Any, TypeVar
 
 from omni_grpc.config import AdapterConfig, EngineConfig, LimitsConfig, ModelConfig
 from omni_grpc.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound, Violation
-from omni_grpc.frames import count_frames
+from omni_grpc.frames import count_frames, nearest_frames
 from omni_grpc.opaque import OPAQUE_FAMILY
 from omni_grpc.request import (
     Draft,
     Guidance,
     GuidanceNorm,
+    ImageInput,
+    Inputs,
     Modality,
     OutputFormat,
     Request,
     RequestWarning,
     Task,
 )
-from omni_grpc.rules import MAX_SEED, OUTPUT_FORMATS, RULES, Facts, takes
+from omni_grpc.rules import MAX_SEED, OUTPUT_FORMATS, REQUIRED, RULES, Facts, takes
 from omni_grpc.spec import Checkpoint, GuidanceKind
 
 T = TypeVar("T")
 
 CFG_FIELDS = ("true_cfg_scale", "norm", "rescale", "interval_start", "interval_end")
 """What belongs to guidance by a second prediction, and means nothing without one."""
+
+EXPERT_FIELDS = ("scale_low_noise", "boundary_ratio")
+"""What belongs to models with two experts."""
 
 ENCODING = frozenset({"output_fps", "sample_rate"})
 """Fields that are about the file and not about the model."""
@@ -111,13 +116,26 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
     scale = None
     if GuidanceKind.EMBEDDED in facts.checkpoint.guidance:
         scale = default("sampling.guidance.scale", draft.guidance.scale, defaults.guidance.scale)
-    guidance = Guidance(scale=scale, rescale=(draft.guidance.rescale or 0.0) if takes("rescale", facts) else 0.0)
+    boundary = defaults.guidance.boundary_ratio
+    if boundary is not None:
+        boundary = default("sampling.guidance.boundary_ratio", draft.guidance.boundary_ratio, boundary)
+    guidance = Guidance(
+        scale=scale,
+        rescale=(draft.guidance.rescale or 0.0) if takes("rescale", facts) else 0.0,
+        scale_low_noise=draft.guidance.scale_low_noise if takes("scale_low_noise", facts) else None,
+        boundary_ratio=boundary,
+    )
     if cfg_is_on(draft, facts):
         filled = {
             name: default(f"sampling.guidance.{name}", getattr(draft.guidance, name), getattr(defaults.guidance, name))
             for name in CFG_FIELDS
         }
-        guidance = Guidance(scale=scale, **filled)
+        low_noise = None
+        if boundary is not None:
+            same, usual = draft.guidance.true_cfg_scale, defaults.guidance.scale_low_noise
+            asked = draft.guidance.scale_low_noise if draft.guidance.scale_low_noise is not None else same
+            low_noise = default("sampling.guidance.scale_low_noise", asked, usual)
+        guidance = Guidance(scale=scale, scale_low_noise=low_noise, boundary_ratio=boundary, **filled)
         # what a default leaves as it is was not decided for the user
         for name in CFG_FIELDS:
             if filled[name] == getattr(Guidance(), name):
@@ -176,7 +194,8 @@ def _complete_optional(draft: Draft, facts: Facts, name: str, used: dict[str, st
     """A field that only some models use: None for the others, else as asked, else the model's default."""
     asked = getattr(draft, name)
     if name not in facts.checkpoint.spec.takes and name not in ENCODING:
-        return None
+        # how fast frames follow each other is a fact about a model, also where nobody can change it
+        return facts.checkpoint.defaults.fps if name == "fps" and draft.task.modality is Modality.VIDEO else None
     if asked is None and (value := getattr(facts.checkpoint.defaults, name, None)) is not None:
         used[name] = str(value)
         return value
@@ -267,6 +286,24 @@ def _rescale_under_renorm(draft: Draft, request: Request, facts: Facts) -> Reque
     )
 
 
+def _needs_experts(name: str) -> Callable[[Draft, Request, Facts], RequestWarning | None]:
+    def advice(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
+        value = getattr(draft.guidance, name)
+        if value is None or getattr(request.guidance, name) == value:
+            return None
+        experts = facts.checkpoint.defaults.guidance.boundary_ratio is not None
+        return RequestWarning(
+            code="GUIDANCE_WITHOUT_EFFECT",
+            field=f"sampling.guidance.{name}",
+            message="guidance by a second prediction is off"
+            if experts
+            else f"{facts.checkpoint.spec.name} has no second expert that takes it",
+            requested=f"{value:g}",
+        )
+
+    return advice
+
+
 ADVICE: tuple[Callable[[Draft, Request, Facts], RequestWarning | None], ...] = (
     _scale_without_effect,
     _cfg_not_supported,
@@ -274,6 +311,7 @@ ADVICE: tuple[Callable[[Draft, Request, Facts], RequestWarning | None], ...] = (
     _negative_without_cfg,
     _rescale_under_renorm,
     *(_needs_cfg(name) for name in CFG_FIELDS if name != "true_cfg_scale"),
+    *(_needs_experts(name) for name in EXPERT_FIELDS),
 )
 
 
@@ -299,6 +337,26 @@ DIFFUSERS_ONLY = ("diffusers_load_kwargs", "diffusers_call_kwargs")
 """Settings that are refused as long as diffusers is not asked for by name, also where `auto` would choose it."""
 
 
+def apply_settings(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint as the settings change it: those that stand in for an entry of its configs are put there, so that
+    defaults and the model itself find them. Raises ConfigError, see check_adapter_settings.
+    """
+    check_adapter_settings(config, checkpoint)
+    if checkpoint.spec.family == OPAQUE_FAMILY:
+        return checkpoint
+    configs = dict(checkpoint.configs)
+    for name, (component, key) in checkpoint.spec.settings.items():
+        if (value := getattr(config.adapter, name)) is not None:
+            configs[component] = {**configs[component], key: value}
+    return dataclasses.replace(checkpoint, configs=configs)
+
+
+def _stands_in(name: str, checkpoint: Checkpoint) -> bool:
+    """Whether a setting stands in for something that the checkpoint has."""
+    component, key = checkpoint.spec.settings.get(name, ("", ""))
+    return checkpoint.configs.get(component, {}).get(key) is not None
+
+
 def check_adapter_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
     """Raises ConfigError for settings of the diffusers adapter that a native model would not look at, for arguments of
     diffusers without --diffusion-load-format diffusers, and for a cache_config without its cache.
@@ -310,7 +368,7 @@ def check_adapter_settings(config: EngineConfig, checkpoint: Checkpoint) -> None
             continue
         if field in DIFFUSERS_ONLY and config.model.diffusion_load_format != "diffusers":
             wrong[field] = "is for diffusers pipelines; add --diffusion-load-format diffusers"
-        elif checkpoint.spec.family != OPAQUE_FAMILY:
+        elif checkpoint.spec.family != OPAQUE_FAMILY and not _stands_in(field, checkpoint):
             name = checkpoint.spec.name
             wrong[field] = (
                 f"has no effect on {name}, which is native; leave it out, or add --diffusion-load-format diffusers"
@@ -356,9 +414,24 @@ def place(config: ModelConfig, machine: Machine) -> Placement:
     return Placement(device="cuda:0" if device == "cuda" else device, dtype=dtype, cpu_threads=threads)
 
 
-def placeholder(checkpoint: Checkpoint, *, size: int, outputs: int) -> Request:
-    """A request that nobody made, for measuring: square, one step, without guidance."""
+def placeholder(checkpoint: Checkpoint, *, size: int, outputs: int, frames: int = 0) -> Request:
+    """A request that nobody made, for measuring: square, one step, without guidance; of a video, `frames` or the
+    nearest number that can be made. Where the model makes something of pictures alone, it gets black ones.
+    """
+    task, limits = checkpoint.spec.tasks[0], checkpoint.limits
+    black = ImageInput(size, size, 3, bytes(3 * size * size))
+    mask = ImageInput(size, size, 1, bytes(size * size))
+    pictures: dict[str, Any] = {"images": (black,), "mask": mask, "first_frame": black}
     draft = Draft(
-        model=checkpoint.name, prompt="warm-up", width=size, height=size, steps=1, num_outputs=outputs, seeds=(0,)
+        model=checkpoint.name,
+        prompt="warm-up",
+        task=task,
+        inputs=Inputs(**{name: picture for name, picture in pictures.items() if task in REQUIRED[name]}),
+        width=size,
+        height=size,
+        num_frames=nearest_frames(frames, limits) if limits.max_frames else None,
+        steps=1,
+        num_outputs=outputs,
+        seeds=(0,),
     )
     return resolve_request(draft, Facts(checkpoint, LimitsConfig()), id="warm-up").request

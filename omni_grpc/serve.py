@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import Code, OmniError
 from omni_grpc.registry import on_hub, open_model, unfetched
-from omni_grpc.resolve import check_adapter_settings
+from omni_grpc.resolve import apply_settings
 from omni_grpc.settings import settings
 from omni_grpc.version import __version__
 
@@ -54,7 +54,7 @@ async def _run(config: EngineConfig) -> int:
     if on_hub(config.model):
         checkpoint = unfetched(config.model)
         return await serve(Engine(config, checkpoint, HubExecutor(config, checkpoint)))
-    checkpoint = open_model(config.model, check=lambda found: check_adapter_settings(config, found))
+    checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
     return await serve(Engine(config, checkpoint, ProcessExecutor(config, checkpoint)))
 
 

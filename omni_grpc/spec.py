@@ -27,7 +27,8 @@ class GuidanceKind(enum.StrEnum):
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What the checkpoint can do. Sizes in pixels; `size_multiple` follows from the VAE and the patch size, never
-    from a constant.
+    from a constant. A video longer than `segment_frames` is made in parts of so many frames, one after the other; 0:
+    all frames at once.
     """
 
     size_multiple: int
@@ -39,6 +40,7 @@ class Limits:
     max_frames: int = 0
     frame_multiple: int = 1
     frame_offset: int = 0
+    segment_frames: int = 0
     max_duration: float = 0.0
 
 
@@ -76,11 +78,18 @@ class WeightMap:
     `renames` are (regular expression, replacement) pairs, applied in order to each checkpoint name. `fused` maps the
     last part of one of our module paths to the checkpoint modules (named after `renames`, in the same parent) whose
     weights and biases are concatenated along the output dimension to make it: {"attn.to_qkv": ("attn.to_q",
-    "attn.to_k", "attn.to_v")}.
+    "attn.to_k", "attn.to_v")}. Parameters of ours whose names `float32` (regular expressions) finds stay in float32,
+    whatever the precision of the others.
     """
 
     renames: tuple[tuple[str, str], ...] = ()
     fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    float32: tuple[str, ...] = ()
+
+
+def same(configs: Configs) -> Mapping[str, Any]:
+    """The variant of a class that stands for one model."""
+    return {}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +99,15 @@ class ModelSpec:
     `name` is the diffusers pipeline class that model_index.json names; `pipeline` is the import string of our class.
     `limits` and `defaults` are computed from the checkpoint's own configs; they are module-level functions, since a
     spec travels to the worker process. Without `latent_rgb`, previews show three groups of latent channels as colours.
+    `variant` says in which fields the spec is another one for checkpoints with certain configs, where one pipeline
+    class stands for several models; it raises CheckpointError for those that the family does not serve.
 
     `guidance` is a function of the configs where checkpoints of the class differ in it. `schedulers` are those that a
     request may choose in place of the checkpoint's own, by class name in diffusers.
 
     `takes` names what the model uses besides prompt, size, steps, guidance and seeds: fields of a Draft ("strength",
     "num_frames", "fps", "duration", "start", "text") and of its inputs ("images", "mask", "first_frame", ...).
+    `settings` names settings of the server that stand in for an entry of the configs: setting -> (component, key).
     `exclusive`: one request at a time, from its prepare to the end of its decode.
     """
 
@@ -106,10 +118,12 @@ class ModelSpec:
     guidance: tuple[GuidanceKind, ...] | Callable[[Configs], tuple[GuidanceKind, ...]]
     limits: Callable[[Configs], Limits]
     defaults: Callable[[Configs], Defaults]
+    variant: Callable[[Configs], Mapping[str, Any]] = same
     weights: Mapping[str, WeightMap] = dataclasses.field(default_factory=dict)
     latent_rgb: LatentRgb | None = None
     takes: frozenset[str] = frozenset()
     schedulers: tuple[str, ...] = ()
+    settings: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     runner: str = "omni_grpc.worker.packed:PackedRunner"
     exclusive: bool = False
 

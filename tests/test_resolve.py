@@ -5,12 +5,23 @@ import pytest
 
 from omni_grpc.config import LimitsConfig, ModelConfig
 from omni_grpc.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound
-from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, ImageInput, Inputs, Preview, Task
+from omni_grpc.request import (
+    Draft,
+    Guidance,
+    GuidanceDraft,
+    GuidanceNorm,
+    ImageFormat,
+    ImageInput,
+    Inputs,
+    Preview,
+    Task,
+)
 from omni_grpc.resolve import Machine, place, resolve_request
 from omni_grpc.rules import MAX_SEED, Facts
-from omni_grpc.spec import GuidanceKind
+from omni_grpc.spec import Defaults, GuidanceKind
 from tests.toy import toy_checkpoint
 
+PARTS = ("true_cfg_scale", "scale_low_noise", "boundary_ratio")
 FACTS = Facts(toy_checkpoint(), LimitsConfig(max_steps=200, max_outputs=4, max_prompt_chars=1000))
 
 
@@ -154,6 +165,43 @@ def test_guidance_is_on_with_a_negative_prompt_and_off_without():
     off = resolve(guidance=GuidanceDraft(true_cfg_scale=3.0))
     assert (off.request.guidance.true_cfg_scale, off.request.guidance.norm) == (1.0, GuidanceNorm.NONE)
     assert codes(off) == [("CFG_OFF", "negative_prompt")]
+
+
+EXPERTS = Guidance(true_cfg_scale=4.0, scale_low_noise=3.0, boundary_ratio=0.875)
+
+
+@pytest.mark.parametrize(
+    ("asked", "scales", "given"),
+    [
+        (GuidanceDraft(), (4.0, 3.0, 0.875), set()),
+        (GuidanceDraft(true_cfg_scale=6.0), (6.0, 6.0, 0.875), {"true_cfg_scale", "scale_low_noise"}),
+        (GuidanceDraft(scale_low_noise=2.0), (4.0, 2.0, 0.875), {"scale_low_noise"}),
+        (GuidanceDraft(true_cfg_scale=6.0, scale_low_noise=0.0, boundary_ratio=0.0), (6.0, 0.0, 0.0), set(PARTS)),
+    ],
+)
+def test_a_second_expert_has_the_scale_of_the_first_unless_neither_is_given(asked, scales, given):
+    checkpoint = toy_checkpoint(defaults=lambda configs: Defaults(width=64, height=64, steps=2, guidance=EXPERTS))
+    resolved = resolve(Facts(checkpoint, LimitsConfig()), negative_prompt="", guidance=asked)
+    assert tuple(getattr(resolved.request.guidance, part) for part in PARTS) == scales
+    assert codes(resolved) == []
+    used = {part for part in PARTS if f"sampling.guidance.{part}" in resolved.defaults_used}
+    assert used == set(PARTS) - given
+
+
+def test_what_belongs_to_a_second_expert_is_a_warning_without_one_or_without_guidance():
+    asked = GuidanceDraft(scale_low_noise=2.0, boundary_ratio=0.5)
+    one = resolve(negative_prompt="", guidance=asked)
+    assert (one.request.guidance.scale_low_noise, one.request.guidance.boundary_ratio) == (None, None)
+    assert [(warning.field, warning.message) for warning in one.warnings] == [
+        ("sampling.guidance.scale_low_noise", "ToyPipeline has no second expert that takes it"),
+        ("sampling.guidance.boundary_ratio", "ToyPipeline has no second expert that takes it"),
+    ]
+    checkpoint = toy_checkpoint(defaults=lambda configs: Defaults(width=64, height=64, steps=2, guidance=EXPERTS))
+    off = resolve(Facts(checkpoint, LimitsConfig()), guidance=asked)
+    assert (off.request.guidance.scale_low_noise, off.request.guidance.boundary_ratio) == (None, 0.5)
+    assert [(warning.field, warning.message) for warning in off.warnings] == [
+        ("sampling.guidance.scale_low_noise", "guidance by a second prediction is off")
+    ]
 
 
 def test_a_negative_prompt_without_guidance_is_a_warning():

@@ -135,6 +135,8 @@ def _guidance(message: sampling_pb2.Guidance) -> Guidance:
         rescale=message.rescale,
         interval_start=message.interval_start,
         interval_end=message.interval_end if message.HasField("interval_end") else 1.0,
+        scale_low_noise=message.scale_low_noise if message.HasField("scale_low_noise") else None,
+        boundary_ratio=message.boundary_ratio if message.HasField("boundary_ratio") else None,
     )
 
 

@@ -28,6 +28,7 @@ from omni_grpc.engine.status import EngineState, EngineStats
 from omni_grpc.engine.submission import Submission
 from omni_grpc.engine.timers import Timers
 from omni_grpc.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
+from omni_grpc.frames import segments
 from omni_grpc.load import Loading
 from omni_grpc.plan import (
     Broken,
@@ -193,6 +194,7 @@ class Engine:
             + submission.warnings
             + resolved.warnings
             + advise_priority(submission.priority, self.config.scheduler.policy),
+            segments=segments(resolved.request.num_frames, self.checkpoint.limits),
             priority=submission.priority,
             defaults_used=resolved.defaults_used,
             labels=submission.labels,

@@ -14,7 +14,7 @@ from omni_grpc.hub import ProgressLog, Transfer, discard_unfinished
 from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.plan import Died, Fetched
 from omni_grpc.registry import open_model
-from omni_grpc.resolve import check_adapter_settings
+from omni_grpc.resolve import apply_settings
 from omni_grpc.spec import Checkpoint
 
 
@@ -27,8 +27,8 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
 
     log = ProgressLog()
 
-    def check(found: Checkpoint) -> None:
-        check_adapter_settings(config, found)
+    def apply(found: Checkpoint) -> Checkpoint:
+        return apply_settings(config, found)
 
     def progress(it: Transfer) -> None:
         log(it)
@@ -43,7 +43,7 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
         )
 
     try:
-        found = open_model(config.model, check=check, progress=progress)
+        found = open_model(config.model, apply=apply, progress=progress)
     except OmniError as error:
         connection.send(Died(failure=error.failure))
     else:

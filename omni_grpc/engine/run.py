@@ -58,7 +58,7 @@ class Run:
             seeds=request.seeds,
             width=request.width,
             height=request.height,
-            steps=request.steps,
+            steps=self.job.total_steps,
             queue_wait=self._started - self._created,
             warnings=self.job.warnings,
             attempt=self.attempt,
@@ -138,7 +138,8 @@ class Run:
         effective = Effective(
             width=first.width if first else request.width,
             height=first.height if first else request.height,
-            steps=self.job.step if report.steps is None else report.steps,
+            # those of each part: what it takes to ask for the same again
+            steps=self.job.step // self.job.segments if report.steps is None else report.steps,
             evals=self._evals,
             seeds=request.seeds,
             guidance=request.guidance,

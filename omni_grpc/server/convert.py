@@ -45,7 +45,7 @@ def job_state(value: JobState) -> str:
 
 
 def guidance(value: Guidance) -> sampling_pb2.Guidance:
-    """`scale` is unset where the model has no embedded guidance."""
+    """`scale` is unset where the model has no embedded guidance, the last two where it has no two experts."""
     return sampling_pb2.Guidance(
         scale=value.scale,
         true_cfg_scale=value.true_cfg_scale,
@@ -53,6 +53,8 @@ def guidance(value: Guidance) -> sampling_pb2.Guidance:
         rescale=value.rescale,
         interval_start=value.interval_start,
         interval_end=value.interval_end,
+        scale_low_noise=value.scale_low_noise,
+        boundary_ratio=value.boundary_ratio,
     )
 
 

@@ -221,6 +221,8 @@ def _draft(request: GenerationRequest, task: Task, reader: Reader) -> Draft:
             rescale=_given(guidance, "rescale"),
             interval_start=_given(guidance, "interval_start"),
             interval_end=_given(guidance, "interval_end"),
+            scale_low_noise=_given(guidance, "scale_low_noise"),
+            boundary_ratio=_given(guidance, "boundary_ratio"),
         ),
         seeds=tuple(sampling.seeds) if seed is None else (seed,),
         num_outputs=_given(sampling, "num_outputs"),

@@ -30,6 +30,8 @@ COMMON = frozenset(
         "sampling.guidance.rescale",
         "sampling.guidance.interval_start",
         "sampling.guidance.interval_end",
+        "sampling.guidance.scale_low_noise",
+        "sampling.guidance.boundary_ratio",
         "sampling.extra",
         "options.request_id",
         "options.client_job_id",

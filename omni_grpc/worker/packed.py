@@ -16,7 +16,7 @@ from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.nn.rows import LayoutCache, Rows
 from omni_grpc.pipeline.base import Again, Done, Outcome, Pipeline, Segment
 from omni_grpc.pipeline.batch import advance, assemble, predict
-from omni_grpc.pipeline.outputs import Output, join
+from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.preview import latent_picture
 from omni_grpc.pipeline.state import State
 from omni_grpc.plan import Broken, Decoded, DecodedPart, Prepared, Progress, Stepped
@@ -153,7 +153,7 @@ class PackedRunner(Runner):
         self._decode_finished(held)
         # all are decoded and encoded before any is put in shared memory: a block belongs to a report
         outputs = [
-            join(parts)
+            self._pipeline.join(parts)
             for state, decoded in zip(held.states, held.parts, strict=True)
             for parts in zip(*decoded, self._pipeline.decode(state, state.latents), strict=True)
         ]
@@ -162,6 +162,7 @@ class PackedRunner(Runner):
         return Decoded(
             id=request_id,
             media=self._delivery.put(request, files),
+            warnings=delivery.rounded(outputs[0], request),
             elapsed=time.monotonic() - began,
             peak_memory_bytes=media.peak_memory_bytes(),
         )

@@ -46,7 +46,7 @@ CASES = {
     ),
     "z_image": ({**SMALL, "guidance": GuidanceDraft(scale=1.0)}, {**SMALL, "guidance_scale": 1.0}),
     "wan_t2v": (
-        {**SHORT, "negative_prompt": "static", "extra": {"guidance_scale_2": 3.0}},
+        {**SHORT, "negative_prompt": "static", "guidance": GuidanceDraft(scale_low_noise=3.0)},
         {**SHORT, "negative_prompt": "static", "guidance_scale_2": 3.0},
     ),
     "wan_i2v": (

@@ -35,6 +35,7 @@ async def test_every_option_arrives(run, server, service, tmp_path):
         "--scheduler", "ToyScheduler",
         "--seeds", "5,9", "--num-outputs", 2, "--request-id", "mine", "--label", "team=red", "--timeout", 60,
         "--guidance-rescale", 0.5, "--guidance-start", 0.25, "--guidance-end", 0.75, "--priority", 3,
+        "--true-cfg-scale-2", 1.5, "--boundary-ratio", 0.5,
         "--queue-timeout", 50, "--run-timeout", 40, "--retention", 30,
         "--json", "--quiet",
     )  # fmt: skip
@@ -53,7 +54,11 @@ async def test_every_option_arrives(run, server, service, tmp_path):
     assert record["effective"]["output_format"] == "WEBP"
     assert job.request.scheduler == record["effective"]["scheduler"] == "ToyScheduler"
     assert record["effective"]["defaults_used"] == {}
-    assert [warning["code"] for warning in record["warnings"]] == ["PRIORITY_WITHOUT_EFFECT"]
+    assert [(warning["code"], warning["field"], warning["requested"]) for warning in record["warnings"]] == [
+        ("GUIDANCE_WITHOUT_EFFECT", "sampling.guidance.scale_low_noise", "1.5"),
+        ("GUIDANCE_WITHOUT_EFFECT", "sampling.guidance.boundary_ratio", "0.5"),
+        ("PRIORITY_WITHOUT_EFFECT", "options.priority", "3"),
+    ]
     assert job.priority == 3
     assert record["stats"]["steps_run"] == 2
     for number, seed in enumerate((5, 9)):

@@ -69,10 +69,12 @@ def test_guidance_that_the_model_does_not_use():
     effective = events.effective(EffectiveParams(image_format=1))
     assert effective.guidance == request.Guidance()
     assert (effective.guidance.scale, effective.guidance.true_cfg_scale) == (None, 1.0)
-    used = Guidance(true_cfg_scale=2, norm=2, rescale=0.5, interval_start=0.25, interval_end=0.75)
-    assert events.effective(EffectiveParams(image_format=1, guidance=used)).guidance == request.Guidance(
-        true_cfg_scale=2, norm=request.GuidanceNorm.RENORM, rescale=0.5, interval_start=0.25, interval_end=0.75
-    )
+    values = {
+        "true_cfg_scale": 2, "rescale": 0.5, "interval_start": 0.25, "interval_end": 0.75, "scale_low_noise": 3,
+        "boundary_ratio": 0.0,
+    }  # fmt: skip
+    read = events.effective(EffectiveParams(image_format=1, guidance=Guidance(norm=2, **values))).guidance
+    assert read == request.Guidance(norm=request.GuidanceNorm.RENORM, **values)
 
 
 def test_a_job_that_was_set_aside():

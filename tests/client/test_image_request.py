@@ -36,6 +36,8 @@ def test_every_option_has_its_field():
             "guidance_rescale": 0.5,
             "guidance_start": 0.0,
             "guidance_end": 0.75,
+            "true_cfg_scale_2": 0.0,
+            "boundary_ratio": 0.9,
             "priority": -2,
             "queue_timeout": 1.5,
             "run_timeout": 60,
@@ -53,6 +55,8 @@ def test_every_option_has_its_field():
     assert request.sampling.guidance.rescale == 0.5
     assert request.sampling.guidance.HasField("interval_start")
     assert request.sampling.guidance.interval_end == 0.75
+    assert request.sampling.guidance.HasField("scale_low_noise")
+    assert request.sampling.guidance.boundary_ratio == 0.9
     assert list(request.sampling.seeds) == [5, 9]
     assert request.sampling.scheduler == "Heun"
     assert request.output_format == IMAGE_FORMAT_WEBP

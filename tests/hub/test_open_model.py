@@ -21,7 +21,7 @@ from .conftest import ROOT
 
 
 def opened(model, **settings):
-    return open_model(EngineConfig.from_settings(model=str(model), **settings).model, check=lambda found: None)
+    return open_model(EngineConfig.from_settings(model=str(model), **settings).model, apply=lambda found: found)
 
 
 @pytest.fixture
