@@ -25,7 +25,7 @@ T = TypeVar("T", bound=enum.StrEnum)
 SERVER_ONLY = ("request_id", "label", "timeout", "priority", "queue_timeout", "run_timeout", "retention")
 SAMPLING = (
     "negative_prompt", "steps", "guidance_scale", "true_cfg_scale", "guidance_norm", "guidance_rescale",
-    "guidance_start", "guidance_end", "true_cfg_scale_2", "seed", "seeds", "num_outputs",
+    "guidance_start", "guidance_end", "true_cfg_scale_2", "seed", "seeds", "num_outputs", "scheduler",
 )  # fmt: skip
 BOTH = ("boundary_ratio",)
 """What is a setting of a worker on this machine, and a part of the request to a server."""
@@ -211,6 +211,7 @@ def _sampling(parser: argparse.ArgumentParser) -> None:
     seeds.add_argument("--seed", type=int, help="seed of output 0; output i uses seed + i (default: at random)")
     seeds.add_argument("--seeds", type=_seeds, metavar="N,N,...", help="one seed for each output")
     sampling.add_argument("--num-outputs", type=int, metavar="N", help="outputs to make")
+    sampling.add_argument("--scheduler", metavar="NAME", help="one of the model's schedulers, by its name in diffusers")
     sampling.add_argument(
         "--extra", action="append", type=_extra, metavar="NAME=JSON", help="a parameter of this model; repeatable"
     )

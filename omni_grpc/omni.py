@@ -95,6 +95,8 @@ class Sampling(TypedDict, total=False):
     seeds: Sequence[int] | None
     """One seed for each output. Give this or `seed`."""
     num_outputs: int | None
+    scheduler: str | None
+    """One of the model's schedulers (`checkpoint.schedulers`) in place of the checkpoint's own."""
     output_format: OutputFormat | None
     extra: Mapping[str, Any] | None
     """Parameters of one model, by name."""

@@ -98,10 +98,11 @@ class Guidance:
     """How one request is guided.
 
     `scale` is the embedded guidance of distilled models, None where the model has none. `true_cfg_scale` is
-    classifier-free guidance over two predictions (Ho & Salimans 2022, eq. 6, in the form uncond + s * (cond -
-    uncond)); 1 is off. `rescale` is the share of the guided prediction that is brought to the standard deviation of the
-    conditional one (Lin et al. 2023, section 3.4). Guidance is on from the fraction `interval_start` of the steps until
-    before `interval_end` (Kynkaanniemi et al. 2024); outside of it the second prediction is not made.
+    classifier-free guidance over two predictions (Ho & Salimans 2022, eq. 6, in the form uncond + s * (cond - uncond)
+    unless the model writes it otherwise); 1 is off. `rescale` is the share of the guided prediction that is brought to
+    the standard deviation of the conditional one (Lin et al. 2023, section 3.4). Guidance is on from the fraction
+    `interval_start` of the steps until before `interval_end` (Kynkaanniemi et al. 2024); outside of it the second
+    prediction is not made.
 
     Models with two experts have a `boundary_ratio`, the fraction of the training timesteps at which the expert for low
     noise takes over, and with classifier-free guidance `scale_low_noise`, the scale from there on; both are None for
@@ -211,7 +212,10 @@ class Inputs:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """What a generation may have besides what every one has. None: not given, or of no use to the task or the model."""
+    """What a generation may have besides what every one has. None: not given, or of no use to the task or the model.
+
+    `scheduler` is a class name in diffusers; empty: the checkpoint's own.
+    """
 
     preview: Preview | None = None
     inputs: Inputs = Inputs()
@@ -223,6 +227,7 @@ class _Options:
     start: float | None = None
     sample_rate: int | None = None
     text: str = ""
+    scheduler: str = ""
     extra: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 

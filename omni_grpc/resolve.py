@@ -109,7 +109,7 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
     if not draft.seeds:
         used["sampling.seeds"] = "drawn at random"
     scale = None
-    if GuidanceKind.EMBEDDED in facts.checkpoint.spec.guidance:
+    if GuidanceKind.EMBEDDED in facts.checkpoint.guidance:
         scale = default("sampling.guidance.scale", draft.guidance.scale, defaults.guidance.scale)
     boundary = defaults.guidance.boundary_ratio
     if boundary is not None:
@@ -157,6 +157,7 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
         preview=draft.preview,
         inputs=draft.inputs,
         text=draft.text,
+        scheduler=draft.scheduler,
         extra=draft.extra,
         **lengths,
     )
@@ -198,7 +199,7 @@ def _complete_optional(draft: Draft, facts: Facts, name: str, used: dict[str, st
 
 def cfg_is_on(draft: Draft, facts: Facts) -> bool:
     """Classifier-free guidance needs a model that has it, a negative prompt (even an empty one) and a scale above 1."""
-    if GuidanceKind.TRUE_CFG not in facts.checkpoint.spec.guidance or draft.negative_prompt is None:
+    if GuidanceKind.TRUE_CFG not in facts.checkpoint.guidance or draft.negative_prompt is None:
         return False
     scale = draft.guidance.true_cfg_scale
     return (facts.checkpoint.defaults.guidance.true_cfg_scale if scale is None else scale) > 1
@@ -208,7 +209,7 @@ def cfg_is_on(draft: Draft, facts: Facts) -> bool:
 
 
 def _scale_without_effect(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
-    if draft.guidance.scale is None or GuidanceKind.EMBEDDED in facts.checkpoint.spec.guidance:
+    if draft.guidance.scale is None or GuidanceKind.EMBEDDED in facts.checkpoint.guidance:
         return None
     return RequestWarning(
         code="GUIDANCE_WITHOUT_EFFECT",
@@ -222,7 +223,7 @@ def _scale_without_effect(draft: Draft, request: Request, facts: Facts) -> Reque
 
 
 def _cfg_not_supported(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
-    if draft.guidance.true_cfg_scale is None or GuidanceKind.TRUE_CFG in facts.checkpoint.spec.guidance:
+    if draft.guidance.true_cfg_scale is None or GuidanceKind.TRUE_CFG in facts.checkpoint.guidance:
         return None
     return RequestWarning(
         code="GUIDANCE_WITHOUT_EFFECT",

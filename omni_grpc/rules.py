@@ -192,6 +192,14 @@ def _extra(draft: Draft, facts: Facts) -> str:
     return f"{facts.checkpoint.spec.name} takes no parameters of its own ({', '.join(draft.extra)}); leave it unset"
 
 
+def _scheduler(draft: Draft, facts: Facts) -> str:
+    offered = facts.checkpoint.schedulers
+    if not draft.scheduler or draft.scheduler in offered:
+        return ""
+    name = facts.checkpoint.spec.name
+    return f"{name} has no {draft.scheduler!r}; it has {', '.join(offered) or 'none to choose from; leave it unset'}"
+
+
 def _images(draft: Draft, facts: Facts) -> str:
     count, most = len(draft.inputs.images), facts.checkpoint.limits.max_input_images
     return f"{count} images are given, {facts.checkpoint.spec.name} takes at most {most}" if count > most else ""
@@ -240,6 +248,7 @@ RULES: tuple[tuple[str, Callable[[Draft, Facts], str]], ...] = (
     ("sampling.steps", _count("steps", lambda facts: facts.limits.max_steps)),
     ("sampling.num_outputs", _count("num_outputs", lambda facts: facts.limits.max_outputs)),
     ("sampling.seeds", _seeds),
+    ("sampling.scheduler", _scheduler),
     *((name, _taken(name)) for name in TAKEN),
     *((name, _required(name)) for name in REQUIRED),
     ("images", _images),

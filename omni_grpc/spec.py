@@ -100,6 +100,9 @@ class ModelSpec:
     `variant` says in which fields the spec is another one for checkpoints with certain configs, where one pipeline
     class stands for several models; it raises CheckpointError for those that the family does not serve.
 
+    `guidance` is a function of the configs where checkpoints of the class differ in it. `schedulers` are those that a
+    request may choose in place of the checkpoint's own, by class name in diffusers.
+
     `takes` names what the model uses besides prompt, size, steps, guidance and seeds: fields of a Draft ("strength",
     "num_frames", "fps", "duration", "start", "text") and of its inputs ("images", "mask", "first_frame", ...).
     `settings` names settings of the server that stand in for an entry of the configs: setting -> (component, key).
@@ -110,7 +113,7 @@ class ModelSpec:
     family: str
     tasks: tuple[Task, ...]
     pipeline: str
-    guidance: tuple[GuidanceKind, ...]
+    guidance: tuple[GuidanceKind, ...] | Callable[[Configs], tuple[GuidanceKind, ...]]
     limits: Callable[[Configs], Limits]
     defaults: Callable[[Configs], Defaults]
     variant: Callable[[Configs], Mapping[str, Any]] = same
@@ -118,6 +121,7 @@ class ModelSpec:
     latent_rgb: LatentRgb | None = None
     takes: frozenset[str] = frozenset()
     settings: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    schedulers: tuple[str, ...] = ()
     runner: str = "omni_grpc.worker.packed:PackedRunner"
     exclusive: bool = False
 
@@ -145,6 +149,16 @@ class Checkpoint:
         return self.spec.defaults(self.configs)
 
     @property
+    def guidance(self) -> tuple[GuidanceKind, ...]:
+        kinds = self.spec.guidance
+        return kinds(self.configs) if callable(kinds) else kinds
+
+    @property
     def scheduler(self) -> str:
         """Class name of the checkpoint's scheduler."""
         return str(self.configs.get("scheduler", {}).get("_class_name", ""))
+
+    @property
+    def schedulers(self) -> tuple[str, ...]:
+        """What a request may name: the checkpoint's own scheduler, then the others."""
+        return tuple(dict.fromkeys(name for name in (self.scheduler, *self.spec.schedulers) if name))

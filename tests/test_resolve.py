@@ -5,7 +5,17 @@ import pytest
 
 from omni_grpc.config import LimitsConfig, ModelConfig
 from omni_grpc.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound
-from omni_grpc.request import Draft, Guidance, GuidanceDraft, GuidanceNorm, ImageFormat, Preview, Task
+from omni_grpc.request import (
+    Draft,
+    Guidance,
+    GuidanceDraft,
+    GuidanceNorm,
+    ImageFormat,
+    ImageInput,
+    Inputs,
+    Preview,
+    Task,
+)
 from omni_grpc.resolve import Machine, place, resolve_request
 from omni_grpc.rules import MAX_SEED, Facts
 from omni_grpc.spec import Defaults, GuidanceKind
@@ -246,6 +256,58 @@ def test_a_distilled_model_takes_the_scale_and_warns_of_the_other():
     assert resolved.request.guidance.scale == 3.5
     assert resolved.request.guidance.true_cfg_scale == 1.0
     assert ("GUIDANCE_WITHOUT_EFFECT", "sampling.guidance.true_cfg_scale") in codes(resolved)
+
+
+def test_a_checkpoint_may_have_fewer_kinds_of_guidance_than_its_class():
+    kinds = {"ToyScheduler": (GuidanceKind.EMBEDDED,), "Other": ()}
+    checkpoint = toy_checkpoint(guidance=lambda configs: kinds[configs["scheduler"]["_class_name"]])
+    asked = GuidanceDraft(scale=3.5)
+    assert resolve(Facts(checkpoint, LimitsConfig()), guidance=asked).request.guidance.scale == 3.5
+    other = dataclasses.replace(checkpoint, configs={"scheduler": {"_class_name": "Other"}})
+    resolved = resolve(Facts(other, LimitsConfig()), guidance=asked)
+    assert resolved.request.guidance.scale is None
+    assert codes(resolved) == [("GUIDANCE_WITHOUT_EFFECT", "sampling.guidance.scale")]
+
+
+def test_a_scheduler_is_the_checkpoints_own_or_one_that_the_model_offers():
+    offering = Facts(toy_checkpoint(schedulers=("Heun", "ToyScheduler")), LimitsConfig())
+    assert offering.checkpoint.schedulers == ("ToyScheduler", "Heun")
+    for facts, names in ((FACTS, ("", "ToyScheduler")), (offering, ("", "ToyScheduler", "Heun"))):
+        assert [resolve(facts, scheduler=name).request.scheduler for name in names] == list(names)
+    assert refusal(scheduler="Heun") == {"sampling.scheduler": "ToyPipeline has no 'Heun'; it has ToyScheduler"}
+    with pytest.raises(InvalidArgument, match="ToyPipeline has no 'heun'; it has ToyScheduler, Heun"):
+        resolve(offering, scheduler="heun")
+    bare = dataclasses.replace(FACTS, checkpoint=dataclasses.replace(FACTS.checkpoint, configs={}))
+    with pytest.raises(InvalidArgument, match="it has none to choose from; leave it unset"):
+        resolve(bare, scheduler="Heun")
+
+
+@pytest.mark.parametrize(
+    ("picture", "area", "size"),
+    [
+        ((400, 304), None, (400, 304)),
+        ((410, 310), None, (400, 304)),
+        ((1000, 1000), None, (512, 512)),
+        ((192, 192), 256 * 256, (256, 256)),
+        ((65, 65), 512 * 512, (512, 512)),
+        ((400, 100), 128 * 128, (256, 64)),
+        ((5000, 5), 512 * 512, (1024, 16)),
+        ((10, 10), 2048 * 2048, (512, 512)),
+    ],
+)
+def test_an_edit_is_as_large_as_its_picture_or_has_the_area_of_the_model(picture, area, size):
+    """And no more pixels than are allowed, 512 x 512 here."""
+    toy = toy_checkpoint(tasks=(Task.IMAGE_EDIT,), takes=frozenset({"images"}))
+    limits = dataclasses.replace(toy.limits, max_input_images=1)
+    defaults = dataclasses.replace(toy.defaults, image_area=area)
+    spec = dataclasses.replace(toy.spec, limits=lambda configs: limits, defaults=lambda configs: defaults)
+    facts = Facts(dataclasses.replace(toy, spec=spec), LimitsConfig())
+    width, height = picture
+    inputs = Inputs(images=(ImageInput(width, height, 1, bytes(width * height)),))
+    resolved = resolve(facts, task=Task.IMAGE_EDIT, inputs=inputs)
+    assert (resolved.request.width, resolved.request.height) == size
+    assert resolved.defaults_used["width"] == str(size[0])
+    assert resolve(facts, task=Task.IMAGE_EDIT, inputs=inputs, width=48).request.width == 48
 
 
 def test_auto_follows_the_machine():

@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.tiny.images import (
     build_flux,
+    build_flux_kontext,
+    build_flux_schnell,
     build_qwen_image,
     build_stable_diffusion,
     build_stable_diffusion_img2img,
@@ -37,6 +39,8 @@ from tools.tiny.videos import (
 
 BUILDERS: Mapping[str, Callable[..., Path]] = {
     "flux": build_flux,
+    "flux_kontext": build_flux_kontext,
+    "flux_schnell": build_flux_schnell,
     "ltx": build_ltx,
     "qwen_image": build_qwen_image,
     "stable_audio": build_stable_audio,

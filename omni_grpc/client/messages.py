@@ -56,6 +56,8 @@ class Options(TypedDict, total=False):
     seeds: Sequence[int] | None
     """One seed for each output. Give this or `seed`."""
     num_outputs: int | None
+    scheduler: str | None
+    """One of the model's schedulers, by name; not given: the checkpoint's own."""
     extra: Mapping[str, Any] | None
     """Parameters of one model, by name."""
     request_id: str | None
@@ -310,6 +312,7 @@ _COMMON: Mapping[str, _Field] = {
     "seed": _Field("sampling.seed", _SEED),
     "seeds": _Field("sampling.seeds", f"a list, each entry {_SEED}", _extend),
     "num_outputs": _Field("sampling.num_outputs", _SIZE),
+    "scheduler": _Field("sampling.scheduler", "text"),
     "extra": _Field("sampling.extra", "a mapping of names to JSON values", _put_struct),
     "request_id": _Field("options.request_id", "text"),
     "labels": _Field("options.labels", "a mapping of text to text", _update),

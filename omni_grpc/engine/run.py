@@ -130,7 +130,7 @@ class Run:
             evals=self._evals,
             seeds=request.seeds,
             guidance=request.guidance,
-            scheduler=scheduler,
+            scheduler=request.scheduler or scheduler,
             output_format=request.output_format,
             strength=request.strength,
             num_frames=first.num_frames if first else 0,

@@ -80,7 +80,8 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             tasks=[convert.task(task) for task in checkpoint.spec.tasks],
             # what only loading the model can tell is left out until then
             defaults=self._defaults() if checkpoint.described else None,
-            guidance_kinds=[f"GUIDANCE_KIND_{kind.value}" for kind in checkpoint.spec.guidance],
+            schedulers=checkpoint.schedulers,
+            guidance_kinds=[f"GUIDANCE_KIND_{kind.value}" for kind in checkpoint.guidance],
             refusals=[model_pb2.Refusal(feature=path, reason=why) for path, why in self._refusals().items()],
             limits=self._limits() if checkpoint.described else None,
             dtype=ready.dtype if ready else "",
@@ -119,7 +120,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
 
     def _limits(self) -> model_pb2.ModelLimits:
         checkpoint, limits = self._engine.checkpoint, self._engine.config.limits
-        kinds, scales = checkpoint.spec.guidance, model_pb2.DoubleRange(min=SCALES[0], max=SCALES[1])
+        kinds, scales = checkpoint.guidance, model_pb2.DoubleRange(min=SCALES[0], max=SCALES[1])
         return model_pb2.ModelLimits(
             min_width=checkpoint.limits.min_size,
             min_height=checkpoint.limits.min_size,

@@ -226,6 +226,7 @@ def _draft(request: GenerationRequest, task: Task, reader: Reader) -> Draft:
         ),
         seeds=tuple(sampling.seeds) if seed is None else (seed,),
         num_outputs=_given(sampling, "num_outputs"),
+        scheduler=sampling.scheduler,
         extra={name: _plain(value) for name, value in json_format.MessageToDict(sampling.extra).items()},
     )
 

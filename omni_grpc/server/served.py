@@ -22,6 +22,7 @@ COMMON = frozenset(
         "sampling.seed",
         "sampling.seeds",
         "sampling.num_outputs",
+        "sampling.scheduler",
         "sampling.cache.off",
         "sampling.guidance.scale",
         "sampling.guidance.true_cfg_scale",

@@ -247,6 +247,18 @@ def test_inputs_and_tasks_that_it_lacks_are_refused(load):
         adapter.request(task=Task.INPAINT)
 
 
+def test_it_steps_with_the_scheduler_that_was_loaded_and_refuses_others(load):
+    adapter = load("flux")
+    own = "FlowMatchEulerDiscreteScheduler"
+    assert adapter.checkpoint.schedulers == (own,)
+    assert adapter.request(scheduler=own).scheduler == own
+    with pytest.raises(
+        InvalidArgument, match=f"FluxPipeline has no 'FlowMatchHeunDiscreteScheduler'; it has {own}"
+    ) as no:
+        adapter.request(scheduler="FlowMatchHeunDiscreteScheduler")
+    assert refused(no.value) == {"sampling.scheduler"}
+
+
 def test_call_kwargs_win_over_defaults_and_lose_to_the_request(load, plain):
     kwargs = {"guidance_scale": 2.0, "num_inference_steps": 3, "negative_prompt": "blurry"}
     adapter = load("stable_diffusion", diffusers_call_kwargs=kwargs)

@@ -47,7 +47,7 @@ def test_a_native_model_refuses_every_setting_of_the_adapter(name, tiny):
 
 
 def test_arguments_of_diffusers_need_its_format_and_a_cache_config_its_cache(tiny):
-    checkpoint = open_checkpoint(tiny("flux"))  # not native: auto takes the adapter
+    checkpoint = open_checkpoint(tiny("stable_diffusion"))  # not native: auto takes the adapter
     for name in ("diffusers_load_kwargs", "diffusers_call_kwargs"):
         config = EngineConfig.from_settings(model="x", **{name: VALUES[name]})
         with pytest.raises(ConfigError, match="--diffusion-load-format diffusers"):

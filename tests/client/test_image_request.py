@@ -29,6 +29,7 @@ def test_every_option_has_its_field():
             "guidance_norm": "renorm",
             "seeds": [5, 9],
             "num_outputs": 2,
+            "scheduler": "Heun",
             "output_format": "webp",
             "request_id": "mine",
             "labels": {"team": "red"},
@@ -57,6 +58,7 @@ def test_every_option_has_its_field():
     assert request.sampling.guidance.HasField("scale_low_noise")
     assert request.sampling.guidance.boundary_ratio == 0.9
     assert list(request.sampling.seeds) == [5, 9]
+    assert request.sampling.scheduler == "Heun"
     assert request.output_format == IMAGE_FORMAT_WEBP
     assert (request.options.request_id, dict(request.options.labels)) == ("mine", {"team": "red"})
     assert request.options.priority == -2

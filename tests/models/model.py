@@ -53,11 +53,13 @@ class Entry:
     build: makes a tiny checkpoint in an empty folder.
     oracle: runs the diffusers pipeline of that checkpoint, and packs its final latents as ours are packed.
     drafts: what both are asked. The first is small and not guided by a second prediction; the suite varies it.
+    shrink: makes small what the pipeline does at one fixed size; the first draft must do without it.
     """
 
     build: Callable[[Path], Path]
     oracle: Callable[[Any, Request], Result]
     drafts: tuple[Draft, ...]
+    shrink: Callable[[Any], None] = lambda pipeline: None
 
 
 class Model:
@@ -82,6 +84,7 @@ class Model:
         runner, _ = build(config, self.checkpoint, "omni-test-")
         assert isinstance(runner, PackedRunner)
         self.pipeline, self.device = runner._pipeline, torch.device("cpu")
+        entry.shrink(self.pipeline)
 
     @functools.cached_property
     def diffusers(self) -> Any:
@@ -112,9 +115,9 @@ class Model:
 
     def guided(self, scale: float = 4.0, **changes: Any) -> Draft:
         """A draft that is guided in the way this model can be: by a second prediction, by a trained scale, or not."""
-        if GuidanceKind.TRUE_CFG in self.spec.guidance:
+        if GuidanceKind.TRUE_CFG in self.checkpoint.guidance:
             return self.draft(**({"negative_prompt": "", "guidance": GuidanceDraft(true_cfg_scale=scale)} | changes))
-        if GuidanceKind.EMBEDDED in self.spec.guidance:
+        if GuidanceKind.EMBEDDED in self.checkpoint.guidance:
             return self.draft(**({"guidance": GuidanceDraft(scale=scale)} | changes))
         return self.draft(**changes)
 

@@ -1,4 +1,4 @@
-"""What every registered model has to do, on its tiny checkpoint. A new model needs an entry in cases.py, no test."""
+"""What every registered model has to do, on its tiny checkpoint. A new model needs an entry in cases/, no test."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ GUIDED = sorted(name for name, entry in ENTRIES.items() if any(draft.negative_pr
 
 
 def test_every_registered_model_is_tested() -> None:
-    assert set(specs()) == {pipeline_of(name) for name in ENTRIES}, "each spec needs an entry in tests/models/cases.py"
+    assert set(specs()) == {pipeline_of(name) for name in ENTRIES}, "each spec needs an entry in tests/models/cases"
 
 
 def close(mine: Tensor, theirs: Tensor) -> None:
@@ -222,25 +222,29 @@ async def test_a_preempted_request_ends_as_if_it_had_been_alone(model: Model) ->
 SCALE, RESCALE, START, END = 10.0, 0.7, 0.25, 0.75
 
 
-def plain(cond: Tensor, uncond: Tensor) -> Tensor:
-    return uncond + SCALE * (cond - uncond)
+def plain(cond: Tensor, uncond: Tensor, scale: float) -> Tensor:
+    return uncond + scale * (cond - uncond)
 
 
-def lengths(cond: Tensor, uncond: Tensor) -> Tensor:
+def lengths(cond: Tensor, uncond: Tensor, scale: float) -> Tensor:
     """How much longer, token by token, the conditional prediction is than the guided one."""
-    return cond.square().sum(-1, keepdim=True).sqrt() / plain(cond, uncond).square().sum(-1, keepdim=True).sqrt()
+    guided = plain(cond, uncond, scale)
+    return cond.square().sum(-1, keepdim=True).sqrt() / guided.square().sum(-1, keepdim=True).sqrt()
 
 
-def rescaled(cond: Tensor, uncond: Tensor) -> Tensor:
-    guided = plain(cond, uncond)
+def rescaled(cond: Tensor, uncond: Tensor, scale: float) -> Tensor:
+    guided = plain(cond, uncond, scale)
     return RESCALE * (guided * cond.std() / guided.std()) + (1 - RESCALE) * guided
 
 
-Formula = Callable[[Tensor, Tensor], Tensor]
+Formula = Callable[[Tensor, Tensor, float], Tensor]
 KINDS: Mapping[str, tuple[GuidanceDraft, Formula]] = {
     "plain": (GuidanceDraft(norm=GuidanceNorm.NONE), plain),
-    "renorm": (GuidanceDraft(norm=GuidanceNorm.RENORM), lambda c, u: plain(c, u) * lengths(c, u)),
-    "clipped": (GuidanceDraft(norm=GuidanceNorm.RENORM_CLIPPED), lambda c, u: plain(c, u) * lengths(c, u).clamp(max=1)),
+    "renorm": (GuidanceDraft(norm=GuidanceNorm.RENORM), lambda *given: plain(*given) * lengths(*given)),
+    "clipped": (
+        GuidanceDraft(norm=GuidanceNorm.RENORM_CLIPPED),
+        lambda *given: plain(*given) * lengths(*given).clamp(max=1),
+    ),
     "rescale": (GuidanceDraft(norm=GuidanceNorm.NONE, rescale=RESCALE), rescaled),
     "interval": (GuidanceDraft(norm=GuidanceNorm.NONE, interval_start=START, interval_end=END), plain),
 }
@@ -254,7 +258,9 @@ def by_hand(model: Model, draft: Draft, formula: Formula, guided_steps: tuple[in
     while not done:
         branches = predict(model.pipeline, assemble([state], layouts))[state]
         if state.index in guided_steps:
-            prediction = formula(branches["cond"].double(), branches["uncond"].double()).float()
+            # not SCALE where the model writes guidance otherwise
+            scale = model.pipeline.guidance(state).true_cfg_scale
+            prediction = formula(branches["cond"].double(), branches["uncond"].double(), scale).float()
         else:
             assert branches.keys() == {"cond"}
             prediction = branches["cond"]
@@ -351,7 +357,7 @@ def test_defaults_are_what_a_user_could_have_asked_for(model: Model) -> None:
         guidance=GuidanceDraft(**dataclasses.asdict(defaults.guidance)),
     )
     assert model.request(silent) == model.request(spelled)
-    assert (model.request(silent).guidance.scale is not None) == (GuidanceKind.EMBEDDED in model.spec.guidance)
+    assert (model.request(silent).guidance.scale is not None) == (GuidanceKind.EMBEDDED in model.checkpoint.guidance)
     assert (model.request(silent).negative_prompt is not None) == (defaults.guidance.true_cfg_scale > 1)
 
 

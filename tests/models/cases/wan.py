@@ -13,14 +13,12 @@ from torch import Tensor
 
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.request import Draft, GuidanceDraft, ImageInput, Inputs, Request, Task
+from tests.models.cases.ask import LONG, NEGATIVE, SHORT
 from tests.models.model import NAME, Entry, Result
 from tools.tiny_checkpoints import build_wan_i2v, build_wan_t2v, build_wan_ti2v
 
-SHORT = "a red cat"
-LONG = "mountains and a lake at sunrise, watercolor painting, soft pastel colors, studio light, high detail, " * 4
 ODD = "  a cat &amp; a bird\n \N{LEFT DOUBLE QUOTATION MARK}quick\N{RIGHT DOUBLE QUOTATION MARK} "
 """A prompt that is cleaned before it is read."""
-NEGATIVE = "low quality, blurry"
 
 
 def ask(
