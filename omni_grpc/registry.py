@@ -154,7 +154,7 @@ def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: s
     except CheckpointError as error:
         if load_format == "native":
             raise
-        logger.info("%s is served through diffusers, since natively its %s", folder, error)
+        logger.info("%s runs through diffusers: %s", folder, error)
         spec = None
     return Checkpoint(
         name=name or folder.resolve().name, path=folder, spec=spec or opaque_spec(pipeline), configs=configs

@@ -74,7 +74,7 @@ class WanPipeline(Pipeline):
         side, patch = pixels_per_token(self.configs), self.configs["transformer"]["patch_size"][1]
         frames = (request.num_frames - 1) // frames_per_latent(self.configs) + 1
         grid = Grid(frames=frames, height=request.height // side, width=request.width // side, patch=patch)
-        generator = torch.Generator().manual_seed(seed)
+        generator, levels = torch.Generator().manual_seed(seed), Levels(steps=request.steps)
         shape = (self.vae.channels, frames, patch * grid.height, patch * grid.width)
         return WanState(
             request=request,
@@ -83,7 +83,7 @@ class WanPipeline(Pipeline):
             generator=generator,
             latents=grid.pack(torch.randn(shape, generator=generator).to(self.device)),
             grid=grid,
-            schedule=Schedule(self.configs["scheduler"], Levels(steps=request.steps), device=self.device),
+            schedule=Schedule(self.configs["scheduler"], levels, device=self.device, name=request.scheduler),
             guidance=request.guidance,
         )
 

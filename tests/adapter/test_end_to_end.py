@@ -63,7 +63,7 @@ def test_settings_without_effect_are_refused_before_anything_is_loaded(tiny):
 def test_pixels_and_sound_come_as_files(tiny):
     gradient = np.linspace(0, 255, 64 * 64 * 3).astype(np.uint8)
     first = ImageInput(64, 64, 3, gradient.tobytes())
-    with Omni(str(tiny("wan_i2v")), **SETTINGS) as omni:
+    with Omni(str(tiny("wan_i2v")), diffusion_load_format="diffusers", **SETTINGS) as omni:
         video = omni.run(
             Draft(
                 **SMALL,

@@ -27,8 +27,8 @@ from omni_grpc.request import GuidanceDraft, ImageInput, Inputs
 from omni_grpc.resolve import apply_settings, resolve_request
 from omni_grpc.rules import Facts
 from omni_grpc.spec import Checkpoint
-from tests.models.cases import ENTRIES
-from tests.models.cases.wan import LONG, ask, guided, shown, wan
+from tests.models.cases import ENTRIES, LONG
+from tests.models.cases.wan import ask, guided, shown, wan
 from tests.models.model import NAME, Entry, Model
 from tools.tiny_checkpoints import BUILDERS
 

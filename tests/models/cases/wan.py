@@ -95,7 +95,7 @@ ENTRIES: Mapping[str, Entry] = {
         build=build_wan_t2v,
         oracle=wan,
         drafts=(
-            ask(),
+            ask(32, 48),
             ask(**guided()),
             ask(48, 80, 9, prompt=LONG, steps=4, **guided(5.0, 2.0)),
             ask(96, 64, 1, seeds=(1, 2)),
@@ -108,7 +108,7 @@ ENTRIES: Mapping[str, Entry] = {
         build=build_wan_i2v,
         oracle=wan,
         drafts=(
-            ask(**shown()),
+            ask(32, 48, **shown()),
             ask(80, 48, 9, steps=4, **shown(1, last=True), **guided(3.5, 2.5)),
             ask(48, 64, 5, prompt=LONG, seeds=(1, 2), **shown(2, last=True)),
             ask(32, 32, 13, steps=3, seeds=(5, 6), **shown(3), **guided()),
