@@ -79,6 +79,31 @@ class WeightMap:
     fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
 
+class SplitKind(enum.StrEnum):
+    """What each rank has of a module whose weights are spread over ranks.
+
+    COLUMN: a linear layer's outputs for its share of the channels. ROW: a linear layer's inputs of its share; outputs
+    are summed over the ranks. HEADS: an attention's share of the heads. NORM: of an RMS norm over the channels of all
+    heads, its share of them.
+    """
+
+    COLUMN = "COLUMN"
+    ROW = "ROW"
+    HEADS = "HEADS"
+    NORM = "NORM"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Split:
+    """How a module is spread. `parts` are the relative sizes of what lies side by side in the channels that are cut,
+    each of which is cut for itself: (1, 4) for a layer that reads attention and a feed-forward of four times its width.
+    Without `parts`, outputs are made of as many equal ones as WeightMap.fused says, and inputs of one.
+    """
+
+    kind: SplitKind
+    parts: tuple[int, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One pipeline class of one family.
@@ -89,6 +114,8 @@ class ModelSpec:
 
     `takes` names what the model uses besides prompt, size, steps, guidance and seeds: fields of a Draft ("strength",
     "num_frames", "fps", "duration", "start", "text") and of its inputs ("images", "mask", "first_frame", ...).
+    `tensor_parallel` says, per component, which modules can be spread over ranks: pattern -> Split, where a pattern is
+    a path with `*` for any part of it. A component without a table is not spread.
     `exclusive`: one request at a time, from its prepare to the end of its decode.
     """
 
@@ -104,6 +131,7 @@ class ModelSpec:
     takes: frozenset[str] = frozenset()
     runner: str = "omni_grpc.worker.packed:PackedRunner"
     exclusive: bool = False
+    tensor_parallel: Mapping[str, Mapping[str, Split]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
