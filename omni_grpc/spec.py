@@ -65,20 +65,6 @@ class LatentRgb:
     bias: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WeightMap:
-    """How the names in a checkpoint become the names of our modules.
-
-    `renames` are (regular expression, replacement) pairs, applied in order to each checkpoint name. `fused` maps the
-    last part of one of our module paths to the checkpoint modules (named after `renames`, in the same parent) whose
-    weights and biases are concatenated along the output dimension to make it: {"attn.to_qkv": ("attn.to_q",
-    "attn.to_k", "attn.to_v")}.
-    """
-
-    renames: tuple[tuple[str, str], ...] = ()
-    fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-
-
 class SplitKind(enum.StrEnum):
     """What each rank has of a module whose weights are spread over ranks.
 
@@ -105,17 +91,31 @@ class Split:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WeightMap:
+    """How the names in a checkpoint become the names of our modules.
+
+    `renames` are (regular expression, replacement) pairs, applied in order to each checkpoint name. `fused` maps the
+    last part of one of our module paths to the checkpoint modules (named after `renames`, in the same parent) whose
+    weights and biases are concatenated along the output dimension to make it: {"attn.to_qkv": ("attn.to_q",
+    "attn.to_k", "attn.to_v")}.
+    """
+
+    renames: tuple[tuple[str, str], ...] = ()
+    fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One pipeline class of one family.
 
     `name` is the diffusers pipeline class that model_index.json names; `pipeline` is the import string of our class.
+    `tensor_parallel` says, per component, which modules can be spread over ranks: pattern -> Split, where a pattern is
+    a path with `*` for any part of it; a component without a table is not spread.
     `limits` and `defaults` are computed from the checkpoint's own configs; they are module-level functions, since a
     spec travels to the worker process. Without `latent_rgb`, previews show three groups of latent channels as colours.
 
     `takes` names what the model uses besides prompt, size, steps, guidance and seeds: fields of a Draft ("strength",
     "num_frames", "fps", "duration", "start", "text") and of its inputs ("images", "mask", "first_frame", ...).
-    `tensor_parallel` says, per component, which modules can be spread over ranks: pattern -> Split, where a pattern is
-    a path with `*` for any part of it. A component without a table is not spread.
     `exclusive`: one request at a time, from its prepare to the end of its decode.
     """
 
@@ -127,11 +127,11 @@ class ModelSpec:
     limits: Callable[[Configs], Limits]
     defaults: Callable[[Configs], Defaults]
     weights: Mapping[str, WeightMap] = dataclasses.field(default_factory=dict)
+    tensor_parallel: Mapping[str, Mapping[str, Split]] = dataclasses.field(default_factory=dict)
     latent_rgb: LatentRgb | None = None
     takes: frozenset[str] = frozenset()
     runner: str = "omni_grpc.worker.packed:PackedRunner"
     exclusive: bool = False
-    tensor_parallel: Mapping[str, Mapping[str, Split]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,9 +52,7 @@ def test_keys_that_every_rank_has_stay_where_they_are(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("features", [PLAIN, ULYSSES], ids="+".join)
-def test_attention_that_skips_sequence_parallel_stays_within_each_rank(
-    ranks: Ranks, features: tuple[str, ...]
-) -> None:
+def test_attention_that_skips_sequence_parallel_stays_within_each_rank(ranks: Ranks, features: tuple[str, ...]) -> None:
     whole = jobs.run_toy(None, "skipping", (), EVERY).work
     shares = [result.work for result in ranks.run(jobs.run_toy, "skipping", features, EVERY)]
     assert sum(work.queries for work in shares) == whole.queries
