@@ -35,7 +35,7 @@ def apply(module: nn.Module, config: object, context: Context) -> None:
     if context.component not in context.spec.tensor_parallel:
         raise ConfigError(
             f"{context.spec.name}: tensor parallel is not served yet for {context.component!r}, of which the spec does "
-            "not say what can be spread; use sequence parallel"
+            "not say what can be spread; spread its tokens instead"
         )
     weights = context.spec.weights.get(context.component, WeightMap())
     grouped = any(isinstance(child, Attention) and child.num_kv_heads < child.num_heads for child in module.modules())

@@ -35,7 +35,7 @@ def apply(module: nn.Module, config: object, context: Context) -> None:
             if heads % size:
                 raise ConfigError(
                     f"{context.component}.{name} has {heads} {what}, which {size} ranks cannot share evenly; "
-                    f"use a Ulysses degree that divides {heads}, or sequence parallel without Ulysses"
+                    f"use a degree that divides {heads}, or leave Ulysses off: keys and values are fetched then"
                 )
         module.set_submodule(name, UlyssesAttention(attention))
 
