@@ -27,10 +27,9 @@ Group = dist.ProcessGroup | None
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Feature:
-    """Its function, its section of the configuration, and whether it edits modules that have no weights yet."""
+    """Its function, and whether it edits modules that have no weights yet."""
 
     apply: Callable[[nn.Module, Any, Context], None]
-    section: Any = None
     before: bool = False
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +17,19 @@ from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.request import Request
 from omni_grpc.spec import Checkpoint
 from omni_grpc.worker.packed import PackedRunner
-from tests.parallel.jobs import FEATURES, Feature, Group, Work, context, watched
+from tests.parallel.jobs import FEATURES, Group, Work, context, watched
+
+Features = Mapping[str, Any]
+"""Names of features, and for each its section of the configuration."""
 
 
-def load(group: Group, checkpoint: Checkpoint, features: Sequence[str]) -> Pipeline:
+def load(group: Group, checkpoint: Checkpoint, features: Features) -> Pipeline:
     def edits(before: bool) -> list[Edit]:
-        chosen = [FEATURES[name] for name in FEATURES if name in features]
-        return [functools.partial(edit, feature) for feature in chosen if feature.before == before]
+        chosen = [name for name, feature in FEATURES.items() if name in features and feature.before == before]
+        return [functools.partial(edit, name) for name in chosen]
 
-    def edit(feature: Feature, module: nn.Module, component: str) -> None:
-        feature.apply(module, feature.section, context(group, checkpoint.spec, component))
+    def edit(feature: str, module: nn.Module, component: str) -> None:
+        FEATURES[feature].apply(module, features[feature], context(group, checkpoint.spec, component))
 
     module, _, name = checkpoint.spec.pipeline.partition(":")
     kind: type[Pipeline] = getattr(importlib.import_module(module), name)
@@ -39,10 +44,17 @@ def load(group: Group, checkpoint: Checkpoint, features: Sequence[str]) -> Pipel
     )
 
 
-def run_model(
-    group: Group, checkpoint: Checkpoint, features: Sequence[str], joins: Sequence[tuple[int, Request]]
-) -> tuple[dict[str, Tensor], Work, int]:
-    """Requests with the tick at which each joins -> the latents of each, and the weights of the denoisers."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Made:
+    """The latents of each request, what they took, and the weights of all components."""
+
+    latents: dict[str, Tensor]
+    work: Work
+    weights: int
+
+
+def run_model(group: Group, checkpoint: Checkpoint, features: Features, joins: Sequence[tuple[int, Request]]) -> Made:
+    """Requests, each with the tick at which it joins."""
     pipeline = load(group, checkpoint, features)
     runner = PackedRunner(pipeline, torch.device("cpu"), "omni-test-ranks-")
     running: list[str] = []
@@ -57,4 +69,8 @@ def run_model(
             if not running and tick >= max(at for at, _ in joins):
                 break
     latents = {name: torch.stack([state.latents for state in held.states]) for name, held in runner._held.items()}
-    return latents, work, sum(parameter.numel() for parameter in pipeline.parameters())
+    return Made(
+        latents=latents,
+        work=work,
+        weights=sum(parameter.numel() for parameter in pipeline.parameters()),
+    )

@@ -6,55 +6,53 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from omni_grpc.request import Request
-from omni_grpc.spec import Checkpoint
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
-from tests.parallel import model_jobs
-from tests.parallel.jobs import Work
+from tests.parallel.model_jobs import Features, Made, run_model
 from tests.parallel.ranks import PAIR, Ranks
 
 pytestmark = pytest.mark.conformance
 
 TOLERANCE = 2e-5
-SPLIT_TOKENS = (("sequence_parallel",), ("ulysses", "sequence_parallel"))
-SPLIT_WEIGHTS = (("tensor_parallel",),)
+
+GATHERED: Features = {"sequence_parallel": None}
+ULYSSES: Features = {"ulysses": None, "sequence_parallel": None}
+WEIGHTS: Features = {"tensor_parallel": None}
 
 
 class Alone:
-    """A model in this process: what is asked of it, and what it makes of that."""
+    """A model in this process, and what is asked of it: unlike sizes, with and without guidance, the smallest size, and
+    one request that joins late.
+    """
 
     def __init__(self, name: str, folder: Path) -> None:
-        entry = ENTRIES[name]
-        model = Model(entry, entry.build(folder))
-        self.checkpoint: Checkpoint = model.checkpoint
-        self.joins = self._joins(model)
-        self.latents, self.work, self.weights = model_jobs.run_model(None, self.checkpoint, (), self.joins)
-
-    @staticmethod
-    def _joins(model: Model) -> list[tuple[int, Request]]:
-        """Requests and the ticks at which they join: unlike sizes, with and without guidance, the smallest size."""
+        model = Model(ENTRIES[name], ENTRIES[name].build(folder))
         size = model.checkpoint.limits.min_size
         drafts = [
-            (0, model.draft(width=size, height=size, steps=3)),
-            (0, model.guided(wider=1, steps=2, seeds=(1, 2))),
-            (1, model.guided(higher=1, steps=2, seeds=(3,), prompt="two blue squares left of a star")),
+            (0, model.draft(width=size, height=size, steps=4)),
+            (0, model.guided(wider=1, steps=5, seeds=(1, 2))),
+            (1, model.guided(higher=1, steps=4, seeds=(3,), prompt="two blue squares left of a star")),
         ]
-        return [(tick, model.request(draft, f"job_{number}")) for number, (tick, draft) in enumerate(drafts)]
+        self.joins: list[tuple[int, Request]] = [
+            (tick, model.request(draft, f"job_{number}")) for number, (tick, draft) in enumerate(drafts)
+        ]
+        self.checkpoint = model.checkpoint
+        self.made = run_model(None, self.checkpoint, {}, self.joins)
 
-    def on(self, ranks: Ranks, features: tuple[str, ...]) -> tuple[list[Work], list[int]]:
-        """The same on ranks: what each had to do, and its weights. They agree bit for bit."""
-        results: list[tuple[dict[str, Tensor], Work, int]] = ranks.run(
-            model_jobs.run_model, self.checkpoint, features, self.joins
-        )
-        for latents, _, _ in results:
-            assert latents.keys() == self.latents.keys()
-            for name, expected in self.latents.items():
-                torch.testing.assert_close(latents[name], expected, rtol=0, atol=TOLERANCE)
-                assert torch.equal(latents[name], results[0][0][name])
-        return [work for _, work, _ in results], [weights for _, _, weights in results]
+    def on(self, ranks: Ranks, features: Features) -> list[Made]:
+        """What ranks make, who agree bit for bit."""
+        results: list[Made] = ranks.run(run_model, self.checkpoint, features, self.joins)
+        for made in results:
+            assert made.latents.keys() == self.made.latents.keys()
+            assert all(torch.equal(x, results[0].latents[name]) for name, x in made.latents.items())
+        return results
+
+
+def close(mine: Made, theirs: Made) -> None:
+    for name, expected in theirs.latents.items():
+        torch.testing.assert_close(mine.latents[name], expected, rtol=0, atol=TOLERANCE)
 
 
 @pytest.fixture(scope="module", params=sorted(ENTRIES))
@@ -62,22 +60,24 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Alone(request.param, tmp_path_factory.mktemp("checkpoints") / request.param)
 
 
-@pytest.mark.parametrize("features", SPLIT_TOKENS, ids="+".join)
-def test_ranks_that_share_tokens_make_what_one_process_makes(
-    alone: Alone, ranks: Ranks, features: tuple[str, ...]
-) -> None:
-    work, weights = alone.on(ranks, features)
-    assert sum(share.queries for share in work) == alone.work.queries
-    assert all(share.queries < alone.work.queries for share in work)
-    assert weights == [alone.weights] * PAIR
-
-
-@pytest.mark.parametrize("features", SPLIT_WEIGHTS, ids="+".join)
-def test_ranks_that_share_weights_make_what_one_process_makes(
-    alone: Alone, ranks: Ranks, features: tuple[str, ...]
-) -> None:
+@pytest.fixture
+def weights(alone: Alone) -> Features:
     if not alone.checkpoint.spec.tensor_parallel:
-        pytest.skip("the model has no table of what can be spread: refused by name, see test_tensor_parallel.py")
-    work, weights = alone.on(ranks, features)
-    assert [share.queries for share in work] == [alone.work.queries // PAIR] * PAIR
-    assert weights[0] == weights[1] < alone.weights
+        pytest.skip("the spec has no table of what can be spread: refused by name, see test_tensor_parallel.py")
+    return WEIGHTS
+
+
+@pytest.mark.parametrize("tokens", [GATHERED, ULYSSES], ids="+".join)
+def test_ranks_that_share_tokens_make_what_one_process_makes(alone: Alone, ranks: Ranks, tokens: Features) -> None:
+    results = alone.on(ranks, tokens)
+    close(results[0], alone.made)
+    assert sum(made.work.queries for made in results) == alone.made.work.queries
+    assert all(made.work.queries < alone.made.work.queries for made in results)
+    assert [made.weights for made in results] == [alone.made.weights] * PAIR
+
+
+def test_ranks_that_share_weights_make_what_one_process_makes(alone: Alone, ranks: Ranks, weights: Features) -> None:
+    results = alone.on(ranks, weights)
+    close(results[0], alone.made)
+    assert [made.work.queries for made in results] == [alone.made.work.queries // PAIR] * PAIR
+    assert results[0].weights == results[1].weights < alone.made.weights
