@@ -36,8 +36,9 @@ from omni_grpc.request import (
     Stats,
     Task,
 )
-from omni_grpc.resolve import check_adapter_settings
+from omni_grpc.resolve import check_settings
 from omni_grpc.spec import Checkpoint
+from omni_grpc.tuning import Lora
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -92,6 +93,8 @@ class Sampling(TypedDict, total=False):
     """One seed for each output. Give this or `seed`."""
     num_outputs: int | None
     output_format: OutputFormat | None
+    loras: Mapping[str, float] | None
+    """Adapters that are loaded (the setting `lora`), by name, each with its scale."""
     extra: Mapping[str, Any] | None
     """Parameters of one model, by name."""
 
@@ -124,7 +127,7 @@ class Omni:
     def __init__(self, model: str, **settings: Any) -> None:
         self.config = EngineConfig.from_settings(model=model, **settings)
         checkpoint = open_model(self.config.model)
-        check_adapter_settings(self.config, checkpoint)
+        check_settings(self.config, checkpoint)
         self._engine = Engine(self.config, checkpoint, LocalExecutor(self.config, checkpoint))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni_grpc-engine", daemon=True)
@@ -289,6 +292,7 @@ class Omni:
         seed, seeds = asked.pop("seed", None), tuple(asked.pop("seeds", ()))
         if seed is not None and seeds:
             raise InvalidArgument("seed and seeds are both set; give one of them")
+        loras = tuple(Lora(id=name, scale=scale) for name, scale in asked.pop("loras", {}).items())
         guidance = {field: asked.pop(name) for name, field in _GUIDANCE.items() if name in asked}
         return Draft(
             model=self.checkpoint.name,
@@ -296,6 +300,7 @@ class Omni:
             task=task,
             guidance=GuidanceDraft(**guidance),
             seeds=seeds if seed is None else (seed,),
+            loras=loras,
             **asked,
         )
 

@@ -12,10 +12,11 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from omni_grpc.config import AdapterConfig, EngineConfig, LimitsConfig, ModelConfig
+from omni_grpc.config import DIFFUSERS_CACHES, NATIVE_CACHES, AdapterConfig, EngineConfig, LimitsConfig, ModelConfig
 from omni_grpc.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound, Violation
 from omni_grpc.frames import count_frames
 from omni_grpc.opaque import OPAQUE_FAMILY
+from omni_grpc.plan import Ready
 from omni_grpc.request import (
     Draft,
     Guidance,
@@ -27,7 +28,8 @@ from omni_grpc.request import (
     Task,
 )
 from omni_grpc.rules import MAX_SEED, OUTPUT_FORMATS, RULES, Facts, takes
-from omni_grpc.spec import Checkpoint, GuidanceKind
+from omni_grpc.spec import Checkpoint, GuidanceKind, ModelSpec
+from omni_grpc.tuning import TeaCache, coefficients_fault, threshold_fault
 
 T = TypeVar("T")
 
@@ -123,6 +125,9 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
         name: _complete_optional(draft, facts, name, used)
         for name in ("strength", "num_frames", "fps", "output_fps", "duration", "start", "sample_rate")
     }
+    cache = _complete_cache(draft, facts)
+    if cache is not None and draft.cache is None:
+        used["sampling.cache"] = "tea_cache"
     request = Request(
         id=id,
         model=draft.model,
@@ -139,6 +144,8 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
         preview=draft.preview,
         inputs=draft.inputs,
         text=draft.text,
+        loras=draft.loras,
+        cache=cache,
         extra=draft.extra,
         **lengths,
     )
@@ -170,6 +177,18 @@ def _complete_optional(draft: Draft, facts: Facts, name: str, used: dict[str, st
         used[name] = str(value)
         return value
     return asked
+
+
+def _complete_cache(draft: Draft, facts: Facts) -> TeaCache | None:
+    asked, own = draft.cache, facts.cache
+    if own is None or (asked is not None and asked.off):
+        return None
+    if asked is None:
+        return own
+    return TeaCache(
+        threshold=own.threshold if asked.threshold is None else asked.threshold,
+        coefficients=asked.coefficients or own.coefficients,
+    )
 
 
 def cfg_is_on(draft: Draft, facts: Facts) -> bool:
@@ -281,35 +300,96 @@ def advise_priority(priority: int, policy: str) -> tuple[RequestWarning, ...]:
     )
 
 
-# --- the adapter ----------------------------------------------------------------------------------------------------
+# --- features and the adapter ---------------------------------------------------------------------------------------
 
 
 DIFFUSERS_ONLY = ("diffusers_load_kwargs", "diffusers_call_kwargs")
 """Settings that are refused as long as diffusers is not asked for by name, also where `auto` would choose it."""
 
+DEFAULT_THRESHOLD = 0.2
+"""Of TeaCache, where neither the request nor --cache-config has one."""
 
-def check_adapter_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Raises ConfigError for settings of the diffusers adapter that a native model would not look at, for arguments of
-    diffusers without --diffusion-load-format diffusers, and for a cache_config without its cache.
+Faults = dict[str, str]
+"""Setting -> what is wrong with it."""
+
+
+def facts_of(config: EngineConfig, checkpoint: Checkpoint, ready: Ready | None) -> Facts:
+    """What the rules look at, for a server with this configuration whose worker has said this of itself."""
+    return Facts(
+        checkpoint,
+        config.limits,
+        cache=step_cache(config, checkpoint.spec),
+        fixed_cache=ready.fixed_cache if ready else None,
+        loras=ready.loras if ready else (),
+    )
+
+
+def step_cache(config: EngineConfig, spec: ModelSpec) -> TeaCache | None:
+    """The step cache of a request that says nothing, for a native model."""
+    if config.cache is None or config.cache.cache_backend not in NATIVE_CACHES or spec.family == OPAQUE_FAMILY:
+        return None
+    given = config.cache.cache_config or {}
+    return TeaCache(
+        threshold=given.get("rel_l1_thresh", DEFAULT_THRESHOLD),
+        coefficients=tuple(given.get("coefficients") or spec.cache_coefficients),
+    )
+
+
+def check_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
+    """Raises ConfigError for settings that the model would not look at: those of the diffusers adapter for a native
+    model, those of native features for a diffusers pipeline, and those that mean nothing without another.
     """
-    names, default = [field.name for field in dataclasses.fields(AdapterConfig)], AdapterConfig()
-    wrong: dict[str, str] = {}
-    for field in names:
-        if getattr(config.adapter, field) == getattr(default, field):
-            continue
-        if field in DIFFUSERS_ONLY and config.model.diffusion_load_format != "diffusers":
-            wrong[field] = "is for diffusers pipelines; add --diffusion-load-format diffusers"
-        elif checkpoint.spec.family != OPAQUE_FAMILY:
-            name = checkpoint.spec.name
-            wrong[field] = (
-                f"has no effect on {name}, which is native; leave it out, or add --diffusion-load-format diffusers"
-            )
-    if config.adapter.cache_config is not None and config.adapter.cache_backend is None:
-        wrong.setdefault("cache_config", "needs --cache-backend")
+    native = checkpoint.spec.family != OPAQUE_FAMILY
+    name = checkpoint.spec.name
+    wrong = _adapter_faults(config, name, native) | _cache_faults(config, name, native)
+    if not native:
+        if config.quantization is not None:
+            own = "--diffusers-load-kwargs has a quantization_config"
+            wrong["quantization"] = f"has no effect on {name}, which runs through diffusers; {own}"
+        if config.loras is not None:
+            wrong["lora"] = f"has no effect on {name}, which runs through diffusers; adapters are for native models"
+    elif config.quantization is not None and config.quantization.quantization is None:
+        wrong["ignored_layers"] = "needs --quantization"
     if wrong:
         violations = tuple(Violation(field, why) for field, why in wrong.items())
         message = "; ".join(f"--{field.replace('_', '-')} {why}" for field, why in wrong.items())
         raise ConfigError(message, reason="SETTING_WITHOUT_EFFECT", violations=violations)
+
+
+def _adapter_faults(config: EngineConfig, name: str, native: bool) -> Faults:
+    wrong, default = {}, AdapterConfig()
+    for field in [field.name for field in dataclasses.fields(AdapterConfig)]:
+        if getattr(config.adapter, field) == getattr(default, field):
+            continue
+        if field in DIFFUSERS_ONLY and config.model.diffusion_load_format != "diffusers":
+            wrong[field] = "is for diffusers pipelines; add --diffusion-load-format diffusers"
+        elif native:
+            wrong[field] = (
+                f"has no effect on {name}, which is native; leave it out, or add --diffusion-load-format diffusers"
+            )
+    return wrong
+
+
+def _cache_faults(config: EngineConfig, name: str, native: bool) -> Faults:
+    if config.cache is None:
+        return {}
+    backend, given = config.cache.cache_backend, config.cache.cache_config or {}
+    has = NATIVE_CACHES if native else DIFFUSERS_CACHES
+    if backend is None:
+        return {"cache_config": "needs --cache-backend"}
+    if backend not in has:
+        runs = "is native" if native else "runs through diffusers"
+        return {"cache_backend": f"{backend!r} is no step cache of {name}, which {runs}; it has {', '.join(has)}"}
+    if not native:
+        return {}
+    if unknown := sorted(given.keys() - {"rel_l1_thresh", "coefficients"}):
+        return {"cache_config": f"has {', '.join(unknown)}; {backend} takes rel_l1_thresh and coefficients"}
+    faults = {
+        "rel_l1_thresh": threshold_fault(given.get("rel_l1_thresh", DEFAULT_THRESHOLD)),
+        "coefficients": coefficients_fault(given.get("coefficients") or ()),
+    }
+    found = "; ".join(f"{key} {fault}" for key, fault in faults.items() if fault)
+    return {"cache_config": found} if found else {}
 
 
 # --- the machine ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import Code, OmniError
 from omni_grpc.registry import open_model
-from omni_grpc.resolve import check_adapter_settings
+from omni_grpc.resolve import check_settings
 from omni_grpc.settings import settings
 from omni_grpc.spec import Checkpoint
 from omni_grpc.version import __version__
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             description="Loads a checkpoint in a worker process and serves it over gRPC until told to stop.",
         )
         checkpoint = open_model(config.model)
-        check_adapter_settings(config, checkpoint)
+        check_settings(config, checkpoint)
         return asyncio.run(_run(config, checkpoint))
     except OmniError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -117,6 +117,10 @@ class ModelSpec:
     `takes` names what the model uses besides prompt, size, steps, guidance and seeds: fields of a Draft ("strength",
     "num_frames", "fps", "duration", "start", "text") and of its inputs ("images", "mask", "first_frame", ...).
     `exclusive`: one request at a time, from its prepare to the end of its decode.
+
+    What features have to know of the model: `cache_coefficients`, a polynomial, highest power first, from the relative
+    change of a block stack's signal to that of its output, as TeaCache fits it; `sensitive_layers`, parts of the names
+    of layers that lose too much in fewer bits.
     """
 
     name: str
@@ -132,6 +136,8 @@ class ModelSpec:
     takes: frozenset[str] = frozenset()
     runner: str = "omni_grpc.worker.packed:PackedRunner"
     exclusive: bool = False
+    cache_coefficients: tuple[float, ...] = (1.0, 0.0)
+    sensitive_layers: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

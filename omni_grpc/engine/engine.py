@@ -29,7 +29,7 @@ from omni_grpc.engine.timers import Timers
 from omni_grpc.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
 from omni_grpc.plan import Broken, CostModel, Decoded, DecodedPart, Died, Plan, Prepared, Ready, Report, Stepped
 from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Draft, Failed, Inputs, Queued, RequestWarning, Task
-from omni_grpc.resolve import advise_priority, check_task, resolve_request
+from omni_grpc.resolve import advise_priority, check_task, facts_of, resolve_request
 from omni_grpc.rules import Facts
 from omni_grpc.spec import Checkpoint
 
@@ -175,6 +175,11 @@ class Engine:
 
     # --- what callers ask -------------------------------------------------------------------------------------------
 
+    @property
+    def facts(self) -> Facts:
+        """What requests are checked and completed by."""
+        return facts_of(self.config, self.checkpoint, self.ready)
+
     def check(self, model: str, task: Task) -> None:
         """Raises NotFound for a model that is not served, FailedPrecondition (TASK_NOT_SUPPORTED) for a task it lacks.
 
@@ -201,8 +206,7 @@ class Engine:
         if self.state not in (EngineState.READY, EngineState.RESTARTING):
             message = f"this server takes no jobs: it is {self.state}"
             raise Unavailable(message, reason=f"ENGINE_{self.state}", retry_after=1.0)
-        facts = Facts(self.checkpoint, self.config.limits)
-        resolved = resolve_request(submission.draft, facts, id=new_job_id())
+        resolved = resolve_request(submission.draft, self.facts, id=new_job_id())
         deadline = math.inf if submission.deadline is None else submission.deadline
         self._scheduler.add(resolved.request, Claim(priority=submission.priority, deadline=deadline))
         settings = self.config.jobs
@@ -366,7 +370,7 @@ class Engine:
             self.artifacts.put(artifact, data)
             run.job.append(ArtifactReady(artifact=artifact))
         self._scheduler.finish(run.job.id)
-        run.job.append(run.done(report, self.checkpoint.scheduler, self.ready.attention_backend if self.ready else ""))
+        run.job.append(run.done(report, self.checkpoint.scheduler, self.ready))
         self._end(run)
 
     def _on_broken(self, report: Broken) -> None:

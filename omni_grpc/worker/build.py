@@ -39,6 +39,9 @@ def build(config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> tuple[Ru
         weight_bytes=loaded.weight_bytes,
         cost=loaded.cost,
         attention_backend=loaded.attention_backend,
+        quantized_layers=loaded.quantized_layers,
+        loras=loaded.loras,
+        fixed_cache=loaded.fixed_cache,
         warnings=loaded.warnings,
         checkpoint=loaded.checkpoint,
     )

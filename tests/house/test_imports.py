@@ -14,7 +14,7 @@ from .source import ROOT, git
 HEAVY = {"torch", "diffusers", "transformers", "accelerate", "safetensors"}
 LEAVES = (
     *("errors", "config", "layout", "request", "plan", "spec", "registry", "resolve", "rules", "frames", "tasks"),
-    *("opaque", "shared", "version"),
+    *("opaque", "shared", "tuning", "version"),
 )
 CONTROL = (
     "omni_grpc",

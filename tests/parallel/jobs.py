@@ -14,7 +14,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from omni_grpc.errors import ConfigError, InternalError
-from omni_grpc.features import Context, sequence_parallel, tensor_parallel, ulysses
+from omni_grpc.features import (
+    Context,
+    int8,
+    layerwise_offload,
+    lora,
+    sequence_parallel,
+    step_cache,
+    tensor_parallel,
+    ulysses,
+)
 from omni_grpc.loading.checkpoint import load_weights
 from omni_grpc.nn import attention
 from omni_grpc.nn.rows import JOINT, LayoutCache, Rows
@@ -35,10 +44,17 @@ class Feature:
 
 FEATURES: Mapping[str, Feature] = {
     "tensor_parallel": Feature(tensor_parallel.apply, before=True),
+    "int8": Feature(int8.apply, before=True),
+    "layerwise_offload": Feature(layerwise_offload.apply, before=True),
+    "lora": Feature(lora.apply),
     "ulysses": Feature(ulysses.apply),
+    "step_cache": Feature(step_cache.apply),
     "sequence_parallel": Feature(sequence_parallel.apply),
 }
 """In the order in which they are applied."""
+
+RANKED = ("tensor_parallel", "ulysses", "sequence_parallel")
+"""Those that need ranks."""
 
 
 @dataclasses.dataclass

@@ -97,6 +97,6 @@ def test_causal_attention_needs_ulysses(ranks: Ranks) -> None:
     together(ranks, PAIR, "causal", ULYSSES)
 
 
-@pytest.mark.parametrize("feature", jobs.FEATURES)
+@pytest.mark.parametrize("feature", jobs.RANKED)
 def test_one_rank_is_refused(feature: str) -> None:
     assert "there is one" in jobs.refusal(None, feature, nn.ModuleDict())
