@@ -36,8 +36,9 @@ from omni_grpc.request import (
     Stats,
     Task,
 )
-from omni_grpc.resolve import apply_settings
+from omni_grpc.settle import apply_settings
 from omni_grpc.spec import Checkpoint
+from omni_grpc.tuning import Lora
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -98,6 +99,8 @@ class Sampling(TypedDict, total=False):
     scheduler: str | None
     """One of the model's schedulers (`checkpoint.schedulers`) in place of the checkpoint's own."""
     output_format: OutputFormat | None
+    loras: Mapping[str, float] | None
+    """Adapters that are loaded (the setting `lora`), by name, each with its scale."""
     extra: Mapping[str, Any] | None
     """Parameters of one model, by name."""
 
@@ -296,6 +299,7 @@ class Omni:
         seed, seeds = asked.pop("seed", None), tuple(asked.pop("seeds", ()))
         if seed is not None and seeds:
             raise InvalidArgument("seed and seeds are both set; give one of them")
+        loras = tuple(Lora(id=name, scale=scale) for name, scale in asked.pop("loras", {}).items())
         guidance = {field: asked.pop(name) for name, field in _GUIDANCE.items() if name in asked}
         return Draft(
             model=self.checkpoint.name,
@@ -303,6 +307,7 @@ class Omni:
             task=task,
             guidance=GuidanceDraft(**guidance),
             seeds=seeds if seed is None else (seed,),
+            loras=loras,
             **asked,
         )
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import Code, OmniError
 from omni_grpc.registry import on_hub, open_model, unfetched
-from omni_grpc.resolve import apply_settings
 from omni_grpc.settings import settings
+from omni_grpc.settle import apply_settings
 from omni_grpc.version import __version__
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from omni_grpc.hub import ProgressLog, Transfer, discard_unfinished
 from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.plan import Died, Fetched
 from omni_grpc.registry import open_model
-from omni_grpc.resolve import apply_settings
+from omni_grpc.settle import apply_settings
 from omni_grpc.spec import Checkpoint
 
 

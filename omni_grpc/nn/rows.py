@@ -12,11 +12,14 @@ import collections
 import dataclasses
 import itertools
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from omni_grpc.errors import InternalError
 
 JOINT = "joint"
 MOD = "mod"
@@ -178,11 +181,56 @@ class LayoutCache:
             return layout
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Exchange:
+    """What a batch of which each rank has a part of every row knows of the other parts.
+
+    rows: the rows with the tokens of all ranks. group, size: the ranks. Streams that are not spread are whole on every
+    rank; for each that is:
+    counts: tokens of each rank.
+    ranked: int32 [T], its tokens rank by rank -> their place among all. order: the inverse.
+    respread: the exchange of other rows that are spread alike.
+    """
+
+    rows: tuple[Row, ...]
+    group: dist.ProcessGroup
+    size: int
+    counts: Mapping[str, tuple[int, ...]]
+    ranked: Mapping[str, Tensor]
+    order: Mapping[str, Tensor]
+    respread: Callable[[tuple[Row, ...]], Exchange]
+
+    def spreads(self, stream: str) -> bool:
+        """Whether each rank has a part of the stream. Raises InternalError where that is so of a part of "joint"."""
+        if stream == JOINT and JOINT not in self.counts:
+            raise InternalError(
+                f"attention over {JOINT!r}, of which {', '.join(self.counts)} is spread over ranks and the rest is not"
+            )
+        return stream in self.counts
+
+    def gather(self, stream: str, x: Tensor) -> Tensor:
+        """The tokens of all ranks, in the order of the whole stream: [T of this rank, ...] -> [T, ...].
+
+        An all-to-all of equal messages, because parts differ in size, which not every all-gather takes.
+        """
+        out = x.new_empty(self.order[stream].shape[0], *x.shape[1:])
+        copies = torch.cat([x] * self.size)
+        dist.all_to_all_single(out, copies, list(self.counts[stream]), [x.shape[0]] * self.size, group=self.group)
+        return out.index_select(0, self.order[stream])
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of every rank's x."""
+        total = x.clone()
+        dist.all_reduce(total, group=self.group)
+        return total
+
+
 class Rows:
     """A batch: who owns each row, the layout, and the tensors bound to it by name.
 
     Whatever is per token or per row is bound under the name of the stream that packs it, so that `narrow` treats it
-    without knowing what it is. `source` is whatever the bound tensors were made from, row by row.
+    without knowing what it is. `source` is whatever the bound tensors were made from, row by row. With an `exchange`,
+    these are the parts of the rows that one rank has.
     """
 
     def __init__(
@@ -191,12 +239,15 @@ class Rows:
         rows: Iterable[Row],
         layouts: LayoutCache,
         bound: Mapping[str, tuple[str, Tensor]] | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         self.owners = tuple(owners)
         self.layouts = layouts
         self.layout = layouts.get(tuple(rows))
         self.bound = dict(bound or {})
         self.source: tuple[object, ...] = ()
+        self.exchange = exchange
+        self._whole = None if exchange is None else Rows(self.owners, exchange.rows, layouts)
         if len(self.owners) != len(self.layout.rows):
             raise ValueError(f"{len(self.owners)} owners for {len(self.layout.rows)} rows")
 
@@ -213,6 +264,11 @@ class Rows:
     @property
     def place(self) -> Mapping[str, Tensor]:
         return self.layout.place
+
+    @property
+    def whole(self) -> Rows:
+        """The same rows with the tokens of every rank; where they are spread, with nothing bound."""
+        return self if self._whole is None else self._whole
 
     def stream(self, name: str) -> Stream:
         return self.layout.streams[name]
@@ -235,7 +291,16 @@ class Rows:
             [self.layout.rows[row] for row in rows],
             self.layouts,
             {name: (stream, self.stream(stream).take(x, rows)) for name, (stream, x) in self.bound.items()},
+            self.exchange and self.exchange.respread(tuple(self.exchange.rows[row] for row in rows)),
         )
+
+    def totals(self, per_row: Tensor) -> Tensor:
+        """[R, ...], sums over the tokens of each row that are here -> sums over all of its tokens, whoever has them.
+
+        Ranks that decide by such a sum decide alike. It has to be of a stream that is spread over them: what every rank
+        has would count once for each.
+        """
+        return per_row if self.exchange is None else self.exchange.sum(per_row)
 
     # join and split run inside compiled blocks: they read tensors and their shapes, never lengths, offsets or
     # len(rows), each of which would make one graph per geometry. A cu of two entries is a batch of one row.

@@ -24,8 +24,9 @@ from omni_grpc.pipeline.batch import advance, assemble, predict
 from omni_grpc.pipeline.state import State
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import GuidanceDraft, ImageInput, Inputs
-from omni_grpc.resolve import apply_settings, resolve_request
+from omni_grpc.resolve import resolve_request
 from omni_grpc.rules import Facts
+from omni_grpc.settle import apply_settings
 from omni_grpc.spec import Checkpoint
 from tests.models.cases import ENTRIES, LONG
 from tests.models.cases.wan import ask, guided, shown, wan
