@@ -67,7 +67,9 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig:
-    """How a diffusers pipeline is loaded and called. All of it is refused for a native model."""
+    """How a diffusers pipeline is loaded and called. A native model takes what its spec's `settings` name, and refuses
+    the rest.
+    """
 
     diffusers_load_kwargs: dict[str, Any] | None = setting(
         None, "JSON object of arguments for from_pretrained; they win over the settings here"

@@ -25,8 +25,10 @@ T = TypeVar("T", bound=enum.StrEnum)
 SERVER_ONLY = ("request_id", "label", "timeout", "priority", "queue_timeout", "run_timeout", "retention")
 SAMPLING = (
     "negative_prompt", "steps", "guidance_scale", "true_cfg_scale", "guidance_norm", "guidance_rescale",
-    "guidance_start", "guidance_end", "seed", "seeds", "num_outputs",
+    "guidance_start", "guidance_end", "true_cfg_scale_2", "seed", "seeds", "num_outputs", "scheduler",
 )  # fmt: skip
+BOTH = ("boundary_ratio",)
+"""What is a setting of a worker on this machine, and a part of the request to a server."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ def _looks_like(kind: OutputFormat) -> OutputFormat:
 
 def _refuse_options(args: argparse.Namespace, offline: bool) -> None:
     """No option is passed over in silence: some have a meaning only with a server, some only without."""
-    names = SERVER_ONLY if offline else tuple(option.name for option in _offline_options())
+    names = SERVER_ONLY if offline else tuple(o.name for o in _offline_options() if o.name not in BOTH)
     for name in names:
         if getattr(args, name) is not None:
             why = "has no effect without a server" if offline else "is a setting of the server, which is running"
@@ -93,7 +95,7 @@ def _refuse_options(args: argparse.Namespace, offline: bool) -> None:
 
 
 def _there(args: argparse.Namespace, asked: Mapping[str, Any]) -> MediaResult:
-    served = {name: getattr(args, name) for name in SERVER_ONLY if name not in ("label", "timeout")}
+    served = {name: getattr(args, name) for name in (*SERVER_ONLY, *BOTH) if name not in ("label", "timeout")}
     try:
         with Client(args.server or args.default_server) as client:
             made: MediaResult = getattr(client, args.command.method)(
@@ -204,10 +206,14 @@ def _sampling(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--guidance-rescale", type=float, metavar="X", help="share rescaled, from 0 to 1")
     sampling.add_argument("--guidance-start", type=float, metavar="X", help="guide from this fraction of the steps")
     sampling.add_argument("--guidance-end", type=float, metavar="X", help="guide until before this fraction")
+    sampling.add_argument(
+        "--true-cfg-scale-2", type=float, metavar="X", help="the same for a second expert (default: the same)"
+    )
     seeds = sampling.add_mutually_exclusive_group()
     seeds.add_argument("--seed", type=int, help="seed of output 0; output i uses seed + i (default: at random)")
     seeds.add_argument("--seeds", type=_seeds, metavar="N,N,...", help="one seed for each output")
     sampling.add_argument("--num-outputs", type=int, metavar="N", help="outputs to make")
+    sampling.add_argument("--scheduler", metavar="NAME", help="one of the model's schedulers, by its name in diffusers")
     sampling.add_argument(
         "--adapter",
         dest="loras",

@@ -36,7 +36,7 @@ from omni_grpc.request import (
     Stats,
     Task,
 )
-from omni_grpc.resolve import check_settings
+from omni_grpc.settle import apply_settings
 from omni_grpc.spec import Checkpoint
 from omni_grpc.tuning import Lora
 
@@ -87,11 +87,17 @@ class Sampling(TypedDict, total=False):
     """Guidance is on from this fraction of the steps..."""
     guidance_end: float | None
     """...until before this one."""
+    true_cfg_scale_2: float | None
+    """Models with two experts: `true_cfg_scale` for the expert for low noise. Not given: the same."""
+    boundary_ratio: float | None
+    """Models with two experts: the fraction of the training timesteps at which that one takes over, from 0 to 1."""
     seed: int | None
     """Seed of output 0; output i uses seed + i."""
     seeds: Sequence[int] | None
     """One seed for each output. Give this or `seed`."""
     num_outputs: int | None
+    scheduler: str | None
+    """One of the model's schedulers (`checkpoint.schedulers`) in place of the checkpoint's own."""
     output_format: OutputFormat | None
     loras: Mapping[str, float] | None
     """Adapters that are loaded (the setting `lora`), by name, each with its scale."""
@@ -115,6 +121,8 @@ _GUIDANCE: Mapping[str, str] = {
     "guidance_rescale": "rescale",
     "guidance_start": "interval_start",
     "guidance_end": "interval_end",
+    "true_cfg_scale_2": "scale_low_noise",
+    "boundary_ratio": "boundary_ratio",
 }
 
 
@@ -126,8 +134,7 @@ class Omni:
 
     def __init__(self, model: str, **settings: Any) -> None:
         self.config = EngineConfig.from_settings(model=model, **settings)
-        checkpoint = open_model(self.config.model)
-        check_settings(self.config, checkpoint)
+        checkpoint = open_model(self.config.model, apply=lambda found: apply_settings(self.config, found))
         self._engine = Engine(self.config, checkpoint, LocalExecutor(self.config, checkpoint))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni_grpc-engine", daemon=True)

@@ -99,10 +99,15 @@ class Guidance:
     """How one request is guided.
 
     `scale` is the embedded guidance of distilled models, None where the model has none. `true_cfg_scale` is
-    classifier-free guidance over two predictions (Ho & Salimans 2022, eq. 6, in the form uncond + s * (cond -
-    uncond)); 1 is off. `rescale` is the share of the guided prediction that is brought to the standard deviation of the
-    conditional one (Lin et al. 2023, section 3.4). Guidance is on from the fraction `interval_start` of the steps until
-    before `interval_end` (Kynkaanniemi et al. 2024); outside of it the second prediction is not made.
+    classifier-free guidance over two predictions (Ho & Salimans 2022, eq. 6, in the form uncond + s * (cond - uncond)
+    unless the model writes it otherwise); 1 is off. `rescale` is the share of the guided prediction that is brought to
+    the standard deviation of the conditional one (Lin et al. 2023, section 3.4). Guidance is on from the fraction
+    `interval_start` of the steps until before `interval_end` (Kynkaanniemi et al. 2024); outside of it the second
+    prediction is not made.
+
+    Models with two experts have a `boundary_ratio`, the fraction of the training timesteps at which the expert for low
+    noise takes over, and with classifier-free guidance `scale_low_noise`, the scale from there on; both are None for
+    others.
     """
 
     scale: float | None = None
@@ -111,6 +116,8 @@ class Guidance:
     rescale: float = 0.0
     interval_start: float = 0.0
     interval_end: float = 1.0
+    scale_low_noise: float | None = None
+    boundary_ratio: float | None = None
 
     def covers(self, index: int, steps: int) -> bool:
         """Whether step `index` (from 0) of `steps` lies in the interval."""
@@ -127,6 +134,8 @@ class GuidanceDraft:
     rescale: float | None = None
     interval_start: float | None = None
     interval_end: float | None = None
+    scale_low_noise: float | None = None
+    boundary_ratio: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +213,10 @@ class Inputs:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """What a generation may have besides what every one has. None: not given, or of no use to the task or the model."""
+    """What a generation may have besides what every one has. None: not given, or of no use to the task or the model.
+
+    `scheduler` is a class name in diffusers; empty: the checkpoint's own.
+    """
 
     preview: Preview | None = None
     inputs: Inputs = Inputs()
@@ -216,6 +228,7 @@ class _Options:
     start: float | None = None
     sample_rate: int | None = None
     text: str = ""
+    scheduler: str = ""
     loras: tuple[Lora, ...] = ()
     extra: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
@@ -363,6 +376,19 @@ class Started:
     steps: int
     queue_wait: float
     warnings: tuple[RequestWarning, ...] = ()
+    attempt: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Retrying:
+    """The worker was lost before it had done anything for the job, which is queued again in its old place. `delay` is
+    the least time in seconds until `attempt` of `max_attempts` can start.
+    """
+
+    failure: Failure
+    attempt: int
+    max_attempts: int
+    delay: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -452,5 +478,18 @@ class Cancelled:
     stats: Stats
 
 
-Event = Queued | Started | Encoded | Step | Preempted | Resumed | Decoding | ArtifactReady | Done | Failed | Cancelled
+Event = (
+    Queued
+    | Started
+    | Retrying
+    | Encoded
+    | Step
+    | Preempted
+    | Resumed
+    | Decoding
+    | ArtifactReady
+    | Done
+    | Failed
+    | Cancelled
+)
 TERMINAL = (Done, Failed, Cancelled)

@@ -36,6 +36,15 @@ TAKEN = (
 )  # fmt: skip
 """What ModelSpec.takes may name."""
 
+REQUIRED: Mapping[str, tuple[Task, ...]] = {
+    "images": (Task.IMAGE_TO_IMAGE, Task.IMAGE_EDIT, Task.INPAINT, Task.LAYERED),
+    "mask": (Task.INPAINT,),
+    "first_frame": (Task.IMAGE_TO_VIDEO,),
+    "source_video": (Task.VIDEO_TO_VIDEO,),
+    "audio": (Task.AUDIO_TO_VIDEO,),
+}
+"""The inputs without which a task has no meaning."""
+
 MAX_SEED = 2**53 - 1
 """Largest seed: the largest integer that JSON, JavaScript and protobuf's Struct carry without loss."""
 
@@ -177,9 +186,10 @@ def _taken(name: str) -> Callable[[Draft, Facts], str]:
     return rule
 
 
-def _required(name: str, tasks: tuple[Task, ...]) -> Callable[[Draft, Facts], str]:
+def _required(name: str) -> Callable[[Draft, Facts], str]:
     def rule(draft: Draft, facts: Facts) -> str:
-        return f"is required for {draft.task}" if draft.task in tasks and not getattr(draft.inputs, name) else ""
+        wanted = draft.task in REQUIRED[name]
+        return f"is required for {draft.task}" if wanted and not getattr(draft.inputs, name) else ""
 
     return rule
 
@@ -197,6 +207,14 @@ def _extra(draft: Draft, facts: Facts) -> str:
     return f"{facts.checkpoint.spec.name} takes no parameters of its own ({', '.join(draft.extra)}); leave it unset"
 
 
+def _scheduler(draft: Draft, facts: Facts) -> str:
+    offered = facts.checkpoint.schedulers
+    if not draft.scheduler or draft.scheduler in offered:
+        return ""
+    name = facts.checkpoint.spec.name
+    return f"{name} has no {draft.scheduler!r}; it has {', '.join(offered) or 'none to choose from; leave it unset'}"
+
+
 def _images(draft: Draft, facts: Facts) -> str:
     count, most = len(draft.inputs.images), facts.checkpoint.limits.max_input_images
     return f"{count} images are given, {facts.checkpoint.spec.name} takes at most {most}" if count > most else ""
@@ -212,6 +230,10 @@ def _frames(draft: Draft, facts: Facts) -> str:
     if (value - limits.frame_offset) % limits.frame_multiple:
         rule = f"a multiple of {limits.frame_multiple} plus {limits.frame_offset}"
         return f"{value} is not {rule}; nearest legal value: {nearest}"
+    given = [name for name in ("first_frame", "last_frame") if getattr(draft.inputs, name) is not None]
+    if value <= len(given):
+        more = nearest + limits.frame_multiple
+        return f"{value} leaves nothing to make beside {' and '.join(given)}; nearest legal value: {more}"
     return ""
 
 
@@ -295,14 +317,11 @@ RULES: tuple[tuple[str, Callable[[Draft, Facts], str]], ...] = (
     ("sampling.steps", _count("steps", lambda facts: facts.limits.max_steps)),
     ("sampling.num_outputs", _count("num_outputs", lambda facts: facts.limits.max_outputs)),
     ("sampling.seeds", _seeds),
+    ("sampling.scheduler", _scheduler),
     *((name, _taken(name)) for name in TAKEN),
-    ("images", _required("images", (Task.IMAGE_TO_IMAGE, Task.IMAGE_EDIT, Task.INPAINT, Task.LAYERED))),
+    *((name, _required(name)) for name in REQUIRED),
     ("images", _images),
-    ("mask", _required("mask", (Task.INPAINT,))),
     ("mask", _mask),
-    ("first_frame", _required("first_frame", (Task.IMAGE_TO_VIDEO,))),
-    ("source_video", _required("source_video", (Task.VIDEO_TO_VIDEO,))),
-    ("audio", _required("audio", (Task.AUDIO_TO_VIDEO,))),
     ("num_frames", _frames),
     ("strength", _between("strength", 0.0, lambda facts: 1.0)),
     ("fps", _between("fps", 1.0, lambda facts: 240.0)),
@@ -323,6 +342,8 @@ RULES: tuple[tuple[str, Callable[[Draft, Facts], str]], ...] = (
     ("output_format", _format),
     ("sampling.guidance.scale", _scale("scale", 0.0, 100.0)),
     ("sampling.guidance.true_cfg_scale", _scale("true_cfg_scale", 0.0, 100.0)),
+    ("sampling.guidance.scale_low_noise", _scale("scale_low_noise", 0.0, 100.0)),
+    ("sampling.guidance.boundary_ratio", _scale("boundary_ratio", 0.0, 1.0)),
     ("sampling.guidance.rescale", _scale("rescale", 0.0, 1.0)),
     ("sampling.guidance.interval_start", _scale("interval_start", 0.0, 1.0)),
     ("sampling.guidance.interval_end", _scale("interval_end", 0.0, 1.0)),

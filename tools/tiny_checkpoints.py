@@ -16,8 +16,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tools.tiny.helios import build_helios
 from tools.tiny.images import (
     build_flux,
+    build_flux_kontext,
+    build_flux_schnell,
     build_qwen_image,
     build_stable_diffusion,
     build_stable_diffusion_img2img,
@@ -25,10 +28,21 @@ from tools.tiny.images import (
     build_stable_diffusion_xl,
     build_z_image,
 )
-from tools.tiny.videos import build_ltx, build_stable_audio, build_wan_i2v, build_wan_t2v
+from tools.tiny.videos import (
+    build_ltx,
+    build_stable_audio,
+    build_wan_i2v,
+    build_wan_single,
+    build_wan_t2v,
+    build_wan_ti2v,
+    build_wan_ti2v_i2v,
+)
 
 BUILDERS: Mapping[str, Callable[..., Path]] = {
     "flux": build_flux,
+    "flux_kontext": build_flux_kontext,
+    "flux_schnell": build_flux_schnell,
+    "helios": build_helios,
     "ltx": build_ltx,
     "qwen_image": build_qwen_image,
     "stable_audio": build_stable_audio,
@@ -37,7 +51,10 @@ BUILDERS: Mapping[str, Callable[..., Path]] = {
     "stable_diffusion_inpaint": build_stable_diffusion_inpaint,
     "stable_diffusion_xl": build_stable_diffusion_xl,
     "wan_i2v": build_wan_i2v,
+    "wan_single": build_wan_single,
     "wan_t2v": build_wan_t2v,
+    "wan_ti2v": build_wan_ti2v,
+    "wan_ti2v_i2v": build_wan_ti2v_i2v,
     "z_image": build_z_image,
 }
 

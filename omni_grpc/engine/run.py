@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from omni_grpc.engine.jobs import Job
+from omni_grpc.errors import Failure
 from omni_grpc.plan import Decoded, DecodedPart, Media, Prepared, Progress, Ready
 from omni_grpc.request import (
     Artifact,
@@ -16,19 +17,25 @@ from omni_grpc.request import (
     Preempted,
     RequestWarning,
     Resumed,
+    Retrying,
     Started,
     Stats,
     Step,
 )
 from omni_grpc.tuning import Adapter, AppliedLora, CacheCount, Lora, tally
 
+MAX_ATTEMPTS = 2
+"""Attempts that a job gets: the scheduler lets it go back to the queue once."""
+
 
 class Run:
     """The clock and the counters of one job. Times in seconds."""
 
-    def __init__(self, job: Job, *, run_timeout: float | None = None) -> None:
+    def __init__(self, job: Job, *, queue_timeout: float | None = None, run_timeout: float | None = None) -> None:
         self.job = job
+        self.queue_timeout = queue_timeout
         self.run_timeout = run_timeout
+        self.attempt = 1
         self._clock = time.monotonic
         self._created = self._clock()
         self._started: float | None = None
@@ -55,10 +62,15 @@ class Run:
             seeds=request.seeds,
             width=request.width,
             height=request.height,
-            steps=request.steps,
+            steps=self.job.total_steps,
             queue_wait=self._started - self._created,
             warnings=self.job.warnings,
+            attempt=self.attempt,
         )
+
+    def retrying(self, failure: Failure, delay: float) -> Retrying:
+        self.attempt += 1
+        return Retrying(failure=failure, attempt=self.attempt, max_attempts=MAX_ATTEMPTS, delay=delay)
 
     def encoded(self, report: Prepared) -> Encoded:
         self._encode = report.elapsed
@@ -133,11 +145,12 @@ class Run:
         effective = Effective(
             width=first.width if first else request.width,
             height=first.height if first else request.height,
-            steps=self.job.step if report.steps is None else report.steps,
+            # those of each part: what it takes to ask for the same again
+            steps=self.job.step // self.job.segments if report.steps is None else report.steps,
             evals=self._evals,
             seeds=request.seeds,
             guidance=request.guidance,
-            scheduler=scheduler,
+            scheduler=request.scheduler or scheduler,
             output_format=request.output_format,
             strength=request.strength,
             num_frames=first.num_frames if first else 0,

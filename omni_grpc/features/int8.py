@@ -40,7 +40,7 @@ def apply(module: nn.Module, config: QuantizationConfig, context: Context) -> No
         names.setdefault(place.path, []).append(checkpoint_name)
     done, left = 0, []
     for path, linear in _linears(module):
-        known_as = (path, *names.get(path, ()))
+        known_as = (path, *names.get(_outermost(path, module), ()))
         if not _fits(linear, context) or any(part in name for name in known_as for part in excluded):
             left.append(path)
             continue
@@ -63,6 +63,12 @@ def _linears(module: nn.Module) -> list[tuple[str, Linear]]:
         for name, part in stack.named_modules()
         if type(part) is Linear and part.stream != MOD
     ]
+
+
+def _outermost(path: str, module: nn.Module) -> str:
+    """The path of the layer itself, where `path` is inside of what another feature put around it."""
+    owner, _, _ = path.rpartition(".")
+    return _outermost(owner, module) if isinstance(module.get_submodule(owner), AnyLinear) else path
 
 
 def _fits(linear: Linear, context: Context) -> bool:

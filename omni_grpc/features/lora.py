@@ -91,7 +91,11 @@ class LoraLinear(AnyLinear):
         return weight
 
     def add(self, name: str, layer: str, factors: Factors, place: Place, context: Context) -> None:
-        """Raises ConfigError where the shapes of `layer` in the adapter are not those of the checkpoint's."""
+        """Raises ConfigError where the shapes of `layer` in the adapter are not those of the checkpoint's, and for a
+        layer of which this process has a part.
+        """
+        if self.base.shapes()["weight"] != (self.out_features, self.in_features):
+            raise refused(name, f"{layer} is spread over several ranks, where adapters do not work yet")
         rows = place.rows or slice(0, self.out_features)
         wanted, found = (rows.stop - rows.start, self.in_features), (factors.up.shape[0], factors.down.shape[1])
         if found != wanted:

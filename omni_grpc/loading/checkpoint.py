@@ -67,7 +67,8 @@ def places(module: nn.Module, folder: Path, weights: WeightMap) -> Places:
 def load_weights(
     module: nn.Module, folder: Path, weights: WeightMap, *, device: torch.device | str, dtype: torch.dtype
 ) -> None:
-    """Gives every parameter of `module` (built on the meta device) its weight from `folder`, in `dtype` on `device`.
+    """Gives every parameter of `module` (built on the meta device) its weight from `folder`, in `dtype` on `device`;
+    those that `weights.float32` finds, in float32.
 
     A linear layer takes its tensors itself, so that one which keeps a part of them, or keeps them in fewer bits, holds
     no more than that. Parameters end in memory of their own, never in a mapped file, and do not require gradients.
@@ -76,7 +77,8 @@ def load_weights(
     wanted = _wanted(module)
     with _headers(folder) as (handles, found):
         for name, sources in _match(wanted, found, weights, folder).items():
-            weight = torch.empty(wanted[name], dtype=dtype, device=device)
+            kept = any(re.search(pattern, name) for pattern in weights.float32)
+            weight = torch.empty(wanted[name], dtype=torch.float32 if kept else dtype, device=device)
             for source in sources:
                 target = weight if source.rows is None else weight[source.rows]
                 tensor = handles[source.file].get_tensor(source.key)

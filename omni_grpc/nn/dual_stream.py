@@ -98,5 +98,9 @@ class DualStreamBlock(Block):
 
 
 def gate_add(x: Tensor, y: Tensor, gate: Tensor, index: Tensor) -> Tensor:
-    """x + gate * y, where token t's gate is gate[index[t]]: x, y [T, C], gate [M, C], index int32 [T]."""
-    return torch.addcmul(x, y, gate if gate.shape[0] == 1 else gate.index_select(0, index))
+    """x + gate * y, where token t's gate is gate[index[t]]: x, y [T, C], gate [M, C], index int32 [T].
+
+    Computed in the gate's dtype, which may be wider than that of x, and rounded to x's.
+    """
+    per_token = gate if gate.shape[0] == 1 else gate.index_select(0, index)
+    return torch.addcmul(x.to(gate.dtype), y.to(gate.dtype), per_token).to(x.dtype)

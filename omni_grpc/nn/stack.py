@@ -32,7 +32,10 @@ class Block(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def modulation(self, temb: Tensor) -> Tensor:
-        """The timestep's embedding as the model feeds it to its blocks, [S, C] -> this block's modulation [S, kC]."""
+        """The timestep's embedding as the model feeds it to its blocks, [S, C] -> this block's modulation [S, kC].
+
+        `temb` itself where all blocks share one.
+        """
 
     @abc.abstractmethod
     def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
@@ -52,9 +55,9 @@ class Block(nn.Module, abc.ABC):
 class Stack(nn.Module):
     """Groups of like blocks under one numbering: `Stack(dual=[...], single=[...])`.
 
-    The rows have one tensor bound under each group's name, [M, blocks of the group, kC]. Where the carry of a group
-    differs from that of the one before, the stack joins or splits the streams, so a middleware spans all groups without
-    knowing of them.
+    The rows have one tensor bound under each group's name, [M, blocks of the group, kC], or [M, 1, kC] where the blocks
+    share one modulation. Where the carry of a group differs from that of the one before, the stack joins or splits the
+    streams, so a middleware spans all groups without knowing of them.
     """
 
     def __init__(self, **groups: Sequence[Block]) -> None:
@@ -96,11 +99,20 @@ class Stack(nn.Module):
         group, place = self._where[number]
         block = self.group(group)[place]
         bound = {name: rows[name][:, place] for name in block.constants}
-        return block, {"mod": rows[group][:, place], **bound}
+        mod = rows[group]
+        return block, {"mod": mod[:, place if mod.shape[1] > 1 else 0], **bound}
 
     def modulation(self, temb: Tensor) -> dict[str, Tensor]:
-        """The timesteps' embeddings [S, C] -> for each group [S, blocks, kC]."""
-        return {name: torch.stack([block.modulation(temb) for block in self.group(name)], 1) for name in self.groups}
+        """The timesteps' embeddings [S, C] -> for each group [S, blocks, kC].
+
+        Of a group whose blocks all take `temb` as it is, one copy serves: [S, 1, kC].
+        """
+        tables = {}
+        for name in self.groups:
+            parts = [block.modulation(temb) for block in self.group(name)]
+            shared = all(part is temb for part in parts)
+            tables[name] = temb[:, None] if shared else torch.stack(parts, 1)
+        return tables
 
     @property
     def groups(self) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def job_state(value: JobState) -> str:
 
 
 def guidance(value: Guidance) -> sampling_pb2.Guidance:
-    """`scale` is unset where the model has no embedded guidance."""
+    """`scale` is unset where the model has no embedded guidance, the last two where it has no two experts."""
     return sampling_pb2.Guidance(
         scale=value.scale,
         true_cfg_scale=value.true_cfg_scale,
@@ -55,6 +55,8 @@ def guidance(value: Guidance) -> sampling_pb2.Guidance:
         rescale=value.rescale,
         interval_start=value.interval_start,
         interval_end=value.interval_end,
+        scale_low_noise=value.scale_low_noise,
+        boundary_ratio=value.boundary_ratio,
     )
 
 
@@ -113,7 +115,7 @@ def warnings(values: Iterable[RequestWarning]) -> list[event_pb2.Warning]:
     ]
 
 
-def stats(value: Stats, *, gpus: int, preemptions: int) -> event_pb2.GenerationStats:
+def stats(value: Stats, *, gpus: int, preemptions: int, attempts: int) -> event_pb2.GenerationStats:
     return event_pb2.GenerationStats(
         queue_wait=duration(value.queue_wait),
         encode=duration(value.encode),
@@ -127,7 +129,7 @@ def stats(value: Stats, *, gpus: int, preemptions: int) -> event_pb2.GenerationS
         peak_memory_bytes=value.peak_memory_bytes,
         num_gpus=gpus,
         preemptions=preemptions,
-        attempts=1,
+        attempts=attempts,
     )
 
 

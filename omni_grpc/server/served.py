@@ -22,6 +22,7 @@ COMMON = frozenset(
         "sampling.seed",
         "sampling.seeds",
         "sampling.num_outputs",
+        "sampling.scheduler",
         "sampling.loras",
         "sampling.cache.off",
         "sampling.cache.tea_cache.rel_l1_thresh",
@@ -32,6 +33,8 @@ COMMON = frozenset(
         "sampling.guidance.rescale",
         "sampling.guidance.interval_start",
         "sampling.guidance.interval_end",
+        "sampling.guidance.scale_low_noise",
+        "sampling.guidance.boundary_ratio",
         "sampling.extra",
         "options.request_id",
         "options.client_job_id",
@@ -70,6 +73,7 @@ GENERATE_VIDEO = (
     | {"strength", "num_frames", "duration", "fps", "output_fps", "with_audio"}
 )
 GENERATE_AUDIO = COMMON | {"text", "reference", "strength", "start", "end", "duration", "sample_rate_hz"}
+LOAD_MODEL = frozenset({"model"})
 
 
 def refuse_unserved(message: Message, served: Collection[str]) -> None:

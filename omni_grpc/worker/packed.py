@@ -13,10 +13,11 @@ from torch import Tensor
 
 from omni_grpc.errors import Cancelled, InternalError
 from omni_grpc.features import Effects
+from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.nn.rows import LayoutCache, Rows
 from omni_grpc.pipeline.base import Again, Done, Outcome, Pipeline, Segment
 from omni_grpc.pipeline.batch import advance, assemble, predict
-from omni_grpc.pipeline.outputs import Output, join
+from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.preview import latent_picture
 from omni_grpc.pipeline.state import State
 from omni_grpc.plan import Broken, Decoded, DecodedPart, Prepared, Progress, Stepped
@@ -110,6 +111,7 @@ class PackedRunner(Runner):
         checkpoint, device = setting.checkpoint, setting.device
         effects = Effects()
         pipeline = load_pipeline(setting, effects)
+        setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         return Loaded(
             runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.spec.latent_rgb),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
@@ -181,7 +183,7 @@ class PackedRunner(Runner):
         self._decode_finished(held)
         # all are decoded and encoded before any is put in shared memory: a block belongs to a report
         outputs = [
-            join(parts)
+            self._pipeline.join(parts)
             for state, decoded in zip(held.states, held.parts, strict=True)
             for parts in zip(*decoded, self._pipeline.decode(state, state.latents), strict=True)
         ]
@@ -190,6 +192,7 @@ class PackedRunner(Runner):
         return Decoded(
             id=request_id,
             media=self._delivery.put(request, files),
+            warnings=delivery.rounded(outputs[0], request),
             elapsed=time.monotonic() - began,
             peak_memory_bytes=media.peak_memory_bytes(),
         )

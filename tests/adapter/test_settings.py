@@ -12,7 +12,7 @@ from omni_grpc.adapter import caches
 from omni_grpc.config import DIFFUSERS_CACHES, AdapterConfig, EngineConfig
 from omni_grpc.errors import CheckpointError, ConfigError
 from omni_grpc.registry import open_checkpoint
-from omni_grpc.resolve import check_settings
+from omni_grpc.settle import check_settings
 
 from .conftest import equal, refused, same_memory
 
@@ -86,7 +86,7 @@ def test_the_caches_that_settings_know_are_those_that_there_are():
 
 
 def test_arguments_of_diffusers_need_its_format_and_a_cache_config_its_cache(tiny):
-    checkpoint = open_checkpoint(tiny("flux"))  # not native: auto takes the adapter
+    checkpoint = open_checkpoint(tiny("stable_diffusion"))  # not native: auto takes the adapter
     for name in ("diffusers_load_kwargs", "diffusers_call_kwargs"):
         config = EngineConfig.from_settings(model="x", **{name: VALUES[name]})
         with pytest.raises(ConfigError, match="--diffusion-load-format diffusers"):

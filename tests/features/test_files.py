@@ -24,7 +24,8 @@ WORDS: Mapping[str, str] = {
     "int8": r"(?<!u)int8|quanti[sz]",
     "lora": r"(?<![a-z])lora|adapter",
     "layerwise_offload": r"offload",
-    "sequence_parallel": r"sequence[ _-]?parallel",
+    # Attention has an argument skip_sequence_parallel, whatever honours it
+    "sequence_parallel": r"(?<!skip_)sequence[ _-]?parallel",
     "tensor_parallel": r"tensor[ _-]?parallel",
     "ulysses": r"ulysses",
 }

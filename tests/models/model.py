@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.pipeline.outputs import Pixels, join
+from omni_grpc.pipeline.outputs import Pixels
 from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Draft, GuidanceDraft, Request
-from omni_grpc.resolve import facts_of, resolve_request
-from omni_grpc.spec import GuidanceKind
+from omni_grpc.request import Draft, GuidanceDraft, ImageFormat, Modality, OutputFormat, Request, Task, VideoFormat
+from omni_grpc.resolve import resolve_request
+from omni_grpc.settle import facts_of
+from omni_grpc.spec import Checkpoint, GuidanceKind
 from omni_grpc.worker.build import build
-from omni_grpc.worker.packed import PackedRunner
+from omni_grpc.worker.packed import Held, PackedRunner
 
 NAME = "tiny"
 """What drafts call the model."""
@@ -52,11 +53,13 @@ class Entry:
     build: makes a tiny checkpoint in an empty folder.
     oracle: runs the diffusers pipeline of that checkpoint, and packs its final latents as ours are packed.
     drafts: what both are asked. The first is small and not guided by a second prediction; the suite varies it.
+    shrink: makes small what the pipeline does at one fixed size; the first draft must do without it.
     """
 
     build: Callable[[Path], Path]
     oracle: Callable[[Any, Request], Result]
     drafts: tuple[Draft, ...]
+    shrink: Callable[[Any], None] = lambda pipeline: None
 
 
 class Model:
@@ -65,19 +68,27 @@ class Model:
     """
 
     def __init__(
-        self, entry: Entry, folder: Path, *, dtype: str = "float32", threads: int | None = 1, **settings: Any
+        self,
+        entry: Entry,
+        folder: Path,
+        *,
+        dtype: str = "float32",
+        threads: int | None = 1,
+        checkpoint: Checkpoint | None = None,
+        **settings: Any,
     ) -> None:
         self.entry = entry
-        self.checkpoint = open_checkpoint(folder, name=NAME)
+        self.checkpoint = checkpoint or open_checkpoint(folder, name=NAME)
         self.spec = self.checkpoint.spec
         config = EngineConfig.from_settings(
             model=str(folder), device="cpu", dtype=dtype, cpu_threads=threads, warm_up_seconds=0, **settings
         )
         self.dtype: torch.dtype = getattr(torch, dtype)
-        runner, self.ready = build(config, self.checkpoint, "omni-test-")
+        runner, self.ready = build(config, self.checkpoint, "omni-test-", lambda loading: None)
         self.facts = facts_of(config, self.checkpoint, self.ready)
         assert isinstance(runner, PackedRunner)
         self.pipeline, self.device = runner._pipeline, torch.device("cpu")
+        entry.shrink(self.pipeline)
 
     @functools.cached_property
     def diffusers(self) -> Any:
@@ -88,17 +99,29 @@ class Model:
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
 
-    def draft(self, *, wider: int = 0, higher: int = 0, **changes: Any) -> Draft:
-        """The first draft of the entry, so many multiples of its size wider and higher, otherwise changed as said."""
-        draft, multiple = self.entry.drafts[0], self.checkpoint.limits.size_multiple
-        size = {"width": (draft.width or 0) + wider * multiple, "height": (draft.height or 0) + higher * multiple}
+    @property
+    def lossless(self) -> OutputFormat:
+        """A format whose files are the same where the pixels are; of videos there is none that loses nothing."""
+        is_video = self.entry.drafts[0].task.modality is Modality.VIDEO
+        return VideoFormat.MP4 if is_video else ImageFormat.RAW_RGB8
+
+    def draft(self, *, wider: int = 0, higher: int = 0, longer: int = 0, **changes: Any) -> Draft:
+        """The first draft of the entry, so many multiples of its size wider and higher and, if it is a video, longer,
+        otherwise changed as said.
+        """
+        draft, limits = self.entry.drafts[0], self.checkpoint.limits
+        size = {
+            "width": (draft.width or 0) + wider * limits.size_multiple,
+            "height": (draft.height or 0) + higher * limits.size_multiple,
+            "num_frames": draft.num_frames and draft.num_frames + longer * limits.frame_multiple,
+        }
         return dataclasses.replace(draft, **(size | changes))
 
     def guided(self, scale: float = 4.0, **changes: Any) -> Draft:
         """A draft that is guided in the way this model can be: by a second prediction, by a trained scale, or not."""
-        if GuidanceKind.TRUE_CFG in self.spec.guidance:
+        if GuidanceKind.TRUE_CFG in self.checkpoint.guidance:
             return self.draft(**({"negative_prompt": "", "guidance": GuidanceDraft(true_cfg_scale=scale)} | changes))
-        if GuidanceKind.EMBEDDED in self.spec.guidance:
+        if GuidanceKind.EMBEDDED in self.checkpoint.guidance:
             return self.draft(**({"guidance": GuidanceDraft(scale=scale)} | changes))
         return self.draft(**changes)
 
@@ -132,18 +155,30 @@ class Model:
     @torch.inference_mode()
     def result(self, runner: PackedRunner, request: Request) -> Result:
         """What a runner made of a request whose last step is done."""
-        held = runner._held[request.id]
-        latents, pixels = [], []
+        held, pixels = runner._held[request.id], []
         for state, finished in zip(held.states, held.finished, strict=True):
-            parts = [*finished, state.latents]
-            latents.append(torch.cat(parts))
-            decoded = [self.pipeline.decode(state, part) for part in parts]
-            pixels += [join(outputs).pixels for outputs in zip(*decoded, strict=True)]
-        return Result(torch.stack(latents), pixels, held.states[0].prompt_tokens)
+            decoded = [self.pipeline.decode(state, part) for part in (*finished, state.latents)]
+            pixels += [self.pipeline.join(outputs).pixels for outputs in zip(*decoded, strict=True)]
+        return Result(latents(held), pixels, held.states[0].prompt_tokens)
+
+
+def latents(held: Held) -> Tensor:
+    """What was made so far of a request of which nothing is decoded yet: [outputs, T, C], segment after segment."""
+    return torch.stack(
+        [torch.cat([*finished, state.latents]) for state, finished in zip(held.states, held.finished, strict=True)]
+    )
+
+
+def shape(asked: Draft | Request) -> tuple[int | None, ...]:
+    """Of the pixels of one output."""
+    frames = (asked.num_frames,) if asked.task.modality is Modality.VIDEO else ()
+    return (*frames, asked.height, asked.width, 3)
 
 
 def label(draft: Draft) -> str:
     """A draft in a few words."""
     guidance = "plain" if draft.negative_prompt is None else "cfg"
-    size = f"{draft.width}x{draft.height}-{len(draft.prompt)}chars"
-    return f"{size}-{guidance}-{len(draft.seeds)}images-{draft.steps}steps"
+    frames = "" if draft.num_frames is None else f"x{draft.num_frames}"
+    size = f"{draft.width}x{draft.height}{frames}-{len(draft.prompt)}chars"
+    task = "" if draft.task is Task.TEXT_TO_IMAGE else f"{draft.task.lower()}-"
+    return f"{task}{size}-{guidance}-{len(draft.seeds)}images-{draft.steps}steps"

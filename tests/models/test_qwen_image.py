@@ -25,7 +25,8 @@ from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.pipeline.batch import assemble, predict
 from omni_grpc.registry import open_checkpoint
-from tests.models.cases import ENTRIES, LONG, NEGATIVE, ask
+from tests.models.cases import ENTRIES
+from tests.models.cases.ask import LONG, NEGATIVE, ask
 from tests.models.model import Model
 
 ENTRY = ENTRIES["QwenImagePipeline"]

@@ -154,6 +154,8 @@ BAD: Mapping[str, tuple[dict[str, Any], str]] = {
     "sampling.seeds": ({"sampling": {"seed": 2**53}}, "nearest legal value: 9007199254740991"),
     "sampling.seed, sampling.seeds": ({"sampling": {"seeds": [1]}}, "both are set"),
     "sampling.guidance.true_cfg_scale": ({"sampling": {"guidance": {"true_cfg_scale": 101}}}, "nearest legal value"),
+    "sampling.guidance.scale_low_noise": ({"sampling": {"guidance": {"scale_low_noise": -1}}}, "legal value: 0"),
+    "sampling.guidance.boundary_ratio": ({"sampling": {"guidance": {"boundary_ratio": 2}}}, "2.0 is outside 0..1"),
     "sampling.guidance.scale": ({"sampling": {"guidance": {"scale": float("nan")}}}, "nan is outside"),
     "sampling.guidance.norm": ({"sampling": {"guidance": {"norm": 99}}}, "99 is not served"),
     "options.delivery": (
