@@ -100,6 +100,8 @@ SPECS = (
         weights={"transformer": TRANSFORMER_WEIGHTS},
         tensor_parallel={"transformer": TRANSFORMER_SPLITS},
         schedulers=SCHEDULERS,
+        # published with TeaCache for FLUX.1-dev (https://arxiv.org/abs/2411.19108); not fitted here
+        cache_coefficients=(498.651651, -283.781631, 55.8554382, -3.82021401, 0.264230861),
     ),
     ModelSpec(
         name="FluxKontextPipeline",
