@@ -12,6 +12,7 @@ from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.tuning import CacheDraft, Lora
 from tests.features.suite import (
     CACHE,
+    FAMILIES,
     FIRST,
     INT8,
     NEVER,
@@ -31,9 +32,6 @@ from tests.models.model import Model
 pytestmark = pytest.mark.conformance
 
 TOLERANCE = 1e-5
-
-FAMILIES = {"dual stream": "QwenImagePipeline", "cross": "WanPipeline", "single stream": "ZImagePipeline"}
-"""Family of blocks -> the model that stands for it."""
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))

@@ -6,16 +6,13 @@ import pytest
 
 from omni_grpc.config import CacheConfig, LoraConfig, OffloadConfig, QuantizationConfig
 from omni_grpc.tuning import Lora, TeaCache
-from tests.features.suite import FIRST, SECOND, Suite, cosine
+from tests.features.suite import FAMILIES, FIRST, SECOND, Suite, cosine
 from tests.models.cases import ENTRIES
 from tests.parallel.alone import GATHERED, ULYSSES, WEIGHTS, Alone, Joins, close, differ
 from tests.parallel.model_jobs import Features, Made, int8_layers, refused
 from tests.parallel.ranks import PAIR, Ranks
 
 pytestmark = pytest.mark.conformance
-
-FAMILIES = {"dual stream": "QwenImagePipeline"}
-"""Family of blocks -> the model that stands for it. Its spec says how weights are spread."""
 
 FLOOR = 0.999
 """Least cosine of latents in int8 and in float32, for tiny models with random weights."""
@@ -41,15 +38,15 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 spread_tokens = pytest.mark.parametrize("tokens", [GATHERED, ULYSSES], ids="+".join)
 
 
-@spread_tokens
-def test_ranks_skip_the_rows_that_one_process_skips(alone: Adapted, ranks: Ranks, tokens: Features) -> None:
+@pytest.mark.parametrize("spread", [GATHERED, ULYSSES, WEIGHTS], ids="+".join)
+def test_ranks_skip_the_rows_that_one_process_skips(alone: Adapted, ranks: Ranks, spread: Features) -> None:
     def joins(threshold: float) -> Joins:
         return alone.changed(cache=TeaCache(threshold=threshold, coefficients=(1.0, 0.0)))
 
     never = alone.run(CACHE, joins(0.0))
     halfway = joins(1.5 * never.change / never.measured)
     expected = alone.run(CACHE, halfway)
-    made, _ = alone.on(ranks, {**CACHE, **tokens}, halfway)
+    made, _ = alone.on(ranks, {**CACHE, **spread}, halfway)
     assert made.reused == expected.reused
     assert any(made.reused.values())
     close(made, expected)
@@ -90,8 +87,9 @@ def test_layers_that_are_left_out_of_int8_are_left_out_where_they_are_spread(alo
         assert ranks.run(int8_layers, alone.checkpoint, {**features, **WEIGHTS}) == [expected] * PAIR
 
 
-def test_the_part_of_a_layer_that_a_rank_has_can_be_on_the_host(alone: Adapted, ranks: Ranks) -> None:
-    made, _ = alone.on(ranks, {**OFFLOAD, **WEIGHTS}, alone.joins)
+@pytest.mark.parametrize("spread", [ULYSSES, WEIGHTS], ids="+".join)
+def test_the_layers_that_a_rank_has_can_be_on_the_host(alone: Adapted, ranks: Ranks, spread: Features) -> None:
+    made, _ = alone.on(ranks, {**OFFLOAD, **spread}, alone.joins)
     close(made, alone.made)
 
 
