@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import difflib
+import functools
 import io
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -131,7 +132,7 @@ class Omni:
 
     def __init__(self, model: str, **settings: Any) -> None:
         self.config = EngineConfig.from_settings(model=model, **settings)
-        checkpoint = apply_settings(self.config, open_model(self.config.model))
+        checkpoint = open_model(self.config.model, apply=functools.partial(apply_settings, self.config))
         self._engine = Engine(self.config, checkpoint, LocalExecutor(self.config, checkpoint))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni_grpc-engine", daemon=True)

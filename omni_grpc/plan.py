@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from omni_grpc.errors import Failure
+from omni_grpc.load import Loading
 from omni_grpc.request import PreviewImage, Request, RequestWarning
 from omni_grpc.spec import Checkpoint
 
@@ -74,8 +75,15 @@ class CostModel:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """The checkpoint is on this machine now. It replaces the engine's, and a worker begins to load it."""
+
+    checkpoint: Checkpoint
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """First report of a worker: the pipeline is loaded and can take plans. Times in seconds, memory in bytes.
+    """The pipeline is loaded and can take plans. Nothing but Loading comes before. Times in seconds, memory in bytes.
 
     `warnings` belong to every reply of this worker (a fallback that was allowed, for example). `checkpoint` replaces
     the engine's where only loading the model tells what it can do, as with a pipeline that is not native.
@@ -186,4 +194,4 @@ class Died:
     failure: Failure
 
 
-Report = Ready | Prepared | Stepped | DecodedPart | Decoded | Broken | Died
+Report = Loading | Fetched | Ready | Prepared | Stepped | DecodedPart | Decoded | Broken | Died

@@ -365,6 +365,19 @@ class Started:
     steps: int
     queue_wait: float
     warnings: tuple[RequestWarning, ...] = ()
+    attempt: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Retrying:
+    """The worker was lost before it had done anything for the job, which is queued again in its old place. `delay` is
+    the least time in seconds until `attempt` of `max_attempts` can start.
+    """
+
+    failure: Failure
+    attempt: int
+    max_attempts: int
+    delay: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,5 +467,18 @@ class Cancelled:
     stats: Stats
 
 
-Event = Queued | Started | Encoded | Step | Preempted | Resumed | Decoding | ArtifactReady | Done | Failed | Cancelled
+Event = (
+    Queued
+    | Started
+    | Retrying
+    | Encoded
+    | Step
+    | Preempted
+    | Resumed
+    | Decoding
+    | ArtifactReady
+    | Done
+    | Failed
+    | Cancelled
+)
 TERMINAL = (Done, Failed, Cancelled)

@@ -70,13 +70,18 @@ def resolve_request(draft: Draft, facts: Facts, *, id: str) -> Resolved:
     return Resolved(request=request, warnings=warnings, defaults_used=defaults_used)
 
 
+def check_model(model: str, checkpoint: Checkpoint) -> None:
+    """Raises NotFound for a model this server does not have."""
+    if model != checkpoint.name:
+        message = f"model {model!r} is not served here; served: {checkpoint.name}"
+        raise NotFound(message, reason="MODEL_NOT_FOUND", metadata={"name": model})
+
+
 def check_task(model: str, task: Task, checkpoint: Checkpoint) -> None:
     """Raises NotFound for a model this server does not have, FailedPrecondition (TASK_NOT_SUPPORTED) for a task the
     model lacks.
     """
-    if model != checkpoint.name:
-        message = f"model {model!r} is not served here; served: {checkpoint.name}"
-        raise NotFound(message, reason="MODEL_NOT_FOUND", metadata={"name": model})
+    check_model(model, checkpoint)
     if task not in checkpoint.spec.tasks:
         has = ", ".join(checkpoint.spec.tasks)
         raise FailedPrecondition(

@@ -30,6 +30,7 @@ from omni_grpc.request import (
     Queued,
     RequestWarning,
     Resumed,
+    Retrying,
     Started,
     Stats,
     Step,
@@ -121,7 +122,7 @@ _FORMATS: Mapping[str, tuple[type[ImageFormat] | type[VideoFormat] | type[AudioF
 def _output_format(message: event_pb2.EffectiveParams) -> OutputFormat:
     arm = message.WhichOneof("output_format") or "image_format"
     kind, wire, prefix = _FORMATS[arm]
-    return _member(kind, wire, getattr(message, arm), prefix)
+    return member(kind, wire, getattr(message, arm), prefix)
 
 
 def _guidance(message: sampling_pb2.Guidance) -> Guidance:
@@ -130,7 +131,7 @@ def _guidance(message: sampling_pb2.Guidance) -> Guidance:
         scale=message.scale if message.HasField("scale") else None,
         true_cfg_scale=message.true_cfg_scale if message.HasField("true_cfg_scale") else 1.0,
         # unspecified in a reply means that the model does not use it
-        norm=_member(GuidanceNorm, sampling_pb2.GuidanceNorm, norm, "GUIDANCE_NORM_") if norm else GuidanceNorm.NONE,
+        norm=member(GuidanceNorm, sampling_pb2.GuidanceNorm, norm, "GUIDANCE_NORM_") if norm else GuidanceNorm.NONE,
         rescale=message.rescale,
         interval_start=message.interval_start,
         interval_end=message.interval_end if message.HasField("interval_end") else 1.0,
@@ -139,7 +140,7 @@ def _guidance(message: sampling_pb2.Guidance) -> Guidance:
     )
 
 
-def _member(kind: type[T], wire: Any, value: int, prefix: str) -> T:
+def member(kind: type[T], wire: Any, value: int, prefix: str) -> T:
     """The member of our enum that a number of the API's stands for. Raises Unimplemented for one that we lack."""
     try:
         return kind(wire.Name(value).removeprefix(prefix))
@@ -161,6 +162,16 @@ def _started(message: event_pb2.Started) -> Started:
         steps=message.total_steps,
         queue_wait=seconds(message.queue_wait),
         warnings=warnings(message.warnings),
+        attempt=message.attempt,
+    )
+
+
+def _retrying(message: event_pb2.Retrying) -> Retrying:
+    return Retrying(
+        failure=from_status(message.status),
+        attempt=message.attempt,
+        max_attempts=message.max_attempts,
+        delay=seconds(message.delay),
     )
 
 
@@ -221,6 +232,7 @@ def _cancelled(message: event_pb2.Cancelled) -> Cancelled:
 _EVENTS: Mapping[str | None, Any] = {
     "queued": _queued,
     "started": _started,
+    "retrying": _retrying,
     "encode_done": _encoded,
     "step_progress": _step,
     "preempted": _preempted,

@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import enum
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from omni_grpc import shared
@@ -25,11 +24,25 @@ from omni_grpc.engine.meter import Meter
 from omni_grpc.engine.policy import Claim
 from omni_grpc.engine.run import Run
 from omni_grpc.engine.scheduler import Decision, Lane, Scheduler, lanes
+from omni_grpc.engine.status import EngineState, EngineStats
+from omni_grpc.engine.submission import Submission
 from omni_grpc.engine.timers import Timers
 from omni_grpc.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
-from omni_grpc.plan import Broken, CostModel, Decoded, DecodedPart, Died, Plan, Prepared, Ready, Report, Stepped
-from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Draft, Failed, Inputs, Queued, RequestWarning, Task
-from omni_grpc.resolve import advise_priority, check_task, resolve_request
+from omni_grpc.load import Loading
+from omni_grpc.plan import (
+    Broken,
+    Decoded,
+    DecodedPart,
+    Died,
+    Fetched,
+    Plan,
+    Prepared,
+    Ready,
+    Report,
+    Stepped,
+)
+from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Failed, Inputs, Queued, RequestWarning, Task
+from omni_grpc.resolve import advise_priority, check_model, check_task, resolve_request
 from omni_grpc.rules import Facts
 from omni_grpc.spec import Checkpoint
 
@@ -50,53 +63,6 @@ _WORKER, _DRAIN, _ASSETS = "worker", "drain", "assets"
 """Owners of the timers that belong to no job."""
 
 
-class EngineState(enum.StrEnum):
-    STARTING = "STARTING"
-    READY = "READY"
-    RESTARTING = "RESTARTING"
-    DRAINING = "DRAINING"
-    FAILED = "FAILED"
-    STOPPED = "STOPPED"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """A request and how its job is to be kept. Times in seconds; None takes the configured one.
-
-    `queue_timeout` runs from now until the job starts, `run_timeout` from its start to its end, and `deadline` is a
-    moment in Unix seconds that holds for both.
-    """
-
-    draft: Draft
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    request_id: str = ""
-    fingerprint: bytes = b""
-    client_job_id: str = ""
-    priority: int = 0
-    queue_timeout: float | None = None
-    run_timeout: float | None = None
-    deadline: float | None = None
-    retention: float | None = None
-    cancel_on_disconnect: bool = False
-    disconnect_grace: float | None = None
-    warnings: tuple[RequestWarning, ...] = ()
-    """What was decided for the caller before the engine saw the request."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """The load at this moment. `cost` predicts a step's milliseconds; `cost_error` is what steps took over that."""
-
-    queued: int
-    running: int
-    max_queue: int
-    jobs: int
-    artifact_bytes: int
-    cost: CostModel
-    cost_error: float
-    worker_restarts: int
-
-
 class Engine:
     """One model, one worker, many jobs. `on_state` observers are called on the loop at each change of state."""
 
@@ -107,6 +73,8 @@ class Engine:
         self.artifacts = Artifacts()
         self.assets = Assets(config.jobs.asset_budget, config.jobs.asset_retention)
         self.state = EngineState.STARTING
+        self.loading = Loading()
+        """How far the worker is, until it is ready."""
         self.ready: Ready | None = None
         self.failure: Failure | None = None
         """Why there is no worker at the moment."""
@@ -175,18 +143,30 @@ class Engine:
 
     # --- what callers ask -------------------------------------------------------------------------------------------
 
-    def check(self, model: str, task: Task) -> None:
-        """Raises NotFound for a model that is not served, FailedPrecondition (TASK_NOT_SUPPORTED) for a task it lacks.
+    @property
+    def start_failure(self) -> Failure | None:
+        """What kept the first worker from loading, so that this engine will never be ready."""
+        return self.failure if self.ready is None else None
 
-        Says nothing as long as only loading the model can tell.
+    def check(self, model: str, task: Task) -> None:
+        """Raises NotFound for a model that is not served, FailedPrecondition (TASK_NOT_SUPPORTED) for a task it lacks,
+        where that is known, and Unavailable (MODEL_LOADING) before the model is loaded for the first time.
         """
+        check_model(model, self.checkpoint)
         if self.checkpoint.described:
             check_task(model, task, self.checkpoint)
+        if self.state is EngineState.STARTING:
+            raise Unavailable(
+                f"model {model!r} is not ready: {self.loading}; ask again, or follow AdminService.LoadModel",
+                reason="MODEL_LOADING",
+                retry_after=1.0,
+                metadata={"phase": self.loading.phase},
+            )
 
     def submit(self, submission: Submission) -> tuple[Job, bool]:
         """Accepts a request. Returns its job, and True where `request_id` had made that job before.
 
-        Raises every refusal: Unavailable while starting, draining or stopped, ResourceExhausted when the queue is full,
+        Raises every refusal: Unavailable while loading, draining or stopped, ResourceExhausted when the queue is full,
         Aborted for a request_id that was used with another body, and what `resolve_request` raises. While a dead worker
         is being started again, jobs wait in the queue.
         """
@@ -199,6 +179,7 @@ class Engine:
                 )
             return earlier, True
         if self.state not in (EngineState.READY, EngineState.RESTARTING):
+            self.check(submission.draft.model, submission.draft.task)
             message = f"this server takes no jobs: it is {self.state}"
             raise Unavailable(message, reason=f"ENGINE_{self.state}", retry_after=1.0)
         facts = Facts(self.checkpoint, self.config.limits)
@@ -224,10 +205,13 @@ class Engine:
             retention=_or(submission.retention, settings.retention),
         )
         self.jobs.add(job)
-        self._runs[job.id] = Run(job, run_timeout=_or(submission.run_timeout, settings.run_timeout))
+        run = self._runs[job.id] = Run(
+            job,
+            queue_timeout=_or(submission.queue_timeout, settings.queue_timeout),
+            run_timeout=_or(submission.run_timeout, settings.run_timeout),
+        )
         self._idle.clear()
-        job.append(Queued(position=self._scheduler.position(job.id), depth=self._scheduler.waiting))
-        self._timers.set(job.id, "queue_timeout", _or(submission.queue_timeout, settings.queue_timeout), self._expire)
+        self._queued(run)
         if submission.deadline is not None:
             self._timers.set(job.id, "deadline", max(0.0, submission.deadline - time.time()), self._expire)
         self._tick()
@@ -297,6 +281,10 @@ class Engine:
 
     def _on_report(self, report: Report) -> None:
         match report:
+            case Loading():
+                self.loading = report
+            case Fetched():
+                self.checkpoint = report.checkpoint
             case Ready():
                 self._on_ready(report)
             case Prepared():
@@ -377,12 +365,21 @@ class Engine:
             self._end(run)
 
     def _on_died(self, failure: Failure) -> None:
-        """The jobs it held fail, those that wait go on waiting, and a new worker is started after a growing pause."""
+        """The jobs it held fail, unless they have lost nothing with it; those that wait go on waiting, and a new worker
+        is started after a growing pause.
+        """
         logger.error("%s", failure.message)
         self.failure = failure
         self._timers.clear_all(_WORKER)
-        for job_id in self._scheduler.reset():
+        pause = min(MAX_BACKOFF, self.config.worker.restart_backoff * 2**self._failures)
+        lost, back = self._scheduler.reset()
+        for job_id in lost:
             self._fail(self._runs[job_id], failure)
+        for job_id in back:
+            run = self._runs[job_id]
+            self._timers.clear(job_id, "run_timeout")
+            run.job.append(run.retrying(failure, pause))
+            self._queued(run)
         if self._started is not None and not self._started.done():
             self._enter(EngineState.FAILED)
             self._started.set_exception(failure.error())
@@ -392,12 +389,12 @@ class Engine:
         elif not self._runs:
             # it stops, and nobody waits for a worker
             return
-        pause = min(MAX_BACKOFF, self.config.worker.restart_backoff * 2**self._failures)
         self._failures += 1
         self._timers.set(_WORKER, "restart", pause, self._restart)
 
     def _restart(self, name: str, limit: str, seconds: float) -> None:
         self._restarts += 1
+        self.loading = Loading()
         logger.warning("starting the worker again, attempt %d", self._failures)
         self._executor.start(self._on_report)
 
@@ -443,7 +440,14 @@ class Engine:
 
     def _hung(self, name: str, lane: str, seconds: float) -> None:
         logger.error("the worker's %s lane has not reported for %g s, killing the worker", lane, seconds)
+        if lane == Lane.PREPARE:
+            self._scheduler.blame()
         self._executor.kill()
+
+    def _queued(self, run: Run) -> None:
+        job_id = run.job.id
+        run.job.append(Queued(position=self._scheduler.position(job_id), depth=self._scheduler.waiting))
+        self._timers.set(job_id, "queue_timeout", run.queue_timeout, self._expire)
 
     def _fail(self, run: Run, failure: Failure) -> None:
         if run.job.id in self._scheduler:

@@ -23,6 +23,7 @@ from omni_grpc.request import (
     Request,
     RequestWarning,
     Resumed,
+    Retrying,
     Started,
     Stats,
     Step,
@@ -140,6 +141,8 @@ class Job:
         match event:
             case Started():
                 self.state, self.start_time = JobState.RUNNING, now
+            case Retrying():
+                self.state, self.start_time = JobState.QUEUED, None
             case Preempted():
                 self.state, self.eta = JobState.PREEMPTED, None
             case Resumed():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from omni_grpc.engine.jobs import Job
+from omni_grpc.errors import Failure
 from omni_grpc.plan import Decoded, DecodedPart, Media, Prepared, Progress
 from omni_grpc.request import (
     Artifact,
@@ -15,18 +16,24 @@ from omni_grpc.request import (
     Preempted,
     RequestWarning,
     Resumed,
+    Retrying,
     Started,
     Stats,
     Step,
 )
 
+MAX_ATTEMPTS = 2
+"""Attempts that a job gets: the scheduler lets it go back to the queue once."""
+
 
 class Run:
     """The clock and the counters of one job. Times in seconds."""
 
-    def __init__(self, job: Job, *, run_timeout: float | None = None) -> None:
+    def __init__(self, job: Job, *, queue_timeout: float | None = None, run_timeout: float | None = None) -> None:
         self.job = job
+        self.queue_timeout = queue_timeout
         self.run_timeout = run_timeout
+        self.attempt = 1
         self._clock = time.monotonic
         self._created = self._clock()
         self._started: float | None = None
@@ -54,7 +61,12 @@ class Run:
             steps=request.steps,
             queue_wait=self._started - self._created,
             warnings=self.job.warnings,
+            attempt=self.attempt,
         )
+
+    def retrying(self, failure: Failure, delay: float) -> Retrying:
+        self.attempt += 1
+        return Retrying(failure=failure, attempt=self.attempt, max_attempts=MAX_ATTEMPTS, delay=delay)
 
     def encoded(self, report: Prepared) -> Encoded:
         self._encode = report.elapsed

@@ -41,7 +41,9 @@ class Lane(enum.StrEnum):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Item:
-    """A job in the scheduler. `service` is the predicted milliseconds it has received, counted from its fair start."""
+    """A job in the scheduler. `service` is the predicted milliseconds it has received, counted from its fair start;
+    `final` says that it does not go back to the queue when its worker is lost.
+    """
 
     request: Request
     rank: float
@@ -51,6 +53,7 @@ class Item:
     service: float = 0.0
     preempted: bool = False
     part_ready: bool = False
+    final: bool = False
 
     @property
     def order(self) -> tuple[float, int]:
@@ -175,14 +178,26 @@ class Scheduler:
             self._dropped.append(job_id)
         return phase
 
-    def reset(self) -> list[str]:
-        """The worker is gone: no lane is busy, and every job it held is returned and forgotten."""
+    def reset(self) -> tuple[list[str], list[str]]:
+        """The worker is gone, and no lane is busy. Returns the jobs that it held, which are forgotten, and those that
+        it had not prepared: they have lost nothing, and wait in their old place.
+
+        A job goes back once. The second worker that is lost while it prepares the same job may well be lost to it.
+        """
+        back = [item for item in self._in(Phase.PREPARING) if not item.final]
+        for item in back:
+            item.phase, item.final = Phase.WAITING, True
         lost = [job_id for job_id, item in self._items.items() if item.phase is not Phase.WAITING]
         for job_id in lost:
             del self._items[job_id]
         self._busy.clear()
         self._dropped.clear()
-        return lost
+        return lost, list(_ids(back))
+
+    def blame(self) -> None:
+        """The worker hangs in its prepare lane, and will be killed for it: what is there does not go back."""
+        for item in self._in(Phase.PREPARING):
+            item.final = True
 
     def predicted_ms(self, job_ids: Iterable[str]) -> float:
         """What the cost model says of a step of these jobs; 0 for none."""

@@ -71,7 +71,7 @@ def warnings(values: Iterable[RequestWarning]) -> list[event_pb2.Warning]:
     ]
 
 
-def stats(value: Stats, *, gpus: int, preemptions: int) -> event_pb2.GenerationStats:
+def stats(value: Stats, *, gpus: int, preemptions: int, attempts: int) -> event_pb2.GenerationStats:
     return event_pb2.GenerationStats(
         queue_wait=duration(value.queue_wait),
         encode=duration(value.encode),
@@ -83,7 +83,7 @@ def stats(value: Stats, *, gpus: int, preemptions: int) -> event_pb2.GenerationS
         peak_memory_bytes=value.peak_memory_bytes,
         num_gpus=gpus,
         preemptions=preemptions,
-        attempts=1,
+        attempts=attempts,
     )
 
 

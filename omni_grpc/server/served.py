@@ -70,6 +70,7 @@ GENERATE_VIDEO = (
     | {"strength", "num_frames", "duration", "fps", "output_fps", "with_audio"}
 )
 GENERATE_AUDIO = COMMON | {"text", "reference", "strength", "start", "end", "duration", "sample_rate_hz"}
+LOAD_MODEL = frozenset({"model"})
 
 
 def refuse_unserved(message: Message, served: Collection[str]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.load import Loading
 from omni_grpc.plan import CostModel, Decoded, DecodedPart, Prepared, Stepped
 from omni_grpc.request import Request, RequestWarning
 from omni_grpc.spec import Checkpoint
@@ -16,13 +17,16 @@ from omni_grpc.spec import Checkpoint
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where and how a runner is to run. `prefix` begins the name of every shared-memory block it makes."""
+    """Where and how a runner is to run. `prefix` begins the name of every shared-memory block it makes; `tell` is told
+    what loading is at.
+    """
 
     config: EngineConfig
     checkpoint: Checkpoint
     device: torch.device
     dtype: torch.dtype
     prefix: str
+    tell: Callable[[Loading], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.errors import Cancelled, InternalError
+from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.nn.rows import LayoutCache, Rows
 from omni_grpc.pipeline.base import Again, Done, Outcome, Pipeline, Segment
 from omni_grpc.pipeline.batch import advance, assemble, predict
@@ -81,6 +82,7 @@ class PackedRunner(Runner):
     def load(cls, setting: Setting) -> Loaded:
         checkpoint, device = setting.checkpoint, setting.device
         pipeline = load_pipeline(setting)
+        setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         return Loaded(
             runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.spec.latent_rgb),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),

@@ -20,7 +20,7 @@ Send = Callable[[Report], None]
 
 
 class Worker:
-    """Loads the model on the step lane, reports Ready, then answers each piece of a plan with one report.
+    """Loads the model on the step lane, reports Loading and Ready, then answers each piece of a plan with one report.
 
     `prefix` begins the name of every shared-memory block it makes, so that its executor can free them after its death.
     """
@@ -78,7 +78,7 @@ class Worker:
 
     def _load(self) -> None:
         try:
-            self._runner, ready = build(self._config, self._checkpoint, self._prefix)
+            self._runner, ready = build(self._config, self._checkpoint, self._prefix, self._send)
         except Exception as error:  # noqa: BLE001 - whatever keeps the model from loading is reported, not raised in a lane
             self._send(Died(failure=failure(error, f"loading {self._checkpoint.path}")))
         else:

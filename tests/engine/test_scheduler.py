@@ -151,9 +151,38 @@ def test_a_dead_worker_loses_what_it_held_and_nothing_that_waits():
     scheduler = running(max_num_seqs=2, a=(Claim(), 10), b=(Claim(), 10))
     scheduler.add(request("c"))
     scheduler.plan()
-    assert sorted(scheduler.reset()) == ["a", "b"]
+    assert scheduler.reset() == (["a", "b"], [])
     assert "c" in scheduler
     assert scheduler.plan().plan.admit[0].id == "c"
+
+
+def test_a_job_that_was_not_prepared_goes_back_to_its_place_once():
+    scheduler = running(a=(Claim(), 10))
+    for name in "bc":
+        scheduler.add(request(name))
+    assert scheduler.plan().plan.admit[0].id == "b"
+    assert scheduler.reset() == (["a"], ["b"])
+    assert [scheduler.position(name) for name in "bc"] == [0, 1]
+    assert scheduler.plan().plan.admit[0].id == "b", "the lane is free, and it is first as before"
+    assert scheduler.reset() == (["b"], []), "it may be what kills the workers"
+    assert scheduler.plan().plan.admit[0].id == "c"
+
+
+def test_a_job_that_is_cancelled_in_prepare_does_not_come_back():
+    scheduler = Scheduler(max_queue=2, max_num_seqs=1)
+    scheduler.add(request("a"))
+    scheduler.plan()
+    scheduler.remove("a")
+    assert scheduler.reset() == ([], [])
+    assert not scheduler.plan().plan
+
+
+def test_a_job_that_the_worker_hangs_at_does_not_go_back():
+    scheduler = Scheduler(max_queue=2, max_num_seqs=1)
+    scheduler.add(request("a"))
+    scheduler.plan()
+    scheduler.blame()
+    assert scheduler.reset() == (["a"], [])
 
 
 class Worker(RuleBasedStateMachine):
@@ -170,7 +199,7 @@ class Worker(RuleBasedStateMachine):
         self.scheduler.cost = COST
         self.count, self.added, self.gone = 0, set(), set()
         self.preparing, self.stepping, self.decoding = [], [], []
-        self.known, self.aside = set(), set()
+        self.known, self.aside, self.returned = set(), set(), set()
 
     @rule(priority=st.integers(-1, 1), deadline=st.sampled_from([1.0, 2.0, math.inf]))
     def add(self, priority, deadline):
@@ -239,6 +268,16 @@ class Worker(RuleBasedStateMachine):
         self.scheduler.remove(name)
         self.gone.add(name)
 
+    @rule()
+    def die(self):
+        lost, back = self.scheduler.reset()
+        assert set(back) == set(self.preparing) - self.gone - self.returned
+        assert set(lost) <= self.known - self.gone
+        self.returned |= set(back)
+        self.gone |= set(lost)
+        for held in (self.preparing, self.stepping, self.decoding, self.known, self.aside):
+            held.clear()
+
     def _finish(self, name):
         self.scheduler.finish(name)
         self.gone.add(name)
@@ -251,7 +290,8 @@ class Worker(RuleBasedStateMachine):
         phases = [scheduler.phase(name) for name in self.added if name in scheduler]
         inside = sum(phase in (Phase.PREPARING, Phase.RUNNING) for phase in phases)
         assert inside <= 2 * scheduler.max_num_seqs
-        assert scheduler.waiting == phases.count(Phase.WAITING) <= scheduler.max_queue
+        # a job that comes back finds a place where there is none for a new one
+        assert scheduler.waiting == phases.count(Phase.WAITING) <= scheduler.max_queue + bool(self.returned)
         assert scheduler.waiting + scheduler.active == len(self.added - self.gone)
         assert all((name in scheduler) != (name in self.gone) for name in self.added)
 

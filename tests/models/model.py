@@ -81,7 +81,7 @@ class Model:
             model=str(folder), device="cpu", dtype=dtype, cpu_threads=threads, warm_up_seconds=0
         )
         self.dtype: torch.dtype = getattr(torch, dtype)
-        runner, _ = build(config, self.checkpoint, "omni-test-")
+        runner, _ = build(config, self.checkpoint, "omni-test-", lambda loading: None)
         assert isinstance(runner, PackedRunner)
         self.pipeline, self.device = runner._pipeline, torch.device("cpu")
         entry.shrink(self.pipeline)

@@ -174,7 +174,7 @@ async def test_b123_while_the_start_hangs_health_answers_and_says_no():
     service = Service(engine, server, executor)
     assert (await health(service), await health(service, "liveness")) == (NOT_SERVING, SERVING)
     error = await refusal(service.generation.GenerateImage(image()))
-    assert (error.code, error.reason) == ("UNAVAILABLE", "ENGINE_STARTING")
+    assert (error.code, error.reason) == ("UNAVAILABLE", "MODEL_LOADING")
     executor.loading.open()
     await starting
     await service.channel.close()

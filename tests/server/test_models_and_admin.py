@@ -17,7 +17,6 @@ from .service import image, refusal, serving, to_error, until
 UNSERVED: Set[str] = {
     "AdminService/Drain",
     "AdminService/LoadLora",
-    "AdminService/LoadModel",
     "AdminService/Sleep",
     "AdminService/StartProfile",
     "AdminService/StopProfile",

@@ -8,6 +8,7 @@ import pytest
 from omni_grpc import shared
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import Code
+from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.plan import Broken, Decoded, Died, Plan, Prepared, Ready, Stepped
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Draft
@@ -27,6 +28,7 @@ def worker(config):
     checkpoint = open_checkpoint(config.model.model, name="tiny")
     worker = Worker(config, checkpoint, reports.put, f"omni-test-{secrets.token_hex(4)}-")
     worker.start()
+    assert reports.get(timeout=60) == Loading(phase=LoadPhase.WARMING_UP)
     yield worker, reports, checkpoint, config
     worker.close()
 
