@@ -73,7 +73,8 @@ def _run(args: argparse.Namespace) -> int:
     offline = args.server is None and args.model is not None and Path(args.model).is_dir()
     _refuse_options(args, offline)
     asked = {name: getattr(args, name) for name in (*SAMPLING, *command.fields)}
-    asked |= {"output_format": chosen, "extra": dict(args.extra) if args.extra else None}
+    asked |= {"output_format": chosen}
+    asked |= {name: dict(getattr(args, name)) if getattr(args, name) else None for name in ("extra", "loras")}
     made = _here(args, asked) if offline else _there(args, asked)
     _tell(args, made, write_files(made.files, args.out))
     return 0
@@ -189,7 +190,8 @@ def _common(parser: argparse.ArgumentParser, command: Command, default_server: s
     served.add_argument("--retention", type=float, metavar="S", help="keep the job and its outputs for so long")
     local = parser.add_argument_group("on this machine")
     for option in _offline_options():
-        local.add_argument(option.flag, type=_setting(option), help=option.help.replace("%", "%%"))
+        action = "append" if option.pairs else "store"
+        local.add_argument(option.flag, type=_setting(option), action=action, help=option.help.replace("%", "%%"))
 
 
 def _sampling(parser: argparse.ArgumentParser) -> None:
@@ -212,6 +214,14 @@ def _sampling(parser: argparse.ArgumentParser) -> None:
     seeds.add_argument("--seeds", type=_seeds, metavar="N,N,...", help="one seed for each output")
     sampling.add_argument("--num-outputs", type=int, metavar="N", help="outputs to make")
     sampling.add_argument("--scheduler", metavar="NAME", help="one of the model's schedulers, by its name in diffusers")
+    sampling.add_argument(
+        "--adapter",
+        dest="loras",
+        action="append",
+        type=_adapter,
+        metavar="NAME[=SCALE]",
+        help="a LoRA adapter that is loaded; repeatable",
+    )
     sampling.add_argument(
         "--extra", action="append", type=_extra, metavar="NAME=JSON", help="a parameter of this model; repeatable"
     )
@@ -310,7 +320,7 @@ COMMANDS: tuple[Command, ...] = (
 
 def _offline_options() -> Iterator[Option]:
     """The settings of a worker, which a running server has already decided."""
-    sections = ("model", "adapter")
+    sections = ("model", "adapter", "cache", "quantization", "loras", "offload")
     return (o for o in options() if o.section in sections and o.name not in ("model", "served_model_name"))
 
 
@@ -337,6 +347,14 @@ def _extra(text: str) -> tuple[str, Any]:
         with contextlib.suppress(json.JSONDecodeError):
             return name, json.loads(value)
     raise argparse.ArgumentTypeError(f"{text!r} is not NAME=JSON, as in max_sequence_length=256 or style='\"bold\"'")
+
+
+def _adapter(text: str) -> tuple[str, float]:
+    name, equals, scale = text.partition("=")
+    with contextlib.suppress(ValueError):
+        if name:
+            return name, float(scale) if equals else 1.0
+    raise argparse.ArgumentTypeError(f"{text!r} is not NAME or NAME=SCALE, as in sketch=0.8")
 
 
 def _seeds(text: str) -> tuple[int, ...]:

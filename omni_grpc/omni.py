@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import difflib
-import functools
 import io
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -37,8 +36,9 @@ from omni_grpc.request import (
     Stats,
     Task,
 )
-from omni_grpc.resolve import apply_settings
+from omni_grpc.settle import apply_settings
 from omni_grpc.spec import Checkpoint
+from omni_grpc.tuning import Lora
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -99,6 +99,8 @@ class Sampling(TypedDict, total=False):
     scheduler: str | None
     """One of the model's schedulers (`checkpoint.schedulers`) in place of the checkpoint's own."""
     output_format: OutputFormat | None
+    loras: Mapping[str, float] | None
+    """Adapters that are loaded (the setting `lora`), by name, each with its scale."""
     extra: Mapping[str, Any] | None
     """Parameters of one model, by name."""
 
@@ -132,7 +134,7 @@ class Omni:
 
     def __init__(self, model: str, **settings: Any) -> None:
         self.config = EngineConfig.from_settings(model=model, **settings)
-        checkpoint = open_model(self.config.model, apply=functools.partial(apply_settings, self.config))
+        checkpoint = open_model(self.config.model, apply=lambda found: apply_settings(self.config, found))
         self._engine = Engine(self.config, checkpoint, LocalExecutor(self.config, checkpoint))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni_grpc-engine", daemon=True)
@@ -297,6 +299,7 @@ class Omni:
         seed, seeds = asked.pop("seed", None), tuple(asked.pop("seeds", ()))
         if seed is not None and seeds:
             raise InvalidArgument("seed and seeds are both set; give one of them")
+        loras = tuple(Lora(id=name, scale=scale) for name, scale in asked.pop("loras", {}).items())
         guidance = {field: asked.pop(name) for name, field in _GUIDANCE.items() if name in asked}
         return Draft(
             model=self.checkpoint.name,
@@ -304,6 +307,7 @@ class Omni:
             task=task,
             guidance=GuidanceDraft(**guidance),
             seeds=seeds if seed is None else (seed,),
+            loras=loras,
             **asked,
         )
 

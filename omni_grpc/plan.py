@@ -9,12 +9,13 @@ Stepped, whether or not a request was dropped meanwhile. So a report always free
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from omni_grpc.errors import Failure
 from omni_grpc.load import Loading
 from omni_grpc.request import PreviewImage, Request, RequestWarning
 from omni_grpc.spec import Checkpoint
+from omni_grpc.tuning import Adapter, CacheCount, FixedCache
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,8 @@ class Ready:
 
     `warnings` belong to every reply of this worker (a fallback that was allowed, for example). `checkpoint` replaces
     the engine's where only loading the model tells what it can do, as with a pipeline that is not native.
+    `quantized_layers` counts layers by scheme; `loras` are the adapters that requests can name; `fixed_cache` is the
+    step cache of every request, whatever it asks for.
     """
 
     pid: int
@@ -96,6 +99,9 @@ class Ready:
     weight_bytes: int
     cost: CostModel = CostModel()
     attention_backend: str = ""
+    quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    loras: tuple[Adapter, ...] = ()
+    fixed_cache: FixedCache | None = None
     warnings: tuple[RequestWarning, ...] = ()
     checkpoint: Checkpoint | None = None
 
@@ -118,6 +124,7 @@ class Progress:
     """One request moved one step. `finished`: it is ready for decode. `evals`: forwards that the step took; the
     guidance branches of a request share one. `earlier`: seconds of those that went before the last one. `segment`: the
     part of the output that the step belongs to, of `segments`; `part_ready`: with it that part is finished.
+    `rows_reused` of its `rows` were answered by a step cache in one of the forwards or more; `cache` counts all.
     """
 
     id: str
@@ -127,6 +134,7 @@ class Progress:
     timestep: float
     rows: int
     rows_reused: int = 0
+    cache: tuple[CacheCount, ...] = ()
     evals: int = 1
     earlier: float = 0.0
     segment: int = 0

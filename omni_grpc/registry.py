@@ -80,9 +80,9 @@ def open_model(
 ) -> Checkpoint:
     """The checkpoint that the settings name: a folder, or else a model of the hub (`org/name`), which is downloaded.
 
-    `apply` makes of it what the settings say, or raises what speaks against it. It is called before the weights of a
-    model of the hub are downloaded, and for what is returned. Raises CheckpointError with the reason, see hub.fetch,
-    and ConfigError for a revision of a folder.
+    `apply` makes what is returned of what was found, and raises what speaks against it. It is called before the weights
+    of a model of the hub are downloaded, too. Raises CheckpointError with the reason, see hub.fetch, and ConfigError
+    for a revision of a folder.
     """
 
     def opened(folder: Path, name: str) -> Checkpoint:

@@ -7,6 +7,7 @@ import enum
 from collections.abc import Mapping
 
 from omni_grpc.errors import Failure
+from omni_grpc.tuning import AppliedLora, CacheCount, CacheDraft, FixedCache, Lora, TeaCache
 
 
 class Task(enum.StrEnum):
@@ -228,6 +229,7 @@ class _Options:
     sample_rate: int | None = None
     text: str = ""
     scheduler: str = ""
+    loras: tuple[Lora, ...] = ()
     extra: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
@@ -250,6 +252,7 @@ class Draft(_Options):
     seeds: tuple[int, ...] = ()
     num_outputs: int | None = None
     output_format: OutputFormat | None = None
+    cache: CacheDraft | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +260,7 @@ class Request(_Options):
     """One generation that has been checked and completed: what the engine and the models work on.
 
     `negative_prompt` is None exactly where classifier-free guidance is off; `seeds` has one entry per output. Width and
-    height are 0 for sound.
+    height are 0 for sound. `cache` is None where no step cache may answer for it.
     """
 
     id: str
@@ -272,6 +275,7 @@ class Request(_Options):
     seeds: tuple[int, ...]
     num_outputs: int
     output_format: OutputFormat
+    cache: TeaCache | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,8 +291,8 @@ class RequestWarning:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Effective:
-    """What was really done. `evals` counts denoiser forwards; `defaults_used` maps a field to the default
-    it got.
+    """What was really done. `evals` counts denoiser forwards; `defaults_used` maps a field to the default it got;
+    `quantized_layers` counts layers by scheme.
     """
 
     width: int
@@ -306,13 +310,18 @@ class Effective:
     duration: float = 0.0
     sample_rate: int = 0
     attention_backend: str = ""
+    cache: TeaCache | FixedCache | None = None
+    loras: tuple[AppliedLora, ...] = ()
+    quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
     defaults_used: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """Where the time went, in seconds, and how much memory the worker held at its peak, in bytes."""
+    """Where the time went, in seconds, and how much memory the worker held at its peak, in bytes. In `steps_cached`
+    steps a cache answered for every row; `cache` has an entry for each component with one.
+    """
 
     queue_wait: float = 0.0
     encode: float = 0.0
@@ -320,6 +329,8 @@ class Stats:
     decode: float = 0.0
     total: float = 0.0
     steps_run: int = 0
+    steps_cached: int = 0
+    cache: tuple[CacheCount, ...] = ()
     peak_memory_bytes: int = 0
 
 

@@ -12,10 +12,9 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from omni_grpc.config import AdapterConfig, EngineConfig, LimitsConfig, ModelConfig
-from omni_grpc.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound, Violation
+from omni_grpc.config import LimitsConfig
+from omni_grpc.errors import FailedPrecondition, InvalidArgument, NotFound, Violation
 from omni_grpc.frames import count_frames, nearest_frames
-from omni_grpc.opaque import OPAQUE_FAMILY
 from omni_grpc.request import (
     Draft,
     Guidance,
@@ -30,6 +29,7 @@ from omni_grpc.request import (
 )
 from omni_grpc.rules import MAX_SEED, OUTPUT_FORMATS, REQUIRED, RULES, Facts, takes
 from omni_grpc.spec import Checkpoint, GuidanceKind
+from omni_grpc.tuning import TeaCache
 
 T = TypeVar("T")
 
@@ -146,6 +146,9 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
         name: _complete_optional(draft, facts, name, used)
         for name in ("strength", "num_frames", "fps", "output_fps", "duration", "start", "sample_rate")
     }
+    cache = _complete_cache(draft, facts)
+    if cache is not None and draft.cache is None:
+        used["sampling.cache"] = "tea_cache"
     request = Request(
         id=id,
         model=draft.model,
@@ -163,6 +166,8 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
         inputs=draft.inputs,
         text=draft.text,
         scheduler=draft.scheduler,
+        loras=draft.loras,
+        cache=cache,
         extra=draft.extra,
         **lengths,
     )
@@ -200,6 +205,18 @@ def _complete_optional(draft: Draft, facts: Facts, name: str, used: dict[str, st
         used[name] = str(value)
         return value
     return asked
+
+
+def _complete_cache(draft: Draft, facts: Facts) -> TeaCache | None:
+    asked, own = draft.cache, facts.cache
+    if own is None or (asked is not None and asked.off):
+        return None
+    if asked is None:
+        return own
+    return TeaCache(
+        threshold=own.threshold if asked.threshold is None else asked.threshold,
+        coefficients=asked.coefficients or own.coefficients,
+    )
 
 
 def cfg_is_on(draft: Draft, facts: Facts) -> bool:
@@ -330,88 +347,7 @@ def advise_priority(priority: int, policy: str) -> tuple[RequestWarning, ...]:
     )
 
 
-# --- the adapter ----------------------------------------------------------------------------------------------------
-
-
-DIFFUSERS_ONLY = ("diffusers_load_kwargs", "diffusers_call_kwargs")
-"""Settings that are refused as long as diffusers is not asked for by name, also where `auto` would choose it."""
-
-
-def apply_settings(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint as the settings change it: those that stand in for an entry of its configs are put there, so that
-    defaults and the model itself find them. Raises ConfigError, see check_adapter_settings.
-    """
-    check_adapter_settings(config, checkpoint)
-    if checkpoint.spec.family == OPAQUE_FAMILY:
-        return checkpoint
-    configs = dict(checkpoint.configs)
-    for name, (component, key) in checkpoint.spec.settings.items():
-        if (value := getattr(config.adapter, name)) is not None:
-            configs[component] = {**configs[component], key: value}
-    return dataclasses.replace(checkpoint, configs=configs)
-
-
-def _stands_in(name: str, checkpoint: Checkpoint) -> bool:
-    """Whether a setting stands in for something that the checkpoint has."""
-    component, key = checkpoint.spec.settings.get(name, ("", ""))
-    return checkpoint.configs.get(component, {}).get(key) is not None
-
-
-def check_adapter_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Raises ConfigError for settings of the diffusers adapter that a native model would not look at, for arguments of
-    diffusers without --diffusion-load-format diffusers, and for a cache_config without its cache.
-    """
-    names, default = [field.name for field in dataclasses.fields(AdapterConfig)], AdapterConfig()
-    wrong: dict[str, str] = {}
-    for field in names:
-        if getattr(config.adapter, field) == getattr(default, field):
-            continue
-        if field in DIFFUSERS_ONLY and config.model.diffusion_load_format != "diffusers":
-            wrong[field] = "is for diffusers pipelines; add --diffusion-load-format diffusers"
-        elif checkpoint.spec.family != OPAQUE_FAMILY and not _stands_in(field, checkpoint):
-            name = checkpoint.spec.name
-            wrong[field] = (
-                f"has no effect on {name}, which is native; leave it out, or add --diffusion-load-format diffusers"
-            )
-    if config.adapter.cache_config is not None and config.adapter.cache_backend is None:
-        wrong.setdefault("cache_config", "needs --cache-backend")
-    if wrong:
-        violations = tuple(Violation(field, why) for field, why in wrong.items())
-        message = "; ".join(f"--{field.replace('_', '-')} {why}" for field, why in wrong.items())
-        raise ConfigError(message, reason="SETTING_WITHOUT_EFFECT", violations=violations)
-
-
-# --- the machine ----------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Machine:
-    """What a worker found: whether torch sees a CUDA device, and how many CPU cores the process may use."""
-
-    cuda: bool
-    cores: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Placement:
-    """Where and how a worker runs. `cpu_threads` is None where torch's own choice stands."""
-
-    device: str
-    dtype: str
-    cpu_threads: int | None
-
-
-def place(config: ModelConfig, machine: Machine) -> Placement:
-    """Decides every "auto" of a worker. Raises ConfigError for a device that is not there."""
-    if config.device == "cuda" and not machine.cuda:
-        raise ConfigError("--device is 'cuda', but torch sees no CUDA device; use --device cpu", reason="NO_DEVICE")
-    device = config.device if config.device != "auto" else ("cuda" if machine.cuda else "cpu")
-    dtype = config.dtype if config.dtype != "auto" else {"cuda": "bfloat16", "cpu": "float32"}[device]
-    threads = config.cpu_threads
-    if device == "cpu" and threads is None:
-        # one core stays with the server, so that events stay smooth while a step runs
-        threads = max(1, machine.cores - 1)
-    return Placement(device="cuda:0" if device == "cuda" else device, dtype=dtype, cpu_threads=threads)
+# --- warm-up --------------------------------------------------------------------------------------------------------
 
 
 def placeholder(checkpoint: Checkpoint, *, size: int, outputs: int, frames: int = 0) -> Request:

@@ -14,6 +14,16 @@ from omni_grpc.config import LimitsConfig
 from omni_grpc.frames import counts_frames, duration_fault, nearest_frames
 from omni_grpc.request import AudioFormat, Draft, ImageFormat, Modality, OutputFormat, Task, VideoFormat
 from omni_grpc.spec import Checkpoint
+from omni_grpc.tuning import (
+    MAX_LORA_SCALE,
+    MAX_LORAS,
+    Adapter,
+    FixedCache,
+    Lora,
+    TeaCache,
+    coefficients_fault,
+    threshold_fault,
+)
 
 OUTPUT_FORMATS: Mapping[Modality, OutputFormat] = {
     Modality.IMAGE: ImageFormat.PNG,
@@ -41,10 +51,15 @@ MAX_SEED = 2**53 - 1
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """What the rules may look at besides the request."""
+    """What the rules may look at besides the request: the model and the server's limits; the step cache of a request
+    that says nothing (None: there is none), or one of diffusers that no request can change; and the adapters.
+    """
 
     checkpoint: Checkpoint
     limits: LimitsConfig
+    cache: TeaCache | None = None
+    fixed_cache: FixedCache | None = None
+    loras: tuple[Adapter, ...] = ()
 
     @property
     def max_pixels(self) -> int:
@@ -239,6 +254,60 @@ def _format(draft: Draft, facts: Facts) -> str:
     return f"{draft.output_format} is no format for {draft.task}; use one of {', '.join(kind)}"
 
 
+def _loras(draft: Draft, facts: Facts) -> str:
+    if len(draft.loras) > MAX_LORAS:
+        return f"has {len(draft.loras)} entries, the most is {MAX_LORAS}"
+    if len({(lora.id, lora.target) for lora in draft.loras}) < len(draft.loras):
+        return "names an adapter twice; give it once, with the sum of both scales"
+    return ""
+
+
+def _each_lora(rule: Callable[[Lora, Facts], str]) -> Callable[[Draft, Facts], str]:
+    """A rule for every adapter of a request."""
+    return lambda draft, facts: next((found for lora in draft.loras if (found := rule(lora, facts))), "")
+
+
+def _lora_id(lora: Lora, facts: Facts) -> str:
+    if any(adapter.id == lora.id for adapter in facts.loras):
+        return ""
+    known = ", ".join(adapter.id for adapter in facts.loras)
+    return f"{lora.id!r} is not loaded; " + (f"loaded: {known}" if known else "start the server with --lora NAME=PATH")
+
+
+def _lora_scale(lora: Lora, facts: Facts) -> str:
+    if -MAX_LORA_SCALE <= lora.scale <= MAX_LORA_SCALE:
+        return ""
+    return f"{lora.scale:g} is outside {-MAX_LORA_SCALE:g}..{MAX_LORA_SCALE:g}"
+
+
+def _lora_target(lora: Lora, facts: Facts) -> str:
+    targets = next((adapter.targets for adapter in facts.loras if adapter.id == lora.id), (lora.target,))
+    if lora.target in ("", *targets):
+        return ""
+    return f"{lora.target!r} is no component that {lora.id!r} changes; it changes {', '.join(targets)}"
+
+
+def _cache_off(draft: Draft, facts: Facts) -> str:
+    if draft.cache is None or not draft.cache.off or not facts.fixed_cache:
+        return ""
+    return f"the step cache of this server, {facts.fixed_cache.name}, is on for every request"
+
+
+def _cache_on(draft: Draft, facts: Facts) -> str:
+    if draft.cache is None or draft.cache.off or facts.cache is not None:
+        return ""
+    return "this server has no such step cache; start it with --cache-backend tea_cache"
+
+
+def _cache_threshold(draft: Draft, facts: Facts) -> str:
+    value = None if draft.cache is None else draft.cache.threshold
+    return "" if value is None else threshold_fault(value)
+
+
+def _cache_coefficients(draft: Draft, facts: Facts) -> str:
+    return "" if draft.cache is None else coefficients_fault(draft.cache.coefficients)
+
+
 RULES: tuple[tuple[str, Callable[[Draft, Facts], str]], ...] = (
     ("prompt", _prompt),
     ("negative_prompt", _text("negative_prompt")),
@@ -260,6 +329,14 @@ RULES: tuple[tuple[str, Callable[[Draft, Facts], str]], ...] = (
     ("duration", _between("duration", 0.01, lambda facts: facts.checkpoint.limits.max_duration or 3600.0)),
     ("duration", lambda draft, facts: duration_fault(draft, facts.checkpoint)),
     ("sampling.extra", _extra),
+    ("sampling.loras", _loras),
+    ("sampling.loras.lora_id", _each_lora(_lora_id)),
+    ("sampling.loras.scale", _each_lora(_lora_scale)),
+    ("sampling.loras.target", _each_lora(_lora_target)),
+    ("sampling.cache.off", _cache_off),
+    ("sampling.cache.tea_cache", _cache_on),
+    ("sampling.cache.tea_cache.rel_l1_thresh", _cache_threshold),
+    ("sampling.cache.tea_cache.coefficients", _cache_coefficients),
     ("start", _between("start", 0.0, lambda facts: 3600.0)),
     ("sample_rate_hz", _between("sample_rate", 8000, lambda facts: 192_000)),
     ("output_format", _format),

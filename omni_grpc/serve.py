@@ -7,7 +7,6 @@ cleanly, 1 the worker did not come up, 2 a setting or the checkpoint is wrong.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import signal
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import Code, OmniError
 from omni_grpc.registry import on_hub, open_model, unfetched
-from omni_grpc.resolve import apply_settings
 from omni_grpc.settings import settings
+from omni_grpc.settle import apply_settings
 from omni_grpc.version import __version__
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ async def _run(config: EngineConfig) -> int:
     if on_hub(config.model):
         checkpoint = unfetched(config.model)
         return await serve(Engine(config, checkpoint, HubExecutor(config, checkpoint)))
-    checkpoint = open_model(config.model, apply=functools.partial(apply_settings, config))
+    checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
     return await serve(Engine(config, checkpoint, ProcessExecutor(config, checkpoint)))
 
 

@@ -27,7 +27,8 @@ class GuidanceKind(enum.StrEnum):
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What the checkpoint can do. Sizes in pixels; `size_multiple` follows from the VAE and the patch size, never
-    from a constant.
+    from a constant. A video longer than `segment_frames` is made in parts of so many frames, one after the other; 0:
+    all frames at once.
     """
 
     size_multiple: int
@@ -39,6 +40,7 @@ class Limits:
     max_frames: int = 0
     frame_multiple: int = 1
     frame_offset: int = 0
+    segment_frames: int = 0
     max_duration: float = 0.0
 
 
@@ -69,6 +71,31 @@ class LatentRgb:
     bias: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
+class SplitKind(enum.StrEnum):
+    """What each rank has of a module whose weights are spread over ranks.
+
+    COLUMN: a linear layer's outputs for its share of the channels. ROW: a linear layer's inputs of its share; outputs
+    are summed over the ranks. HEADS: an attention's share of the heads. NORM: of an RMS norm over the channels of all
+    heads, its share of them.
+    """
+
+    COLUMN = "COLUMN"
+    ROW = "ROW"
+    HEADS = "HEADS"
+    NORM = "NORM"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Split:
+    """How a module is spread. `parts` are the relative sizes of what lies side by side in the channels that are cut,
+    each of which is cut for itself: (1, 4) for a layer that reads attention and a feed-forward of four times its width.
+    Without `parts`, outputs are made of as many equal ones as WeightMap.fused says, and inputs of one.
+    """
+
+    kind: SplitKind
+    parts: tuple[int, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WeightMap:
     """How the names in a checkpoint become the names of our modules.
@@ -95,6 +122,8 @@ class ModelSpec:
     """One pipeline class of one family.
 
     `name` is the diffusers pipeline class that model_index.json names; `pipeline` is the import string of our class.
+    `tensor_parallel` says, per component, which modules can be spread over ranks: pattern -> Split, where a pattern is
+    a path with `*` for any part of it; a component without a table is not spread.
     `limits` and `defaults` are computed from the checkpoint's own configs; they are module-level functions, since a
     spec travels to the worker process. Without `latent_rgb`, previews show three groups of latent channels as colours.
     `variant` says in which fields the spec is another one for checkpoints with certain configs, where one pipeline
@@ -107,6 +136,10 @@ class ModelSpec:
     "num_frames", "fps", "duration", "start", "text") and of its inputs ("images", "mask", "first_frame", ...).
     `settings` names settings of the server that stand in for an entry of the configs: setting -> (component, key).
     `exclusive`: one request at a time, from its prepare to the end of its decode.
+
+    What features have to know of the model: `cache_coefficients`, a polynomial, highest power first, from the relative
+    change of a block stack's signal to that of its output, as TeaCache fits it; `sensitive_layers`, parts of the names
+    of layers that lose too much in fewer bits.
     """
 
     name: str
@@ -118,12 +151,15 @@ class ModelSpec:
     defaults: Callable[[Configs], Defaults]
     variant: Callable[[Configs], Mapping[str, Any]] = same
     weights: Mapping[str, WeightMap] = dataclasses.field(default_factory=dict)
+    tensor_parallel: Mapping[str, Mapping[str, Split]] = dataclasses.field(default_factory=dict)
     latent_rgb: LatentRgb | None = None
     takes: frozenset[str] = frozenset()
-    settings: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     schedulers: tuple[str, ...] = ()
+    settings: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     runner: str = "omni_grpc.worker.packed:PackedRunner"
     exclusive: bool = False
+    cache_coefficients: tuple[float, ...] = (1.0, 0.0)
+    sensitive_layers: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

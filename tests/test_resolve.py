@@ -16,8 +16,9 @@ from omni_grpc.request import (
     Preview,
     Task,
 )
-from omni_grpc.resolve import Machine, place, resolve_request
+from omni_grpc.resolve import resolve_request
 from omni_grpc.rules import MAX_SEED, Facts
+from omni_grpc.settle import Machine, place
 from omni_grpc.spec import Defaults, GuidanceKind
 from tests.toy import toy_checkpoint
 

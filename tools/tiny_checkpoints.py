@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tools.tiny.helios import build_helios
 from tools.tiny.images import (
     build_flux,
     build_flux_kontext,
@@ -41,6 +42,7 @@ BUILDERS: Mapping[str, Callable[..., Path]] = {
     "flux": build_flux,
     "flux_kontext": build_flux_kontext,
     "flux_schnell": build_flux_schnell,
+    "helios": build_helios,
     "ltx": build_ltx,
     "qwen_image": build_qwen_image,
     "stable_audio": build_stable_audio,

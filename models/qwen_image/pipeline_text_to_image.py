@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any, Self
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -19,7 +18,8 @@ from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.pipeline.outputs import Output, to_uint8
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
-from omni_grpc.pipeline.state import COND, UNCOND, Cond, State, Tables
+from omni_grpc.pipeline.state import COND, UNCOND, Cond, State
+from omni_grpc.pipeline.tables import SharedTables
 from omni_grpc.request import Request
 from omni_grpc.spec import Checkpoint
 
@@ -46,9 +46,7 @@ class QwenImagePipeline(Pipeline):
         self.dtype = transformer.proj_out.weight.dtype
         self.device = transformer.proj_out.weight.device
         self.size_multiple = checkpoint.limits.size_multiple
-        # requests of the same sigmas share their tables for as long as one of them lives; whatever else comes to change
-        # the modulation has to enter the key
-        self._tables: WeakValueDictionary[tuple[float, ...], Tables] = WeakValueDictionary()
+        self._tables = SharedTables()
 
     @classmethod
     def load(cls, loader: Loader) -> Self:
@@ -115,13 +113,14 @@ class QwenImagePipeline(Pipeline):
         row = Row.of(txt=len(embeds), img=state.grid.tokens)
         with activate(Rows([(state, branch)], [row], LayoutCache(self.device, capacity=1))):
             txt = self.transformer.text(embeds)
-            tables = self._tables.get(state.schedule.timesteps)
-            if tables is None:
-                t = torch.tensor(state.schedule.timesteps, device=self.device).to(self.dtype) / 1000
-                tables = Tables({name: table[:, None] for name, table in self.transformer.modulation(t).items()})
-                self._tables[state.schedule.timesteps] = tables
+            tables = self._tables.get(state, lambda: self._modulation(state))
         rope = self.transformer.rope(len(embeds), state.grid.height, state.grid.width)
         return Cond(row=row, constants={"txt": ("txt", txt), "rope": (JOINT, rope)}, tables=tables)
+
+    def _modulation(self, state: State) -> dict[str, Tensor]:
+        """The modulation of every step, each at one level."""
+        t = torch.tensor(state.schedule.timesteps, device=self.device).to(self.dtype) / 1000
+        return {name: table[:, None] for name, table in self.transformer.modulation(t).items()}
 
     def predict(self, batch: Rows) -> Tensor:
         with activate(batch):

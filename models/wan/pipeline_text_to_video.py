@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from omni_grpc.loading.loader import Loader
 from omni_grpc.models.wan import TEXT_TOKENS, frames_per_latent, pixels_per_token
-from omni_grpc.models.wan.wan_text import Text, WanText
 from omni_grpc.models.wan.wan_transformer import WanTransformer
-from omni_grpc.models.wan.wan_vae import WanVae
 from omni_grpc.nn.dual_stream import IMG
 from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import LayoutCache, Row, Rows, Runs
@@ -22,6 +20,8 @@ from omni_grpc.pipeline.outputs import Output, to_uint8
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule
 from omni_grpc.pipeline.state import COND, UNCOND, Cond, State, Tables
+from omni_grpc.pipeline.umt5 import Text, Umt5Text
+from omni_grpc.pipeline.wan_vae import WanVae
 from omni_grpc.request import Guidance, Request
 
 HIGH_NOISE, LOW_NOISE = "transformer", "transformer_2"
@@ -42,7 +42,7 @@ class WanPipeline(Pipeline):
         super().__init__()
         self.configs, self.device, self.dtype = loader.checkpoint.configs, loader.device, loader.dtype
         self.experts = nn.ModuleDict(experts)
-        self.text = WanText(loader.module("text_encoder"), loader.tokenizer("tokenizer"))
+        self.text = Umt5Text(loader.module("text_encoder"), loader.tokenizer("tokenizer"), TEXT_TOKENS)
         self.vae = WanVae(loader.module("vae"))
 
     @classmethod

@@ -7,48 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from omni_grpc.nn.cross_dit import CrossDiTBlock, text_constants
-from omni_grpc.nn.dual_stream import IMG, TXT
-from omni_grpc.nn.embeddings import ScalarEmbedder, sinusoid
+from omni_grpc.nn.cross_dit import ConditionEmbedder, CrossDiTBlock, text_constants
+from omni_grpc.nn.dual_stream import IMG
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rope import rope_table
-from omni_grpc.nn.rows import MOD, Rows
+from omni_grpc.nn.rows import Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.norm import norm_modulate
-
-
-class TextProjection(nn.Module):
-    """Linear, GELU (tanh approximation), Linear: hidden states of the text encoder [T_txt, in] -> [T_txt, out]."""
-
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
-        self.linear_1 = Linear(in_channels, out_channels, stream=TXT)
-        self.linear_2 = Linear(out_channels, out_channels, stream=TXT)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear_2(F.gelu(self.linear_1(x), approximate="tanh"))
-        return out
-
-
-class ConditionEmbedder(nn.Module):
-    """What the blocks are told besides the latents: the timestep and the text."""
-
-    def __init__(self, channels: int, *, frequencies: int, text_channels: int) -> None:
-        super().__init__()
-        self.frequencies = frequencies
-        self.time_embedder = ScalarEmbedder(frequencies, channels)
-        self.time_proj = Linear(channels, 6 * channels, stream=MOD)
-        self.text_embedder = TextProjection(text_channels, channels)
-
-    def time(self, t: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Timesteps float32 [S] in the scheduler's units -> their embeddings [S, C], which are computed in float32 and
-        rounded to `dtype`, and the modulation that all blocks share, [S, 6C].
-        """
-        temb = self.time_embedder(sinusoid(t, self.frequencies, scale=1.0)).to(dtype)
-        return temb, self.time_proj(F.silu(temb))
 
 
 class WanTransformer(nn.Module):

@@ -24,6 +24,7 @@ from omni_grpc.errors import Cancelled, CheckpointError, InternalError, InvalidA
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.plan import Broken, Decoded, DecodedPart, Prepared, Progress, Stepped
 from omni_grpc.request import Modality, PreviewImage, Request, RequestWarning
+from omni_grpc.tuning import FixedCache
 from omni_grpc.worker import delivery, media
 from omni_grpc.worker.base import Loaded, Runner, Setting
 from omni_grpc.worker.failure import failure
@@ -66,13 +67,14 @@ class SessionRunner(Runner):
             device=setting.device,
             dtype=setting.dtype,
         )
-        cache = None
-        if adapter.cache_backend is not None:
-            cache = caches.Cache(pipeline, denoisers, adapter.cache_backend, adapter.cache_config or {})
+        cache, asked = None, setting.config.cache
+        if asked is not None and asked.cache_backend is not None:
+            cache = caches.Cache(pipeline, denoisers, asked.cache_backend, asked.cache_config or {})
         return Loaded(
             runner=cls(pipeline, able, setting, cache),
             weight_bytes=loading.weight_bytes(list(pipeline.components.values())),
             attention_backend=attention.name,
+            fixed_cache=None if cache is None else FixedCache(cache.name),
             warnings=attention.warnings,
             checkpoint=describe(pipeline, able, setting.checkpoint, call_kwargs),
         )

@@ -36,6 +36,7 @@ from omni_grpc.request import (
     Step,
     VideoFormat,
 )
+from omni_grpc.tuning import AppliedLora, CacheCount, TeaCache
 from omni_grpc.v1 import event_pb2, media_pb2, sampling_pb2
 from omni_grpc.v1.event_pb2 import JobEvent
 
@@ -91,9 +92,27 @@ def effective(message: event_pb2.EffectiveParams) -> Effective:
         duration=seconds(message.duration),
         sample_rate=message.sample_rate_hz,
         attention_backend=message.attention_backend,
+        cache=_cache(message.cache),
+        loras=tuple(
+            AppliedLora(
+                id=lora.lora_id,
+                scale=lora.scale,
+                target=lora.target,
+                keys_applied=lora.keys_applied,
+                keys_skipped=lora.keys_skipped,
+            )
+            for lora in message.loras
+        ),
+        quantized_layers=dict(message.quantized_layers),
         defaults_used=dict(message.defaults_used),
         dropped_tokens=dict(message.dropped_tokens),
     )
+
+
+def _cache(message: sampling_pb2.CacheOptions) -> TeaCache | None:
+    if message.WhichOneof("kind") != "tea_cache":
+        return None
+    return TeaCache(threshold=message.tea_cache.rel_l1_thresh, coefficients=tuple(message.tea_cache.coefficients))
 
 
 def stats(message: event_pb2.GenerationStats) -> Stats:
@@ -104,6 +123,10 @@ def stats(message: event_pb2.GenerationStats) -> Stats:
         decode=seconds(message.decode),
         total=seconds(message.total),
         steps_run=message.steps_run,
+        steps_cached=message.steps_cached,
+        cache=tuple(
+            CacheCount(component=count.component, hits=count.hits, misses=count.misses) for count in message.cache
+        ),
         peak_memory_bytes=message.peak_memory_bytes,
     )
 

@@ -58,6 +58,8 @@ class Options(TypedDict, total=False):
     num_outputs: int | None
     scheduler: str | None
     """One of the model's schedulers, by name; not given: the checkpoint's own."""
+    loras: Mapping[str, float] | None
+    """Adapters of the server, by name, each with its scale."""
     extra: Mapping[str, Any] | None
     """Parameters of one model, by name."""
     request_id: str | None
@@ -271,6 +273,13 @@ def _put_struct(message: Any, name: str, value: Any) -> None:
     getattr(message, name).update(value)
 
 
+def _put_loras(message: Any, name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(value)
+    for lora_id, scale in value.items():
+        getattr(message, name).add(lora_id=lora_id, scale=scale)
+
+
 def _put_seconds(message: Any, name: str, value: float) -> None:
     getattr(message, name).FromTimedelta(datetime.timedelta(seconds=value))
 
@@ -313,6 +322,7 @@ _COMMON: Mapping[str, _Field] = {
     "seeds": _Field("sampling.seeds", f"a list, each entry {_SEED}", _extend),
     "num_outputs": _Field("sampling.num_outputs", _SIZE),
     "scheduler": _Field("sampling.scheduler", "text"),
+    "loras": _Field("sampling.loras", "a mapping of adapters to numbers", _put_loras),
     "extra": _Field("sampling.extra", "a mapping of names to JSON values", _put_struct),
     "request_id": _Field("options.request_id", "text"),
     "labels": _Field("options.labels", "a mapping of text to text", _update),

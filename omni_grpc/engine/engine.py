@@ -28,6 +28,7 @@ from omni_grpc.engine.status import EngineState, EngineStats
 from omni_grpc.engine.submission import Submission
 from omni_grpc.engine.timers import Timers
 from omni_grpc.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
+from omni_grpc.frames import segments
 from omni_grpc.load import Loading
 from omni_grpc.plan import (
     Broken,
@@ -44,6 +45,7 @@ from omni_grpc.plan import (
 from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Failed, Inputs, Queued, RequestWarning, Task
 from omni_grpc.resolve import advise_priority, check_model, check_task, resolve_request
 from omni_grpc.rules import Facts
+from omni_grpc.settle import facts_of
 from omni_grpc.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -148,6 +150,11 @@ class Engine:
         """What kept the first worker from loading, so that this engine will never be ready."""
         return self.failure if self.ready is None else None
 
+    @property
+    def facts(self) -> Facts:
+        """What requests are checked and completed by."""
+        return facts_of(self.config, self.checkpoint, self.ready)
+
     def check(self, model: str, task: Task) -> None:
         """Raises NotFound for a model that is not served, FailedPrecondition (TASK_NOT_SUPPORTED) for a task it lacks,
         where that is known, and Unavailable (MODEL_LOADING) before the model is loaded for the first time.
@@ -182,8 +189,7 @@ class Engine:
             self.check(submission.draft.model, submission.draft.task)
             message = f"this server takes no jobs: it is {self.state}"
             raise Unavailable(message, reason=f"ENGINE_{self.state}", retry_after=1.0)
-        facts = Facts(self.checkpoint, self.config.limits)
-        resolved = resolve_request(submission.draft, facts, id=new_job_id())
+        resolved = resolve_request(submission.draft, self.facts, id=new_job_id())
         deadline = math.inf if submission.deadline is None else submission.deadline
         self._scheduler.add(resolved.request, Claim(priority=submission.priority, deadline=deadline))
         settings = self.config.jobs
@@ -193,6 +199,7 @@ class Engine:
             + submission.warnings
             + resolved.warnings
             + advise_priority(submission.priority, self.config.scheduler.policy),
+            segments=segments(resolved.request.num_frames, self.checkpoint.limits),
             priority=submission.priority,
             defaults_used=resolved.defaults_used,
             labels=submission.labels,
@@ -354,7 +361,7 @@ class Engine:
             self.artifacts.put(artifact, data)
             run.job.append(ArtifactReady(artifact=artifact))
         self._scheduler.finish(run.job.id)
-        run.job.append(run.done(report, self.checkpoint.scheduler, self.ready.attention_backend if self.ready else ""))
+        run.job.append(run.done(report, self.checkpoint.scheduler, self.ready))
         self._end(run)
 
     def _on_broken(self, report: Broken) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import threading
@@ -15,7 +14,7 @@ from omni_grpc.hub import ProgressLog, Transfer, discard_unfinished
 from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.plan import Died, Fetched
 from omni_grpc.registry import open_model
-from omni_grpc.resolve import apply_settings
+from omni_grpc.settle import apply_settings
 from omni_grpc.spec import Checkpoint
 
 
@@ -27,6 +26,9 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
     threading.Thread(target=_obey, args=(connection,), daemon=True).start()
 
     log = ProgressLog()
+
+    def apply(found: Checkpoint) -> Checkpoint:
+        return apply_settings(config, found)
 
     def progress(it: Transfer) -> None:
         log(it)
@@ -41,7 +43,7 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
         )
 
     try:
-        found = open_model(config.model, apply=functools.partial(apply_settings, config), progress=progress)
+        found = open_model(config.model, apply=apply, progress=progress)
     except OmniError as error:
         connection.send(Died(failure=error.failure))
     else:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from omni_grpc.engine.jobs import Job
 from omni_grpc.errors import Failure
-from omni_grpc.plan import Decoded, DecodedPart, Media, Prepared, Progress
+from omni_grpc.plan import Decoded, DecodedPart, Media, Prepared, Progress, Ready
 from omni_grpc.request import (
     Artifact,
     Decoding,
@@ -21,6 +22,7 @@ from omni_grpc.request import (
     Stats,
     Step,
 )
+from omni_grpc.tuning import Adapter, AppliedLora, CacheCount, Lora, tally
 
 MAX_ATTEMPTS = 2
 """Attempts that a job gets: the scheduler lets it go back to the queue once."""
@@ -44,6 +46,8 @@ class Run:
         self._denoise = 0.0
         self._decode = 0.0
         self._evals = 0
+        self._steps_cached = 0
+        self._cache: dict[str, CacheCount] = {}
         self.decoded_parts = 0
         self._peak_memory = 0
         self._dropped_tokens: dict[str, int] = {}
@@ -58,7 +62,7 @@ class Run:
             seeds=request.seeds,
             width=request.width,
             height=request.height,
-            steps=request.steps,
+            steps=self.job.total_steps,
             queue_wait=self._started - self._created,
             warnings=self.job.warnings,
             attempt=self.attempt,
@@ -77,6 +81,9 @@ class Run:
     def stepped(self, progress: Progress, elapsed: float) -> Step:
         self._denoise = self._clock() - self._denoise_started - self._aside
         self._evals += progress.evals
+        self._steps_cached += bool(progress.cache) and not any(count.misses for count in progress.cache)
+        for count in progress.cache:
+            tally(self._cache, count.component, count)
         # a pipeline may have nothing to denoise
         mean = self._denoise / max(1, progress.step)
         return Step(
@@ -128,7 +135,7 @@ class Run:
         self._artifacts.append(artifact)
         return artifact
 
-    def done(self, report: Decoded, scheduler: str, attention_backend: str = "") -> Done:
+    def done(self, report: Decoded, scheduler: str, ready: Ready | None) -> Done:
         self._decode += report.elapsed
         self._peak_memory = report.peak_memory_bytes
         self._late_warnings = report.warnings
@@ -138,7 +145,8 @@ class Run:
         effective = Effective(
             width=first.width if first else request.width,
             height=first.height if first else request.height,
-            steps=self.job.step if report.steps is None else report.steps,
+            # those of each part: what it takes to ask for the same again
+            steps=self.job.step // self.job.segments if report.steps is None else report.steps,
             evals=self._evals,
             seeds=request.seeds,
             guidance=request.guidance,
@@ -150,7 +158,10 @@ class Run:
             output_fps=first.fps if first else 0.0,
             duration=first.duration if first else 0.0,
             sample_rate=first.sample_rate if first else 0,
-            attention_backend=attention_backend,
+            attention_backend=ready.attention_backend if ready else "",
+            cache=request.cache or (ready.fixed_cache if ready else None),
+            loras=_applied(request.loras, ready.loras) if ready else (),
+            quantized_layers=ready.quantized_layers if ready else {},
             defaults_used=self.job.defaults_used,
             dropped_tokens=self._dropped_tokens,
         )
@@ -180,5 +191,24 @@ class Run:
             decode=self._decode,
             total=now - self._created,
             steps_run=self.job.step,
+            steps_cached=self._steps_cached,
+            cache=tuple(self._cache.values()),
             peak_memory_bytes=self._peak_memory,
         )
+
+
+def _applied(loras: Sequence[Lora], adapters: Sequence[Adapter]) -> tuple[AppliedLora, ...]:
+    """What became of the adapters of a request: one entry for each component that one of them changes."""
+    found = {adapter.id: adapter for adapter in adapters}
+    return tuple(
+        AppliedLora(
+            id=lora.id,
+            scale=lora.scale,
+            target=component,
+            keys_applied=found[lora.id].applied[component],
+            keys_skipped=len(found[lora.id].skipped),
+        )
+        for lora in loras
+        for component in found[lora.id].targets
+        if lora.target in ("", component)
+    )

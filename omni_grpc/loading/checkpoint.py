@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
@@ -37,6 +38,32 @@ class Source:
     rows: slice | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where the weight of a checkpoint's module is in ours: the path of a module, and which rows of its weight (all of
+    them where `rows` is None).
+    """
+
+    path: str
+    rows: slice | None = None
+
+
+Places = Mapping[str, Place]
+"""The places of all weights, by the name that the checkpoint gives the module."""
+
+
+def places(module: nn.Module, folder: Path, weights: WeightMap) -> Places:
+    """What load_weights would put where. Raises CheckpointError as it does."""
+    with _headers(folder) as (_, found):
+        matched = _match(_wanted(module), found, weights, folder)
+    return {
+        source.key.removesuffix(".weight"): Place(name.removesuffix(".weight"), source.rows)
+        for name, sources in matched.items()
+        for source in sources
+        if name.endswith(".weight")
+    }
+
+
 def load_weights(
     module: nn.Module, folder: Path, weights: WeightMap, *, device: torch.device | str, dtype: torch.dtype
 ) -> None:
@@ -47,16 +74,8 @@ def load_weights(
     no more than that. Parameters end in memory of their own, never in a mapped file, and do not require gradients.
     Raises CheckpointError that names every missing, every unexpected and every misshapen weight.
     """
-    wanted: dict[str, tuple[int, ...]] = {}
-    for path, owner in _owners(module):
-        wanted |= {f"{path}.{leaf}" if path else leaf: shape for leaf, shape in _shapes(owner).items()}
-    with contextlib.ExitStack() as stack:
-        handles = {file: stack.enter_context(_open(file)) for file in _files(folder)}
-        found = [
-            Source(key, file, tuple(handle.get_slice(key).get_shape()))
-            for file, handle in handles.items()
-            for key in handle.keys()  # noqa: SIM118 - the handle is no mapping
-        ]
+    wanted = _wanted(module)
+    with _headers(folder) as (handles, found):
         for name, sources in _match(wanted, found, weights, folder).items():
             kept = any(re.search(pattern, name) for pattern in weights.float32)
             weight = torch.empty(wanted[name], dtype=torch.float32 if kept else dtype, device=device)
@@ -70,6 +89,30 @@ def load_weights(
                 owner.take(leaf, weight)
             else:
                 setattr(owner, leaf, nn.Parameter(weight, requires_grad=False))
+
+
+@contextlib.contextmanager
+def _headers(folder: Path) -> Iterator[tuple[Mapping[Path, Any], list[Source]]]:
+    """The open files of a folder, and every tensor in them."""
+    with contextlib.ExitStack() as stack:
+        handles = {file: stack.enter_context(_open(file)) for file in _files(folder)}
+        yield (
+            handles,
+            [
+                Source(key, file, tuple(handle.get_slice(key).get_shape()))
+                for file, handle in handles.items()
+                for key in handle.keys()  # noqa: SIM118 - the handle is no mapping
+            ],
+        )
+
+
+def _wanted(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The name and the shape of everything that the module needs of a checkpoint."""
+    return {
+        f"{path}.{leaf}" if path else leaf: shape
+        for path, owner in _owners(module)
+        for leaf, shape in _shapes(owner).items()
+    }
 
 
 def _owners(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from omni_grpc.loading.checkpoint import load_weights
+from omni_grpc.loading.checkpoint import Places, load_weights, places
 from omni_grpc.loading.components import load_module, load_tokenizer
 from omni_grpc.spec import Checkpoint
 
 M = TypeVar("M", bound=nn.Module)
 
-Edit = Callable[[nn.Module, str], None]
-"""Changes a denoiser in place, given the name of its component."""
+Edit = Callable[[nn.Module, str, Places], None]
+"""Changes a denoiser in place, given the name of its component and where the checkpoint's weights go."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +37,13 @@ class Loader:
         """
         with torch.device("meta"):
             module = build(self.checkpoint.configs[component]).eval()
+        folder, weights = self.checkpoint.path / component, self.checkpoint.spec.weights[component]
+        where = places(module, folder, weights)
         for edit in self.before:
-            edit(module, component)
-        weights = self.checkpoint.spec.weights[component]
-        load_weights(module, self.checkpoint.path / component, weights, device=self.device, dtype=self.dtype)
+            edit(module, component, where)
+        load_weights(module, folder, weights, device=self.device, dtype=self.dtype)
         for edit in self.after:
-            edit(module, component)
+            edit(module, component, where)
         return module
 
     def module(self, component: str, *, part: str = "") -> Any:

@@ -88,6 +88,10 @@ class DualStreamBlock(Block):
         img = gate_add(img, self.img_mlp(self._normed(img, img_ff, img_index)), img_ff[2], img_index)
         return txt, img
 
+    def signal(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> Tensor:
+        """What the image's attention reads: the first modulated input."""
+        return self._normed(carry[1], mod.chunk(4, -1)[2].chunk(3, -1), rows.index[IMG])
+
     def _normed(self, x: Tensor, mod: tuple[Tensor, ...], index: Tensor) -> Tensor:
         shift, scale, _ = mod
         return norm_modulate(x, scale, shift, index, self.eps)

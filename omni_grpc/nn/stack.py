@@ -41,6 +41,16 @@ class Block(nn.Module, abc.ABC):
     def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
         """`mod` [M, kC] is this block's part of the modulation of the batch. A block never learns its own number."""
 
+    def signal(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> Tensor:
+        """A tensor [T, C] over the last stream of `carry` that changes from step to step as what the whole stack adds
+        does, asked of a stack's first block. It gets what `forward` gets.
+
+        Here it is what the block adds to that stream, which costs the block. A block that has its first modulated input
+        at hand gives that: it costs next to nothing, and is what published coefficients are fitted to.
+        """
+        out: tuple[Tensor, ...] = self(*carry, rows=rows, mod=mod, **constants)
+        return out[-1] - carry[-1]
+
 
 class Stack(nn.Module):
     """Groups of like blocks under one numbering: `Stack(dual=[...], single=[...])`.
@@ -72,14 +82,25 @@ class Stack(nn.Module):
         """The innermost run."""
         with activate(rows):
             for number in range(lo, hi):
-                group, place = self._where[number]
-                block = self.group(group)[place]
+                block, bound = self._block(number, rows)
                 carry = convert(carry, block.carry, rows)
-                constants = {name: rows[name][:, place] for name in block.constants}
-                mod = rows[group]
-                out = block(*carry.values(), rows=rows, mod=mod[:, place if mod.shape[1] > 1 else 0], **constants)
+                out = block(*carry.values(), rows=rows, **bound)
                 carry = dict(zip(block.carry, out, strict=True))
         return carry
+
+    def signal(self, number: int, carry: Carry, rows: Rows) -> tuple[str, Tensor]:
+        """The signal of one block before it runs, see Block.signal, and the stream that packs it."""
+        block, bound = self._block(number, rows)
+        with activate(rows):
+            return block.carry[-1], block.signal(*convert(carry, block.carry, rows).values(), rows=rows, **bound)
+
+    def _block(self, number: int, rows: Rows) -> tuple[Block, dict[str, Tensor]]:
+        """A block, and its part of what is bound to the rows."""
+        group, place = self._where[number]
+        block = self.group(group)[place]
+        bound = {name: rows[name][:, place] for name in block.constants}
+        mod = rows[group]
+        return block, {"mod": mod[:, place if mod.shape[1] > 1 else 0], **bound}
 
     def modulation(self, temb: Tensor) -> dict[str, Tensor]:
         """The timesteps' embeddings [S, C] -> for each group [S, blocks, kC].
@@ -100,6 +121,19 @@ class Stack(nn.Module):
     def group(self, name: str) -> Sequence[Block]:
         """The blocks of one group, in order."""
         return cast(Sequence[Block], self.get_submodule(name))
+
+
+def main_stack(module: nn.Module) -> tuple[str, Stack]:
+    """The path and the stack of a denoiser's main part: the one with the most blocks. Refiners and embedders have few.
+
+    Raises ValueError where there is none, or two of them are longest.
+    """
+    stacks = {path: part for path, part in module.named_modules() if isinstance(part, Stack)}
+    longest = [path for path in stacks if len(stacks[path]) == max(map(len, stacks.values()))]
+    if len(longest) != 1:
+        found = ", ".join(longest) or "none"
+        raise ValueError(f"{type(module).__name__} has no single longest stack of blocks: {found}")
+    return longest[0], stacks[longest[0]]
 
 
 def convert(carry: Carry, names: tuple[str, ...], rows: Rows) -> Carry:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Self
 
 from torch import Tensor, nn
 
 from omni_grpc.loading.loader import Loader
 from omni_grpc.nn.rows import Rows
-from omni_grpc.pipeline.outputs import Output
+from omni_grpc.pipeline.outputs import Output, join
 from omni_grpc.pipeline.state import State
 from omni_grpc.request import Guidance, Request
 
@@ -74,6 +75,10 @@ class Pipeline(nn.Module, abc.ABC):
     @abc.abstractmethod
     def decode(self, state: State, latents: Tensor) -> list[Output]:
         """Finished latents [T, C] as outputs: those of the state or, before it is done, of one of its segments."""
+
+    def join(self, parts: Sequence[Output]) -> Output:
+        """The decoded segments of one output as one. The default puts them end to end."""
+        return join(parts)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError("a pipeline is not called: the engine calls prepare, predict, advance and decode")

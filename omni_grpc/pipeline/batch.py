@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.nn.rows import MOD, LayoutCache, Rows
-from omni_grpc.pipeline.base import Outcome, Pipeline
+from omni_grpc.pipeline.base import Done, Outcome, Pipeline, Segment
 from omni_grpc.pipeline.guidance import combine
 from omni_grpc.pipeline.state import State
 
@@ -53,8 +53,13 @@ def predict(pipeline: Pipeline, rows: Rows) -> dict[State, dict[str, Tensor]]:
 
 
 def advance(pipeline: Pipeline, state: State, predictions: Mapping[str, Tensor]) -> Outcome:
-    """Guides one state and moves it on, given the predictions of its branches."""
-    return pipeline.advance(state, combine(predictions, pipeline.guidance(state)))
+    """Guides one state and moves it on, given the predictions of its branches. What features keep of a segment is gone
+    with its end.
+    """
+    outcome = pipeline.advance(state, combine(predictions, pipeline.guidance(state)))
+    if isinstance(outcome, Segment | Done):
+        state.slots.clear()
+    return outcome
 
 
 def _tokens(state: State) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import diffusers
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,6 +57,19 @@ def _unipc(config: Mapping[str, Any], levels: Levels, device: Device) -> Any:
     return scheduler
 
 
+def _helios(config: Mapping[str, Any], levels: Levels, device: Device) -> Any:
+    """UniPC or Euler, as its config says. With stages it goes through a pyramid of sizes, which no schedule does."""
+    scheduler = diffusers.HeliosScheduler.from_config(dict(config))
+    if scheduler.config.stages != 1:
+        raise CheckpointError(
+            f"scheduler: HeliosScheduler with stages = {scheduler.config.stages} is not served yet",
+            reason="SCHEDULER_NOT_SUPPORTED",
+        )
+    sigmas = None if levels.sigmas is None else np.asarray(levels.sigmas)
+    scheduler.set_timesteps(levels.steps, device=device, sigmas=sigmas, mu=levels.mu)
+    return scheduler
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
     """How a scheduler of one class is made, and how many predictions each of its steps takes but the last, which always
@@ -70,6 +84,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "FlowMatchEulerDiscreteScheduler": Kind(_euler, draws_noise=True),
     "FlowMatchHeunDiscreteScheduler": Kind(_heun, order=2, draws_noise=True),
+    "HeliosScheduler": Kind(_helios),
     "UniPCMultistepScheduler": Kind(_unipc),
 }
 """The schedulers that are served."""

@@ -13,6 +13,7 @@ from omni_grpc.nn.rows import Row
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Schedule
 from omni_grpc.request import Guidance, Request
+from omni_grpc.tuning import CacheCount
 
 COND = "cond"
 """The branch that follows the prompt."""
@@ -47,7 +48,9 @@ class State:
     padding that is attended. The prediction for them is dropped.
     evaluation: the prediction that comes next, counted through all steps of the schedule.
     segment: the part of the output that is being denoised, of `segments`; each has a schedule of as many steps.
-    slots: what features keep from step to step, by (feature, branch); what is kept there owns its memory.
+    slots: what features keep from evaluation to evaluation, by (feature, branch); what is kept there owns its memory.
+    It is emptied where a segment ends.
+    reuse: what caches did for each branch in the evaluation at hand, by (component, branch).
     prompt_tokens: tokens of the prompt that condition the output. dropped_tokens: per prompt field, how many did not
     fit.
     """
@@ -67,6 +70,7 @@ class State:
     segment: int = 0
     segments: int = 1
     slots: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
+    reuse: dict[tuple[str, str], CacheCount] = dataclasses.field(default_factory=dict)
     prompt_tokens: int = 0
     dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

@@ -102,12 +102,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return [] if ready is None or ready.device == "cpu" else [admin_pb2.GpuInfo(name=ready.device, index=0)]
 
     def _features(self) -> dict[str, str]:
-        """Every setting of the server but the path of its checkpoint, and what the worker made of "auto"."""
-        sections = self._engine.config
+        """Every setting of the server but paths of its machine, and what the worker made of "auto"."""
         features = {
-            option.name: str(getattr(getattr(sections, option.section), option.name))
+            option.name: str(option.of(self._engine.config))
             for option in settings.options()
-            if option.name != "model"
+            if option.name not in ("model", "lora")
         }
         features = {name: value for name, value in features.items() if value != "None"}
         if (ready := self._engine.ready) is not None:

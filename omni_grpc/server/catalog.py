@@ -7,21 +7,25 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
+from omni_grpc.config import NATIVE_CACHES, QUANTIZATIONS
 from omni_grpc.engine import Engine, EngineState
 from omni_grpc.frames import nearest_frames
+from omni_grpc.opaque import OPAQUE_FAMILY
 from omni_grpc.request import AudioFormat, ImageFormat, Modality, Task, VideoFormat
 from omni_grpc.resolve import check_model
-from omni_grpc.rules import TAKEN, Facts
+from omni_grpc.rules import TAKEN
 from omni_grpc.server import convert
 from omni_grpc.server.failures import status
 from omni_grpc.server.media import NAMES
 from omni_grpc.server.requests import refused
 from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, unserved_paths
 from omni_grpc.spec import Checkpoint, GuidanceKind, ModelSpec
+from omni_grpc.tuning import MAX_LORA_SCALE, MAX_LORAS
 from omni_grpc.v1 import generation_pb2, model_pb2, options_pb2, sampling_pb2
 
 SCALES = (0.0, 100.0)
 """What `resolve.RULES` allows for both guidance scales."""
+LORA_SCALES = model_pb2.DoubleRange(min=-MAX_LORA_SCALE, max=MAX_LORA_SCALE)
 RATES = (1.0, 240.0)
 """What `resolve.RULES` allows for frames per second."""
 
@@ -71,6 +75,9 @@ class Catalog:
             dtype=ready.dtype if ready else "",
             family=checkpoint.spec.family,
             pipeline=checkpoint.spec.name,
+            cache_methods=NATIVE_CACHES if self._engine.facts.cache else (),
+            quantizations=QUANTIZATIONS if checkpoint.spec.family != OPAQUE_FAMILY else (),
+            loras=sorted(adapter.id for adapter in self._engine.facts.loras),
             preview_methods=[options_pb2.PREVIEW_METHOD_NONE, options_pb2.PREVIEW_METHOD_LATENT_RGB],
             image_formats=[convert.image_format(kind) for kind in ImageFormat if Modality.IMAGE in makes],
             video_formats=[f"VIDEO_FORMAT_{kind.value}" for kind in VideoFormat if Modality.VIDEO in makes],
@@ -80,12 +87,12 @@ class Catalog:
         )
 
     def _defaults(self) -> sampling_pb2.SamplingParams:
-        defaults = self._engine.checkpoint.defaults
+        defaults, facts = self._engine.checkpoint.defaults, self._engine.facts
         return sampling_pb2.SamplingParams(
             steps=defaults.steps,
             guidance=convert.guidance(defaults.guidance),
             num_outputs=1,
-            cache=sampling_pb2.CacheOptions(off=sampling_pb2.CacheOff()),
+            cache=convert.cache(facts.cache or facts.fixed_cache),
         )
 
     def _refusals(self) -> dict[str, str]:
@@ -98,6 +105,13 @@ class Catalog:
             for name in message.DESCRIPTOR.fields_by_name:
                 if name in served and NAMES.get(name, name) in TAKEN and not _takes(spec, NAMES.get(name, name)):
                     result.setdefault(name, f"{spec.name} does not take it")
+        facts = self._engine.facts
+        if not facts.loras:
+            result["sampling.loras"] = "no adapter is loaded; native models take them with --lora NAME=PATH"
+        if facts.cache is None:
+            result["sampling.cache.tea_cache"] = "not turned on; native models have it with --cache-backend tea_cache"
+        if facts.fixed_cache is not None:
+            result["sampling.cache.off"] = f"{facts.fixed_cache.name} is on for every request"
         if spec.exclusive:
             result["step_batching"] = f"{spec.name} works on one request at a time; others wait in the queue"
         return result
@@ -110,7 +124,7 @@ class Catalog:
             min_height=checkpoint.limits.min_size,
             max_width=checkpoint.limits.max_size,
             max_height=checkpoint.limits.max_size,
-            max_pixels=Facts(checkpoint, limits).max_pixels,
+            max_pixels=self._engine.facts.max_pixels,
             size_multiple=checkpoint.limits.size_multiple,
             default_width=checkpoint.defaults.width,
             default_height=checkpoint.defaults.height,
@@ -119,6 +133,8 @@ class Catalog:
             max_prompt_chars=limits.max_prompt_chars,
             max_prompt_tokens=checkpoint.limits.max_prompt_tokens,
             max_input_images=checkpoint.limits.max_input_images,
+            max_loras=MAX_LORAS if self._engine.facts.loras else 0,
+            lora_scale=LORA_SCALES if self._engine.facts.loras else None,
             strength=model_pb2.DoubleRange(min=0, max=1) if "strength" in checkpoint.spec.takes else None,
             max_audio=_max_audio(checkpoint),
             **_video_limits(checkpoint),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from omni_grpc.engine import Engine
+from omni_grpc.server import convert
 from omni_grpc.server.catalog import Catalog
 from omni_grpc.server.requests import NAMED_TASKS, Reader
 from omni_grpc.v1 import model_pb2, model_pb2_grpc, sampling_pb2
@@ -29,5 +30,15 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
     async def ListLoras(self, request: model_pb2.ListLorasRequest, context: Any) -> model_pb2.ListLorasResponse:
         if request.model:
             self._catalog.check_name(request.model)
-        # adapters cannot be loaded yet, so there are none
-        return model_pb2.ListLorasResponse()
+        engine = self._engine
+        running = [job.request.loras for job in engine.jobs.newest() if not job.state.terminal]
+        return model_pb2.ListLorasResponse(
+            loras=[
+                convert.lora(
+                    adapter,
+                    engine.checkpoint.name,
+                    in_use=sum(any(lora.id == adapter.id for lora in loras) for loras in running),
+                )
+                for adapter in sorted(engine.facts.loras, key=lambda adapter: adapter.id)
+            ]
+        )

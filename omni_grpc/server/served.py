@@ -23,7 +23,10 @@ COMMON = frozenset(
         "sampling.seeds",
         "sampling.num_outputs",
         "sampling.scheduler",
+        "sampling.loras",
         "sampling.cache.off",
+        "sampling.cache.tea_cache.rel_l1_thresh",
+        "sampling.cache.tea_cache.coefficients",
         "sampling.guidance.scale",
         "sampling.guidance.true_cfg_scale",
         "sampling.guidance.norm",
@@ -47,7 +50,7 @@ COMMON = frozenset(
         "options.retention",
     }
 )
-"""Paths of all four requests. `sampling.cache.off` is here because it is the truth: no step cache is served."""
+"""Paths of all four requests."""
 
 PICTURES = frozenset(
     {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -13,6 +13,7 @@ from omni_grpc.load import Loading
 from omni_grpc.plan import CostModel, Decoded, DecodedPart, Prepared, Stepped
 from omni_grpc.request import Request, RequestWarning
 from omni_grpc.spec import Checkpoint
+from omni_grpc.tuning import Adapter, FixedCache
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,9 @@ class Loaded:
     weight_bytes: int
     cost: CostModel = dataclasses.field(default_factory=CostModel)
     attention_backend: str = ""
+    quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    loras: tuple[Adapter, ...] = ()
+    fixed_cache: FixedCache | None = None
     warnings: tuple[RequestWarning, ...] = ()
     checkpoint: Checkpoint | None = None
 

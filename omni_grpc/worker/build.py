@@ -12,7 +12,7 @@ import torch
 from omni_grpc.config import EngineConfig
 from omni_grpc.load import Loading
 from omni_grpc.plan import Ready
-from omni_grpc.resolve import Machine, place
+from omni_grpc.settle import Machine, place
 from omni_grpc.spec import Checkpoint
 from omni_grpc.worker.base import Loaded, Runner, Setting
 
@@ -45,6 +45,9 @@ def build(
         weight_bytes=loaded.weight_bytes,
         cost=loaded.cost,
         attention_backend=loaded.attention_backend,
+        quantized_layers=loaded.quantized_layers,
+        loras=loaded.loras,
+        fixed_cache=loaded.fixed_cache,
         warnings=loaded.warnings,
         checkpoint=loaded.checkpoint,
     )

@@ -11,7 +11,7 @@ from typing import Any
 from omni_grpc import shared
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.plan import Media
-from omni_grpc.request import AudioFormat, ImageFormat, Request, VideoFormat
+from omni_grpc.request import AudioFormat, ImageFormat, Request, RequestWarning, VideoFormat
 from omni_grpc.worker import media
 
 
@@ -51,6 +51,20 @@ def encode(output: Output, request: Request, *, fps: float = 0.0, sample_rate: i
             data = media.encode_audio(output.samples, sample_rate, audio, request.sample_rate)
             duration = output.samples.shape[1] / sample_rate
             return File(data, {"width": 0, "height": 0, "sample_rate": target, "duration": duration})
+
+
+def rounded(output: Output, request: Request) -> tuple[RequestWarning, ...]:
+    """What to say of a video that has other frames than were asked for: whole chunks, less what their decoder drops."""
+    if output.pixels is None or request.num_frames in (None, len(output.pixels)):
+        return ()
+    warning = RequestWarning(
+        code="FRAMES_ROUNDED",
+        field="num_frames",
+        message=f"the model made {len(output.pixels)} of {request.num_frames}",
+        requested=str(request.num_frames),
+        applied=str(len(output.pixels)),
+    )
+    return (warning,)
 
 
 class Delivery:

@@ -12,16 +12,18 @@ import torch
 from torch import Tensor
 
 from omni_grpc.errors import Cancelled, InternalError
+from omni_grpc.features import Effects
 from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.nn.rows import LayoutCache, Rows
 from omni_grpc.pipeline.base import Again, Done, Outcome, Pipeline, Segment
 from omni_grpc.pipeline.batch import advance, assemble, predict
-from omni_grpc.pipeline.outputs import Output, join
+from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.preview import latent_picture
 from omni_grpc.pipeline.state import State
 from omni_grpc.plan import Broken, Decoded, DecodedPart, Prepared, Progress, Stepped
 from omni_grpc.request import PreviewImage, Request
 from omni_grpc.spec import LatentRgb
+from omni_grpc.tuning import CacheCount, tally
 from omni_grpc.worker import delivery, media
 from omni_grpc.worker.base import Loaded, Runner, Setting
 from omni_grpc.worker.edits import loader
@@ -34,7 +36,8 @@ class Held:
     """A request in the worker.
 
     states: one for each output. finished: for each, the latents of its segments that wait to be decoded. parts: for
-    each, what was decoded of it, segment by segment. evals, seconds: what the current step has taken so far.
+    each, what was decoded of it, segment by segment. evals, seconds, reuse: what the current step has taken so far, and
+    what caches have answered of it, by (output, component, branch).
     """
 
     states: list[State]
@@ -42,6 +45,31 @@ class Held:
     parts: list[list[list[Output]]]
     evals: int = 0
     seconds: float = 0.0
+    reuse: dict[tuple[int, str, str], CacheCount] = dataclasses.field(default_factory=dict)
+
+    def predicted(self) -> None:
+        """Another evaluation of the current step has its prediction."""
+        self.evals += 1
+        for state in self.states:
+            for (component, branch), count in state.reuse.items():
+                tally(self.reuse, (state.output, component, branch), count)
+
+    def stepped(self) -> None:
+        """The current step is reported, and the next one begins."""
+        self.evals, self.seconds = 0, 0.0
+        self.reuse.clear()
+
+    @property
+    def rows_reused(self) -> int:
+        return len({(output, branch) for (output, _, branch), count in self.reuse.items() if count.hits})
+
+    @property
+    def cache(self) -> tuple[CacheCount, ...]:
+        """What caches did in the current step, component by component."""
+        counts: dict[str, CacheCount] = {}
+        for count in self.reuse.values():
+            tally(counts, count.component, count)
+        return tuple(counts.values())
 
     @classmethod
     def of(cls, states: list[State]) -> Held:
@@ -81,12 +109,15 @@ class PackedRunner(Runner):
     @classmethod
     def load(cls, setting: Setting) -> Loaded:
         checkpoint, device = setting.checkpoint, setting.device
-        pipeline = load_pipeline(setting)
+        effects = Effects()
+        pipeline = load_pipeline(setting, effects)
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         return Loaded(
             runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.spec.latent_rgb),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
             cost=warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds),
+            quantized_layers=dict(effects.quantized_layers),
+            loras=tuple(effects.loras.values()),
         )
 
     def drop(self, ids: Sequence[str]) -> None:
@@ -122,7 +153,6 @@ class PackedRunner(Runner):
         self._refuse_non_finite(moved, broken)
         progress = []
         for request_id, it in moved.items():
-            it.held.evals += 1
             if any(isinstance(outcome, Again) for outcome in it.outcomes):
                 it.held.seconds += time.monotonic() - began
             else:
@@ -153,7 +183,7 @@ class PackedRunner(Runner):
         self._decode_finished(held)
         # all are decoded and encoded before any is put in shared memory: a block belongs to a report
         outputs = [
-            join(parts)
+            self._pipeline.join(parts)
             for state, decoded in zip(held.states, held.parts, strict=True)
             for parts in zip(*decoded, self._pipeline.decode(state, state.latents), strict=True)
         ]
@@ -162,6 +192,7 @@ class PackedRunner(Runner):
         return Decoded(
             id=request_id,
             media=self._delivery.put(request, files),
+            warnings=delivery.rounded(outputs[0], request),
             elapsed=time.monotonic() - began,
             peak_memory_bytes=media.peak_memory_bytes(),
         )
@@ -206,6 +237,7 @@ class PackedRunner(Runner):
                     if isinstance(outcome, Segment):
                         finished.append(outcome.latents)
                 moved[request_id] = it
+                held.predicted()
         return moved, broken
 
     def _let_go(self, work: Work) -> None:
@@ -215,7 +247,10 @@ class PackedRunner(Runner):
                 self._rows = None
 
     def _predict(self, work: Work) -> Mapping[State, Mapping[str, Tensor]]:
-        self._rows = assemble([state for held in work.values() for state in held.states], self._layouts, self._rows)
+        states = [state for held in work.values() for state in held.states]
+        for state in states:
+            state.reuse.clear()
+        self._rows = assemble(states, self._layouts, self._rows)
         return predict(self._pipeline, self._rows)
 
     def _refuse_non_finite(self, moved: dict[str, Moved], broken: list[Broken]) -> None:
@@ -244,6 +279,8 @@ class PackedRunner(Runner):
             sigma=it.sigma,
             timestep=it.timestep,
             rows=it.rows,
+            rows_reused=held.rows_reused,
+            cache=held.cache,
             evals=held.evals,
             earlier=held.seconds,
             segment=it.segment,
@@ -252,7 +289,7 @@ class PackedRunner(Runner):
             finished=all(isinstance(outcome, Done) for outcome in it.outcomes),
             previews=self._previews(it),
         )
-        held.evals, held.seconds = 0, 0.0
+        held.stepped()
         return progress
 
     def _previews(self, it: Moved) -> tuple[PreviewImage, ...]:
@@ -270,11 +307,15 @@ class PackedRunner(Runner):
         return tuple(previews)
 
 
-def load_pipeline(setting: Setting) -> Pipeline:
-    """The pipeline of a checkpoint, with every feature that the configuration turns on."""
+def load_pipeline(setting: Setting, effects: Effects) -> Pipeline:
+    """The pipeline of a checkpoint, with every feature that the configuration turns on; `effects` is told what they do.
+    Raises ConfigError for one that has no effect.
+    """
     module, _, name = setting.checkpoint.spec.pipeline.partition(":")
     kind: type[Pipeline] = getattr(importlib.import_module(module), name)
-    return kind.load(loader(setting))
+    pipeline = kind.load(loader(setting, effects))
+    effects.check()
+    return pipeline
 
 
 def _latents(it: Moved) -> list[Tensor]:

@@ -23,6 +23,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from omni_grpc import request as vocabulary
+from omni_grpc import tuning
 from omni_grpc.engine.jobs import JobState
 from omni_grpc.spec import GuidanceKind
 from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, model_pb2, options_pb2, sampling_pb2
@@ -320,6 +321,9 @@ TWINS: tuple[tuple[type, Descriptor, dict[str, str]], ...] = (
         event_pb2.EffectiveParams.DESCRIPTOR,
         {"output_format": "image_format", "sample_rate": "sample_rate_hz"},
     ),
+    (tuning.AppliedLora, event_pb2.AppliedLora.DESCRIPTOR, {"id": "lora_id"}),
+    (tuning.Lora, sampling_pb2.LoraRef.DESCRIPTOR, {"id": "lora_id"}),
+    (tuning.TeaCache, sampling_pb2.TeaCacheOptions.DESCRIPTOR, {"threshold": "rel_l1_thresh"}),
     (vocabulary.Stats, event_pb2.GenerationStats.DESCRIPTOR, {}),
 )
 

@@ -44,6 +44,7 @@ def test_every_option_has_its_field():
             "retention": 0,
             "preview_every": 5,
             "preview_max_edge": 128,
+            "loras": {"style": 0.5, "sketch": 1},
         },
     )
     assert (request.model, request.prompt) == ("toy", "a red circle")
@@ -59,6 +60,7 @@ def test_every_option_has_its_field():
     assert request.sampling.guidance.boundary_ratio == 0.9
     assert list(request.sampling.seeds) == [5, 9]
     assert request.sampling.scheduler == "Heun"
+    assert [(lora.lora_id, lora.scale) for lora in request.sampling.loras] == [("style", 0.5), ("sketch", 1.0)]
     assert request.output_format == IMAGE_FORMAT_WEBP
     assert (request.options.request_id, dict(request.options.labels)) == ("mine", {"team": "red"})
     assert request.options.priority == -2

@@ -200,6 +200,7 @@ class Worker(RuleBasedStateMachine):
         self.count, self.added, self.gone = 0, set(), set()
         self.preparing, self.stepping, self.decoding = [], [], []
         self.known, self.aside, self.returned = set(), set(), set()
+        self.parts, self.whole = set(), set()
 
     @rule(priority=st.integers(-1, 1), deadline=st.sampled_from([1.0, 2.0, math.inf]))
     def add(self, priority, deadline):
@@ -220,13 +221,17 @@ class Worker(RuleBasedStateMachine):
         for lane, work in (
             (self.preparing, [r.id for r in plan.admit]),
             (self.stepping, list(plan.step)),
-            (self.decoding, list(plan.decode)),
+            (self.decoding, [*plan.decode, *plan.decode_parts]),
         ):
             assert not (lane and work), "a busy lane got more"
             lane.extend(work)
         assert len(plan.admit) <= 1
-        assert len(plan.decode) <= 1
-        assert not self.gone & {*(r.id for r in plan.admit), *plan.step, *plan.decode}, "work for a job that is gone"
+        assert len(plan.decode) + len(plan.decode_parts) <= 1
+        work = {*(r.id for r in plan.admit), *plan.step, *plan.decode, *plan.decode_parts}
+        assert not self.gone & work, "work for a job that is gone"
+        assert self.parts >= set(plan.decode_parts), "a part that is not there, or once more"
+        self.parts -= {*plan.decode_parts, *plan.decode}
+        self.whole |= set(plan.decode)
         assert set(plan.drop) <= self.known
         self.known |= {r.id for r in plan.admit}
         assert len(plan.step) <= self.scheduler.max_num_seqs
@@ -251,15 +256,21 @@ class Worker(RuleBasedStateMachine):
     def stepped(self, data):
         self.scheduler.free(Lane.STEP)
         for name in self.stepping:
-            if data.draw(st.booleans()):
-                self.scheduler.denoised(name)
+            match data.draw(st.sampled_from(["goes on", "part", "done"])):
+                case "part":
+                    self.scheduler.part_ready(name)
+                    self.parts |= {name} - self.gone
+                case "done":
+                    self.scheduler.denoised(name)
         self.stepping.clear()
 
     @precondition(lambda self: self.decoding)
     @rule()
     def decoded(self):
         self.scheduler.free(Lane.DECODE)
-        self._finish(self.decoding.pop())
+        name = self.decoding.pop()
+        if name in self.whole:
+            self._finish(name)
 
     @precondition(lambda self: self.added - self.gone)
     @rule(data=st.data())

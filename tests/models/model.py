@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omni_grpc.config import EngineConfig, LimitsConfig
-from omni_grpc.pipeline.outputs import Pixels, join
+from omni_grpc.config import EngineConfig
+from omni_grpc.pipeline.outputs import Pixels
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Draft, GuidanceDraft, ImageFormat, Modality, OutputFormat, Request, Task, VideoFormat
 from omni_grpc.resolve import resolve_request
-from omni_grpc.rules import Facts
+from omni_grpc.settle import facts_of
 from omni_grpc.spec import Checkpoint, GuidanceKind
 from omni_grpc.worker.build import build
-from omni_grpc.worker.packed import PackedRunner
+from omni_grpc.worker.packed import Held, PackedRunner
 
 NAME = "tiny"
 """What drafts call the model."""
@@ -63,7 +63,9 @@ class Entry:
 
 
 class Model:
-    """A checkpoint that is loaded on the CPU as the worker loads it, and what its entry says to ask of it."""
+    """A checkpoint that is loaded on the CPU as the worker loads it, and what its entry says to ask of it. `settings`
+    are more settings of the server.
+    """
 
     def __init__(
         self,
@@ -73,15 +75,17 @@ class Model:
         dtype: str = "float32",
         threads: int | None = 1,
         checkpoint: Checkpoint | None = None,
+        **settings: Any,
     ) -> None:
         self.entry = entry
         self.checkpoint = checkpoint or open_checkpoint(folder, name=NAME)
         self.spec = self.checkpoint.spec
         config = EngineConfig.from_settings(
-            model=str(folder), device="cpu", dtype=dtype, cpu_threads=threads, warm_up_seconds=0
+            model=str(folder), device="cpu", dtype=dtype, cpu_threads=threads, warm_up_seconds=0, **settings
         )
         self.dtype: torch.dtype = getattr(torch, dtype)
-        runner, _ = build(config, self.checkpoint, "omni-test-", lambda loading: None)
+        runner, self.ready = build(config, self.checkpoint, "omni-test-", lambda loading: None)
+        self.facts = facts_of(config, self.checkpoint, self.ready)
         assert isinstance(runner, PackedRunner)
         self.pipeline, self.device = runner._pipeline, torch.device("cpu")
         entry.shrink(self.pipeline)
@@ -123,7 +127,7 @@ class Model:
 
     def request(self, draft: Draft, id: str = "job") -> Request:
         """The draft, checked and completed as the server does it."""
-        return resolve_request(draft, Facts(self.checkpoint, LimitsConfig()), id=id).request
+        return resolve_request(draft, self.facts, id=id).request
 
     def runner(self) -> PackedRunner:
         return PackedRunner(self.pipeline, self.device, "omni-test-", latent_rgb=self.spec.latent_rgb)
@@ -142,22 +146,27 @@ class Model:
             assert report.broken == ()
             ended = {progress.id for progress in report.progress if progress.finished}
             running = tuple(request_id for request_id in running if request_id not in ended)
-        return [self._result(runner, request) for request in requests]
+        return [self.result(runner, request) for request in requests]
 
     def oracle(self, draft: Draft) -> Result:
         """The same request in diffusers."""
         return self.entry.oracle(self.diffusers, self.request(draft))
 
     @torch.inference_mode()
-    def _result(self, runner: PackedRunner, request: Request) -> Result:
-        held = runner._held[request.id]
-        latents, pixels = [], []
+    def result(self, runner: PackedRunner, request: Request) -> Result:
+        """What a runner made of a request whose last step is done."""
+        held, pixels = runner._held[request.id], []
         for state, finished in zip(held.states, held.finished, strict=True):
-            parts = [*finished, state.latents]
-            latents.append(torch.cat(parts))
-            decoded = [self.pipeline.decode(state, part) for part in parts]
-            pixels += [join(outputs).pixels for outputs in zip(*decoded, strict=True)]
-        return Result(torch.stack(latents), pixels, held.states[0].prompt_tokens)
+            decoded = [self.pipeline.decode(state, part) for part in (*finished, state.latents)]
+            pixels += [self.pipeline.join(outputs).pixels for outputs in zip(*decoded, strict=True)]
+        return Result(latents(held), pixels, held.states[0].prompt_tokens)
+
+
+def latents(held: Held) -> Tensor:
+    """What was made so far of a request of which nothing is decoded yet: [outputs, T, C], segment after segment."""
+    return torch.stack(
+        [torch.cat([*finished, state.latents]) for state, finished in zip(held.states, held.finished, strict=True)]
+    )
 
 
 def shape(asked: Draft | Request) -> tuple[int | None, ...]:

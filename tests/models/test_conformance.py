@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.errors import InvalidArgument
+from omni_grpc.frames import segments
 from omni_grpc.nn.rows import LayoutCache, Rows
 from omni_grpc.pipeline.base import Done as DoneOutcome
 from omni_grpc.pipeline.batch import assemble, predict
@@ -41,7 +42,7 @@ from omni_grpc.spec import GuidanceKind
 from omni_grpc.worker.delivery import encode
 from tests.models.cases import ENTRIES, pipeline_of
 from tests.models.live import ended, live, seen
-from tests.models.model import Model, label, shape
+from tests.models.model import Model, label, latents, shape
 
 pytestmark = pytest.mark.conformance
 
@@ -70,7 +71,8 @@ PARITY = [
 def test_latents_and_images_are_those_of_diffusers(model: Model, draft: Draft) -> None:
     (mine,), theirs = model.run(draft), model.oracle(draft)
     assert mine.latents.shape == theirs.latents.shape
-    assert [image.shape for image in mine.images] == [shape(draft)] * len(draft.seeds)
+    assert [image.shape[-3:] for image in mine.images] == [(draft.height, draft.width, 3)] * len(draft.seeds)
+    assert [image.shape for image in mine.images] == [image.shape for image in theirs.images]
     assert all(image.std() > 1 for image in mine.images)
     latents, pixels = mine.differs_from(theirs)
     assert latents < 1e-4
@@ -117,10 +119,10 @@ def mix(model: Model) -> dict[str, Tensor]:
         running = [progress.id for progress in report.progress if not progress.finished]
         if not running:
             break
-    assert taken == {
-        request.id: list(range(1, 1 + (LEAVES if request.id == "leaver" else request.steps))) for _, request in joins
-    }
-    return {name: torch.stack([state.latents for state in held.states]) for name, held in runner._held.items()}
+    limits = model.checkpoint.limits
+    steps = {request.id: request.steps * segments(request.num_frames, limits) for _, request in joins}
+    assert taken == {name: list(range(1, 1 + count)) for name, count in (steps | {"leaver": LEAVES}).items()}
+    return {name: latents(held) for name, held in runner._held.items()}
 
 
 def test_requests_that_share_steps_get_what_each_gets_alone(model: Model) -> None:

@@ -24,8 +24,9 @@ from omni_grpc.pipeline.batch import advance, assemble, predict
 from omni_grpc.pipeline.state import State
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import GuidanceDraft, ImageInput, Inputs
-from omni_grpc.resolve import apply_settings, resolve_request
+from omni_grpc.resolve import resolve_request
 from omni_grpc.rules import Facts
+from omni_grpc.settle import apply_settings
 from omni_grpc.spec import Checkpoint
 from tests.models.cases import ENTRIES, LONG
 from tests.models.cases.wan import ask, guided, shown, wan
@@ -95,6 +96,12 @@ def test_members_that_are_not_served_run_through_diffusers(
 def test_a_boundary_without_a_second_expert_is_refused(tmp_path: Path, folders: Callable[[str], Path]) -> None:
     folder = edited(folders("wan_single"), tmp_path, "", {"boundary_ratio": 0.5})
     with pytest.raises(CheckpointError, match="no transformer_2"):
+        open_checkpoint(folder, load_format="native")
+
+
+def test_a_checkpoint_without_its_first_transformer_is_refused(tmp_path: Path, folders: Callable[[str], Path]) -> None:
+    folder = edited(folders("wan_t2v"), tmp_path, "", {"transformer": [None, None]})
+    with pytest.raises(CheckpointError, match="model_index.json names no transformer"):
         open_checkpoint(folder, load_format="native")
 
 

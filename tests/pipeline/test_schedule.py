@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from diffusers import FlowMatchEulerDiscreteScheduler, HeliosScheduler, UniPCMultistepScheduler
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 
 from omni_grpc.errors import CheckpointError
@@ -74,6 +74,29 @@ def test_noise_of_a_stochastic_scheduler_comes_from_the_generator() -> None:
 
     assert torch.equal(once(1), once(1))
     assert not torch.equal(once(1), once(2))
+
+
+@pytest.mark.parametrize("kind", ["euler", "unipc"])
+@pytest.mark.parametrize("shift", ["exponential", "linear"])
+def test_both_kinds_of_the_helios_scheduler_are_those_of_diffusers(kind: str, shift: str) -> None:
+    config = {"stages": 1, "scheduler_type": kind, "use_dynamic_shifting": True, "time_shift_type": shift}
+    oracle, given = HeliosScheduler.from_config(config), np.linspace(0.999, 0.0, 5)[:-1]
+    oracle.set_timesteps(4, sigmas=given, mu=0.8)
+    levels = Levels(steps=4, sigmas=given.tolist(), mu=0.8)
+    schedule = Schedule(config | {"_class_name": "HeliosScheduler"}, levels, device="cpu")
+    assert schedule.sigmas == tuple(oracle.sigmas.tolist())
+    assert schedule.timesteps == tuple(oracle.timesteps.tolist())
+    mine = theirs = torch.randn(3, 4)
+    for index in range(4):
+        velocity = torch.randn(3, 4)
+        mine = schedule.step(mine, velocity, index)
+        theirs = oracle.step(velocity, oracle.timesteps[index], theirs, return_dict=False)[0]
+        assert torch.equal(mine, theirs)
+
+
+def test_a_pyramid_of_sizes_is_no_schedule() -> None:
+    with pytest.raises(CheckpointError, match="stages = 3 is not served yet"):
+        Schedule({"_class_name": "HeliosScheduler"}, Levels(steps=2), device="cpu")
 
 
 def test_a_scheduler_that_is_not_served_is_refused_by_name() -> None:

@@ -17,6 +17,7 @@ from grpc_status import rpc_status
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
 from omni_grpc.load import Loading, LoadPhase
+from omni_grpc.plan import Ready
 from omni_grpc.registry import unfetched
 from omni_grpc.request import Guidance, GuidanceNorm
 from omni_grpc.server import Server
@@ -33,7 +34,7 @@ from omni_grpc.v1 import (
 )
 from tests.toy import toy_checkpoint
 
-from .fake_executor import FakeExecutor
+from .fake_executor import READY, FakeExecutor
 
 CHECKPOINT = toy_checkpoint(
     limits=lambda configs: Limits(
@@ -84,9 +85,9 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def serving(**settings: Any) -> AsyncIterator[Service]:
+async def serving(ready: Ready = READY, **settings: Any) -> AsyncIterator[Service]:
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0, "restart_backoff": 0} | settings))
-    executor = FakeExecutor()
+    executor = FakeExecutor(ready)
     engine = Engine(config, CHECKPOINT, executor)
     server = Server(engine, config.server)
     await server.start()

@@ -1,4 +1,4 @@
-"""Prompts as Wan reads them."""
+"""Prompts as video models read them that have UMT5 for a text encoder."""
 
 from __future__ import annotations
 
@@ -12,31 +12,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from omni_grpc.models.wan import TEXT_TOKENS
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Text:
-    """Hidden states [TEXT_TOKENS, C] of `tokens` tokens, zeros after them; `dropped` more tokens did not fit."""
+    """Hidden states [length, C] of `tokens` tokens, zeros after them; `dropped` more tokens did not fit."""
 
     hidden: Tensor
     tokens: int
     dropped: int
 
 
-class WanText(nn.Module):
-    """UMT5. The zeros that follow the hidden states of a prompt are tokens like others to the transformer, which has
-    learned to attend to them.
+class Umt5Text(nn.Module):
+    """UMT5, with every text brought to `length` tokens. The zeros that follow the hidden states of a prompt are tokens
+    like others to the transformer, which has learned to attend to them.
     """
 
-    def __init__(self, encoder: Any, tokenizer: Any) -> None:
+    def __init__(self, encoder: Any, tokenizer: Any, length: int) -> None:
         super().__init__()
-        self.encoder, self.tokenizer = encoder, tokenizer
+        self.encoder, self.tokenizer, self.length = encoder, tokenizer, length
 
     def encode(self, text: str) -> Text:
         cleaned = re.sub(r"\s+", " ", html.unescape(html.unescape(ftfy.fix_text(text)))).strip()
-        kept = self.tokenizer(cleaned, truncation=True, max_length=TEXT_TOKENS).input_ids
+        kept = self.tokenizer(cleaned, truncation=True, max_length=self.length).input_ids
         every = self.tokenizer(cleaned, verbose=False).input_ids
         hidden = self.encoder(torch.tensor([kept], device=self.encoder.device)).last_hidden_state[0]
-        padded = F.pad(hidden, (0, 0, 0, TEXT_TOKENS - len(kept)))
+        padded = F.pad(hidden, (0, 0, 0, self.length - len(kept)))
         return Text(hidden=padded, tokens=len(kept), dropped=len(every) - len(kept))

@@ -1,4 +1,4 @@
-"""Between frames and the latents that Wan denoises."""
+"""Between frames and latents, in the VAE of Wan that other families have too."""
 
 from __future__ import annotations
 
