@@ -101,7 +101,7 @@ def test_a_boundary_without_a_second_expert_is_refused(tmp_path: Path, folders: 
 
 def test_a_checkpoint_without_its_first_transformer_is_refused(tmp_path: Path, folders: Callable[[str], Path]) -> None:
     folder = edited(folders("wan_t2v"), tmp_path, "", {"transformer": [None, None]})
-    with pytest.raises(CheckpointError, match="model_index.json names no transformer"):
+    with pytest.raises(CheckpointError, match=r"model_index\.json names no transformer"):
         open_checkpoint(folder, load_format="native")
 
 
