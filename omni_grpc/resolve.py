@@ -18,6 +18,7 @@ from omni_grpc.frames import count_frames, nearest_frames
 from omni_grpc.request import (
     Draft,
     Guidance,
+    GuidanceDraft,
     GuidanceNorm,
     ImageInput,
     Inputs,
@@ -109,6 +110,10 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
         used[field] = str(value)
         return value
 
+    if draft.negative_prompt is None and defaults.negative_prompt is not None:
+        against = dataclasses.replace(draft, negative_prompt=defaults.negative_prompt)
+        if cfg_is_on(against, facts):
+            draft, used["negative_prompt"] = against, defaults.negative_prompt
     outputs = default("sampling.num_outputs", draft.num_outputs, max(1, len(draft.seeds)))
     seeds = draft.seeds or (secrets.randbelow(MAX_SEED - outputs),)
     if not draft.seeds:
@@ -256,7 +261,9 @@ def _cfg_not_supported(draft: Draft, request: Request, facts: Facts) -> RequestW
 
 
 def _cfg_without_negative(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
-    if draft.negative_prompt is not None or (draft.guidance.true_cfg_scale or 0) <= 1:
+    if request.negative_prompt is not None or draft.negative_prompt is not None:
+        return None
+    if (draft.guidance.true_cfg_scale or 0) <= 1:
         return None
     return RequestWarning(
         code="CFG_OFF",
@@ -280,7 +287,7 @@ def _negative_without_cfg(draft: Draft, request: Request, facts: Facts) -> Reque
 def _needs_cfg(name: str) -> Callable[[Draft, Request, Facts], RequestWarning | None]:
     def advice(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
         value = getattr(draft.guidance, name)
-        if value in (None, getattr(Guidance(), name)) or cfg_is_on(draft, facts) or takes(name, facts):
+        if value in (None, getattr(Guidance(), name)) or request.negative_prompt is not None or takes(name, facts):
             return None
         return RequestWarning(
             code="GUIDANCE_WITHOUT_EFFECT",
@@ -369,5 +376,6 @@ def placeholder(checkpoint: Checkpoint, *, size: int, outputs: int, frames: int 
         steps=1,
         num_outputs=outputs,
         seeds=(0,),
+        guidance=GuidanceDraft(true_cfg_scale=1.0),
     )
     return resolve_request(draft, Facts(checkpoint, LimitsConfig()), id="warm-up").request

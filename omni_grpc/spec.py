@@ -48,6 +48,7 @@ class Limits:
 class Defaults:
     """What a request gets where it says nothing.
 
+    `negative_prompt`: None where a model is guided by a second prediction only if it is told what away from.
     `image_area`: pixels of what is made from a picture, in the shape of that picture; None: as many as the picture has.
     """
 
@@ -55,6 +56,7 @@ class Defaults:
     height: int
     steps: int
     guidance: Guidance
+    negative_prompt: str | None = None
     image_area: int | None = None
     num_frames: int | None = None
     fps: float | None = None

@@ -91,7 +91,7 @@ def defaults(configs: Configs) -> Defaults:
 
 def _defaults(width: int, height: int, **others: Any) -> Defaults:
     """A video that starts with a picture has its shape, and as many pixels as others."""
-    return Defaults(width=width, height=height, image_area=width * height, **others)
+    return Defaults(width=width, height=height, image_area=width * height, negative_prompt="", **others)
 
 
 TRANSFORMER_WEIGHTS = WeightMap(
