@@ -158,7 +158,8 @@ def test_each_expert_gets_the_rows_whose_turn_it_is(model: Model, pipeline: WanP
 
 
 def boundary(ratio: float) -> GuidanceDraft:
-    return GuidanceDraft(boundary_ratio=ratio)
+    """Without a second prediction."""
+    return GuidanceDraft(boundary_ratio=ratio, true_cfg_scale=1.0)
 
 
 @torch.inference_mode()
