@@ -152,7 +152,7 @@ def test_each_expert_gets_the_rows_whose_turn_it_is(model: Model, pipeline: WanP
 
 
 def boundary(ratio: float) -> GuidanceDraft:
-    return GuidanceDraft(boundary_ratio=ratio)
+    return GuidanceDraft(boundary_ratio=ratio, true_cfg_scale=1.0)
 
 
 @torch.inference_mode()
