@@ -158,7 +158,6 @@ def test_each_expert_gets_the_rows_whose_turn_it_is(model: Model, pipeline: WanP
 
 
 def boundary(ratio: float) -> GuidanceDraft:
-    """Without a second prediction."""
     return GuidanceDraft(boundary_ratio=ratio, true_cfg_scale=1.0)
 
 
