@@ -105,6 +105,8 @@ class Catalog:
             for name in message.DESCRIPTOR.fields_by_name:
                 if name in served and NAMES.get(name, name) in TAKEN and not _takes(spec, NAMES.get(name, name)):
                     result.setdefault(name, f"{spec.name} does not take it")
+        if not self._engine.checkpoint.described:
+            return result
         facts = self._engine.facts
         if not facts.loras:
             result["sampling.loras"] = "no adapter is loaded; native models take them with --lora NAME=PATH"
