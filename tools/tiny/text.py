@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -59,10 +59,10 @@ CLIP_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 UNDERLINE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
-def qwen_tokenizer() -> Qwen2Tokenizer:
+def qwen_tokenizer(sentences: Sequence[str] = SENTENCES) -> Qwen2Tokenizer:
     split = pre_tokenizers.Split(Regex(QWEN_WORDS), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    words = _words(pre_tokenizers.Sequence([split, to_bytes]), tuple)
+    words = _words(pre_tokenizers.Sequence([split, to_bytes]), tuple, sentences)
     vocab, merges = train_bpe(words, sorted(pre_tokenizers.ByteLevel.alphabet()))
     vocab |= {token: len(vocab) + place for place, token in enumerate(QWEN_SPECIAL)}
     tokenizer = Qwen2Tokenizer(vocab=vocab, merges=merges, model_max_length=4096)
@@ -76,7 +76,7 @@ def clip_tokenizer() -> CLIPTokenizer:
     words = _words(
         pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False)]),
         lambda word: (*word[:-1], word[-1] + "</w>"),
-        lower=True,
+        [sentence.lower() for sentence in SENTENCES],
     )
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab, merges = train_bpe(words, alphabet + [symbol + "</w>" for symbol in alphabet])
@@ -170,8 +170,7 @@ def train_bpe(words: Counter[tuple[str, ...]], alphabet: list[str]) -> tuple[dic
     return vocab, merges
 
 
-def _words(split: Any, symbols: Callable[[str], tuple[str, ...]], *, lower: bool = False) -> Counter[tuple[str, ...]]:
-    sentences = (sentence.lower() if lower else sentence for sentence in SENTENCES)
+def _words(split: Any, symbols: Callable[[str], tuple[str, ...]], sentences: Sequence[str]) -> Counter[tuple[str, ...]]:
     return Counter(symbols(word) for sentence in sentences for word, _ in split.pre_tokenize_str(sentence))
 
 
