@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any, Self
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -19,7 +18,8 @@ from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.pipeline.outputs import Output, to_uint8
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
-from omni_grpc.pipeline.state import COND, UNCOND, Cond, State, Tables
+from omni_grpc.pipeline.state import COND, UNCOND, Cond, State
+from omni_grpc.pipeline.tables import SharedTables
 from omni_grpc.request import Guidance, Request
 from omni_grpc.spec import Checkpoint
 
@@ -39,9 +39,7 @@ class ZImagePipeline(Pipeline):
         self.dtype = transformer.x_pad_token.dtype
         self.device = transformer.x_pad_token.device
         self.size_multiple = checkpoint.limits.size_multiple
-        # requests of the same sigmas share their tables for as long as one of them lives; whatever else comes to change
-        # the modulation has to enter the key
-        self._tables: WeakValueDictionary[tuple[float, ...], Tables] = WeakValueDictionary()
+        self._tables = SharedTables()
 
     @classmethod
     def load(cls, loader: Loader) -> Self:
@@ -119,14 +117,15 @@ class ZImagePipeline(Pipeline):
         rope = self.transformer.rope(text, grid.height, grid.width)
         with activate(Rows([(state, branch)], [row], LayoutCache(self.device, capacity=1))) as rows:
             txt = self.transformer.text(embeds, rope[:text], rows)
-            tables = self._tables.get(state.schedule.timesteps)
-            if tables is None:
-                t = (1000 - torch.tensor(state.schedule.timesteps, device=self.device)) / 1000
-                tables = Tables({name: table[:, None] for name, table in self.transformer.modulation(t).items()})
-                self._tables[state.schedule.timesteps] = tables
+            tables = self._tables.get(state, lambda: self._modulation(state))
         pad = torch.arange(row.lengths[1], device=self.device)[:, None] >= grid.tokens
         constants = {"txt": ("txt", txt), "pad": ("img", pad), "rope": (JOINT, rope), "rope_img": ("img", rope[text:])}
         return Cond(row=row, constants=constants, tables=tables)
+
+    def _modulation(self, state: State) -> dict[str, Tensor]:
+        """The modulation of every step, each at one level."""
+        t = (1000 - torch.tensor(state.schedule.timesteps, device=self.device)) / 1000
+        return {name: table[:, None] for name, table in self.transformer.modulation(t).items()}
 
     def predict(self, batch: Rows) -> Tensor:
         with activate(batch):

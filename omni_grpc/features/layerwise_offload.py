@@ -53,6 +53,8 @@ class Offloaded(AnyLinear):
         self.base, self.device = base, device
         self.in_features, self.out_features, self.stream = base.in_features, base.out_features, base.stream
         self.host: dict[str, Tensor] = {}
+        # the parameters will be empty
+        self._shapes = base.shapes()
         # prepare and step may need it at once
         self._lock = threading.RLock()
         self._depth = 0
@@ -63,7 +65,7 @@ class Offloaded(AnyLinear):
             return out
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return self.base.shapes()
+        return self._shapes
 
     def take(self, name: str, tensor: Tensor) -> None:
         self.base.take(name, tensor)

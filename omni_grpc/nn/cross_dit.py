@@ -107,8 +107,7 @@ class CrossDiTBlock(Block):
         (x,) = carry
         (stream,) = self.carry
         index = rows.index[stream]
-        vectors = (self.scale_shift_table + mod.float().unflatten(-1, (6, -1))).unbind(1)
-        shift, scale, gate, ff_shift, ff_scale, ff_gate = vectors
+        shift, scale, gate, ff_shift, ff_scale, ff_gate = self._vectors(mod)
 
         x = gate_add(x, self.attn1(norm_modulate(x, scale, shift, index, self.eps), rows), gate, index)
         parts = rows.split(x) if stream == JOINT else {IMG: x}
@@ -116,6 +115,16 @@ class CrossDiTBlock(Block):
         x = rows.join({**parts, IMG: img}) if stream == JOINT else img
         x = gate_add(x, self.ffn(norm_modulate(x, ff_scale, ff_shift, index, self.eps)), ff_gate, index)
         return (x,)
+
+    def signal(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> Tensor:
+        """What the self attention reads: the first modulated input."""
+        shift, scale, *_ = self._vectors(mod)
+        return norm_modulate(carry[0], scale, shift, rows.index[self.carry[0]], self.eps)
+
+    def _vectors(self, mod: Tensor) -> tuple[Tensor, ...]:
+        """[M, 6C] -> the block's own modulation, six times [M, C] in float32."""
+        vectors: tuple[Tensor, ...] = (self.scale_shift_table + mod.float().unflatten(-1, (6, -1))).unbind(1)
+        return vectors
 
 
 class TextProjection(nn.Module):

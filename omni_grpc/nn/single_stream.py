@@ -100,6 +100,10 @@ class SingleStreamBlock(Block):
         out = self.feed_forward(scaled(self.ffn_norm1(x), scale_ff, index))
         return (gate_add(x, self.ffn_norm2(out), gate_ff, index),)
 
+    def signal(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> Tensor:
+        """What the attention reads: the first modulated input."""
+        return scaled(self.attention_norm1(carry[0]), mod.chunk(4, -1)[0], rows.index[self.carry[0]])
+
 
 def scaled(x: Tensor, scale: Tensor, index: Tensor) -> Tensor:
     """x * scale, where token t's factor is scale[index[t]]: x [T, C], scale [M, C], index int32 [T]."""

@@ -55,7 +55,7 @@ class Suite:
         self.adapters = {name: folder / f"{name}.safetensors" for name in (FIRST, SECOND)}
         self.lora = {"lora": {name: str(path) for name, path in self.adapters.items()}}
         self._models: dict[str, Model] = {}
-        self.components = tuple(self.load().spec.weights)
+        self.components = tuple(name for name in self.load().spec.weights if (self.folder / name).is_dir())
         self.write_adapters()
 
     def load(self, *features: Mapping[str, Any], **settings: Any) -> Model:
@@ -71,7 +71,7 @@ class Suite:
 
     def load_weights(self, model: Model, component: str, weights: Mapping[str, Tensor]) -> nn.Module:
         """A copy of a model's denoiser with these weights, by the checkpoint's names."""
-        module = copy.deepcopy(getattr(model.pipeline, component))
+        module = copy.deepcopy(denoisers(model)[component])
         with tempfile.TemporaryDirectory() as folder:
             save(weights, Path(folder) / WEIGHT_FILE)
             load_weights(module, Path(folder), model.spec.weights[component], device="cpu", dtype=model.dtype)
@@ -124,9 +124,9 @@ def company(model: Model, cache: CacheDraft | None = None) -> list[tuple[int, Re
         loras = [()] * 4
     drafts = {
         "plain": (0, model.draft(steps=5, seeds=(1,), loras=loras[0], cache=cache)),
-        "pair": (0, model.guided(wider=1, steps=6, seeds=(2, 3), loras=loras[1], cache=cache)),
-        "late": (2, model.draft(higher=1, steps=4, seeds=(4,), loras=loras[2], cache=cache)),
-        "weak": (3, model.guided(steps=5, seeds=(5,), scale=2.0, loras=loras[3], cache=cache)),
+        "pair": (0, model.guided(wider=1, steps=3, seeds=(2, 3), loras=loras[1], cache=cache)),
+        "late": (1, model.draft(higher=1, steps=4, seeds=(4,), loras=loras[2], cache=cache)),
+        "weak": (2, model.guided(steps=4, seeds=(5,), scale=2.0, loras=loras[3], cache=cache)),
     }
     return [(tick, model.request(draft, name)) for name, (tick, draft) in drafts.items()]
 
@@ -173,9 +173,15 @@ def halfway(model: Model) -> float:
     return 1.5 * measured.change / measured.measured
 
 
+def denoisers(model: Model) -> dict[str, nn.Module]:
+    """The denoisers of a pipeline by the names of their components, wherever it keeps them."""
+    named = {path.rpartition(".")[2]: module for path, module in model.pipeline.named_modules()}
+    return {component: named[component] for component in model.spec.weights if component in named}
+
+
 def stacks(model: Model) -> list[Stack]:
     """The main stack of every denoiser."""
-    return [main_stack(getattr(model.pipeline, component))[1] for component in model.spec.weights]
+    return [main_stack(denoiser)[1] for denoiser in denoisers(model).values()]
 
 
 def far(mine: Tensor, theirs: Tensor) -> float:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.tuning import CacheDraft, Lora
-from tests.features.suite import CACHE, FIRST, INT8, NEVER, OFFLOAD, SECOND, Suite, alone, company, far, halfway, run
+from tests.features.suite import (
+    CACHE,
+    FIRST,
+    INT8,
+    NEVER,
+    OFFLOAD,
+    SECOND,
+    Suite,
+    alone,
+    company,
+    denoisers,
+    far,
+    halfway,
+    run,
+)
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
 
@@ -15,7 +32,7 @@ pytestmark = pytest.mark.conformance
 
 TOLERANCE = 1e-5
 
-FAMILIES = {"dual stream": "QwenImagePipeline"}
+FAMILIES = {"dual stream": "QwenImagePipeline", "cross": "WanPipeline", "single stream": "ZImagePipeline"}
 """Family of blocks -> the model that stands for it."""
 
 
@@ -42,8 +59,8 @@ def test_a_cache_around_another_feature_decides_as_alone_and_never_reusing_is_th
         solo, mine = alone(both, request), cached[request.id]
         assert solo.reused == mine.reused
         assert far(solo.latents, mine.latents) < TOLERANCE
-        assert any(mine.reused)
-        assert far(mine.latents, without[request.id].latents) > 1e-4
+        assert any(mine.reused) == (far(mine.latents, without[request.id].latents) > 1e-4)
+    assert any(any(mine.reused) for mine in cached.values())
 
 
 def test_a_cache_of_one_request_knows_nothing_of_the_adapters_of_another(suite: Suite) -> None:
@@ -71,37 +88,44 @@ def test_offload_changes_nothing_of_another_feature(suite: Suite, other: str) ->
     assert other != "cache" or any(any(one.reused) for one in got.values())
 
 
+@torch.inference_mode()
 def test_adapters_over_int8_are_exact_on_a_base_in_int8(suite: Suite) -> None:
-    """The reference adds the change of the merged weights, in float32, to what each int8 layer gives."""
+    """Layer by layer, since a rounding that falls to the other side in one layer is amplified by those after it."""
+    loras = (Lora(id=FIRST, scale=-0.5), Lora(id=SECOND, scale=0.8))
     base, both = suite.load(INT8), suite.load(INT8, suite.lora)
     assert both.ready.quantized_layers == base.ready.quantized_layers
-    for loras in ((Lora(id=FIRST),), (Lora(id=FIRST, scale=-0.5), Lora(id=SECOND, scale=0.8))):
-        request = both.request(both.guided(steps=3, loras=loras))
-        hooks = []
-        for component in suite.components:
-            denoiser = getattr(base.pipeline, component)
-            for path, change in by_layer(suite, component, loras).items():
-                hooks.append(denoiser.get_submodule(path).register_forward_hook(adding(change)))
-        expected = alone(base, request).latents
-        for hook in hooks:
-            hook.remove()
-        assert far(alone(both, request).latents, expected) < TOLERANCE * max(1.0, float(expected.abs().max()))
-        assert far(alone(base, base.request(base.guided(steps=3))).latents, expected) > 1e-3
+    checked: list[torch.dtype] = []
+    hooks = []
+    for component in suite.components:
+        plain, changes = denoisers(base)[component], by_layer(suite, component, loras)
+        for path, layer in denoisers(both)[component].named_modules():
+            if path in changes:
+                hooks.append(layer.register_forward_hook(compare(plain.get_submodule(path), changes[path], checked)))
+    request = both.request(both.guided(steps=2, loras=loras))
+    adapted = alone(both, request).latents
+    for hook in hooks:
+        hook.remove()
+    assert checked.count(torch.int8) >= both.ready.quantized_layers["int8"]
+    assert torch.float32 in checked
+    assert far(adapted, alone(base, request).latents) > 1e-3
 
 
-def by_layer(suite: Suite, component: str, loras: tuple[Lora, ...]) -> dict[str, torch.Tensor]:
+def by_layer(suite: Suite, component: str, loras: tuple[Lora, ...]) -> dict[str, Tensor]:
     """The change of each of our layers [out, in], found by loading a checkpoint of nothing but changes."""
-    plain = suite.load()
     changes = {name: torch.zeros_like(weight) for name, weight in suite.weights(component).items()}
     for lora in loras:
         for name, change in suite.changes(component)[lora.id].items():
             changes[name] += lora.scale * change
-    module = suite.load_weights(plain, component, changes)
+    module = suite.load_weights(suite.load(), component, changes)
     return {path: part.weight for path, part in module.named_modules() if isinstance(part, AnyLinear)}
 
 
-def adding(change: torch.Tensor):
-    def hook(layer: AnyLinear, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> torch.Tensor:
-        return out + inputs[0] @ change.T
+def compare(base: AnyLinear, change: Tensor, checked: list[torch.dtype]) -> Callable[..., None]:
+    """Holds each output of a layer against the same layer without adapters, plus the exact change."""
+
+    def hook(layer: AnyLinear, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        expected = base(*inputs) + inputs[0] @ change.T
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=TOLERANCE)
+        checked.append(base.weight.dtype)
 
     return hook

@@ -136,7 +136,7 @@ async def test_b008_a_blank_prompt_is_refused_everywhere(service, prompt):
         ({"sampling": {"num_outputs": 0}}, "sampling.num_outputs"),
         ({"sampling": {"num_outputs": 11}}, "sampling.num_outputs"),
         ({"output_format": 99}, "output_format"),
-        ({"sampling": {"loras": [{"lora_id": "foo"}]}}, "sampling.loras"),
+        ({"sampling": {"loras": [{"lora_id": "foo"}]}}, "sampling.loras.lora_id"),
         ({"sampling": {"scheduler": "euler"}}, "sampling.scheduler"),
         ({"options": {"delivery": "ARTIFACT_DELIVERY_SIGNED_URL"}}, "options.delivery"),
     ],

@@ -16,8 +16,8 @@ from omni_grpc.v1 import event_pb2, generation_pb2
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 NEVER_ON_A_CALL = {
-    *("ATTENTION_UNAVAILABLE", "CANNOT_LISTEN", "CHECKPOINT_DOES_NOT_LOAD", "MODEL_NOT_SUPPORTED", "NO_DEVICE"),
-    *("SCHEDULER_NOT_SUPPORTED", "SETTING_WITHOUT_EFFECT"),
+    *("ATTENTION_UNAVAILABLE", "BAD_LORA", "CANNOT_LISTEN", "CHECKPOINT_DOES_NOT_LOAD", "MODEL_NOT_SUPPORTED"),
+    *("NO_DEVICE", "NOTHING_QUANTIZED", "SCHEDULER_NOT_SUPPORTED", "SETTING_WITHOUT_EFFECT"),
 }
 """Reasons that keep a server from starting, and that LoadModel ends with."""
 
