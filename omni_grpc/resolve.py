@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from omni_grpc.config import AdapterConfig, EngineConfig, LimitsConfig, ModelConfig
 from omni_grpc.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound, Violation
-from omni_grpc.frames import count_frames
+from omni_grpc.frames import count_frames, frames_within
 from omni_grpc.opaque import OPAQUE_FAMILY
 from omni_grpc.request import (
     Draft,
@@ -146,12 +146,12 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
 
 
 def _complete_size(draft: Draft, facts: Facts, default: Callable[[str, int | None, int], int]) -> tuple[int, int]:
-    """Sound has no size; an edit is as large as its first image, brought to a legal size."""
+    """Sound has no size; an edit is as large as its first image or its video, brought to a legal size."""
     if draft.task.modality is Modality.AUDIO:
         return 0, 0
     defaults, limits = facts.checkpoint.defaults, facts.checkpoint.limits
     width, height = defaults.width, defaults.height
-    first = next(iter(draft.inputs.images), draft.inputs.first_frame)
+    first = next(iter(draft.inputs.images), draft.inputs.first_frame or draft.inputs.source_video)
     if first is not None:
         shrink = min(1.0, math.sqrt(facts.max_pixels / (first.width * first.height)))
         width, height = (
@@ -166,10 +166,21 @@ def _complete_optional(draft: Draft, facts: Facts, name: str, used: dict[str, st
     asked = getattr(draft, name)
     if name not in facts.checkpoint.spec.takes and name not in ENCODING:
         return None
-    if asked is None and (value := getattr(facts.checkpoint.defaults, name, None)) is not None:
+    if asked is None and (value := _usual(draft, facts, name)) is not None:
         used[name] = str(value)
         return value
     return asked
+
+
+def _usual(draft: Draft, facts: Facts, name: str) -> Any:
+    """The model's default, or what a video that is given says: its rate, and its length where the model keeps that."""
+    source, defaults = draft.inputs.source_video, facts.checkpoint.defaults
+    # a file is played at the rate that a model generates for, where it is told one
+    if source is not None and name == ("fps" if "fps" in facts.checkpoint.spec.takes else "output_fps"):
+        return source.fps
+    if source is not None and name == "num_frames" and defaults.frames_of_source:
+        return frames_within(source.num_frames, facts.checkpoint.limits)
+    return getattr(defaults, name, None)
 
 
 def cfg_is_on(draft: Draft, facts: Facts) -> bool:

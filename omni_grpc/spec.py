@@ -44,13 +44,14 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What a request gets where it says nothing."""
+    """What a request gets where it says nothing. `frames_of_source`: what is made from a video has as many frames."""
 
     width: int
     height: int
     steps: int
     guidance: Guidance
     num_frames: int | None = None
+    frames_of_source: bool = False
     fps: float | None = None
     duration: float | None = None
     sample_rate: int | None = None

@@ -25,11 +25,20 @@ from tools.tiny.images import (
     build_stable_diffusion_xl,
     build_z_image,
 )
-from tools.tiny.videos import build_ltx, build_stable_audio, build_wan_i2v, build_wan_t2v
+from tools.tiny.videos import (
+    build_ltx,
+    build_ltx_condition,
+    build_stable_audio,
+    build_wan_i2v,
+    build_wan_t2v,
+    build_wan_v2v,
+    build_wan_vace,
+)
 
 BUILDERS: Mapping[str, Callable[..., Path]] = {
     "flux": build_flux,
     "ltx": build_ltx,
+    "ltx_condition": build_ltx_condition,
     "qwen_image": build_qwen_image,
     "stable_audio": build_stable_audio,
     "stable_diffusion": build_stable_diffusion,
@@ -38,6 +47,8 @@ BUILDERS: Mapping[str, Callable[..., Path]] = {
     "stable_diffusion_xl": build_stable_diffusion_xl,
     "wan_i2v": build_wan_i2v,
     "wan_t2v": build_wan_t2v,
+    "wan_v2v": build_wan_v2v,
+    "wan_vace": build_wan_vace,
     "z_image": build_z_image,
 }
 

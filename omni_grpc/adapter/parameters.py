@@ -11,6 +11,7 @@ import numpy as np
 import PIL.Image
 import torch
 
+from omni_grpc.adapter.quirks import AS_LONG_AS_SOURCE, SEVERAL_IMAGES, SEVERAL_VIDEOS, STRENGTH_IS_KEPT
 from omni_grpc.errors import ConfigError, InvalidArgument, Violation
 from omni_grpc.request import AudioInput, ImageInput, Request, VideoInput
 
@@ -57,12 +58,6 @@ OWN = (
     "initial_audio_sampling_rate",
 )  # fmt: skip
 """What the adapter sets itself, so that nobody else may."""
-
-SEVERAL_IMAGES = frozenset(
-    {"QwenImageEditPlusPipeline", "Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinKVPipeline",
-     "JoyImageEditPlusPipeline", "QwenImage21Pipeline"}
-)  # fmt: skip
-"""Pipelines for which a list of pictures is one request; for all others it is a batch."""
 
 
 class Signature:
@@ -145,7 +140,7 @@ def _asked(request: Request, signature: Signature, sample_rate: int) -> dict[str
         "first_frame": lambda: picture(inputs.first_frame),
         "last_frame": lambda: picture(inputs.last_frame),
         "reference_images": lambda: [picture(image) for image in inputs.reference_images],
-        "source_video": lambda: frames(inputs.source_video),
+        "source_video": lambda: _source(request, signature, size),
         "control_video": lambda: frames(inputs.control_video),
         "mask_video": lambda: [frame.convert("L") for frame in frames(inputs.mask_video)],
         "audio": lambda: samples(inputs.audio, sample_rate),
@@ -157,7 +152,7 @@ def _asked(request: Request, signature: Signature, sample_rate: int) -> dict[str
         "scale": guidance.scale,
         "true_cfg_scale": guidance.true_cfg_scale if has_cfg else None,
         "rescale": guidance.rescale or None,
-        "strength": request.strength,
+        "strength": strength(signature, request.strength),
         "num_frames": request.num_frames,
         "fps": request.fps,
         "duration": end if signature.name("duration") == "audio_end_in_s" else request.duration,
@@ -192,6 +187,12 @@ def _faults(request: Request, signature: Signature, asked: Mapping[str, Any]) ->
         for field in asked
         if field not in signature and field not in ("width", "height")
     ]
+    if {"first_frame", "source_video"} <= asked.keys():
+        faults.append(Violation("first_frame, source_video", f"{signature.pipeline} takes one; leave the other out"))
+    source, count = request.inputs.source_video, request.num_frames
+    if source is not None and signature.pipeline in AS_LONG_AS_SOURCE and (count or 0) > source.num_frames:
+        rule = f"{count} is more than the {source.num_frames} frames of source_video; leave it unset, or ask for fewer"
+        faults.append(Violation("num_frames", rule))
     for name in ("norm", "interval_start", "interval_end"):
         default = type(request.guidance)()
         if getattr(request.guidance, name) != getattr(default, name):
@@ -208,6 +209,11 @@ def _own(request: Request, signature: Signature, sample_rate: int) -> dict[str, 
     if request.inputs.audio is not None:
         own["initial_audio_sampling_rate"] = sample_rate
     return own
+
+
+def strength(signature: Signature, value: float | None) -> float | None:
+    """The share that becomes noise as what this pipeline calls strength, and the other way round."""
+    return 1 - value if value is not None and signature.pipeline in STRENGTH_IS_KEPT else value
 
 
 # --- media ----------------------------------------------------------------------------------------------------------
@@ -233,6 +239,13 @@ def frames(video: VideoInput | None) -> list[PIL.Image.Image]:
         return []
     pixels = np.frombuffer(video.data, np.uint8).reshape(video.num_frames, video.height, video.width, 3)
     return [PIL.Image.fromarray(frame) for frame in pixels]
+
+
+def _source(request: Request, signature: Signature, size: tuple[int, int] | None) -> Any:
+    made = [_sized(frame, size) for frame in frames(request.inputs.source_video)]
+    if signature.pipeline in AS_LONG_AS_SOURCE:
+        made = made[: request.num_frames]
+    return [made] if signature.pipeline in SEVERAL_VIDEOS else made
 
 
 def samples(audio: AudioInput | None, sample_rate: int) -> torch.Tensor | None:

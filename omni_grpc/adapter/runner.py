@@ -17,7 +17,7 @@ from diffusers import DiffusionPipeline
 from omni_grpc import shared
 from omni_grpc.adapter import backends, caches, loading
 from omni_grpc.adapter.abilities import Ability, ability
-from omni_grpc.adapter.describe import describe, fps, sample_rate
+from omni_grpc.adapter.describe import describe, fps, frames_used, sample_rate
 from omni_grpc.adapter.outputs import Output, blanked, unpack
 from omni_grpc.adapter.parameters import Signature, arguments, check_call_kwargs
 from omni_grpc.adapter.preview import Previews
@@ -248,6 +248,17 @@ class SessionRunner(Runner):
             asked = request.num_frames
             if self._ability.modality is Modality.VIDEO and asked not in (None, len(pixels)):
                 warnings.append(_rounded("FRAMES", "num_frames", name, str(asked), str(len(pixels))))
+            source = request.inputs.source_video
+            if source is not None and (used := frames_used(self._pipeline, source, len(pixels))) < source.num_frames:
+                warnings.append(
+                    RequestWarning(
+                        code="SOURCE_TRIMMED",
+                        field="source_video",
+                        message=f"{name} used its first {used} frames",
+                        requested=str(source.num_frames),
+                        applied=str(used),
+                    )
+                )
         for field in ("prompt", "negative_prompt"):
             if f"{field}_embeds" in request.extra and getattr(request, field):
                 message = f"extra.{field}_embeds was used in its place"

@@ -23,6 +23,9 @@ from omni_grpc.rules import Facts
 from omni_grpc.spec import Checkpoint
 from omni_grpc.worker.base import Loaded, Setting
 
+GRADIENT = np.linspace(0, 255, 64 * 64 * 3).astype(np.uint8).reshape(64, 64, 3)
+"""A picture to start from."""
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
@@ -156,6 +159,16 @@ def same_memory(pipeline: Any, other: Any) -> None:
 
 def equal(one: Any, other: Any) -> bool:
     return bool(np.array_equal(np.asarray(one), np.asarray(other)))
+
+
+def check_steps(ran: Ran) -> None:
+    """Every step came once, in order, with the true total, and the last one says that it is the last."""
+    steps = [progress.step for progress in ran.progress]
+    assert steps == list(range(1, ran.progress[-1].total + 1))
+    assert len({progress.total for progress in ran.progress}) == 1
+    assert [progress.finished for progress in ran.progress] == [False] * (len(steps) - 1) + [True]
+    assert ran.decoded.steps == len(steps)
+    assert all(progress.sigma > 0 for progress in ran.progress)
 
 
 def refused(error: OmniError) -> set[str]:

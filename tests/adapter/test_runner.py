@@ -11,9 +11,8 @@ import pytest
 from omni_grpc.errors import Cancelled, FailedPrecondition, InternalError, InvalidArgument
 from omni_grpc.request import GuidanceDraft, ImageFormat, ImageInput, Inputs, Preview, Task
 
-from .conftest import equal, refused
+from .conftest import GRADIENT, check_steps, equal, refused
 
-GRADIENT = np.linspace(0, 255, 64 * 64 * 3).astype(np.uint8).reshape(64, 64, 3)
 PICTURE = ImageInput(64, 64, 3, GRADIENT.tobytes())
 PIL_PICTURE = PIL.Image.fromarray(GRADIENT)
 MASK = np.pad(np.full((32, 32), 255, np.uint8), 16)
@@ -79,12 +78,7 @@ def test_the_same_arguments_give_the_same_bits(name, load, plain):
     assert equal(ran.output, direct)
     assert np.isfinite(np.asarray(direct)).all()
     assert np.asarray(direct).std() > 1e-3
-    steps = [progress.step for progress in ran.progress]
-    assert steps == list(range(1, ran.progress[-1].total + 1))
-    assert len({progress.total for progress in ran.progress}) == 1
-    assert [progress.finished for progress in ran.progress] == [False] * (len(steps) - 1) + [True]
-    assert ran.decoded.steps == len(steps)
-    assert all(progress.sigma > 0 for progress in ran.progress)
+    check_steps(ran)
 
 
 def test_steps_are_counted_as_the_pipeline_takes_them(load):

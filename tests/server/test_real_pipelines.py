@@ -51,6 +51,15 @@ def frames_of(data):
         return float(stream.average_rate), [frame.to_ndarray(format="rgb24") for frame in file.decode(stream)]
 
 
+def probe(data):
+    """What ffprobe -count_frames says of the first video stream."""
+    with av.open(io.BytesIO(data)) as file:
+        stream = file.streams.video[0]
+        frames = sum(1 for _ in file.decode(stream))
+        about = {"width": stream.width, "height": stream.height, "rate": float(stream.average_rate), "frames": frames}
+        return about | {"duration": float(stream.duration * stream.time_base)}
+
+
 async def test_an_image_is_edited_with_a_strength(tiny):
     folder = tiny("stable_diffusion_img2img")
     asked = {"images": [png(64, 64, mode="RGBA")], "strength": 0.5, "steps": 4, "seed": 3}
@@ -111,6 +120,30 @@ async def test_a_video_from_its_first_frame_is_as_long_as_asked(tiny):
             seed=1,
         )  # fmt: skip
     assert here.effective.num_frames == len(frames)
+    assert here.files == result.files
+
+
+async def test_a_video_from_an_uploaded_video_has_its_size_rate_and_length(tiny, tmp_path):
+    folder = tiny("wan_v2v")
+    source = tmp_path / "source.mp4"
+    source.write_bytes(mp4(10, 64, 32, fps=10))
+    async with served(folder) as client:
+        (model,) = await client.list_models()
+        assert "source_video" not in {refusal.feature for refusal in model.refusals}
+        asked = {"source_video": await client.upload(source), "strength": 0.5, "steps": 4, "seed": 1}
+        result = await client.generate_video("a ball", **asked)
+    (artifact,) = result.artifacts
+    video = probe(result.files[0])
+    # a latent frame holds four, after the first: the last of the ten makes no whole one
+    assert video == {"width": 64, "height": 32, "rate": 10.0, "frames": 9, "duration": 0.9}
+    assert (artifact.width, artifact.height, artifact.num_frames, artifact.fps) == (64, 32, 9, 10)
+    assert (result.effective.num_frames, result.effective.output_fps, result.effective.strength) == (9, 10, 0.5)
+    assert result.effective.defaults_used["output_fps"] == "10.0"
+    warnings = {warning.code: warning for warning in result.warnings}
+    assert (warnings["SOURCE_TRIMMED"].requested, warnings["SOURCE_TRIMMED"].applied) == ("10", "9")
+    assert result.stats.steps_run == 2
+    with Omni(str(folder), device="cpu", cpu_threads=1, diffusion_load_format="diffusers") as omni:
+        here = omni.generate_video("a ball", source_video=source, strength=0.5, steps=4, seed=1)
     assert here.files == result.files
 
 
