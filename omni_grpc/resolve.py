@@ -106,17 +106,20 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
     scale = None
     if GuidanceKind.EMBEDDED in facts.checkpoint.spec.guidance:
         scale = default("sampling.guidance.scale", draft.guidance.scale, defaults.guidance.scale)
-    guidance = Guidance(scale=scale, rescale=(draft.guidance.rescale or 0.0) if takes("rescale", facts) else 0.0)
+    rescale = 0.0
+    if takes("rescale", facts):
+        rescale = default("sampling.guidance.rescale", draft.guidance.rescale, defaults.guidance.rescale)
+    guidance = Guidance(scale=scale, rescale=rescale)
     if cfg_is_on(draft, facts):
         filled = {
             name: default(f"sampling.guidance.{name}", getattr(draft.guidance, name), getattr(defaults.guidance, name))
             for name in CFG_FIELDS
         }
         guidance = Guidance(scale=scale, **filled)
-        # what a default leaves as it is was not decided for the user
-        for name in CFG_FIELDS:
-            if filled[name] == getattr(Guidance(), name):
-                used.pop(f"sampling.guidance.{name}", None)
+    # what a default leaves as it is was not decided for the user
+    for name in CFG_FIELDS:
+        if getattr(guidance, name) == getattr(Guidance(), name):
+            used.pop(f"sampling.guidance.{name}", None)
     width, height = _complete_size(draft, facts, default)
     output_format: OutputFormat = default("output_format", draft.output_format, OUTPUT_FORMATS[draft.task.modality])
     lengths = {

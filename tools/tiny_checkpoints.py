@@ -25,6 +25,7 @@ from tools.tiny.images import (
     build_stable_diffusion_xl,
     build_z_image,
 )
+from tools.tiny.sounding_videos import build_ltx2
 from tools.tiny.videos import (
     build_ltx,
     build_ltx_condition,
@@ -38,6 +39,7 @@ from tools.tiny.videos import (
 BUILDERS: Mapping[str, Callable[..., Path]] = {
     "flux": build_flux,
     "ltx": build_ltx,
+    "ltx2": build_ltx2,
     "ltx_condition": build_ltx_condition,
     "qwen_image": build_qwen_image,
     "stable_audio": build_stable_audio,

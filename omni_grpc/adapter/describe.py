@@ -92,7 +92,7 @@ def _defaults(
     def default(field: str) -> Any:
         return call_kwargs.get(signature.name(field) or "", signature.default(field))
 
-    guidance = {"scale": default("scale")}
+    guidance = {"scale": default("scale"), "rescale": default("rescale") or 0.0}
     if (scale := default("true_cfg_scale")) is not None:
         guidance["true_cfg_scale"] = float(scale)
     width, height = (0, 0) if modality is Modality.AUDIO else _size(pipeline)

@@ -151,7 +151,7 @@ def _asked(request: Request, signature: Signature, sample_rate: int) -> dict[str
         "steps": request.steps,
         "scale": guidance.scale,
         "true_cfg_scale": guidance.true_cfg_scale if has_cfg else None,
-        "rescale": guidance.rescale or None,
+        "rescale": guidance.rescale if "rescale" in signature else guidance.rescale or None,
         "strength": strength(signature, request.strength),
         "num_frames": request.num_frames,
         "fps": request.fps,

@@ -271,6 +271,18 @@ class SessionRunner(Runner):
         if any(image.channels == 4 for image in request.inputs.images) and "Layered" not in name:
             message = "transparent parts of the input were laid on white"
             warnings.append(RequestWarning(code="ALPHA_FLATTENED", field="images", message=message))
+        rate = request.fps or fps(self._pipeline, self._signature)
+        if pixels is not None and outputs[0].samples is not None and request.output_fps not in (None, rate):
+            message = f"the video was made for {rate:g} frames per second; its sound keeps the time of that"
+            warnings.append(
+                RequestWarning(
+                    code="SOUND_OUT_OF_STEP",
+                    field="output_fps",
+                    message=message,
+                    requested=f"{request.output_fps:g}",
+                    applied=f"{rate:g}",
+                )
+            )
         clipped = sum(media.count_clipped(np.asarray(o.samples)) for o in outputs if o.samples is not None)
         if clipped:
             message = f"{clipped} samples were beyond full scale and were clipped"

@@ -59,7 +59,12 @@ class Ran:
     progress: list[Progress]
     decoded: Decoded
     files: list[bytes]
-    output: Any
+    result: Any
+
+    @property
+    def output(self) -> Any:
+        """The pictures, or the first of what there is."""
+        return self.result[0]
 
     @property
     def warnings(self) -> dict[str, RequestWarning]:
@@ -94,7 +99,7 @@ class Adapter:
         decoded = self.runner.decode(request.id)
         self.runner.drop((request.id,))
         files = [shared.take(media.data) for media in decoded.media]
-        return Ran(request, prepared, progress, decoded, files, session.output()[0])
+        return Ran(request, prepared, progress, decoded, files, session.output())
 
     def steps(self, request: Request) -> Iterator[Progress]:
         while True:
@@ -129,9 +134,11 @@ def load(tiny: Callable[[str], Path]) -> Callable[..., Adapter]:
 
 @pytest.fixture
 def plain(tiny: Callable[[str], Path]) -> Callable[..., Any]:
-    """Calls a freshly loaded pipeline of diffusers, as its own documentation does."""
+    """Calls a freshly loaded pipeline of diffusers, as its own documentation does. The first output, or `whole`."""
 
-    def call(name: str, *, like: Adapter | None = None, seeds: tuple[int, ...] = (0,), **arguments: Any) -> Any:
+    def call(
+        name: str, *, like: Adapter | None = None, seeds: tuple[int, ...] = (0,), whole: bool = False, **arguments: Any
+    ) -> Any:
         from diffusers import DiffusionPipeline
 
         pipeline = DiffusionPipeline.from_pretrained(tiny(name), local_files_only=True)
@@ -140,7 +147,8 @@ def plain(tiny: Callable[[str], Path]) -> Callable[..., Any]:
             same_memory(pipeline, like.pipeline)
         generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
         generator = generators[0] if len(generators) == 1 else generators
-        return pipeline(prompt=arguments.pop("prompt", "a red cat"), generator=generator, **arguments)[0]
+        result = pipeline(prompt=arguments.pop("prompt", "a red cat"), generator=generator, **arguments)
+        return result if whole else result[0]
 
     return call
 

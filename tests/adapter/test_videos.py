@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
+import av
 import numpy as np
 import PIL.Image
 import pytest
 
 from omni_grpc.errors import InvalidArgument
-from omni_grpc.request import ImageInput, Inputs, Task, VideoInput
+from omni_grpc.request import GuidanceDraft, ImageInput, Inputs, Task, VideoInput
 
 from .conftest import GRADIENT, check_steps, equal, refused
 
@@ -91,3 +94,43 @@ def test_a_first_frame_and_a_video_are_one_too_many(load):
     asked = from_video(inputs=Inputs(first_frame=PICTURE, source_video=clip(9)), num_frames=9)
     with pytest.raises(InvalidArgument, match="leave the other out"):
         load("ltx_condition").run(**asked)
+
+
+def test_a_video_has_the_sound_of_diffusers(load, plain):
+    adapter = load("ltx2")
+    assert adapter.checkpoint.spec.tasks == (Task.TEXT_TO_VIDEO, Task.TEXT_TO_AUDIO_VIDEO)
+    assert adapter.checkpoint.defaults.guidance.rescale == 0.7
+    asked = {**SMALL, "num_frames": 9, "fps": 12.0, "negative_prompt": "static", "steps": 3, "seeds": (3,)}
+    asked |= {"task": Task.TEXT_TO_AUDIO_VIDEO, "guidance": GuidanceDraft(scale=2.0)}
+    arguments = {**SMALL, "num_frames": 9, "frame_rate": 12.0, "negative_prompt": "static", "guidance_scale": 2.0}
+    direct = plain("ltx2", like=adapter, whole=True, seeds=(3,), num_inference_steps=3, output_type="np", **arguments)
+    ran = adapter.run(**asked)
+    assert equal(ran.result.frames, direct.frames)
+    assert equal(ran.result.audio, direct.audio)
+    assert direct.audio.std() > 1e-3
+    check_steps(ran)
+    assert ran.progress[-1].total == 3  # the copy of the scheduler that steps the sound is not counted
+    assert ran.warnings == {}
+    video, sound = streams(ran.files[0])
+    (media,) = ran.decoded.media
+    assert (media.num_frames, media.fps, media.sample_rate, video) == (9, 12.0, 8000, 0.75)
+    # the last latent of the sound holds a 25th of a second, and AAC fills up its last packet
+    assert abs(direct.audio.shape[-1] / 8000 - video) < 0.05
+    assert sound == pytest.approx(direct.audio.shape[-1] / 8000, abs=1024 / 8000)
+    other = adapter.run(**{**asked, "guidance": GuidanceDraft(scale=2.0, rescale=0.0)})
+    assert not equal(other.result.frames, direct.frames)
+
+
+def test_a_sound_does_not_follow_another_rate(load):
+    ran = load("ltx2").run(**SMALL, num_frames=9, fps=24.0, output_fps=12.0, steps=2, task=Task.TEXT_TO_VIDEO)
+    warning = ran.warnings["SOUND_OUT_OF_STEP"]
+    assert (warning.field, warning.requested, warning.applied) == ("output_fps", "12", "24")
+
+
+def streams(data: bytes) -> tuple[float, float]:
+    """Seconds of the picture and of the sound."""
+    with av.open(io.BytesIO(data)) as file:
+        picture, sound = file.streams.video[0], file.streams.audio[0]
+        samples = sum(frame.samples for frame in file.decode(sound))
+        assert (sound.codec_context.name, sound.channels) == ("aac", 2)
+        return float(picture.duration * picture.time_base), samples / sound.rate

@@ -147,6 +147,24 @@ async def test_a_video_from_an_uploaded_video_has_its_size_rate_and_length(tiny,
     assert here.files == result.files
 
 
+async def test_a_video_comes_with_its_sound(tiny):
+    async with served(tiny("ltx2")) as client:
+        asked = {"width": 64, "height": 64, "num_frames": 9, "steps": 2, "seed": 1}
+        stream = await client.stream_video("rain", task=Task.TEXT_TO_AUDIO_VIDEO, **asked)
+        events = [event async for event in stream]
+        result = await stream.result()
+        silent = await client.generate_video("rain", **asked)
+    steps = [event.step_progress for event in events if event.HasField("step_progress")]
+    assert [(step.step, step.total_steps) for step in steps] == [(1, 2), (2, 2)]
+    (artifact,) = result.artifacts
+    with av.open(io.BytesIO(result.files[0])) as file:
+        assert [stream.type for stream in file.streams] == ["video", "audio"]
+        assert (artifact.sample_rate, file.streams.audio[0].rate) == (8000, 8000)
+    assert probe(result.files[0]) == {"width": 64, "height": 64, "rate": 24.0, "frames": 9, "duration": 0.375}
+    # where nobody asks, it is as the model does it
+    assert silent.files == result.files
+
+
 async def test_a_sound_is_as_long_as_asked(tiny):
     folder = tiny("stable_audio")
     async with served(folder) as client:
