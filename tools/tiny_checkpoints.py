@@ -16,6 +16,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tools.tiny.edits import (
+    build_flux2_klein,
+    build_flux_kontext,
+    build_qwen_image_edit_plus,
+    build_qwen_image_layered,
+)
 from tools.tiny.images import (
     build_flux,
     build_qwen_image,
@@ -38,10 +44,14 @@ from tools.tiny.videos import (
 
 BUILDERS: Mapping[str, Callable[..., Path]] = {
     "flux": build_flux,
+    "flux2_klein": build_flux2_klein,
+    "flux_kontext": build_flux_kontext,
     "ltx": build_ltx,
     "ltx2": build_ltx2,
     "ltx_condition": build_ltx_condition,
     "qwen_image": build_qwen_image,
+    "qwen_image_edit_plus": build_qwen_image_edit_plus,
+    "qwen_image_layered": build_qwen_image_layered,
     "stable_audio": build_stable_audio,
     "stable_diffusion": build_stable_diffusion,
     "stable_diffusion_img2img": build_stable_diffusion_img2img,

@@ -6,6 +6,7 @@ import io
 import av
 import PIL.Image
 import pytest
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 
 from omni_grpc import Omni
 from omni_grpc.client import AsyncClient
@@ -80,6 +81,28 @@ async def test_an_image_is_edited_with_a_strength(tiny):
         0.5,
         [warning.code for warning in result.warnings],
     )
+
+
+async def test_two_images_are_edited_together(tiny, monkeypatch):
+    for size in ("VAE_IMAGE_SIZE", "CONDITION_IMAGE_SIZE"):
+        monkeypatch.setattr(pipeline_qwenimage_edit_plus, size, 64 * 64)
+    folder = tiny("qwen_image_edit_plus")
+    images = [png(64, 48), png(96, 64, seed=1)]
+    asked = {"negative_prompt": " ", "true_cfg_scale": 3.0, "steps": 2, "seed": 3}
+    async with served(folder) as client:
+        (model,) = await client.list_models()
+        assert model.limits.max_input_images == 10
+        both = await client.edit_image("put the second into the first", images=images, **asked)
+        turned = await client.edit_image("put the second into the first", images=images[::-1], **asked)
+        with pytest.raises(Exception, match="takes at most 10"):
+            await client.edit_image("a cat", images=images * 6, **asked)
+    # as large as the first
+    assert [image.size for image in (*both.images, *turned.images)] == [(64, 48), (96, 64)]
+    with Omni(str(folder), device="cpu", cpu_threads=1, diffusion_load_format="diffusers") as omni:
+        here = omni.edit_image("put the second into the first", images=images, **asked)
+        alone = omni.edit_image("put the second into the first", images=images[:1], **asked)
+    assert here.files == both.files
+    assert alone.files != both.files
 
 
 async def test_an_inpaint_depends_on_its_mask(tiny):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import (
@@ -40,32 +41,42 @@ from tools.tiny.text import (
 
 def build_qwen_image(folder: Path, *, seed: int = 0, heads: int = 4, head_dim: int = 32, layers: int = 2) -> Path:
     """A Qwen-Image of about 1.7 million parameters; the arguments shape the transformer alone."""
-    tokenizer = qwen_tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        pipeline = QwenImagePipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(
-                base_image_seq_len=256,
-                base_shift=0.5,
-                max_image_seq_len=8192,
-                max_shift=0.9,
-                shift_terminal=0.02,
-                use_dynamic_shifting=True,
-            ),
-            vae=AutoencoderKLQwenImage(base_dim=8, z_dim=16, dim_mult=[1, 2, 2, 2], num_res_blocks=1),
-            text_encoder=_qwen_text_encoder(tokenizer),
-            tokenizer=tokenizer,
-            transformer=QwenImageTransformer(
-                num_layers=layers,
-                attention_head_dim=head_dim,
-                num_attention_heads=heads,
-                joint_attention_dim=64,
-                axes_dims_rope=axes(head_dim),
-            ),
-        )
+        pipeline = QwenImagePipeline(**qwen_image_parts(heads=heads, head_dim=head_dim, layers=layers))
         disturb_norms(pipeline.transformer)
     pipeline.save_pretrained(folder)
     return folder
+
+
+def qwen_image_parts(
+    *, heads: int = 4, head_dim: int = 32, layers: int = 2, channels: int = 3, **transformer: Any
+) -> dict[str, Any]:
+    """What all Qwen-Image pipelines are made of. `channels` of a picture are 4 where it has layers."""
+    tokenizer = qwen_tokenizer()
+    return {
+        "scheduler": FlowMatchEulerDiscreteScheduler(
+            base_image_seq_len=256,
+            base_shift=0.5,
+            max_image_seq_len=8192,
+            max_shift=0.9,
+            shift_terminal=0.02,
+            use_dynamic_shifting=True,
+        ),
+        "vae": AutoencoderKLQwenImage(
+            base_dim=8, z_dim=16, dim_mult=[1, 2, 2, 2], num_res_blocks=1, input_channels=channels
+        ),
+        "text_encoder": _qwen_text_encoder(tokenizer),
+        "tokenizer": tokenizer,
+        "transformer": QwenImageTransformer(
+            num_layers=layers,
+            attention_head_dim=head_dim,
+            num_attention_heads=heads,
+            joint_attention_dim=64,
+            axes_dims_rope=axes(head_dim),
+            **transformer,
+        ),
+    }
 
 
 def build_stable_diffusion(folder: Path, *, seed: int = 0, kind: type[DiffusionPipeline] | None = None) -> Path:
@@ -155,33 +166,38 @@ def build_stable_diffusion_xl(folder: Path, *, seed: int = 0) -> Path:
 
 def build_flux(folder: Path, *, seed: int = 0, heads: int = 4, head_dim: int = 32, layers: int = 2) -> Path:
     """A FLUX.1-dev with its embedded guidance."""
-    clip, t5 = clip_tokenizer(), t5_tokenizer(512)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        pipeline = FluxPipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(
-                base_image_seq_len=256, max_image_seq_len=4096, shift=3.0, use_dynamic_shifting=True
-            ),
-            vae=_vae(latent=16, scaling=0.3611, shift=0.1159),
-            text_encoder=clip_encoder(clip),
-            tokenizer=clip,
-            text_encoder_2=t5_encoder(t5),
-            tokenizer_2=t5,
-            transformer=FluxTransformer(
-                patch_size=1,
-                in_channels=64,
-                num_layers=layers,
-                num_single_layers=layers,
-                attention_head_dim=head_dim,
-                num_attention_heads=heads,
-                joint_attention_dim=64,
-                pooled_projection_dim=32,
-                guidance_embeds=True,
-                axes_dims_rope=axes(head_dim),
-            ),
-        )
+        pipeline = FluxPipeline(**flux_parts(heads=heads, head_dim=head_dim, layers=layers))
     pipeline.save_pretrained(folder)
     return folder
+
+
+def flux_parts(*, heads: int = 4, head_dim: int = 32, layers: int = 2) -> dict[str, Any]:
+    """What all FLUX.1 pipelines are made of."""
+    clip, t5 = clip_tokenizer(), t5_tokenizer(512)
+    return {
+        "scheduler": FlowMatchEulerDiscreteScheduler(
+            base_image_seq_len=256, max_image_seq_len=4096, shift=3.0, use_dynamic_shifting=True
+        ),
+        "vae": _vae(latent=16, scaling=0.3611, shift=0.1159),
+        "text_encoder": clip_encoder(clip),
+        "tokenizer": clip,
+        "text_encoder_2": t5_encoder(t5),
+        "tokenizer_2": t5,
+        "transformer": FluxTransformer(
+            patch_size=1,
+            in_channels=64,
+            num_layers=layers,
+            num_single_layers=layers,
+            attention_head_dim=head_dim,
+            num_attention_heads=heads,
+            joint_attention_dim=64,
+            pooled_projection_dim=32,
+            guidance_embeds=True,
+            axes_dims_rope=axes(head_dim),
+        ),
+    }
 
 
 def build_z_image(folder: Path, *, seed: int = 0, heads: int = 4, head_dim: int = 32, layers: int = 2) -> Path:

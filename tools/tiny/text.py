@@ -17,6 +17,7 @@ from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     GemmaTokenizer,
+    PreTrainedModel,
     Qwen2Tokenizer,
     Qwen3Config,
     Qwen3Model,
@@ -147,8 +148,10 @@ def t5_encoder(tokenizer: T5Tokenizer, *, width: int = 64, multilingual: bool = 
     return (UMT5EncoderModel if multilingual else T5EncoderModel)(config)
 
 
-def qwen3_encoder(tokenizer: Qwen2Tokenizer, *, layers: int = 3) -> Qwen3Model:
-    return Qwen3Model(
+def qwen3_encoder(
+    tokenizer: Qwen2Tokenizer, *, layers: int = 3, kind: type[PreTrainedModel] = Qwen3Model
+) -> PreTrainedModel:
+    return kind(
         Qwen3Config(
             vocab_size=len(tokenizer),
             hidden_size=64,
