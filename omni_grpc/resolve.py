@@ -54,6 +54,7 @@ def resolve_request(draft: Draft, facts: Facts, *, id: str) -> Resolved:
     lacks, InvalidArgument for everything else that breaks a row of RULES.
     """
     check_task(draft.model, draft.task, facts.checkpoint)
+    facts = dataclasses.replace(facts, checkpoint=facts.checkpoint.of(draft.task))
     violations = tuple(
         Violation(_path(field, draft.task), message) for field, rule in RULES if (message := rule(draft, facts))
     )
@@ -72,10 +73,11 @@ def check_task(model: str, task: Task, checkpoint: Checkpoint) -> None:
     if model != checkpoint.name:
         message = f"model {model!r} is not served here; served: {checkpoint.name}"
         raise NotFound(message, reason="MODEL_NOT_FOUND", metadata={"name": model})
-    if task not in checkpoint.spec.tasks:
-        has = ", ".join(checkpoint.spec.tasks)
+    if task not in checkpoint.tasks:
+        has = ", ".join(checkpoint.tasks)
+        why = f": {checkpoint.refusals[task]}" if task in checkpoint.refusals else ""
         raise FailedPrecondition(
-            f"model {model!r} cannot do {task}; its tasks: {has}",
+            f"model {model!r} cannot do {task}{why}; its tasks: {has}",
             reason="TASK_NOT_SUPPORTED",
             metadata={"task": task.value, "tasks": has},
         )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tools.tiny.combined import build_kandinsky
 from tools.tiny.edits import (
     build_flux2_klein,
     build_flux_kontext,
@@ -46,6 +47,7 @@ BUILDERS: Mapping[str, Callable[..., Path]] = {
     "flux": build_flux,
     "flux2_klein": build_flux2_klein,
     "flux_kontext": build_flux_kontext,
+    "kandinsky": build_kandinsky,
     "ltx": build_ltx,
     "ltx2": build_ltx2,
     "ltx_condition": build_ltx_condition,

@@ -12,6 +12,7 @@ import transformers
 from diffusers import DiffusionPipeline, ModelMixin
 from diffusers.quantizers import PipelineQuantizationConfig
 
+from omni_grpc.adapter.parameters import Signature
 from omni_grpc.config import AdapterConfig
 from omni_grpc.errors import CheckpointError, ConfigError, Violation
 from omni_grpc.loading.components import without_progress_bars
@@ -56,8 +57,24 @@ def denoisers(pipeline: DiffusionPipeline) -> list[ModelMixin]:
 
 def schedulers(pipeline: DiffusionPipeline) -> list[Any]:
     """Each scheduler of the pipeline once, whatever it is called."""
-    found = {id(part): part for name, part in pipeline.components.items() if "scheduler" in name and part is not None}
+    return list({id(part): part for _, part in _schedulers(pipeline)}.values())
+
+
+def loops(pipeline: DiffusionPipeline, signature: Signature, values: Mapping[str, Any]) -> list[tuple[Any, int]]:
+    """The schedulers that have a loop in a call with these arguments, and how many steps it is asked to take.
+
+    They are those that have a number of steps of their own: others add noise, or go along with one of these.
+    """
+    found = {}
+    for name, part in _schedulers(pipeline):
+        steps = name.removesuffix("scheduler") + "num_inference_steps"
+        if steps in signature.parameters:
+            found[id(part)] = (part, values.get(steps, signature.parameters[steps].default) or 0)
     return list(found.values())
+
+
+def _schedulers(pipeline: DiffusionPipeline) -> list[tuple[str, Any]]:
+    return [(name, part) for name, part in pipeline.components.items() if "scheduler" in name and part is not None]
 
 
 def _class(name: str) -> type[DiffusionPipeline]:

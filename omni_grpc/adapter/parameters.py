@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,9 +102,12 @@ class Signature:
         return f"is no parameter of {self.pipeline}" + (f"; did you mean {close[0]!r}?" if close else "")
 
 
-def check_call_kwargs(signature: Signature, call_kwargs: Mapping[str, Any]) -> None:
-    """Raises ConfigError naming each key of --diffusers-call-kwargs that the pipeline does not take."""
-    wrong = {key: why for key in call_kwargs if (why := signature.unknown(key))}
+def check_call_kwargs(signatures: Sequence[Signature], call_kwargs: Mapping[str, Any]) -> None:
+    """Raises ConfigError naming each key of --diffusers-call-kwargs that none of these pipelines takes."""
+    first, *others = signatures
+    wrong = {
+        key: why for key in call_kwargs if (why := first.unknown(key)) and all(other.unknown(key) for other in others)
+    }
     if wrong:
         message = "; ".join(f"--diffusers-call-kwargs: {key!r} {why}" for key, why in wrong.items())
         raise ConfigError(message, violations=(Violation("diffusers_call_kwargs", message),))

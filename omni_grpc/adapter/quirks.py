@@ -25,7 +25,7 @@ NOT_SERVED: Mapping[str, str] = {
 
 SEVERAL_IMAGES = frozenset(
     {"QwenImageEditPlusPipeline", "Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinKVPipeline",
-     "JoyImageEditPlusPipeline", "QwenImage21Pipeline"}
+     "JoyImageEditPlusPipeline", "QwenImage21Pipeline", "StableCascadeCombinedPipeline"}
 )  # fmt: skip
 """Pipelines for which a list of pictures is one request; for all others it is a batch."""
 

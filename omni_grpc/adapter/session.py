@@ -50,10 +50,12 @@ class _Gate:
 
 
 class Session:
-    """Runs `call` while the schedulers' steps wait for `advance`.
+    """Runs `call` while the steps of its loops wait for `advance`.
 
-    The schedulers work on a copy of their state and have their own back at the end, so nothing a request did to one
-    reaches the next. `clean_up` is called in the thread at the end, with whether the call failed.
+    `loops` are the schedulers that a loop of the call steps, each with the number of steps that is planned for it;
+    `total` tells the true one once the loop has begun. All `schedulers` work on a copy of their state and have their
+    own back at the end, so nothing a request did to one reaches the next. `clean_up` is called in the thread at the
+    end, with whether the call failed.
     """
 
     def __init__(
@@ -61,11 +63,14 @@ class Session:
         call: Callable[[], Any],
         schedulers: Sequence[Any],
         *,
+        loops: Sequence[tuple[Any, int]],
         total: Callable[[Any], int],
         clean_up: Callable[[bool], None],
     ) -> None:
         self._call = call
         self._schedulers = schedulers
+        self._gated = [scheduler for scheduler, _ in loops]
+        self._ahead = {id(scheduler): steps for scheduler, steps in loops}
         self._total_of = total
         self._clean_up = clean_up
         self._changed = threading.Condition()
@@ -73,6 +78,8 @@ class Session:
         self._arrived = 0
         self._done = 0
         self._total = 0
+        self._current: Any = None
+        self._begun_at = self._length = 0
         self._free = False
         self._stopped = False
         self._ended = False
@@ -143,6 +150,7 @@ class Session:
         try:
             for scheduler, state in zip(self._schedulers, kept, strict=True):
                 _become(scheduler, copy.deepcopy(state))
+            for scheduler in self._gated:
                 scheduler.step = _Gate(scheduler, self._enter)
             output, error = self._call(), None
         except BaseException as raised:  # noqa: BLE001 - it is raised again, in the thread that waits for it
@@ -160,8 +168,8 @@ class Session:
     def _enter(self, scheduler: Any, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self._changed:
             self._arrived += 1
-            if self._arrived == 1 or len(self._schedulers) > 1:
-                self._total = self._done + self._total_of(scheduler)
+            if scheduler is not self._current or self._done - self._begun_at >= self._length:
+                self._begin_loop(scheduler)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._stopped or self._free or self._granted >= self._arrived)
             if self._stopped:
@@ -175,9 +183,14 @@ class Session:
             self._changed.notify_all()
         return result
 
+    def _begin_loop(self, scheduler: Any) -> None:
+        self._ahead.pop(id(scheduler), None)
+        self._current, self._begun_at, self._length = scheduler, self._done, self._total_of(scheduler)
+        self._total = self._done + self._length + sum(self._ahead.values())
+
     def _left_its_loop(self) -> bool:
-        """With several schedulers there are several loops, and only the end of the call is the end of them."""
-        return len(self._schedulers) == 1 and self._done == self._granted and self._done >= self._total > 0
+        """Whether the last step of the last loop is taken: what follows is the decode."""
+        return not self._ahead and self._done == self._granted and self._done >= self._total > 0
 
     def _wait(self, reached: Callable[[], bool]) -> None:
         with self._changed:

@@ -95,7 +95,7 @@ class Adapter:
         request = self.request(**fields)
         prepared = self.runner.prepare(request)
         progress = list(self.steps(request))
-        session = self.runner._sessions[request.id][0]
+        session = self.runner._sessions[request.id].session
         decoded = self.runner.decode(request.id)
         self.runner.drop((request.id,))
         files = [shared.take(media.data) for media in decoded.media]

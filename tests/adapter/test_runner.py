@@ -87,6 +87,27 @@ def test_steps_are_counted_as_the_pipeline_takes_them(load):
     assert len(img2img.run(inputs=Inputs(images=(PICTURE,)), strength=0.5, steps=6).progress) == 4
 
 
+def test_the_loops_of_a_combined_pipeline_are_counted_together(load, plain):
+    adapter = load("kandinsky")
+    direct = plain(
+        "kandinsky", like=adapter, seeds=(3,), num_inference_steps=4, prior_num_inference_steps=3, output_type="np",
+        negative_prompt="blurry", **SMALL
+    )  # fmt: skip
+    asked = {**SMALL, "negative_prompt": "blurry", "extra": {"prior_num_inference_steps": 3}, "steps": 4, "seeds": (3,)}
+    ran = adapter.run(**asked)
+    assert equal(ran.output, direct)
+    check_steps(ran)
+    assert [progress.total for progress in ran.progress] == [7] * 7
+    # dropped in either loop
+    for steps in (2, 5):
+        dropped = adapter.request(**asked, prompt="a blue robot")
+        adapter.runner.prepare(dropped)
+        for _ in range(steps):
+            adapter.runner.step((dropped.id,))
+        adapter.runner.drop((dropped.id,))
+        assert equal(adapter.run(**asked).output, direct)
+
+
 def test_a_scheduler_that_predicts_twice_has_all_its_steps(load):
     from diffusers import HeunDiscreteScheduler
 
@@ -237,8 +258,8 @@ def test_inputs_and_tasks_that_it_lacks_are_refused(load):
     adapter = load("flux")
     with pytest.raises(InvalidArgument, match="does not take it"):
         adapter.request(inputs=Inputs(images=(PICTURE,)))
-    with pytest.raises(FailedPrecondition, match="cannot do INPAINT"):
-        adapter.request(task=Task.INPAINT)
+    with pytest.raises(FailedPrecondition, match="cannot do IMAGE_EDIT"):
+        adapter.request(task=Task.IMAGE_EDIT)
 
 
 def test_call_kwargs_win_over_defaults_and_lose_to_the_request(load, plain):

@@ -12,9 +12,11 @@ from omni_grpc import Omni
 from omni_grpc.client import AsyncClient
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, LocalExecutor
+from omni_grpc.errors import FailedPrecondition
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import AudioFormat, ImageFormat, Task, VideoFormat
 from omni_grpc.server import Server
+from omni_grpc.v1 import sampling_pb2
 
 from .studio import mp4, pixels, png
 
@@ -81,6 +83,32 @@ async def test_an_image_is_edited_with_a_strength(tiny):
         0.5,
         [warning.code for warning in result.warnings],
     )
+
+
+async def test_one_checkpoint_makes_edits_and_inpaints(tiny):
+    folder, picture, mask = tiny("stable_diffusion"), png(64, 64), png(64, 64, mode="L")
+    small = {"width": 64, "height": 64, "steps": 2, "seed": 3}
+    async with served(folder) as client:
+        (model,) = await client.list_models()
+        assert [Task(sampling_pb2.Task.Name(task).removeprefix("TASK_")) for task in model.tasks] == [
+            Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE, Task.INPAINT,
+        ]  # fmt: skip
+        assert (model.pipeline, model.limits.max_input_images, model.limits.strength.max) == (
+            "StableDiffusionPipeline", 1, 1,
+        )  # fmt: skip
+        refusals = {refusal.feature for refusal in model.refusals}
+        assert not refusals & {"images", "mask", "strength"}
+        made = await client.generate_image("a cat", **small)
+        varied = await client.edit_image("a cat", images=[picture], strength=0.5, steps=4, seed=3)
+        filled = await client.edit_image("a cat", images=[picture], mask=mask, steps=2, seed=3)
+        again = await client.generate_image("a cat", **small)
+        with pytest.raises(FailedPrecondition, match="IMAGE_EDIT; its tasks: TEXT_TO_IMAGE, IMAGE_TO_IMAGE, INPAINT"):
+            await client.edit_image("a cat", images=[picture])
+    assert again.files == made.files
+    assert (varied.effective.strength, varied.stats.steps_run, filled.effective.strength) == (0.5, 3, 1.0)
+    with Omni(str(folder), device="cpu", cpu_threads=1, diffusion_load_format="diffusers") as omni:
+        assert omni.edit_image("a cat", images=[picture], strength=0.5, steps=4, seed=3).files == varied.files
+        assert omni.edit_image("a cat", images=[picture], mask=mask, steps=2, seed=3).files == filled.files
 
 
 async def test_two_images_are_edited_together(tiny, monkeypatch):
