@@ -42,8 +42,10 @@ def encode(member: Member, request: Request, output: Output) -> tuple[bytes, dic
             return data, {"width": 0, "height": 0, "sample_rate": target, "duration": duration}
 
 
-def warnings(member: Member, request: Request, outputs: Sequence[Output], result: Any) -> tuple[RequestWarning, ...]:
-    """What came out differently than asked. `result` is what the pipeline returned."""
+def warnings(
+    member: Member, request: Request, outputs: Sequence[Output], result: Any, *, previews: bool
+) -> tuple[RequestWarning, ...]:
+    """What came out differently than asked. `result` is what the pipeline returned; `previews`: they were as asked."""
     found = [*_of_pixels(member, request, outputs), *_of_sound(member, request, outputs)]
     for field in ("prompt", "negative_prompt"):
         if f"{field}_embeds" in request.extra and getattr(request, field):
@@ -52,7 +54,8 @@ def warnings(member: Member, request: Request, outputs: Sequence[Output], result
     for index in blanked(result):
         message = f"the pipeline's safety checker replaced output {index} by a black picture"
         found.append(RequestWarning(code="OUTPUT_BLANKED", field="prompt", message=message))
-    if request.preview is not None and (why := member.previews.unavailable):
+    if not previews:
+        why = member.previews.unavailable
         found.append(RequestWarning(code="PREVIEW_NOT_AVAILABLE", field="options.preview", message=why))
     if any(image.channels == 4 for image in request.inputs.images) and "Layered" not in member.name:
         message = "transparent parts of the input were laid on white"

@@ -30,13 +30,15 @@ from omni_grpc.worker.base import Loaded, Runner, Setting
 from omni_grpc.worker.failure import failure
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class _Held:
-    """A request that is in the worker."""
+    """A request that is in the worker, and how many of its previews were due and could be made."""
 
     session: Session
     request: Request
     member: Member
+    due: int = 0
+    made: int = 0
 
 
 class SessionRunner(Runner):
@@ -149,7 +151,7 @@ class SessionRunner(Runner):
             media=made,
             elapsed=time.monotonic() - began,
             peak_memory_bytes=media.peak_memory_bytes(),
-            warnings=results.warnings(member, request, outputs, result),
+            warnings=results.warnings(member, request, outputs, result, previews=held.made > 0 or not held.due),
             steps=held.session.steps,
         )
 
@@ -193,6 +195,7 @@ def _progress(held: _Held, moved: Moved) -> Progress:
     previews: tuple[PreviewImage, ...] = ()
     if request.preview is not None and moved.step % request.preview.every_steps == 0:
         previews = held.member.previews.make(request, moved.latents)
+        held.due, held.made = held.due + 1, held.made + bool(previews)
     return Progress(
         id=request.id,
         step=moved.step,

@@ -9,7 +9,7 @@ import PIL.Image
 import pytest
 
 from omni_grpc.errors import Cancelled, FailedPrecondition, InternalError, InvalidArgument
-from omni_grpc.request import GuidanceDraft, ImageFormat, ImageInput, Inputs, Preview, Task
+from omni_grpc.request import GuidanceDraft, ImageFormat, ImageInput, Inputs, Task
 
 from .conftest import GRADIENT, check_steps, equal, refused
 
@@ -274,23 +274,6 @@ def test_call_kwargs_win_over_defaults_and_lose_to_the_request(load, plain):
     assert equal(adapter.run(**fields, guidance=GuidanceDraft(scale=5.0)).output, direct[5.0])
     assert not equal(direct[2.0], direct[5.0])
     assert not equal(adapter.run(**fields, negative_prompt="static").output, direct[2.0])
-
-
-@pytest.mark.parametrize(("name", "shape"), [("stable_diffusion", (32, 32)), ("flux", (32, 32)), ("wan_t2v", (32, 32))])
-def test_previews_show_the_latents(name, shape, load):
-    asked = SHORT if name == "wan_t2v" else SMALL
-    ran = load(name).run(**asked, steps=4, preview=Preview(every_steps=2, max_edge=32))
-    made = [progress.step for progress in ran.progress if progress.previews]
-    assert made == [step for step in range(1, len(ran.progress) + 1) if step % 2 == 0]
-    preview = ran.progress[made[0] - 1].previews[0]
-    assert (preview.height, preview.width) == shape
-    assert "PREVIEW_NOT_AVAILABLE" not in ran.warnings
-
-
-def test_previews_that_cannot_be_made_are_named(load):
-    ran = load("ltx").run(**SMALL, num_frames=9, steps=2, preview=Preview())
-    assert not any(progress.previews for progress in ran.progress)
-    assert "LTXPipeline" in ran.warnings["PREVIEW_NOT_AVAILABLE"].message
 
 
 def test_tokens_that_do_not_fit_are_counted(load):
