@@ -208,6 +208,7 @@ class _Options:
     preview: Preview | None = None
     inputs: Inputs = Inputs()
     strength: float | None = None
+    layers: int | None = None
     num_frames: int | None = None
     fps: float | None = None
     output_fps: float | None = None
@@ -287,6 +288,7 @@ class Effective:
     scheduler: str
     output_format: OutputFormat
     strength: float | None = None
+    layers: int = 0
     num_frames: int = 0
     fps: float = 0.0
     output_fps: float = 0.0
@@ -312,7 +314,11 @@ class Stats:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """A produced file without its bytes; those are in the artifact store under `id`."""
+    """A produced file without its bytes; those are in the artifact store under `id`.
+
+    `index` says which of the outputs it belongs to, `layer` which layer of that it is, from 0 at the bottom; None where
+    it has none.
+    """
 
     id: str
     job_id: str
@@ -328,6 +334,7 @@ class Artifact:
     sample_rate: int = 0
     duration: float = 0.0
     has_alpha: bool = False
+    layer: int | None = None
 
 
 # The events of one job, in the order in which they can appear. Exactly one of Done, Failed and Cancelled ends a job.

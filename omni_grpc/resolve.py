@@ -126,7 +126,7 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
     output_format: OutputFormat = default("output_format", draft.output_format, OUTPUT_FORMATS[draft.task.modality])
     lengths = {
         name: _complete_optional(draft, facts, name, used)
-        for name in ("strength", "num_frames", "fps", "output_fps", "duration", "start", "sample_rate")
+        for name in ("strength", "layers", "num_frames", "fps", "output_fps", "duration", "start", "sample_rate")
     }
     request = Request(
         id=id,

@@ -56,6 +56,7 @@ class Defaults:
     duration: float | None = None
     sample_rate: int | None = None
     strength: float | None = None
+    layers: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,7 @@ def _defaults(
         "duration": default("duration"),
         "sample_rate": None,
         "strength": strength(signature, default("strength")),
+        "layers": default("layers"),
         "frames_of_source": signature.pipeline in AS_LONG_AS_SOURCE or None,
     }
     return {name: value for name, value in made.items() if value is not None}

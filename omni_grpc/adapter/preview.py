@@ -85,7 +85,7 @@ class Previews:
             if frames and not odd:
                 made = unpack(latents, frames * patch_t, rows * patch, columns * patch, patch, patch_t)
         elif unpack is not None and self._kind in (IMAGE, LAYERS):
-            layers = int(str(request.extra.get("layers", _default(pipeline, "layers") or 0)))
+            layers = request.layers or 0
             pictures = layers + 1
             if tokens % pictures == 0 and (grid := _grid(tokens // pictures, request)) is not None:
                 scale = pipeline.vae_scale_factor
@@ -103,8 +103,3 @@ def _grid(tokens: int, request: Request) -> tuple[int, int] | None:
     pairs = [(rows, tokens // rows) for rows in range(1, tokens + 1) if tokens % rows == 0]
     rows, columns = min(pairs, key=lambda pair: abs(math.log(pair[0] / pair[1]) - asked))
     return (rows, columns) if abs(math.log(rows / columns) - asked) <= MOST_OFF else None
-
-
-def _default(pipeline: DiffusionPipeline, name: str) -> Any:
-    parameter = inspect.signature(type(pipeline).__call__).parameters.get(name)
-    return parameter.default if parameter is not None else None

@@ -162,13 +162,14 @@ class SessionRunner(Runner):
         caches.reset(self._denoisers)
 
     def _share(self, request: Request, index: int, count: int, data: bytes, about: dict[str, Any]) -> Media:
-        # a request for layers gets several outputs for each seed
-        seed = request.seeds[index * len(request.seeds) // count]
+        # a request for layers gets several files for each output
+        output, layer = divmod(index, max(1, count // request.num_outputs))
         return Media(
-            index=index,
+            index=output,
+            layer=layer if request.layers else None,
             data=shared.put(data, f"{self._prefix}{next(self._blocks)}"),
             mime_type=request.output_format.mime_type,
-            seed=seed,
+            seed=request.seeds[output],
             sha256=hashlib.sha256(data).hexdigest(),
             **about,
         )

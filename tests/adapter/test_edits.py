@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import PIL.Image
 import pytest
-from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus, pipeline_qwenimage_layered
 
 from omni_grpc.errors import InvalidArgument
-from omni_grpc.request import GuidanceDraft, ImageInput, Inputs, Task
+from omni_grpc.request import GuidanceDraft, ImageFormat, ImageInput, Inputs, Task
 
 from .conftest import GRADIENT, check_steps, equal, refused
 
@@ -33,9 +35,13 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This pipeline brings every picture to a megapixel, for itself and for its encoder."""
+    """These pipelines bring every picture to a megapixel or near, for themselves and for their encoders."""
     monkeypatch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", 64 * 64)
     monkeypatch.setattr(pipeline_qwenimage_edit_plus, "CONDITION_IMAGE_SIZE", 64 * 64)
+    dimensions = pipeline_qwenimage_layered.calculate_dimensions
+    monkeypatch.setattr(
+        pipeline_qwenimage_layered, "calculate_dimensions", lambda area, ratio: dimensions(area / 100, ratio)
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -76,3 +82,43 @@ def test_one_picture_is_edited_by_a_pipeline_for_one(load, plain):
     with pytest.raises(InvalidArgument, match="takes at most 1") as caught:
         adapter.run(**asked, inputs=Inputs(images=PICTURES))
     assert refused(caught.value) == {"images"}
+
+
+ALPHA = np.dstack([GRADIENT, GRADIENT[..., 0].T])
+GLASS = ImageInput(64, 64, 4, ALPHA.tobytes())
+
+
+def test_a_picture_is_taken_apart_into_layers(load, plain):
+    adapter = load("qwen_image_layered")
+    assert adapter.checkpoint.spec.tasks == (Task.LAYERED,)
+    direct = plain(
+        "qwen_image_layered", like=adapter, seeds=(3, 4), num_inference_steps=3, output_type="np", layers=2,
+        num_images_per_prompt=2, image=PIL.Image.fromarray(ALPHA)
+    )  # fmt: skip
+    asked = {"task": Task.LAYERED, "steps": 3, "seeds": (3,), "inputs": Inputs(images=(GLASS,))}
+    ran = adapter.run(**asked, num_outputs=2, layers=2, output_format=ImageFormat.PNG)
+    pictures = np.concatenate(direct)
+    assert equal(np.concatenate(ran.output), pictures)
+    check_steps(ran)
+    media = ran.decoded.media
+    assert [(one.index, one.layer, one.seed, one.has_alpha) for one in media] == [
+        (0, 0, 3, True), (0, 1, 3, True), (1, 0, 4, True), (1, 1, 4, True),
+    ]  # fmt: skip
+    files = [np.asarray(PIL.Image.open(io.BytesIO(file))) for file in ran.files]
+    assert [file.shape for file in files] == [(64, 64, 4)] * 4
+    assert equal(files, (pictures * 255).round().astype(np.uint8))
+    assert ran.warnings == {}  # its alpha was looked at
+    opaque = Inputs(images=(ImageInput(64, 64, 3, GRADIENT.tobytes()),))
+    assert not equal(adapter.run(**{**asked, "inputs": opaque}, layers=2).output[0], direct[0][:2])
+
+
+def test_layers_have_a_default_and_a_limit(load):
+    adapter = load("qwen_image_layered")
+    asked = {"task": Task.LAYERED, "inputs": Inputs(images=(GLASS,))}
+    assert adapter.request(**asked).layers == 4
+    assert adapter.request(**asked, prompt="").prompt == ""  # the model finds words itself
+    with pytest.raises(InvalidArgument, match=r"layers: 0 is outside 1\.\.64") as caught:
+        adapter.request(**asked, layers=0)
+    assert refused(caught.value) == {"layers"}
+    with pytest.raises(InvalidArgument, match="FluxKontextPipeline does not take it"):
+        load("flux_kontext").request(task=Task.IMAGE_EDIT, inputs=Inputs(images=(GLASS,)), layers=2)

@@ -6,13 +6,13 @@ import io
 import av
 import PIL.Image
 import pytest
-from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus, pipeline_qwenimage_layered
 
 from omni_grpc import Omni
 from omni_grpc.client import AsyncClient
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, LocalExecutor
-from omni_grpc.errors import FailedPrecondition
+from omni_grpc.errors import FailedPrecondition, InvalidArgument
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import AudioFormat, ImageFormat, Task, VideoFormat
 from omni_grpc.server import Server
@@ -109,6 +109,33 @@ async def test_one_checkpoint_makes_edits_and_inpaints(tiny):
     with Omni(str(folder), device="cpu", cpu_threads=1, diffusion_load_format="diffusers") as omni:
         assert omni.edit_image("a cat", images=[picture], strength=0.5, steps=4, seed=3).files == varied.files
         assert omni.edit_image("a cat", images=[picture], mask=mask, steps=2, seed=3).files == filled.files
+
+
+async def test_an_image_is_taken_apart_into_layers(tiny, monkeypatch):
+    dimensions = pipeline_qwenimage_layered.calculate_dimensions
+    monkeypatch.setattr(
+        pipeline_qwenimage_layered, "calculate_dimensions", lambda area, ratio: dimensions(area / 100, ratio)
+    )
+    folder, picture = tiny("qwen_image_layered"), png(64, 64, mode="RGBA")
+    asked = {"images": [picture], "layers": 2, "num_outputs": 2, "steps": 2, "seed": 3}
+    async with served(folder) as client:
+        result = await client.edit_image("a cat before a wall", **asked)
+        with pytest.raises(InvalidArgument, match=r"layers: 65 is outside 1\.\.64"):
+            await client.edit_image("a cat", **{**asked, "layers": 65})
+    assert [(one.index, one.layer, one.seed) for one in result.artifacts] == [
+        (0, 0, 3),
+        (0, 1, 3),
+        (1, 0, 4),
+        (1, 1, 4),
+    ]
+    assert len({artifact.id for artifact in result.artifacts}) == 4
+    assert all(artifact.has_alpha for artifact in result.artifacts)
+    assert [(image.mode, image.size) for image in result.images] == [("RGBA", (64, 64))] * 4
+    assert (result.effective.layers, result.seeds) == (2, (3, 3, 4, 4))
+    with Omni(str(folder), device="cpu", cpu_threads=1, diffusion_load_format="diffusers") as omni:
+        here = omni.edit_image("a cat before a wall", **asked)
+    assert here.files == result.files
+    assert [artifact.layer for artifact in here.artifacts] == [0, 1, 0, 1]
 
 
 async def test_two_images_are_edited_together(tiny, monkeypatch):
