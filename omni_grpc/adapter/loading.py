@@ -55,6 +55,26 @@ def denoisers(pipeline: DiffusionPipeline) -> list[ModelMixin]:
     return [part for part in found if isinstance(part, ModelMixin)]
 
 
+def blocks(pipeline: DiffusionPipeline) -> list[torch.nn.Module]:
+    """The pieces of work of everything but the denoisers: what a text encoder, a VAE or a vocoder runs one after the
+    other.
+    """
+    parts = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
+    found: dict[int, torch.nn.Module] = {}
+    for part in parts:
+        if not any(part is denoiser for denoiser in denoisers(pipeline)):
+            lists = [module for module in part.modules() if isinstance(module, torch.nn.ModuleList)]
+            found |= {id(child): child for group in (part, *lists) for child in group.children()}
+    return list(found.values())
+
+
+def vae_dtypes(pipeline: DiffusionPipeline) -> dict[str, torch.dtype]:
+    """The precision of each autoencoder that has one."""
+    names = ("vae", "movq", "vqgan", "audio_vae")
+    parts = {name: getattr(pipeline, name, None) for name in names}
+    return {name: part.dtype for name, part in parts.items() if isinstance(part, ModelMixin)}
+
+
 def schedulers(pipeline: DiffusionPipeline) -> list[Any]:
     """Each scheduler of the pipeline once, whatever it is called."""
     return list({id(part): part for _, part in _schedulers(pipeline)}.values())

@@ -52,10 +52,15 @@ class SessionRunner(Runner):
         self._pipeline = found[0].pipeline
         self._denoisers = loading.denoisers(self._pipeline)
         self._schedulers = loading.schedulers(self._pipeline)
+        self._dtypes = loading.vae_dtypes(self._pipeline)
         self._blocks = itertools.count()
         self._lock = threading.Lock()
         self._sessions: dict[str, _Held] = {}
         self._last: Session | None = None
+        # a group of blocks that is offloaded must not be left half way
+        if not setting.config.adapter.enable_layerwise_offload:
+            for block in loading.blocks(self._pipeline):
+                block.register_forward_pre_hook(self._check)
 
     @classmethod
     def load(cls, setting: Setting) -> Loaded:
@@ -82,7 +87,9 @@ class SessionRunner(Runner):
         )
 
     def drop(self, ids: Sequence[str]) -> None:
-        """Stops these sessions at their next step. What they changed is undone before the next one begins."""
+        """Stops these sessions at their next step, or at the next block of what they encode or decode. What they
+        changed is undone before the next one begins.
+        """
         with self._lock:
             for request_id in ids:
                 if (held := self._sessions.pop(request_id, None)) is not None:
@@ -134,7 +141,9 @@ class SessionRunner(Runner):
         return Stepped(elapsed=time.monotonic() - began, progress=tuple(progress), broken=tuple(broken))
 
     def decode(self, request_id: str) -> Decoded:
-        """Waits for the call to return, and puts its outputs as files into shared memory."""
+        """Waits for the call to return, and puts its outputs as files into shared memory. A request that is dropped
+        meanwhile makes no more of them.
+        """
         began = time.monotonic()
         with self._lock:
             held = self._sessions.get(request_id)
@@ -144,7 +153,11 @@ class SessionRunner(Runner):
         result = held.session.output()
         outputs = unpack(result, member.able.modality)
         # all are encoded before any is put in shared memory: a block belongs to a report
-        files = [results.encode(member, request, output) for output in outputs]
+        files = []
+        for output in outputs:
+            self._check_wanted(request_id)
+            files.append(results.encode(member, request, output))
+        self._check_wanted(request_id)
         made = tuple(self._share(request, index, len(files), *file) for index, file in enumerate(files))
         return Decoded(
             id=request_id,
@@ -155,7 +168,21 @@ class SessionRunner(Runner):
             steps=held.session.steps,
         )
 
+    def _check(self, *_: Any) -> None:
+        if self._last is not None:
+            self._last.check()
+
+    def _check_wanted(self, request_id: str) -> None:
+        with self._lock:
+            if request_id not in self._sessions:
+                raise Cancelled(f"request {request_id} was dropped in its decode")
+
     def _clean_up(self, member: Member, failed: bool) -> None:
+        if failed:
+            # some cast it for the length of a decode
+            for name, dtype in self._dtypes.items():
+                if (part := self._pipeline.components[name]).dtype != dtype:
+                    part.to(dtype=dtype)
         if failed or member.pipeline is not self._pipeline:
             # a call that returns does this itself, but only the loaded pipeline knows of its offload
             self._pipeline.maybe_free_model_hooks()

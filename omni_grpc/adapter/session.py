@@ -14,6 +14,8 @@ import torch
 
 from omni_grpc.errors import Cancelled
 
+STOPPED = "the request was dropped"
+
 
 class _Stop(BaseException):
     """Raised inside the call to end it. Not an Exception, so that no pipeline catches it."""
@@ -124,19 +126,29 @@ class Session:
         )
 
     def output(self) -> Any:
-        """Waits for the call to return and gives what it returned. Raises what it raised."""
+        """Waits for the call to return and gives what it returned. Raises what it raised, and Cancelled as soon as it
+        is stopped, however long the call still takes to end.
+        """
         with self._changed:
             self._free = True
             self._changed.notify_all()
+            self._changed.wait_for(lambda: self._ended or self._stopped)
+            if self._stopped and not self._ended:
+                raise Cancelled(STOPPED)
         self._thread.join()
         self._raise()
         return self._output
 
     def stop(self) -> None:
-        """Ends the call at its next step. Does not wait for it."""
+        """Ends the call at its next step, or where it next asks whether it is to go on. Does not wait for it."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+
+    def check(self) -> None:
+        """To be called between pieces of work: ends the call there if it was stopped. Says nothing to other threads."""
+        if self._stopped and threading.current_thread() is self._thread:
+            raise _Stop
 
     def join(self) -> None:
         """Waits until the call has ended and everything is as before."""
@@ -200,7 +212,7 @@ class Session:
         if self._error is None:
             return
         if isinstance(self._error, _Stop):
-            raise Cancelled("the request was dropped") from None
+            raise Cancelled(STOPPED) from None
         raise self._error
 
 

@@ -139,6 +139,7 @@ def test_a_stop_is_no_exception_that_a_pipeline_could_catch():
     made.stop()
     with pytest.raises(Cancelled):
         made.output()
+    made.join()
     assert ended == [True]
 
 
