@@ -84,6 +84,8 @@ def _video_tasks(pipeline: type, signature: Signature) -> tuple[Task, ...]:
         tasks.insert(0, Task.TEXT_TO_VIDEO)
         if inspect.signature(pipeline).parameters.keys() & {"vocoder", "audio_vae"}:
             tasks.append(Task.TEXT_TO_AUDIO_VIDEO)
+    if "mask_video" in signature or "control_video" in signature:
+        tasks.append(Task.VIDEO_EDIT)
     return tuple(tasks)
 
 

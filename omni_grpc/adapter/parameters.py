@@ -146,7 +146,7 @@ def _asked(request: Request, signature: Signature, sample_rate: int) -> dict[str
         "reference_images": lambda: [picture(image) for image in inputs.reference_images],
         "source_video": lambda: _source(request, signature, size),
         "control_video": lambda: frames(inputs.control_video),
-        "mask_video": lambda: [frame.convert("L") for frame in frames(inputs.mask_video)],
+        "mask_video": lambda: [frame.convert("L") for frame in _trimmed(inputs.mask_video, request, signature)],
         "audio": lambda: samples(inputs.audio, sample_rate),
     }
     values: dict[str, Any] = {
@@ -247,10 +247,12 @@ def frames(video: VideoInput | None) -> list[PIL.Image.Image]:
 
 
 def _source(request: Request, signature: Signature, size: tuple[int, int] | None) -> Any:
-    made = [_sized(frame, size) for frame in frames(request.inputs.source_video)]
-    if signature.pipeline in AS_LONG_AS_SOURCE:
-        made = made[: request.num_frames]
+    made = [_sized(frame, size) for frame in _trimmed(request.inputs.source_video, request, signature)]
     return [made] if signature.pipeline in SEVERAL_VIDEOS else made
+
+
+def _trimmed(video: VideoInput | None, request: Request, signature: Signature) -> list[PIL.Image.Image]:
+    return frames(video)[: request.num_frames] if signature.pipeline in AS_LONG_AS_SOURCE else frames(video)
 
 
 def samples(audio: AudioInput | None, sample_rate: int) -> torch.Tensor | None:

@@ -186,8 +186,8 @@ async def test_a_model_tells_what_its_videos_may_be(service):
     assert (limits.max_input_images, limits.strength.max, limits.max_audio.seconds) == (2, 1, 30)
     assert [len(formats) for formats in (found.image_formats, found.video_formats, found.audio_formats)] == [4, 3, 4]
     refused = {entry.feature for entry in found.refusals}
-    assert {"layers", "interpolation", "step_batching", "sampling.loras"} <= refused
-    assert not refused & {"images", "strength", "duration", "fps", "reference", "sampling.extra"}
+    assert {"interpolation", "step_batching", "sampling.loras"} <= refused
+    assert not refused & {"images", "layers", "strength", "duration", "fps", "reference", "sampling.extra"}
 
 
 async def test_a_model_that_only_loading_can_describe_is_loading_without_limits():
