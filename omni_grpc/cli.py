@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from omni_grpc import doctor, making, serve
-from omni_grpc.client import Client
+from omni_grpc.client import Client, Loaded, LoadEvent
+from omni_grpc.client.channel import Deadline
 from omni_grpc.client.events import event as read_event
 from omni_grpc.client.messages import state_name
 from omni_grpc.client.progress import describe
-from omni_grpc.errors import OmniError
+from omni_grpc.errors import OmniError, Unavailable
 from omni_grpc.v1.event_pb2 import JobState
 from omni_grpc.v1.model_pb2 import Model, ModelState
 from omni_grpc.v1.sampling_pb2 import Task
@@ -29,6 +31,8 @@ from omni_grpc.version import __version__
 
 DEFAULT_SERVER = "localhost:50051"
 INTERRUPTED = 130
+LOOK_AGAIN = 0.5
+"""Seconds between two looks for a server that does not listen yet."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,8 +74,9 @@ def _model_row(model: Model) -> tuple[str, ...]:
         ModelState.Name(model.state).removeprefix("MODEL_STATE_"),
         model.family,
         ", ".join(Task.Name(task).removeprefix("TASK_") for task in model.tasks),
-        f"{model.limits.default_width} x {model.limits.default_height}",
-        str(model.defaults.steps),
+        # a model that is still on its way has not said what it takes
+        f"{model.limits.default_width} x {model.limits.default_height}" if model.HasField("limits") else "-",
+        str(model.defaults.steps) if model.HasField("defaults") else "-",
     )
 
 
@@ -122,6 +127,32 @@ def _download(args: argparse.Namespace) -> int:
     args.out.write_bytes(data)
     print(f"{args.out}  {len(data)} bytes")
     return 0
+
+
+def _wait(args: argparse.Namespace) -> int:
+    deadline, told = Deadline(args.timeout), False
+    while True:
+        try:
+            with Client(args.server) as client:
+                _follow_loading(client.load_model(timeout=deadline.remaining()))
+            return 0
+        except Unavailable as error:
+            if error.reason != "SERVER_UNREACHABLE" or deadline.within(LOOK_AGAIN) < LOOK_AGAIN:
+                raise
+        if not told:
+            print(f"no server at {args.server} yet", file=sys.stderr)
+            told = True
+        time.sleep(LOOK_AGAIN)
+
+
+def _follow_loading(events: Iterable[LoadEvent]) -> None:
+    """A line for each phase, and for every 5 percent of its bytes."""
+    shown = None
+    for event in events:
+        if isinstance(event, Loaded):
+            print(f"{event.model.name} is ready", flush=True)
+        elif shown != (shown := (event.phase, 20 * event.done_bytes // max(1, event.total_bytes))):
+            print(event, flush=True)
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -191,6 +222,11 @@ def _parser() -> argparse.ArgumentParser:
     watch.add_argument("job_id", metavar="JOB_ID")
     watch.add_argument("--after-seq", type=int, default=0, help="leave out the events up to this one (default: 0)")
     watch.add_argument("--json", action="store_true", help="print one JSON object per event")
+
+    wait = commands.add_parser("wait", help="wait until a server is there and its model is ready")
+    wait.set_defaults(run=_wait)
+    _server_arguments(wait)
+    wait.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time (default: never)")
 
     cancel = commands.add_parser("cancel", help="stop a job")
     cancel.set_defaults(run=_cancel)

@@ -19,10 +19,19 @@ from omni_grpc.errors import ConfigError, Violation
 
 ENVIRONMENT_PREFIX = "OMNI_GRPC_"
 
+NATIVE_CACHES = ("tea_cache",)
+DIFFUSERS_CACHES = ("first_block", "taylorseer", "mag", "faster", "pab", "sea", "text_kv")
+"""Step caches that --cache-backend can name, by what runs the model."""
+QUANTIZATIONS = ("int8",)
 
-def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), minimum: float | None = None) -> Any:
-    """A dataclass field with what a flag needs to know. `minimum` is inclusive."""
-    metadata = {"help": help, "choices": choices, "minimum": minimum}
+
+def setting(
+    default: Any, help: str, *, choices: tuple[str, ...] = (), minimum: float | None = None, pairs: bool = False
+) -> Any:
+    """A dataclass field with what a flag needs to know. `minimum` is inclusive; `pairs`: an object that is also written
+    NAME=VALUE, as often as it takes.
+    """
+    metadata = {"help": help, "choices": choices, "minimum": minimum, "pairs": pairs}
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -58,7 +67,9 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig:
-    """How a diffusers pipeline is loaded and called. All of it is refused for a native model."""
+    """How a diffusers pipeline is loaded and called. A native model takes what its spec's `settings` name, and refuses
+    the rest.
+    """
 
     diffusers_load_kwargs: dict[str, Any] | None = setting(
         None, "JSON object of arguments for from_pretrained; they win over the settings here"
@@ -80,11 +91,52 @@ class AdapterConfig:
     vae_use_slicing: bool = setting(False, "decode one output after the other, to save memory")
     vae_use_tiling: bool = setting(False, "decode in tiles, to save memory")
     enable_cpu_offload: bool = setting(False, "keep one component at a time on the device")
-    enable_layerwise_offload: bool = setting(False, "keep one group of layers at a time on the device")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The step cache: what changes little from one step to the next is not computed again."""
+
     cache_backend: str | None = setting(
-        None, "step cache of diffusers: first_block, taylorseer, mag, faster, pab, sea or text_kv"
+        None,
+        f"step cache; of native models: {', '.join(NATIVE_CACHES)}; of diffusers pipelines: "
+        f"{', '.join(DIFFUSERS_CACHES)} (default: none)",
     )
-    cache_config: dict[str, Any] | None = setting(None, "JSON object of arguments for the cache's config")
+    cache_config: dict[str, Any] | None = setting(
+        None, "JSON object of arguments for the cache; tea_cache has rel_l1_thresh and coefficients"
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationConfig:
+    """Weights in fewer bits, of native models."""
+
+    quantization: str | None = setting(
+        None, "how the denoiser's blocks keep their weights (default: as --dtype says)", choices=QUANTIZATIONS
+    )
+    ignored_layers: tuple[str, ...] = setting(
+        (), "layers that are not quantised: parts of their names, separated by commas"
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """Adapters that requests can name, of native models."""
+
+    lora: dict[str, str] | None = setting(
+        None,
+        "adapter that requests can name: a safetensors file, or a folder with one; repeatable, or one JSON object",
+        pairs=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadConfig:
+    """Weights that live in the host's memory."""
+
+    enable_layerwise_offload: bool = setting(
+        False, "keep the blocks in the host's memory, and on the device only those at work"
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,10 +219,17 @@ class ServerConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The whole tree. Build it with `EngineConfig.from_settings(model=..., max_queue=...)`."""
+    """The whole tree. Build it with `EngineConfig.from_settings(model=..., max_queue=...)`.
+
+    A section that may be None is a feature, and is None where all of its settings are their defaults: then it is off.
+    """
 
     model: ModelConfig
     adapter: AdapterConfig = AdapterConfig()
+    cache: CacheConfig | None = None
+    quantization: QuantizationConfig | None = None
+    loras: LoraConfig | None = None
+    offload: OffloadConfig | None = None
     scheduler: SchedulerConfig = SchedulerConfig()
     limits: LimitsConfig = LimitsConfig()
     jobs: JobsConfig = JobsConfig()
@@ -193,23 +252,27 @@ class EngineConfig:
             )
         sections: dict[str, dict[str, Any]] = {}
         for name, value in flat.items():
-            sections.setdefault(known[name].section, {})[name] = known[name].parse(value)
-        types_ = typing.get_type_hints(cls)
-        return cls(**{section: types_[section](**values) for section, values in sections.items()})
+            option, parsed = known[name], known[name].parse(value)
+            if not (option.feature and parsed == option.default):
+                sections.setdefault(option.section, {})[name] = parsed
+        kinds = {section: kind for section, kind, _ in _sections()}
+        return cls(**{section: kinds[section](**values) for section, values in sections.items()})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Option:
-    """One setting of the tree, seen from outside."""
+    """One setting of the tree, seen from outside. `feature`: its section is None where nothing in it is set."""
 
     name: str
     section: str
+    feature: bool
     type: type
     optional: bool
     default: Any
     help: str
     choices: tuple[str, ...]
     minimum: float | None
+    pairs: bool
 
     @property
     def flag(self) -> str:
@@ -218,6 +281,11 @@ class Option:
     @property
     def environment(self) -> str:
         return ENVIRONMENT_PREFIX + self.name.upper()
+
+    def of(self, config: EngineConfig) -> Any:
+        """What a configuration has for it: the default where its feature is off."""
+        section = getattr(config, self.section)
+        return self.default if section is None else getattr(section, self.name)
 
     def parse(self, value: Any) -> Any:
         """The value as this option's type; strings are read as flags and environment variables give them."""
@@ -237,14 +305,23 @@ class Option:
     def _expected(self) -> str:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
-        return "a JSON object" if self.type is dict else self.type.__name__
+        if self.type is dict:
+            return "NAME=VALUE or a JSON object of text" if self.pairs else "a JSON object"
+        return "a list of names" if self.type is tuple else self.type.__name__
 
     def _convert(self, value: Any) -> Any:
+        if self.pairs:
+            return _pairs(value)
         if self.type is dict:
             parsed = json.loads(value) if isinstance(value, str) else value
             if not isinstance(parsed, dict):
                 raise TypeError(value)
             return parsed
+        if self.type is tuple:
+            names = value.split(",") if isinstance(value, str) else value
+            if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+                raise TypeError(value)
+            return tuple(name.strip() for name in names if name.strip())
         if self.type is bool:
             if isinstance(value, bool):
                 return value
@@ -262,7 +339,7 @@ class Option:
 
 def options() -> Iterator[Option]:
     """Every setting of the tree, in the order in which it is declared."""
-    for section, kind in typing.get_type_hints(EngineConfig).items():
+    for section, kind, feature in _sections():
         hints = typing.get_type_hints(kind)
         for field in dataclasses.fields(kind):
             hint = hints[field.name]
@@ -274,13 +351,36 @@ def options() -> Iterator[Option]:
             yield Option(
                 name=field.name,
                 section=section,
+                feature=feature,
                 type=typing.get_origin(inner[0]) or inner[0],
-                optional=len(inner) < len(typing.get_args(hint)),
+                optional=isinstance(hint, types.UnionType),
                 default=None if field.default is dataclasses.MISSING else field.default,
                 help=field.metadata["help"],
                 choices=field.metadata["choices"],
                 minimum=field.metadata["minimum"],
+                pairs=field.metadata["pairs"],
             )
+
+
+def _sections() -> Iterator[tuple[str, type, bool]]:
+    """The sections of the tree: name, class, and whether it is a feature."""
+    for section, hint in typing.get_type_hints(EngineConfig).items():
+        kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
+        yield section, kinds[0] if kinds else hint, bool(kinds)
+
+
+def _pairs(value: Any) -> dict[str, str]:
+    """NAME=VALUE, a JSON object, a mapping, or several of these. Raises ValueError for a name that is given twice."""
+    if isinstance(value, list | tuple):
+        pairs = [pair for part in value for pair in _pairs(part).items()]
+    elif isinstance(value, str) and not value.lstrip().startswith("{"):
+        name, equals, text = value.partition("=")
+        pairs = [(name, text)] if equals and name and text else [("", "")]
+    else:
+        pairs = list((json.loads(value) if isinstance(value, str) else dict(value)).items())
+    if len(dict(pairs)) < len(pairs) or not all(isinstance(part, str) and part for pair in pairs for part in pair):
+        raise ValueError(value)
+    return dict(pairs)
 
 
 def from_mapping(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,13 @@ def frames_within(count: int, limits: Limits) -> int:
     return nearest if nearest <= count else nearest_frames(nearest - limits.frame_multiple, limits)
 
 
+def segments(num_frames: int | None, limits: Limits) -> int:
+    """In how many parts, one after the other, a video is made. Each takes all the steps of its request."""
+    if not limits.segment_frames or num_frames is None:
+        return 1
+    return -(-num_frames // limits.segment_frames)
+
+
 def counts_frames(draft: Draft, checkpoint: Checkpoint) -> bool:
     """Whether this is a video by its playing time, for a model that wants to know a number of frames."""
     is_video = draft.task.modality is Modality.VIDEO

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import errno
 import functools
 import hashlib
@@ -36,6 +37,7 @@ from huggingface_hub.errors import (
 
 from omni_grpc import layout
 from omni_grpc.errors import CheckpointError, OmniError
+from omni_grpc.load import size_text
 from omni_grpc.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -45,8 +47,24 @@ _TRANSPORT_ERROR: type[BaseException] = HfHubHTTPError.__bases__[0]
 _WORKERS = 4
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
-Progress = Callable[[str, int, int], None]
-"""Called with a component, the bytes of its weights that are here, and all of them. Calls come one at a time."""
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Bytes of `file` came: of the weights of its component, `done` of `total` are here, of those of the whole model
+    `all_done` of `all_total`. The first one for a component has no file.
+    """
+
+    component: str
+    file: str
+    done: int
+    total: int
+    all_done: int
+    all_total: int
+
+
+Progress = Callable[[Transfer], None]
+"""Calls come one at a time. What it raises ends the download."""
+Look = Callable[[Path], None]
 Count = Callable[[int], None]
 
 
@@ -56,15 +74,23 @@ class ProgressLog:
     def __init__(self) -> None:
         self._shown: dict[str, int] = {}
 
-    def __call__(self, component: str, done: int, total: int) -> None:
-        percent = 100 if total == 0 else 100 * done // total
-        if percent // 5 > self._shown.get(component, -1):
-            self._shown[component] = percent // 5
-            logger.info("downloading %s: %d%% (%s of %s)", component, percent, _size(done), _size(total))
+    def __call__(self, it: Transfer) -> None:
+        percent = 100 if it.total == 0 else 100 * it.done // it.total
+        if percent // 5 > self._shown.get(it.component, -1):
+            self._shown[it.component] = percent // 5
+            sizes = size_text(it.done), size_text(it.total)
+            logger.info("downloading %s: %d%% (%s of %s)", it.component, percent, *sizes)
 
 
-def fetch(repo: str, *, revision: str | None = None, progress: Progress | None = None) -> Path:
+def _unseen(folder: Path) -> None:
+    """Nobody wants to look at a checkpoint before its weights are there."""
+
+
+def fetch(repo: str, *, revision: str | None = None, progress: Progress | None = None, look: Look = _unseen) -> Path:
     """The folder of a checkpoint of the hub (`org/name`), downloaded where the cache does not have it yet.
+
+    `look` gets the folder when all but the weights is in it, before these are downloaded; what it raises ends the
+    download. Without `progress` it is logged.
 
     Raises CheckpointError with the reason HUB_OFFLINE, MODEL_NOT_FOUND, MODEL_GATED, REVISION_NOT_FOUND,
     DOWNLOAD_FAILED, NO_MODEL_INDEX, UNSAFE_WEIGHTS or WEIGHTS_MISSING; the message says what to run.
@@ -87,7 +113,7 @@ def fetch(repo: str, *, revision: str | None = None, progress: Progress | None =
         logger.warning("%s does not answer (%s); going on with the copy in the cache", constants.ENDPOINT, error)
         return folder
     with _explained(repo, revision):
-        return _download(cache, revision, commit, sizes, ProgressLog() if progress is None else progress)
+        return _download(cache, revision, commit, sizes, ProgressLog() if progress is None else progress, look)
 
 
 class _Cache:
@@ -144,7 +170,9 @@ def _cached(cache: _Cache, revision: str) -> Path:
     return with_plain_names(folder, weights)
 
 
-def _download(cache: _Cache, revision: str, commit: str, sizes: Mapping[str, int], progress: Progress) -> Path:
+def _download(
+    cache: _Cache, revision: str, commit: str, sizes: Mapping[str, int], progress: Progress, look: Look
+) -> Path:
     where = f"{cache.repo} (revision {revision})"
     if layout.INDEX not in sizes:
         raise CheckpointError(
@@ -162,10 +190,11 @@ def _download(cache: _Cache, revision: str, commit: str, sizes: Mapping[str, int
     folder = cache.snapshot(commit)
     # the small files first: a cache with all of the weights then has everything
     _transfer(cache.repo, commit, dict.fromkeys(texts, _uncounted))
+    look(folder)
     absent = [file for part in weights for file in part.files if not (folder / file).is_file()]
     _check_space(cache, sum(sizes[file] for file in absent))
     if absent:
-        needed = _size(sum(sizes[file] for file in absent))
+        needed = size_text(sum(sizes[file] for file in absent))
         logger.info("downloading %s at %s: %d files, %s", cache.repo, commit[:12], len(absent), needed)
         _transfer(cache.repo, commit, _Tally(weights, sizes, absent, progress).counts)
     cache.remember(revision, commit)
@@ -189,13 +218,26 @@ def _transfer(repo: str, commit: str, files: Mapping[str, Count]) -> None:
             raise
 
 
+def discard_unfinished() -> None:
+    """Removes the files that this process has not downloaded to their end, for a process that ends at once.
+
+    huggingface_hub does so when a read returns, which takes long on a silent line. Without /proc they stay: they are
+    under names of their own, and nobody reads them.
+    """
+    for descriptor in Path("/proc/self/fd").glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            file = descriptor.readlink()
+            if file.suffix == ".incomplete":
+                file.unlink()
+
+
 def _check_space(cache: _Cache, needed: int) -> None:
     folder = next(folder for folder in (cache.folder, *cache.folder.parents) if folder.is_dir())
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise CheckpointError(
-            f"{cache.repo} needs {_size(needed)} more, and the disk of {constants.HF_HUB_CACHE} has {_size(free)} "
-            "left; free some, or set HF_HOME to a folder on another disk",
+            f"{cache.repo} needs {size_text(needed)} more, and the disk of {constants.HF_HUB_CACHE} has "
+            f"{size_text(free)} left; free some, or set HF_HOME to a folder on another disk",
             reason="DOWNLOAD_FAILED",
         )
 
@@ -262,18 +304,27 @@ class _Tally:
         here = {part.component: [file for file in part.files if file not in absent] for part in weights}
         self._done = {component: sum(sizes[file] for file in files) for component, files in here.items()}
         self.counts: Mapping[str, Count] = {
-            file: functools.partial(self._add, part.component)
+            file: functools.partial(self._add, part.component, file)
             for part in weights
             for file in part.files
             if file in absent
         }
         for component in self._total:
-            self._add(component, 0)
+            self._add(component, "", 0)
 
-    def _add(self, component: str, size: int) -> None:
+    def _add(self, component: str, file: str, size: int) -> None:
         with self._lock:
             self._done[component] += size
-            self._progress(component, self._done[component], self._total[component])
+            self._progress(
+                Transfer(
+                    component=component,
+                    file=file,
+                    done=self._done[component],
+                    total=self._total[component],
+                    all_done=sum(self._done.values()),
+                    all_total=sum(self._total.values()),
+                )
+            )
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -373,14 +424,6 @@ def _failure(error: BaseException, repo: str, revision: str) -> CheckpointError:
 def _pull(repo: str, revision: str) -> str:
     flag = "" if revision == constants.DEFAULT_REVISION else f" --revision {revision}"
     return f"python -m omni_grpc pull {repo}{flag}"
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,8 +25,10 @@ T = TypeVar("T", bound=enum.StrEnum)
 SERVER_ONLY = ("request_id", "label", "timeout", "priority", "queue_timeout", "run_timeout", "retention")
 SAMPLING = (
     "negative_prompt", "steps", "guidance_scale", "true_cfg_scale", "guidance_norm", "guidance_rescale",
-    "guidance_start", "guidance_end", "seed", "seeds", "num_outputs",
+    "guidance_start", "guidance_end", "true_cfg_scale_2", "seed", "seeds", "num_outputs", "scheduler",
 )  # fmt: skip
+BOTH = ("boundary_ratio",)
+"""What is a setting of a worker on this machine, and a part of the request to a server."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,8 @@ def _run(args: argparse.Namespace) -> int:
     offline = args.server is None and args.model is not None and Path(args.model).is_dir()
     _refuse_options(args, offline)
     asked = {name: getattr(args, name) for name in (*SAMPLING, *command.fields)}
-    asked |= {"output_format": chosen, "extra": dict(args.extra) if args.extra else None}
+    asked |= {"output_format": chosen}
+    asked |= {name: dict(getattr(args, name)) if getattr(args, name) else None for name in ("extra", "loras")}
     made = _here(args, asked) if offline else _there(args, asked)
     _tell(args, made, write_files(made.files, args.out))
     return 0
@@ -84,7 +87,7 @@ def _looks_like(kind: OutputFormat) -> OutputFormat:
 
 def _refuse_options(args: argparse.Namespace, offline: bool) -> None:
     """No option is passed over in silence: some have a meaning only with a server, some only without."""
-    names = SERVER_ONLY if offline else tuple(option.name for option in _offline_options())
+    names = SERVER_ONLY if offline else tuple(o.name for o in _offline_options() if o.name not in BOTH)
     for name in names:
         if getattr(args, name) is not None:
             why = "has no effect without a server" if offline else "is a setting of the server, which is running"
@@ -92,7 +95,7 @@ def _refuse_options(args: argparse.Namespace, offline: bool) -> None:
 
 
 def _there(args: argparse.Namespace, asked: Mapping[str, Any]) -> MediaResult:
-    served = {name: getattr(args, name) for name in SERVER_ONLY if name not in ("label", "timeout")}
+    served = {name: getattr(args, name) for name in (*SERVER_ONLY, *BOTH) if name not in ("label", "timeout")}
     try:
         with Client(args.server or args.default_server) as client:
             made: MediaResult = getattr(client, args.command.method)(
@@ -187,7 +190,8 @@ def _common(parser: argparse.ArgumentParser, command: Command, default_server: s
     served.add_argument("--retention", type=float, metavar="S", help="keep the job and its outputs for so long")
     local = parser.add_argument_group("on this machine")
     for option in _offline_options():
-        local.add_argument(option.flag, type=_setting(option), help=option.help.replace("%", "%%"))
+        action = "append" if option.pairs else "store"
+        local.add_argument(option.flag, type=_setting(option), action=action, help=option.help.replace("%", "%%"))
 
 
 def _sampling(parser: argparse.ArgumentParser) -> None:
@@ -202,10 +206,22 @@ def _sampling(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--guidance-rescale", type=float, metavar="X", help="share rescaled, from 0 to 1")
     sampling.add_argument("--guidance-start", type=float, metavar="X", help="guide from this fraction of the steps")
     sampling.add_argument("--guidance-end", type=float, metavar="X", help="guide until before this fraction")
+    sampling.add_argument(
+        "--true-cfg-scale-2", type=float, metavar="X", help="the same for a second expert (default: the same)"
+    )
     seeds = sampling.add_mutually_exclusive_group()
     seeds.add_argument("--seed", type=int, help="seed of output 0; output i uses seed + i (default: at random)")
     seeds.add_argument("--seeds", type=_seeds, metavar="N,N,...", help="one seed for each output")
     sampling.add_argument("--num-outputs", type=int, metavar="N", help="outputs to make")
+    sampling.add_argument("--scheduler", metavar="NAME", help="one of the model's schedulers, by its name in diffusers")
+    sampling.add_argument(
+        "--adapter",
+        dest="loras",
+        action="append",
+        type=_adapter,
+        metavar="NAME[=SCALE]",
+        help="a LoRA adapter that is loaded; repeatable",
+    )
     sampling.add_argument(
         "--extra", action="append", type=_extra, metavar="NAME=JSON", help="a parameter of this model; repeatable"
     )
@@ -305,7 +321,7 @@ COMMANDS: tuple[Command, ...] = (
 
 def _offline_options() -> Iterator[Option]:
     """The settings of a worker, which a running server has already decided."""
-    sections = ("model", "adapter")
+    sections = ("model", "adapter", "cache", "quantization", "loras", "offload")
     return (o for o in options() if o.section in sections and o.name not in ("model", "served_model_name"))
 
 
@@ -332,6 +348,14 @@ def _extra(text: str) -> tuple[str, Any]:
         with contextlib.suppress(json.JSONDecodeError):
             return name, json.loads(value)
     raise argparse.ArgumentTypeError(f"{text!r} is not NAME=JSON, as in max_sequence_length=256 or style='\"bold\"'")
+
+
+def _adapter(text: str) -> tuple[str, float]:
+    name, equals, scale = text.partition("=")
+    with contextlib.suppress(ValueError):
+        if name:
+            return name, float(scale) if equals else 1.0
+    raise argparse.ArgumentTypeError(f"{text!r} is not NAME or NAME=SCALE, as in sketch=0.8")
 
 
 def _seeds(text: str) -> tuple[int, ...]:

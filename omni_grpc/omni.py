@@ -36,8 +36,9 @@ from omni_grpc.request import (
     Stats,
     Task,
 )
-from omni_grpc.resolve import check_adapter_settings
+from omni_grpc.settle import apply_settings
 from omni_grpc.spec import Checkpoint
+from omni_grpc.tuning import Lora
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -86,12 +87,20 @@ class Sampling(TypedDict, total=False):
     """Guidance is on from this fraction of the steps..."""
     guidance_end: float | None
     """...until before this one."""
+    true_cfg_scale_2: float | None
+    """Models with two experts: `true_cfg_scale` for the expert for low noise. Not given: the same."""
+    boundary_ratio: float | None
+    """Models with two experts: the fraction of the training timesteps at which that one takes over, from 0 to 1."""
     seed: int | None
     """Seed of output 0; output i uses seed + i."""
     seeds: Sequence[int] | None
     """One seed for each output. Give this or `seed`."""
     num_outputs: int | None
+    scheduler: str | None
+    """One of the model's schedulers (`checkpoint.schedulers`) in place of the checkpoint's own."""
     output_format: OutputFormat | None
+    loras: Mapping[str, float] | None
+    """Adapters that are loaded (the setting `lora`), by name, each with its scale."""
     extra: Mapping[str, Any] | None
     """Parameters of one model, by name."""
 
@@ -112,6 +121,8 @@ _GUIDANCE: Mapping[str, str] = {
     "guidance_rescale": "rescale",
     "guidance_start": "interval_start",
     "guidance_end": "interval_end",
+    "true_cfg_scale_2": "scale_low_noise",
+    "boundary_ratio": "boundary_ratio",
 }
 
 
@@ -123,8 +134,7 @@ class Omni:
 
     def __init__(self, model: str, **settings: Any) -> None:
         self.config = EngineConfig.from_settings(model=model, **settings)
-        checkpoint = open_model(self.config.model)
-        check_adapter_settings(self.config, checkpoint)
+        checkpoint = open_model(self.config.model, apply=lambda found: apply_settings(self.config, found))
         self._engine = Engine(self.config, checkpoint, LocalExecutor(self.config, checkpoint))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni_grpc-engine", daemon=True)
@@ -291,6 +301,7 @@ class Omni:
         seed, seeds = asked.pop("seed", None), tuple(asked.pop("seeds", ()))
         if seed is not None and seeds:
             raise InvalidArgument("seed and seeds are both set; give one of them")
+        loras = tuple(Lora(id=name, scale=scale) for name, scale in asked.pop("loras", {}).items())
         guidance = {field: asked.pop(name) for name, field in _GUIDANCE.items() if name in asked}
         return Draft(
             model=self.checkpoint.name,
@@ -298,6 +309,7 @@ class Omni:
             task=task,
             guidance=GuidanceDraft(**guidance),
             seeds=seeds if seed is None else (seed,),
+            loras=loras,
             **asked,
         )
 

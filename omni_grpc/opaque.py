@@ -6,6 +6,8 @@ hold the answer under SESSION, as the fields of Limits and Defaults; until then 
 
 from __future__ import annotations
 
+import dataclasses
+
 from omni_grpc.request import Guidance, GuidanceNorm
 from omni_grpc.spec import Configs, Defaults, Limits, ModelSpec
 
@@ -28,6 +30,11 @@ def opaque_spec(pipeline: str) -> ModelSpec:
         runner="omni_grpc.adapter.runner:SessionRunner",
         exclusive=True,
     )
+
+
+def nameless_spec() -> ModelSpec:
+    """Of a model that is not here yet, so that not even its pipeline is known."""
+    return dataclasses.replace(opaque_spec(""), family="", runner="", exclusive=False)
 
 
 def limits(configs: Configs) -> Limits:

@@ -2,33 +2,36 @@
 
 A plan says what to do now in each of the three phases (prepare, step, decode) and which requests to forget. The
 phases have lanes of their own in the worker, so a plan is answered by several reports, one as each piece of work
-ends, in any order: each admitted or decoded request gets Prepared, Decoded or Broken, each step gets Stepped, whether
-or not a request was dropped meanwhile. So a report always frees exactly one lane.
+ends, in any order: each admitted or decoded request gets Prepared, DecodedPart, Decoded or Broken, each step gets
+Stepped, whether or not a request was dropped meanwhile. So a report always frees exactly one lane.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from omni_grpc.errors import Failure
+from omni_grpc.load import Loading
 from omni_grpc.request import PreviewImage, Request, RequestWarning
 from omni_grpc.spec import Checkpoint
+from omni_grpc.tuning import Adapter, CacheCount, FixedCache
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Work for the worker. `admit` enters the prepare phase; `step` shares one forward; `drop` frees state, whatever
-    its phase.
+    """Work for the worker. `admit` enters the prepare phase; `step` shares one forward; `decode_parts` decodes what is
+    finished of requests that go on stepping; `decode` ends a request; `drop` frees state, whatever its phase.
     """
 
     admit: tuple[Request, ...] = ()
     step: tuple[str, ...] = ()
+    decode_parts: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.admit or self.step or self.decode or self.drop)
+        return bool(self.admit or self.step or self.decode_parts or self.decode or self.drop)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,11 +77,20 @@ class CostModel:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """The checkpoint is on this machine now. It replaces the engine's, and a worker begins to load it."""
+
+    checkpoint: Checkpoint
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """First report of a worker: the pipeline is loaded and can take plans. Times in seconds, memory in bytes.
+    """The pipeline is loaded and can take plans. Nothing but Loading comes before. Times in seconds, memory in bytes.
 
     `warnings` belong to every reply of this worker (a fallback that was allowed, for example). `checkpoint` replaces
     the engine's where only loading the model tells what it can do, as with a pipeline that is not native.
+    `quantized_layers` counts layers by scheme; `loras` are the adapters that requests can name; `fixed_cache` is the
+    step cache of every request, whatever it asks for.
     """
 
     pid: int
@@ -88,6 +100,9 @@ class Ready:
     weight_bytes: int
     cost: CostModel = CostModel()
     attention_backend: str = ""
+    quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    loras: tuple[Adapter, ...] = ()
+    fixed_cache: FixedCache | None = None
     warnings: tuple[RequestWarning, ...] = ()
     checkpoint: Checkpoint | None = None
 
@@ -108,7 +123,9 @@ class Prepared:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """One request moved one step. `finished`: it is ready for decode. `evals`: forwards that the step took; the
-    guidance branches of a request share one.
+    guidance branches of a request share one. `earlier`: seconds of those that went before the last one. `segment`: the
+    part of the output that the step belongs to, of `segments`; `part_ready`: with it that part is finished.
+    `rows_reused` of its `rows` were answered by a step cache in one of the forwards or more; `cache` counts all.
     """
 
     id: str
@@ -118,14 +135,21 @@ class Progress:
     timestep: float
     rows: int
     rows_reused: int = 0
+    cache: tuple[CacheCount, ...] = ()
     evals: int = 1
+    earlier: float = 0.0
+    segment: int = 0
+    segments: int = 1
+    part_ready: bool = False
     finished: bool = False
     previews: tuple[PreviewImage, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """One forward is done, for every request that shared it: in `progress`, or in `broken` where it failed."""
+    """One forward is done, for every request that shared it: in `progress` where it ended a step, in `broken` where it
+    failed, in neither where the step needs another forward.
+    """
 
     elapsed: float
     progress: tuple[Progress, ...] = ()
@@ -149,6 +173,16 @@ class Decoded:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedPart:
+    """What was finished of one request is decoded: `done` of `total` parts. The request goes on."""
+
+    id: str
+    elapsed: float
+    done: int
+    total: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
     """One request failed in one phase; its state in the worker is gone and its neighbours go on."""
 
@@ -169,4 +203,4 @@ class Died:
     failure: Failure
 
 
-Report = Ready | Prepared | Stepped | Decoded | Broken | Died
+Report = Loading | Fetched | Ready | Prepared | Stepped | DecodedPart | Decoded | Broken | Died

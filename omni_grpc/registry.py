@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.metadata
 import json
+import logging
 import pkgutil
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_grpc import layout
 from omni_grpc.config import ModelConfig
 from omni_grpc.errors import CheckpointError, ConfigError, Violation
-from omni_grpc.opaque import opaque_spec
+from omni_grpc.opaque import nameless_spec, opaque_spec
 from omni_grpc.spec import Checkpoint, ModelSpec
+
+if TYPE_CHECKING:
+    from omni_grpc.hub import Progress
+
+logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "omni_grpc.models"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
@@ -58,23 +65,43 @@ def specs() -> Mapping[str, ModelSpec]:
     return found
 
 
-def open_model(config: ModelConfig) -> Checkpoint:
+def on_hub(config: ModelConfig) -> bool:
+    """Whether the model is to be fetched from the hub. A name that is a folder too is the folder."""
+    return HUB_ID.fullmatch(config.model) is not None and not Path(config.model).exists()
+
+
+def unfetched(config: ModelConfig) -> Checkpoint:
+    """A model of the hub of which nothing is known but its name."""
+    return Checkpoint(name=config.served_model_name or config.model, path=Path(), spec=nameless_spec(), configs={})
+
+
+def open_model(
+    config: ModelConfig, *, apply: Callable[[Checkpoint], Checkpoint], progress: Progress | None = None
+) -> Checkpoint:
     """The checkpoint that the settings name: a folder, or else a model of the hub (`org/name`), which is downloaded.
 
-    A name that is both is the folder. Raises CheckpointError with the reason, see hub.fetch, and ConfigError for a
-    revision of a folder.
+    `apply` makes what is returned of what was found, and raises what speaks against it. It is called before the weights
+    of a model of the hub are downloaded, too. Raises CheckpointError with the reason, see hub.fetch, and ConfigError
+    for a revision of a folder.
     """
-    folder = Path(config.model)
-    if not folder.exists() and HUB_ID.fullmatch(config.model):
+
+    def opened(folder: Path, name: str) -> Checkpoint:
+        name = config.served_model_name or name
+        return apply(open_checkpoint(folder, name=name, load_format=config.diffusion_load_format))
+
+    if on_hub(config):
         from omni_grpc import hub  # here, since this leaf needs the standard library alone
 
-        folder, name = hub.fetch(config.model, revision=config.revision), config.model
-    else:
-        if config.revision is not None:
-            message = f"--revision is for a model of the hub (ORG/NAME), and {config.model} is a folder; leave it out"
-            raise ConfigError(message, violations=(Violation("revision", message),))
-        folder, name = _loadable(folder), folder.resolve().name
-    return open_checkpoint(folder, name=config.served_model_name or name, load_format=config.diffusion_load_format)
+        def look(folder: Path) -> None:
+            opened(folder, config.model)
+
+        folder = hub.fetch(config.model, revision=config.revision, progress=progress, look=look)
+        return opened(folder, config.model)
+    folder = Path(config.model)
+    if config.revision is not None:
+        message = f"--revision is for a model of the hub (ORG/NAME), and {folder} is a folder; leave it out"
+        raise ConfigError(message, violations=(Violation("revision", message),))
+    return opened(_loadable(folder), folder.resolve().name)
 
 
 def _loadable(folder: Path) -> Path:
@@ -114,15 +141,27 @@ def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: s
     folder = Path(path)
     index = _index(folder)
     pipeline = str(index.get("_class_name", ""))
-    spec = None if load_format == "diffusers" else specs().get(pipeline)
-    if spec is None and load_format != "native":
-        spec = opaque_spec(pipeline)
-    if spec is None:
+    if load_format == "native" and pipeline not in specs():
         raise CheckpointError(
             f"{folder} is a checkpoint of {pipeline!r}, which has no native implementation; "
             f"served here: {', '.join(sorted(specs()))}",
             reason="MODEL_NOT_SUPPORTED",
         )
+    configs = _configs(folder, index)
+    spec = None if load_format == "diffusers" else specs().get(pipeline)
+    try:
+        spec = spec and dataclasses.replace(spec, **spec.variant(configs))
+    except CheckpointError as error:
+        if load_format == "native":
+            raise
+        logger.info("%s runs through diffusers: %s", folder, error)
+        spec = None
+    return Checkpoint(
+        name=name or folder.resolve().name, path=folder, spec=spec or opaque_spec(pipeline), configs=configs
+    )
+
+
+def _configs(folder: Path, index: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     configs: dict[str, Mapping[str, Any]] = {"": index}
     for component, _ in layout.components(index):
         for file in CONFIGS:
@@ -131,7 +170,7 @@ def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: s
                 break
         else:
             raise CheckpointError(f"{folder / component} has no config file, but model_index.json names the component")
-    return Checkpoint(name=name or folder.resolve().name, path=folder, spec=spec, configs=configs)
+    return configs
 
 
 def _read_json(path: Path, what: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import enum
 from collections.abc import Mapping
 
 from omni_grpc.errors import Failure
+from omni_grpc.tuning import AppliedLora, CacheCount, CacheDraft, FixedCache, Lora, TeaCache
 
 
 class Task(enum.StrEnum):
@@ -98,10 +99,14 @@ class Guidance:
     """How one request is guided.
 
     `scale` is the embedded guidance of distilled models, None where the model has none. `true_cfg_scale` is
-    classifier-free guidance over two predictions (Ho & Salimans 2022, eq. 6, in the form uncond + s * (cond -
-    uncond)); 1 is off. `rescale` is the share of the guided prediction that is brought to the standard deviation of the
-    conditional one (Lin et al. 2023, section 3.4). Guidance is on from the fraction `interval_start` of the steps until
-    before `interval_end` (Kynkaanniemi et al. 2024); outside of it the second prediction is not made.
+    classifier-free guidance over two predictions (Ho & Salimans 2022, eq. 6, in the form uncond + s * (cond - uncond)
+    unless the model writes it otherwise); 1 is off. `rescale` is the share of the guided prediction that is brought to
+    the standard deviation of the conditional one (Lin et al. 2023, section 3.4). Guidance is on from the fraction
+    `interval_start` of the steps until before `interval_end` (Kynkaanniemi et al. 2024); outside of it the second
+    prediction is not made.
+
+    Models with two experts have a `boundary_ratio`, the fraction of the training timesteps at which the expert for low
+    noise takes over, and with classifier-free guidance `scale_low_noise`, the scale from there on; else None.
     """
 
     scale: float | None = None
@@ -110,6 +115,8 @@ class Guidance:
     rescale: float = 0.0
     interval_start: float = 0.0
     interval_end: float = 1.0
+    scale_low_noise: float | None = None
+    boundary_ratio: float | None = None
 
     def covers(self, index: int, steps: int) -> bool:
         """Whether step `index` (from 0) of `steps` lies in the interval."""
@@ -126,6 +133,8 @@ class GuidanceDraft:
     rescale: float | None = None
     interval_start: float | None = None
     interval_end: float | None = None
+    scale_low_noise: float | None = None
+    boundary_ratio: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +212,10 @@ class Inputs:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """What a generation may have besides what every one has. None: not given, or of no use to the task or the model."""
+    """What a generation may have besides what every one has. None: not given, or of no use to the task or the model.
+
+    `scheduler` is a class name in diffusers; empty: the checkpoint's own.
+    """
 
     preview: Preview | None = None
     inputs: Inputs = Inputs()
@@ -216,6 +228,8 @@ class _Options:
     start: float | None = None
     sample_rate: int | None = None
     text: str = ""
+    scheduler: str = ""
+    loras: tuple[Lora, ...] = ()
     extra: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
@@ -238,6 +252,7 @@ class Draft(_Options):
     seeds: tuple[int, ...] = ()
     num_outputs: int | None = None
     output_format: OutputFormat | None = None
+    cache: CacheDraft | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +260,7 @@ class Request(_Options):
     """One generation that has been checked and completed: what the engine and the models work on.
 
     `negative_prompt` is None exactly where classifier-free guidance is off; `seeds` has one entry per output. Width and
-    height are 0 for sound.
+    height are 0 for sound. `cache` is None where no step cache may answer for it.
     """
 
     id: str
@@ -260,6 +275,7 @@ class Request(_Options):
     seeds: tuple[int, ...]
     num_outputs: int
     output_format: OutputFormat
+    cache: TeaCache | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,8 +291,8 @@ class RequestWarning:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Effective:
-    """What was really done. `evals` counts denoiser forwards; `defaults_used` maps a field to the default
-    it got.
+    """What was really done. `evals` counts denoiser forwards; `defaults_used` maps a field to the default it got;
+    `quantized_layers` counts layers by scheme.
     """
 
     width: int
@@ -295,13 +311,18 @@ class Effective:
     duration: float = 0.0
     sample_rate: int = 0
     attention_backend: str = ""
+    cache: TeaCache | FixedCache | None = None
+    loras: tuple[AppliedLora, ...] = ()
+    quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
     defaults_used: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """Where the time went, in seconds, and how much memory the worker held at its peak, in bytes."""
+    """Where the time went, in seconds, and how much memory the worker held at its peak, in bytes. In `steps_cached`
+    steps a cache answered for every row; `cache` has an entry for each component with one.
+    """
 
     queue_wait: float = 0.0
     encode: float = 0.0
@@ -309,15 +330,15 @@ class Stats:
     decode: float = 0.0
     total: float = 0.0
     steps_run: int = 0
+    steps_cached: int = 0
+    cache: tuple[CacheCount, ...] = ()
     peak_memory_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """A produced file without its bytes; those are in the artifact store under `id`.
-
-    `index` says which of the outputs it belongs to, `layer` which layer of that it is, from 0 at the bottom; None where
-    it has none.
+    """A produced file without its bytes; those are in the artifact store under `id`. `index` is the output that it is
+    of, `layer` which layer of that, from 0 at the bottom; None where there are no layers.
     """
 
     id: str
@@ -359,6 +380,19 @@ class Started:
     steps: int
     queue_wait: float
     warnings: tuple[RequestWarning, ...] = ()
+    attempt: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Retrying:
+    """The worker was lost before it had done anything for the job, which is queued again in its old place. `delay` is
+    the least time in seconds until `attempt` of `max_attempts` can start.
+    """
+
+    failure: Failure
+    attempt: int
+    max_attempts: int
+    delay: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,7 +405,9 @@ class Encoded:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """`step` of `total` is done (1-based), from `sigma` and `timestep`. Times in seconds."""
+    """`step` of `total` is done (1-based), from `sigma` and `timestep`. Times in seconds. `segment` (0-based) is the
+    part of the output that the step belongs to, of `segments`.
+    """
 
     step: int
     total: int
@@ -383,6 +419,8 @@ class Step:
     rows: int
     rows_reused: int = 0
     evals: int = 1
+    segment: int = 0
+    segments: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -444,5 +482,18 @@ class Cancelled:
     stats: Stats
 
 
-Event = Queued | Started | Encoded | Step | Preempted | Resumed | Decoding | ArtifactReady | Done | Failed | Cancelled
+Event = (
+    Queued
+    | Started
+    | Retrying
+    | Encoded
+    | Step
+    | Preempted
+    | Resumed
+    | Decoding
+    | ArtifactReady
+    | Done
+    | Failed
+    | Cancelled
+)
 TERMINAL = (Done, Failed, Cancelled)

@@ -12,27 +12,33 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from omni_grpc.config import AdapterConfig, EngineConfig, LimitsConfig, ModelConfig
-from omni_grpc.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound, Violation
-from omni_grpc.frames import count_frames, frames_within
-from omni_grpc.opaque import OPAQUE_FAMILY
+from omni_grpc.config import LimitsConfig
+from omni_grpc.errors import FailedPrecondition, InvalidArgument, NotFound, Violation
+from omni_grpc.frames import count_frames, frames_within, nearest_frames
 from omni_grpc.request import (
     Draft,
     Guidance,
+    GuidanceDraft,
     GuidanceNorm,
+    ImageInput,
+    Inputs,
     Modality,
     OutputFormat,
     Request,
     RequestWarning,
     Task,
 )
-from omni_grpc.rules import MAX_SEED, OUTPUT_FORMATS, RULES, Facts, takes
+from omni_grpc.rules import MAX_SEED, OUTPUT_FORMATS, REQUIRED, RULES, Facts, takes
 from omni_grpc.spec import Checkpoint, GuidanceKind
+from omni_grpc.tuning import TeaCache
 
 T = TypeVar("T")
 
 CFG_FIELDS = ("true_cfg_scale", "norm", "rescale", "interval_start", "interval_end")
 """What belongs to guidance by a second prediction, and means nothing without one."""
+
+EXPERT_FIELDS = ("scale_low_noise", "boundary_ratio")
+"""What belongs to models with two experts."""
 
 ENCODING = frozenset({"output_fps", "sample_rate"})
 """Fields that are about the file and not about the model."""
@@ -66,13 +72,18 @@ def resolve_request(draft: Draft, facts: Facts, *, id: str) -> Resolved:
     return Resolved(request=request, warnings=warnings, defaults_used=defaults_used)
 
 
+def check_model(model: str, checkpoint: Checkpoint) -> None:
+    """Raises NotFound for a model this server does not have."""
+    if model != checkpoint.name:
+        message = f"model {model!r} is not served here; served: {checkpoint.name}"
+        raise NotFound(message, reason="MODEL_NOT_FOUND", metadata={"name": model})
+
+
 def check_task(model: str, task: Task, checkpoint: Checkpoint) -> None:
     """Raises NotFound for a model this server does not have, FailedPrecondition (TASK_NOT_SUPPORTED) for a task the
     model lacks.
     """
-    if model != checkpoint.name:
-        message = f"model {model!r} is not served here; served: {checkpoint.name}"
-        raise NotFound(message, reason="MODEL_NOT_FOUND", metadata={"name": model})
+    check_model(model, checkpoint)
     if task not in checkpoint.tasks:
         has = ", ".join(checkpoint.tasks)
         why = f": {checkpoint.refusals[task]}" if task in checkpoint.refusals else ""
@@ -101,33 +112,24 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
         used[field] = str(value)
         return value
 
+    if draft.negative_prompt is None and defaults.negative_prompt is not None:
+        against = dataclasses.replace(draft, negative_prompt=defaults.negative_prompt)
+        if cfg_is_on(against, facts):
+            draft, used["negative_prompt"] = against, defaults.negative_prompt
     outputs = default("sampling.num_outputs", draft.num_outputs, max(1, len(draft.seeds)))
     seeds = draft.seeds or (secrets.randbelow(MAX_SEED - outputs),)
     if not draft.seeds:
         used["sampling.seeds"] = "drawn at random"
-    scale = None
-    if GuidanceKind.EMBEDDED in facts.checkpoint.spec.guidance:
-        scale = default("sampling.guidance.scale", draft.guidance.scale, defaults.guidance.scale)
-    rescale = 0.0
-    if takes("rescale", facts):
-        rescale = default("sampling.guidance.rescale", draft.guidance.rescale, defaults.guidance.rescale)
-    guidance = Guidance(scale=scale, rescale=rescale)
-    if cfg_is_on(draft, facts):
-        filled = {
-            name: default(f"sampling.guidance.{name}", getattr(draft.guidance, name), getattr(defaults.guidance, name))
-            for name in CFG_FIELDS
-        }
-        guidance = Guidance(scale=scale, **filled)
-    # what a default leaves as it is was not decided for the user
-    for name in CFG_FIELDS:
-        if getattr(guidance, name) == getattr(Guidance(), name):
-            used.pop(f"sampling.guidance.{name}", None)
+    guidance = _complete_guidance(draft, facts, default, used)
     width, height = _complete_size(draft, facts, default)
     output_format: OutputFormat = default("output_format", draft.output_format, OUTPUT_FORMATS[draft.task.modality])
     lengths = {
         name: _complete_optional(draft, facts, name, used)
         for name in ("strength", "layers", "num_frames", "fps", "output_fps", "duration", "start", "sample_rate")
     }
+    cache = _complete_cache(draft, facts)
+    if cache is not None and draft.cache is None:
+        used["sampling.cache"] = "tea_cache"
     request = Request(
         id=id,
         model=draft.model,
@@ -144,24 +146,69 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
         preview=draft.preview,
         inputs=draft.inputs,
         text=draft.text,
+        scheduler=draft.scheduler,
+        loras=draft.loras,
+        cache=cache,
         extra=draft.extra,
         **lengths,
     )
     return request, used
 
 
+def _complete_guidance(
+    draft: Draft, facts: Facts, default: Callable[[str, Any, Any], Any], used: dict[str, str]
+) -> Guidance:
+    defaults = facts.checkpoint.defaults.guidance
+    scale = None
+    if GuidanceKind.EMBEDDED in facts.checkpoint.guidance:
+        scale = default("sampling.guidance.scale", draft.guidance.scale, defaults.scale)
+    rescale = 0.0
+    if takes("rescale", facts):
+        rescale = default("sampling.guidance.rescale", draft.guidance.rescale, defaults.rescale)
+    boundary = defaults.boundary_ratio
+    if boundary is not None:
+        boundary = default("sampling.guidance.boundary_ratio", draft.guidance.boundary_ratio, boundary)
+    guidance = Guidance(
+        scale=scale,
+        rescale=rescale,
+        scale_low_noise=draft.guidance.scale_low_noise if takes("scale_low_noise", facts) else None,
+        boundary_ratio=boundary,
+    )
+    if cfg_is_on(draft, facts):
+        filled = {
+            name: default(f"sampling.guidance.{name}", getattr(draft.guidance, name), getattr(defaults, name))
+            for name in CFG_FIELDS
+        }
+        low_noise = None
+        if boundary is not None:
+            same, usual = draft.guidance.true_cfg_scale, defaults.scale_low_noise
+            asked = draft.guidance.scale_low_noise if draft.guidance.scale_low_noise is not None else same
+            low_noise = default("sampling.guidance.scale_low_noise", asked, usual)
+        guidance = Guidance(scale=scale, scale_low_noise=low_noise, boundary_ratio=boundary, **filled)
+    # what a default leaves as it is was not decided for the user
+    for name in CFG_FIELDS:
+        if getattr(guidance, name) == getattr(Guidance(), name):
+            used.pop(f"sampling.guidance.{name}", None)
+    return guidance
+
+
 def _complete_size(draft: Draft, facts: Facts, default: Callable[[str, int | None, int], int]) -> tuple[int, int]:
-    """Sound has no size; an edit is as large as its first image or its video, brought to a legal size."""
+    """Sound has no size; an edit has the shape of its first image or its video, and its size unless the model makes
+    another, brought to a legal one.
+    """
     if draft.task.modality is Modality.AUDIO:
         return 0, 0
     defaults, limits = facts.checkpoint.defaults, facts.checkpoint.limits
     width, height = defaults.width, defaults.height
     first = next(iter(draft.inputs.images), draft.inputs.first_frame or draft.inputs.source_video)
     if first is not None:
-        shrink = min(1.0, math.sqrt(facts.max_pixels / (first.width * first.height)))
+        area = first.width * first.height
+        scale = math.sqrt(min(facts.max_pixels, defaults.image_area or area) / area)
+        # the root may end just below a whole number
+        sides = (int(side * scale + 1e-6) for side in (first.width, first.height))
         width, height = (
-            max(limits.min_size, int(side * shrink) // limits.size_multiple * limits.size_multiple)
-            for side in (first.width, first.height)
+            min(max(side // limits.size_multiple * limits.size_multiple, limits.min_size), limits.max_size)
+            for side in sides
         )
     return default("width", draft.width, width), default("height", draft.height, height)
 
@@ -170,7 +217,8 @@ def _complete_optional(draft: Draft, facts: Facts, name: str, used: dict[str, st
     """A field that only some models use: None for the others, else as asked, else the model's default."""
     asked = getattr(draft, name)
     if name not in facts.checkpoint.spec.takes and name not in ENCODING:
-        return None
+        # how fast frames follow each other is a fact about a model, also where nobody can change it
+        return facts.checkpoint.defaults.fps if name == "fps" and draft.task.modality is Modality.VIDEO else None
     if asked is None and (value := _usual(draft, facts, name)) is not None:
         used[name] = str(value)
         return value
@@ -188,9 +236,21 @@ def _usual(draft: Draft, facts: Facts, name: str) -> Any:
     return getattr(defaults, name, None)
 
 
+def _complete_cache(draft: Draft, facts: Facts) -> TeaCache | None:
+    asked, own = draft.cache, facts.cache
+    if own is None or (asked is not None and asked.off):
+        return None
+    if asked is None:
+        return own
+    return TeaCache(
+        threshold=own.threshold if asked.threshold is None else asked.threshold,
+        coefficients=asked.coefficients or own.coefficients,
+    )
+
+
 def cfg_is_on(draft: Draft, facts: Facts) -> bool:
     """Classifier-free guidance needs a model that has it, a negative prompt (even an empty one) and a scale above 1."""
-    if GuidanceKind.TRUE_CFG not in facts.checkpoint.spec.guidance or draft.negative_prompt is None:
+    if GuidanceKind.TRUE_CFG not in facts.checkpoint.guidance or draft.negative_prompt is None:
         return False
     scale = draft.guidance.true_cfg_scale
     return (facts.checkpoint.defaults.guidance.true_cfg_scale if scale is None else scale) > 1
@@ -200,7 +260,7 @@ def cfg_is_on(draft: Draft, facts: Facts) -> bool:
 
 
 def _scale_without_effect(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
-    if draft.guidance.scale is None or GuidanceKind.EMBEDDED in facts.checkpoint.spec.guidance:
+    if draft.guidance.scale is None or GuidanceKind.EMBEDDED in facts.checkpoint.guidance:
         return None
     return RequestWarning(
         code="GUIDANCE_WITHOUT_EFFECT",
@@ -214,7 +274,7 @@ def _scale_without_effect(draft: Draft, request: Request, facts: Facts) -> Reque
 
 
 def _cfg_not_supported(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
-    if draft.guidance.true_cfg_scale is None or GuidanceKind.TRUE_CFG in facts.checkpoint.spec.guidance:
+    if draft.guidance.true_cfg_scale is None or GuidanceKind.TRUE_CFG in facts.checkpoint.guidance:
         return None
     return RequestWarning(
         code="GUIDANCE_WITHOUT_EFFECT",
@@ -225,7 +285,9 @@ def _cfg_not_supported(draft: Draft, request: Request, facts: Facts) -> RequestW
 
 
 def _cfg_without_negative(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
-    if draft.negative_prompt is not None or (draft.guidance.true_cfg_scale or 0) <= 1:
+    if request.negative_prompt is not None or draft.negative_prompt is not None:
+        return None
+    if (draft.guidance.true_cfg_scale or 0) <= 1:
         return None
     return RequestWarning(
         code="CFG_OFF",
@@ -249,7 +311,7 @@ def _negative_without_cfg(draft: Draft, request: Request, facts: Facts) -> Reque
 def _needs_cfg(name: str) -> Callable[[Draft, Request, Facts], RequestWarning | None]:
     def advice(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
         value = getattr(draft.guidance, name)
-        if value in (None, getattr(Guidance(), name)) or cfg_is_on(draft, facts) or takes(name, facts):
+        if value in (None, getattr(Guidance(), name)) or request.negative_prompt is not None or takes(name, facts):
             return None
         return RequestWarning(
             code="GUIDANCE_WITHOUT_EFFECT",
@@ -272,6 +334,24 @@ def _rescale_under_renorm(draft: Draft, request: Request, facts: Facts) -> Reque
     )
 
 
+def _needs_experts(name: str) -> Callable[[Draft, Request, Facts], RequestWarning | None]:
+    def advice(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
+        value = getattr(draft.guidance, name)
+        if value is None or getattr(request.guidance, name) == value:
+            return None
+        experts = facts.checkpoint.defaults.guidance.boundary_ratio is not None
+        return RequestWarning(
+            code="GUIDANCE_WITHOUT_EFFECT",
+            field=f"sampling.guidance.{name}",
+            message="guidance by a second prediction is off"
+            if experts
+            else f"{facts.checkpoint.spec.name} has no second expert that takes it",
+            requested=f"{value:g}",
+        )
+
+    return advice
+
+
 ADVICE: tuple[Callable[[Draft, Request, Facts], RequestWarning | None], ...] = (
     _scale_without_effect,
     _cfg_not_supported,
@@ -279,6 +359,7 @@ ADVICE: tuple[Callable[[Draft, Request, Facts], RequestWarning | None], ...] = (
     _negative_without_cfg,
     _rescale_under_renorm,
     *(_needs_cfg(name) for name in CFG_FIELDS if name != "true_cfg_scale"),
+    *(_needs_experts(name) for name in EXPERT_FIELDS),
 )
 
 
@@ -297,73 +378,28 @@ def advise_priority(priority: int, policy: str) -> tuple[RequestWarning, ...]:
     )
 
 
-# --- the adapter ----------------------------------------------------------------------------------------------------
+# --- warm-up --------------------------------------------------------------------------------------------------------
 
 
-DIFFUSERS_ONLY = ("diffusers_load_kwargs", "diffusers_call_kwargs")
-"""Settings that are refused as long as diffusers is not asked for by name, also where `auto` would choose it."""
-
-
-def check_adapter_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Raises ConfigError for settings of the diffusers adapter that a native model would not look at, for arguments of
-    diffusers without --diffusion-load-format diffusers, and for a cache_config without its cache.
+def placeholder(checkpoint: Checkpoint, *, size: int, outputs: int, frames: int = 0) -> Request:
+    """A request that nobody made, for measuring: square, one step, without guidance; of a video, `frames` or the
+    nearest number that can be made. Where the model makes something of pictures alone, it gets black ones.
     """
-    names, default = [field.name for field in dataclasses.fields(AdapterConfig)], AdapterConfig()
-    wrong: dict[str, str] = {}
-    for field in names:
-        if getattr(config.adapter, field) == getattr(default, field):
-            continue
-        if field in DIFFUSERS_ONLY and config.model.diffusion_load_format != "diffusers":
-            wrong[field] = "is for diffusers pipelines; add --diffusion-load-format diffusers"
-        elif checkpoint.spec.family != OPAQUE_FAMILY:
-            name = checkpoint.spec.name
-            wrong[field] = (
-                f"has no effect on {name}, which is native; leave it out, or add --diffusion-load-format diffusers"
-            )
-    if config.adapter.cache_config is not None and config.adapter.cache_backend is None:
-        wrong.setdefault("cache_config", "needs --cache-backend")
-    if wrong:
-        violations = tuple(Violation(field, why) for field, why in wrong.items())
-        message = "; ".join(f"--{field.replace('_', '-')} {why}" for field, why in wrong.items())
-        raise ConfigError(message, reason="SETTING_WITHOUT_EFFECT", violations=violations)
-
-
-# --- the machine ----------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Machine:
-    """What a worker found: whether torch sees a CUDA device, and how many CPU cores the process may use."""
-
-    cuda: bool
-    cores: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Placement:
-    """Where and how a worker runs. `cpu_threads` is None where torch's own choice stands."""
-
-    device: str
-    dtype: str
-    cpu_threads: int | None
-
-
-def place(config: ModelConfig, machine: Machine) -> Placement:
-    """Decides every "auto" of a worker. Raises ConfigError for a device that is not there."""
-    if config.device == "cuda" and not machine.cuda:
-        raise ConfigError("--device is 'cuda', but torch sees no CUDA device; use --device cpu", reason="NO_DEVICE")
-    device = config.device if config.device != "auto" else ("cuda" if machine.cuda else "cpu")
-    dtype = config.dtype if config.dtype != "auto" else {"cuda": "bfloat16", "cpu": "float32"}[device]
-    threads = config.cpu_threads
-    if device == "cpu" and threads is None:
-        # one core stays with the server, so that events stay smooth while a step runs
-        threads = max(1, machine.cores - 1)
-    return Placement(device="cuda:0" if device == "cuda" else device, dtype=dtype, cpu_threads=threads)
-
-
-def placeholder(checkpoint: Checkpoint, *, size: int, outputs: int) -> Request:
-    """A request that nobody made, for measuring: square, one step, without guidance."""
+    task, limits = checkpoint.spec.tasks[0], checkpoint.limits
+    black = ImageInput(size, size, 3, bytes(3 * size * size))
+    mask = ImageInput(size, size, 1, bytes(size * size))
+    pictures: dict[str, Any] = {"images": (black,), "mask": mask, "first_frame": black}
     draft = Draft(
-        model=checkpoint.name, prompt="warm-up", width=size, height=size, steps=1, num_outputs=outputs, seeds=(0,)
+        model=checkpoint.name,
+        prompt="warm-up",
+        task=task,
+        inputs=Inputs(**{name: picture for name, picture in pictures.items() if task in REQUIRED[name]}),
+        width=size,
+        height=size,
+        num_frames=nearest_frames(frames, limits) if limits.max_frames else None,
+        steps=1,
+        num_outputs=outputs,
+        seeds=(0,),
+        guidance=GuidanceDraft(true_cfg_scale=1.0),
     )
     return resolve_request(draft, Facts(checkpoint, LimitsConfig()), id="warm-up").request

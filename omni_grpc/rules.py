@@ -14,6 +14,16 @@ from omni_grpc.config import LimitsConfig
 from omni_grpc.frames import counts_frames, duration_fault, nearest_frames
 from omni_grpc.request import AudioFormat, Draft, ImageFormat, Modality, OutputFormat, Task, VideoFormat
 from omni_grpc.spec import Checkpoint
+from omni_grpc.tuning import (
+    MAX_LORA_SCALE,
+    MAX_LORAS,
+    Adapter,
+    FixedCache,
+    Lora,
+    TeaCache,
+    coefficients_fault,
+    threshold_fault,
+)
 
 OUTPUT_FORMATS: Mapping[Modality, OutputFormat] = {
     Modality.IMAGE: ImageFormat.PNG,
@@ -29,16 +39,30 @@ TAKEN = (
 MAX_LAYERS = 64
 """No model says where it ends, so this only keeps out what cannot be meant."""
 
+REQUIRED: Mapping[str, tuple[Task, ...]] = {
+    "images": (Task.IMAGE_TO_IMAGE, Task.IMAGE_EDIT, Task.INPAINT, Task.LAYERED),
+    "mask": (Task.INPAINT,),
+    "first_frame": (Task.IMAGE_TO_VIDEO,),
+    "source_video": (Task.VIDEO_TO_VIDEO,),
+    "audio": (Task.AUDIO_TO_VIDEO,),
+}
+"""The inputs without which a task has no meaning."""
+
 MAX_SEED = 2**53 - 1
 """Largest seed: the largest integer that JSON, JavaScript and protobuf's Struct carry without loss."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """What the rules may look at besides the request."""
+    """What the rules may look at besides the request: the model and the server's limits; the step cache of a request
+    that says nothing (None: there is none), or one of diffusers that no request can change; and the adapters.
+    """
 
     checkpoint: Checkpoint
     limits: LimitsConfig
+    cache: TeaCache | None = None
+    fixed_cache: FixedCache | None = None
+    loras: tuple[Adapter, ...] = ()
 
     @property
     def max_pixels(self) -> int:
@@ -166,9 +190,10 @@ def _taken(name: str) -> Callable[[Draft, Facts], str]:
     return rule
 
 
-def _required(name: str, tasks: tuple[Task, ...]) -> Callable[[Draft, Facts], str]:
+def _required(name: str) -> Callable[[Draft, Facts], str]:
     def rule(draft: Draft, facts: Facts) -> str:
-        return f"is required for {draft.task}" if draft.task in tasks and not getattr(draft.inputs, name) else ""
+        wanted = draft.task in REQUIRED[name]
+        return f"is required for {draft.task}" if wanted and not getattr(draft.inputs, name) else ""
 
     return rule
 
@@ -186,6 +211,14 @@ def _extra(draft: Draft, facts: Facts) -> str:
     return f"{facts.checkpoint.spec.name} takes no parameters of its own ({', '.join(draft.extra)}); leave it unset"
 
 
+def _scheduler(draft: Draft, facts: Facts) -> str:
+    offered = facts.checkpoint.schedulers
+    if not draft.scheduler or draft.scheduler in offered:
+        return ""
+    name = facts.checkpoint.spec.name
+    return f"{name} has no {draft.scheduler!r}; it has {', '.join(offered) or 'none to choose from; leave it unset'}"
+
+
 def _images(draft: Draft, facts: Facts) -> str:
     count, most = len(draft.inputs.images), facts.checkpoint.limits.max_input_images
     return f"{count} images are given, {facts.checkpoint.spec.name} takes at most {most}" if count > most else ""
@@ -201,6 +234,10 @@ def _frames(draft: Draft, facts: Facts) -> str:
     if (value - limits.frame_offset) % limits.frame_multiple:
         rule = f"a multiple of {limits.frame_multiple} plus {limits.frame_offset}"
         return f"{value} is not {rule}; nearest legal value: {nearest}"
+    given = [name for name in ("first_frame", "last_frame") if getattr(draft.inputs, name) is not None]
+    if value <= len(given):
+        more = nearest + limits.frame_multiple
+        return f"{value} leaves nothing to make beside {' and '.join(given)}; nearest legal value: {more}"
     return ""
 
 
@@ -221,6 +258,60 @@ def _format(draft: Draft, facts: Facts) -> str:
     return f"{draft.output_format} is no format for {draft.task}; use one of {', '.join(kind)}"
 
 
+def _loras(draft: Draft, facts: Facts) -> str:
+    if len(draft.loras) > MAX_LORAS:
+        return f"has {len(draft.loras)} entries, the most is {MAX_LORAS}"
+    if len({(lora.id, lora.target) for lora in draft.loras}) < len(draft.loras):
+        return "names an adapter twice; give it once, with the sum of both scales"
+    return ""
+
+
+def _each_lora(rule: Callable[[Lora, Facts], str]) -> Callable[[Draft, Facts], str]:
+    """A rule for every adapter of a request."""
+    return lambda draft, facts: next((found for lora in draft.loras if (found := rule(lora, facts))), "")
+
+
+def _lora_id(lora: Lora, facts: Facts) -> str:
+    if any(adapter.id == lora.id for adapter in facts.loras):
+        return ""
+    known = ", ".join(adapter.id for adapter in facts.loras)
+    return f"{lora.id!r} is not loaded; " + (f"loaded: {known}" if known else "start the server with --lora NAME=PATH")
+
+
+def _lora_scale(lora: Lora, facts: Facts) -> str:
+    if -MAX_LORA_SCALE <= lora.scale <= MAX_LORA_SCALE:
+        return ""
+    return f"{lora.scale:g} is outside {-MAX_LORA_SCALE:g}..{MAX_LORA_SCALE:g}"
+
+
+def _lora_target(lora: Lora, facts: Facts) -> str:
+    targets = next((adapter.targets for adapter in facts.loras if adapter.id == lora.id), (lora.target,))
+    if lora.target in ("", *targets):
+        return ""
+    return f"{lora.target!r} is no component that {lora.id!r} changes; it changes {', '.join(targets)}"
+
+
+def _cache_off(draft: Draft, facts: Facts) -> str:
+    if draft.cache is None or not draft.cache.off or not facts.fixed_cache:
+        return ""
+    return f"the step cache of this server, {facts.fixed_cache.name}, is on for every request"
+
+
+def _cache_on(draft: Draft, facts: Facts) -> str:
+    if draft.cache is None or draft.cache.off or facts.cache is not None:
+        return ""
+    return "this server has no such step cache; start it with --cache-backend tea_cache"
+
+
+def _cache_threshold(draft: Draft, facts: Facts) -> str:
+    value = None if draft.cache is None else draft.cache.threshold
+    return "" if value is None else threshold_fault(value)
+
+
+def _cache_coefficients(draft: Draft, facts: Facts) -> str:
+    return "" if draft.cache is None else coefficients_fault(draft.cache.coefficients)
+
+
 RULES: tuple[tuple[str, Callable[[Draft, Facts], str]], ...] = (
     ("prompt", _prompt),
     ("negative_prompt", _text("negative_prompt")),
@@ -230,14 +321,11 @@ RULES: tuple[tuple[str, Callable[[Draft, Facts], str]], ...] = (
     ("sampling.steps", _count("steps", lambda facts: facts.limits.max_steps)),
     ("sampling.num_outputs", _count("num_outputs", lambda facts: facts.limits.max_outputs)),
     ("sampling.seeds", _seeds),
+    ("sampling.scheduler", _scheduler),
     *((name, _taken(name)) for name in TAKEN),
-    ("images", _required("images", (Task.IMAGE_TO_IMAGE, Task.IMAGE_EDIT, Task.INPAINT, Task.LAYERED))),
+    *((name, _required(name)) for name in REQUIRED),
     ("images", _images),
-    ("mask", _required("mask", (Task.INPAINT,))),
     ("mask", _mask),
-    ("first_frame", _required("first_frame", (Task.IMAGE_TO_VIDEO,))),
-    ("source_video", _required("source_video", (Task.VIDEO_TO_VIDEO,))),
-    ("audio", _required("audio", (Task.AUDIO_TO_VIDEO,))),
     ("num_frames", _frames),
     ("layers", _count("layers", lambda facts: MAX_LAYERS)),
     ("strength", _between("strength", 0.0, lambda facts: 1.0)),
@@ -246,11 +334,21 @@ RULES: tuple[tuple[str, Callable[[Draft, Facts], str]], ...] = (
     ("duration", _between("duration", 0.01, lambda facts: facts.checkpoint.limits.max_duration or 3600.0)),
     ("duration", lambda draft, facts: duration_fault(draft, facts.checkpoint)),
     ("sampling.extra", _extra),
+    ("sampling.loras", _loras),
+    ("sampling.loras.lora_id", _each_lora(_lora_id)),
+    ("sampling.loras.scale", _each_lora(_lora_scale)),
+    ("sampling.loras.target", _each_lora(_lora_target)),
+    ("sampling.cache.off", _cache_off),
+    ("sampling.cache.tea_cache", _cache_on),
+    ("sampling.cache.tea_cache.rel_l1_thresh", _cache_threshold),
+    ("sampling.cache.tea_cache.coefficients", _cache_coefficients),
     ("start", _between("start", 0.0, lambda facts: 3600.0)),
     ("sample_rate_hz", _between("sample_rate", 8000, lambda facts: 192_000)),
     ("output_format", _format),
     ("sampling.guidance.scale", _scale("scale", 0.0, 100.0)),
     ("sampling.guidance.true_cfg_scale", _scale("true_cfg_scale", 0.0, 100.0)),
+    ("sampling.guidance.scale_low_noise", _scale("scale_low_noise", 0.0, 100.0)),
+    ("sampling.guidance.boundary_ratio", _scale("boundary_ratio", 0.0, 1.0)),
     ("sampling.guidance.rescale", _scale("rescale", 0.0, 1.0)),
     ("sampling.guidance.interval_start", _scale("interval_start", 0.0, 1.0)),
     ("sampling.guidance.interval_end", _scale("interval_end", 0.0, 1.0)),

@@ -1,6 +1,7 @@
 """`python -m omni_grpc.serve`: loads a checkpoint in a worker process and serves it over gRPC until told to stop.
 
-Exit codes: 0 stopped cleanly, 1 the worker did not come up, 2 a setting or the checkpoint is wrong.
+A model of the hub is fetched first; the server listens meanwhile, and tells how far it is. Exit codes: 0 stopped
+cleanly, 1 the worker did not come up, 2 a setting or the checkpoint is wrong.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from typing import TYPE_CHECKING
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import Code, OmniError
-from omni_grpc.registry import open_model
-from omni_grpc.resolve import check_adapter_settings
+from omni_grpc.registry import on_hub, open_model, unfetched
 from omni_grpc.settings import settings
-from omni_grpc.spec import Checkpoint
+from omni_grpc.settle import apply_settings
 from omni_grpc.version import __version__
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ STOPPED, WORKER_FAILED, BAD_SETTINGS = 0, 1, 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until SIGTERM or SIGINT, and returns the exit code."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for name in ("httpx", "httpx2"):  # the client of huggingface_hub: a line for each request
-        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         config = settings(
             sys.argv[1:] if argv is None else argv,
@@ -42,19 +40,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             prog="omni_grpc.serve",
             description="Loads a checkpoint in a worker process and serves it over gRPC until told to stop.",
         )
-        checkpoint = open_model(config.model)
-        check_adapter_settings(config, checkpoint)
-        return asyncio.run(_run(config, checkpoint))
+        return asyncio.run(_run(config))
     except OmniError as error:
         print(f"error: {error}", file=sys.stderr)
         fixable = error.code in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
         return BAD_SETTINGS if fixable else WORKER_FAILED
 
 
-async def _run(config: EngineConfig, checkpoint: Checkpoint) -> int:
+async def _run(config: EngineConfig) -> int:
     # imported here because the worker is spawned: spawn imports this module again, and the worker has no use for grpc
-    from omni_grpc.engine import Engine, ProcessExecutor
+    from omni_grpc.engine import Engine, HubExecutor, ProcessExecutor
 
+    if on_hub(config.model):
+        checkpoint = unfetched(config.model)
+        return await serve(Engine(config, checkpoint, HubExecutor(config, checkpoint)))
+    checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
     return await serve(Engine(config, checkpoint, ProcessExecutor(config, checkpoint)))
 
 

@@ -49,6 +49,9 @@ def _parser(prog: str, description: str) -> argparse.ArgumentParser:
 
 
 def _add_flag(group: Any, option: Option) -> None:
+    if option.pairs:
+        group.add_argument(option.flag, dest=option.name, action="append", metavar=_metavar(option), help=_help(option))
+        return
     if option.type is not bool:
         group.add_argument(option.flag, dest=option.name, metavar=_metavar(option), help=_help(option))
         return
@@ -59,12 +62,13 @@ def _add_flag(group: Any, option: Option) -> None:
 
 def _metavar(option: Option) -> str:
     if option.type is dict:
-        return "JSON"
+        return "NAME=VALUE" if option.pairs else "JSON"
     return "|".join(option.choices) or option.name.rpartition("_")[2].upper()
 
 
 def _help(option: Option) -> str:
-    default = "" if option.default is None or option.default is False else f" (default: {option.default})"
+    nothing = option.default is None or option.default is False or option.default == ()
+    default = "" if nothing else f" (default: {option.default})"
     return (option.help + default).replace("%", "%%")
 
 

@@ -27,7 +27,8 @@ class GuidanceKind(enum.StrEnum):
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What the checkpoint can do. Sizes in pixels; `size_multiple` follows from the VAE and the patch size, never
-    from a constant.
+    from a constant. A video longer than `segment_frames` is made in parts of so many frames, one after the other; 0:
+    all frames at once.
     """
 
     size_multiple: int
@@ -39,17 +40,25 @@ class Limits:
     max_frames: int = 0
     frame_multiple: int = 1
     frame_offset: int = 0
+    segment_frames: int = 0
     max_duration: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What a request gets where it says nothing. `frames_of_source`: what is made from a video has as many frames."""
+    """What a request gets where it says nothing.
+
+    `negative_prompt`: None where a model is guided by a second prediction only if it is told what away from.
+    `image_area`: pixels of what is made from a picture, in the shape of that picture; None: as many as the picture has.
+    `frames_of_source`: what is made from a video has as many frames.
+    """
 
     width: int
     height: int
     steps: int
     guidance: Guidance
+    negative_prompt: str | None = None
+    image_area: int | None = None
     num_frames: int | None = None
     frames_of_source: bool = False
     fps: float | None = None
@@ -67,6 +76,31 @@ class LatentRgb:
     bias: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
+class SplitKind(enum.StrEnum):
+    """What each rank has of a module whose weights are spread over ranks.
+
+    COLUMN: a linear layer's outputs for its share of the channels. ROW: a linear layer's inputs of its share; outputs
+    are summed over the ranks. HEADS: an attention's share of the heads. NORM: of an RMS norm over the channels of all
+    heads, its share of them.
+    """
+
+    COLUMN = "COLUMN"
+    ROW = "ROW"
+    HEADS = "HEADS"
+    NORM = "NORM"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Split:
+    """How a module is spread. `parts` are the relative sizes of what lies side by side in the channels that are cut,
+    each of which is cut for itself: (1, 4) for a layer that reads attention and a feed-forward of four times its width.
+    Without `parts`, outputs are made of as many equal ones as WeightMap.fused says, and inputs of one.
+    """
+
+    kind: SplitKind
+    parts: tuple[int, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WeightMap:
     """How the names in a checkpoint become the names of our modules.
@@ -74,11 +108,18 @@ class WeightMap:
     `renames` are (regular expression, replacement) pairs, applied in order to each checkpoint name. `fused` maps the
     last part of one of our module paths to the checkpoint modules (named after `renames`, in the same parent) whose
     weights and biases are concatenated along the output dimension to make it: {"attn.to_qkv": ("attn.to_q",
-    "attn.to_k", "attn.to_v")}.
+    "attn.to_k", "attn.to_v")}. Parameters of ours whose names `float32` (regular expressions) finds stay in float32,
+    whatever the precision of the others.
     """
 
     renames: tuple[tuple[str, str], ...] = ()
     fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    float32: tuple[str, ...] = ()
+
+
+def same(configs: Configs) -> Mapping[str, Any]:
+    """The variant of a class that stands for one model."""
+    return {}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,26 +127,44 @@ class ModelSpec:
     """One pipeline class of one family.
 
     `name` is the diffusers pipeline class that model_index.json names; `pipeline` is the import string of our class.
+    `tensor_parallel` says, per component, which modules can be spread over ranks: pattern -> Split, where a pattern is
+    a path with `*` for any part of it; a component without a table is not spread.
     `limits` and `defaults` are computed from the checkpoint's own configs; they are module-level functions, since a
     spec travels to the worker process. Without `latent_rgb`, previews show three groups of latent channels as colours.
+    `variant` says in which fields the spec is another one for checkpoints with certain configs, where one pipeline
+    class stands for several models; it raises CheckpointError for those that the family does not serve.
+
+    `guidance` is a function of the configs where checkpoints of the class differ in it. `schedulers` are those that a
+    request may choose in place of the checkpoint's own, by class name in diffusers.
 
     `takes` names what the model uses besides prompt, size, steps, guidance and seeds: fields of a Draft ("strength",
     "num_frames", "fps", "duration", "start", "text") and of its inputs ("images", "mask", "first_frame", ...).
+    `settings` names settings of the server that stand in for an entry of the configs: setting -> (component, key).
     `exclusive`: one request at a time, from its prepare to the end of its decode.
+
+    What features have to know of the model: `cache_coefficients`, a polynomial, highest power first, from the relative
+    change of a block stack's signal to that of its output, as TeaCache fits it; `sensitive_layers`, parts of the names
+    of layers that lose too much in fewer bits.
     """
 
     name: str
     family: str
     tasks: tuple[Task, ...]
     pipeline: str
-    guidance: tuple[GuidanceKind, ...]
+    guidance: tuple[GuidanceKind, ...] | Callable[[Configs], tuple[GuidanceKind, ...]]
     limits: Callable[[Configs], Limits]
     defaults: Callable[[Configs], Defaults]
+    variant: Callable[[Configs], Mapping[str, Any]] = same
     weights: Mapping[str, WeightMap] = dataclasses.field(default_factory=dict)
+    tensor_parallel: Mapping[str, Mapping[str, Split]] = dataclasses.field(default_factory=dict)
     latent_rgb: LatentRgb | None = None
     takes: frozenset[str] = frozenset()
+    schedulers: tuple[str, ...] = ()
+    settings: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     runner: str = "omni_grpc.worker.packed:PackedRunner"
     exclusive: bool = False
+    cache_coefficients: tuple[float, ...] = (1.0, 0.0)
+    sensitive_layers: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +210,16 @@ class Checkpoint:
         return self.spec.defaults(self.configs)
 
     @property
+    def guidance(self) -> tuple[GuidanceKind, ...]:
+        kinds = self.spec.guidance
+        return kinds(self.configs) if callable(kinds) else kinds
+
+    @property
     def scheduler(self) -> str:
         """Class name of the checkpoint's scheduler."""
         return str(self.configs.get("scheduler", {}).get("_class_name", ""))
+
+    @property
+    def schedulers(self) -> tuple[str, ...]:
+        """What a request may name: the checkpoint's own scheduler, then the others."""
+        return tuple(dict.fromkeys(name for name in (self.scheduler, *self.spec.schedulers) if name))

@@ -93,6 +93,8 @@ def test_leaving_a_stream_cancels_the_generation(omni):
 def test_refusals_are_raised_before_any_work(omni):
     with pytest.raises(InvalidArgument, match="not a multiple of 16"):
         omni.generate("x", width=20)
+    with pytest.raises(InvalidArgument, match="has no 'Heun'; it has FlowMatchEulerDiscreteScheduler"):
+        omni.generate("x", scheduler="Heun")
     with pytest.raises(InvalidArgument, match="both set"):
         omni.generate("x", seed=1, seeds=(1, 2))
     with pytest.raises(NotFound):

@@ -5,12 +5,24 @@ import pytest
 
 from omni_grpc.config import LimitsConfig, ModelConfig
 from omni_grpc.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound
-from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Preview, Task
-from omni_grpc.resolve import Machine, place, resolve_request
+from omni_grpc.request import (
+    Draft,
+    Guidance,
+    GuidanceDraft,
+    GuidanceNorm,
+    ImageFormat,
+    ImageInput,
+    Inputs,
+    Preview,
+    Task,
+)
+from omni_grpc.resolve import resolve_request
 from omni_grpc.rules import MAX_SEED, Facts
-from omni_grpc.spec import GuidanceKind
+from omni_grpc.settle import Machine, place
+from omni_grpc.spec import Defaults, GuidanceKind
 from tests.toy import toy_checkpoint
 
+PARTS = ("true_cfg_scale", "scale_low_noise", "boundary_ratio")
 FACTS = Facts(toy_checkpoint(), LimitsConfig(max_steps=200, max_outputs=4, max_prompt_chars=1000))
 
 
@@ -156,6 +168,43 @@ def test_guidance_is_on_with_a_negative_prompt_and_off_without():
     assert codes(off) == [("CFG_OFF", "negative_prompt")]
 
 
+EXPERTS = Guidance(true_cfg_scale=4.0, scale_low_noise=3.0, boundary_ratio=0.875)
+
+
+@pytest.mark.parametrize(
+    ("asked", "scales", "given"),
+    [
+        (GuidanceDraft(), (4.0, 3.0, 0.875), set()),
+        (GuidanceDraft(true_cfg_scale=6.0), (6.0, 6.0, 0.875), {"true_cfg_scale", "scale_low_noise"}),
+        (GuidanceDraft(scale_low_noise=2.0), (4.0, 2.0, 0.875), {"scale_low_noise"}),
+        (GuidanceDraft(true_cfg_scale=6.0, scale_low_noise=0.0, boundary_ratio=0.0), (6.0, 0.0, 0.0), set(PARTS)),
+    ],
+)
+def test_a_second_expert_has_the_scale_of_the_first_unless_neither_is_given(asked, scales, given):
+    checkpoint = toy_checkpoint(defaults=lambda configs: Defaults(width=64, height=64, steps=2, guidance=EXPERTS))
+    resolved = resolve(Facts(checkpoint, LimitsConfig()), negative_prompt="", guidance=asked)
+    assert tuple(getattr(resolved.request.guidance, part) for part in PARTS) == scales
+    assert codes(resolved) == []
+    used = {part for part in PARTS if f"sampling.guidance.{part}" in resolved.defaults_used}
+    assert used == set(PARTS) - given
+
+
+def test_what_belongs_to_a_second_expert_is_a_warning_without_one_or_without_guidance():
+    asked = GuidanceDraft(scale_low_noise=2.0, boundary_ratio=0.5)
+    one = resolve(negative_prompt="", guidance=asked)
+    assert (one.request.guidance.scale_low_noise, one.request.guidance.boundary_ratio) == (None, None)
+    assert [(warning.field, warning.message) for warning in one.warnings] == [
+        ("sampling.guidance.scale_low_noise", "ToyPipeline has no second expert that takes it"),
+        ("sampling.guidance.boundary_ratio", "ToyPipeline has no second expert that takes it"),
+    ]
+    checkpoint = toy_checkpoint(defaults=lambda configs: Defaults(width=64, height=64, steps=2, guidance=EXPERTS))
+    off = resolve(Facts(checkpoint, LimitsConfig()), guidance=asked)
+    assert (off.request.guidance.scale_low_noise, off.request.guidance.boundary_ratio) == (None, 0.5)
+    assert [(warning.field, warning.message) for warning in off.warnings] == [
+        ("sampling.guidance.scale_low_noise", "guidance by a second prediction is off")
+    ]
+
+
 def test_a_negative_prompt_without_guidance_is_a_warning():
     resolved = resolve(negative_prompt="blurry", guidance=GuidanceDraft(true_cfg_scale=1.0))
     assert resolved.request.negative_prompt is None
@@ -210,6 +259,58 @@ def test_a_distilled_model_takes_the_scale_and_warns_of_the_other():
     assert ("GUIDANCE_WITHOUT_EFFECT", "sampling.guidance.true_cfg_scale") in codes(resolved)
 
 
+def test_a_checkpoint_may_have_fewer_kinds_of_guidance_than_its_class():
+    kinds = {"ToyScheduler": (GuidanceKind.EMBEDDED,), "Other": ()}
+    checkpoint = toy_checkpoint(guidance=lambda configs: kinds[configs["scheduler"]["_class_name"]])
+    asked = GuidanceDraft(scale=3.5)
+    assert resolve(Facts(checkpoint, LimitsConfig()), guidance=asked).request.guidance.scale == 3.5
+    other = dataclasses.replace(checkpoint, configs={"scheduler": {"_class_name": "Other"}})
+    resolved = resolve(Facts(other, LimitsConfig()), guidance=asked)
+    assert resolved.request.guidance.scale is None
+    assert codes(resolved) == [("GUIDANCE_WITHOUT_EFFECT", "sampling.guidance.scale")]
+
+
+def test_a_scheduler_is_the_checkpoints_own_or_one_that_the_model_offers():
+    offering = Facts(toy_checkpoint(schedulers=("Heun", "ToyScheduler")), LimitsConfig())
+    assert offering.checkpoint.schedulers == ("ToyScheduler", "Heun")
+    for facts, names in ((FACTS, ("", "ToyScheduler")), (offering, ("", "ToyScheduler", "Heun"))):
+        assert [resolve(facts, scheduler=name).request.scheduler for name in names] == list(names)
+    assert refusal(scheduler="Heun") == {"sampling.scheduler": "ToyPipeline has no 'Heun'; it has ToyScheduler"}
+    with pytest.raises(InvalidArgument, match="ToyPipeline has no 'heun'; it has ToyScheduler, Heun"):
+        resolve(offering, scheduler="heun")
+    bare = dataclasses.replace(FACTS, checkpoint=dataclasses.replace(FACTS.checkpoint, configs={}))
+    with pytest.raises(InvalidArgument, match="it has none to choose from; leave it unset"):
+        resolve(bare, scheduler="Heun")
+
+
+@pytest.mark.parametrize(
+    ("picture", "area", "size"),
+    [
+        ((400, 304), None, (400, 304)),
+        ((410, 310), None, (400, 304)),
+        ((1000, 1000), None, (512, 512)),
+        ((192, 192), 256 * 256, (256, 256)),
+        ((65, 65), 512 * 512, (512, 512)),
+        ((400, 100), 128 * 128, (256, 64)),
+        ((5000, 5), 512 * 512, (1024, 16)),
+        ((10, 10), 2048 * 2048, (512, 512)),
+    ],
+)
+def test_an_edit_is_as_large_as_its_picture_or_has_the_area_of_the_model(picture, area, size):
+    """And no more pixels than are allowed, 512 x 512 here."""
+    toy = toy_checkpoint(tasks=(Task.IMAGE_EDIT,), takes=frozenset({"images"}))
+    limits = dataclasses.replace(toy.limits, max_input_images=1)
+    defaults = dataclasses.replace(toy.defaults, image_area=area)
+    spec = dataclasses.replace(toy.spec, limits=lambda configs: limits, defaults=lambda configs: defaults)
+    facts = Facts(dataclasses.replace(toy, spec=spec), LimitsConfig())
+    width, height = picture
+    inputs = Inputs(images=(ImageInput(width, height, 1, bytes(width * height)),))
+    resolved = resolve(facts, task=Task.IMAGE_EDIT, inputs=inputs)
+    assert (resolved.request.width, resolved.request.height) == size
+    assert resolved.defaults_used["width"] == str(size[0])
+    assert resolve(facts, task=Task.IMAGE_EDIT, inputs=inputs, width=48).request.width == 48
+
+
 def test_auto_follows_the_machine():
     cpu, gpu = Machine(cuda=False, cores=4), Machine(cuda=True, cores=4)
     auto = ModelConfig(model="m")
@@ -220,3 +321,22 @@ def test_auto_follows_the_machine():
     assert dataclasses.astuple(place(forced, gpu)) == ("cpu", "bfloat16", 2)
     with pytest.raises(ConfigError, match="--device cpu"):
         place(ModelConfig(model="m", device="cuda"), cpu)
+
+
+def test_a_model_that_is_always_guided_is_guided_against_the_empty_prompt() -> None:
+    always = toy_checkpoint(
+        defaults=lambda configs: Defaults(
+            width=64, height=64, steps=2, guidance=Guidance(true_cfg_scale=4.0), negative_prompt=""
+        )
+    )
+    facts = Facts(always, LimitsConfig())
+    resolved = resolve(facts)
+    assert (resolved.request.negative_prompt, resolved.request.guidance.true_cfg_scale) == ("", 4.0)
+    assert resolved.defaults_used["negative_prompt"] == ""
+    asked = resolve(facts, guidance=GuidanceDraft(true_cfg_scale=2.0, rescale=0.5))
+    assert (asked.request.negative_prompt, asked.request.guidance.true_cfg_scale) == ("", 2.0)
+    assert asked.warnings == ()
+    off = resolve(facts, guidance=GuidanceDraft(true_cfg_scale=1.0))
+    assert (off.request.negative_prompt, "negative_prompt" in off.defaults_used) == (None, False)
+    told = resolve(facts, negative_prompt="blurry")
+    assert (told.request.negative_prompt, "negative_prompt" in told.defaults_used) == ("blurry", False)

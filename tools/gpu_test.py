@@ -69,8 +69,9 @@ def ensure_library() -> None:
 
 
 def run_pytest() -> list[str]:
-    """tests/ops alone: it needs nothing of the service, which this machine may lack."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/ops", "--noconftest", "-p", "no:cacheprovider"]
+    """What needs nothing of the service, which this machine may lack."""
+    tests = ("tests/ops", "tests/features/test_on_gpu.py")
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", *tests, "--noconftest", "-p", "no:cacheprovider"]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
     return [f"pytest: exit code {code}"] if code else []
 

@@ -3,7 +3,7 @@
     python -m tools.parity_table [CHECKPOINT ...]
 
 Without a checkpoint, each model is compared on its tiny one. Both run in float32 on the CPU, from the same seeds; the
-requests are those of tests/models/cases.py.
+requests are those of tests/models/cases.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ def main() -> None:
     parser.add_argument("checkpoints", type=Path, nargs="*", metavar="CHECKPOINT")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folders = args.checkpoints or [entry.build(Path(scratch) / name) for name, entry in ENTRIES.items()]
-        for folder in folders:
-            name = open_checkpoint(folder).spec.name
+        given = [(open_checkpoint(folder).spec.name, folder) for folder in args.checkpoints]
+        for name, folder in given or [(name, entry.build(Path(scratch) / name)) for name, entry in ENTRIES.items()]:
             print(f"\n{name}\n{HEADER}")
             for row in rows(Model(ENTRIES[name], folder, threads=None)):
                 print(row, flush=True)

@@ -159,10 +159,9 @@ def _result(numbers: Numbers, kills: list[Kill]) -> Result:
     ]
     problems = [f"a running job ended with {code}" for code in codes if code != RETRYABLE]
     for kill in kills:
-        if kill.after_failure.outcome != "completed":
-            problems.append(f"a job made after the failure ended with {kill.after_failure.outcome}")
-        if kill.at_once.outcome not in ("completed", RETRYABLE):
-            problems.append(f"a job made at once ended with {kill.at_once.outcome}")
+        for made, job in (("at once", kill.at_once), ("after the failure", kill.after_failure)):
+            if job.outcome != "completed":
+                problems.append(f"a job made {made} ended with {job.outcome}")
     return Result(
         columns=("what", f"of {len(kills)} kills"),
         rows=rows,

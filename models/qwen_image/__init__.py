@@ -1,7 +1,9 @@
 """Qwen-Image: text to image, a dual-stream transformer (https://arxiv.org/abs/2508.02324)."""
 
+from collections.abc import Mapping
+
 from omni_grpc.request import Guidance, GuidanceNorm, Task
-from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap
+from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, Split, SplitKind, WeightMap
 
 PATCH = 2
 """Latents are packed in patches of 2 x 2 into one token."""
@@ -37,6 +39,16 @@ TRANSFORMER_WEIGHTS = WeightMap(
     },
 )
 
+TRANSFORMER_SPLITS: Mapping[str, Split] = {
+    "*.attn.to_qkv": Split(SplitKind.COLUMN),
+    "*.attn.add_qkv_proj": Split(SplitKind.COLUMN),
+    "*.attn.attention": Split(SplitKind.HEADS),
+    "*.attn.to_out": Split(SplitKind.ROW),
+    "*.attn.to_add_out": Split(SplitKind.ROW),
+    "*_mlp.up": Split(SplitKind.COLUMN),
+    "*_mlp.down": Split(SplitKind.ROW),
+}
+
 SPECS = (
     ModelSpec(
         name="QwenImagePipeline",
@@ -47,5 +59,8 @@ SPECS = (
         limits=limits,
         defaults=defaults,
         weights={"transformer": TRANSFORMER_WEIGHTS},
+        tensor_parallel={"transformer": TRANSFORMER_SPLITS},
+        # TeaCache's polynomial for this model's first modulated input, as other servers have it; not fitted here
+        cache_coefficients=(-450.0, 280.0, -45.0, 3.2, -0.02),
     ),
 )

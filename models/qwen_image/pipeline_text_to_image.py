@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from typing import Any, Self
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from omni_grpc.errors import CheckpointError
-from omni_grpc.loading.checkpoint import load_weights
-from omni_grpc.loading.components import load_module, load_tokenizer
+from omni_grpc.loading.loader import Loader
 from omni_grpc.models.qwen_image import PATCH
 from omni_grpc.models.qwen_image.qwen_image_transformer import QwenImageTransformer
 from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
 from omni_grpc.pipeline.base import Pipeline
-from omni_grpc.pipeline.images import Image, to_uint8
-from omni_grpc.pipeline.patches import Grid, pack
-from omni_grpc.pipeline.schedule import Schedule, dynamic_shift
-from omni_grpc.pipeline.state import COND, UNCOND, Cond, State, Tables
+from omni_grpc.pipeline.outputs import Output, to_uint8
+from omni_grpc.pipeline.patches import Grid
+from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
+from omni_grpc.pipeline.state import COND, UNCOND, Cond, State
+from omni_grpc.pipeline.tables import SharedTables
 from omni_grpc.request import Request
 from omni_grpc.spec import Checkpoint
 
@@ -47,30 +46,22 @@ class QwenImagePipeline(Pipeline):
         self.dtype = transformer.proj_out.weight.dtype
         self.device = transformer.proj_out.weight.device
         self.size_multiple = checkpoint.limits.size_multiple
-        # requests of the same sigmas share their tables for as long as one of them lives; whatever else comes to change
-        # the modulation has to enter the key
-        self._tables: WeakValueDictionary[tuple[float, ...], Tables] = WeakValueDictionary()
+        self._tables = SharedTables()
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Self:
-        with torch.device("meta"):
-            transformer = QwenImageTransformer.from_config(checkpoint.configs["transformer"]).eval()
-        weights = checkpoint.spec.weights["transformer"]
-        load_weights(transformer, checkpoint.path / "transformer", weights, device=device, dtype=dtype)
-        tokenizer = load_tokenizer(checkpoint, "tokenizer")
+    def load(cls, loader: Loader) -> Self:
+        tokenizer = loader.tokenizer("tokenizer")
         if (found := len(tokenizer(PREFIX).input_ids)) != PREFIX_TOKENS:
             raise CheckpointError(
                 f"tokenizer: the prompt template starts with {found} tokens, expected {PREFIX_TOKENS}"
             )
         return cls(
-            checkpoint,
-            transformer=transformer,
+            loader.checkpoint,
+            transformer=loader.denoiser("transformer", QwenImageTransformer.from_config),
             # neither the vision tower nor the language model's head is read
-            text_encoder=load_module(
-                checkpoint, "text_encoder", part="model.language_model", device=device, dtype=dtype
-            ),
+            text_encoder=loader.module("text_encoder", part="model.language_model"),
             tokenizer=tokenizer,
-            vae=load_module(checkpoint, "vae", device=device, dtype=dtype),
+            vae=loader.module("vae"),
         )
 
     def prepare(self, request: Request) -> list[State]:
@@ -90,20 +81,21 @@ class QwenImagePipeline(Pipeline):
 
     def _state(self, request: Request, output: int, seed: int) -> State:
         """Noise comes from a generator on the CPU: a seed means the same noise on any device and in any batch."""
-        grid = Grid(request.height // self.size_multiple, request.width // self.size_multiple, PATCH)
+        grid = Grid(height=request.height // self.size_multiple, width=request.width // self.size_multiple, patch=PATCH)
         generator = torch.Generator().manual_seed(seed)
-        shape = (self.vae.config.z_dim, PATCH * grid.height, PATCH * grid.width)
+        shape = (self.vae.config.z_dim, 1, PATCH * grid.height, PATCH * grid.width)
         noise = torch.randn(shape, generator=generator, dtype=self.dtype).to(self.device)
         config = self.checkpoint.configs["scheduler"]
         sigmas = np.linspace(1.0, 1 / request.steps, request.steps).tolist()
+        levels = Levels(steps=request.steps, sigmas=sigmas, mu=dynamic_shift(config, grid.tokens))
         return State(
             request=request,
             output=output,
             seed=seed,
             generator=generator,
-            latents=pack(noise, PATCH),
+            latents=grid.pack(noise),
             grid=grid,
-            schedule=Schedule(config, sigmas, mu=dynamic_shift(config, grid.tokens), device=self.device),
+            schedule=Schedule(config, levels, device=self.device),
             guidance=request.guidance,
         )
 
@@ -121,24 +113,24 @@ class QwenImagePipeline(Pipeline):
         row = Row.of(txt=len(embeds), img=state.grid.tokens)
         with activate(Rows([(state, branch)], [row], LayoutCache(self.device, capacity=1))):
             txt = self.transformer.text(embeds)
-            tables = self._tables.get(state.schedule.timesteps)
-            if tables is None:
-                t = torch.tensor(state.schedule.timesteps, device=self.device).to(self.dtype) / 1000
-                tables = Tables({name: table[:, None] for name, table in self.transformer.modulation(t).items()})
-                self._tables[state.schedule.timesteps] = tables
+            tables = self._tables.get(state, lambda: self._modulation(state))
         rope = self.transformer.rope(len(embeds), state.grid.height, state.grid.width)
         return Cond(row=row, constants={"txt": ("txt", txt), "rope": (JOINT, rope)}, tables=tables)
+
+    def _modulation(self, state: State) -> dict[str, Tensor]:
+        """The modulation of every step, each at one level."""
+        t = torch.tensor(state.schedule.timesteps, device=self.device).to(self.dtype) / 1000
+        return {name: table[:, None] for name, table in self.transformer.modulation(t).items()}
 
     def predict(self, batch: Rows) -> Tensor:
         with activate(batch):
             velocity: Tensor = self.transformer(batch["latents"], batch)
         return velocity
 
-    def decode(self, state: State) -> list[Image]:
-        latents = state.grid.image(state.latents)[None, :, None]
+    def decode(self, state: State, latents: Tensor) -> list[Output]:
         mean, std = (
             torch.tensor(values, device=self.device, dtype=self.dtype).view(1, -1, 1, 1, 1)
             for values in (self.vae.config.latents_mean, self.vae.config.latents_std)
         )
-        pixels = self.vae.decode(latents / (1 / std) + mean, return_dict=False)[0]
-        return to_uint8(pixels[:, :, 0])
+        pixels = self.vae.decode(state.grid.unpack(latents)[None] / (1 / std) + mean, return_dict=False)[0]
+        return [Output(pixels=to_uint8(pixels[0, :, 0]))]

@@ -95,5 +95,5 @@ def _takes(signature: Signature, modality: Modality) -> frozenset[str]:
     takes -= {"images"} if modality is Modality.VIDEO else {"first_frame"}
     # where a second prediction has a scale of its own, that decides whether there is one
     if "true_cfg_scale" not in signature:
-        takes |= {field for field in ("negative_prompt", "rescale") if field in signature}
+        takes |= {field for field in ("negative_prompt", "rescale", "scale_low_noise") if field in signature}
     return frozenset(takes)

@@ -49,7 +49,7 @@ def load(setting: Setting) -> DiffusionPipeline:
     for name, switch in (("vae_use_slicing", "enable_slicing"), ("vae_use_tiling", "enable_tiling")):
         if getattr(adapter, name):
             _switch(pipeline, name, switch)
-    _place(pipeline, adapter, setting.device, moved="device_map" not in arguments)
+    _place(pipeline, setting, moved="device_map" not in arguments)
     return pipeline
 
 
@@ -198,14 +198,16 @@ def _switch(pipeline: DiffusionPipeline, name: str, switch: str) -> None:
     getattr(vae, switch)()
 
 
-def _place(pipeline: DiffusionPipeline, adapter: AdapterConfig, device: torch.device, *, moved: bool) -> None:
-    if adapter.enable_cpu_offload and adapter.enable_layerwise_offload:
+def _place(pipeline: DiffusionPipeline, setting: Setting, *, moved: bool) -> None:
+    device, by_component = setting.device, setting.config.adapter.enable_cpu_offload
+    by_layer = setting.config.offload is not None and setting.config.offload.enable_layerwise_offload
+    if by_component and by_layer:
         raise _error("enable_layerwise_offload", "excludes --enable-cpu-offload; choose one")
-    if adapter.enable_cpu_offload:
+    if by_component:
         if device.type == "cpu":
             raise _error("enable_cpu_offload", "needs an accelerator to offload from; leave it out on a CPU")
         pipeline.enable_model_cpu_offload(device=device)
-    elif adapter.enable_layerwise_offload:
+    elif by_layer:
         _offload_blocks(pipeline, device)
     elif moved:
         pipeline.to(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,20 +10,11 @@ import PIL.Image
 import torch
 
 from omni_grpc.errors import InternalError
+from omni_grpc.pipeline.outputs import Output, Pixels
 from omni_grpc.request import Modality
-
-Pixels = npt.NDArray[np.uint8]
 
 PICTURES = ("images", "image", "frames", "videos", "video", "rgb")
 SOUNDS = ("audios", "audio", "sound")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """One output: pixels are height x width x 3|4, or frames x height x width x 3; samples channels x n."""
-
-    pixels: Pixels | None = None
-    samples: npt.NDArray[np.float32] | None = None
 
 
 def unpack(result: Any, modality: Modality) -> list[Output]:

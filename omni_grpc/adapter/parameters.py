@@ -24,6 +24,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "scale": ("guidance_scale",),
     "true_cfg_scale": ("true_cfg_scale",),
     "rescale": ("guidance_rescale",),
+    "scale_low_noise": ("guidance_scale_2",),
     "num_outputs": ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt"),
     "strength": ("strength",),
     "layers": ("layers",),
@@ -50,6 +51,7 @@ PATHS: Mapping[str, str] = {
     "scale": "sampling.guidance.scale",
     "true_cfg_scale": "sampling.guidance.true_cfg_scale",
     "rescale": "sampling.guidance.rescale",
+    "scale_low_noise": "sampling.guidance.scale_low_noise",
 }
 """Where a request has what is not at its top."""
 
@@ -156,10 +158,12 @@ def _asked(request: Request, signature: Signature, sample_rate: int) -> dict[str
         "scale": guidance.scale,
         "true_cfg_scale": guidance.true_cfg_scale if has_cfg else None,
         "rescale": guidance.rescale if "rescale" in signature else guidance.rescale or None,
+        "scale_low_noise": guidance.scale_low_noise,
         "strength": strength(signature, request.strength),
         "layers": request.layers,
         "num_frames": request.num_frames,
-        "fps": request.fps,
+        # that of the pipeline's own making is no argument
+        "fps": request.fps if "fps" in signature else None,
         "duration": end if signature.name("duration") == "audio_end_in_s" else request.duration,
         "start": request.start,
         "text": request.text or None,

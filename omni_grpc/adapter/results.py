@@ -1,4 +1,4 @@
-"""What a session made, as files, and what is to be said of it."""
+"""What is to be said of what a session made."""
 
 from __future__ import annotations
 
@@ -7,39 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from omni_grpc.adapter.describe import fps, frames_used, sample_rate
+from omni_grpc.adapter.describe import fps, frames_used
 from omni_grpc.adapter.member import Member
-from omni_grpc.adapter.outputs import Output, blanked
-from omni_grpc.request import AudioFormat, ImageFormat, Modality, Request, RequestWarning, VideoFormat
-from omni_grpc.worker import media
-
-
-def encode(member: Member, request: Request, output: Output) -> tuple[bytes, dict[str, Any]]:
-    """The file, and the fields of Media that say what is in it."""
-    match request.output_format:
-        case ImageFormat() as image:
-            assert output.pixels is not None
-            height, width, channels = output.pixels.shape
-            has_alpha = channels == 4 and media.keeps_alpha(image)
-            return media.encode(output.pixels, image), {"width": width, "height": height, "has_alpha": has_alpha}
-        case VideoFormat() as video:
-            assert output.pixels is not None
-            frames, height, width, _ = output.pixels.shape
-            rate = request.output_fps or _rate(member, request)
-            sound = None if output.samples is None else (output.samples, sample_rate(member.pipeline))
-            width, height = media.encoded_size(width, height, video)
-            about = {"width": width, "height": height, "num_frames": frames, "duration": frames / rate}
-            about["fps"] = float(media.frame_rate(rate))
-            if sound is not None:
-                about["sample_rate"] = media.encoded_rate(video, sound[1])
-            return media.encode_video(output.pixels[..., :3], rate, video, sound), about
-        case AudioFormat() as audio:
-            assert output.samples is not None
-            rate_hz = sample_rate(member.pipeline)
-            target = media.encoded_rate(audio, request.sample_rate or rate_hz)
-            data = media.encode_audio(output.samples, rate_hz, audio, request.sample_rate)
-            duration = output.samples.shape[1] / rate_hz
-            return data, {"width": 0, "height": 0, "sample_rate": target, "duration": duration}
+from omni_grpc.adapter.outputs import blanked
+from omni_grpc.pipeline.outputs import Output
+from omni_grpc.request import Modality, Request, RequestWarning
+from omni_grpc.worker import delivery, media
 
 
 def warnings(
@@ -73,9 +46,7 @@ def _of_pixels(member: Member, request: Request, outputs: Sequence[Output]) -> l
         found.append(_changed("SIZE_ROUNDED", "width, height", f"{member.name} made {made} of {asked}", asked, made))
     if member.able.modality is not Modality.VIDEO:
         return found
-    asked, made = str(request.num_frames), str(len(pixels))
-    if request.num_frames is not None and asked != made:
-        found.append(_changed("FRAMES_ROUNDED", "num_frames", f"{member.name} made {made} of {asked}", asked, made))
+    found += delivery.rounded(outputs[0], request)
     source = request.inputs.source_video
     if source is not None and (used := frames_used(member.pipeline, source, len(pixels))) < source.num_frames:
         message = f"{member.name} used its first {used} frames"

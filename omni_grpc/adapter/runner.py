@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
-import itertools
 import threading
 import time
 import traceback
@@ -14,18 +12,18 @@ from typing import Any
 
 from diffusers import DiffusionPipeline
 
-from omni_grpc import shared
 from omni_grpc.adapter import backends, caches, loading, results
-from omni_grpc.adapter.describe import sample_rate
+from omni_grpc.adapter.describe import fps, sample_rate
 from omni_grpc.adapter.member import Member, members
 from omni_grpc.adapter.outputs import unpack
 from omni_grpc.adapter.parameters import arguments
 from omni_grpc.adapter.prompts import count_tokens
 from omni_grpc.adapter.session import Moved, Session
-from omni_grpc.errors import Cancelled, InvalidArgument
-from omni_grpc.plan import Broken, Decoded, Media, Prepared, Progress, Stepped
+from omni_grpc.errors import Cancelled, InternalError, InvalidArgument
+from omni_grpc.plan import Broken, Decoded, DecodedPart, Prepared, Progress, Stepped
 from omni_grpc.request import PreviewImage, Request
-from omni_grpc.worker import media
+from omni_grpc.tuning import FixedCache
+from omni_grpc.worker import delivery, media
 from omni_grpc.worker.base import Loaded, Runner, Setting
 from omni_grpc.worker.failure import failure
 
@@ -46,19 +44,19 @@ class SessionRunner(Runner):
 
     def __init__(self, found: Sequence[Member], setting: Setting, cache: caches.Cache | None = None) -> None:
         self._members = found
-        self._prefix = setting.prefix
+        self._delivery = delivery.Delivery(setting.prefix)
         self._cache = cache
         # components are shared
         self._pipeline = found[0].pipeline
         self._denoisers = loading.denoisers(self._pipeline)
         self._schedulers = loading.schedulers(self._pipeline)
         self._dtypes = loading.vae_dtypes(self._pipeline)
-        self._blocks = itertools.count()
         self._lock = threading.Lock()
         self._sessions: dict[str, _Held] = {}
         self._last: Session | None = None
         # a group of blocks that is offloaded must not be left half way
-        if not setting.config.adapter.enable_layerwise_offload:
+        offload = setting.config.offload
+        if offload is None or not offload.enable_layerwise_offload:
             for block in loading.blocks(self._pipeline):
                 block.register_forward_pre_hook(self._check)
 
@@ -67,9 +65,9 @@ class SessionRunner(Runner):
         adapter = setting.config.adapter
         pipeline = loading.load(setting)
         denoisers = loading.denoisers(pipeline)
-        cache = None
-        if adapter.cache_backend is not None:
-            cache = caches.Cache(pipeline, denoisers, adapter.cache_backend, adapter.cache_config or {})
+        cache, asked = None, setting.config.cache
+        if asked is not None and asked.cache_backend is not None:
+            cache = caches.Cache(pipeline, denoisers, asked.cache_backend, asked.cache_config or {})
         found, checkpoint = members(pipeline, setting.checkpoint, adapter.diffusers_call_kwargs or {}, cache)
         attention = backends.choose(
             denoisers,
@@ -82,6 +80,7 @@ class SessionRunner(Runner):
             runner=cls(found, setting, cache),
             weight_bytes=loading.weight_bytes(list(pipeline.components.values())),
             attention_backend=attention.name,
+            fixed_cache=None if cache is None else FixedCache(cache.name),
             warnings=attention.warnings,
             checkpoint=checkpoint,
         )
@@ -140,6 +139,9 @@ class SessionRunner(Runner):
                 broken.append(Broken(id=request_id, phase="step", failure=failure(error, f"stepping {request_id}")))
         return Stepped(elapsed=time.monotonic() - began, progress=tuple(progress), broken=tuple(broken))
 
+    def decode_part(self, request_id: str) -> DecodedPart:
+        raise InternalError(f"request {request_id} is a call of a pipeline, whose outputs come all at its end")
+
     def decode(self, request_id: str) -> Decoded:
         """Waits for the call to return, and puts its outputs as files into shared memory. A request that is dropped
         meanwhile makes no more of them.
@@ -152,16 +154,16 @@ class SessionRunner(Runner):
         request, member = held.request, held.member
         result = held.session.output()
         outputs = unpack(result, member.able.modality)
+        rate, rate_hz = fps(member.pipeline, member.signature), sample_rate(member.pipeline)
         # all are encoded before any is put in shared memory: a block belongs to a report
         files = []
         for output in outputs:
             self._check_wanted(request_id)
-            files.append(results.encode(member, request, output))
+            files.append(delivery.encode(output, request, fps=rate, sample_rate=rate_hz))
         self._check_wanted(request_id)
-        made = tuple(self._share(request, index, len(files), *file) for index, file in enumerate(files))
         return Decoded(
             id=request_id,
-            media=made,
+            media=self._delivery.put(request, files),
             elapsed=time.monotonic() - began,
             peak_memory_bytes=media.peak_memory_bytes(),
             warnings=results.warnings(member, request, outputs, result, previews=held.made > 0 or not held.due),
@@ -187,19 +189,6 @@ class SessionRunner(Runner):
             # a call that returns does this itself, but only the loaded pipeline knows of its offload
             self._pipeline.maybe_free_model_hooks()
         caches.reset(self._denoisers)
-
-    def _share(self, request: Request, index: int, count: int, data: bytes, about: dict[str, Any]) -> Media:
-        # a request for layers gets several files for each output
-        output, layer = divmod(index, max(1, count // request.num_outputs))
-        return Media(
-            index=output,
-            layer=layer if request.layers else None,
-            data=shared.put(data, f"{self._prefix}{next(self._blocks)}"),
-            mime_type=request.output_format.mime_type,
-            seed=request.seeds[output],
-            sha256=hashlib.sha256(data).hexdigest(),
-            **about,
-        )
 
 
 def _total(pipeline: Any, scheduler: Any, *, alone: bool) -> int:

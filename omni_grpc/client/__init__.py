@@ -4,10 +4,12 @@ from omni_grpc.client.async_client import AsyncClient
 from omni_grpc.client.async_stream import AsyncJobStream
 from omni_grpc.client.channel import Reconnect
 from omni_grpc.client.client import Client
+from omni_grpc.client.load import Loaded, LoadEvent
 from omni_grpc.client.media import Media
 from omni_grpc.client.messages import AudioOptions, EditOptions, ImageOptions, VideoOptions
 from omni_grpc.client.result import AudioResult, ImageResult, MediaResult, VideoResult
 from omni_grpc.client.stream import JobStream
+from omni_grpc.load import Loading, LoadPhase
 
 __all__ = [
     "AsyncClient",
@@ -19,6 +21,10 @@ __all__ = [
     "ImageOptions",
     "ImageResult",
     "JobStream",
+    "LoadEvent",
+    "LoadPhase",
+    "Loaded",
+    "Loading",
     "Media",
     "MediaResult",
     "Reconnect",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack, cast
@@ -14,6 +14,7 @@ from omni_grpc.client import events, messages
 from omni_grpc.client.channel import OPTIONS, UNARY_TIMEOUT, Deadline, Reconnect, check_address
 from omni_grpc.client.download import Download
 from omni_grpc.client.failure import from_call
+from omni_grpc.client.load import LoadEvent, load_event
 from omni_grpc.client.media import Media, file_input, too_large, upload_messages
 from omni_grpc.client.messages import AudioOptions, EditOptions, ImageOptions, VideoOptions
 from omni_grpc.client.parts import Parts
@@ -21,7 +22,7 @@ from omni_grpc.client.progress import progress_display
 from omni_grpc.client.result import AudioResult, ImageResult, MediaResult, VideoResult
 from omni_grpc.client.stream import JobStream
 from omni_grpc.client.watch import Watch
-from omni_grpc.v1.admin_pb2 import GetServerInfoRequest, GetServerInfoResponse
+from omni_grpc.v1.admin_pb2 import GetServerInfoRequest, GetServerInfoResponse, LoadModelRequest
 from omni_grpc.v1.admin_pb2_grpc import AdminServiceStub
 from omni_grpc.v1.artifact_pb2 import UploadAssetResponse
 from omni_grpc.v1.artifact_pb2_grpc import ArtifactServiceStub
@@ -295,6 +296,24 @@ class Client:
         """Version, devices and limits of the server."""
         info: GetServerInfoResponse = self._unary(self._admin.GetServerInfo, GetServerInfoRequest())
         return info
+
+    def load_model(self, model: str | None = None, *, timeout: float | None = None) -> Iterator[LoadEvent]:
+        """How far the server is with its model: Loading as often as that changes, at last Loaded, which is the only
+        event where the model is ready. Raises what keeps it from loading.
+
+        for event in client.load_model():
+            print(event)
+        """
+        deadline = Deadline(timeout)
+        request = LoadModelRequest(model=model or self._only_model(deadline))
+        call = self._admin.LoadModel(request, timeout=deadline.remaining())
+        try:
+            for message in call:
+                yield load_event(message)
+        except grpc.RpcError as error:
+            raise from_call(error, self.address).failure.error() from error
+        finally:
+            call.cancel()
 
     # --- calls ------------------------------------------------------------------------------------------------------
 

@@ -30,11 +30,13 @@ from omni_grpc.request import (
     Queued,
     RequestWarning,
     Resumed,
+    Retrying,
     Started,
     Stats,
     Step,
     VideoFormat,
 )
+from omni_grpc.tuning import AppliedLora, CacheCount, TeaCache
 from omni_grpc.v1 import event_pb2, media_pb2, sampling_pb2
 from omni_grpc.v1.event_pb2 import JobEvent
 
@@ -92,9 +94,27 @@ def effective(message: event_pb2.EffectiveParams) -> Effective:
         duration=seconds(message.duration),
         sample_rate=message.sample_rate_hz,
         attention_backend=message.attention_backend,
+        cache=_cache(message.cache),
+        loras=tuple(
+            AppliedLora(
+                id=lora.lora_id,
+                scale=lora.scale,
+                target=lora.target,
+                keys_applied=lora.keys_applied,
+                keys_skipped=lora.keys_skipped,
+            )
+            for lora in message.loras
+        ),
+        quantized_layers=dict(message.quantized_layers),
         defaults_used=dict(message.defaults_used),
         dropped_tokens=dict(message.dropped_tokens),
     )
+
+
+def _cache(message: sampling_pb2.CacheOptions) -> TeaCache | None:
+    if message.WhichOneof("kind") != "tea_cache":
+        return None
+    return TeaCache(threshold=message.tea_cache.rel_l1_thresh, coefficients=tuple(message.tea_cache.coefficients))
 
 
 def stats(message: event_pb2.GenerationStats) -> Stats:
@@ -105,6 +125,10 @@ def stats(message: event_pb2.GenerationStats) -> Stats:
         decode=seconds(message.decode),
         total=seconds(message.total),
         steps_run=message.steps_run,
+        steps_cached=message.steps_cached,
+        cache=tuple(
+            CacheCount(component=count.component, hits=count.hits, misses=count.misses) for count in message.cache
+        ),
         peak_memory_bytes=message.peak_memory_bytes,
     )
 
@@ -123,7 +147,7 @@ _FORMATS: Mapping[str, tuple[type[ImageFormat] | type[VideoFormat] | type[AudioF
 def _output_format(message: event_pb2.EffectiveParams) -> OutputFormat:
     arm = message.WhichOneof("output_format") or "image_format"
     kind, wire, prefix = _FORMATS[arm]
-    return _member(kind, wire, getattr(message, arm), prefix)
+    return member(kind, wire, getattr(message, arm), prefix)
 
 
 def _guidance(message: sampling_pb2.Guidance) -> Guidance:
@@ -132,14 +156,16 @@ def _guidance(message: sampling_pb2.Guidance) -> Guidance:
         scale=message.scale if message.HasField("scale") else None,
         true_cfg_scale=message.true_cfg_scale if message.HasField("true_cfg_scale") else 1.0,
         # unspecified in a reply means that the model does not use it
-        norm=_member(GuidanceNorm, sampling_pb2.GuidanceNorm, norm, "GUIDANCE_NORM_") if norm else GuidanceNorm.NONE,
+        norm=member(GuidanceNorm, sampling_pb2.GuidanceNorm, norm, "GUIDANCE_NORM_") if norm else GuidanceNorm.NONE,
         rescale=message.rescale,
         interval_start=message.interval_start,
         interval_end=message.interval_end if message.HasField("interval_end") else 1.0,
+        scale_low_noise=message.scale_low_noise if message.HasField("scale_low_noise") else None,
+        boundary_ratio=message.boundary_ratio if message.HasField("boundary_ratio") else None,
     )
 
 
-def _member(kind: type[T], wire: Any, value: int, prefix: str) -> T:
+def member(kind: type[T], wire: Any, value: int, prefix: str) -> T:
     """The member of our enum that a number of the API's stands for. Raises Unimplemented for one that we lack."""
     try:
         return kind(wire.Name(value).removeprefix(prefix))
@@ -161,6 +187,16 @@ def _started(message: event_pb2.Started) -> Started:
         steps=message.total_steps,
         queue_wait=seconds(message.queue_wait),
         warnings=warnings(message.warnings),
+        attempt=message.attempt,
+    )
+
+
+def _retrying(message: event_pb2.Retrying) -> Retrying:
+    return Retrying(
+        failure=from_status(message.status),
+        attempt=message.attempt,
+        max_attempts=message.max_attempts,
+        delay=seconds(message.delay),
     )
 
 
@@ -179,6 +215,9 @@ def _step(message: event_pb2.StepProgress) -> Step:
         eta=seconds(message.eta) if message.HasField("eta") else math.nan,
         rows=message.rows_total,
         rows_reused=message.rows_reused,
+        evals=message.evals,
+        segment=message.segment,
+        segments=max(1, message.total_segments),
     )
 
 
@@ -218,6 +257,7 @@ def _cancelled(message: event_pb2.Cancelled) -> Cancelled:
 _EVENTS: Mapping[str | None, Any] = {
     "queued": _queued,
     "started": _started,
+    "retrying": _retrying,
     "encode_done": _encoded,
     "step_progress": _step,
     "preempted": _preempted,

@@ -47,11 +47,19 @@ class Options(TypedDict, total=False):
     """Guidance is on from this fraction of the steps..."""
     guidance_end: float | None
     """...until before this one."""
+    true_cfg_scale_2: float | None
+    """Models with two experts: `true_cfg_scale` for the expert for low noise. Not given: the same."""
+    boundary_ratio: float | None
+    """Models with two experts: the fraction of the training timesteps at which that one takes over, from 0 to 1."""
     seed: int | None
     """Seed of output 0; output i uses seed + i."""
     seeds: Sequence[int] | None
     """One seed for each output. Give this or `seed`."""
     num_outputs: int | None
+    scheduler: str | None
+    """One of the model's schedulers, by name; not given: the checkpoint's own."""
+    loras: Mapping[str, float] | None
+    """Adapters of the server, by name, each with its scale."""
     extra: Mapping[str, Any] | None
     """Parameters of one model, by name."""
     request_id: str | None
@@ -267,6 +275,13 @@ def _put_struct(message: Any, name: str, value: Any) -> None:
     getattr(message, name).update(value)
 
 
+def _put_loras(message: Any, name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(value)
+    for lora_id, scale in value.items():
+        getattr(message, name).add(lora_id=lora_id, scale=scale)
+
+
 def _put_seconds(message: Any, name: str, value: float) -> None:
     getattr(message, name).FromTimedelta(datetime.timedelta(seconds=value))
 
@@ -303,9 +318,13 @@ _COMMON: Mapping[str, _Field] = {
     "guidance_rescale": _Field("sampling.guidance.rescale", "a number"),
     "guidance_start": _Field("sampling.guidance.interval_start", "a number"),
     "guidance_end": _Field("sampling.guidance.interval_end", "a number"),
+    "true_cfg_scale_2": _Field("sampling.guidance.scale_low_noise", "a number"),
+    "boundary_ratio": _Field("sampling.guidance.boundary_ratio", "a number from 0 to 1"),
     "seed": _Field("sampling.seed", _SEED),
     "seeds": _Field("sampling.seeds", f"a list, each entry {_SEED}", _extend),
     "num_outputs": _Field("sampling.num_outputs", _SIZE),
+    "scheduler": _Field("sampling.scheduler", "text"),
+    "loras": _Field("sampling.loras", "a mapping of adapters to numbers", _put_loras),
     "extra": _Field("sampling.extra", "a mapping of names to JSON values", _put_struct),
     "request_id": _Field("options.request_id", "text"),
     "labels": _Field("options.labels", "a mapping of text to text", _update),

@@ -20,6 +20,7 @@ from omni_grpc.request import (
     Queued,
     RequestWarning,
     Resumed,
+    Retrying,
     Started,
     Step,
 )
@@ -55,6 +56,9 @@ def describe(event: Event) -> str:
         case Started():
             size = f"{event.width} x {event.height}, {event.steps} steps"
             return f"started: {event.model}, {size}, seeds {', '.join(map(str, event.seeds))}"
+        case Retrying():
+            why = event.failure.message
+            return f"back in the queue for attempt {event.attempt} of {event.max_attempts}: {why}"
         case Encoded():
             return f"encoded: {event.prompt_tokens} tokens in {event.elapsed:.2f} s"
         case Step():
@@ -134,6 +138,8 @@ class _Bar:
                 self._set("queued", note=f"{event.position} before it")
             case Started():
                 self._set("encoding", total=event.steps, note=f"{event.width} x {event.height}")
+            case Retrying():
+                self._set("queued", note=f"again: {event.failure.message}")
             case Encoded():
                 self._set("denoising", note="")
             case Step():

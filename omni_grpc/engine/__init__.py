@@ -1,8 +1,10 @@
 """The engine: jobs and their events, what runs next, and the worker that runs it. No torch, no grpc."""
 
-from omni_grpc.engine.engine import Engine, EngineState, EngineStats, Submission
-from omni_grpc.engine.executor import Executor, LocalExecutor, ProcessExecutor
+from omni_grpc.engine.engine import Engine
+from omni_grpc.engine.executor import Executor, HubExecutor, LocalExecutor, ProcessExecutor
 from omni_grpc.engine.jobs import Entry, Job, Jobs, JobState
+from omni_grpc.engine.status import EngineState, EngineStats
+from omni_grpc.engine.submission import Submission
 
 __all__ = [
     "Engine",
@@ -10,6 +12,7 @@ __all__ = [
     "EngineStats",
     "Entry",
     "Executor",
+    "HubExecutor",
     "Job",
     "JobState",
     "Jobs",

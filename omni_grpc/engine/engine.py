@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import enum
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from omni_grpc import shared
@@ -24,13 +23,29 @@ from omni_grpc.engine.jobs import Job, Jobs, new_job_id
 from omni_grpc.engine.meter import Meter
 from omni_grpc.engine.policy import Claim
 from omni_grpc.engine.run import Run
-from omni_grpc.engine.scheduler import Decision, Lane, Scheduler
+from omni_grpc.engine.scheduler import Decision, Lane, Scheduler, lanes
+from omni_grpc.engine.status import EngineState, EngineStats
+from omni_grpc.engine.submission import Submission
 from omni_grpc.engine.timers import Timers
 from omni_grpc.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
-from omni_grpc.plan import Broken, CostModel, Decoded, Died, Plan, Prepared, Ready, Report, Stepped
-from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Draft, Failed, Inputs, Queued, RequestWarning, Task
-from omni_grpc.resolve import advise_priority, check_task, resolve_request
+from omni_grpc.frames import segments
+from omni_grpc.load import Loading
+from omni_grpc.plan import (
+    Broken,
+    Decoded,
+    DecodedPart,
+    Died,
+    Fetched,
+    Plan,
+    Prepared,
+    Ready,
+    Report,
+    Stepped,
+)
+from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Failed, Inputs, Queued, RequestWarning, Task
+from omni_grpc.resolve import advise_priority, check_model, check_task, resolve_request
 from omni_grpc.rules import Facts
+from omni_grpc.settle import facts_of
 from omni_grpc.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -50,53 +65,6 @@ _WORKER, _DRAIN, _ASSETS = "worker", "drain", "assets"
 """Owners of the timers that belong to no job."""
 
 
-class EngineState(enum.StrEnum):
-    STARTING = "STARTING"
-    READY = "READY"
-    RESTARTING = "RESTARTING"
-    DRAINING = "DRAINING"
-    FAILED = "FAILED"
-    STOPPED = "STOPPED"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """A request and how its job is to be kept. Times in seconds; None takes the configured one.
-
-    `queue_timeout` runs from now until the job starts, `run_timeout` from its start to its end, and `deadline` is a
-    moment in Unix seconds that holds for both.
-    """
-
-    draft: Draft
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    request_id: str = ""
-    fingerprint: bytes = b""
-    client_job_id: str = ""
-    priority: int = 0
-    queue_timeout: float | None = None
-    run_timeout: float | None = None
-    deadline: float | None = None
-    retention: float | None = None
-    cancel_on_disconnect: bool = False
-    disconnect_grace: float | None = None
-    warnings: tuple[RequestWarning, ...] = ()
-    """What was decided for the caller before the engine saw the request."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """The load at this moment. `cost` predicts a step's milliseconds; `cost_error` is what steps took over that."""
-
-    queued: int
-    running: int
-    max_queue: int
-    jobs: int
-    artifact_bytes: int
-    cost: CostModel
-    cost_error: float
-    worker_restarts: int
-
-
 class Engine:
     """One model, one worker, many jobs. `on_state` observers are called on the loop at each change of state."""
 
@@ -107,6 +75,8 @@ class Engine:
         self.artifacts = Artifacts()
         self.assets = Assets(config.jobs.asset_budget, config.jobs.asset_retention)
         self.state = EngineState.STARTING
+        self.loading = Loading()
+        """How far the worker is, until it is ready."""
         self.ready: Ready | None = None
         self.failure: Failure | None = None
         """Why there is no worker at the moment."""
@@ -175,18 +145,35 @@ class Engine:
 
     # --- what callers ask -------------------------------------------------------------------------------------------
 
-    def check(self, model: str, task: Task) -> None:
-        """Raises NotFound for a model that is not served, FailedPrecondition (TASK_NOT_SUPPORTED) for a task it lacks.
+    @property
+    def start_failure(self) -> Failure | None:
+        """What kept the first worker from loading, so that this engine will never be ready."""
+        return self.failure if self.ready is None else None
 
-        Says nothing as long as only loading the model can tell.
+    @property
+    def facts(self) -> Facts:
+        """What requests are checked and completed by."""
+        return facts_of(self.config, self.checkpoint, self.ready)
+
+    def check(self, model: str, task: Task) -> None:
+        """Raises NotFound for a model that is not served, FailedPrecondition (TASK_NOT_SUPPORTED) for a task it lacks,
+        where that is known, and Unavailable (MODEL_LOADING) before the model is loaded for the first time.
         """
+        check_model(model, self.checkpoint)
         if self.checkpoint.described:
             check_task(model, task, self.checkpoint)
+        if self.state is EngineState.STARTING:
+            raise Unavailable(
+                f"model {model!r} is not ready: {self.loading}; ask again, or follow AdminService.LoadModel",
+                reason="MODEL_LOADING",
+                retry_after=1.0,
+                metadata={"phase": self.loading.phase},
+            )
 
     def submit(self, submission: Submission) -> tuple[Job, bool]:
         """Accepts a request. Returns its job, and True where `request_id` had made that job before.
 
-        Raises every refusal: Unavailable while starting, draining or stopped, ResourceExhausted when the queue is full,
+        Raises every refusal: Unavailable while loading, draining or stopped, ResourceExhausted when the queue is full,
         Aborted for a request_id that was used with another body, and what `resolve_request` raises. While a dead worker
         is being started again, jobs wait in the queue.
         """
@@ -199,10 +186,10 @@ class Engine:
                 )
             return earlier, True
         if self.state not in (EngineState.READY, EngineState.RESTARTING):
+            self.check(submission.draft.model, submission.draft.task)
             message = f"this server takes no jobs: it is {self.state}"
             raise Unavailable(message, reason=f"ENGINE_{self.state}", retry_after=1.0)
-        facts = Facts(self.checkpoint, self.config.limits)
-        resolved = resolve_request(submission.draft, facts, id=new_job_id())
+        resolved = resolve_request(submission.draft, self.facts, id=new_job_id())
         deadline = math.inf if submission.deadline is None else submission.deadline
         self._scheduler.add(resolved.request, Claim(priority=submission.priority, deadline=deadline))
         settings = self.config.jobs
@@ -212,6 +199,7 @@ class Engine:
             + submission.warnings
             + resolved.warnings
             + advise_priority(submission.priority, self.config.scheduler.policy),
+            segments=segments(resolved.request.num_frames, self.checkpoint.limits),
             priority=submission.priority,
             defaults_used=resolved.defaults_used,
             labels=submission.labels,
@@ -224,10 +212,13 @@ class Engine:
             retention=_or(submission.retention, settings.retention),
         )
         self.jobs.add(job)
-        self._runs[job.id] = Run(job, run_timeout=_or(submission.run_timeout, settings.run_timeout))
+        run = self._runs[job.id] = Run(
+            job,
+            queue_timeout=_or(submission.queue_timeout, settings.queue_timeout),
+            run_timeout=_or(submission.run_timeout, settings.run_timeout),
+        )
         self._idle.clear()
-        job.append(Queued(position=self._scheduler.position(job.id), depth=self._scheduler.waiting))
-        self._timers.set(job.id, "queue_timeout", _or(submission.queue_timeout, settings.queue_timeout), self._expire)
+        self._queued(run)
         if submission.deadline is not None:
             self._timers.set(job.id, "deadline", max(0.0, submission.deadline - time.time()), self._expire)
         self._tick()
@@ -297,12 +288,18 @@ class Engine:
 
     def _on_report(self, report: Report) -> None:
         match report:
+            case Loading():
+                self.loading = report
+            case Fetched():
+                self.checkpoint = report.checkpoint
             case Ready():
                 self._on_ready(report)
             case Prepared():
                 self._on_prepared(report)
             case Stepped():
                 self._on_stepped(report)
+            case DecodedPart():
+                self._on_decoded_part(report)
             case Decoded():
                 self._on_decoded(report)
             case Broken():
@@ -339,11 +336,19 @@ class Engine:
             entry = run.job.append(run.stepped(progress, report.elapsed))
             if progress.previews:
                 run.job.previews, run.job.preview_seq = progress.previews, entry.seq
+            if progress.part_ready:
+                self._scheduler.part_ready(progress.id)
             if progress.finished:
-                run.job.append(Decoding(done_units=0, total_units=run.job.request.num_outputs))
+                units = progress.segments if progress.segments > 1 else run.job.request.num_outputs
+                run.job.append(Decoding(done_units=run.decoded_parts, total_units=units))
                 self._scheduler.denoised(progress.id)
         for broken in report.broken:
             self._on_broken(broken)
+
+    def _on_decoded_part(self, report: DecodedPart) -> None:
+        self._free(Lane.DECODE)
+        if (run := self._runs.get(report.id)) is not None:
+            run.job.append(run.decoded_part(report))
 
     def _on_decoded(self, report: Decoded) -> None:
         self._free(Lane.DECODE)
@@ -356,7 +361,7 @@ class Engine:
             self.artifacts.put(artifact, data)
             run.job.append(ArtifactReady(artifact=artifact))
         self._scheduler.finish(run.job.id)
-        run.job.append(run.done(report, self.checkpoint.scheduler, self.ready.attention_backend if self.ready else ""))
+        run.job.append(run.done(report, self.checkpoint.scheduler, self.ready))
         self._end(run)
 
     def _on_broken(self, report: Broken) -> None:
@@ -367,12 +372,21 @@ class Engine:
             self._end(run)
 
     def _on_died(self, failure: Failure) -> None:
-        """The jobs it held fail, those that wait go on waiting, and a new worker is started after a growing pause."""
+        """The jobs it held fail, unless they have lost nothing with it; those that wait go on waiting, and a new worker
+        is started after a growing pause.
+        """
         logger.error("%s", failure.message)
         self.failure = failure
         self._timers.clear_all(_WORKER)
-        for job_id in self._scheduler.reset():
+        pause = min(MAX_BACKOFF, self.config.worker.restart_backoff * 2**self._failures)
+        lost, back = self._scheduler.reset()
+        for job_id in lost:
             self._fail(self._runs[job_id], failure)
+        for job_id in back:
+            run = self._runs[job_id]
+            self._timers.clear(job_id, "run_timeout")
+            run.job.append(run.retrying(failure, pause))
+            self._queued(run)
         if self._started is not None and not self._started.done():
             self._enter(EngineState.FAILED)
             self._started.set_exception(failure.error())
@@ -382,12 +396,12 @@ class Engine:
         elif not self._runs:
             # it stops, and nobody waits for a worker
             return
-        pause = min(MAX_BACKOFF, self.config.worker.restart_backoff * 2**self._failures)
         self._failures += 1
         self._timers.set(_WORKER, "restart", pause, self._restart)
 
     def _restart(self, name: str, limit: str, seconds: float) -> None:
         self._restarts += 1
+        self.loading = Loading()
         logger.warning("starting the worker again, attempt %d", self._failures)
         self._executor.start(self._on_report)
 
@@ -410,9 +424,8 @@ class Engine:
             self._scheduler.undo(plan)
             return False
         self._meter.planned(self._scheduler.predicted_ms(plan.step))
-        for lane, work in ((Lane.PREPARE, plan.admit), (Lane.STEP, plan.step), (Lane.DECODE, plan.decode)):
-            if work:
-                self._timers.set(_WORKER, lane, self.config.worker.phase_timeout, self._hung)
+        for lane in lanes(plan):
+            self._timers.set(_WORKER, lane, self.config.worker.phase_timeout, self._hung)
         return True
 
     def _announce(self, decision: Decision) -> None:
@@ -434,7 +447,14 @@ class Engine:
 
     def _hung(self, name: str, lane: str, seconds: float) -> None:
         logger.error("the worker's %s lane has not reported for %g s, killing the worker", lane, seconds)
+        if lane == Lane.PREPARE:
+            self._scheduler.blame()
         self._executor.kill()
+
+    def _queued(self, run: Run) -> None:
+        job_id = run.job.id
+        run.job.append(Queued(position=self._scheduler.position(job_id), depth=self._scheduler.waiting))
+        self._timers.set(job_id, "queue_timeout", run.queue_timeout, self._expire)
 
     def _fail(self, run: Run, failure: Failure) -> None:
         if run.job.id in self._scheduler:

@@ -18,12 +18,14 @@ from typing import Protocol
 from omni_grpc import shared
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import Code, Failure, Unavailable
-from omni_grpc.plan import Beat, Died, Plan, Ready, Report
+from omni_grpc.load import Loading, LoadPhase
+from omni_grpc.plan import Beat, Died, Fetched, Plan, Ready, Report
 from omni_grpc.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
 
 WORKER = "omni_grpc.worker.process:serve"
+FETCHER = "omni_grpc.engine.fetch_process:serve"
 LOCAL_WORKER = "omni_grpc.worker.worker:Worker"
 CLOSE_SECONDS = 10.0
 """How long a worker gets to end on its own before it is killed."""
@@ -35,7 +37,9 @@ class Executor(Protocol):
     """A worker as the engine sees it. Reports are delivered on the event loop that called `start`, in order."""
 
     def start(self, deliver: Deliver) -> None:
-        """Begins to load the model: Ready follows, or Died with the reason, after which it may be called again."""
+        """Begins to load the model: Loading and Ready follow, or Died with the reason, after which it may be called
+        again.
+        """
 
     def submit(self, plan: Plan) -> None:
         """Hands over work and returns at once. Raises Unavailable where the worker is gone; Died follows."""
@@ -83,6 +87,54 @@ class ProcessExecutor:
 
     async def close(self) -> None:
         await asyncio.to_thread(self._process.close)
+
+
+class HubExecutor:
+    """A worker for a model of the hub, which is fetched first, in a process too: unlike threads that download, it can
+    be ended at any moment, and leaves the event loop alone.
+    """
+
+    def __init__(
+        self, config: EngineConfig, checkpoint: Checkpoint, *, fetcher: str = FETCHER, worker: str = WORKER
+    ) -> None:
+        self._config = config
+        self._worker = worker
+        self._closed = False
+        self._fetcher = ProcessExecutor(config, checkpoint, worker=fetcher)
+        self._inner = self._fetcher
+
+    def start(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+        if self._inner is self._fetcher:
+            deliver(Loading(phase=LoadPhase.DOWNLOADING))
+            self._fetcher.start(self._on_fetch)
+        else:
+            self._inner.start(deliver)
+
+    def submit(self, plan: Plan) -> None:
+        self._inner.submit(plan)
+
+    def kill(self) -> None:
+        self._inner.kill()
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._inner.close()
+
+    def _on_fetch(self, report: Report) -> None:
+        match report:
+            case Fetched(checkpoint=checkpoint):
+                if self._closed:
+                    return
+                self._inner = ProcessExecutor(self._config, checkpoint, worker=self._worker)
+                self._deliver(report)
+                self._deliver(Loading())
+                self._inner.start(self._deliver)
+            case Died() if self._inner is not self._fetcher:
+                # its work was done before
+                return
+            case _:
+                self._deliver(report)
 
 
 class WorkerProcess:

@@ -23,6 +23,7 @@ from omni_grpc.request import (
     Request,
     RequestWarning,
     Resumed,
+    Retrying,
     Started,
     Stats,
     Step,
@@ -63,13 +64,14 @@ def new_job_id() -> str:
 class Job:
     """The record of one request: its state follows from the events appended to its log.
 
-    It belongs to one event loop.
+    It belongs to one event loop. `segments` is the number of parts that its output is made in, each with all its steps.
     """
 
     def __init__(
         self,
         request: Request,
         *,
+        segments: int = 1,
         warnings: tuple[RequestWarning, ...] = (),
         defaults_used: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
@@ -97,7 +99,8 @@ class Job:
         self.end_time: float | None = None
         self.expire_time: float | None = None
         self.step = 0
-        self.total_steps = request.steps
+        self.segments = segments
+        self.total_steps = request.steps * segments
         self.eta: float | None = None
         self.artifacts: tuple[Artifact, ...] = ()
         self.effective: Effective | None = None
@@ -140,6 +143,8 @@ class Job:
         match event:
             case Started():
                 self.state, self.start_time = JobState.RUNNING, now
+            case Retrying():
+                self.state, self.start_time = JobState.QUEUED, None
             case Preempted():
                 self.state, self.eta = JobState.PREEMPTED, None
             case Resumed():

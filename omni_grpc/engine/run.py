@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from omni_grpc.engine.jobs import Job
-from omni_grpc.plan import Decoded, Media, Prepared, Progress
+from omni_grpc.errors import Failure
+from omni_grpc.plan import Decoded, DecodedPart, Media, Prepared, Progress, Ready
 from omni_grpc.request import (
     Artifact,
+    Decoding,
     Done,
     Effective,
     Encoded,
     Preempted,
     RequestWarning,
     Resumed,
+    Retrying,
     Started,
     Stats,
     Step,
 )
+from omni_grpc.tuning import Adapter, AppliedLora, CacheCount, Lora, tally
+
+MAX_ATTEMPTS = 2
+"""Attempts that a job gets: the scheduler lets it go back to the queue once."""
 
 
 class Run:
     """The clock and the counters of one job. Times in seconds."""
 
-    def __init__(self, job: Job, *, run_timeout: float | None = None) -> None:
+    def __init__(self, job: Job, *, queue_timeout: float | None = None, run_timeout: float | None = None) -> None:
         self.job = job
+        self.queue_timeout = queue_timeout
         self.run_timeout = run_timeout
+        self.attempt = 1
         self._clock = time.monotonic
         self._created = self._clock()
         self._started: float | None = None
@@ -36,6 +46,9 @@ class Run:
         self._denoise = 0.0
         self._decode = 0.0
         self._evals = 0
+        self._steps_cached = 0
+        self._cache: dict[str, CacheCount] = {}
+        self.decoded_parts = 0
         self._peak_memory = 0
         self._dropped_tokens: dict[str, int] = {}
         self._artifacts: list[Artifact] = []
@@ -49,10 +62,15 @@ class Run:
             seeds=request.seeds,
             width=request.width,
             height=request.height,
-            steps=request.steps,
+            steps=self.job.total_steps,
             queue_wait=self._started - self._created,
             warnings=self.job.warnings,
+            attempt=self.attempt,
         )
+
+    def retrying(self, failure: Failure, delay: float) -> Retrying:
+        self.attempt += 1
+        return Retrying(failure=failure, attempt=self.attempt, max_attempts=MAX_ATTEMPTS, delay=delay)
 
     def encoded(self, report: Prepared) -> Encoded:
         self._encode = report.elapsed
@@ -63,6 +81,9 @@ class Run:
     def stepped(self, progress: Progress, elapsed: float) -> Step:
         self._denoise = self._clock() - self._denoise_started - self._aside
         self._evals += progress.evals
+        self._steps_cached += bool(progress.cache) and not any(count.misses for count in progress.cache)
+        for count in progress.cache:
+            tally(self._cache, count.component, count)
         # a pipeline may have nothing to denoise
         mean = self._denoise / max(1, progress.step)
         return Step(
@@ -70,13 +91,20 @@ class Run:
             total=progress.total,
             sigma=progress.sigma,
             timestep=progress.timestep,
-            step_time=elapsed,
+            step_time=progress.earlier + elapsed,
             elapsed=self._denoise,
             eta=mean * (progress.total - progress.step),
             rows=progress.rows,
             rows_reused=progress.rows_reused,
             evals=progress.evals,
+            segment=progress.segment,
+            segments=progress.segments,
         )
+
+    def decoded_part(self, report: DecodedPart) -> Decoding:
+        self._decode += report.elapsed
+        self.decoded_parts = report.done
+        return Decoding(done_units=report.done, total_units=report.total)
 
     def preempted(self, reason: str, position: int) -> Preempted:
         self._preempted_at = self._clock()
@@ -109,8 +137,8 @@ class Run:
         self._artifacts.append(artifact)
         return artifact
 
-    def done(self, report: Decoded, scheduler: str, attention_backend: str = "") -> Done:
-        self._decode = report.elapsed
+    def done(self, report: Decoded, scheduler: str, ready: Ready | None) -> Done:
+        self._decode += report.elapsed
         self._peak_memory = report.peak_memory_bytes
         self._late_warnings = report.warnings
         request = self.job.request
@@ -119,11 +147,12 @@ class Run:
         effective = Effective(
             width=first.width if first else request.width,
             height=first.height if first else request.height,
-            steps=self.job.step if report.steps is None else report.steps,
+            # those of each part: what it takes to ask for the same again
+            steps=self.job.step // self.job.segments if report.steps is None else report.steps,
             evals=self._evals,
             seeds=request.seeds,
             guidance=request.guidance,
-            scheduler=scheduler,
+            scheduler=request.scheduler or scheduler,
             output_format=request.output_format,
             strength=request.strength,
             layers=request.layers or 0,
@@ -132,7 +161,10 @@ class Run:
             output_fps=first.fps if first else 0.0,
             duration=first.duration if first else 0.0,
             sample_rate=first.sample_rate if first else 0,
-            attention_backend=attention_backend,
+            attention_backend=ready.attention_backend if ready else "",
+            cache=request.cache or (ready.fixed_cache if ready else None),
+            loras=_applied(request.loras, ready.loras) if ready else (),
+            quantized_layers=ready.quantized_layers if ready else {},
             defaults_used=self.job.defaults_used,
             dropped_tokens=self._dropped_tokens,
         )
@@ -162,5 +194,24 @@ class Run:
             decode=self._decode,
             total=now - self._created,
             steps_run=self.job.step,
+            steps_cached=self._steps_cached,
+            cache=tuple(self._cache.values()),
             peak_memory_bytes=self._peak_memory,
         )
+
+
+def _applied(loras: Sequence[Lora], adapters: Sequence[Adapter]) -> tuple[AppliedLora, ...]:
+    """What became of the adapters of a request: one entry for each component that one of them changes."""
+    found = {adapter.id: adapter for adapter in adapters}
+    return tuple(
+        AppliedLora(
+            id=lora.id,
+            scale=lora.scale,
+            target=component,
+            keys_applied=found[lora.id].applied[component],
+            keys_skipped=len(found[lora.id].skipped),
+        )
+        for lora in loras
+        for component in found[lora.id].targets
+        if lora.target in ("", component)
+    )

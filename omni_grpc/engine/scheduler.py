@@ -41,7 +41,9 @@ class Lane(enum.StrEnum):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Item:
-    """A job in the scheduler. `service` is the predicted milliseconds it has received, counted from its fair start."""
+    """A job in the scheduler. `service` is the predicted milliseconds it has received, counted from its fair start;
+    `final` says that it does not go back to the queue when its worker is lost.
+    """
 
     request: Request
     rank: float
@@ -50,6 +52,8 @@ class Item:
     rows: tuple[int, ...] = ()
     service: float = 0.0
     preempted: bool = False
+    part_ready: bool = False
+    final: bool = False
 
     @property
     def order(self) -> tuple[float, int]:
@@ -128,9 +132,9 @@ class Scheduler:
         """What every free lane does now. The lanes it fills are busy until `free`."""
         admit = self._admit() if Lane.PREPARE not in self._busy else ()
         step, preempted, resumed = self._step() if Lane.STEP not in self._busy else ((), (), ())
-        decode = self._decode() if Lane.DECODE not in self._busy else ()
+        decode_parts, decode = self._decode() if Lane.DECODE not in self._busy else ((), ())
         dropped, self._dropped = tuple(self._dropped), []
-        plan = Plan(admit=admit, step=step, decode=decode, drop=dropped)
+        plan = Plan(admit=admit, step=step, decode_parts=decode_parts, decode=decode, drop=dropped)
         return Decision(plan, preempted=preempted, resumed=resumed)
 
     def undo(self, plan: Plan) -> None:
@@ -139,9 +143,10 @@ class Scheduler:
             self._items[request.id].phase = Phase.WAITING
         for job_id in plan.decode:
             self._items[job_id].phase = Phase.DECODE_QUEUED
-        for lane, work in ((Lane.PREPARE, plan.admit), (Lane.STEP, plan.step), (Lane.DECODE, plan.decode)):
-            if work:
-                self._busy.remove(lane)
+        for job_id in plan.decode_parts:
+            self._items[job_id].part_ready = True
+        for lane in lanes(plan):
+            self._busy.remove(lane)
 
     def free(self, lane: Lane) -> None:
         """The worker reported: its lane can take more."""
@@ -157,6 +162,11 @@ class Scheduler:
         if (item := self._items.get(job_id)) is not None:
             item.phase = Phase.DECODE_QUEUED
 
+    def part_ready(self, job_id: str) -> None:
+        """A part of a job's output can be decoded while the job goes on. One that was removed stays away."""
+        if (item := self._items.get(job_id)) is not None:
+            item.part_ready = True
+
     def finish(self, job_id: str) -> None:
         """A job is over in the worker too: it ended, or broke and was forgotten there."""
         self._items.pop(job_id, None)
@@ -168,14 +178,26 @@ class Scheduler:
             self._dropped.append(job_id)
         return phase
 
-    def reset(self) -> list[str]:
-        """The worker is gone: no lane is busy, and every job it held is returned and forgotten."""
+    def reset(self) -> tuple[list[str], list[str]]:
+        """The worker is gone, and no lane is busy. Returns the jobs that it held, which are forgotten, and those that
+        it had not prepared: they have lost nothing, and wait in their old place.
+
+        A job goes back once. The second worker that is lost while it prepares the same job may well be lost to it.
+        """
+        back = [item for item in self._in(Phase.PREPARING) if not item.final]
+        for item in back:
+            item.phase, item.final = Phase.WAITING, True
         lost = [job_id for job_id, item in self._items.items() if item.phase is not Phase.WAITING]
         for job_id in lost:
             del self._items[job_id]
         self._busy.clear()
         self._dropped.clear()
-        return lost
+        return lost, list(_ids(back))
+
+    def blame(self) -> None:
+        """The worker hangs in its prepare lane, and will be killed for it: what is there does not go back."""
+        for item in self._in(Phase.PREPARING):
+            item.final = True
 
     def predicted_ms(self, job_ids: Iterable[str]) -> float:
         """What the cost model says of a step of these jobs; 0 for none."""
@@ -234,17 +256,28 @@ class Scheduler:
             return True
         return self.cost.step_ms([tokens for item in items for tokens in item.rows]) <= self.max_step_ms
 
-    def _decode(self) -> tuple[str, ...]:
+    def _decode(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The job whose finished part is decoded next, or the one that is decoded for good."""
         queue = self._in(Phase.DECODE_QUEUED)
+        queue += [item for item in self._in(Phase.RUNNING) if item.part_ready]
         if not queue:
-            return ()
+            return (), ()
         first = min(queue, key=lambda item: item.order)
-        first.phase = Phase.DECODING
         self._busy.add(Lane.DECODE)
-        return (first.request.id,)
+        first.part_ready = False
+        if first.phase is Phase.RUNNING:
+            return (first.request.id,), ()
+        first.phase = Phase.DECODING
+        return (), (first.request.id,)
 
     def _in(self, *phases: Phase) -> list[Item]:
         return [item for item in self._items.values() if item.phase in phases]
+
+
+def lanes(plan: Plan) -> tuple[Lane, ...]:
+    """The lanes that a plan fills."""
+    work = {Lane.PREPARE: plan.admit, Lane.STEP: plan.step, Lane.DECODE: plan.decode_parts or plan.decode}
+    return tuple(lane for lane, ids in work.items() if ids)
 
 
 def _ids(items: Iterable[Item]) -> tuple[str, ...]:

@@ -10,15 +10,18 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
 from torch import nn
 
 from omni_grpc.errors import CheckpointError
+from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.spec import WeightMap
 
 WEIGHT_FILE = "diffusion_pytorch_model.safetensors"
@@ -35,29 +38,95 @@ class Source:
     rows: slice | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where the weight of a checkpoint's module is in ours: the path of a module, and which rows of its weight (all of
+    them where `rows` is None).
+    """
+
+    path: str
+    rows: slice | None = None
+
+
+Places = Mapping[str, Place]
+"""The places of all weights, by the name that the checkpoint gives the module."""
+
+
+def places(module: nn.Module, folder: Path, weights: WeightMap) -> Places:
+    """What load_weights would put where. Raises CheckpointError as it does."""
+    with _headers(folder) as (_, found):
+        matched = _match(_wanted(module), found, weights, folder)
+    return {
+        source.key.removesuffix(".weight"): Place(name.removesuffix(".weight"), source.rows)
+        for name, sources in matched.items()
+        for source in sources
+        if name.endswith(".weight")
+    }
+
+
 def load_weights(
     module: nn.Module, folder: Path, weights: WeightMap, *, device: torch.device | str, dtype: torch.dtype
 ) -> None:
-    """Gives every parameter of `module` (built on the meta device) its weight from `folder`, in `dtype` on `device`.
+    """Gives every parameter of `module` (built on the meta device) its weight from `folder`, in `dtype` on `device`;
+    those that `weights.float32` finds, in float32.
 
-    Parameters end in memory of their own, never in a mapped file, and do not require gradients.
+    A linear layer takes its tensors itself, so that one which keeps a part of them, or keeps them in fewer bits, holds
+    no more than that. Parameters end in memory of their own, never in a mapped file, and do not require gradients.
     Raises CheckpointError that names every missing, every unexpected and every misshapen weight.
     """
-    wanted = dict(module.named_parameters())
-    with contextlib.ExitStack() as stack:
-        handles = {file: stack.enter_context(_open(file)) for file in _files(folder)}
-        found = [
-            Source(key, file, tuple(handle.get_slice(key).get_shape()))
-            for file, handle in handles.items()
-            for key in handle.keys()  # noqa: SIM118 - the handle is no mapping
-        ]
+    wanted = _wanted(module)
+    with _headers(folder) as (handles, found):
         for name, sources in _match(wanted, found, weights, folder).items():
-            weight = torch.empty(wanted[name].shape, dtype=dtype, device=device)
+            kept = any(re.search(pattern, name) for pattern in weights.float32)
+            weight = torch.empty(wanted[name], dtype=torch.float32 if kept else dtype, device=device)
             for source in sources:
                 target = weight if source.rows is None else weight[source.rows]
-                target.copy_(handles[source.file].get_tensor(source.key))
-            owner, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(owner), leaf, nn.Parameter(weight, requires_grad=False))
+                tensor = handles[source.file].get_tensor(source.key)
+                target.copy_(tensor.reshape(target.shape))
+            path, _, leaf = name.rpartition(".")
+            owner = module.get_submodule(path)
+            if isinstance(owner, AnyLinear):
+                owner.take(leaf, weight)
+            else:
+                setattr(owner, leaf, nn.Parameter(weight, requires_grad=False))
+
+
+@contextlib.contextmanager
+def _headers(folder: Path) -> Iterator[tuple[Mapping[Path, Any], list[Source]]]:
+    """The open files of a folder, and every tensor in them."""
+    with contextlib.ExitStack() as stack:
+        handles = {file: stack.enter_context(_open(file)) for file in _files(folder)}
+        yield (
+            handles,
+            [
+                Source(key, file, tuple(handle.get_slice(key).get_shape()))
+                for file, handle in handles.items()
+                for key in handle.keys()  # noqa: SIM118 - the handle is no mapping
+            ],
+        )
+
+
+def _wanted(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The name and the shape of everything that the module needs of a checkpoint."""
+    return {
+        f"{path}.{leaf}" if path else leaf: shape
+        for path, owner in _owners(module)
+        for leaf, shape in _shapes(owner).items()
+    }
+
+
+def _owners(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Every module that has weights of its own, by path. What is inside of a linear layer is its own affair."""
+    yield path, module
+    if not isinstance(module, AnyLinear):
+        for name, child in module.named_children():
+            yield from _owners(child, f"{path}.{name}" if path else name)
+
+
+def _shapes(owner: nn.Module) -> dict[str, tuple[int, ...]]:
+    if isinstance(owner, AnyLinear):
+        return owner.shapes()
+    return {name: tuple(parameter.shape) for name, parameter in owner.named_parameters(recurse=False)}
 
 
 def _open(file: Path) -> safetensors.safe_open:
@@ -83,7 +152,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _match(
-    wanted: Mapping[str, nn.Parameter], found: Iterable[Source], weights: WeightMap, folder: Path
+    wanted: Mapping[str, tuple[int, ...]], found: Iterable[Source], weights: WeightMap, folder: Path
 ) -> dict[str, list[Source]]:
     """Parameter -> the sources that fill it, in order. Raises where the two sides do not fit each other exactly."""
     unexpected: list[str] = []
@@ -103,7 +172,7 @@ def _match(
     ]
     matched = {name: _stacked([placed[place] for place in sorted(placed)]) for name, placed in pieces.items()}
     misshapen = [
-        f"{' + '.join(f'{source.key} {source.shape}' for source in sources)}, expected {tuple(wanted[name].shape)}"
+        f"{' + '.join(f'{source.key} {source.shape}' for source in sources)}, expected {wanted[name]}"
         for name, sources in matched.items()
         if len(sources) == len(parts[name]) and not _fills(sources, wanted[name])
     ]
@@ -145,9 +214,12 @@ def _stacked(sources: list[Source]) -> list[Source]:
     ]
 
 
-def _fills(sources: list[Source], parameter: nn.Parameter) -> bool:
-    """Whether the sources, stacked along their first dimension, have the parameter's shape."""
+def _fills(sources: list[Source], shape: tuple[int, ...]) -> bool:
+    """Whether the sources, stacked along their first dimension, have the shape. A convolution whose stride is its
+    kernel is a linear layer on patches: its weight [out, C, kernel...] counts as [out, C * kernel...].
+    """
+    flat = [(source.shape[0], math.prod(source.shape[1:])) if len(shape) == 2 else source.shape for source in sources]
     if len(sources) == 1:
-        return sources[0].shape == tuple(parameter.shape)
-    rows = sum(source.shape[0] for source in sources)
-    return all((rows, *source.shape[1:]) == tuple(parameter.shape) for source in sources)
+        return flat[0] == shape
+    rows = sum(source[0] for source in flat)
+    return all((rows, *source[1:]) == shape for source in flat)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
+from omni_grpc.errors import InternalError
 from omni_grpc.nn.rows import JOINT, Rows
 from omni_grpc.ops.attention import varlen_attention
 
@@ -44,8 +46,17 @@ class Attention(nn.Module):
         """Self attention over stream `over`, or with `kv` cross attention from `over` to that stream.
 
         q: [T, num_heads, head_size]; k, v: [T_kv, num_kv_heads, head_size]. Returns the shape of q.
+
+        Where the tokens of that stream are spread over ranks, those of every rank are fetched, unless
+        `skip_sequence_parallel`: then attention stays among what this rank has.
         """
-        queries, keys = rows.stream(over), rows.stream(kv or over)
+        source = kv or over
+        queries, keys = rows.stream(over), rows.stream(source)
+        if rows.exchange is not None and not self.skip_sequence_parallel and rows.exchange.spreads(source):
+            if self.causal:
+                raise InternalError("causal attention over tokens that are spread over ranks: replace it with Ulysses")
+            k, v = rows.exchange.gather(source, torch.stack([k, v], 1)).unbind(1)
+            keys = rows.whole.stream(source)
         return varlen_attention(
             q, k, v, queries.cu, keys.cu, queries.longest, keys.longest, self.softmax_scale, self.causal
         )

@@ -3,8 +3,6 @@ own and meet in one attention. Shared by the FLUX, Qwen-Image and Stable Diffusi
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
@@ -60,7 +58,7 @@ class DualStreamBlock(Block):
     Modulation: [M, 12C], for text and then for image (shift, scale, gate) of the attention and of the feed-forward.
     """
 
-    carry: ClassVar[tuple[str, ...]] = (TXT, IMG)
+    carry = (TXT, IMG)
 
     def __init__(self, num_heads: int, head_size: int, eps: float = 1e-6, ff_ratio: int = 4) -> None:
         super().__init__()
@@ -75,7 +73,7 @@ class DualStreamBlock(Block):
     def modulation(self, temb: Tensor) -> Tensor:
         return torch.cat([self.txt_mod(temb), self.img_mod(temb)], -1)
 
-    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
         txt, img = carry
         txt_index, img_index = rows.index[TXT], rows.index[IMG]
         txt_attn, txt_ff, img_attn, img_ff = (part.chunk(3, -1) for part in mod.chunk(4, -1))
@@ -90,11 +88,19 @@ class DualStreamBlock(Block):
         img = gate_add(img, self.img_mlp(self._normed(img, img_ff, img_index)), img_ff[2], img_index)
         return txt, img
 
+    def signal(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> Tensor:
+        """What the image's attention reads: the first modulated input."""
+        return self._normed(carry[1], mod.chunk(4, -1)[2].chunk(3, -1), rows.index[IMG])
+
     def _normed(self, x: Tensor, mod: tuple[Tensor, ...], index: Tensor) -> Tensor:
         shift, scale, _ = mod
         return norm_modulate(x, scale, shift, index, self.eps)
 
 
 def gate_add(x: Tensor, y: Tensor, gate: Tensor, index: Tensor) -> Tensor:
-    """x + gate * y, where token t's gate is gate[index[t]]: x, y [T, C], gate [M, C], index int32 [T]."""
-    return torch.addcmul(x, y, gate if gate.shape[0] == 1 else gate.index_select(0, index))
+    """x + gate * y, where token t's gate is gate[index[t]]: x, y [T, C], gate [M, C], index int32 [T].
+
+    Computed in the gate's dtype, which may be wider than that of x, and rounded to x's.
+    """
+    per_token = gate if gate.shape[0] == 1 else gate.index_select(0, index)
+    return torch.addcmul(x.to(gate.dtype), y.to(gate.dtype), per_token).to(x.dtype)

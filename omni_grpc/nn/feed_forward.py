@@ -19,3 +19,17 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
         return out
+
+
+class SwiGLU(nn.Module):
+    """w2(silu(w1 x) * w3 x) (https://arxiv.org/abs/2002.05202, eq. 6), without biases: x [T, C] -> [T, C]."""
+
+    def __init__(self, channels: int, hidden: int, *, stream: str) -> None:
+        super().__init__()
+        self.w1 = Linear(channels, hidden, bias=False, stream=stream)
+        self.w2 = Linear(hidden, channels, bias=False, stream=stream)
+        self.w3 = Linear(channels, hidden, bias=False, stream=stream)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return out

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from omni_grpc.nn.rows import Rows
 
@@ -24,16 +26,48 @@ def activate(rows: Rows) -> Iterator[Rows]:
         active.reset(token)
 
 
-class Linear(nn.Linear):
-    """A linear layer that knows which packed tensor it eats: x [T, in] of `stream` -> [T, out].
+class AnyLinear(nn.Module, abc.ABC):
+    """What a model uses as a linear layer: `Linear`, or what a feature put in its place or around it.
 
-    A wrapper that treats rows differently finds a row's tokens with `active.get().stream(self.stream)`. Lengths could
-    not tell: two streams of a batch may be equally long.
+    It eats packed tokens x [T, in_features] of `stream` and gives [T, out_features]. A wrapper that treats rows
+    differently finds a row's tokens with `active.get().stream(self.stream)`. Lengths could not tell: two streams of a
+    batch may be equally long.
     """
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, stream: str) -> None:
-        super().__init__(in_features, out_features, bias)
-        self.stream = stream
+    in_features: int
+    out_features: int
+    stream: str
+
+    @abc.abstractmethod
+    def forward(self, x: Tensor) -> Tensor: ...
+
+    @abc.abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """What a checkpoint has for this layer: name ("weight", "bias") -> shape of the whole tensor."""
+
+    @abc.abstractmethod
+    def take(self, name: str, tensor: Tensor) -> None:
+        """Keeps what this layer needs of a checkpoint's tensor, which is on its device and may be kept as it is."""
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, stream={self.stream}"
+        return f"{self.in_features} -> {self.out_features}, stream={self.stream}"
+
+
+class Linear(AnyLinear):
+    """x W^T + b, with weight [out_features, in_features] and bias [out_features]."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, stream: str) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.stream = in_features, out_features, stream
+        initial = nn.Linear(in_features, out_features, bias)
+        self.weight = initial.weight
+        self.bias: nn.Parameter | None = initial.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(parameter.shape) for name, parameter in self.named_parameters(recurse=False)}
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        setattr(self, name, nn.Parameter(tensor, requires_grad=False))

@@ -1,7 +1,9 @@
-"""Norms that are modulated by the timestep."""
+"""Norms: the one after the last block, and those that blocks have besides the modulated ones of `ops.norm`."""
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from omni_grpc.nn.linear import Linear
@@ -26,3 +28,31 @@ class FinalNorm(nn.Module):
         """x [T, C], mod [M, 2C], index int32 [T] -> [T, C]."""
         scale, shift = mod.chunk(2, -1)
         return norm_modulate(x, scale, shift, index, self.eps)
+
+
+class AcrossHeadsNorm(nn.Module):
+    """RMSNorm of queries or keys over all heads at once: x [T, heads * head_size] -> the same.
+
+    It has a class of its own, because a feature that spreads heads over ranks has to sum the squares of all of them.
+    """
+
+    def __init__(self, channels: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Float32LayerNorm(nn.Module):
+    """LayerNorm with affine, computed in float32 whatever the dtype of x and of the weights: [T, C] in x's dtype."""
+
+    def __init__(self, channels: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.weight.float(), self.bias.float()
+        return F.layer_norm(x.float(), weight.shape, weight, bias, self.eps).to(x.dtype)

@@ -1,9 +1,9 @@
 """Rows: the geometry of a packed denoiser batch, and the tensors that are packed by it.
 
 A row is one sequence: one image of one request in one guidance branch. A stream ("txt", "img") holds the tokens of all
-rows end to end in one [T, C] tensor. Two streams are derived: "joint" has each row's streams one after the other, and
-"mod" has each row's modulation vectors. Lengths are Python ints, which are the truth; index tensors are made from them
-once per geometry, travel to the device in one copy and are never read back.
+rows end to end in one [T, C] tensor. Two streams are derived: "joint" has each row's streams one after the other, but
+for those that stay aside, and "mod" has each row's modulation vectors. Lengths are Python ints, which are the truth;
+index tensors are made from them once per geometry, travel to the device in one copy and are never read back.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import collections
 import dataclasses
 import itertools
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from omni_grpc.errors import InternalError
 
 JOINT = "joint"
 MOD = "mod"
@@ -30,11 +33,17 @@ Owner = tuple[Any, str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """The lengths of one sequence, stream by stream; the order of the streams is their order in "joint"."""
+    """The lengths of one sequence, stream by stream; the order of the streams is their order in "joint".
+
+    aside: streams that are no part of "joint": what the others only look across to.
+    """
 
     streams: tuple[tuple[str, Runs], ...]
+    aside: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if absent := set(self.aside) - set(self.names):
+            raise ValueError(f"aside: the row has no stream {', '.join(sorted(absent))}")
         for name, runs in self.streams:
             if name in (JOINT, MOD):
                 raise ValueError(f"stream {name!r}: the name is taken by a derived stream")
@@ -42,15 +51,21 @@ class Row:
                 raise ValueError(f"stream {name!r}: levels and tokens must not be negative, got {runs}")
 
     @classmethod
-    def of(cls, **streams: int | Runs) -> Row:
+    def of(cls, *, aside: tuple[str, ...] = (), **streams: int | Runs) -> Row:
         """`Row.of(txt=7, img=((0, 16), (1, 24)))`; a bare number of tokens is one run at level 0."""
         return cls(
-            tuple((name, ((0, runs),) if isinstance(runs, int) else tuple(runs)) for name, runs in streams.items())
+            tuple((name, ((0, runs),) if isinstance(runs, int) else tuple(runs)) for name, runs in streams.items()),
+            aside,
         )
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.streams)
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """The streams of "joint"."""
+        return tuple(name for name in self.names if name not in self.aside)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -96,21 +111,21 @@ class Layout:
     """The streams of one geometry and its index tensors, all int32 and all parts of one buffer on the device.
 
     `index[s]` [T_s] is each token's row in a tensor that is packed by "mod"; `place[s]` [T_s] is its position in
-    "joint".
+    "joint", for the streams that are a part of it: `joined`.
     """
 
     def __init__(self, rows: Sequence[Row], device: torch.device) -> None:
         self.rows = tuple(rows)
-        self.names = _common_names(self.rows)
+        self.names, self.joined = _common_names(self.rows)
         lengths = list(zip(*(row.lengths for row in self.rows), strict=True))
         self.streams = {name: Stream(column) for name, column in zip(self.names, lengths, strict=True)}
-        self.streams[JOINT] = Stream(map(sum, zip(*lengths, strict=True)))
+        self.streams[JOINT] = Stream(map(sum, zip(*(self.streams[name].lengths for name in self.joined), strict=True)))
         self.streams[MOD] = Stream(row.levels for row in self.rows)
 
         index = {name: self._index(column) for column, name in enumerate(self.names)}
         place = self._place()
         index[JOINT] = torch.empty(self.streams[JOINT].total, dtype=torch.int32)
-        for name in self.names:
+        for name in self.joined:
             index[JOINT][place[name]] = index[name]
         cu = {name: torch.tensor(stream.offsets, dtype=torch.int32) for name, stream in self.streams.items()}
 
@@ -129,12 +144,12 @@ class Layout:
         return vectors.repeat_interleave(tokens)
 
     def _place(self) -> dict[str, Tensor]:
-        """For each token of each stream: the start of its row in "joint", past the streams before it, plus its
+        """For each token of each stream of "joint": the start of its row there, past the streams before it, plus its
         position.
         """
         start = torch.tensor(self.streams[JOINT].offsets[:-1], dtype=torch.int32)
         place = {}
-        for name in self.names:
+        for name in self.joined:
             stream = self.streams[name]
             lengths = torch.tensor(stream.lengths, dtype=torch.int32)
             shift = start - torch.tensor(stream.offsets[:-1], dtype=torch.int32)
@@ -166,11 +181,56 @@ class LayoutCache:
             return layout
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Exchange:
+    """What a batch of which each rank has a part of every row knows of the other parts.
+
+    rows: the rows with the tokens of all ranks. group, size: the ranks. Streams that are not spread are whole on every
+    rank; for each that is:
+    counts: tokens of each rank.
+    ranked: int32 [T], its tokens rank by rank -> their place among all. order: the inverse.
+    respread: the exchange of other rows that are spread alike.
+    """
+
+    rows: tuple[Row, ...]
+    group: dist.ProcessGroup
+    size: int
+    counts: Mapping[str, tuple[int, ...]]
+    ranked: Mapping[str, Tensor]
+    order: Mapping[str, Tensor]
+    respread: Callable[[tuple[Row, ...]], Exchange]
+
+    def spreads(self, stream: str) -> bool:
+        """Whether each rank has a part of the stream. Raises InternalError where that is so of a part of "joint"."""
+        if stream == JOINT and JOINT not in self.counts:
+            raise InternalError(
+                f"attention over {JOINT!r}, of which {', '.join(self.counts)} is spread over ranks and the rest is not"
+            )
+        return stream in self.counts
+
+    def gather(self, stream: str, x: Tensor) -> Tensor:
+        """The tokens of all ranks, in the order of the whole stream: [T of this rank, ...] -> [T, ...].
+
+        An all-to-all of equal messages, because parts differ in size, which not every all-gather takes.
+        """
+        out = x.new_empty(self.order[stream].shape[0], *x.shape[1:])
+        copies = torch.cat([x] * self.size)
+        dist.all_to_all_single(out, copies, list(self.counts[stream]), [x.shape[0]] * self.size, group=self.group)
+        return out.index_select(0, self.order[stream])
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of every rank's x."""
+        total = x.clone()
+        dist.all_reduce(total, group=self.group)
+        return total
+
+
 class Rows:
     """A batch: who owns each row, the layout, and the tensors bound to it by name.
 
     Whatever is per token or per row is bound under the name of the stream that packs it, so that `narrow` treats it
-    without knowing what it is.
+    without knowing what it is. `source` is whatever the bound tensors were made from, row by row. With an `exchange`,
+    these are the parts of the rows that one rank has.
     """
 
     def __init__(
@@ -179,11 +239,15 @@ class Rows:
         rows: Iterable[Row],
         layouts: LayoutCache,
         bound: Mapping[str, tuple[str, Tensor]] | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         self.owners = tuple(owners)
         self.layouts = layouts
         self.layout = layouts.get(tuple(rows))
         self.bound = dict(bound or {})
+        self.source: tuple[object, ...] = ()
+        self.exchange = exchange
+        self._whole = None if exchange is None else Rows(self.owners, exchange.rows, layouts)
         if len(self.owners) != len(self.layout.rows):
             raise ValueError(f"{len(self.owners)} owners for {len(self.layout.rows)} rows")
 
@@ -200,6 +264,11 @@ class Rows:
     @property
     def place(self) -> Mapping[str, Tensor]:
         return self.layout.place
+
+    @property
+    def whole(self) -> Rows:
+        """The same rows with the tokens of every rank; where they are spread, with nothing bound."""
+        return self if self._whole is None else self._whole
 
     def stream(self, name: str) -> Stream:
         return self.layout.streams[name]
@@ -222,40 +291,51 @@ class Rows:
             [self.layout.rows[row] for row in rows],
             self.layouts,
             {name: (stream, self.stream(stream).take(x, rows)) for name, (stream, x) in self.bound.items()},
+            self.exchange and self.exchange.respread(tuple(self.exchange.rows[row] for row in rows)),
         )
+
+    def totals(self, per_row: Tensor) -> Tensor:
+        """[R, ...], sums over the tokens of each row that are here -> sums over all of its tokens, whoever has them.
+
+        Ranks that decide by such a sum decide alike. It has to be of a stream that is spread over them: what every rank
+        has would count once for each.
+        """
+        return per_row if self.exchange is None else self.exchange.sum(per_row)
 
     # join and split run inside compiled blocks: they read tensors and their shapes, never lengths, offsets or
     # len(rows), each of which would make one graph per geometry. A cu of two entries is a batch of one row.
 
     def join(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """One tensor per stream, each [T_s, ...], into the order of "joint"."""
-        tensors = [parts[name] for name in self.layout.names]
+        """One tensor per stream of "joint", each [T_s, ...], into its order."""
+        tensors = [parts[name] for name in self.layout.joined]
         if self.stream(JOINT).cu.shape[0] == 2:
             return torch.cat(tensors)
         first = tensors[0]
         joint = first.new_empty(sum(x.shape[0] for x in tensors), *first.shape[1:])
-        for name, x in zip(self.layout.names, tensors, strict=True):
+        for name, x in zip(self.layout.joined, tensors, strict=True):
             joint[self.place[name]] = x
         return joint
 
     def split(self, joint: Tensor) -> dict[str, Tensor]:
         """The inverse of `join`; of a single row, views."""
         if self.stream(JOINT).cu.shape[0] == 2:
-            parts = joint.split([self.place[name].shape[0] for name in self.layout.names])
-            return dict(zip(self.layout.names, parts, strict=True))
-        return {name: joint.index_select(0, self.place[name]) for name in self.layout.names}
+            parts = joint.split([self.place[name].shape[0] for name in self.layout.joined])
+            return dict(zip(self.layout.joined, parts, strict=True))
+        return {name: joint.index_select(0, self.place[name]) for name in self.layout.joined}
 
 
 def _is_run(rows: Sequence[int]) -> bool:
     return all(after == before + 1 for before, after in itertools.pairwise(rows))
 
 
-def _common_names(rows: tuple[Row, ...]) -> tuple[str, ...]:
+def _common_names(rows: tuple[Row, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The streams of every row, and those of them that are joined."""
     if not rows:
         raise ValueError("a layout needs at least one row")
-    if different := {row.names for row in rows} - {rows[0].names}:
-        raise ValueError(f"rows of one batch must have the same streams: {rows[0].names} and {different.pop()}")
-    return rows[0].names
+    first = rows[0].names, rows[0].joined
+    if different := {(row.names, row.joined) for row in rows} - {first}:
+        raise ValueError(f"rows of one batch must have the same streams: {first} and {different.pop()}")
+    return first
 
 
 def _to_device(groups: list[dict[str, Tensor]], device: torch.device) -> list[dict[str, Tensor]]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
+from omni_grpc.loading.loader import Loader
 from omni_grpc.nn.rows import Rows
-from omni_grpc.pipeline.images import Image
+from omni_grpc.pipeline.outputs import Output, join
 from omni_grpc.pipeline.state import State
-from omni_grpc.request import Request
-from omni_grpc.spec import Checkpoint
+from omni_grpc.request import Guidance, Request
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,9 +26,15 @@ class Again:
     """The step needs one more prediction, at the latents as they are now (samplers of second order)."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """A part of the output is finished: decode it now, then go on (long video, autoregressive models)."""
+    """A part of the output is finished: decode it now, while the next part takes its steps (long video).
+
+    latents: [T, C], what `decode` gets. The state has moved on to its next part: `segment` counts it, and `evaluation`
+    is 0 again.
+    """
+
+    latents: Tensor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,8 +50,8 @@ class Pipeline(nn.Module, abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def load(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Self:
-        """The pipeline with its weights on the device. Raises CheckpointError where the checkpoint does not fit."""
+    def load(cls, loader: Loader) -> Self:
+        """The pipeline with its weights in place. Raises CheckpointError where the checkpoint does not fit."""
 
     @abc.abstractmethod
     def prepare(self, request: Request) -> list[State]:
@@ -56,17 +62,33 @@ class Pipeline(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def predict(self, batch: Rows) -> Tensor:
-        """One forward of the denoiser over packed rows -> the prediction for each token of `batch["latents"]`."""
+        """One forward of the denoiser over packed rows -> a prediction for each token of `batch["latents"]`, [T, C]."""
+
+    def guidance(self, state: State) -> Guidance:
+        """How the predictions of the state's next evaluation are combined."""
+        return state.guidance
 
     def advance(self, state: State, prediction: Tensor) -> Outcome:
-        """Moves the state one step on, given its guided prediction [T, C]."""
-        state.latents = state.schedule.step(state.latents, prediction, state.index, state.generator)
-        state.index += 1
-        return Next() if state.index < state.schedule.steps else Done()
+        """Moves the state one evaluation on, given its guided prediction [T, C]."""
+        return advance(state, prediction)
 
     @abc.abstractmethod
-    def decode(self, state: State) -> list[Image]:
-        """The finished latents as images."""
+    def decode(self, state: State, latents: Tensor) -> list[Output]:
+        """Finished latents [T, C] as outputs: those of the state or, before it is done, of one of its segments."""
+
+    def join(self, parts: Sequence[Output]) -> Output:
+        """The decoded segments of one output as one. The default puts them end to end."""
+        return join(parts)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError("a pipeline is not called: the engine calls prepare, predict, advance and decode")
+
+
+def advance(state: State, prediction: Tensor) -> Outcome:
+    """Takes one evaluation of the state's schedule."""
+    step = state.index
+    state.latents = state.schedule.step(state.latents, prediction, state.evaluation, state.generator)
+    state.evaluation += 1
+    if state.evaluation == state.schedule.evaluations:
+        return Done()
+    return Again() if state.index == step else Next()

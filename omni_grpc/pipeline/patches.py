@@ -1,4 +1,4 @@
-"""Latents as tokens: p x p patches of channels, side by side in one token (FLUX, Qwen-Image and others)."""
+"""Latents as tokens: patches of channels, side by side in one token."""
 
 from __future__ import annotations
 
@@ -7,31 +7,37 @@ import dataclasses
 from torch import Tensor
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """How the tokens of one output lie in its picture: height x width tokens, each of patch x patch latent pixels."""
+    """How the tokens of one output lie: frames x height x width tokens, frame by frame and row by row.
+
+    A token holds `depth` frames of `patch` x `patch` latent pixels. Its values are ordered channel first (FLUX,
+    Qwen-Image, Wan's input), or pixel first where `channels_last` (Z-Image).
+    """
 
     height: int
     width: int
-    patch: int
+    patch: int = 1
+    frames: int = 1
+    depth: int = 1
+    channels_last: bool = False
 
     @property
     def tokens(self) -> int:
-        return self.height * self.width
+        return self.frames * self.height * self.width
 
-    def image(self, tokens: Tensor) -> Tensor:
-        """[height * width, C * patch * patch] -> [C, patch * height, patch * width]."""
-        return unpack(tokens, self.height, self.width, self.patch)
+    def pack(self, latents: Tensor) -> Tensor:
+        """[C, depth * frames, patch * height, patch * width] -> [tokens, C * depth * patch * patch]."""
+        channels, p = latents.shape[0], self.patch
+        tiles = latents.reshape(channels, self.frames, self.depth, self.height, p, self.width, p)
+        order = (1, 3, 5, 2, 4, 6, 0) if self.channels_last else (1, 3, 5, 0, 2, 4, 6)
+        return tiles.permute(order).reshape(self.tokens, -1)
 
-
-def pack(latents: Tensor, patch: int) -> Tensor:
-    """[C, patch * height, patch * width] -> [height * width, C * patch * patch], row by row of the image."""
-    channels, height, width = latents.shape
-    tiles = latents.reshape(channels, height // patch, patch, width // patch, patch)
-    return tiles.permute(1, 3, 0, 2, 4).reshape(-1, channels * patch**2)
-
-
-def unpack(tokens: Tensor, height: int, width: int, patch: int) -> Tensor:
-    """The inverse of `pack`; height and width in tokens."""
-    tiles = tokens.reshape(height, width, -1, patch, patch)
-    return tiles.permute(2, 0, 3, 1, 4).reshape(-1, patch * height, patch * width)
+    def unpack(self, tokens: Tensor) -> Tensor:
+        """The inverse of `pack`."""
+        grid, patch = (self.frames, self.height, self.width), (self.depth, self.patch, self.patch)
+        if self.channels_last:
+            tiles = tokens.reshape(*grid, *patch, -1).permute(6, 0, 3, 1, 4, 2, 5)
+        else:
+            tiles = tokens.reshape(*grid, -1, *patch).permute(3, 0, 4, 1, 5, 2, 6)
+        return tiles.reshape(tiles.shape[0], *(n * p for n, p in zip(grid, patch, strict=True)))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from omni_grpc.pipeline.images import Image
+from omni_grpc.pipeline.outputs import Pixels
 from omni_grpc.spec import LatentRgb
 
 
-def latent_picture(latents: Tensor, rgb: LatentRgb | None) -> Image:
+def latent_picture(latents: Tensor, rgb: LatentRgb | None) -> Pixels:
     """Latents as an image [C, height, width] -> height x width x 3, one pixel for each latent pixel.
 
     Without a map of the model's own, the channels are summed up in three groups, and the result is stretched to the
@@ -24,5 +24,5 @@ def latent_picture(latents: Tensor, rgb: LatentRgb | None) -> Image:
         factors, bias = (torch.tensor(values, device=latents.device) for values in (rgb.factors, rgb.bias))
         unit = (torch.einsum("chw,cr->rhw", latents, factors) + bias[:, None, None]) / 2 + 0.5
     pixels = unit.nan_to_num(0.0).clamp(0, 1).mul(255).round().to(torch.uint8)
-    image: Image = pixels.permute(1, 2, 0).contiguous().cpu().numpy()
+    image: Pixels = pixels.permute(1, 2, 0).contiguous().cpu().numpy()
     return image

@@ -2,56 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import diffusers
+import numpy as np
 import torch
 from torch import Tensor
 
 from omni_grpc.errors import CheckpointError
 
-SERVED = ("FlowMatchEulerDiscreteScheduler",)
-"""Schedulers that make one update per prediction and whose only state is the step. The others are not served yet."""
+Device = torch.device | str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """Which noise levels: as many as there are `steps`, or `sigmas`, one for each step without the final 0, where the
+    pipeline chooses them itself. `mu` is the shift of schedulers that shift by size.
+    """
+
+    steps: int
+    sigmas: Sequence[float] | None = None
+    mu: float | None = None
+
+
+def _euler(config: Mapping[str, Any], levels: Levels, device: Device) -> Any:
+    # the stretch to shift_terminal divides by the distance of the last sigma from 1, which is 0 where the only sigma
+    # is 1
+    guard = {"shift_terminal": None} if levels.steps == 1 else {}
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_config(dict(config), **guard)
+    if levels.sigmas is None:
+        scheduler.set_timesteps(levels.steps, mu=levels.mu, device=device)
+    else:
+        scheduler.set_timesteps(sigmas=list(levels.sigmas), mu=levels.mu, device=device)
+    return scheduler
+
+
+def _heun(config: Mapping[str, Any], levels: Levels, device: Device) -> Any:
+    """The levels of Euler's, since diffusers' Heun knows neither sigmas nor a shift by size. Every level but the first
+    and the last is visited twice: at the end of a step, and at the start of the next.
+    """
+    euler = _euler(config, levels, device)
+    scheduler = diffusers.FlowMatchHeunDiscreteScheduler(num_train_timesteps=euler.config.num_train_timesteps)
+    scheduler.set_timesteps(levels.steps, device=device)
+    scheduler.sigmas = torch.cat([euler.sigmas[:1], euler.sigmas[1:-1].repeat_interleave(2), euler.sigmas[-1:]])
+    scheduler.timesteps = torch.cat([euler.timesteps[:1], euler.timesteps[1:].repeat_interleave(2)])
+    return scheduler
+
+
+def _unipc(config: Mapping[str, Any], levels: Levels, device: Device) -> Any:
+    scheduler = diffusers.UniPCMultistepScheduler.from_config(dict(config))
+    scheduler.set_timesteps(levels.steps, device=device)
+    return scheduler
+
+
+def _helios(config: Mapping[str, Any], levels: Levels, device: Device) -> Any:
+    """UniPC or Euler, as its config says. With stages it goes through a pyramid of sizes, which no schedule does."""
+    scheduler = diffusers.HeliosScheduler.from_config(dict(config))
+    if scheduler.config.stages != 1:
+        raise CheckpointError(
+            f"scheduler: HeliosScheduler with stages = {scheduler.config.stages} is not served yet",
+            reason="SCHEDULER_NOT_SUPPORTED",
+        )
+    sigmas = None if levels.sigmas is None else np.asarray(levels.sigmas)
+    scheduler.set_timesteps(levels.steps, device=device, sigmas=sigmas, mu=levels.mu)
+    return scheduler
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kind:
+    """How a scheduler of one class is made, and how many predictions each of its steps takes but the last, which always
+    takes one.
+    """
+
+    make: Callable[[Mapping[str, Any], Levels, Device], Any]
+    order: int = 1
+    draws_noise: bool = False
+
+
+KINDS: Mapping[str, Kind] = {
+    "FlowMatchEulerDiscreteScheduler": Kind(_euler, draws_noise=True),
+    "FlowMatchHeunDiscreteScheduler": Kind(_heun, order=2, draws_noise=True),
+    "HeliosScheduler": Kind(_helios),
+    "UniPCMultistepScheduler": Kind(_unipc),
+}
+"""The schedulers that are served."""
 
 
 class Schedule:
     """One diffusers scheduler of one output, made from the checkpoint's scheduler config.
 
-    `sigmas` has an entry per step and the final one; `timesteps` has an entry per step, in the scheduler's own units.
-    Both are floats, to be reported and tabulated; the update itself reads the scheduler's tensors on `device`. Raises
-    CheckpointError for a scheduler class that is not served.
+    A step takes one prediction or, under samplers of higher order, several: evaluations are counted through all steps.
+    `sigmas` has an entry per step and the final one; `timesteps` has an entry per evaluation, in the scheduler's own
+    units. Both are floats, to be reported and tabulated; the update itself reads the scheduler's tensors on `device`.
+
+    `name` is the scheduler to take in place of the one that the config names. Raises CheckpointError for a scheduler
+    class that is not served.
     """
 
-    def __init__(
-        self, config: Mapping[str, Any], sigmas: Sequence[float], *, mu: float | None, device: torch.device | str
-    ) -> None:
-        name = config.get("_class_name")
-        if name not in SERVED:
+    def __init__(self, config: Mapping[str, Any], levels: Levels, *, device: Device, name: str = "") -> None:
+        self.name = name or str(config.get("_class_name"))
+        if self.name not in KINDS:
             raise CheckpointError(
-                f"scheduler: {name!r} is not served yet; served: {', '.join(SERVED)}", reason="SCHEDULER_NOT_SUPPORTED"
+                f"scheduler: {self.name!r} is not served yet; served: {', '.join(KINDS)}",
+                reason="SCHEDULER_NOT_SUPPORTED",
             )
-        # the stretch to shift_terminal divides by the distance of the last sigma from 1, which is 0 where the only
-        # sigma is 1
-        guard = {"shift_terminal": None} if len(sigmas) == 1 else {}
-        self._scheduler = getattr(diffusers, name).from_config(dict(config), **guard)
-        self._scheduler.set_timesteps(sigmas=list(sigmas), mu=mu, device=device)
+        kind = KINDS[self.name]
+        self._scheduler = kind.make(config, levels, device)
         self._scheduler.set_begin_index(0)
-        self.sigmas: tuple[float, ...] = tuple(self._scheduler.sigmas.tolist())
+        self._draws_noise = kind.draws_noise
+        self._order = kind.order
         self.timesteps: tuple[float, ...] = tuple(self._scheduler.timesteps.tolist())
+        sigmas: list[float] = self._scheduler.sigmas.tolist()
+        self.sigmas: tuple[float, ...] = (sigmas[0], *sigmas[1 :: kind.order])
+
+    @property
+    def evaluations(self) -> int:
+        """Predictions of all steps together."""
+        return len(self.timesteps)
 
     @property
     def steps(self) -> int:
-        return len(self.timesteps)
+        return len(self.sigmas) - 1
 
-    def step(self, latents: Tensor, prediction: Tensor, index: int, generator: torch.Generator | None = None) -> Tensor:
-        """The latents after step `index`. Steps are taken in order; `generator` serves schedulers that add noise."""
-        if (self._scheduler.step_index or 0) != index:
-            raise ValueError(f"step {index} was asked for, but the next one is {self._scheduler.step_index or 0}")
-        timestep = self._scheduler.timesteps[index]
-        stepped: tuple[Tensor, ...] = self._scheduler.step(
-            prediction, timestep, latents, generator=generator, return_dict=False
-        )
+    def step_of(self, evaluation: int) -> int:
+        """The step that an evaluation belongs to; the one after the last belongs to the step after the last."""
+        return -(-evaluation // self._order) if evaluation == self.evaluations else evaluation // self._order
+
+    def step(
+        self, latents: Tensor, prediction: Tensor, evaluation: int, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The latents after an evaluation: those at the end of its step, or at the level of the step's next evaluation.
+
+        Evaluations are taken in order; `generator` serves schedulers that add noise.
+        """
+        if (self._scheduler.step_index or 0) != evaluation:
+            raise ValueError(
+                f"evaluation {evaluation} was asked for, the next one is {self._scheduler.step_index or 0}"
+            )
+        noise = {"generator": generator} if self._draws_noise else {}
+        timestep = self._scheduler.timesteps[evaluation]
+        stepped: tuple[Tensor, ...] = self._scheduler.step(prediction, timestep, latents, return_dict=False, **noise)
         return stepped[0]
 
 

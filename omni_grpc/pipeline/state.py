@@ -13,6 +13,7 @@ from omni_grpc.nn.rows import Row
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Schedule
 from omni_grpc.request import Guidance, Request
+from omni_grpc.tuning import CacheCount
 
 COND = "cond"
 """The branch that follows the prompt."""
@@ -21,7 +22,7 @@ UNCOND = "uncond"
 
 
 class Tables(dict[str, Tensor]):
-    """The modulation of every step, [steps, levels, ...] by name. A plain dict could not be referenced weakly."""
+    """The modulation of every evaluation, [evaluations, levels, ...] by name. A dict cannot be referenced weakly."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class Cond:
 
     row: the lengths of the sequence.
     constants: name -> (stream, tensor [tokens in that stream, ...]): what is the same in every step.
-    tables: what changes with the step alone; a batch binds one step's slice of each to "mod".
+    tables: what changes with the timestep alone; a batch binds one evaluation's slice of each to "mod".
     """
 
     row: Row
@@ -43,8 +44,13 @@ class State:
     """One output of one request, from prepare to decode.
 
     latents: [T, C], the tokens being denoised, packed by `stream`; `grid` says how they lie in the picture.
-    index: the step that comes next.
-    slots: what features keep from step to step, by (feature, branch); what is kept there owns its memory.
+    context: [T', C], tokens that follow the latents in their stream and that no step changes: pictures to go by,
+    padding that is attended. The prediction for them is dropped.
+    evaluation: the prediction that comes next, counted through all steps of the schedule.
+    segment: the part of the output that is being denoised, of `segments`; each has a schedule of as many steps.
+    slots: what features keep from evaluation to evaluation, by (feature, branch); what is kept there owns its memory.
+    It is emptied where a segment ends.
+    reuse: what caches did for each branch in the evaluation at hand, by (component, branch).
     prompt_tokens: tokens of the prompt that condition the output. dropped_tokens: per prompt field, how many did not
     fit.
     """
@@ -58,15 +64,34 @@ class State:
     schedule: Schedule
     guidance: Guidance
     stream: str = "img"
+    context: Tensor | None = None
     cond: dict[str, Cond] = dataclasses.field(default_factory=dict)
-    index: int = 0
+    evaluation: int = 0
+    segment: int = 0
+    segments: int = 1
     slots: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
+    reuse: dict[tuple[str, str], CacheCount] = dataclasses.field(default_factory=dict)
     prompt_tokens: int = 0
     dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
+    def index(self) -> int:
+        """The step that the next evaluation belongs to."""
+        return self.schedule.step_of(self.evaluation)
+
+    @property
+    def steps_done(self) -> int:
+        """Steps of all segments so far."""
+        return self.segment * self.schedule.steps + self.index
+
+    @property
+    def steps(self) -> int:
+        """Steps of all segments together."""
+        return self.segments * self.schedule.steps
+
+    @property
     def branches(self) -> tuple[str, ...]:
-        """The branches of the next step: outside of the guidance interval the conditional one is enough."""
+        """The branches of the next evaluation: outside of the guidance interval the conditional one is enough."""
         if UNCOND in self.cond and not self.guidance.covers(self.index, self.schedule.steps):
             return (COND,)
         return tuple(self.cond)

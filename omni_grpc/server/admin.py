@@ -1,19 +1,22 @@
-"""AdminService: what runs here, and how loaded it is."""
+"""AdminService: what runs here, how loaded it is, and how far its model is."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from omni_grpc import config as settings
 from omni_grpc.engine import Engine, EngineState
 from omni_grpc.errors import Unavailable
+from omni_grpc.load import Loading
 from omni_grpc.request import Step
 from omni_grpc.server import convert
+from omni_grpc.server.catalog import Catalog
 from omni_grpc.server.changes import Changes
 from omni_grpc.server.guard import PACKAGE, Guard
 from omni_grpc.server.requests import Reader, refused
+from omni_grpc.server.served import LOAD_MODEL, refuse_unserved
 from omni_grpc.v1 import admin_pb2, admin_pb2_grpc
 from omni_grpc.version import __version__
 
@@ -21,14 +24,39 @@ WINDOW = 10.0
 """Seconds over which steps per second are counted."""
 DEFAULT_INTERVAL = 1.0
 MIN_INTERVAL = 0.1
+LOAD_INTERVAL = 0.2
+"""Least seconds between two messages on how far loading is. The last one does not wait."""
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    def __init__(self, engine: Engine, changes: Changes, guard: Guard) -> None:
+    def __init__(self, engine: Engine, catalog: Catalog, changes: Changes, guard: Guard) -> None:
         self._engine = engine
+        self._catalog = catalog
         self._changes = changes
         self._guard = guard
         self._start_time = time.time()
+
+    async def LoadModel(
+        self, request: admin_pb2.LoadModelRequest, context: Any
+    ) -> AsyncGenerator[admin_pb2.LoadModelResponse]:
+        refuse_unserved(request, LOAD_MODEL)
+        self._catalog.check_name(request.model)
+        engine, heartbeat = self._engine, self._engine.config.server.heartbeat_interval
+
+        def over() -> bool:
+            return engine.state not in (EngineState.STARTING, EngineState.RESTARTING)
+
+        while not over():
+            told, until = engine.loading, time.monotonic() + heartbeat
+            yield _loading(told)
+            await self._pause(LOAD_INTERVAL, over)
+            while not over() and engine.loading is told and time.monotonic() < until:
+                await self._pause(LOAD_INTERVAL, over)
+        if engine.start_failure is not None:
+            raise engine.start_failure.error()
+        if engine.state is not EngineState.READY:
+            raise Unavailable(f"the server stops: it is {engine.state}", reason="SERVER_STOPPED")
+        yield admin_pb2.LoadModelResponse(phase=admin_pb2.LOAD_PHASE_READY, model=self._catalog.model())
 
     async def GetServerInfo(
         self, request: admin_pb2.GetServerInfoRequest, context: Any
@@ -60,13 +88,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             raise refused("interval", f"{interval:g} s is too short; nearest legal value: {MIN_INTERVAL:g} s")
         while self._engine.state is not EngineState.STOPPED:
             yield admin_pb2.WatchServerStatsResponse(stats=self._stats())
-            await self._pause(interval)
+            await self._pause(interval, lambda: self._engine.state is EngineState.STOPPED)
         raise Unavailable("the server was stopped; watch again", reason="SERVER_STOPPED")
 
-    async def _pause(self, seconds: float) -> None:
-        """Sleeps, but not beyond the end of the engine."""
+    async def _pause(self, seconds: float, enough: Callable[[], bool]) -> None:
+        """Sleeps, but not beyond the change of the engine's state that makes it enough."""
         until = time.monotonic() + seconds
-        while self._engine.state is not EngineState.STOPPED and (left := until - time.monotonic()) > 0:
+        while not enough() and (left := until - time.monotonic()) > 0:
             await self._changes.wait(self._changes.count, left)
 
     def _gpus(self) -> list[admin_pb2.GpuInfo]:
@@ -74,12 +102,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return [] if ready is None or ready.device == "cpu" else [admin_pb2.GpuInfo(name=ready.device, index=0)]
 
     def _features(self) -> dict[str, str]:
-        """Every setting of the server but the path of its checkpoint, and what the worker made of "auto"."""
-        sections = self._engine.config
+        """Every setting of the server but paths of its machine, and what the worker made of "auto"."""
         features = {
-            option.name: str(getattr(getattr(sections, option.section), option.name))
+            option.name: str(option.of(self._engine.config))
             for option in settings.options()
-            if option.name != "model"
+            if option.name not in ("model", "lora")
         }
         features = {name: value for name, value in features.items() if value != "None"}
         if (ready := self._engine.ready) is not None:
@@ -116,3 +143,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                     break
                 count += isinstance(entry.event, Step)
         return count
+
+
+def _loading(loading: Loading) -> admin_pb2.LoadModelResponse:
+    return admin_pb2.LoadModelResponse(
+        phase=f"LOAD_PHASE_{loading.phase}",
+        component=loading.component,
+        file=loading.file,
+        done_bytes=loading.done_bytes,
+        total_bytes=loading.total_bytes,
+    )

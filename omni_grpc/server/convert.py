@@ -8,9 +8,11 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from omni_grpc.config import NATIVE_CACHES
 from omni_grpc.engine import JobState
 from omni_grpc.request import Effective, Guidance, ImageFormat, OutputFormat, RequestWarning, Stats, Task
-from omni_grpc.v1 import event_pb2, sampling_pb2
+from omni_grpc.tuning import Adapter, CacheCount, FixedCache, TeaCache
+from omni_grpc.v1 import event_pb2, model_pb2, sampling_pb2
 
 
 def timestamp(seconds: float) -> Timestamp:
@@ -45,7 +47,7 @@ def job_state(value: JobState) -> str:
 
 
 def guidance(value: Guidance) -> sampling_pb2.Guidance:
-    """`scale` is unset where the model has no embedded guidance."""
+    """`scale` is unset where the model has no embedded guidance, the last two where it has no two experts."""
     return sampling_pb2.Guidance(
         scale=value.scale,
         true_cfg_scale=value.true_cfg_scale,
@@ -53,6 +55,50 @@ def guidance(value: Guidance) -> sampling_pb2.Guidance:
         rescale=value.rescale,
         interval_start=value.interval_start,
         interval_end=value.interval_end,
+        scale_low_noise=value.scale_low_noise,
+        boundary_ratio=value.boundary_ratio,
+    )
+
+
+def cache(value: TeaCache | FixedCache | None) -> sampling_pb2.CacheOptions | None:
+    """Unset for a cache that the API has no options for."""
+    match value:
+        case None:
+            return sampling_pb2.CacheOptions(off=sampling_pb2.CacheOff())
+        case TeaCache(threshold=threshold, coefficients=coefficients):
+            options = sampling_pb2.TeaCacheOptions(rel_l1_thresh=threshold, coefficients=coefficients)
+            return sampling_pb2.CacheOptions(tea_cache=options)
+    return None
+
+
+def _cache_stats(count: CacheCount) -> event_pb2.CacheStats:
+    rows = count.hits + count.misses
+    return event_pb2.CacheStats(
+        component=count.component,
+        method=NATIVE_CACHES[0],
+        hits=count.hits,
+        misses=count.misses,
+        mean_residual_diff=count.change / count.measured if count.measured else 0.0,
+        # as if a row that is answered took no time
+        est_speedup=rows / count.misses if count.misses else 0.0,
+    )
+
+
+def lora(value: Adapter, model: str, *, in_use: int) -> model_pb2.Lora:
+    """Adapters are loaded when the worker starts, and stay."""
+    return model_pb2.Lora(
+        lora_id=value.id,
+        model=model,
+        source=value.file,
+        rank=value.rank,
+        size_bytes=value.size_bytes,
+        pinned=True,
+        targets=value.targets,
+        format=value.format,
+        keys_applied=value.keys_applied,
+        keys_skipped=value.skipped,
+        in_use=in_use,
+        sha256=bytes.fromhex(value.sha256),
     )
 
 
@@ -69,7 +115,7 @@ def warnings(values: Iterable[RequestWarning]) -> list[event_pb2.Warning]:
     ]
 
 
-def stats(value: Stats, *, gpus: int, preemptions: int) -> event_pb2.GenerationStats:
+def stats(value: Stats, *, gpus: int, preemptions: int, attempts: int) -> event_pb2.GenerationStats:
     return event_pb2.GenerationStats(
         queue_wait=duration(value.queue_wait),
         encode=duration(value.encode),
@@ -77,16 +123,17 @@ def stats(value: Stats, *, gpus: int, preemptions: int) -> event_pb2.GenerationS
         decode=duration(value.decode),
         total=duration(value.total),
         steps_run=value.steps_run,
+        steps_cached=value.steps_cached,
+        cache=[_cache_stats(count) for count in value.cache],
         steps_per_second=value.steps_run / value.denoise if value.denoise else 0.0,
         peak_memory_bytes=value.peak_memory_bytes,
         num_gpus=gpus,
         preemptions=preemptions,
-        attempts=1,
+        attempts=attempts,
     )
 
 
 def effective(value: Effective, of: Task) -> event_pb2.EffectiveParams:
-    """No step cache is served yet, so the cache that was used is `off`."""
     return event_pb2.EffectiveParams(
         width=value.width,
         height=value.height,
@@ -95,7 +142,18 @@ def effective(value: Effective, of: Task) -> event_pb2.EffectiveParams:
         seeds=value.seeds,
         guidance=guidance(value.guidance),
         scheduler=value.scheduler,
-        cache=sampling_pb2.CacheOptions(off=sampling_pb2.CacheOff()),
+        cache=cache(value.cache),
+        loras=[
+            event_pb2.AppliedLora(
+                lora_id=lora.id,
+                scale=lora.scale,
+                target=lora.target,
+                keys_applied=lora.keys_applied,
+                keys_skipped=lora.keys_skipped,
+            )
+            for lora in value.loras
+        ],
+        quantized_layers=value.quantized_layers,
         dropped_tokens=value.dropped_tokens,
         defaults_used=value.defaults_used,
         strength=value.strength,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ class Messages:
         self._arms: Mapping[type, tuple[str, Callable[[Job, Any, float], Message]]] = {
             request.Queued: ("queued", _queued),
             request.Started: ("started", _started),
+            request.Retrying: ("retrying", _retrying),
             request.Encoded: ("encode_done", _encoded),
             request.Step: ("step_progress", _step),
             request.Preempted: ("preempted", _preempted),
@@ -122,8 +124,10 @@ class Messages:
         return 0 if ready is None or ready.device == "cpu" else 1
 
     def _stats(self, job: Job, stats: request.Stats) -> event_pb2.GenerationStats:
-        preemptions = sum(isinstance(entry.event, request.Preempted) for entry in job.entries)
-        return convert.stats(stats, gpus=self.gpus, preemptions=preemptions)
+        kinds = Counter(type(entry.event) for entry in job.entries)
+        return convert.stats(
+            stats, gpus=self.gpus, preemptions=kinds[request.Preempted], attempts=1 + kinds[request.Retrying]
+        )
 
     def artifact(self, job: Job, artifact: request.Artifact) -> media_pb2.Artifact:
         return media_pb2.Artifact(
@@ -195,7 +199,16 @@ def _started(job: Job, event: request.Started, at: float) -> event_pb2.Started:
         num_frames=job.request.num_frames or 0,
         queue_wait=convert.duration(event.queue_wait),
         warnings=convert.warnings(event.warnings),
-        attempt=1,
+        attempt=event.attempt,
+    )
+
+
+def _retrying(job: Job, event: request.Retrying, at: float) -> event_pb2.Retrying:
+    return event_pb2.Retrying(
+        status=status(event.failure),
+        attempt=event.attempt,
+        max_attempts=event.max_attempts,
+        delay=convert.duration(event.delay),
     )
 
 
@@ -215,6 +228,8 @@ def _step(job: Job, event: request.Step, at: float) -> event_pb2.StepProgress:
         rows_total=event.rows,
         rows_reused=event.rows_reused,
         evals=event.evals,
+        segment=event.segment,
+        total_segments=event.segments if event.segments > 1 else 0,
     )
 
 

@@ -2,182 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from google.protobuf.duration_pb2 import Duration
-
-from omni_grpc.engine import Engine, EngineState
-from omni_grpc.errors import NotFound
-from omni_grpc.frames import nearest_frames
-from omni_grpc.request import AudioFormat, ImageFormat, Modality, Task, VideoFormat
-from omni_grpc.rules import TAKEN, Facts
+from omni_grpc.engine import Engine
 from omni_grpc.server import convert
-from omni_grpc.server.failures import status
-from omni_grpc.server.media import NAMES
-from omni_grpc.server.requests import NAMED_TASKS, Reader, refused
-from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, unserved_paths
-from omni_grpc.spec import Checkpoint, GuidanceKind
-from omni_grpc.v1 import generation_pb2, model_pb2, model_pb2_grpc, options_pb2, sampling_pb2
-
-SCALES = (0.0, 100.0)
-"""What `resolve.RULES` allows for both guidance scales."""
-RATES = (1.0, 240.0)
-"""What `resolve.RULES` allows for frames per second."""
-
-STATES: Mapping[EngineState, model_pb2.ModelState] = {
-    EngineState.STARTING: model_pb2.MODEL_STATE_LOADING,
-    EngineState.READY: model_pb2.MODEL_STATE_READY,
-    EngineState.RESTARTING: model_pb2.MODEL_STATE_LOADING,
-    # it takes no more jobs, and is about to leave memory
-    EngineState.DRAINING: model_pb2.MODEL_STATE_AVAILABLE,
-    EngineState.STOPPED: model_pb2.MODEL_STATE_AVAILABLE,
-    EngineState.FAILED: model_pb2.MODEL_STATE_FAILED,
-}
-
-
-MESSAGES: Mapping[Modality, tuple[Any, Set[str]]] = {
-    Modality.VIDEO: (generation_pb2.GenerateVideoRequest, GENERATE_VIDEO),
-    Modality.AUDIO: (generation_pb2.GenerateAudioRequest, GENERATE_AUDIO),
-}
-"""The request for a task that makes something else than an image, and the fields of it that are served."""
+from omni_grpc.server.catalog import Catalog
+from omni_grpc.server.requests import NAMED_TASKS, Reader
+from omni_grpc.v1 import model_pb2, model_pb2_grpc, sampling_pb2
 
 
 class ModelService(model_pb2_grpc.ModelServiceServicer):
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, catalog: Catalog) -> None:
         self._engine = engine
+        self._catalog = catalog
 
     async def ListModels(self, request: model_pb2.ListModelsRequest, context: Any) -> model_pb2.ListModelsResponse:
         reader = Reader()
         wanted = {reader.choice("tasks", sampling_pb2.Task, number, NAMED_TASKS) for number in request.tasks}
         reader.check()
         fits = not wanted or wanted.intersection(self._engine.checkpoint.tasks)
-        return model_pb2.ListModelsResponse(models=[self._model()] if fits else [])
+        return model_pb2.ListModelsResponse(models=[self._catalog.model()] if fits else [])
 
     async def GetModel(self, request: model_pb2.GetModelRequest, context: Any) -> model_pb2.GetModelResponse:
-        if not request.model:
-            raise refused("model", "is required")
-        self._check_name(request.model)
-        return model_pb2.GetModelResponse(model=self._model())
+        self._catalog.check_name(request.model)
+        return model_pb2.GetModelResponse(model=self._catalog.model())
 
     async def ListLoras(self, request: model_pb2.ListLorasRequest, context: Any) -> model_pb2.ListLorasResponse:
         if request.model:
-            self._check_name(request.model)
-        # adapters cannot be loaded yet, so there are none
-        return model_pb2.ListLorasResponse()
-
-    def _check_name(self, name: str) -> None:
-        if name != (served := self._engine.checkpoint.name):
-            message = f"model {name!r} is not served here; served: {served}"
-            raise NotFound(message, reason="MODEL_NOT_FOUND", metadata={"name": name})
-
-    def _model(self) -> model_pb2.Model:
-        checkpoint, ready, state = self._engine.checkpoint, self._engine.ready, self._engine.state
-        makes = {task.modality for task in checkpoint.tasks}
-        kinds = dict.fromkeys(kind for part in checkpoint.parts for kind in part.spec.guidance)
-        return model_pb2.Model(
-            name=checkpoint.name,
-            state=STATES[state],
-            tasks=[convert.task(task) for task in checkpoint.tasks],
-            # what only loading the model can tell is left out until then
-            defaults=self._defaults() if checkpoint.described else None,
-            guidance_kinds=[f"GUIDANCE_KIND_{kind.value}" for kind in kinds],
-            refusals=[model_pb2.Refusal(feature=path, reason=why) for path, why in self._refusals().items()],
-            limits=self._limits() if checkpoint.described else None,
-            dtype=ready.dtype if ready else "",
-            family=checkpoint.spec.family,
-            pipeline=checkpoint.spec.name,
-            preview_methods=[options_pb2.PREVIEW_METHOD_NONE, options_pb2.PREVIEW_METHOD_LATENT_RGB],
-            image_formats=[convert.image_format(kind) for kind in ImageFormat if Modality.IMAGE in makes],
-            video_formats=[f"VIDEO_FORMAT_{kind.value}" for kind in VideoFormat if Modality.VIDEO in makes],
-            audio_formats=[f"AUDIO_FORMAT_{kind.value}" for kind in AudioFormat if Modality.AUDIO in makes],
-            error=status(self._engine.failure) if self._engine.failure else None,
-            weight_bytes=ready.weight_bytes if ready else 0,
+            self._catalog.check_name(request.model)
+        engine = self._engine
+        running = [job.request.loras for job in engine.jobs.newest() if not job.state.terminal]
+        return model_pb2.ListLorasResponse(
+            loras=[
+                convert.lora(
+                    adapter,
+                    engine.checkpoint.name,
+                    in_use=sum(any(lora.id == adapter.id for lora in loras) for loras in running),
+                )
+                for adapter in sorted(engine.facts.loras, key=lambda adapter: adapter.id)
+            ]
         )
-
-    def _defaults(self) -> sampling_pb2.SamplingParams:
-        defaults = self._engine.checkpoint.defaults
-        return sampling_pb2.SamplingParams(
-            steps=defaults.steps,
-            guidance=convert.guidance(defaults.guidance),
-            num_outputs=1,
-            cache=sampling_pb2.CacheOptions(off=sampling_pb2.CacheOff()),
-        )
-
-    def _refusals(self) -> dict[str, str]:
-        """What cannot be asked, by field, in the requests for the tasks that the model has."""
-        checkpoint = self._engine.checkpoint
-        spec = checkpoint.spec
-        result: dict[str, str] = {}
-        for message, served in dict.fromkeys(_messages(checkpoint.tasks)):
-            for path in unserved_paths(message.DESCRIPTOR, served):
-                result.setdefault(path, "not yet served")
-            for name in message.DESCRIPTOR.fields_by_name:
-                if name in served and NAMES.get(name, name) in TAKEN and not _takes(checkpoint, NAMES.get(name, name)):
-                    result.setdefault(name, f"{spec.name} does not take it")
-        result |= {f"task {task}": why for task, why in checkpoint.refusals.items()}
-        if spec.exclusive:
-            result["step_batching"] = f"{spec.name} works on one request at a time; others wait in the queue"
-        return result
-
-    def _limits(self) -> model_pb2.ModelLimits:
-        checkpoint, limits = self._engine.checkpoint, self._engine.config.limits
-        kinds = {kind for part in checkpoint.parts for kind in part.spec.guidance}
-        scales = model_pb2.DoubleRange(min=SCALES[0], max=SCALES[1])
-        return model_pb2.ModelLimits(
-            min_width=checkpoint.limits.min_size,
-            min_height=checkpoint.limits.min_size,
-            max_width=checkpoint.limits.max_size,
-            max_height=checkpoint.limits.max_size,
-            max_pixels=Facts(checkpoint, limits).max_pixels,
-            size_multiple=checkpoint.limits.size_multiple,
-            default_width=checkpoint.defaults.width,
-            default_height=checkpoint.defaults.height,
-            max_steps=limits.max_steps,
-            max_outputs=limits.max_outputs,
-            max_prompt_chars=limits.max_prompt_chars,
-            max_prompt_tokens=checkpoint.limits.max_prompt_tokens,
-            max_input_images=max(part.limits.max_input_images for part in checkpoint.parts),
-            strength=model_pb2.DoubleRange(min=0, max=1) if _takes(checkpoint, "strength") else None,
-            max_audio=_max_audio(checkpoint),
-            **_video_limits(checkpoint),
-            guidance_scale=scales if GuidanceKind.EMBEDDED in kinds else None,
-            true_cfg_scale=scales if GuidanceKind.TRUE_CFG in kinds else None,
-        )
-
-
-def _messages(tasks: Sequence[Task]) -> Iterator[tuple[Any, Set[str]]]:
-    """The requests that ask for these tasks, and what is served of each."""
-    for task in tasks:
-        if task is Task.TEXT_TO_IMAGE:
-            yield generation_pb2.GenerateImageRequest, GENERATE_IMAGE
-        else:
-            yield MESSAGES.get(task.modality, (generation_pb2.EditImageRequest, EDIT_IMAGE))
-
-
-def _takes(checkpoint: Checkpoint, name: str) -> bool:
-    taken = {field for part in checkpoint.parts for field in part.spec.takes}
-    # a video's playing time is a number of frames to the model
-    return name in taken or (name == "duration" and "num_frames" in taken)
-
-
-def _max_audio(checkpoint: Checkpoint) -> Duration | None:
-    makes_sound = any(task in (Task.TEXT_TO_AUDIO, Task.TEXT_TO_AUDIO_VIDEO) for task in checkpoint.tasks)
-    longest = checkpoint.limits.max_duration
-    return convert.duration(longest) if makes_sound and longest else None
-
-
-def _video_limits(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Nothing where it makes no video."""
-    if all(task.modality is not Modality.VIDEO for task in checkpoint.tasks):
-        return {}
-    limits, defaults = checkpoint.limits, checkpoint.defaults
-    return {
-        "min_frames": nearest_frames(1, limits),
-        "max_frames": limits.max_frames,
-        "frame_multiple": limits.frame_multiple,
-        "frame_offset": limits.frame_offset,
-        "default_frames": defaults.num_frames or 0,
-        "default_fps": defaults.fps or 0.0,
-        "fps": model_pb2.DoubleRange(min=RATES[0], max=RATES[1]) if _takes(checkpoint, "fps") else None,
-    }

@@ -29,6 +29,7 @@ from omni_grpc.request import (
     VideoFormat,
 )
 from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, refuse_unserved
+from omni_grpc.tuning import CacheDraft, Lora
 from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, options_pb2, sampling_pb2
 
 T = TypeVar("T")
@@ -221,11 +222,32 @@ def _draft(request: GenerationRequest, task: Task, reader: Reader) -> Draft:
             rescale=_given(guidance, "rescale"),
             interval_start=_given(guidance, "interval_start"),
             interval_end=_given(guidance, "interval_end"),
+            scale_low_noise=_given(guidance, "scale_low_noise"),
+            boundary_ratio=_given(guidance, "boundary_ratio"),
         ),
         seeds=tuple(sampling.seeds) if seed is None else (seed,),
         num_outputs=_given(sampling, "num_outputs"),
+        scheduler=sampling.scheduler,
+        loras=tuple(_lora(reference) for reference in sampling.loras),
+        cache=_cache(sampling.cache) if sampling.HasField("cache") else None,
         extra={name: _plain(value) for name, value in json_format.MessageToDict(sampling.extra).items()},
     )
+
+
+def _lora(reference: sampling_pb2.LoraRef) -> Lora:
+    scale = _given(reference, "scale")
+    return Lora(id=reference.lora_id, scale=1.0 if scale is None else scale, target=reference.target)
+
+
+def _cache(options: sampling_pb2.CacheOptions) -> CacheDraft | None:
+    """None where nothing is chosen."""
+    match options.WhichOneof("kind"):
+        case "off":
+            return CacheDraft(off=True)
+        case "tea_cache":
+            asked = options.tea_cache
+            return CacheDraft(threshold=_given(asked, "rel_l1_thresh"), coefficients=tuple(asked.coefficients))
+    return None
 
 
 def _plain(value: Any) -> Any:

@@ -22,13 +22,19 @@ COMMON = frozenset(
         "sampling.seed",
         "sampling.seeds",
         "sampling.num_outputs",
+        "sampling.scheduler",
+        "sampling.loras",
         "sampling.cache.off",
+        "sampling.cache.tea_cache.rel_l1_thresh",
+        "sampling.cache.tea_cache.coefficients",
         "sampling.guidance.scale",
         "sampling.guidance.true_cfg_scale",
         "sampling.guidance.norm",
         "sampling.guidance.rescale",
         "sampling.guidance.interval_start",
         "sampling.guidance.interval_end",
+        "sampling.guidance.scale_low_noise",
+        "sampling.guidance.boundary_ratio",
         "sampling.extra",
         "options.request_id",
         "options.client_job_id",
@@ -44,7 +50,7 @@ COMMON = frozenset(
         "options.retention",
     }
 )
-"""Paths of all four requests. `sampling.cache.off` is here because it is the truth: no step cache is served."""
+"""Paths of all four requests."""
 
 PICTURES = frozenset(
     {
@@ -67,6 +73,7 @@ GENERATE_VIDEO = (
     | {"strength", "num_frames", "duration", "fps", "output_fps", "with_audio"}
 )
 GENERATE_AUDIO = COMMON | {"text", "reference", "strength", "start", "end", "duration", "sample_rate_hz"}
+LOAD_MODEL = frozenset({"model"})
 
 
 def refuse_unserved(message: Message, served: Collection[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from omni_grpc.engine import Engine, EngineState
 from omni_grpc.errors import ConfigError
 from omni_grpc.server.admin import AdminService
 from omni_grpc.server.artifacts import ArtifactService
+from omni_grpc.server.catalog import Catalog
 from omni_grpc.server.changes import Changes
 from omni_grpc.server.generation import GenerationService
 from omni_grpc.server.guard import Guard
@@ -38,6 +40,8 @@ from omni_grpc.v1 import (
     model_pb2,
     model_pb2_grpc,
 )
+
+logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 5.0
 """How long calls that are open when the engine has stopped get to send what they have."""
@@ -111,14 +115,15 @@ class Server:
     async def start(self) -> int:
         """Listens, then starts the engine, and returns the port when jobs are taken.
 
-        While the model loads, health says NOT_SERVING and jobs are refused with UNAVAILABLE. Raises ConfigError
-        (CANNOT_LISTEN) where the address cannot be had, and what kept the engine from starting; then nothing is left
-        running.
+        While the model is fetched and loads, health says NOT_SERVING, jobs are refused with UNAVAILABLE, and LoadModel
+        tells how far it is. Raises ConfigError (CANNOT_LISTEN) where the address cannot be had, and what kept the
+        engine from starting; then nothing is left running.
         """
         self.port = self._bind()
         self._engine.on_state.append(self._on_state)
         await self._health.start()
         await self._grpc.start()
+        logger.info("listening on %s:%d, loading %s", self._config.host, self.port, self._engine.checkpoint.name)
         try:
             await self._engine.start()
         except BaseException:
@@ -149,14 +154,14 @@ class Server:
         self._changes.notify()
 
     def _servicers(self) -> Mapping[type, object]:
-        messages = Messages(self._engine)
+        messages, catalog = Messages(self._engine), Catalog(self._engine)
         intake, watch = Intake(self._engine, self._changes), Watch(self._engine, messages)
         return {
             GenerationService: GenerationService(intake, watch),
             JobService: JobService(self._engine, intake, self._changes, messages, watch),
             ArtifactService: ArtifactService(self._engine, messages),
-            ModelService: ModelService(self._engine),
-            AdminService: AdminService(self._engine, self._changes, self._guard),
+            ModelService: ModelService(self._engine, catalog),
+            AdminService: AdminService(self._engine, catalog, self._changes, self._guard),
         }
 
     def _bind(self) -> int:

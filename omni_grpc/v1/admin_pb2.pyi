@@ -13,11 +13,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class LoadPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LOAD_PHASE_UNSPECIFIED: _ClassVar[LoadPhase]
+    LOAD_PHASE_DOWNLOADING: _ClassVar[LoadPhase]
+    LOAD_PHASE_LOADING: _ClassVar[LoadPhase]
+    LOAD_PHASE_WARMING_UP: _ClassVar[LoadPhase]
+    LOAD_PHASE_READY: _ClassVar[LoadPhase]
+
 class SleepLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SLEEP_LEVEL_UNSPECIFIED: _ClassVar[SleepLevel]
     SLEEP_LEVEL_KEEP_WEIGHTS: _ClassVar[SleepLevel]
     SLEEP_LEVEL_DROP_WEIGHTS: _ClassVar[SleepLevel]
+LOAD_PHASE_UNSPECIFIED: LoadPhase
+LOAD_PHASE_DOWNLOADING: LoadPhase
+LOAD_PHASE_LOADING: LoadPhase
+LOAD_PHASE_WARMING_UP: LoadPhase
+LOAD_PHASE_READY: LoadPhase
 SLEEP_LEVEL_UNSPECIFIED: SleepLevel
 SLEEP_LEVEL_KEEP_WEIGHTS: SleepLevel
 SLEEP_LEVEL_DROP_WEIGHTS: SleepLevel
@@ -31,16 +44,20 @@ class LoadModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., engine_options: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class LoadModelResponse(_message.Message):
-    __slots__ = ("component", "done_bytes", "total_bytes", "model")
+    __slots__ = ("component", "done_bytes", "total_bytes", "model", "phase", "file")
     COMPONENT_FIELD_NUMBER: _ClassVar[int]
     DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
     component: str
     done_bytes: int
     total_bytes: int
     model: _model_pb2.Model
-    def __init__(self, component: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., model: _Optional[_Union[_model_pb2.Model, _Mapping]] = ...) -> None: ...
+    phase: LoadPhase
+    file: str
+    def __init__(self, component: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., model: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., phase: _Optional[_Union[LoadPhase, str]] = ..., file: _Optional[str] = ...) -> None: ...
 
 class UnloadModelRequest(_message.Message):
     __slots__ = ("model", "force")

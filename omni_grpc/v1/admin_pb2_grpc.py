@@ -104,7 +104,9 @@ class AdminServiceServicer(object):
     """
 
     def LoadModel(self, request, context):
-        """Loads a model and warms it up, and tells how far it is. The last message carries the model.
+        """Loads a model and warms it up, and tells how far it is: what it is at first, then each change, at a limited rate. The
+        last message carries the model. For a model that is being loaded already, it follows that; for one that is ready, the
+        last message comes at once. What keeps the model from loading is the status of the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

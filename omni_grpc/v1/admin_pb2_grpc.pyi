@@ -36,7 +36,10 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     LoadModel: _grpc.UnaryStreamMultiCallable[_admin_pb2.LoadModelRequest, _admin_pb2.LoadModelResponse]
-    """Loads a model and warms it up, and tells how far it is. The last message carries the model."""
+    """Loads a model and warms it up, and tells how far it is: what it is at first, then each change, at a limited rate. The
+    last message carries the model. For a model that is being loaded already, it follows that; for one that is ready, the
+    last message comes at once. What keeps the model from loading is the status of the call.
+    """
     UnloadModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadModelRequest, _admin_pb2.UnloadModelResponse]
     """Frees a model. FAILED_PRECONDITION while it has jobs, unless `force` fails them."""
     LoadLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]
@@ -72,7 +75,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     LoadModel: _aio.UnaryStreamMultiCallable[_admin_pb2.LoadModelRequest, _admin_pb2.LoadModelResponse]  # type: ignore[assignment]
-    """Loads a model and warms it up, and tells how far it is. The last message carries the model."""
+    """Loads a model and warms it up, and tells how far it is: what it is at first, then each change, at a limited rate. The
+    last message carries the model. For a model that is being loaded already, it follows that; for one that is ready, the
+    last message comes at once. What keeps the model from loading is the status of the call.
+    """
     UnloadModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadModelRequest, _admin_pb2.UnloadModelResponse]  # type: ignore[assignment]
     """Frees a model. FAILED_PRECONDITION while it has jobs, unless `force` fails them."""
     LoadLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]  # type: ignore[assignment]
@@ -110,7 +116,10 @@ class AdminServiceServicer:
         request: _admin_pb2.LoadModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.LoadModelResponse], _abc.AsyncIterator[_admin_pb2.LoadModelResponse]]:
-        """Loads a model and warms it up, and tells how far it is. The last message carries the model."""
+        """Loads a model and warms it up, and tells how far it is: what it is at first, then each change, at a limited rate. The
+        last message carries the model. For a model that is being loaded already, it follows that; for one that is ready, the
+        last message comes at once. What keeps the model from loading is the status of the call.
+        """
 
     def UnloadModel(
         self,

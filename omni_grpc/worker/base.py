@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.plan import CostModel, Decoded, Prepared, Stepped
+from omni_grpc.load import Loading
+from omni_grpc.plan import CostModel, Decoded, DecodedPart, Prepared, Stepped
 from omni_grpc.request import Request, RequestWarning
 from omni_grpc.spec import Checkpoint
+from omni_grpc.tuning import Adapter, FixedCache
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where and how a runner is to run. `prefix` begins the name of every shared-memory block it makes."""
+    """Where and how a runner is to run. `prefix` begins the name of every shared-memory block it makes; `tell` is told
+    what loading is at.
+    """
 
     config: EngineConfig
     checkpoint: Checkpoint
     device: torch.device
     dtype: torch.dtype
     prefix: str
+    tell: Callable[[Loading], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +38,9 @@ class Loaded:
     weight_bytes: int
     cost: CostModel = dataclasses.field(default_factory=CostModel)
     attention_backend: str = ""
+    quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    loras: tuple[Adapter, ...] = ()
+    fixed_cache: FixedCache | None = None
     warnings: tuple[RequestWarning, ...] = ()
     checkpoint: Checkpoint | None = None
 
@@ -54,6 +62,10 @@ class Runner(abc.ABC):
     @abc.abstractmethod
     def step(self, ids: Sequence[str]) -> Stepped:
         """One denoise step of each of these requests; those that were dropped meanwhile are left out."""
+
+    @abc.abstractmethod
+    def decode_part(self, request_id: str) -> DecodedPart:
+        """What is finished of a request that goes on stepping. Raises Cancelled for a request that was dropped."""
 
     @abc.abstractmethod
     def decode(self, request_id: str) -> Decoded:

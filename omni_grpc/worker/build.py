@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import time
+from collections.abc import Callable
 
 import torch
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.load import Loading
 from omni_grpc.plan import Ready
-from omni_grpc.resolve import Machine, place
+from omni_grpc.settle import Machine, place
 from omni_grpc.spec import Checkpoint
 from omni_grpc.worker.base import Loaded, Runner, Setting
 
@@ -21,7 +23,9 @@ def machine() -> Machine:
     return Machine(cuda=torch.cuda.is_available(), cores=cores)
 
 
-def build(config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> tuple[Runner, Ready]:
+def build(
+    config: EngineConfig, checkpoint: Checkpoint, prefix: str, tell: Callable[[Loading], None]
+) -> tuple[Runner, Ready]:
     """Loads the runner of a checkpoint. Raises ConfigError for a missing device, CheckpointError by name."""
     began = time.monotonic()
     placement = place(config.model, machine())
@@ -30,7 +34,9 @@ def build(config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> tuple[Ru
         torch.set_num_threads(placement.cpu_threads)
     module, _, name = checkpoint.spec.runner.partition(":")
     kind: type[Runner] = getattr(importlib.import_module(module), name)
-    loaded: Loaded = kind.load(Setting(config=config, checkpoint=checkpoint, device=device, dtype=dtype, prefix=prefix))
+    loaded: Loaded = kind.load(
+        Setting(config=config, checkpoint=checkpoint, device=device, dtype=dtype, prefix=prefix, tell=tell)
+    )
     return loaded.runner, Ready(
         pid=os.getpid(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -39,6 +45,9 @@ def build(config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> tuple[Ru
         weight_bytes=loaded.weight_bytes,
         cost=loaded.cost,
         attention_backend=loaded.attention_backend,
+        quantized_layers=loaded.quantized_layers,
+        loras=loaded.loras,
+        fixed_cache=loaded.fixed_cache,
         warnings=loaded.warnings,
         checkpoint=loaded.checkpoint,
     )

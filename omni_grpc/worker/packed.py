@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib
-import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,33 +11,83 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from omni_grpc import shared
 from omni_grpc.errors import Cancelled, InternalError
+from omni_grpc.features import Effects
+from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.nn.rows import LayoutCache, Rows
-from omni_grpc.pipeline.base import Done, Outcome, Pipeline
+from omni_grpc.pipeline.base import Again, Done, Outcome, Pipeline, Segment
 from omni_grpc.pipeline.batch import advance, assemble, predict
-from omni_grpc.pipeline.images import Image
+from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.preview import latent_picture
 from omni_grpc.pipeline.state import State
-from omni_grpc.plan import Broken, Decoded, Media, Prepared, Progress, Stepped
-from omni_grpc.request import ImageFormat, PreviewImage, Request
+from omni_grpc.plan import Broken, Decoded, DecodedPart, Prepared, Progress, Stepped
+from omni_grpc.request import PreviewImage, Request
 from omni_grpc.spec import LatentRgb
-from omni_grpc.worker import media
+from omni_grpc.tuning import CacheCount, tally
+from omni_grpc.worker import delivery, media
 from omni_grpc.worker.base import Loaded, Runner, Setting
+from omni_grpc.worker.edits import loader
 from omni_grpc.worker.failure import failure
 from omni_grpc.worker.warm_up import warm_up
 
-Work = Mapping[str, list[State]]
-"""The states of requests, by id: one for each output."""
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Held:
+    """A request in the worker.
+
+    states: one for each output. finished: for each, the latents of its segments that wait to be decoded. parts: for
+    each, what was decoded of it, segment by segment. evals, seconds, reuse: what the current step has taken so far, and
+    what caches have answered of it, by (output, component, branch).
+    """
+
+    states: list[State]
+    finished: list[list[Tensor]]
+    parts: list[list[list[Output]]]
+    evals: int = 0
+    seconds: float = 0.0
+    reuse: dict[tuple[int, str, str], CacheCount] = dataclasses.field(default_factory=dict)
+
+    def predicted(self) -> None:
+        """Another evaluation of the current step has its prediction."""
+        self.evals += 1
+        for state in self.states:
+            for (component, branch), count in state.reuse.items():
+                tally(self.reuse, (state.output, component, branch), count)
+
+    def stepped(self) -> None:
+        """The current step is reported, and the next one begins."""
+        self.evals, self.seconds = 0, 0.0
+        self.reuse.clear()
+
+    @property
+    def rows_reused(self) -> int:
+        return len({(output, branch) for (output, _, branch), count in self.reuse.items() if count.hits})
+
+    @property
+    def cache(self) -> tuple[CacheCount, ...]:
+        """What caches did in the current step, component by component."""
+        counts: dict[str, CacheCount] = {}
+        for count in self.reuse.values():
+            tally(counts, count.component, count)
+        return tuple(counts.values())
+
+    @classmethod
+    def of(cls, states: list[State]) -> Held:
+        return cls(states, [[] for _ in states], [[] for _ in states])
+
+
+Work = Mapping[str, Held]
+"""Requests by id."""
 
 
 @dataclasses.dataclass(slots=True)
 class Moved:
-    """What a step did to one request: where it started from, and what came of each of its outputs."""
+    """What an evaluation did to one request: where it started from, and what came of each of its outputs."""
 
-    states: list[State]
+    held: Held
     timestep: float
     sigma: float
+    segment: int
     rows: int
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
 
@@ -51,30 +99,32 @@ class PackedRunner(Runner):
         self, pipeline: Pipeline, device: torch.device, prefix: str, *, latent_rgb: LatentRgb | None = None
     ) -> None:
         self._pipeline = pipeline
-        self._prefix = prefix
+        self._delivery = delivery.Delivery(prefix)
         self._latent_rgb = latent_rgb
-        self._blocks = itertools.count()
         self._layouts = LayoutCache(device)
         self._lock = threading.Lock()
-        self._states: dict[str, list[State]] = {}
+        self._held: dict[str, Held] = {}
         self._rows: Rows | None = None
 
     @classmethod
     def load(cls, setting: Setting) -> Loaded:
         checkpoint, device = setting.checkpoint, setting.device
-        module, _, name = checkpoint.spec.pipeline.partition(":")
-        pipeline: Pipeline = getattr(importlib.import_module(module), name).load(checkpoint, device, setting.dtype)
+        effects = Effects()
+        pipeline = load_pipeline(setting, effects)
+        setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         return Loaded(
             runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.spec.latent_rgb),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
             cost=warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds),
+            quantized_layers=dict(effects.quantized_layers),
+            loras=tuple(effects.loras.values()),
         )
 
     def drop(self, ids: Sequence[str]) -> None:
         """Forgets these requests. A lane that works on one of them holds its own reference until it is done."""
         with self._lock:
             for request_id in ids:
-                self._states.pop(request_id, None)
+                self._held.pop(request_id, None)
             # the last batch holds the states of its rows
             self._rows = None
 
@@ -84,7 +134,7 @@ class PackedRunner(Runner):
         began = time.monotonic()
         states = self._pipeline.prepare(request)
         with self._lock:
-            self._states[request.id] = states
+            self._held[request.id] = Held.of(states)
         return Prepared(
             id=request.id,
             elapsed=time.monotonic() - began,
@@ -98,36 +148,70 @@ class PackedRunner(Runner):
         """One forward for all these requests. Requests that were dropped meanwhile are left out."""
         began = time.monotonic()
         with self._lock:
-            work = {request_id: self._states[request_id] for request_id in ids if request_id in self._states}
+            work = {request_id: self._held[request_id] for request_id in ids if request_id in self._held}
         moved, broken = self._move(work)
         self._refuse_non_finite(moved, broken)
-        progress = tuple(self._progress(request_id, it) for request_id, it in moved.items())
+        progress = []
+        for request_id, it in moved.items():
+            if any(isinstance(outcome, Again) for outcome in it.outcomes):
+                it.held.seconds += time.monotonic() - began
+            else:
+                progress.append(self._progress(request_id, it))
         if broken:
             self.drop([report.id for report in broken])
         self._let_go(work)
-        return Stepped(elapsed=time.monotonic() - began, progress=progress, broken=tuple(broken))
+        return Stepped(elapsed=time.monotonic() - began, progress=tuple(progress), broken=tuple(broken))
+
+    @torch.inference_mode()
+    def decode_part(self, request_id: str) -> DecodedPart:
+        """Decodes the segments that are finished; the others are still being denoised."""
+        began = time.monotonic()
+        held = self._get(request_id)
+        self._decode_finished(held)
+        return DecodedPart(
+            id=request_id,
+            elapsed=time.monotonic() - began,
+            done=len(held.parts[0]),
+            total=held.states[0].segments,
+        )
 
     @torch.inference_mode()
     def decode(self, request_id: str) -> Decoded:
-        """Turns latents into encoded images in shared memory. Non-finite pixels are an error, never a black image."""
+        """Turns latents into files in shared memory. Non-finite pixels are an error, never a black image."""
         began = time.monotonic()
-        with self._lock:
-            states = self._states.get(request_id)
-        if states is None:
-            raise Cancelled(f"request {request_id} was dropped before its decode")
-        # all are decoded before any is put in shared memory: a block belongs to a report
-        images = [(state, image) for state in states for image in self._pipeline.decode(state)]
-        files = [(state, image, media.encode(image, _format(state.request))) for state, image in images]
+        held = self._get(request_id)
+        self._decode_finished(held)
+        # all are decoded and encoded before any is put in shared memory: a block belongs to a report
+        outputs = [
+            self._pipeline.join(parts)
+            for state, decoded in zip(held.states, held.parts, strict=True)
+            for parts in zip(*decoded, self._pipeline.decode(state, state.latents), strict=True)
+        ]
+        request = held.states[0].request
+        files = [delivery.encode(output, request) for output in outputs]
         return Decoded(
             id=request_id,
-            media=tuple(self._share(state, image, data) for state, image, data in files),
+            media=self._delivery.put(request, files),
+            warnings=delivery.rounded(outputs[0], request),
             elapsed=time.monotonic() - began,
             peak_memory_bytes=media.peak_memory_bytes(),
         )
 
+    def _get(self, request_id: str) -> Held:
+        with self._lock:
+            held = self._held.get(request_id)
+        if held is None:
+            raise Cancelled(f"request {request_id} was dropped before its decode")
+        return held
+
+    def _decode_finished(self, held: Held) -> None:
+        for state, finished, parts in zip(held.states, held.finished, held.parts, strict=True):
+            while finished:
+                parts.append(self._pipeline.decode(state, finished.pop(0)))
+
     def _move(self, work: Work) -> tuple[dict[str, Moved], list[Broken]]:
-        """One step of every request. Where the shared forward fails, each takes its step alone: one that fails alone
-        is at fault, and its neighbours go on.
+        """One evaluation of every request. Where the shared forward fails, each takes its own alone: one that fails
+        alone is at fault, and its neighbours go on.
         """
         if not work:
             return {}, []
@@ -138,28 +222,35 @@ class PackedRunner(Runner):
             if len(work) == 1:
                 return {}, [Broken(id=next(iter(work)), phase="step", failure=failure(error, doing))]
             torch.cuda.empty_cache()
-            parts = [self._move({request_id: states}) for request_id, states in work.items()]
+            parts = [self._move({request_id: held}) for request_id, held in work.items()]
             return {k: v for moved, _ in parts for k, v in moved.items()}, [b for _, broken in parts for b in broken]
         moved, broken = {}, []
-        for request_id, states in work.items():
-            it = _before(states)
+        for request_id, held in work.items():
+            it = _before(held)
             try:
-                it.outcomes = [advance(self._pipeline, state, predictions[state]) for state in states]
+                it.outcomes = [advance(self._pipeline, state, predictions[state]) for state in held.states]
             except Exception as error:  # noqa: BLE001 - as above
                 doing = f"advancing {request_id}"
                 broken.append(Broken(id=request_id, phase="step", failure=failure(error, doing)))
             else:
+                for finished, outcome in zip(held.finished, it.outcomes, strict=True):
+                    if isinstance(outcome, Segment):
+                        finished.append(outcome.latents)
                 moved[request_id] = it
+                held.predicted()
         return moved, broken
 
     def _let_go(self, work: Work) -> None:
         """Forgets the last batch where one of its requests was dropped during the step: the batch holds its states."""
         with self._lock:
-            if not self._states.keys() >= work.keys():
+            if not self._held.keys() >= work.keys():
                 self._rows = None
 
     def _predict(self, work: Work) -> Mapping[State, Mapping[str, Tensor]]:
-        self._rows = assemble([state for states in work.values() for state in states], self._layouts, self._rows)
+        states = [state for held in work.values() for state in held.states]
+        for state in states:
+            state.reuse.clear()
+        self._rows = assemble(states, self._layouts, self._rows)
         return predict(self._pipeline, self._rows)
 
     def _refuse_non_finite(self, moved: dict[str, Moved], broken: list[Broken]) -> None:
@@ -169,65 +260,78 @@ class PackedRunner(Runner):
         if not moved:
             return
         flags = torch.stack(
-            [torch.stack([state.latents.isfinite().all() for state in it.states]).all() for it in moved.values()]
+            [torch.stack([latents.isfinite().all() for latents in _latents(it)]).all() for it in moved.values()]
         )
         for request_id, finite in zip(list(moved), flags.tolist(), strict=True):
             if not finite:
-                step = moved.pop(request_id).states[0].index
+                step = moved.pop(request_id).held.states[0].steps_done
                 error = InternalError(
                     f"the latents of {request_id} are not finite after step {step}", reason="NON_FINITE_LATENTS"
                 )
                 broken.append(Broken(id=request_id, phase="step", failure=error.failure))
 
     def _progress(self, request_id: str, it: Moved) -> Progress:
-        state = it.states[0]
-        return Progress(
+        held, state = it.held, it.held.states[0]
+        progress = Progress(
             id=request_id,
-            step=state.index,
-            total=state.schedule.steps,
+            step=state.steps_done,
+            total=state.steps,
             sigma=it.sigma,
             timestep=it.timestep,
             rows=it.rows,
+            rows_reused=held.rows_reused,
+            cache=held.cache,
+            evals=held.evals,
+            earlier=held.seconds,
+            segment=it.segment,
+            segments=state.segments,
+            part_ready=any(isinstance(outcome, Segment) for outcome in it.outcomes),
             finished=all(isinstance(outcome, Done) for outcome in it.outcomes),
-            previews=self._previews(it.states),
+            previews=self._previews(it),
         )
+        held.stepped()
+        return progress
 
-    def _previews(self, states: list[State]) -> tuple[PreviewImage, ...]:
-        asked = states[0].request.preview
-        if asked is None or states[0].index % asked.every_steps:
+    def _previews(self, it: Moved) -> tuple[PreviewImage, ...]:
+        first = it.held.states[0]
+        asked = first.request.preview
+        if asked is None or first.steps_done % asked.every_steps:
             return ()
         previews = []
-        for state in states:
-            picture = media.fit(latent_picture(state.grid.image(state.latents), self._latent_rgb), asked.max_edge)
+        for state, tokens in zip(it.held.states, _latents(it), strict=True):
+            latents = state.grid.unpack(tokens)
+            picture = media.fit(latent_picture(latents[:, latents.shape[1] // 2], self._latent_rgb), asked.max_edge)
             height, width, _ = picture.shape
             data = media.encode(picture, asked.format, preview=True)
             previews.append(PreviewImage(state.output, asked.format.mime_type, data, width, height))
         return tuple(previews)
 
-    def _share(self, state: State, image: Image, data: bytes) -> Media:
-        height, width, _ = image.shape
-        return Media(
-            index=state.output,
-            data=shared.put(data, f"{self._prefix}{next(self._blocks)}"),
-            mime_type=state.request.output_format.mime_type,
-            width=width,
-            height=height,
-            seed=state.seed,
-            sha256=hashlib.sha256(data).hexdigest(),
-        )
+
+def load_pipeline(setting: Setting, effects: Effects) -> Pipeline:
+    """The pipeline of a checkpoint, with every feature that the configuration turns on; `effects` is told what they do.
+    Raises ConfigError for one that has no effect.
+    """
+    module, _, name = setting.checkpoint.spec.pipeline.partition(":")
+    kind: type[Pipeline] = getattr(importlib.import_module(module), name)
+    pipeline = kind.load(loader(setting, effects))
+    effects.check()
+    return pipeline
 
 
-def _format(request: Request) -> ImageFormat:
-    # resolve_request gives every task a format of its modality, and native pipelines make images
-    assert isinstance(request.output_format, ImageFormat)
-    return request.output_format
+def _latents(it: Moved) -> list[Tensor]:
+    """What the evaluation made of each output: of one whose segment it ended, that segment."""
+    return [
+        outcome.latents if isinstance(outcome, Segment) else state.latents
+        for state, outcome in zip(it.held.states, it.outcomes, strict=True)
+    ]
 
 
-def _before(states: list[State]) -> Moved:
-    first = states[0]
+def _before(held: Held) -> Moved:
+    first = held.states[0]
     return Moved(
-        states=states,
-        timestep=first.schedule.timesteps[first.index],
+        held=held,
+        timestep=first.schedule.timesteps[first.evaluation],
         sigma=first.schedule.sigmas[first.index],
-        rows=sum(len(state.branches) for state in states),
+        segment=first.segment,
+        rows=sum(len(state.branches) for state in held.states),
     )

@@ -28,10 +28,11 @@ def warm_up(pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, se
     """Measures steps of growing size until `seconds` are spent, and fits their cost. With 0 it measures nothing."""
     until = time.monotonic() + seconds
     samples: list[Sample] = []
-    for size, outputs in _sizes(checkpoint):
+    for size, frames, outputs in _sizes(checkpoint):
         if time.monotonic() >= until:
             break
-        samples.append(_measure(pipeline, placeholder(checkpoint, size=size, outputs=outputs), device))
+        request = placeholder(checkpoint, size=size, frames=frames, outputs=outputs)
+        samples.append(_measure(pipeline, request, device))
     cost = fit(samples)
     logger.info("warm-up: %d sizes, %s", len(samples), cost)
     return cost
@@ -61,16 +62,20 @@ def fit(samples: Sequence[Sample]) -> CostModel:
     return CostModel(fixed=fixed, token=token, pair=pair)
 
 
-def _sizes(checkpoint: Checkpoint) -> Iterator[tuple[int, int]]:
-    """Edges from the smallest to the default one, doubling, each alone and, for the first half, as a pair of rows."""
-    limits = checkpoint.limits
-    largest = min(checkpoint.defaults.width, checkpoint.defaults.height)
+def _sizes(checkpoint: Checkpoint) -> Iterator[tuple[int, int, int]]:
+    """Edge, frames and outputs. Edges from the smallest to the default one, doubling, each alone and, for the first
+    half, as a pair of rows. Then the frames of videos double, from the fewest that any request may have.
+    """
+    limits, usual = checkpoint.limits, checkpoint.defaults
+    largest, frames = min(usual.width, usual.height), limits.frame_offset + limits.frame_multiple
     size = limits.min_size
     while size <= largest:
-        yield size, 1
+        yield size, frames, 1
         if 2 * size <= largest:
-            yield size, 2
+            yield size, frames, 2
         size *= 2
+    while (frames := 2 * frames) <= (usual.num_frames or 0):
+        yield size // 2, frames, 1
 
 
 def _measure(pipeline: Pipeline, request: Request, device: torch.device) -> Sample:

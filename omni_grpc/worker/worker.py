@@ -20,7 +20,7 @@ Send = Callable[[Report], None]
 
 
 class Worker:
-    """Loads the model on the step lane, reports Ready, then answers each piece of a plan with one report.
+    """Loads the model on the step lane, reports Loading and Ready, then answers each piece of a plan with one report.
 
     `prefix` begins the name of every shared-memory block it makes, so that its executor can free them after its death.
     """
@@ -54,6 +54,8 @@ class Worker:
             self._enter(self._prepare, self._run_prepare, request)
         if plan.step:
             self._enter(self._step, self._run_step, plan.step)
+        for request_id in plan.decode_parts:
+            self._enter(self._decode, self._run_decode_part, request_id)
         for request_id in plan.decode:
             self._enter(self._decode, self._run_decode, request_id)
 
@@ -76,7 +78,7 @@ class Worker:
 
     def _load(self) -> None:
         try:
-            self._runner, ready = build(self._config, self._checkpoint, self._prefix)
+            self._runner, ready = build(self._config, self._checkpoint, self._prefix, self._send)
         except Exception as error:  # noqa: BLE001 - whatever keeps the model from loading is reported, not raised in a lane
             self._send(Died(failure=failure(error, f"loading {self._checkpoint.path}")))
         else:
@@ -97,6 +99,14 @@ class Worker:
 
     def _run_step(self, ids: tuple[str, ...]) -> None:
         self._send(self._runner.step(ids))
+
+    def _run_decode_part(self, request_id: str) -> None:
+        try:
+            report: Report = self._runner.decode_part(request_id)
+        except Exception as error:  # noqa: BLE001 - one request's failure is that request's report
+            self._runner.drop((request_id,))
+            report = Broken(id=request_id, phase="decode", failure=failure(error, f"decoding {request_id}"))
+        self._send(report)
 
     def _run_decode(self, request_id: str) -> None:
         try:

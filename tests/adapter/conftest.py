@@ -126,6 +126,7 @@ def load(tiny: Callable[[str], Path]) -> Callable[..., Adapter]:
             device=torch.device("cpu"),
             dtype=torch.float32,
             prefix=f"omni_grpc-test-{folder.name}-{id(config)}-",
+            tell=lambda loading: None,
         )
         return Adapter(SessionRunner.load(setting), config)
 

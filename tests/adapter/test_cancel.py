@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from omni_grpc.adapter import results
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, JobState, LocalExecutor, Submission
 from omni_grpc.errors import Cancelled
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Cancelled as CancelledEvent
 from omni_grpc.request import Draft, Failed, ImageFormat
+from omni_grpc.worker import delivery
 
 from .conftest import equal
 
@@ -93,14 +93,14 @@ def test_a_request_that_is_dropped_in_its_decode_ends_at_the_next_block(load):
 def test_a_request_that_is_dropped_before_its_files_gets_none(load, monkeypatch):
     adapter = load("stable_diffusion")
     request = adapter.request(**ASKED, num_outputs=3)
-    encoded, encode = [], results.encode
+    encoded, encode = [], delivery.encode
 
-    def dropping(*arguments):
+    def dropping(*arguments, **rates):
         encoded.append(1)
         adapter.runner.drop((request.id,))
-        return encode(*arguments)
+        return encode(*arguments, **rates)
 
-    monkeypatch.setattr(results, "encode", dropping)
+    monkeypatch.setattr(delivery, "encode", dropping)
     adapter.runner.prepare(request)
     for _ in adapter.steps(request):
         pass

@@ -48,7 +48,7 @@ def _rows(table: str) -> dict[str, str]:
         (
             "WanImageToVideoPipeline",
             {Task.IMAGE_TO_VIDEO},
-            {"extra", "negative_prompt", "first_frame", "last_frame", "num_frames"},
+            {"extra", "negative_prompt", "scale_low_noise", "first_frame", "last_frame", "num_frames"},
         ),
         ("WanVideoToVideoPipeline", {Task.VIDEO_TO_VIDEO}, {"extra", "negative_prompt", "source_video", "strength"}),
         (

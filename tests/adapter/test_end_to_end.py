@@ -63,7 +63,7 @@ def test_settings_without_effect_are_refused_before_anything_is_loaded(tiny):
 def test_pixels_and_sound_come_as_files(tiny):
     gradient = np.linspace(0, 255, 64 * 64 * 3).astype(np.uint8)
     first = ImageInput(64, 64, 3, gradient.tobytes())
-    with Omni(str(tiny("wan_i2v")), **SETTINGS) as omni:
+    with Omni(str(tiny("wan_i2v")), diffusion_load_format="diffusers", **SETTINGS) as omni:
         video = omni.run(
             Draft(
                 **SMALL,
@@ -111,8 +111,8 @@ def test_a_pipeline_that_cannot_be_served_is_named(tiny, tmp_path):
 
 @pytest.mark.timeout(120)
 def test_jobs_in_a_worker_process_take_turns_and_cancel(tiny):
-    config = EngineConfig.from_settings(model=str(tiny("flux")), **SETTINGS)
-    checkpoint = open_checkpoint(tiny("flux"), name="tiny")
+    config = EngineConfig.from_settings(model=str(tiny("flux")), diffusion_load_format="diffusers", **SETTINGS)
+    checkpoint = open_checkpoint(tiny("flux"), name="tiny", load_format="diffusers")
     one = Draft(**SMALL, steps=3, seeds=(1,), output_format=ImageFormat.PNG)
     two = Draft(**{**SMALL, "width": 96, "prompt": "a blue robot"}, steps=2, seeds=(2,))
 

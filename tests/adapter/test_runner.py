@@ -45,7 +45,7 @@ CASES = {
     ),
     "z_image": ({**SMALL, "guidance": GuidanceDraft(scale=1.0)}, {**SMALL, "guidance_scale": 1.0}),
     "wan_t2v": (
-        {**SHORT, "negative_prompt": "static", "extra": {"guidance_scale_2": 3.0}},
+        {**SHORT, "negative_prompt": "static", "guidance": GuidanceDraft(scale_low_noise=3.0)},
         {**SHORT, "negative_prompt": "static", "guidance_scale_2": 3.0},
     ),
     "wan_i2v": (
@@ -260,6 +260,18 @@ def test_inputs_and_tasks_that_it_lacks_are_refused(load):
         adapter.request(inputs=Inputs(images=(PICTURE,)))
     with pytest.raises(FailedPrecondition, match="cannot do IMAGE_EDIT"):
         adapter.request(task=Task.IMAGE_EDIT)
+
+
+def test_it_steps_with_the_scheduler_that_was_loaded_and_refuses_others(load):
+    adapter = load("flux")
+    own = "FlowMatchEulerDiscreteScheduler"
+    assert adapter.checkpoint.schedulers == (own,)
+    assert adapter.request(scheduler=own).scheduler == own
+    with pytest.raises(
+        InvalidArgument, match=f"FluxPipeline has no 'FlowMatchHeunDiscreteScheduler'; it has {own}"
+    ) as no:
+        adapter.request(scheduler="FlowMatchHeunDiscreteScheduler")
+    assert refused(no.value) == {"sampling.scheduler"}
 
 
 def test_call_kwargs_win_over_defaults_and_lose_to_the_request(load, plain):

@@ -8,10 +8,11 @@ import shutil
 import pytest
 import torch
 
-from omni_grpc.config import AdapterConfig, EngineConfig
+from omni_grpc.adapter import caches
+from omni_grpc.config import DIFFUSERS_CACHES, AdapterConfig, EngineConfig
 from omni_grpc.errors import CheckpointError, ConfigError
 from omni_grpc.registry import open_checkpoint
-from omni_grpc.resolve import check_adapter_settings
+from omni_grpc.settle import check_settings
 
 from .conftest import equal, refused, same_memory
 
@@ -28,9 +29,6 @@ VALUES = {
     "vae_use_slicing": True,
     "vae_use_tiling": True,
     "enable_cpu_offload": True,
-    "enable_layerwise_offload": True,
-    "cache_backend": "first_block",
-    "cache_config": {"threshold": 0.1},
 }
 
 
@@ -39,23 +37,64 @@ def test_a_native_model_refuses_every_setting_of_the_adapter(name, tiny):
     folder = tiny("qwen_image")
     config = EngineConfig.from_settings(model=str(folder), **{name: VALUES[name]})
     with pytest.raises(ConfigError, match=name.replace("_", "-")) as caught:
-        check_adapter_settings(config, open_checkpoint(folder))
+        check_settings(config, open_checkpoint(folder))
     assert refused(caught.value) == {name}
-    if name != "cache_config":
-        asked = EngineConfig.from_settings(model="x", diffusion_load_format="diffusers", **{name: VALUES[name]})
-        check_adapter_settings(asked, open_checkpoint(folder, load_format="diffusers"))
+    asked = EngineConfig.from_settings(model="x", diffusion_load_format="diffusers", **{name: VALUES[name]})
+    check_settings(asked, open_checkpoint(folder, load_format="diffusers"))
+
+
+@pytest.mark.parametrize(
+    ("load_format", "settings", "field", "message"),
+    [
+        ("native", {"cache_backend": "first_block"}, "cache_backend", "which is native; it has tea_cache"),
+        ("native", {"cache_backend": "cache_dit"}, "cache_backend", "which is native; it has tea_cache"),
+        ("native", {"cache_config": {"rel_l1_thresh": 0.1}}, "cache_config", "needs --cache-backend"),
+        ("native", {"cache_backend": "tea_cache", "cache_config": {"thresh": 1}}, "cache_config", "has thresh"),
+        ("native", {"cache_backend": "tea_cache", "cache_config": {"rel_l1_thresh": -1}}, "cache_config", "is -1"),
+        ("native", {"cache_backend": "tea_cache", "cache_config": {"coefficients": ["x"]}}, "cache_config", "'x'"),
+        ("native", {"ignored_layers": "attn"}, "ignored_layers", "needs --quantization"),
+        ("diffusers", {"cache_backend": "tea_cache"}, "cache_backend", "runs through diffusers; it has first_block"),
+        ("diffusers", {"quantization": "int8"}, "quantization", "quantization_config"),
+        ("diffusers", {"lora": "a=b.safetensors"}, "lora", "adapters are for native models"),
+    ],
+)
+def test_a_feature_that_the_load_format_does_not_have_is_refused_with_those_it_has(
+    load_format, settings, field, message, tiny
+):
+    config = EngineConfig.from_settings(model="x", **settings)
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_settings(config, open_checkpoint(tiny("qwen_image"), load_format=load_format))
+    assert refused(caught.value) == {field}
+
+
+@pytest.mark.parametrize(
+    ("load_format", "settings"),
+    [
+        ("native", {"cache_backend": "tea_cache", "cache_config": {"rel_l1_thresh": 0, "coefficients": [1, 0]}}),
+        ("native", {"quantization": "int8", "ignored_layers": "attn", "enable_layerwise_offload": True}),
+        ("native", {"lora": {"a": "b.safetensors"}}),
+        ("diffusers", {"cache_backend": "first_block", "enable_layerwise_offload": True}),
+    ],
+)
+def test_a_feature_that_the_load_format_has_is_taken(load_format, settings, tiny):
+    config = EngineConfig.from_settings(model="x", **settings)
+    check_settings(config, open_checkpoint(tiny("qwen_image"), load_format=load_format))
+
+
+def test_the_caches_that_settings_know_are_those_that_there_are():
+    assert set(DIFFUSERS_CACHES) == set(caches.KINDS)
 
 
 def test_arguments_of_diffusers_need_its_format_and_a_cache_config_its_cache(tiny):
-    checkpoint = open_checkpoint(tiny("flux"))  # not native: auto takes the adapter
+    checkpoint = open_checkpoint(tiny("stable_diffusion"))  # not native: auto takes the adapter
     for name in ("diffusers_load_kwargs", "diffusers_call_kwargs"):
         config = EngineConfig.from_settings(model="x", **{name: VALUES[name]})
         with pytest.raises(ConfigError, match="--diffusion-load-format diffusers"):
-            check_adapter_settings(config, checkpoint)
-    check_adapter_settings(EngineConfig.from_settings(model="x", vae_use_slicing=True), checkpoint)
+            check_settings(config, checkpoint)
+    check_settings(EngineConfig.from_settings(model="x", vae_use_slicing=True), checkpoint)
     config = EngineConfig.from_settings(model="x", cache_config={"threshold": 0.1})
     with pytest.raises(ConfigError, match="needs --cache-backend"):
-        check_adapter_settings(config, checkpoint)
+        check_settings(config, checkpoint)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from omni_grpc import request as vocabulary
+from omni_grpc import tuning
 from omni_grpc.engine.jobs import JobState
 from omni_grpc.spec import GuidanceKind
 from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, model_pb2, options_pb2, sampling_pb2
@@ -301,7 +302,11 @@ TWINS: tuple[tuple[type, Descriptor, dict[str, str]], ...] = (
     (vocabulary.Queued, event_pb2.Queued.DESCRIPTOR, {"depth": "queue_depth"}),
     (vocabulary.Started, event_pb2.Started.DESCRIPTOR, {"steps": "total_steps"}),
     (vocabulary.Encoded, event_pb2.EncodeDone.DESCRIPTOR, {}),
-    (vocabulary.Step, event_pb2.StepProgress.DESCRIPTOR, {"total": "total_steps", "rows": "rows_total"}),
+    (
+        vocabulary.Step,
+        event_pb2.StepProgress.DESCRIPTOR,
+        {"total": "total_steps", "rows": "rows_total", "segments": "total_segments"},
+    ),
     (vocabulary.Decoding, event_pb2.DecodeProgress.DESCRIPTOR, {}),
     (vocabulary.ArtifactReady, event_pb2.ArtifactReady.DESCRIPTOR, {}),
     (vocabulary.Done, event_pb2.Completed.DESCRIPTOR, {}),
@@ -316,6 +321,9 @@ TWINS: tuple[tuple[type, Descriptor, dict[str, str]], ...] = (
         event_pb2.EffectiveParams.DESCRIPTOR,
         {"output_format": "image_format", "sample_rate": "sample_rate_hz"},
     ),
+    (tuning.AppliedLora, event_pb2.AppliedLora.DESCRIPTOR, {"id": "lora_id"}),
+    (tuning.Lora, sampling_pb2.LoraRef.DESCRIPTOR, {"id": "lora_id"}),
+    (tuning.TeaCache, sampling_pb2.TeaCacheOptions.DESCRIPTOR, {"threshold": "rel_l1_thresh"}),
     (vocabulary.Stats, event_pb2.GenerationStats.DESCRIPTOR, {}),
 )
 

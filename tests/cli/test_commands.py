@@ -1,16 +1,24 @@
 """The commands that look after a server's jobs."""
 
+import asyncio
+import itertools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from omni_grpc import cli
+from omni_grpc.client import Client
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.errors import Code, Failure
+from omni_grpc.errors import Code, Failure, Unavailable
+from omni_grpc.plan import Died
 from omni_grpc.request import ImageFormat
+from omni_grpc.server.admin import LOAD_INTERVAL
 from omni_grpc.version import __version__
 from tests.server.fake_executor import picture
+from tests.server.service import downloading, starting, until
+from tests.server.test_load_model import GATED
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,6 +30,57 @@ async def test_models(run, server):
     assert row.split() == ["toy", "READY", "toy", "TEXT_TO_IMAGE", "64", "x", "32", "4"]
     (model,) = json.loads((await run("models", *server, "--json")).out)
     assert (model["name"], model["limits"]["size_multiple"]) == ("toy", 16)
+
+
+async def test_wait_tells_how_far_the_model_is_until_it_is_ready(run):
+    async with starting() as (service, _):
+        address = "--server", f"127.0.0.1:{service.server.port}"
+        service.executor._deliver(downloading(250))
+        row = (await run("models", *address)).out.splitlines()[1]
+        assert row.split() == ["toy", "LOADING", "-", "-"]
+        waiting = asyncio.create_task(run("wait", *address))
+        await until(lambda: service.server._guard.open_streams == 1)
+        for done in (251, 260, 900):  # a line for each twentieth
+            service.executor._deliver(downloading(done))
+            await asyncio.sleep(1.5 * LOAD_INTERVAL)
+        service.executor.loading.open()
+        done = await waiting
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        "downloading vae, 250 bytes of 1 kB",
+        "downloading vae, 900 bytes of 1 kB",
+        "toy is ready",
+    ]
+
+
+async def test_wait_says_what_keeps_the_model_from_loading(run):
+    async with starting() as (service, _):
+        waiting = asyncio.create_task(run("wait", "--server", f"127.0.0.1:{service.server.port}"))
+        await until(lambda: service.server._guard.open_streams == 1)
+        service.executor._deliver(Died(failure=GATED))
+        done = await waiting
+    assert (done.code, done.out) == (1, "loading\n")
+    assert done.err == f"error: FAILED_PRECONDITION MODEL_GATED: {GATED.message}\n"
+
+
+async def test_wait_looks_again_for_a_server_that_is_not_there(run, server, monkeypatch):
+    looks = iter([Unavailable("cannot reach it", reason="SERVER_UNREACHABLE")] * 2)
+
+    class Impatient(Client):
+        """One that gives up at once where there is no server, as the real one does after its retries."""
+
+        def load_model(self, model=None, *, timeout=None):
+            if (absent := next(looks, None)) is not None:
+                raise absent
+            return super().load_model(model, timeout=timeout)
+
+    monkeypatch.setattr(cli, "Client", Impatient)
+    monkeypatch.setattr(cli, "LOOK_AGAIN", 0.01)
+    done = await run("wait", *server, "--timeout", 60)
+    assert (done.code, done.out, done.err) == (0, "toy is ready\n", f"no server at {server[1]} yet\n")
+    looks = itertools.repeat(Unavailable("cannot reach it", reason="SERVER_UNREACHABLE"))
+    done = await run("wait", *server, "--timeout", 0.05)
+    assert (done.code, done.err.splitlines()[-1]) == (1, "error: UNAVAILABLE SERVER_UNREACHABLE: cannot reach it")
 
 
 async def test_jobs(run, server, service):

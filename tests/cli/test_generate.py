@@ -32,8 +32,10 @@ async def test_every_option_arrives(run, server, service, tmp_path):
     done = await run(
         "generate", "x", "--out", tmp_path / "o.webp", *server, "--model", "toy", "--negative-prompt", "",
         "--width", 48, "--height", 16, "--steps", 2, "--true-cfg-scale", 2.5, "--guidance-norm", "none",
+        "--scheduler", "ToyScheduler",
         "--seeds", "5,9", "--num-outputs", 2, "--request-id", "mine", "--label", "team=red", "--timeout", 60,
         "--guidance-rescale", 0.5, "--guidance-start", 0.25, "--guidance-end", 0.75, "--priority", 3,
+        "--true-cfg-scale-2", 1.5, "--boundary-ratio", 0.5,
         "--queue-timeout", 50, "--run-timeout", 40, "--retention", 30,
         "--json", "--quiet",
     )  # fmt: skip
@@ -50,8 +52,13 @@ async def test_every_option_arrives(run, server, service, tmp_path):
     assert round(job.expire_time - job.end_time) == 30
     assert (record["effective"]["width"], record["effective"]["height"], record["effective"]["steps"]) == (48, 16, 2)
     assert record["effective"]["output_format"] == "WEBP"
+    assert job.request.scheduler == record["effective"]["scheduler"] == "ToyScheduler"
     assert record["effective"]["defaults_used"] == {}
-    assert [warning["code"] for warning in record["warnings"]] == ["PRIORITY_WITHOUT_EFFECT"]
+    assert [(warning["code"], warning["field"], warning["requested"]) for warning in record["warnings"]] == [
+        ("GUIDANCE_WITHOUT_EFFECT", "sampling.guidance.scale_low_noise", "1.5"),
+        ("GUIDANCE_WITHOUT_EFFECT", "sampling.guidance.boundary_ratio", "0.5"),
+        ("PRIORITY_WITHOUT_EFFECT", "options.priority", "3"),
+    ]
     assert job.priority == 3
     assert record["stats"]["steps_run"] == 2
     for number, seed in enumerate((5, 9)):

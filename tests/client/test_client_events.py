@@ -8,11 +8,12 @@ from google.protobuf.duration_pb2 import Duration
 from omni_grpc import request
 from omni_grpc.client import events
 from omni_grpc.client.progress import describe
+from omni_grpc.engine.scheduler import Lane
 from omni_grpc.errors import Unimplemented
 from omni_grpc.v1 import event_pb2
-from omni_grpc.v1.event_pb2 import EffectiveParams, Heartbeat, JobEvent, Retrying, StepProgress
+from omni_grpc.v1.event_pb2 import EffectiveParams, Heartbeat, JobEvent, StepProgress
 from omni_grpc.v1.sampling_pb2 import Guidance
-from tests.server.service import serving
+from tests.server.service import serving, until
 
 
 async def test_every_event_of_a_job_comes_back_as_it_was():
@@ -34,10 +35,25 @@ async def test_every_event_of_a_job_comes_back_as_it_was():
     assert [warning.code for warning in done.warnings] == ["GUIDANCE_WITHOUT_EFFECT"]
 
 
+async def test_a_second_attempt_is_told_with_its_reason():
+    async with serving() as service:
+        service.executor.gates[Lane.PREPARE].close()
+        job = await service.create()
+        await until(lambda: service.engine.jobs.get(job.job_id).last_seq == 2)
+        await service.executor.die()
+        service.executor.gates[Lane.PREPARE].open()
+        read = [events.event(message) for message in await service.watch(job.job_id)]
+    _, first, retrying, _, second, *_ = read
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert isinstance(retrying, request.Retrying)
+    assert (retrying.failure.reason, retrying.delay) == ("WORKER_DIED", 0)
+    assert (retrying.attempt, retrying.max_attempts) == (2, 2)
+    assert describe(retrying).startswith("back in the queue for attempt 2 of 2: the worker process 1 ended")
+
+
 def test_kinds_that_offline_use_does_not_have_are_passed_over():
     for message in (
         JobEvent(heartbeat=Heartbeat()),
-        JobEvent(retrying=Retrying()),
         JobEvent(warning=event_pb2.Warning()),
         JobEvent(),
     ):
@@ -53,10 +69,12 @@ def test_guidance_that_the_model_does_not_use():
     effective = events.effective(EffectiveParams(image_format=1))
     assert effective.guidance == request.Guidance()
     assert (effective.guidance.scale, effective.guidance.true_cfg_scale) == (None, 1.0)
-    used = Guidance(true_cfg_scale=2, norm=2, rescale=0.5, interval_start=0.25, interval_end=0.75)
-    assert events.effective(EffectiveParams(image_format=1, guidance=used)).guidance == request.Guidance(
-        true_cfg_scale=2, norm=request.GuidanceNorm.RENORM, rescale=0.5, interval_start=0.25, interval_end=0.75
-    )
+    values = {
+        "true_cfg_scale": 2, "rescale": 0.5, "interval_start": 0.25, "interval_end": 0.75, "scale_low_noise": 3,
+        "boundary_ratio": 0.0,
+    }  # fmt: skip
+    read = events.effective(EffectiveParams(image_format=1, guidance=Guidance(norm=2, **values))).guidance
+    assert read == request.Guidance(norm=request.GuidanceNorm.RENORM, **values)
 
 
 def test_a_job_that_was_set_aside():

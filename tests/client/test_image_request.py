@@ -29,18 +29,22 @@ def test_every_option_has_its_field():
             "guidance_norm": "renorm",
             "seeds": [5, 9],
             "num_outputs": 2,
+            "scheduler": "Heun",
             "output_format": "webp",
             "request_id": "mine",
             "labels": {"team": "red"},
             "guidance_rescale": 0.5,
             "guidance_start": 0.0,
             "guidance_end": 0.75,
+            "true_cfg_scale_2": 0.0,
+            "boundary_ratio": 0.9,
             "priority": -2,
             "queue_timeout": 1.5,
             "run_timeout": 60,
             "retention": 0,
             "preview_every": 5,
             "preview_max_edge": 128,
+            "loras": {"style": 0.5, "sketch": 1},
         },
     )
     assert (request.model, request.prompt) == ("toy", "a red circle")
@@ -52,7 +56,11 @@ def test_every_option_has_its_field():
     assert request.sampling.guidance.rescale == 0.5
     assert request.sampling.guidance.HasField("interval_start")
     assert request.sampling.guidance.interval_end == 0.75
+    assert request.sampling.guidance.HasField("scale_low_noise")
+    assert request.sampling.guidance.boundary_ratio == 0.9
     assert list(request.sampling.seeds) == [5, 9]
+    assert request.sampling.scheduler == "Heun"
+    assert [(lora.lora_id, lora.scale) for lora in request.sampling.loras] == [("style", 0.5), ("sketch", 1.0)]
     assert request.output_format == IMAGE_FORMAT_WEBP
     assert (request.options.request_id, dict(request.options.labels)) == ("mine", {"team": "red"})
     assert request.options.priority == -2

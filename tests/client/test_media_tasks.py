@@ -181,6 +181,8 @@ def test_what_media_may_be():
         (lambda: messages.edit_request("m", "x", [], {"mask": 7}), "mask"),
         (lambda: messages.edit_request("m", "x", [], {"task": "paint"}), "task"),
         (lambda: messages.edit_request("m", "x", [], {"extra": [1]}), "sampling.extra"),
+        (lambda: messages.edit_request("m", "x", [], {"loras": ["style"]}), "sampling.loras"),
+        (lambda: messages.edit_request("m", "x", [], {"loras": {"style": "much"}}), "sampling.loras"),
         (lambda: messages.edit_request("m", "x", [], {"extra": {"a": object()}}), "sampling.extra"),
         (lambda: messages.video_request("m", "x", {"output_format": "png"}), "output_format"),
         (lambda: messages.video_request("m", "x", {"num_frames": -1}), "num_frames"),

@@ -15,6 +15,7 @@ import torch
 from omni_grpc.config import EngineConfig
 from omni_grpc.convert import convert, main, new_name
 from omni_grpc.errors import CheckpointError
+from omni_grpc.loading.loader import Loader
 from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
 from omni_grpc.registry import open_model
 
@@ -86,10 +87,10 @@ def test_a_checkpoint_comes_back_bit_equal_and_loads(pickled, tiny_qwen_image, t
     merged = {key: tensor for _, tensors in loaded for key, tensor in tensors.items()}
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in merged.values())
     assert_equal(merged, safetensors.torch.load_file(expected[TRANSFORMER]))
-    checkpoint = open_model(EngineConfig.from_settings(model=str(tmp_path / "out")).model)
-    QwenImagePipeline.load(checkpoint, torch.device("cpu"), torch.float32)
+    checkpoint = open_model(EngineConfig.from_settings(model=str(tmp_path / "out")).model, apply=lambda found: found)
+    QwenImagePipeline.load(Loader(checkpoint=checkpoint, device=torch.device("cpu"), dtype=torch.float32))
     with pytest.raises(CheckpointError, match="only pickled weights"):
-        open_model(EngineConfig.from_settings(model=str(pickled)).model)
+        open_model(EngineConfig.from_settings(model=str(pickled)).model, apply=lambda found: found)
 
 
 def assert_equal(tensors, expected):

@@ -6,9 +6,10 @@ import PIL.Image
 
 from omni_grpc import shared
 from omni_grpc.config import EngineConfig
-from omni_grpc.engine import Engine
+from omni_grpc.engine import Engine, Submission
 from omni_grpc.errors import Code, Failure, Unavailable
 from omni_grpc.plan import Broken, Decoded, Died, Media, Plan, Prepared, Progress, Ready, Stepped
+from omni_grpc.request import Draft
 from tests.toy import toy_checkpoint
 
 READY = Ready(pid=1, device="cpu", dtype="float32", load_seconds=0.1, weight_bytes=10)
@@ -100,3 +101,19 @@ async def started_engine(**settings: object) -> tuple[Engine, ManualExecutor]:
     executor.deliver(READY)
     await starting
     return engine, executor
+
+
+def ask(engine, **changes):
+    options = {key: changes.pop(key) for key in list(changes) if key in Submission.__slots__}
+    values = {"model": "toy", "prompt": "a star", "steps": 2} | changes
+    return engine.submit(Submission(draft=Draft(**values), **options))[0]
+
+
+def run_through(worker, job):
+    worker.prepared(job.id)
+    worker.stepped({job.id: 1}, total=1)
+    worker.decoded(job.id)
+
+
+def names(job):
+    return [type(entry.event).__name__ for entry in job.entries]

@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from omni_grpc.config import EngineConfig, WorkerConfig
-from omni_grpc.engine import Engine, EngineState, JobState, Submission
+from omni_grpc.engine import EngineState, JobState, Submission
 from omni_grpc.engine import engine as engine_module
 from omni_grpc.errors import (
     Aborted,
@@ -19,28 +18,11 @@ from omni_grpc.errors import (
 )
 from omni_grpc.plan import Broken, CostModel, Plan
 from omni_grpc.request import Draft, PreviewImage
-from tests.engine.manual import READY, ManualExecutor, png, started_engine
-from tests.toy import toy_checkpoint
-
-
-def ask(engine, **changes):
-    options = {key: changes.pop(key) for key in list(changes) if key in Submission.__slots__}
-    values = {"model": "toy", "prompt": "a star", "steps": 2} | changes
-    return engine.submit(Submission(draft=Draft(**values), **options))[0]
-
-
-def run_through(worker, job):
-    worker.prepared(job.id)
-    worker.stepped({job.id: 1}, total=1)
-    worker.decoded(job.id)
+from tests.engine.manual import READY, ask, names, png, run_through, started_engine
 
 
 def preview(step):
     return PreviewImage(index=0, mime_type="image/webp", data=bytes([step]), width=4, height=4)
-
-
-def names(job):
-    return [type(entry.event).__name__ for entry in job.entries]
 
 
 async def test_a_job_goes_through_the_phases_and_says_so():
@@ -207,66 +189,6 @@ async def test_a_failure_ends_its_job_alone(phase):
     assert engine.stats().running == 0
 
 
-async def test_a_dead_worker_fails_what_it_held_and_the_queue_waits_for_the_next_one():
-    engine, worker = await started_engine(max_num_seqs=1, restart_backoff=0)
-    running, waiting = ask(engine), ask(engine)
-    seen = []
-    engine.on_state.append(seen.append)
-    worker.died()
-    assert (running.failure.code, running.failure.reason) == (Code.UNAVAILABLE, "WORKER_DIED")
-    assert running.failure.retryable
-    assert waiting.state is JobState.QUEUED
-    late = ask(engine)
-    await asyncio.sleep(0.01)
-    assert worker.starts == 2
-    worker.deliver(READY)
-    assert seen == [EngineState.RESTARTING, EngineState.READY]
-    assert worker.last.admit == (waiting.request,)
-    for job in (waiting, late):
-        run_through(worker, job)
-        assert job.state is JobState.SUCCEEDED
-    assert engine.stats().worker_restarts == 1
-
-
-async def test_a_job_that_comes_between_a_death_and_the_news_of_it_waits_for_the_next_worker():
-    engine, worker = await started_engine(restart_backoff=0)
-    running = ask(engine)
-    worker.prepared(running.id)
-    worker.gone = True
-    job = ask(engine)
-    assert (job.state, names(job)) == (JobState.QUEUED, ["Queued"])
-    worker.died()
-    assert running.state is JobState.FAILED
-    await asyncio.sleep(0.01)
-    worker.deliver(READY)
-    assert worker.last.admit == (job.request,)
-    run_through(worker, job)
-    assert job.state is JobState.SUCCEEDED
-    assert names(job).count("Started") == 1
-
-
-async def test_a_worker_that_keeps_dying_is_started_again_and_again_with_growing_pauses(monkeypatch):
-    engine, worker = await started_engine(restart_backoff=1.0)
-    pauses = []
-    monkeypatch.setattr(engine._timers, "set", lambda owner, name, seconds, fire: pauses.append((name, seconds)))
-    for _ in range(8):
-        worker.died()
-    assert pauses == [("restart", seconds) for seconds in (1, 2, 4, 8, 16, 32, 60, 60)]
-    worker.deliver(READY)
-    worker.died()
-    assert pauses[-1] == ("restart", 1)
-
-
-async def test_a_lane_that_never_reports_gets_the_worker_killed():
-    engine, worker = await started_engine(phase_timeout=1, restart_backoff=0)
-    engine.config = dataclasses.replace(engine.config, worker=WorkerConfig(phase_timeout=0.01, restart_backoff=0))
-    job = ask(engine)
-    await asyncio.sleep(0.05)
-    assert worker.kills == 1
-    worker.died()
-    assert job.state is JobState.FAILED
-
-
 async def test_time_limits_end_a_job_in_every_phase():
     engine, worker = await started_engine(max_num_seqs=1)
     running = ask(engine, run_timeout=0.02)
@@ -342,20 +264,6 @@ async def test_the_cost_model_of_the_worker_plans_steps_and_is_checked_against_t
     stats = engine.stats()
     assert stats.cost.token == 1.0
     assert stats.cost_error == pytest.approx(500 / 60, rel=0.05)
-
-
-async def test_a_worker_that_cannot_load_fails_the_start_with_its_reason():
-    worker = ManualExecutor()
-    engine = Engine(EngineConfig.from_settings(model="toy"), toy_checkpoint(), worker)
-    starting = asyncio.ensure_future(engine.start())
-    await asyncio.sleep(0)
-    with pytest.raises(Unavailable, match="STARTING"):
-        ask(engine)
-    worker.died()
-    with pytest.raises(Unavailable, match="gone"):
-        await starting
-    await engine.close()
-    assert worker.closed
 
 
 async def test_closing_lets_running_jobs_end_and_refuses_new_ones():

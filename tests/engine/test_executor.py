@@ -1,5 +1,6 @@
 import asyncio
 import dataclasses
+from pathlib import Path
 
 import psutil
 import pytest
@@ -7,9 +8,10 @@ import pytest
 from omni_grpc import shared
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import executor as executor_module
-from omni_grpc.engine.executor import LocalExecutor, ProcessExecutor
+from omni_grpc.engine.executor import HubExecutor, LocalExecutor, ProcessExecutor
 from omni_grpc.errors import Code, Unavailable
-from omni_grpc.plan import Died, Plan, Prepared, Ready
+from omni_grpc.load import Loading, LoadPhase
+from omni_grpc.plan import Died, Fetched, Plan, Prepared, Ready
 from omni_grpc.request import Draft
 from omni_grpc.resolve import resolve_request
 from omni_grpc.rules import Facts
@@ -107,3 +109,50 @@ async def test_the_local_executor_delivers_on_the_loop():
     assert (await reports.get()).id == "job_1"
     await executor.close()
     assert executor._worker.closed
+
+
+# --- models of the hub ------------------------------------------------------------------------------------------------
+
+
+def hub(fetcher):
+    executor = HubExecutor(CONFIG, _named("toy"), fetcher=fetcher, worker="tests.engine.toy_worker:serve")
+    reports: asyncio.Queue = asyncio.Queue()
+    executor.start(reports.put_nowait)
+    return executor, reports
+
+
+async def test_a_model_is_fetched_once_and_then_has_a_worker_like_any_other():
+    executor, reports = hub("tests.engine.toy_worker:fetches")
+    assert await reports.get() == Loading(phase=LoadPhase.DOWNLOADING)
+    assert await reports.get() == Loading(phase=LoadPhase.DOWNLOADING, done_bytes=5, total_bytes=10)
+    fetched = await reports.get()
+    assert isinstance(fetched, Fetched)
+    assert fetched.checkpoint.path == Path("here")
+    assert await reports.get() == Loading(phase=LoadPhase.LOADING)
+    assert isinstance(await reports.get(), Ready)
+    executor.submit(Plan(admit=(request(),)))
+    assert await reports.get() == Prepared(id="job_1", elapsed=0.0, prompt_tokens=4)
+    executor.kill()
+    assert isinstance(await reports.get(), Died)
+    executor.start(reports.put_nowait)
+    assert isinstance(await reports.get(), Ready)
+    await executor.close()
+    assert reports.empty(), "the end of the fetch was no death"
+
+
+async def test_a_fetch_that_ends_without_a_word_is_a_death():
+    executor, reports = hub("tests.engine.toy_worker:exits")
+    assert isinstance(await reports.get(), Loading)
+    died = await reports.get()
+    assert (died.failure.reason, "exit code 3" in died.failure.message) == ("WORKER_DIED", True)
+    await executor.close()
+
+
+async def test_a_model_that_comes_while_the_executor_is_closed_gets_no_worker():
+    executor, reports = hub("tests.engine.toy_worker:serve")  # it waits for plans, as a fetch waits for bytes
+    await executor.close()
+    while not reports.empty():
+        reports.get_nowait()
+    executor._on_fetch(Fetched(checkpoint=toy_checkpoint()))
+    assert executor._inner is executor._fetcher
+    assert reports.empty()

@@ -151,9 +151,38 @@ def test_a_dead_worker_loses_what_it_held_and_nothing_that_waits():
     scheduler = running(max_num_seqs=2, a=(Claim(), 10), b=(Claim(), 10))
     scheduler.add(request("c"))
     scheduler.plan()
-    assert sorted(scheduler.reset()) == ["a", "b"]
+    assert scheduler.reset() == (["a", "b"], [])
     assert "c" in scheduler
     assert scheduler.plan().plan.admit[0].id == "c"
+
+
+def test_a_job_that_was_not_prepared_goes_back_to_its_place_once():
+    scheduler = running(a=(Claim(), 10))
+    for name in "bc":
+        scheduler.add(request(name))
+    assert scheduler.plan().plan.admit[0].id == "b"
+    assert scheduler.reset() == (["a"], ["b"])
+    assert [scheduler.position(name) for name in "bc"] == [0, 1]
+    assert scheduler.plan().plan.admit[0].id == "b", "the lane is free, and it is first as before"
+    assert scheduler.reset() == (["b"], []), "it may be what kills the workers"
+    assert scheduler.plan().plan.admit[0].id == "c"
+
+
+def test_a_job_that_is_cancelled_in_prepare_does_not_come_back():
+    scheduler = Scheduler(max_queue=2, max_num_seqs=1)
+    scheduler.add(request("a"))
+    scheduler.plan()
+    scheduler.remove("a")
+    assert scheduler.reset() == ([], [])
+    assert not scheduler.plan().plan
+
+
+def test_a_job_that_the_worker_hangs_at_does_not_go_back():
+    scheduler = Scheduler(max_queue=2, max_num_seqs=1)
+    scheduler.add(request("a"))
+    scheduler.plan()
+    scheduler.blame()
+    assert scheduler.reset() == (["a"], [])
 
 
 class Worker(RuleBasedStateMachine):
@@ -170,7 +199,8 @@ class Worker(RuleBasedStateMachine):
         self.scheduler.cost = COST
         self.count, self.added, self.gone = 0, set(), set()
         self.preparing, self.stepping, self.decoding = [], [], []
-        self.known, self.aside = set(), set()
+        self.known, self.aside, self.returned = set(), set(), set()
+        self.parts, self.whole = set(), set()
 
     @rule(priority=st.integers(-1, 1), deadline=st.sampled_from([1.0, 2.0, math.inf]))
     def add(self, priority, deadline):
@@ -191,13 +221,17 @@ class Worker(RuleBasedStateMachine):
         for lane, work in (
             (self.preparing, [r.id for r in plan.admit]),
             (self.stepping, list(plan.step)),
-            (self.decoding, list(plan.decode)),
+            (self.decoding, [*plan.decode, *plan.decode_parts]),
         ):
             assert not (lane and work), "a busy lane got more"
             lane.extend(work)
         assert len(plan.admit) <= 1
-        assert len(plan.decode) <= 1
-        assert not self.gone & {*(r.id for r in plan.admit), *plan.step, *plan.decode}, "work for a job that is gone"
+        assert len(plan.decode) + len(plan.decode_parts) <= 1
+        work = {*(r.id for r in plan.admit), *plan.step, *plan.decode, *plan.decode_parts}
+        assert not self.gone & work, "work for a job that is gone"
+        assert self.parts >= set(plan.decode_parts), "a part that is not there, or once more"
+        self.parts -= {*plan.decode_parts, *plan.decode}
+        self.whole |= set(plan.decode)
         assert set(plan.drop) <= self.known
         self.known |= {r.id for r in plan.admit}
         assert len(plan.step) <= self.scheduler.max_num_seqs
@@ -222,15 +256,21 @@ class Worker(RuleBasedStateMachine):
     def stepped(self, data):
         self.scheduler.free(Lane.STEP)
         for name in self.stepping:
-            if data.draw(st.booleans()):
-                self.scheduler.denoised(name)
+            match data.draw(st.sampled_from(["goes on", "part", "done"])):
+                case "part":
+                    self.scheduler.part_ready(name)
+                    self.parts |= {name} - self.gone
+                case "done":
+                    self.scheduler.denoised(name)
         self.stepping.clear()
 
     @precondition(lambda self: self.decoding)
     @rule()
     def decoded(self):
         self.scheduler.free(Lane.DECODE)
-        self._finish(self.decoding.pop())
+        name = self.decoding.pop()
+        if name in self.whole:
+            self._finish(name)
 
     @precondition(lambda self: self.added - self.gone)
     @rule(data=st.data())
@@ -238,6 +278,16 @@ class Worker(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.added - self.gone)))
         self.scheduler.remove(name)
         self.gone.add(name)
+
+    @rule()
+    def die(self):
+        lost, back = self.scheduler.reset()
+        assert set(back) == set(self.preparing) - self.gone - self.returned
+        assert set(lost) <= self.known - self.gone
+        self.returned |= set(back)
+        self.gone |= set(lost)
+        for held in (self.preparing, self.stepping, self.decoding, self.known, self.aside):
+            held.clear()
 
     def _finish(self, name):
         self.scheduler.finish(name)
@@ -251,7 +301,8 @@ class Worker(RuleBasedStateMachine):
         phases = [scheduler.phase(name) for name in self.added if name in scheduler]
         inside = sum(phase in (Phase.PREPARING, Phase.RUNNING) for phase in phases)
         assert inside <= 2 * scheduler.max_num_seqs
-        assert scheduler.waiting == phases.count(Phase.WAITING) <= scheduler.max_queue
+        # a job that comes back finds a place where there is none for a new one
+        assert scheduler.waiting == phases.count(Phase.WAITING) <= scheduler.max_queue + bool(self.returned)
         assert scheduler.waiting + scheduler.active == len(self.added - self.gone)
         assert all((name in scheduler) != (name in self.gone) for name in self.added)
 

@@ -1,12 +1,15 @@
 """Workers for the executor's tests, each in a real process: what they do follows from the checkpoint's name."""
 
+import dataclasses
 import os
 import signal
 import time
+from pathlib import Path
 
 from omni_grpc import shared
 from omni_grpc.errors import Code, Failure
-from omni_grpc.plan import Broken, Prepared, Ready
+from omni_grpc.load import Loading, LoadPhase
+from omni_grpc.plan import Broken, Fetched, Prepared, Ready
 
 
 def serve(connection, config, checkpoint, prefix) -> None:
@@ -22,6 +25,12 @@ def serve(connection, config, checkpoint, prefix) -> None:
             connection.send(Broken(id=request_id, phase="decode", failure=failure))
     if checkpoint.name == "stubborn":
         time.sleep(3600)
+
+
+def fetches(connection, config, checkpoint, prefix) -> None:
+    """Of a fetcher."""
+    connection.send(Loading(phase=LoadPhase.DOWNLOADING, done_bytes=5, total_bytes=10))
+    connection.send(Fetched(checkpoint=dataclasses.replace(checkpoint, path=Path("here"))))
 
 
 def exits(connection, config, checkpoint, prefix) -> None:

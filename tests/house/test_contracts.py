@@ -25,6 +25,8 @@ FORBIDDEN: Mapping[str, tuple[str, str]] = {
     "The client stands alone": ("omni_grpc.client", "import omni_grpc.engine"),
     "Leaves import the standard library and each other alone": ("omni_grpc.config", "import yaml"),
     "Model families do not know each other": ("omni_grpc.models.family", "import omni_grpc.models.other"),
+    "Features do not know each other": ("omni_grpc.features.cache", "import omni_grpc.features.lora"),
+    "Features and models do not know each other": ("omni_grpc.features.cache", "import omni_grpc.models.family"),
 }
 """For each contract, by name: a module and an import in it that breaks this contract and no other."""
 
@@ -43,7 +45,8 @@ def skeleton(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     settings = tmp_path.joinpath("pyproject.toml").read_text(encoding="utf-8")
     named = re.findall(r"\bomni_grpc(?:\.\w+)+", settings)
-    for module in {"omni_grpc", "omni_grpc.models.family", "omni_grpc.models.other", *named}:
+    members = {importer for importer, _ in FORBIDDEN.values()} | {"omni_grpc.models.other", "omni_grpc.features.lora"}
+    for module in {"omni_grpc", *members, *named}:
         folder = tmp_path.joinpath(*module.split("."))
         folder.mkdir(parents=True, exist_ok=True)
         folder.joinpath("__init__.py").touch()

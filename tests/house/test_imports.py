@@ -13,8 +13,8 @@ from .source import ROOT, git
 
 HEAVY = {"torch", "diffusers", "transformers", "accelerate", "safetensors"}
 LEAVES = (
-    *("errors", "config", "layout", "request", "plan", "spec", "registry", "resolve", "rules", "frames", "tasks"),
-    *("opaque", "shared", "version"),
+    *("errors", "config", "layout", "load", "request", "plan", "spec", "registry", "resolve", "rules", "settle"),
+    *("frames", "tasks", "opaque", "shared", "tuning", "version"),
 )
 CONTROL = (
     "omni_grpc",

@@ -16,7 +16,7 @@ from .fake_hub import FakeHub
 
 ROOT = Path(__file__).resolve().parents[2]
 FETCH = """
-import json, sys, types
+import dataclasses, json, sys, types
 import huggingface_hub.file_download as download
 # it sleeps for a second before each new try, and nothing here tests that
 download.time = types.SimpleNamespace(sleep=lambda seconds: None)
@@ -25,8 +25,9 @@ from omni_grpc.errors import OmniError
 answers = []
 for revision in sys.argv[2:]:
     seen = []
+    note = lambda transfer: seen.append(dataclasses.asdict(transfer))
     try:
-        path = hub.fetch(sys.argv[1], revision=revision or None, progress=lambda *call: seen.append(call))
+        path = hub.fetch(sys.argv[1], revision=revision or None, progress=note)
         answers.append({"path": str(path), "progress": seen})
     except OmniError as error:
         answers.append({"reason": error.reason, "code": error.code, "message": str(error), "progress": seen})

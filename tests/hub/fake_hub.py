@@ -41,18 +41,30 @@ class Stall:
     size: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Hold:
+    """Sends the rest of one download after `size` bytes only when it is let."""
+
+    size: int
+    let: threading.Event
+
+
 class FakeHub:
-    """`requests` lists (method, what, path): what is "info", "resolve" or "data". `faults` are used up one by one."""
+    """`requests` lists (method, what, path): what is "info", "resolve" or "data". `faults` are used up one by one.
+    While `gate` is closed no repository is looked up.
+    """
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.requests: list[tuple[str, str, str]] = []
         self.ranges: list[str] = []
-        self.faults: dict[str, list[Cut | Stall]] = defaultdict(list)
+        self.faults: dict[str, list[Cut | Stall | Hold]] = defaultdict(list)
         self.sizes: dict[str, int] = {}
         self.token = "hf_good"
         self.down = False
         self.closing = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
         hub = self
 
         class Handler(_Handler):
@@ -74,6 +86,7 @@ class FakeHub:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.closing.set()
+        self.gate.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -116,6 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _info(self, name: str, revision: str) -> None:
         self.hub.requests.append((self.command, "info", name))
+        self.hub.gate.wait()
         if (place := self._find(name, revision)) is None:
             return
         repo, commit = place
@@ -175,7 +189,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(part if fault is None else part[: fault.size])
         if isinstance(fault, Stall):
             self.hub.closing.wait()
-        if fault is not None:
+        if isinstance(fault, Hold):
+            self.wfile.flush()
+            fault.let.wait()
+            self.wfile.write(part[fault.size :])
+        elif fault is not None:
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
 

@@ -34,11 +34,16 @@ def test_only_the_needed_files_come_and_a_second_start_downloads_nothing(hub, fe
 def test_progress_counts_the_bytes_of_each_component(hub, fetch):
     hub.add(REPO, NEEDED)
     progress = fetch(REPO)["progress"]
-    by_component = {name: [done for n, done, _ in progress if n == name] for name, _, _ in progress}
-    assert {name: total for name, _, total in progress} == TOTALS
+    by_component = {name: [it["done"] for it in progress if it["component"] == name] for name in TOTALS}
+    assert {it["component"]: it["total"] for it in progress} == TOTALS
     assert {name: done[-1] for name, done in by_component.items()} == TOTALS
     assert all(done == sorted(done) for done in by_component.values())
     assert by_component["vae"][0] == 0
+    everything = [it["all_done"] for it in progress]
+    assert (everything, everything[-1]) == (sorted(everything), sum(TOTALS.values()))
+    assert {it["all_total"] for it in progress} == {sum(TOTALS.values())}, "known from the beginning"
+    files = {it["file"] for it in progress if it["component"] == "vae"}
+    assert files == {"", "vae/diffusion_pytorch_model.safetensors"}
 
 
 def test_a_variant_stands_in_where_the_plain_weights_are_missing(hub, fetch):
@@ -150,7 +155,7 @@ def test_a_cut_download_goes_on_where_it_was_cut(hub, fetch):
     got = fetch(REPO)
     assert files_in(got["path"])[file] == weights
     assert hub.ranges == [f"{file} {10 << 20}"] * 2
-    assert [done for name, done, _ in got["progress"] if name == "vae"][-1] == len(weights)
+    assert [it["done"] for it in got["progress"] if it["component"] == "vae"][-1] == len(weights)
 
 
 def test_after_a_failed_download_the_next_start_fetches_the_rest(hub, fetch):

@@ -13,15 +13,15 @@ import torch
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import CheckpointError, ConfigError
+from omni_grpc.loading.loader import Loader
 from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
 from omni_grpc.registry import open_model
 
 from .conftest import ROOT
-from .fake_hub import Cut
 
 
 def opened(model, **settings):
-    return open_model(EngineConfig.from_settings(model=str(model), **settings).model)
+    return open_model(EngineConfig.from_settings(model=str(model), **settings).model, apply=lambda found: found)
 
 
 @pytest.fixture
@@ -70,36 +70,9 @@ def test_a_folder_with_variants_alone_is_loaded(folder, tmp_path, monkeypatch):
     checkpoint = opened(folder)
     assert checkpoint.name == "tiny"
     assert checkpoint.path == opened(folder).path != folder
-    QwenImagePipeline.load(checkpoint, torch.device("cpu"), torch.float32)
+    QwenImagePipeline.load(Loader(checkpoint=checkpoint, device=torch.device("cpu"), dtype=torch.float32))
     loaded = safetensors.torch.load_file(checkpoint.path / "transformer/diffusion_pytorch_model.safetensors")
     assert all(torch.equal(loaded[key], expected[key]) for key in expected)
-
-
-@pytest.mark.service
-def test_a_server_fetches_its_model_and_serves_it(hub, environment, tiny_qwen_image, tmp_path):
-    files = {p.relative_to(tiny_qwen_image).as_posix(): p.read_bytes() for p in tiny_qwen_image.rglob("*.*")}
-    hub.add("tiny-org/qwen", files)
-    hub.faults["vae/diffusion_pytorch_model.safetensors"] = [Cut(0)]
-    command = [sys.executable, "-m", "omni_grpc.serve", "--model", "tiny-org/qwen", "--device", "cpu", "--port", "0"]
-    with open(tmp_path / "log", "w+", encoding="utf-8") as log:
-        server = subprocess.Popen(
-            [*command, "--cpu-threads", "1", "--warm-up-seconds", "0"],
-            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log, text=True,
-        )  # fmt: skip
-        try:
-            line = server.stdout.readline()
-        finally:
-            server.terminate()
-            server.wait(60)
-        log.seek(0)
-        lines = log.read()
-    assert "listening on" in line, lines
-    assert "(model tiny-org/qwen, " in line
-    assert server.returncode == 0
-    for component in ("transformer", "text_encoder", "vae"):
-        assert f"downloading {component}: 0% (0 bytes of " in lines
-        assert f"downloading {component}: 100% (" in lines
-    assert "HTTP Request" not in lines
 
 
 @pytest.mark.service

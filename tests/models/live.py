@@ -88,10 +88,10 @@ class Live:
     async def empty(self) -> None:
         """Returns when the worker holds nothing of any request."""
         for _ in range(TRIES):
-            if not self.runner._states and not self._held():
+            if not self.runner._held and not self._held():
                 return
             await asyncio.sleep(PAUSE)
-        raise AssertionError(f"the worker holds {list(self.runner._states)} and {self._held()} states in all")
+        raise AssertionError(f"the worker holds {list(self.runner._held)} and {self._held()} states in all")
 
     def _held(self) -> int:
         """How many of the states that were prepared are still there. A state has slots; its generator is its alone."""
@@ -107,10 +107,10 @@ class Live:
 
         return count
 
-    def _keeping(self, decode: Callable[[State], Any]) -> Callable[[State], Any]:
-        def keep(state: State) -> Any:
-            self.latents.setdefault(state.request.id, []).append(state.latents.clone())
-            return decode(state)
+    def _keeping(self, decode: Callable[[State, Tensor], Any]) -> Callable[[State, Tensor], Any]:
+        def keep(state: State, latents: Tensor) -> Any:
+            self.latents.setdefault(state.request.id, []).append(latents.clone())
+            return decode(state, latents)
 
         return keep
 

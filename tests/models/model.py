@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omni_grpc.config import EngineConfig, LimitsConfig
-from omni_grpc.pipeline.images import Image
+from omni_grpc.config import EngineConfig
+from omni_grpc.pipeline.outputs import Pixels
 from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Draft, GuidanceDraft, Request
+from omni_grpc.request import Draft, GuidanceDraft, ImageFormat, Modality, OutputFormat, Request, Task, VideoFormat
 from omni_grpc.resolve import resolve_request
-from omni_grpc.rules import Facts
-from omni_grpc.spec import GuidanceKind
+from omni_grpc.settle import facts_of
+from omni_grpc.spec import Checkpoint, GuidanceKind
 from omni_grpc.worker.build import build
-from omni_grpc.worker.packed import PackedRunner
+from omni_grpc.worker.packed import Held, PackedRunner
 
 NAME = "tiny"
 """What drafts call the model."""
@@ -29,10 +29,12 @@ NAME = "tiny"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """What one implementation made of a request: latents [outputs, T, C], the images, and the tokens of the prompt."""
+    """What one implementation made of a request: latents [outputs, T, C], the pixels of each output, and the tokens of
+    the prompt. Where outputs have segments, their latents lie one after the other.
+    """
 
     latents: Tensor
-    images: Sequence[Image]
+    images: Sequence[Pixels]
     prompt_tokens: int = 0
 
     def differs_from(self, other: Result) -> tuple[float, int]:
@@ -51,27 +53,42 @@ class Entry:
     build: makes a tiny checkpoint in an empty folder.
     oracle: runs the diffusers pipeline of that checkpoint, and packs its final latents as ours are packed.
     drafts: what both are asked. The first is small and not guided by a second prediction; the suite varies it.
+    shrink: makes small what the pipeline does at one fixed size; the first draft must do without it.
     """
 
     build: Callable[[Path], Path]
     oracle: Callable[[Any, Request], Result]
     drafts: tuple[Draft, ...]
+    shrink: Callable[[Any], None] = lambda pipeline: None
 
 
 class Model:
-    """A checkpoint that is loaded on the CPU as the worker loads it, and what its entry says to ask of it."""
+    """A checkpoint that is loaded on the CPU as the worker loads it, and what its entry says to ask of it. `settings`
+    are more settings of the server.
+    """
 
-    def __init__(self, entry: Entry, folder: Path, *, dtype: str = "float32", threads: int | None = 1) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        folder: Path,
+        *,
+        dtype: str = "float32",
+        threads: int | None = 1,
+        checkpoint: Checkpoint | None = None,
+        **settings: Any,
+    ) -> None:
         self.entry = entry
-        self.checkpoint = open_checkpoint(folder, name=NAME)
+        self.checkpoint = checkpoint or open_checkpoint(folder, name=NAME)
         self.spec = self.checkpoint.spec
         config = EngineConfig.from_settings(
-            model=str(folder), device="cpu", dtype=dtype, cpu_threads=threads, warm_up_seconds=0
+            model=str(folder), device="cpu", dtype=dtype, cpu_threads=threads, warm_up_seconds=0, **settings
         )
         self.dtype: torch.dtype = getattr(torch, dtype)
-        runner, _ = build(config, self.checkpoint, "omni-test-")
+        runner, self.ready = build(config, self.checkpoint, "omni-test-", lambda loading: None)
+        self.facts = facts_of(config, self.checkpoint, self.ready)
         assert isinstance(runner, PackedRunner)
         self.pipeline, self.device = runner._pipeline, torch.device("cpu")
+        entry.shrink(self.pipeline)
 
     @functools.cached_property
     def diffusers(self) -> Any:
@@ -82,23 +99,35 @@ class Model:
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
 
-    def draft(self, *, wider: int = 0, higher: int = 0, **changes: Any) -> Draft:
-        """The first draft of the entry, so many multiples of its size wider and higher, otherwise changed as said."""
-        draft, multiple = self.entry.drafts[0], self.checkpoint.limits.size_multiple
-        size = {"width": (draft.width or 0) + wider * multiple, "height": (draft.height or 0) + higher * multiple}
+    @property
+    def lossless(self) -> OutputFormat:
+        """A format whose files are the same where the pixels are; of videos there is none that loses nothing."""
+        is_video = self.entry.drafts[0].task.modality is Modality.VIDEO
+        return VideoFormat.MP4 if is_video else ImageFormat.RAW_RGB8
+
+    def draft(self, *, wider: int = 0, higher: int = 0, longer: int = 0, **changes: Any) -> Draft:
+        """The first draft of the entry, so many multiples of its size wider and higher and, if it is a video, longer,
+        otherwise changed as said.
+        """
+        draft, limits = self.entry.drafts[0], self.checkpoint.limits
+        size = {
+            "width": (draft.width or 0) + wider * limits.size_multiple,
+            "height": (draft.height or 0) + higher * limits.size_multiple,
+            "num_frames": draft.num_frames and draft.num_frames + longer * limits.frame_multiple,
+        }
         return dataclasses.replace(draft, **(size | changes))
 
     def guided(self, scale: float = 4.0, **changes: Any) -> Draft:
         """A draft that is guided in the way this model can be: by a second prediction, by a trained scale, or not."""
-        if GuidanceKind.TRUE_CFG in self.spec.guidance:
+        if GuidanceKind.TRUE_CFG in self.checkpoint.guidance:
             return self.draft(**({"negative_prompt": "", "guidance": GuidanceDraft(true_cfg_scale=scale)} | changes))
-        if GuidanceKind.EMBEDDED in self.spec.guidance:
+        if GuidanceKind.EMBEDDED in self.checkpoint.guidance:
             return self.draft(**({"guidance": GuidanceDraft(scale=scale)} | changes))
         return self.draft(**changes)
 
     def request(self, draft: Draft, id: str = "job") -> Request:
         """The draft, checked and completed as the server does it."""
-        return resolve_request(draft, Facts(self.checkpoint, LimitsConfig()), id=id).request
+        return resolve_request(draft, self.facts, id=id).request
 
     def runner(self) -> PackedRunner:
         return PackedRunner(self.pipeline, self.device, "omni-test-", latent_rgb=self.spec.latent_rgb)
@@ -115,22 +144,41 @@ class Model:
         while running:
             report = runner.step(running)
             assert report.broken == ()
-            running = tuple(progress.id for progress in report.progress if not progress.finished)
-        return [self._result(runner, request) for request in requests]
+            ended = {progress.id for progress in report.progress if progress.finished}
+            running = tuple(request_id for request_id in running if request_id not in ended)
+        return [self.result(runner, request) for request in requests]
 
     def oracle(self, draft: Draft) -> Result:
         """The same request in diffusers."""
         return self.entry.oracle(self.diffusers, self.request(draft))
 
     @torch.inference_mode()
-    def _result(self, runner: PackedRunner, request: Request) -> Result:
-        states = runner._states[request.id]
-        images = [image for state in states for image in self.pipeline.decode(state)]
-        return Result(torch.stack([state.latents for state in states]), images, states[0].prompt_tokens)
+    def result(self, runner: PackedRunner, request: Request) -> Result:
+        """What a runner made of a request whose last step is done."""
+        held, pixels = runner._held[request.id], []
+        for state, finished in zip(held.states, held.finished, strict=True):
+            decoded = [self.pipeline.decode(state, part) for part in (*finished, state.latents)]
+            pixels += [self.pipeline.join(outputs).pixels for outputs in zip(*decoded, strict=True)]
+        return Result(latents(held), pixels, held.states[0].prompt_tokens)
+
+
+def latents(held: Held) -> Tensor:
+    """What was made so far of a request of which nothing is decoded yet: [outputs, T, C], segment after segment."""
+    return torch.stack(
+        [torch.cat([*finished, state.latents]) for state, finished in zip(held.states, held.finished, strict=True)]
+    )
+
+
+def shape(asked: Draft | Request) -> tuple[int | None, ...]:
+    """Of the pixels of one output."""
+    frames = (asked.num_frames,) if asked.task.modality is Modality.VIDEO else ()
+    return (*frames, asked.height, asked.width, 3)
 
 
 def label(draft: Draft) -> str:
     """A draft in a few words."""
     guidance = "plain" if draft.negative_prompt is None else "cfg"
-    size = f"{draft.width}x{draft.height}-{len(draft.prompt)}chars"
-    return f"{size}-{guidance}-{len(draft.seeds)}images-{draft.steps}steps"
+    frames = "" if draft.num_frames is None else f"x{draft.num_frames}"
+    size = f"{draft.width}x{draft.height}{frames}-{len(draft.prompt)}chars"
+    task = "" if draft.task is Task.TEXT_TO_IMAGE else f"{draft.task.lower()}-"
+    return f"{task}{size}-{guidance}-{len(draft.seeds)}images-{draft.steps}steps"

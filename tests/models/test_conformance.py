@@ -1,4 +1,4 @@
-"""What every registered model has to do, on its tiny checkpoint. A new model needs an entry in cases.py, no test."""
+"""What every registered model has to do, on its tiny checkpoint. A new model needs an entry in cases/, no test."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from omni_grpc.errors import InvalidArgument
+from omni_grpc.frames import segments
 from omni_grpc.nn.rows import LayoutCache, Rows
 from omni_grpc.pipeline.base import Done as DoneOutcome
 from omni_grpc.pipeline.batch import assemble, predict
+from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.state import State
 from omni_grpc.plan import CostModel
 from omni_grpc.registry import specs
@@ -30,7 +32,6 @@ from omni_grpc.request import (
     Encoded,
     GuidanceDraft,
     GuidanceNorm,
-    ImageFormat,
     Preempted,
     Preview,
     Request,
@@ -38,20 +39,21 @@ from omni_grpc.request import (
     Step,
 )
 from omni_grpc.spec import GuidanceKind
-from tests.models.cases import ENTRIES
+from omni_grpc.worker.delivery import encode
+from tests.models.cases import ENTRIES, pipeline_of
 from tests.models.live import ended, live, seen
-from tests.models.model import Model, label
+from tests.models.model import Model, label, latents, shape
 
 pytestmark = pytest.mark.conformance
 
 TOLERANCE = 1e-5
 """How far a float32 result may be from itself in other company."""
 
-GUIDED = [name for name, spec in sorted(specs().items()) if name in ENTRIES and GuidanceKind.TRUE_CFG in spec.guidance]
+GUIDED = sorted(name for name, entry in ENTRIES.items() if any(draft.negative_prompt for draft in entry.drafts))
 
 
 def test_every_registered_model_is_tested() -> None:
-    assert sorted(specs()) == sorted(ENTRIES), "each spec needs an entry in tests/models/cases.py"
+    assert set(specs()) == {pipeline_of(name) for name in ENTRIES}, "each spec needs an entry in tests/models/cases"
 
 
 def close(mine: Tensor, theirs: Tensor) -> None:
@@ -69,7 +71,8 @@ PARITY = [
 def test_latents_and_images_are_those_of_diffusers(model: Model, draft: Draft) -> None:
     (mine,), theirs = model.run(draft), model.oracle(draft)
     assert mine.latents.shape == theirs.latents.shape
-    assert [image.shape for image in mine.images] == [(draft.height, draft.width, 3)] * len(draft.seeds)
+    assert [image.shape[-3:] for image in mine.images] == [(draft.height, draft.width, 3)] * len(draft.seeds)
+    assert [image.shape for image in mine.images] == [image.shape for image in theirs.images]
     assert all(image.std() > 1 for image in mine.images)
     latents, pixels = mine.differs_from(theirs)
     assert latents < 1e-4
@@ -84,13 +87,15 @@ LEAVES = 2
 
 
 def company(model: Model) -> list[tuple[int, Request]]:
-    """Unlike sizes, numbers of steps and kinds of guidance, each with the tick at which it joins; one leaves early."""
+    """Unlike sizes, lengths, numbers of steps and kinds of guidance, each with the tick at which it joins; one leaves
+    early.
+    """
     drafts = {
         "plain": (0, model.draft(steps=5, seeds=(1,))),
         "leaver": (0, model.guided(wider=1, steps=6, seeds=(6,))),
-        "pair": (0, model.guided(wider=2, steps=2, seeds=(2, 3))),
+        "pair": (0, model.guided(wider=2, longer=1, steps=2, seeds=(2, 3))),
         "weak": (1, model.guided(higher=1, steps=4, seeds=(4,), scale=2.0, prompt="a lake")),
-        "late": (2, model.draft(wider=2, steps=3, seeds=(5,), prompt="two blue squares left of a star")),
+        "late": (2, model.draft(wider=2, longer=2, steps=3, seeds=(5,), prompt="two blue squares left of a star")),
     }
     return [(tick, model.request(draft, name)) for name, (tick, draft) in drafts.items()]
 
@@ -114,10 +119,10 @@ def mix(model: Model) -> dict[str, Tensor]:
         running = [progress.id for progress in report.progress if not progress.finished]
         if not running:
             break
-    assert taken == {
-        request.id: list(range(1, 1 + (LEAVES if request.id == "leaver" else request.steps))) for _, request in joins
-    }
-    return {name: torch.stack([state.latents for state in states]) for name, states in runner._states.items()}
+    limits = model.checkpoint.limits
+    steps = {request.id: request.steps * segments(request.num_frames, limits) for _, request in joins}
+    assert taken == {name: list(range(1, 1 + count)) for name, count in (steps | {"leaver": LEAVES}).items()}
+    return {name: latents(held) for name, held in runner._held.items()}
 
 
 def test_requests_that_share_steps_get_what_each_gets_alone(model: Model) -> None:
@@ -159,7 +164,7 @@ def test_seeds_are_used_in_the_order_in_which_they_are_given(model: Model) -> No
 
 @pytest.mark.parametrize("phase", ["queue", "prepare", "step", "decode"])
 async def test_a_cancelled_request_leaves_nothing_behind(model: Model, phase: str) -> None:
-    draft = model.guided(steps=3, seeds=(1, 2), output_format=ImageFormat.RAW_RGB8)
+    draft = model.guided(steps=3, seeds=(1, 2), output_format=model.lossless)
     async with live(model.checkpoint) as fresh:
         expected = await fresh.result(draft)
     async with live(model.checkpoint, max_num_seqs=1) as it:
@@ -219,25 +224,29 @@ async def test_a_preempted_request_ends_as_if_it_had_been_alone(model: Model) ->
 SCALE, RESCALE, START, END = 10.0, 0.7, 0.25, 0.75
 
 
-def plain(cond: Tensor, uncond: Tensor) -> Tensor:
-    return uncond + SCALE * (cond - uncond)
+def plain(cond: Tensor, uncond: Tensor, scale: float) -> Tensor:
+    return uncond + scale * (cond - uncond)
 
 
-def lengths(cond: Tensor, uncond: Tensor) -> Tensor:
+def lengths(cond: Tensor, uncond: Tensor, scale: float) -> Tensor:
     """How much longer, token by token, the conditional prediction is than the guided one."""
-    return cond.square().sum(-1, keepdim=True).sqrt() / plain(cond, uncond).square().sum(-1, keepdim=True).sqrt()
+    guided = plain(cond, uncond, scale)
+    return cond.square().sum(-1, keepdim=True).sqrt() / guided.square().sum(-1, keepdim=True).sqrt()
 
 
-def rescaled(cond: Tensor, uncond: Tensor) -> Tensor:
-    guided = plain(cond, uncond)
+def rescaled(cond: Tensor, uncond: Tensor, scale: float) -> Tensor:
+    guided = plain(cond, uncond, scale)
     return RESCALE * (guided * cond.std() / guided.std()) + (1 - RESCALE) * guided
 
 
-Formula = Callable[[Tensor, Tensor], Tensor]
+Formula = Callable[[Tensor, Tensor, float], Tensor]
 KINDS: Mapping[str, tuple[GuidanceDraft, Formula]] = {
     "plain": (GuidanceDraft(norm=GuidanceNorm.NONE), plain),
-    "renorm": (GuidanceDraft(norm=GuidanceNorm.RENORM), lambda c, u: plain(c, u) * lengths(c, u)),
-    "clipped": (GuidanceDraft(norm=GuidanceNorm.RENORM_CLIPPED), lambda c, u: plain(c, u) * lengths(c, u).clamp(max=1)),
+    "renorm": (GuidanceDraft(norm=GuidanceNorm.RENORM), lambda *given: plain(*given) * lengths(*given)),
+    "clipped": (
+        GuidanceDraft(norm=GuidanceNorm.RENORM_CLIPPED),
+        lambda *given: plain(*given) * lengths(*given).clamp(max=1),
+    ),
     "rescale": (GuidanceDraft(norm=GuidanceNorm.NONE, rescale=RESCALE), rescaled),
     "interval": (GuidanceDraft(norm=GuidanceNorm.NONE, interval_start=START, interval_end=END), plain),
 }
@@ -251,7 +260,9 @@ def by_hand(model: Model, draft: Draft, formula: Formula, guided_steps: tuple[in
     while not done:
         branches = predict(model.pipeline, assemble([state], layouts))[state]
         if state.index in guided_steps:
-            prediction = formula(branches["cond"].double(), branches["uncond"].double()).float()
+            # not SCALE where the model writes guidance otherwise
+            scale = model.pipeline.guidance(state).true_cfg_scale
+            prediction = formula(branches["cond"].double(), branches["uncond"].double(), scale).float()
         else:
             assert branches.keys() == {"cond"}
             prediction = branches["cond"]
@@ -268,7 +279,9 @@ def test_guidance_is_its_formula_on_the_two_predictions(model: Model, kind: str)
         for asked in (guidance, KINDS["renorm" if kind == "plain" else "plain"][0])
     )
     (got,), (other,), (off,) = model.run(draft), model.run(unlike), model.run(model.draft(steps=4))
-    close(got.latents[0], by_hand(model, draft, formula, (1, 2) if kind == "interval" else (0, 1, 2, 3)))
+    expected = by_hand(model, draft, formula, (1, 2) if kind == "interval" else (0, 1, 2, 3))
+    # rounding is multiplied by the scale
+    torch.testing.assert_close(got.latents[0], expected, rtol=0, atol=SCALE * TOLERANCE)
     assert (got.latents - other.latents).abs().max() > 1e-3
     assert (got.latents - off.latents).abs().max() > 1e-3
 
@@ -290,7 +303,7 @@ def test_previews_change_nothing(model: Model) -> None:
 
 
 async def test_a_warm_up_changes_nothing_and_leaves_nothing_behind(model: Model) -> None:
-    draft = model.guided(steps=2, output_format=ImageFormat.RAW_RGB8)
+    draft = model.guided(steps=2, output_format=model.lossless)
     gc.collect()
     # what fixtures of other tests still hold; kept here, so that no id is used again
     earlier = {id(thing): thing for thing in gc.get_objects() if type(thing) in (State, Rows)}
@@ -303,14 +316,15 @@ async def test_a_warm_up_changes_nothing_and_leaves_nothing_behind(model: Model)
 
 async def test_a_whole_life_ends_with_its_files(model: Model) -> None:
     """Start to end through the engine: the same latents as the runner's, and one file for each output."""
-    draft = model.guided(steps=2, seeds=(1, 2), output_format=ImageFormat.RAW_RGB8)
+    draft = model.guided(steps=2, seeds=(1, 2), output_format=model.lossless)
     (expected,) = model.run(draft)
     async with live(model.checkpoint) as it:
         job = it.submit(draft)
         await ended(job)
         latents, files = it.outcome(job)
         assert torch.equal(torch.stack(latents), expected.latents)
-        assert files == [image.tobytes() for image in expected.images]
+        request = model.request(draft)
+        assert files == [encode(Output(pixels=image), request).data for image in expected.images]
         kinds = [type(entry.event) for entry in job.entries if isinstance(entry.event, Step | ArtifactReady | Done)]
         assert kinds == [Step, Step, ArtifactReady, ArtifactReady, Done]
         await it.empty()
@@ -325,17 +339,27 @@ def test_a_spec_survives_the_way_to_the_worker(model: Model) -> None:
 
 def test_defaults_are_what_a_user_could_have_asked_for(model: Model) -> None:
     """A default is not checked when it is taken, so here each is given, as one would write it down."""
-    defaults = model.checkpoint.defaults
-    silent = Draft(model=model.checkpoint.name, prompt="a star", negative_prompt="", seeds=(1,))
+    defaults, first = model.checkpoint.defaults, model.entry.drafts[0]
+    silent = Draft(
+        model=model.checkpoint.name,
+        prompt="a star",
+        task=first.task,
+        inputs=first.inputs,
+        negative_prompt="",
+        seeds=(1,),
+    )
+    # what is made of a picture has its shape
+    of = model.request(silent) if first.inputs.given else defaults
     spelled = dataclasses.replace(
         silent,
-        width=defaults.width,
-        height=defaults.height,
+        width=of.width,
+        height=of.height,
+        num_frames=defaults.num_frames,
         steps=defaults.steps,
         guidance=GuidanceDraft(**dataclasses.asdict(defaults.guidance)),
     )
     assert model.request(silent) == model.request(spelled)
-    assert (model.request(silent).guidance.scale is not None) == (GuidanceKind.EMBEDDED in model.spec.guidance)
+    assert (model.request(silent).guidance.scale is not None) == (GuidanceKind.EMBEDDED in model.checkpoint.guidance)
     assert (model.request(silent).negative_prompt is not None) == (defaults.guidance.true_cfg_scale > 1)
 
 
@@ -344,14 +368,15 @@ def test_limits_leave_something_to_ask_for(model: Model) -> None:
     assert limits.min_size % limits.size_multiple == limits.max_size % limits.size_multiple == 0
     assert limits.min_size <= limits.max_size
     assert limits.min_size**2 <= limits.max_pixels <= limits.max_size**2
-    (smallest,) = model.run(model.draft(width=limits.min_size, height=limits.min_size))
-    assert smallest.images[0].shape == (limits.min_size, limits.min_size, 3)
+    draft = model.draft(width=limits.min_size, height=limits.min_size)
+    (smallest,) = model.run(draft)
+    assert smallest.images[0].shape == shape(draft)
 
 
 @pytest.mark.parametrize(("wider", "higher"), [(1, 0), (-1, 0), (0, 1), (0, -1)])
 def test_one_multiple_more_or_less_works(model: Model, wider: int, higher: int) -> None:
     draft = model.draft(wider=wider, higher=higher, steps=1)
-    assert model.run(draft)[0].images[0].shape == (draft.height, draft.width, 3)
+    assert model.run(draft)[0].images[0].shape == shape(draft)
 
 
 @pytest.mark.parametrize("axis", ["width", "height"])
@@ -370,10 +395,21 @@ def test_a_size_between_multiples_is_refused_and_could_not_be_made(model: Model,
             )
 
 
+def test_a_number_of_frames_between_multiples_is_refused_and_could_not_be_made(model: Model) -> None:
+    draft, limits = model.draft(steps=1), model.checkpoint.limits
+    if draft.num_frames is None:
+        assert not limits.max_frames
+        return
+    for off in (draft.num_frames - 1, draft.num_frames + 1):
+        with pytest.raises(InvalidArgument, match=f"{off} is not a multiple of .* legal value: {draft.num_frames}"):
+            model.request(dataclasses.replace(draft, num_frames=off))
+        assert not can_make(model, dataclasses.replace(model.request(draft), num_frames=off))
+
+
 def can_make(model: Model, request: Request) -> bool:
     """Whether the pipeline, asked past the rules, makes an image of that size."""
     try:
         (result,) = model.run_requests(request)
     except (RuntimeError, ValueError):
         return False
-    return result.images[0].shape == (request.height, request.width, 3)
+    return result.images[0].shape == shape(request)

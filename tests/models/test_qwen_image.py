@@ -15,6 +15,7 @@ from torch import nn
 
 from omni_grpc.errors import CheckpointError
 from omni_grpc.loading.checkpoint import WEIGHT_FILE, load_weights
+from omni_grpc.loading.loader import Loader
 from omni_grpc.models.qwen_image import TRANSFORMER_WEIGHTS
 from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
 from omni_grpc.models.qwen_image.qwen_image_transformer import QwenImageTransformer
@@ -24,7 +25,8 @@ from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.pipeline.batch import assemble, predict
 from omni_grpc.registry import open_checkpoint
-from tests.models.cases import ENTRIES, LONG, NEGATIVE, ask
+from tests.models.cases import ENTRIES
+from tests.models.cases.ask import LONG, NEGATIVE, ask
 from tests.models.model import Model
 
 ENTRY = ENTRIES["QwenImagePipeline"]
@@ -189,4 +191,6 @@ def test_a_tokenizer_that_splits_the_template_otherwise_is_refused(tiny_qwen_ima
     content["model"]["merges"] = content["model"]["merges"][:50]
     file.write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=r"starts with \d+ tokens, expected 34"):
-        QwenImagePipeline.load(open_checkpoint(folder), torch.device("cpu"), torch.float32)
+        QwenImagePipeline.load(
+            Loader(checkpoint=open_checkpoint(folder), device=torch.device("cpu"), dtype=torch.float32)
+        )

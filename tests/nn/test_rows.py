@@ -15,7 +15,8 @@ runs = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=3).map
 @st.composite
 def batches(draw: st.DrawFn) -> list[Row]:
     names = draw(st.sampled_from([("txt", "img"), ("img",), ("txt", "img", "audio")]))
-    rows = st.tuples(*(runs for _ in names)).map(lambda row: Row.of(**dict(zip(names, row, strict=True))))
+    aside = draw(st.sampled_from([(), names[:1], names[1:2]])) if len(names) > 1 else ()
+    rows = st.tuples(*(runs for _ in names)).map(lambda row: Row.of(aside=aside, **dict(zip(names, row, strict=True))))
     return draw(st.lists(rows, min_size=1, max_size=6))
 
 
@@ -31,13 +32,12 @@ def numbered(rows: Rows, stream: str, start: int = 0) -> torch.Tensor:
 
 @settings(max_examples=150, deadline=None)
 @given(batches())
-def test_joint_has_each_rows_streams_one_after_the_other(batch: list[Row]) -> None:
+def test_joint_has_each_rows_streams_one_after_the_other_but_for_those_aside(batch: list[Row]) -> None:
     rows = packed(batch)
-    parts = {name: numbered(rows, name, 1000 * place) for place, name in enumerate(rows.layout.names)}
+    names = [name for name in batch[0].names if name not in batch[0].aside]
+    parts = {name: numbered(rows, name, 1000 * place) for place, name in enumerate(names)}
     joint = rows.join(parts)
-    expected = [
-        parts[name][rows.stream(name).slice(row)] for row in range(len(rows)) for name in rows.layout.names
-    ]  # fmt: skip
+    expected = [parts[name][rows.stream(name).slice(row)] for row in range(len(rows)) for name in names]
     assert torch.equal(joint, torch.cat(expected))
     split = rows.split(joint)
     assert list(split) == list(parts)
@@ -54,7 +54,7 @@ def test_every_token_finds_its_rows_modulation_vector(batch: list[Row]) -> None:
         for name, row_runs in row.streams:
             vectors = [first + level for level, tokens in row_runs for _ in range(tokens)]
             expected[name] += vectors
-            expected[JOINT] += vectors
+            expected[JOINT] += vectors if name not in row.aside else []
         first += row.levels
     assert {name: index.tolist() for name, index in rows.index.items()} == expected
     assert rows.stream(MOD).total == first
@@ -126,6 +126,8 @@ def test_the_cache_keeps_the_layouts_used_last() -> None:
         (lambda: Row.of(img=((-1, 2),)), "'img'"),
         (lambda: packed([]), "at least one row"),
         (lambda: packed([Row.of(txt=1, img=2), Row.of(img=2, txt=1)]), "the same streams"),
+        (lambda: packed([Row.of(txt=1, img=2), Row.of(txt=1, img=2, aside=("txt",))]), "the same streams"),
+        (lambda: Row.of(img=2, aside=("txt",)), "the row has no stream txt"),
         (lambda: Rows([], [Row.of(img=2)], LayoutCache("cpu")), "0 owners for 1 rows"),
         (lambda: packed([Row.of(img=2)]).bind("x", "img", [torch.zeros(3, 1)]), "'x'"),
         (lambda: packed([Row.of(img=2)]).bind("x", "img", []), "'x'"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import pytest
 import torch
 import torch._dynamo.testing
@@ -11,6 +9,7 @@ from torch import Tensor
 
 from omni_grpc.nn.dual_stream import DualStreamBlock
 from omni_grpc.nn.linear import activate, active
+from omni_grpc.nn.parallel_single import ParallelSingleBlock
 from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Block, Stack
 
@@ -21,7 +20,7 @@ UNLIKE = [Row.of(txt=2, img=5), Row.of(txt=3, img=4), Row.of(txt=1, img=6)]
 class Pair(Block):
     """Adds its modulation to both streams, and says which rows were active."""
 
-    carry: ClassVar[tuple[str, ...]] = ("txt", "img")
+    carry = ("txt", "img")
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -31,7 +30,7 @@ class Pair(Block):
     def modulation(self, temb: Tensor) -> Tensor:
         return temb * self.factor
 
-    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
         self.seen.append(active.get())
         return tuple(x + mod[rows.index[name]] for name, x in zip(self.carry, carry, strict=True))
 
@@ -39,9 +38,9 @@ class Pair(Block):
 class Single(Pair):
     """The same over the joint stream, times two."""
 
-    carry: ClassVar[tuple[str, ...]] = (JOINT,)
+    carry = (JOINT,)
 
-    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
         (joint,) = super().forward(*carry, rows=rows, mod=mod)
         return (2 * joint,)
 
@@ -107,9 +106,10 @@ def test_blocks_run_with_their_rows_active() -> None:
         active.get()
 
 
-def test_a_block_compiles_once_for_many_rows_and_once_for_one() -> None:
+@pytest.mark.parametrize("kind", [DualStreamBlock, ParallelSingleBlock])
+def test_a_block_compiles_once_for_many_rows_and_once_for_one(kind: type[Block]) -> None:
     """A block may read tensors and `longest`, never ints of the geometry: each would make one graph per batch."""
-    block = DualStreamBlock(num_heads=2, head_size=32).requires_grad_(False)
+    block = kind(num_heads=2, head_size=32).requires_grad_(False)
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounter()
     compiled = torch.compile(block, fullgraph=True, backend=counter, dynamic=True)
@@ -118,12 +118,13 @@ def test_a_block_compiles_once_for_many_rows_and_once_for_one() -> None:
     sizes = [Row.of(txt=7, img=35), Row.of(txt=19, img=24), Row.of(txt=12, img=26)]
     counts = []
     for chosen in ((0, 1, 2), (0, 1), (2, 1, 0, 1), (0,), (2,)):
-        rows = batch([sizes[number] for number in chosen], dual=torch.randn(len(chosen), 768, generator=generator))
+        temb = torch.randn(len(chosen), 64, generator=generator)
+        rows = batch([sizes[number] for number in chosen], blocks=block.modulation(temb))
         tables = [torch.randn(length, 16, 2, generator=generator) for length in rows.stream(JOINT).lengths]
         rows.bind("rope", JOINT, tables)
-        carry = [torch.randn(rows.stream(name).total, 64, generator=generator) for name in ("txt", "img")]
-        expected = block(*carry, rows=rows, mod=rows["dual"])
-        for out, eager in zip(compiled(*carry, rows=rows, mod=rows["dual"]), expected, strict=True):
+        carry = [torch.randn(rows.stream(name).total, 64, generator=generator) for name in block.carry]
+        expected = block(*carry, rows=rows, mod=rows["blocks"])
+        for out, eager in zip(compiled(*carry, rows=rows, mod=rows["blocks"]), expected, strict=True):
             torch.testing.assert_close(out, eager)
         counts.append(counter.frame_count)
     assert counts[0] == counts[1] == counts[2], counts

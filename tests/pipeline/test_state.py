@@ -7,7 +7,7 @@ import torch
 
 from omni_grpc.nn.rows import Row
 from omni_grpc.pipeline.patches import Grid
-from omni_grpc.pipeline.schedule import Schedule
+from omni_grpc.pipeline.schedule import Levels, Schedule
 from omni_grpc.pipeline.state import COND, UNCOND, Cond, State, Tables
 from omni_grpc.request import Guidance, ImageFormat, Request, Task
 
@@ -35,8 +35,10 @@ def state(guidance: Guidance, *, branches: tuple[str, ...] = (COND, UNCOND), ste
         seed=1,
         generator=torch.Generator(),
         latents=torch.zeros(1, 4),
-        grid=Grid(1, 1, 2),
-        schedule=Schedule({"_class_name": "FlowMatchEulerDiscreteScheduler"}, sigmas, mu=None, device="cpu"),
+        grid=Grid(height=1, width=1, patch=2),
+        schedule=Schedule(
+            {"_class_name": "FlowMatchEulerDiscreteScheduler"}, Levels(steps=steps, sigmas=sigmas), device="cpu"
+        ),
         guidance=guidance,
         cond=dict.fromkeys(branches, cond),
     )
@@ -45,7 +47,7 @@ def state(guidance: Guidance, *, branches: tuple[str, ...] = (COND, UNCOND), ste
 def guided_steps(it: State) -> list[int]:
     taken = []
     for index in range(it.schedule.steps):
-        it.index = index
+        it.evaluation = index
         assert it.branches in ((COND,), (COND, UNCOND))
         if UNCOND in it.branches:
             taken.append(index)

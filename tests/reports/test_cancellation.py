@@ -154,7 +154,7 @@ def test_b107_a_cancelled_run_frees_its_memory(omni):
     # the lanes work in order: once this one is through, what was dropped before is gone
     omni.generate("next", width=32, height=32, steps=1)
     runner = omni._engine._executor._worker._runner
-    assert (runner._states, runner._rows) == ({}, None)
+    assert (runner._held, runner._rows) == ({}, None)
 
 
 # --- progress ---------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from omni_grpc.config import LimitsConfig
+from omni_grpc.loading.loader import Loader
 from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat
 from omni_grpc.resolve import resolve_request
 from omni_grpc.rules import Facts
@@ -33,7 +34,7 @@ def run(runner, *together):
     ids = tuple(request.id for request in together)
     for _ in range(together[0].steps):
         assert runner.step(ids).broken == ()
-    outputs = [[state.latents for state in runner._states[job_id]] for job_id in ids]
+    outputs = [[state.latents for state in runner._held[job_id].states] for job_id in ids]
     runner.drop(ids)
     return outputs
 
@@ -96,17 +97,17 @@ def test_b024_noise_is_drawn_on_the_cpu_and_depends_on_the_seed_alone(runner, ch
     one, other = requests(checkpoint, SHORT, SHORT | {"prompt": "another", "steps": 5, "seeds": (7, 7)})
     runner.prepare(one)
     runner.prepare(other)
-    states = [state for job_id in (one.id, other.id) for state in runner._states[job_id]]
+    states = [state for job_id in (one.id, other.id) for state in runner._held[job_id].states]
     height, width = SHORT["height"] // 8, SHORT["width"] // 8
-    noise = torch.randn((pipeline.vae.config.z_dim, height, width), generator=torch.Generator("cpu").manual_seed(7))
+    noise = torch.randn((pipeline.vae.config.z_dim, 1, height, width), generator=torch.Generator("cpu").manual_seed(7))
     for state in states:
-        assert torch.equal(state.grid.image(state.latents), noise)
+        assert torch.equal(state.grid.unpack(state.latents), noise)
 
 
 def test_b026_equal_rows_of_a_batch_are_equal_and_a_batch_of_two_is_close_to_one_in_bfloat16(checkpoint):
     from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
 
-    half = QwenImagePipeline.load(checkpoint, torch.device("cpu"), torch.bfloat16)
+    half = QwenImagePipeline.load(Loader(checkpoint=checkpoint, device=torch.device("cpu"), dtype=torch.bfloat16))
     runner = PackedRunner(half, torch.device("cpu"), "omni-test-half-")
     one, other = requests(checkpoint, SHORT, SHORT)
     (first,), (second,) = run(runner, one, other)

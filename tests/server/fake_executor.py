@@ -18,6 +18,7 @@ from omni_grpc.engine.scheduler import Lane
 from omni_grpc.errors import Code, Failure
 from omni_grpc.plan import Broken, CostModel, Decoded, Died, Media, Plan, Prepared, Progress, Ready, Stepped
 from omni_grpc.request import ImageFormat, PreviewImage, Request
+from omni_grpc.tuning import CacheCount
 
 COST = CostModel(fixed=2.0, token=0.25, pair=0.125)
 READY = Ready(pid=1, device="cpu", dtype="float32", load_seconds=0.1, weight_bytes=1234, cost=COST)
@@ -50,10 +51,12 @@ class Gate:
 class FakeExecutor:
     """Outputs are noise made from their seed: equal seeds give equal bytes, and a PNG is as large as its pixels.
 
-    It can be started again after a death; `starts` counts its lives.
+    It can be started again after a death; `starts` counts its lives. `ready` is what it says of itself. Its step cache
+    answers every row of every step but the first and the last.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ready: Ready = READY) -> None:
+        self.ready = ready
         self.loading = Gate()
         self.gates = {lane: Gate() for lane in Lane}
         self.starts = 0
@@ -105,7 +108,7 @@ class FakeExecutor:
     async def _load(self) -> None:
         await self.loading.enter()
         self._alive = True
-        self._deliver(READY)
+        self._deliver(self.ready)
 
     async def _prepare(self, request: Request) -> None:
         await self.gates[Lane.PREPARE].enter()
@@ -127,6 +130,7 @@ class FakeExecutor:
         self._steps[job_id] += 1
         step, request = self._steps[job_id], self._requests[job_id]
         sigma = 1 - (step - 1) / request.steps
+        answered = request.cache is not None and 1 < step < request.steps
         return Progress(
             id=job_id,
             step=step,
@@ -134,6 +138,8 @@ class FakeExecutor:
             sigma=sigma,
             timestep=1000 * sigma,
             rows=_rows(request),
+            rows_reused=_rows(request) if answered else 0,
+            cache=_cache(request, answered),
             finished=step == request.steps,
             previews=previews(request, step),
         )
@@ -180,6 +186,13 @@ def tokens(request: Request) -> int:
 
 def _rows(request: Request) -> int:
     return request.num_outputs * (1 if request.negative_prompt is None else 2)
+
+
+def _cache(request: Request, answered: bool) -> tuple[CacheCount, ...]:
+    if request.cache is None:
+        return ()
+    hits, misses = (_rows(request), 0) if answered else (0, _rows(request))
+    return (CacheCount(component="transformer", hits=hits, misses=misses, measured=1, change=0.25),)
 
 
 def previews(request: Request, step: int) -> tuple[PreviewImage, ...]:

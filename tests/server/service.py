@@ -16,6 +16,9 @@ from grpc_status import rpc_status
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
+from omni_grpc.load import Loading, LoadPhase
+from omni_grpc.plan import Ready
+from omni_grpc.registry import unfetched
 from omni_grpc.request import Guidance, GuidanceNorm
 from omni_grpc.server import Server
 from omni_grpc.spec import Defaults, Limits
@@ -31,7 +34,7 @@ from omni_grpc.v1 import (
 )
 from tests.toy import toy_checkpoint
 
-from .fake_executor import FakeExecutor
+from .fake_executor import READY, FakeExecutor
 
 CHECKPOINT = toy_checkpoint(
     limits=lambda configs: Limits(
@@ -82,9 +85,9 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def serving(**settings: Any) -> AsyncIterator[Service]:
+async def serving(ready: Ready = READY, **settings: Any) -> AsyncIterator[Service]:
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0, "restart_backoff": 0} | settings))
-    executor = FakeExecutor()
+    executor = FakeExecutor(ready)
     engine = Engine(config, CHECKPOINT, executor)
     server = Server(engine, config.server)
     await server.start()
@@ -94,6 +97,31 @@ async def serving(**settings: Any) -> AsyncIterator[Service]:
     finally:
         await service.channel.close()
         await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def starting(**settings: Any) -> AsyncIterator[tuple[Service, asyncio.Task[int]]]:
+    """A server that listens, and whose model is not even fetched."""
+    config = EngineConfig.from_settings(**({"model": "org/toy", "served_model_name": "toy", "port": 0} | settings))
+    executor = FakeExecutor()
+    executor.loading.close()
+    engine = Engine(config, unfetched(config.model), executor)
+    server = Server(engine, config.server)
+    start = asyncio.create_task(server.start())
+    await until(lambda: server.port != 0)
+    service = Service(engine, server, executor)
+    try:
+        yield service, start
+    finally:
+        await service.channel.close()
+        start.cancel()
+        await server.stop()
+        await asyncio.gather(start, return_exceptions=True)
+
+
+def downloading(done: int) -> Loading:
+    file = "vae/diffusion_pytorch_model.safetensors"
+    return Loading(phase=LoadPhase.DOWNLOADING, component="vae", file=file, done_bytes=done, total_bytes=1000)
 
 
 def image(**changes: Any) -> generation_pb2.GenerateImageRequest:

@@ -200,6 +200,6 @@ async def test_a_model_that_only_loading_can_describe_is_loading_without_limits(
         assert (found.state, found.HasField("limits"), found.HasField("defaults")) == (2, False, False)
         assert list(found.tasks) == []
         error = await refusal(service.generation.GenerateVideo(video()))
-        assert (error.code, error.reason) == ("UNAVAILABLE", "ENGINE_STARTING")
+        assert (error.code, error.reason) == ("UNAVAILABLE", "MODEL_LOADING")
         # what closing it needs
         service.engine.checkpoint = studio()

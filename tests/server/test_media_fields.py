@@ -74,5 +74,5 @@ def test_a_field_is_used_or_refused_by_its_name(kind, path, field):
         return
     was = read(plain, task_of(plain), streaming=True)
     asked = read(request, task_of(request), streaming=True)
-    assert (without_fingerprint(asked) == without_fingerprint(was)) is (path == "sampling.cache.off")
+    assert without_fingerprint(asked) != without_fingerprint(was)
     assert asked.submission.fingerprint != was.submission.fingerprint

@@ -17,7 +17,6 @@ from .service import image, refusal, serving, to_error, until
 UNSERVED: Set[str] = {
     "AdminService/Drain",
     "AdminService/LoadLora",
-    "AdminService/LoadModel",
     "AdminService/Sleep",
     "AdminService/StartProfile",
     "AdminService/StopProfile",
@@ -46,6 +45,7 @@ async def test_a_model_tells_what_it_is_and_what_may_be_asked_of_it():
     assert (limits.true_cfg_scale.max, limits.HasField("guidance_scale")) == (100, False)
     assert found.defaults.guidance.true_cfg_scale == 4
     assert len(found.image_formats) == 4
+    assert list(found.schedulers) == ["ToyScheduler"]
 
 
 async def test_the_limits_a_model_tells_are_the_ones_it_keeps(service):

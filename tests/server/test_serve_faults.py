@@ -107,6 +107,19 @@ def test_a_killed_worker_takes_its_jobs_along_and_no_others(server):
     assert restarts(server) == before + 1
 
 
+def test_a_job_that_is_made_before_the_death_is_known_goes_to_the_next_worker(server):
+    image, worker = data_of(server.generate()), server.worker()
+    worker.suspend()  # it takes the job and does nothing with it, as one does that is being killed
+    job_id = server.create(server.image())
+    until(lambda: server.job(job_id).state == event_pb2.JOB_STATE_RUNNING)
+    with contextlib.suppress(psutil.NoSuchProcess):  # on a machine so slow that it was found hanging before
+        worker.kill()
+    events = server.watch(job_id, delivery="ARTIFACT_DELIVERY_INLINE_CHUNKS")
+    kept = kinds([event for event in events if event.seq])
+    assert (kept[:5], kept[-1]) == (["queued", "started", "retrying", "queued", "started"], "completed")
+    assert data_of(events) == image
+
+
 def test_a_worker_that_shows_no_sign_of_life_is_killed_and_replaced(server):
     before, worker = restarts(server), server.worker()
     call = server.generation.GenerateImage(server.image(**ENDLESS))

@@ -50,7 +50,7 @@ async def test_while_the_model_loads_the_server_lives_and_takes_no_jobs():
     service = Service(engine, server, executor)
     assert (await health(service), await health(service, "liveness")) == (NOT_SERVING, SERVING)
     error = await refusal(service.generation.GenerateImage(image()))
-    assert (error.code, error.reason) == ("UNAVAILABLE", "ENGINE_STARTING")
+    assert (error.code, error.reason) == ("UNAVAILABLE", "MODEL_LOADING")
     assert error.details["RetryInfo"].retry_delay.seconds == 1
     executor.loading.open()
     assert await starting == server.port

@@ -19,7 +19,9 @@ VALUES = {
     float: ("2.5", 2.5),
     bool: ("true", True),
     dict: ('{"a": [1, null]}', {"a": [1, None]}),
+    tuple: ("a, b,", ("a", "b")),
 }
+PAIRS = ("a=b=c", {"a": "b=c"})
 """For each type of setting, a value as it is written and as it is read."""
 
 
@@ -47,11 +49,30 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
 
 @pytest.mark.parametrize("option", list(options()), ids=lambda option: option.name)
 def test_every_setting_has_a_flag(option):
-    text, value = (option.choices[-1],) * 2 if option.choices else VALUES[option.type]
+    text, value = (option.choices[-1],) * 2 if option.choices else PAIRS if option.pairs else VALUES[option.type]
     argv = [option.flag, text] if option.name == "model" else ["--model", "m", option.flag, text]
-    assert getattr(getattr(load(*argv), option.section), option.name) == value
+    assert option.of(load(*argv)) == value
     given = {} if option.name == "model" else {"OMNI_GRPC_MODEL": "m"}
-    assert getattr(getattr(load(**given | {option.environment: text}), option.section), option.name) == value
+    assert option.of(load(**given | {option.environment: text})) == value
+
+
+def test_a_feature_is_off_where_nothing_of_it_is_set(file):
+    config = load("--model", "m", "--no-enable-layerwise-offload", "--ignored-layers", "")
+    assert (config.cache, config.quantization, config.loras, config.offload) == (None, None, None, None)
+    assert {option.of(config) for option in options() if option.feature} == {None, False, ()}
+    config = load("--config", file("model: m\nenable_layerwise_offload: true\nquantization:\n  quantization: int8\n"))
+    assert config.offload.enable_layerwise_offload
+    assert config.quantization.quantization == "int8"
+    assert config.cache is None
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--lora", "a=x", "--lora", "b=y"], ["--lora", '{"a": "x", "b": "y"}'], ["--lora", "a=x", "--lora", '{"b": "y"}']],
+)
+def test_adapters_are_given_one_by_one_or_as_an_object(argv, file):
+    assert load("--model", "m", *argv).loras.lora == {"a": "x", "b": "y"}
+    assert load("--config", file("model: m\nlora:\n  a: x\n  b: y\n")).loras.lora == {"a": "x", "b": "y"}
 
 
 @pytest.mark.parametrize("text", ["--vae-use-slicing", "--vae-use-slicing=true", "--vae-use-slicing=1"])
@@ -66,7 +87,7 @@ def test_a_switch_is_turned_off_again(text):
 
 def test_a_json_object_is_a_mapping_in_a_file(file):
     config = load("--config", file("model: m\ncache_config:\n  threshold: 0.1\nvae_use_tiling: true\n"))
-    assert (config.adapter.cache_config, config.adapter.vae_use_tiling) == ({"threshold": 0.1}, True)
+    assert (config.cache.cache_config, config.adapter.vae_use_tiling) == ({"threshold": 0.1}, True)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +103,10 @@ def test_a_json_object_is_a_mapping_in_a_file(file):
         (["--model", "m", "--vae-use-slicing=maybe"], "--vae-use-slicing is 'maybe': expected bool"),
         (["--model", "m", "--cache-config", "{"], "--cache-config is '{': expected a JSON object"),
         (["--model", "m", "--cache-config", "[1]"], "expected a JSON object"),
+        (["--model", "m", "--lora", "path"], "expected NAME=VALUE or a JSON object"),
+        (["--model", "m", "--lora", "a=x", "--lora", "a=y"], "expected NAME=VALUE"),
+        (["--model", "m", "--lora", '{"a": 1}'], "expected NAME=VALUE"),
+        (["--model", "m", "--quantization", "fp3"], "--quantization is 'fp3': expected one of int8"),
         ([], "no model: pass a checkpoint folder"),
         (["--config", "nothing.yaml"], "--config nothing.yaml: No such file or directory"),
     ],

@@ -53,15 +53,35 @@ async def test_running_jobs_fail_as_retryable_and_those_that_wait_go_on_with_the
         assert service.executor.starts == 2
 
 
-@pytest.mark.parametrize("lane", list(Lane))
-async def test_a_job_is_lost_with_its_worker_in_every_phase(service, lane):
+@pytest.mark.parametrize("lane", [Lane.STEP, Lane.DECODE])
+async def test_a_job_is_lost_with_its_worker_once_it_is_prepared(service, lane):
     service.executor.gates[lane].close()
     job = await service.create()
-    await until(lambda: service.engine.jobs.get(job.job_id).last_seq == {"prepare": 2, "step": 3, "decode": 7}[lane])
+    await until(lambda: service.engine.jobs.get(job.job_id).last_seq == {"step": 3, "decode": 7}[lane])
     await service.executor.die()
     assert (await service.watch(job.job_id))[-1].failed.status.code == 14
     service.executor.gates[lane].open()
     assert kinds(await service.watch((await service.create()).job_id))[-1] == "completed"
+
+
+async def test_a_job_that_was_not_prepared_starts_again_and_its_watchers_are_told(service):
+    service.executor.gates[Lane.PREPARE].close()
+    job = await service.create()
+    await until(lambda: service.engine.jobs.get(job.job_id).last_seq == 2)
+    service.executor.loading.close()
+    await service.executor.die()
+    waiting = await service.get(job.job_id)
+    assert (waiting.state, waiting.HasField("start_time")) == (event_pb2.JOB_STATE_QUEUED, False)
+    service.executor.loading.open()
+    service.executor.gates[Lane.PREPARE].open()
+    events = await service.watch(job.job_id)
+    assert kinds(events)[:6] == ["queued", "started", "retrying", "queued", "started", "encode_done"]
+    assert kinds(events)[-1] == "completed"
+    retrying = events[2].retrying
+    assert (retrying.status.code, retrying.attempt, retrying.max_attempts) == (14, 2, 2)
+    assert [events[i].started.attempt for i in (1, 4)] == [1, 2]
+    assert events[-1].completed.stats.attempts == 2
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
 
 
 async def test_a_model_whose_worker_is_gone_is_loading_and_says_why(service):
@@ -121,7 +141,7 @@ async def test_a_worker_that_dies_as_the_server_stops_is_not_started_again(servi
     assert (service.executor.starts, service.engine.state) == (1, EngineState.STOPPED)
 
 
-async def test_a_worker_that_gives_up_is_gone_before_the_next_one_is_started():
+async def test_a_worker_that_gives_up_is_gone_before_the_next_one_and_a_job_kills_no_more_than_two():
     config = EngineConfig.from_settings(model="toy", restart_backoff=0)
     # functions do not pickle by value, and this worker asks for none
     executor = ProcessExecutor(
@@ -133,7 +153,9 @@ async def test_a_worker_that_gives_up_is_gone_before_the_next_one_is_started():
     job, _ = engine.submit(Submission(draft=Draft(model="toy", prompt="x")))
     await until(lambda: engine.state is EngineState.RESTARTING)
     assert not first.is_running()
+    assert job.state is JobState.QUEUED
+    await until(lambda: job.state.terminal)
     assert (job.state, job.failure.message) == (JobState.FAILED, "a lane broke")
     await until(lambda: engine.state is EngineState.READY)
-    assert engine.stats().worker_restarts == 1
+    assert engine.stats().worker_restarts == 2
     await engine.close()

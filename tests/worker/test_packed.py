@@ -13,6 +13,7 @@ import torch
 from omni_grpc import shared
 from omni_grpc.config import LimitsConfig
 from omni_grpc.errors import Code, InternalError
+from omni_grpc.loading.loader import Loader
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Preview
 from omni_grpc.resolve import resolve_request
@@ -43,7 +44,7 @@ def checkpoint(tiny_qwen_image):
 def pipeline(checkpoint):
     from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
 
-    return QwenImagePipeline.load(checkpoint, torch.device("cpu"), torch.float32)
+    return QwenImagePipeline.load(Loader(checkpoint=checkpoint, device=torch.device("cpu"), dtype=torch.float32))
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def requests(checkpoint, drafts=UNLIKE):
 
 
 def latents(runner, job_id):
-    return [state.latents for state in runner._states[job_id]]
+    return [state.latents for state in runner._held[job_id].states]
 
 
 def run_alone(runner, request):
@@ -184,7 +185,7 @@ def test_a_request_that_breaks_a_shared_forward_fails_alone(
     assert [progress.id for progress in report.progress] == [first.id, third.id]
     (broken,) = report.broken
     assert (broken.id, broken.phase, broken.failure.code, broken.failure.reason) == (bad.id, "step", code, reason)
-    assert bad.id not in runner._states, "a failed request holds no memory"
+    assert bad.id not in runner._held, "a failed request holds no memory"
     for request in (first, third):
         for _ in range(request.steps - 1):
             runner.step((request.id,))
@@ -210,7 +211,7 @@ def test_latents_that_stop_being_finite_fail_their_request_at_that_step(runner, 
     assert [progress.id for progress in report.progress] == [good.id]
     assert report.broken[0].failure.reason == "NON_FINITE_LATENTS"
     assert "after step 2" in report.broken[0].failure.message
-    assert bad.id not in runner._states
+    assert bad.id not in runner._held
 
 
 def test_a_failing_update_is_its_requests_failure(runner, checkpoint, pipeline, monkeypatch):
@@ -221,7 +222,7 @@ def test_a_failing_update_is_its_requests_failure(runner, checkpoint, pipeline, 
     def refuse(*arguments):
         raise ValueError("index 51 is out of bounds")
 
-    monkeypatch.setattr(runner._states[bad.id][1].schedule, "step", refuse)
+    monkeypatch.setattr(runner._held[bad.id].states[1].schedule, "step", refuse)
     report = runner.step((good.id, bad.id))
     assert [progress.id for progress in report.progress] == [good.id]
     assert report.broken[0].failure.reason == "WORKER_ERROR"
@@ -230,7 +231,7 @@ def test_a_failing_update_is_its_requests_failure(runner, checkpoint, pipeline, 
 def test_pixels_that_are_not_finite_are_an_error_not_a_black_image(runner, checkpoint):
     request = requests(checkpoint)[0]
     run_alone(runner, request)
-    (state,) = runner._states[request.id]
+    (state,) = runner._held[request.id].states
     state.latents = state.latents.clone().index_fill_(0, torch.tensor(0), torch.nan)
     with pytest.raises(InternalError, match="not finite"):
         runner.decode(request.id)

@@ -3,9 +3,12 @@ import random
 import pytest
 import torch
 
+from omni_grpc.loading.loader import Loader
 from omni_grpc.plan import CostModel
 from omni_grpc.registry import open_checkpoint
+from omni_grpc.worker import warm_up as warm_up_module
 from omni_grpc.worker.warm_up import fit, warm_up
+from tools.tiny_checkpoints import build_wan_i2v
 
 SHAPES = [(16,), (64,), (64, 64), (256,), (1024,), (1024, 1024), (4096,)]
 
@@ -52,7 +55,23 @@ def test_a_warm_up_predicts_growing_steps(tiny_qwen_image):
 
     checkpoint = open_checkpoint(tiny_qwen_image, name="tiny")
     device = torch.device("cpu")
-    pipeline = QwenImagePipeline.load(checkpoint, device, torch.float32)
+    pipeline = QwenImagePipeline.load(Loader(checkpoint=checkpoint, device=device, dtype=torch.float32))
     cost = warm_up(pipeline, checkpoint, device, seconds=60)
     assert 0 < cost.step_ms((20,)) < cost.step_ms((4096,))
     assert warm_up(pipeline, checkpoint, device, seconds=0) == CostModel()
+
+
+def test_a_warm_up_of_a_video_model_goes_on_to_more_frames(tmp_path, monkeypatch):
+    checkpoint = open_checkpoint(build_wan_i2v(tmp_path / "wan"), name="tiny")
+    seen = []
+    monkeypatch.setattr(
+        warm_up_module, "_measure", lambda pipeline, request, device: (seen.append(request), (1, 1.0))[1]
+    )
+    monkeypatch.setattr(warm_up_module, "fit", lambda samples: CostModel())
+    warm_up(None, checkpoint, torch.device("cpu"), seconds=60)
+    sizes = [(it.width, it.num_frames, it.num_outputs) for it in seen]
+    assert sizes == [
+        (16, 5, 1), (16, 5, 2), (32, 5, 1), (32, 5, 2), (64, 5, 1), (64, 5, 2), (128, 5, 1), (128, 5, 2), (256, 5, 1),
+        (256, 9, 1), (256, 21, 1), (256, 41, 1), (256, 81, 1),
+    ]  # fmt: skip
+    assert all(it.inputs.first_frame.width == it.width for it in seen), "what the task needs is there"

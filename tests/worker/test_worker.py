@@ -8,6 +8,7 @@ import pytest
 from omni_grpc import shared
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import Code
+from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.plan import Broken, Decoded, Died, Plan, Prepared, Ready, Stepped
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Draft
@@ -27,6 +28,7 @@ def worker(config):
     checkpoint = open_checkpoint(config.model.model, name="tiny")
     worker = Worker(config, checkpoint, reports.put, f"omni-test-{secrets.token_hex(4)}-")
     worker.start()
+    assert reports.get(timeout=60) == Loading(phase=LoadPhase.WARMING_UP)
     yield worker, reports, checkpoint, config
     worker.close()
 
@@ -55,7 +57,7 @@ def test_a_request_goes_through_the_lanes(worker):
     decoded = reports.get(timeout=60)
     assert isinstance(decoded, Decoded)
     assert len(shared.take(decoded.media[0].data)) == decoded.media[0].data.size
-    assert it._runner._states == {}
+    assert it._runner._held == {}
 
 
 def test_a_request_dropped_before_its_decode_is_reported_and_logged_as_no_defect(worker, caplog):
@@ -77,7 +79,7 @@ def test_a_request_dropped_while_it_is_prepared_leaves_nothing(worker):
     it.submit(Plan(admit=(request(checkpoint, config),)))
     it.submit(Plan(drop=("job_1",)))
     assert isinstance(reports.get(timeout=60), Prepared)
-    assert it._runner._states == {}
+    assert it._runner._held == {}
 
 
 def test_a_failure_in_prepare_is_that_requests_report(worker, monkeypatch):

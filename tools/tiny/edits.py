@@ -1,4 +1,4 @@
-"""Tiny pipelines that look at pictures: Qwen-Image-Edit-Plus and Layered, FLUX.1 Kontext, FLUX.2 Klein."""
+"""Tiny pipelines that look at pictures: Qwen-Image-Edit-Plus and Layered, FLUX.2 Klein."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from diffusers import (
     DiffusionPipeline,
     FlowMatchEulerDiscreteScheduler,
     Flux2KleinPipeline,
-    FluxKontextPipeline,
     QwenImageEditPlusPipeline,
     QwenImageLayeredPipeline,
 )
 from diffusers import Flux2Transformer2DModel as Flux2Transformer
 from transformers import Qwen3ForCausalLM
 
-from tools.tiny.images import disturb_norms, flux_parts, qwen_image_parts
+from tools.tiny.images import disturb_norms, qwen_image_parts
 from tools.tiny.text import QWEN_CHAT, qwen3_encoder, qwen_tokenizer
 from tools.tiny.vision import picture_processor
 
@@ -32,14 +31,6 @@ def build_qwen_image_layered(folder: Path, *, seed: int = 0) -> Path:
     return _qwen_image(
         folder, QwenImageLayeredPipeline, seed=seed, channels=4, use_additional_t_cond=True, use_layer3d_rope=True
     )
-
-
-def build_flux_kontext(folder: Path, *, seed: int = 0) -> Path:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        pipeline = FluxKontextPipeline(**flux_parts(), image_encoder=None, feature_extractor=None)
-    pipeline.save_pretrained(folder)
-    return folder
 
 
 def build_flux2_klein(folder: Path, *, seed: int = 0) -> Path:

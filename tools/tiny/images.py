@@ -12,6 +12,7 @@ from diffusers import (
     DiffusionPipeline,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
+    FluxKontextPipeline,
     FluxPipeline,
     PNDMScheduler,
     QwenImagePipeline,
@@ -166,20 +167,34 @@ def build_stable_diffusion_xl(folder: Path, *, seed: int = 0) -> Path:
 
 def build_flux(folder: Path, *, seed: int = 0, heads: int = 4, head_dim: int = 32, layers: int = 2) -> Path:
     """A FLUX.1-dev with its embedded guidance."""
+    return _flux(folder, FluxPipeline, seed=seed, heads=heads, head_dim=head_dim, layers=layers)
+
+
+def build_flux_schnell(folder: Path, *, seed: int = 0, heads: int = 4, head_dim: int = 32, layers: int = 2) -> Path:
+    """A FLUX.1-schnell: no guidance, and a shift that does not depend on the size."""
+    return _flux(folder, FluxPipeline, seed=seed, heads=heads, head_dim=head_dim, layers=layers, schnell=True)
+
+
+def build_flux_kontext(folder: Path, *, seed: int = 0, heads: int = 4, head_dim: int = 32, layers: int = 2) -> Path:
+    """A FLUX.1-Kontext-dev: a dev that is also shown a picture."""
+    return _flux(folder, FluxKontextPipeline, seed=seed, heads=heads, head_dim=head_dim, layers=layers)
+
+
+def _flux(folder: Path, kind: type[DiffusionPipeline], *, seed: int, **shape: Any) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        pipeline = FluxPipeline(**flux_parts(heads=heads, head_dim=head_dim, layers=layers))
+        pipeline = kind(**flux_parts(**shape), image_encoder=None, feature_extractor=None)
+        disturb_norms(pipeline.transformer)
     pipeline.save_pretrained(folder)
     return folder
 
 
-def flux_parts(*, heads: int = 4, head_dim: int = 32, layers: int = 2) -> dict[str, Any]:
+def flux_parts(*, heads: int = 4, head_dim: int = 32, layers: int = 2, schnell: bool = False) -> dict[str, Any]:
     """What all FLUX.1 pipelines are made of."""
     clip, t5 = clip_tokenizer(), t5_tokenizer(512)
+    shift: dict[str, Any] = {"shift": 1.0} if schnell else {"shift": 3.0, "use_dynamic_shifting": True}
     return {
-        "scheduler": FlowMatchEulerDiscreteScheduler(
-            base_image_seq_len=256, max_image_seq_len=4096, shift=3.0, use_dynamic_shifting=True
-        ),
+        "scheduler": FlowMatchEulerDiscreteScheduler(base_image_seq_len=256, max_image_seq_len=4096, **shift),
         "vae": _vae(latent=16, scaling=0.3611, shift=0.1159),
         "text_encoder": clip_encoder(clip),
         "tokenizer": clip,
@@ -194,7 +209,7 @@ def flux_parts(*, heads: int = 4, head_dim: int = 32, layers: int = 2) -> dict[s
             num_attention_heads=heads,
             joint_attention_dim=64,
             pooled_projection_dim=32,
-            guidance_embeds=True,
+            guidance_embeds=not schnell,
             axes_dims_rope=axes(head_dim),
         ),
     }
@@ -224,6 +239,9 @@ def build_z_image(folder: Path, *, seed: int = 0, heads: int = 4, head_dim: int 
                 axes_lens=[1024, 64, 64],
             ),
         )
+        disturb_norms(pipeline.transformer)
+        for token in (pipeline.transformer.x_pad_token, pipeline.transformer.cap_pad_token):
+            torch.nn.init.normal_(token)  # zeros in a new model, but not in a trained one
     pipeline.save_pretrained(folder)
     return folder
 

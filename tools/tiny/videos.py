@@ -28,6 +28,7 @@ from diffusers import LTXVideoTransformer3DModel as LTXTransformer
 from diffusers import StableAudioDiTModel as StableAudioTransformer
 from diffusers import WanTransformer3DModel as WanTransformer
 
+from tools.tiny.images import disturb_norms
 from tools.tiny.text import t5_encoder, t5_tokenizer
 
 
@@ -38,6 +39,48 @@ def build_wan_t2v(folder: Path, *, seed: int = 0) -> Path:
         pipeline = WanPipeline(**_wan_parts(in_channels=16), boundary_ratio=0.875)
     pipeline.save_pretrained(folder)
     return folder
+
+
+def build_wan_single(folder: Path, *, seed: int = 0) -> Path:
+    """A Wan2.1 T2V: one transformer, Euler instead of UniPC."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        parts = _wan_parts(in_channels=16) | {"scheduler": FlowMatchEulerDiscreteScheduler(shift=5.0)}
+        pipeline = WanPipeline(**parts | {"transformer_2": None})
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def build_wan_ti2v(folder: Path, *, seed: int = 0, kind: type[DiffusionPipeline] = WanPipeline) -> Path:
+    """A Wan2.2 TI2V-5B: one transformer, timesteps by token, a VAE of 48 channels with patches and 16 pixels to a
+    latent. diffusers makes videos of pictures with it under another pipeline, which is `kind`.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        vae = AutoencoderKLWan(
+            base_dim=8,
+            decoder_base_dim=8,
+            z_dim=48,
+            dim_mult=[1, 2, 2, 2],
+            num_res_blocks=1,
+            temperal_downsample=[False, True, True],
+            is_residual=True,
+            in_channels=12,
+            out_channels=12,
+            patch_size=2,
+            scale_factor_temporal=4,
+            scale_factor_spatial=16,
+            latents_mean=[0.02 * channel - 0.5 for channel in range(48)],
+            latents_std=[0.5 + 0.02 * channel for channel in range(48)],
+        )
+        parts = _wan_parts(in_channels=48, out_channels=48) | {"vae": vae, "transformer_2": None}
+        pipeline = kind(**parts, expand_timesteps=True)
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def build_wan_ti2v_i2v(folder: Path, *, seed: int = 0) -> Path:
+    return build_wan_ti2v(folder, seed=seed, kind=WanImageToVideoPipeline)
 
 
 def build_wan_i2v(folder: Path, *, seed: int = 0) -> Path:
@@ -165,7 +208,7 @@ def build_stable_audio(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
-def _wan_parts(*, in_channels: int) -> dict[str, Any]:
+def _wan_parts(*, in_channels: int, out_channels: int = 16) -> dict[str, Any]:
     tokenizer = t5_tokenizer(512)
     return {
         "tokenizer": tokenizer,
@@ -174,20 +217,28 @@ def _wan_parts(*, in_channels: int) -> dict[str, Any]:
             base_dim=8, z_dim=16, dim_mult=[1, 2, 2, 2], num_res_blocks=1, temperal_downsample=[False, True, True]
         ),
         "scheduler": UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
-        "transformer": _wan_transformer(in_channels),
-        "transformer_2": _wan_transformer(in_channels),
+        "transformer": _wan_transformer(in_channels, out_channels),
+        "transformer_2": _wan_transformer(in_channels, out_channels),
     }
 
 
-def _wan_transformer(in_channels: int) -> WanTransformer:
-    return WanTransformer(**_wan_shape(in_channels))
+def _wan_transformer(in_channels: int, out_channels: int) -> WanTransformer:
+    transformer = WanTransformer(**_wan_shape(in_channels, out_channels))
+    disturb_norms(transformer)
+    with torch.no_grad():
+        for name, parameter in transformer.named_parameters():
+            # 512 tokens of text, nearly all of them zeros, are as good as no text to attention that starts out even
+            if (".attn2." in name and parameter.dim() == 1) or ".attn2.to_out" in name:
+                parameter *= 2
+    return transformer
 
 
-def _wan_shape(in_channels: int) -> dict[str, Any]:
+def _wan_shape(in_channels: int, out_channels: int = 16) -> dict[str, Any]:
     return {
         "num_attention_heads": 4,
         "attention_head_dim": 16,
         "in_channels": in_channels,
+        "out_channels": out_channels,
         "text_dim": 64,
         "freq_dim": 64,
         "ffn_dim": 128,

@@ -1,6 +1,4 @@
-"""The models under test, by pipeline class. Adding a model adds an entry here; docs/adding-a-model.md says what follows
-from it.
-"""
+"""Qwen-Image."""
 
 from __future__ import annotations
 
@@ -11,25 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omni_grpc.request import Draft, Request
-from tests.models.model import NAME, Entry, Result
+from omni_grpc.request import Request
+from tests.models.cases.ask import LONG, NEGATIVE, ask
+from tests.models.model import Entry, Result
 from tools.tiny_checkpoints import build_qwen_image
-
-SHORT = "a red cat"
-LONG = "mountains and a lake at sunrise, watercolor painting, soft pastel colors, studio light, high detail, " * 4
-NEGATIVE = "low quality, blurry"
-
-
-def ask(
-    width: int = 64,
-    height: int = 64,
-    *,
-    prompt: str = SHORT,
-    steps: int = 2,
-    seeds: tuple[int, ...] = (7,),
-    **more: Any,
-) -> Draft:
-    return Draft(model=NAME, prompt=prompt, width=width, height=height, steps=steps, seeds=seeds, **more)
 
 
 def qwen_image(pipeline: Any, request: Request) -> Result:

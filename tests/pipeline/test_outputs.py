@@ -1,4 +1,4 @@
-"""Pixels to bytes, against diffusers' image processor."""
+"""Pixels to bytes, against diffusers' image processor; and parts to a whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 
 from omni_grpc.errors import InternalError
-from omni_grpc.pipeline.images import to_uint8
+from omni_grpc.pipeline.outputs import Output, join, to_uint8
 
 
 def test_bytes_are_those_of_diffusers() -> None:
@@ -25,3 +25,16 @@ def test_what_is_not_finite_is_no_image(value: float) -> None:
     pixels[0, 1, 1, 0] = value
     with pytest.raises(InternalError, match="not finite"):
         to_uint8(pixels)
+
+
+def test_parts_follow_each_other_in_time() -> None:
+    first, second = (np.full((n, 2, 3, 3), n, np.uint8) for n in (2, 1))
+    sounds = [np.full((1, n), n, np.float32) for n in (4, 3)]
+    whole = join([Output(pixels=first, samples=sounds[0]), Output(pixels=second, samples=sounds[1])])
+    assert whole.pixels is not None
+    assert whole.pixels[:, 0, 0, 0].tolist() == [2, 2, 1]
+    assert whole.samples is not None
+    assert whole.samples.tolist() == [[4, 4, 4, 4, 3, 3, 3]]
+    only = Output(samples=sounds[0])
+    assert join([only]) is only
+    assert join([only, only]).pixels is None

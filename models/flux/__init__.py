@@ -1,0 +1,101 @@
+"""FLUX.1: text to image, and edits of a picture with Kontext. Dual-stream, then single-stream blocks
+(https://github.com/black-forest-labs/flux)."""
+
+import dataclasses
+
+from omni_grpc.request import Guidance, Task
+from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap
+
+PATCH = 2
+"""Latents are packed in patches of 2 x 2 into one token."""
+AXES = (16, 56, 56)
+"""Channels of a head that turn with the frame, the height and the width, where the config does not say it."""
+AREA = 1024 * 1024
+"""Pixels of the pictures that the models were trained on."""
+SCHEDULERS = ("FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler")
+
+
+def embeds_guidance(configs: Configs) -> bool:
+    """True for dev and Kontext; False for schnell, which is distilled to few steps."""
+    return bool(configs["transformer"].get("guidance_embeds", False))
+
+
+def limits(configs: Configs) -> Limits:
+    """Sizes follow from the VAE: every stage of its decoder but the first doubles the image.
+
+    The most pixels are a choice, not a limit of the model: 2048 x 2048 is 16384 tokens, four times the default size.
+    Prompts are those of the released models: schnell was trained on half as many tokens.
+    """
+    multiple = PATCH * 2 ** (len(configs["vae"]["block_out_channels"]) - 1)
+    return Limits(
+        size_multiple=multiple,
+        min_size=multiple,
+        max_size=4096,
+        max_pixels=4 * AREA,
+        max_prompt_tokens=512 if embeds_guidance(configs) else 256,
+    )
+
+
+def guidance(configs: Configs) -> tuple[GuidanceKind, ...]:
+    return (GuidanceKind.EMBEDDED,) * embeds_guidance(configs) + (GuidanceKind.TRUE_CFG,)
+
+
+def defaults(configs: Configs) -> Defaults:
+    """Those of the released models, whatever the size of the checkpoint."""
+    if embeds_guidance(configs):
+        return Defaults(width=1024, height=1024, steps=28, guidance=Guidance(scale=3.5))
+    return Defaults(width=1024, height=1024, steps=4, guidance=Guidance())
+
+
+def kontext_limits(configs: Configs) -> Limits:
+    return dataclasses.replace(limits(configs), max_input_images=1)
+
+
+def kontext_defaults(configs: Configs) -> Defaults:
+    return dataclasses.replace(defaults(configs), image_area=AREA)
+
+
+TRANSFORMER_WEIGHTS = WeightMap(
+    renames=(
+        (r"^transformer_blocks\.", "stack.dual."),
+        (r"^single_transformer_blocks\.", "stack.single."),
+        (r"\.norm1\.linear\.", ".img_mod."),
+        (r"\.norm1_context\.linear\.", ".txt_mod."),
+        (r"\.norm\.linear\.", ".mod."),
+        (r"\.ff\.net\.0\.proj\.", ".img_mlp.up."),
+        (r"\.ff\.net\.2\.", ".img_mlp.down."),
+        (r"\.ff_context\.net\.0\.proj\.", ".txt_mlp.up."),
+        (r"\.ff_context\.net\.2\.", ".txt_mlp.down."),
+        (r"\.attn\.to_out\.0\.", ".attn.to_out."),
+    ),
+    fused={
+        "attn.to_qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
+        "attn.add_qkv_proj": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
+    },
+)
+
+SPECS = (
+    ModelSpec(
+        name="FluxPipeline",
+        family="flux",
+        tasks=(Task.TEXT_TO_IMAGE,),
+        pipeline="omni_grpc.models.flux.pipeline_text_to_image:FluxPipeline",
+        guidance=guidance,
+        limits=limits,
+        defaults=defaults,
+        weights={"transformer": TRANSFORMER_WEIGHTS},
+        schedulers=SCHEDULERS,
+    ),
+    ModelSpec(
+        name="FluxKontextPipeline",
+        family="flux",
+        tasks=(Task.TEXT_TO_IMAGE, Task.IMAGE_EDIT),
+        pipeline="omni_grpc.models.flux.pipeline_edit:FluxKontextPipeline",
+        guidance=guidance,
+        limits=kontext_limits,
+        defaults=kontext_defaults,
+        weights={"transformer": TRANSFORMER_WEIGHTS},
+        takes=frozenset({"images"}),
+        schedulers=SCHEDULERS,
+    ),
+)

@@ -1,0 +1,131 @@
+"""Wan: text to video and image to video, one transformer or two experts (https://arxiv.org/abs/2503.20314)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from omni_grpc.errors import CheckpointError
+from omni_grpc.request import Guidance, Task
+from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap
+
+TEXT_TOKENS = 512
+"""Length that every text is brought to: shorter ones get zeros, which are attended."""
+
+NOT_YET: Mapping[str, Any] = {
+    "added_kv_proj_dim": None,
+    "image_dim": None,
+    "pos_embed_seq_len": None,
+    "cross_attn_norm": True,
+    "qk_norm": "rms_norm_across_heads",
+}
+"""Settings of the transformer that other members of the family change, and what they must be here."""
+
+
+def variant(configs: Configs) -> Mapping[str, Any]:
+    """Where the checkpoint has one transformer whose tokens have timesteps of their own (TI2V), it does both tasks.
+
+    Raises CheckpointError for a member of the family that is not served yet.
+    """
+    for name, value in NOT_YET.items():
+        if configs["transformer"].get(name, value) != value:
+            raise CheckpointError(f"transformer: {name} = {configs['transformer'][name]!r} is not served yet")
+    if configs[""].get("boundary_ratio") is not None and "transformer_2" not in configs:
+        raise CheckpointError("model_index.json has a boundary_ratio and no transformer_2, the expert after it")
+    shift = "flow_shift" if "flow_shift" in configs["scheduler"] else "shift"
+    changed: dict[str, Any] = {
+        "settings": {"boundary_ratio": ("", "boundary_ratio"), "flow_shift": ("scheduler", shift)}
+    }
+    if configs[""].get("expand_timesteps"):
+        changed["tasks"] = (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO)
+        changed["takes"] = frozenset({"num_frames", "first_frame"})
+        changed["pipeline"] = "omni_grpc.models.wan.pipeline_text_image_to_video:WanTextImageToVideoPipeline"
+    return changed
+
+
+def pixels_per_token(configs: Configs) -> int:
+    """Every stage of the VAE but one halves the picture, after what its own patches do; then come the transformer's."""
+    vae = configs["vae"]
+    side = configs["transformer"]["patch_size"][1] * (vae.get("patch_size") or 1)
+    return int(side * 2 ** (len(vae["dim_mult"]) - 1))
+
+
+def frames_per_latent(configs: Configs) -> int:
+    """The first frame has a latent of its own; after it, one latent stands for so many frames."""
+    return int(2 ** sum(configs["vae"]["temperal_downsample"]))
+
+
+def limits(configs: Configs) -> Limits:
+    """Sizes and numbers of frames follow from the VAE and the patches.
+
+    The most pixels and frames are a choice, not a limit of the model: 1920 x 1088 pixels and 257 frames.
+    """
+    multiple = pixels_per_token(configs)
+    return Limits(
+        size_multiple=multiple,
+        min_size=multiple,
+        max_size=2048,
+        max_pixels=1920 * 1088,
+        max_prompt_tokens=TEXT_TOKENS,
+        max_frames=257,
+        frame_multiple=frames_per_latent(configs),
+        frame_offset=1,
+    )
+
+
+def defaults(configs: Configs) -> Defaults:
+    """Those of the released models: TI2V, image to video with two experts, text to video with two, and with one."""
+    index = configs[""]
+    boundary = index.get("boundary_ratio")
+    if index.get("expand_timesteps"):
+        guidance = Guidance(true_cfg_scale=5.0)
+        return _defaults(1280, 704, num_frames=121, fps=24.0, steps=50, guidance=guidance)
+    if boundary is None:
+        guidance, steps = Guidance(true_cfg_scale=5.0), 50
+    else:
+        scale, scale_low_noise = (3.5, 3.5) if index["_class_name"] == "WanImageToVideoPipeline" else (4.0, 3.0)
+        guidance = Guidance(true_cfg_scale=scale, scale_low_noise=scale_low_noise, boundary_ratio=boundary)
+        steps = 40
+    return _defaults(832, 480, num_frames=81, fps=16.0, steps=steps, guidance=guidance)
+
+
+def _defaults(width: int, height: int, **others: Any) -> Defaults:
+    """A video that starts with a picture has its shape, and as many pixels as others."""
+    return Defaults(width=width, height=height, image_area=width * height, negative_prompt="", **others)
+
+
+TRANSFORMER_WEIGHTS = WeightMap(
+    renames=(
+        (r"^blocks\.", "stack.blocks."),
+        (r"\.ffn\.net\.0\.proj\.", ".ffn.up."),
+        (r"\.ffn\.net\.2\.", ".ffn.down."),
+        (r"\.to_out\.0\.", ".to_out."),
+    ),
+    fused={"attn1.to_qkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"), "attn2.to_kv": ("attn2.to_k", "attn2.to_v")},
+    float32=(r"(^|\.)scale_shift_table$", r"\.norm2\.", r"\.time_embedder\."),
+)
+
+SPECS = (
+    ModelSpec(
+        name="WanPipeline",
+        family="wan",
+        tasks=(Task.TEXT_TO_VIDEO,),
+        pipeline="omni_grpc.models.wan.pipeline_text_to_video:WanPipeline",
+        guidance=(GuidanceKind.TRUE_CFG,),
+        limits=limits,
+        defaults=defaults,
+        variant=variant,
+        weights={"transformer": TRANSFORMER_WEIGHTS, "transformer_2": TRANSFORMER_WEIGHTS},
+        takes=frozenset({"num_frames"}),
+    ),
+    ModelSpec(
+        name="WanImageToVideoPipeline",
+        family="wan",
+        tasks=(Task.IMAGE_TO_VIDEO,),
+        pipeline="omni_grpc.models.wan.pipeline_image_to_video:WanImageToVideoPipeline",
+        guidance=(GuidanceKind.TRUE_CFG,),
+        limits=limits,
+        defaults=defaults,
+        variant=variant,
+        weights={"transformer": TRANSFORMER_WEIGHTS, "transformer_2": TRANSFORMER_WEIGHTS},
+        takes=frozenset({"num_frames", "first_frame", "last_frame"}),
+    ),
+)

@@ -1,0 +1,65 @@
+"""Z-Image and Z-Image-Turbo: text to image, a single-stream transformer (https://arxiv.org/abs/2511.22699)."""
+
+from omni_grpc.request import Guidance, Task
+from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap
+
+PATCH = 2
+"""Latents are packed in patches of 2 x 2 into one token."""
+
+TURBO_SHIFT = 3.0
+"""The released Turbo has this shift in its scheduler's config, and the model that it was distilled from has 6. Nothing
+else in a checkpoint tells them apart."""
+
+
+def limits(configs: Configs) -> Limits:
+    """Sizes follow from the VAE, whose every stage but one halves the image, and from the positions that the rotary
+    tables of the checkpoint have for rows and columns of tokens.
+
+    The most pixels are a choice, not a limit of the model: 2048 x 2048 is the largest size that its authors recommend.
+    """
+    multiple = PATCH * 2 ** (len(configs["vae"]["block_out_channels"]) - 1)
+    largest = min(4096, multiple * min(configs["transformer"]["axes_lens"][1:]))
+    return Limits(
+        size_multiple=multiple,
+        min_size=multiple,
+        max_size=largest,
+        max_pixels=min(2048, largest) ** 2,
+        max_prompt_tokens=512,
+    )
+
+
+def defaults(configs: Configs) -> Defaults:
+    """Those of the two released models, whatever the size of the checkpoint: the distilled one takes few steps and is
+    not guided.
+    """
+    turbo = configs["scheduler"].get("shift") == TURBO_SHIFT
+    guidance = Guidance(true_cfg_scale=0.0 if turbo else 5.0)
+    return Defaults(width=1024, height=1024, steps=8 if turbo else 50, guidance=guidance, negative_prompt="")
+
+
+TRANSFORMER_WEIGHTS = WeightMap(
+    renames=(
+        (r"^noise_refiner\.", "noise_refiner.noise."),
+        (r"^context_refiner\.", "context_refiner.context."),
+        (r"^layers\.", "stack.single."),
+        (r"^t_embedder\.mlp\.", "t_embedder."),
+        (r"^all_x_embedder\.2-1\.", "x_embedder."),
+        (r"^all_final_layer\.2-1\.", "final_layer."),
+        (r"\.adaLN_modulation\.[01]\.", ".adaLN_modulation."),
+        (r"\.attention\.to_out\.0\.", ".attention.to_out."),
+    ),
+    fused={"attention.to_qkv": ("attention.to_q", "attention.to_k", "attention.to_v")},
+)
+
+SPECS = (
+    ModelSpec(
+        name="ZImagePipeline",
+        family="z_image",
+        tasks=(Task.TEXT_TO_IMAGE,),
+        pipeline="omni_grpc.models.z_image.pipeline_text_to_image:ZImagePipeline",
+        guidance=(GuidanceKind.TRUE_CFG,),
+        limits=limits,
+        defaults=defaults,
+        weights={"transformer": TRANSFORMER_WEIGHTS},
+    ),
+)

@@ -1,0 +1,58 @@
+"""The body of the process that fetches a model of the hub before a worker loads it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from multiprocessing.connection import Connection
+
+from omni_grpc.config import EngineConfig
+from omni_grpc.errors import OmniError
+from omni_grpc.hub import ProgressLog, Transfer, discard_unfinished
+from omni_grpc.load import Loading, LoadPhase
+from omni_grpc.plan import Died, Fetched
+from omni_grpc.registry import open_model
+from omni_grpc.settle import apply_settings
+from omni_grpc.spec import Checkpoint
+
+
+def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> None:
+    """Reports Loading, then Fetched, or Died with the reason. Ends at once when the engine sends None or is gone."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for name in ("httpx", "httpx2"):  # the client of huggingface_hub: a line for each request
+        logging.getLogger(name).setLevel(logging.WARNING)
+    threading.Thread(target=_obey, args=(connection,), daemon=True).start()
+
+    log = ProgressLog()
+
+    def apply(found: Checkpoint) -> Checkpoint:
+        return apply_settings(config, found)
+
+    def progress(it: Transfer) -> None:
+        log(it)
+        connection.send(
+            Loading(
+                phase=LoadPhase.DOWNLOADING,
+                component=it.component,
+                file=it.file,
+                done_bytes=it.all_done,
+                total_bytes=it.all_total,
+            )
+        )
+
+    try:
+        found = open_model(config.model, apply=apply, progress=progress)
+    except OmniError as error:
+        connection.send(Died(failure=error.failure))
+    else:
+        connection.send(Fetched(checkpoint=found))
+
+
+def _obey(connection: Connection) -> None:
+    """Ends the process, whatever its threads are waiting for, when something comes or nothing can come any more."""
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        connection.recv()
+    discard_unfinished()
+    os._exit(0)

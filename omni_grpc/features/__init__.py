@@ -1,0 +1,53 @@
+"""What can be added to any model: each file edits seams (Linear, Attention, Stack) and exports one function,
+
+    apply(module, config, context) -> None
+
+`module` is a denoiser, `config` the feature's own section of the configuration. A feature knows no model and no other
+feature; worker/edits.py alone says in which order they are applied. What a feature keeps of a request is in the slots
+of that request's states.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import torch
+from torch.distributed import ProcessGroup
+
+from omni_grpc.errors import ConfigError, Violation
+from omni_grpc.loading.checkpoint import Places
+from omni_grpc.spec import ModelSpec
+from omni_grpc.tuning import Adapter
+
+
+@dataclasses.dataclass(slots=True)
+class Effects:
+    """What features did to a model, for its worker to tell: layers by quantisation scheme, and adapters by id."""
+
+    quantized_layers: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    loras: dict[str, Adapter] = dataclasses.field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raises ConfigError for an adapter that changes nothing, once all denoisers are loaded."""
+        for adapter in self.loras.values():
+            if not adapter.keys_applied:
+                first = ", ".join(adapter.skipped[:4])
+                message = f"--lora {adapter.id}: no key of {adapter.file} fits a layer of the model; it has {first}"
+                raise ConfigError(message, reason="BAD_LORA", violations=(Violation("lora", message),))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a feature is told about the denoiser that it edits: which component of which model it is, where its weights
+    live, the ranks it is spread over (None: there is one), and where the checkpoint's weights go. `effects` is the same
+    for all denoisers of a model; a feature adds to it.
+    """
+
+    component: str
+    spec: ModelSpec
+    device: torch.device
+    dtype: torch.dtype
+    ranks: ProcessGroup | None = None
+    places: Places = dataclasses.field(default_factory=dict)
+    effects: Effects = dataclasses.field(default_factory=Effects)

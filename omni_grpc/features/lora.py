@@ -1,0 +1,133 @@
+"""LoRA (https://arxiv.org/abs/2106.09685): y = W x + the sum of scale * up (down x), adapters and scales per row."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from omni_grpc.config import LoraConfig
+from omni_grpc.features import Context
+from omni_grpc.loading.adapters import AdapterFile, Factors, read_adapter, refused
+from omni_grpc.loading.checkpoint import Place
+from omni_grpc.nn.linear import AnyLinear, active
+from omni_grpc.tuning import Adapter, Lora
+
+logger = logging.getLogger(__name__)
+
+
+def apply(module: nn.Module, config: LoraConfig, context: Context) -> None:
+    """Wraps the linear layers that the adapters of the setting `lora` change. A request names those that it wants.
+
+    Raises ConfigError for an adapter that cannot be read or whose shapes do not fit.
+    """
+    for name, path in (config.lora or {}).items():
+        file = read_adapter(name, Path(path))
+        used: set[str] = set()
+        for layer, factors in file.of(context.component, frozenset(context.spec.weights)).items():
+            place = context.places.get(layer)
+            if place is not None and isinstance(module.get_submodule(place.path), AnyLinear):
+                _wrapped(module, place.path, context.component).add(name, layer, factors, place, context)
+                used.update(factors.keys)
+        _tell(name, file, used, context)
+
+
+def _wrapped(module: nn.Module, path: str, component: str) -> LoraLinear:
+    """The wrapper of a layer, put there where there was none."""
+    linear = module.get_submodule(path)
+    if isinstance(linear, LoraLinear):
+        return linear
+    assert isinstance(linear, AnyLinear)
+    owner, _, leaf = path.rpartition(".")
+    wrapper = LoraLinear(linear, component)
+    setattr(module.get_submodule(owner), leaf, wrapper)
+    return wrapper
+
+
+def _tell(name: str, file: AdapterFile, used: set[str], context: Context) -> None:
+    before = context.effects.loras.get(name)
+    skipped = tuple(key for key in (file.keys if before is None else before.skipped) if key not in used)
+    logger.info("adapter %s: %d keys fit %s, %d fit nothing so far", name, len(used), context.component, len(skipped))
+    context.effects.loras[name] = Adapter(
+        id=name,
+        file=file.path.name,
+        sha256=file.sha256,
+        format=file.format,
+        rank=file.rank,
+        size_bytes=file.size_bytes,
+        applied={**(before.applied if before else {}), context.component: len(used)},
+        skipped=skipped,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """The change that an adapter makes to some rows of a layer's weight: up @ down, with alpha / r in `up`."""
+
+    down: Tensor
+    up: Tensor
+    rows: slice
+
+
+class LoraLinear(AnyLinear):
+    """Adds to each row what its request's adapters change. The adapters of the layer are in `parts`, by name."""
+
+    def __init__(self, base: AnyLinear, component: str) -> None:
+        super().__init__()
+        self.base, self.component = base, component
+        self.in_features, self.out_features, self.stream = base.in_features, base.out_features, base.stream
+        self.parts: dict[str, list[Part]] = {}
+
+    @property
+    def weight(self) -> Tensor:
+        """That of the layer inside: models ask their layers for dtype and device."""
+        weight = self.base.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def add(self, name: str, layer: str, factors: Factors, place: Place, context: Context) -> None:
+        """Raises ConfigError where the shapes of `layer` in the adapter are not those of the checkpoint's, and for a
+        layer of which this process has a part.
+        """
+        if self.base.shapes()["weight"] != (self.out_features, self.in_features):
+            raise refused(name, f"{layer} is spread over several ranks, where adapters do not work yet")
+        rows = place.rows or slice(0, self.out_features)
+        wanted, found = (rows.stop - rows.start, self.in_features), (factors.up.shape[0], factors.down.shape[1])
+        if found != wanted:
+            raise refused(name, f"{layer} changes a weight {found}, the model's is {wanted}")
+        down, up = (x.to(context.device, context.dtype) for x in (factors.down, factors.up * factors.scale))
+        self.parts.setdefault(name, []).append(Part(down, up, rows))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x)
+        for tokens, loras in self._runs():
+            for lora in loras:
+                if lora.scale and lora.target in ("", self.component):
+                    for part in self.parts.get(lora.id, ()):
+                        change = F.linear(F.linear(x[tokens], part.down), part.up)
+                        y[tokens, part.rows].add_(change, alpha=lora.scale)
+        return y
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self.base.shapes()
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        self.base.take(name, tensor)
+
+    def _runs(self) -> Iterator[tuple[slice, tuple[Lora, ...]]]:
+        """Neighbouring rows with the same adapters, as a slice of the layer's tokens. A row that is alone has all of
+        them, however many: ahead of the steps, the tokens of "mod" are those of all steps.
+        """
+        rows = active.get()
+        if len(rows) == 1:
+            yield slice(None), rows.owners[0][0].request.loras
+            return
+        offsets = rows.stream(self.stream).offsets
+        for loras, run in itertools.groupby(range(len(rows)), key=lambda row: rows.owners[row][0].request.loras):
+            numbers = list(run)
+            yield slice(offsets[numbers[0]], offsets[numbers[-1] + 1]), loras

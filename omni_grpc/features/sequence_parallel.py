@@ -1,0 +1,131 @@
+"""Sequence parallel: each rank has a part of every row, from before the first block to after the last.
+
+A stack's carry is cut, and so is whatever is bound to the streams that it carries; tokens of other streams, which
+blocks read as constants, are whole on every rank. Of a row's n tokens in a stream, rank q of P has those from n q / P
+to n (q + 1) / P, rounded down: parts may differ by one and may be empty. A cut depends on its row alone, so what a
+request keeps from step to step fits whatever its neighbours are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from omni_grpc.errors import ConfigError
+from omni_grpc.features import Context
+from omni_grpc.nn.rows import JOINT, Exchange, Row, Rows, Runs
+from omni_grpc.nn.stack import Carry, Run, Stack, convert
+
+__all__ = ["apply"]
+
+GEOMETRIES = 512
+"""Batches of so many geometries, those used last, are cut without computing the indices again."""
+
+
+def apply(module: nn.Module, config: object, context: Context) -> None:
+    """Spreads the tokens of every stack over `context.ranks`. It has to be the last to wrap the stacks."""
+    if context.ranks is None:
+        raise ConfigError("sequence parallel needs ranks to spread tokens over, and there is one")
+    for stack in [child for child in module.modules() if isinstance(child, Stack)]:
+        stack.wrap(functools.partial(_spread, Cuts(context.ranks, context.device)))
+
+
+def _spread(cuts: Cuts, run: Run) -> Run:
+    def spread(stack: Stack, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
+        joined = tuple(rows.place)
+        cut = cuts.of(rows.layout.rows, joined if JOINT in carry else tuple(carry), joined)
+        mine = Rows(
+            rows.owners,
+            cut.rows,
+            rows.layouts,
+            {name: (stream, cut.take(stream, x)) for name, (stream, x) in rows.bound.items()},
+            cut.exchange,
+        )
+        out = run(stack, lo, hi, {stream: cut.take(stream, x) for stream, x in carry.items()}, mine)
+        out = convert(out, tuple(carry), mine)
+        return {stream: cut.exchange.gather(stream, x) for stream, x in out.items()}
+
+    return spread
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """One geometry as this rank has it: its rows, and for each stream that is cut where its tokens are in the whole."""
+
+    rows: tuple[Row, ...]
+    places: Mapping[str, Tensor]
+    exchange: Exchange
+
+    def take(self, stream: str, x: Tensor) -> Tensor:
+        """This rank's part of a tensor that is packed by the stream: [T, ...] -> [T of this rank, ...]."""
+        return x.index_select(0, self.places[stream]) if stream in self.places else x
+
+
+class Cuts:
+    """How batches are cut for the ranks of a group."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self.group, self.device = group, device
+        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.of = functools.lru_cache(GEOMETRIES)(self._cut)
+
+    def _cut(self, rows: tuple[Row, ...], spread: tuple[str, ...], joined: tuple[str, ...]) -> Cut:
+        """The rows' streams `spread` are cut, the others are whole on every rank; `joined` are those of "joint"."""
+        streams = {name: (name,) for name in spread} | {JOINT: joined}
+        places = {
+            stream: [_places(rows, spread, names, rank, self.size) for rank in range(self.size)]
+            for stream, names in streams.items()
+        }
+        mine = {stream: parts[self.rank].to(self.device) for stream, parts in places.items()}
+        if not set(joined) <= set(spread):
+            # what is whole is there on every rank, so all ranks' tokens together are no permutation of the stream
+            del places[JOINT]
+        ranked = {stream: torch.cat(parts) for stream, parts in places.items()}
+        exchange = Exchange(
+            rows=rows,
+            group=self.group,
+            size=self.size,
+            counts={stream: tuple(map(len, parts)) for stream, parts in places.items()},
+            ranked={stream: place.to(self.device) for stream, place in ranked.items()},
+            order={stream: place.argsort().int().to(self.device) for stream, place in ranked.items()},
+            respread=lambda other: self.of(other, spread, joined).exchange,
+        )
+        return Cut(tuple(_part(row, spread, self.rank, self.size) for row in rows), mine, exchange)
+
+
+def _bounds(tokens: int, rank: int, size: int) -> tuple[int, int]:
+    return tokens * rank // size, tokens * (rank + 1) // size
+
+
+def _part(row: Row, spread: Sequence[str], rank: int, size: int) -> Row:
+    """The row as one rank has it. Levels without tokens stay, since modulation is whole on every rank."""
+    streams = tuple(
+        (name, _clip(runs, *_bounds(tokens, rank, size)) if name in spread else runs)
+        for (name, runs), tokens in zip(row.streams, row.lengths, strict=True)
+    )
+    return dataclasses.replace(row, streams=streams)
+
+
+def _clip(runs: Runs, start: int, end: int) -> Runs:
+    clipped, at = [], 0
+    for level, tokens in runs:
+        clipped.append((level, max(0, min(end, at + tokens) - max(start, at))))
+        at += tokens
+    return tuple(clipped)
+
+
+def _places(rows: Sequence[Row], spread: Sequence[str], names: Sequence[str], rank: int, size: int) -> Tensor:
+    """Of a tensor that packs the named streams row by row, the places of what one rank has: int32."""
+    spans, at = [], 0
+    for row in rows:
+        for name, tokens in zip(row.names, row.lengths, strict=True):
+            if name in names:
+                start, end = _bounds(tokens, rank, size) if name in spread else (0, tokens)
+                spans.append(torch.arange(at + start, at + end, dtype=torch.int32))
+                at += tokens
+    return torch.cat(spans)

@@ -1,0 +1,142 @@
+"""TeaCache (https://arxiv.org/abs/2411.19108, section 3.3): a row whose first input has hardly changed since the last
+evaluation gets what the blocks added to it then, and the blocks run for the other rows alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from omni_grpc.config import CacheConfig
+from omni_grpc.features import Context
+from omni_grpc.nn.rows import Rows
+from omni_grpc.nn.stack import Carry, Run, Stack, convert, main_stack
+from omni_grpc.pipeline.state import State
+from omni_grpc.tuning import CacheCount, tally
+
+
+def apply(module: nn.Module, config: CacheConfig, context: Context) -> None:
+    """Puts a cache around the main stack. A request says whether it is used, and how far it goes (Request.cache)."""
+    path, stack = main_stack(module)
+    stack.wrap(StepCache(context.component, path).around)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Memory:
+    """What is kept of one row from one evaluation to the next: the signal [T, C], what the blocks added to each stream
+    when they last ran, and the change that has added up since.
+    """
+
+    segment: int
+    evaluation: int
+    signal: Tensor
+    residual: Carry
+    drift: float
+
+
+class StepCache:
+    """The cache of one stack. It decides for each row by itself, and keeps what it knows of it in the row's state."""
+
+    def __init__(self, component: str, path: str) -> None:
+        self.component = component
+        self.slot = f"step_cache {component}.{path}"
+
+    def around(self, run: Run) -> Run:
+        return functools.partial(self.run, run)
+
+    def run(self, inner: Run, stack: Stack, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
+        if all(state.request.cache is None for state, _ in rows.owners):
+            return inner(stack, lo, hi, carry, rows)
+        stream, signal = stack.signal(lo, carry, rows)
+        signals = rows.stream(stream).split(signal)
+        memories = [self._recall(state, branch) for state, branch in rows.owners]
+        changes = _changes(rows, signals, memories)
+        drifts = [
+            _drift(state, memory, change)
+            for (state, _), memory, change in zip(rows.owners, memories, changes, strict=True)
+        ]
+        live = tuple(row for row, drift in enumerate(drifts) if drift is None)
+        before = {name: rows.stream(name).split(x) for name, x in carry.items()}
+        after: dict[str, list[Tensor]] = {name: list(parts) for name, parts in before.items()}
+        computed = carry
+        if live:
+            part = rows.narrow(live)
+            taken = {name: rows.stream(name).take(x, live) for name, x in carry.items()}
+            computed = convert(inner(stack, lo, hi, taken, part), tuple(carry), part)
+            for name, x in computed.items():
+                for row, y in zip(live, part.stream(name).split(x), strict=True):
+                    after[name][row] = y
+        for row, (state, branch) in enumerate(rows.owners):
+            if state.request.cache is None:
+                continue
+            memory, drift = memories[row], drifts[row]
+            if memory is not None and drift is not None:
+                residual = memory.residual
+                for name in carry:
+                    after[name][row] = before[name][row] + residual[name]
+            else:
+                residual = {name: after[name][row] - before[name][row] for name in carry}
+            state.slots[self.slot, branch] = Memory(
+                state.segment, state.evaluation, signals[row].clone(), residual, drift or 0.0
+            )
+            self._count(state, branch, hit=drift is not None, change=changes[row])
+        if len(live) == len(rows):
+            return computed
+        return {name: torch.cat(parts) for name, parts in after.items()}
+
+    def _recall(self, state: State, branch: str) -> Memory | None:
+        """What is known of a row from the evaluation right before this one. A branch that guidance left out meanwhile,
+        and an evaluation that is taken again because it failed for another row, start afresh.
+        """
+        memory: Memory | None = state.slots.get((self.slot, branch))
+        if memory is None or (memory.segment, memory.evaluation) != (state.segment, state.evaluation - 1):
+            return None
+        return memory
+
+    def _count(self, state: State, branch: str, *, hit: bool, change: float | None) -> None:
+        count = CacheCount(
+            component=self.component,
+            hits=int(hit),
+            misses=int(not hit),
+            measured=int(change is not None),
+            change=change or 0.0,
+        )
+        tally(state.reuse, (self.component, branch), count)
+
+
+def _changes(rows: Rows, signals: Sequence[Tensor], memories: Sequence[Memory | None]) -> list[float | None]:
+    """For each row that is known, |now - before| / |before| in the L1 norm: the one read from the device."""
+    if not any(memories):
+        return [None] * len(rows)
+    nothing = signals[0].new_zeros(2, dtype=torch.float32)
+    sums = [
+        nothing if memory is None else torch.stack([_l1(signal - memory.signal), _l1(memory.signal)])
+        for signal, memory in zip(signals, memories, strict=True)
+    ]
+    return [
+        None if memory is None else moved / norm if norm else math.inf
+        for memory, (moved, norm) in zip(memories, rows.totals(torch.stack(sums)).tolist(), strict=True)
+    ]
+
+
+def _l1(x: Tensor) -> Tensor:
+    return x.abs().sum(dtype=torch.float32)
+
+
+def _drift(state: State, memory: Memory | None, change: float | None) -> float | None:
+    """The change that has added up where the row's blocks may be skipped, None where they must run: in the first and
+    the last step always.
+    """
+    cache = state.request.cache
+    if cache is None or memory is None or change is None or state.index in (0, state.schedule.steps - 1):
+        return None
+    foretold = 0.0
+    for coefficient in cache.coefficients:
+        foretold = foretold * change + coefficient
+    drift = memory.drift + abs(foretold)
+    return drift if drift < cache.threshold else None

@@ -1,0 +1,95 @@
+"""Ulysses (https://arxiv.org/abs/2309.14509): attention over tokens that are spread over ranks, by heads.
+
+One all-to-all brings a rank the queries, keys and values of all tokens for its part of the heads, another takes the
+results back to where the tokens are. What it needs of the batch is its `exchange`; where that spreads no tokens, or not
+the keys and values that are asked for, attention stays as it was.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from omni_grpc.errors import ConfigError, InternalError
+from omni_grpc.features import Context
+from omni_grpc.nn.attention import Attention
+from omni_grpc.nn.rows import JOINT, Exchange, Rows
+
+__all__ = ["apply"]
+
+
+def apply(module: nn.Module, config: object, context: Context) -> None:
+    """Wraps every attention but those with `skip_sequence_parallel`.
+
+    Raises ConfigError, by name, for one whose heads the ranks of the context cannot share evenly.
+    """
+    if context.ranks is None:
+        raise ConfigError("Ulysses needs ranks to share heads, and there is one")
+    size = dist.get_world_size(context.ranks)
+    found = [(name, child) for name, child in module.named_modules() if isinstance(child, Attention)]
+    for name, attention in found:
+        if attention.skip_sequence_parallel:
+            continue
+        for what, heads in (("heads", attention.num_heads), ("key/value heads", attention.num_kv_heads)):
+            if heads % size:
+                raise ConfigError(
+                    f"{context.component}.{name} has {heads} {what}, which {size} ranks cannot share evenly; "
+                    f"use a degree that divides {heads}, or leave Ulysses off: keys and values are fetched then"
+                )
+        module.set_submodule(name, UlyssesAttention(attention))
+
+
+class UlyssesAttention(Attention):
+    """Around another attention, which sees all tokens and a part of the heads."""
+
+    def __init__(self, inner: Attention) -> None:
+        super().__init__(
+            inner.num_heads,
+            inner.head_size,
+            inner.num_kv_heads,
+            inner.softmax_scale,
+            inner.causal,
+            inner.role,
+            inner.role_category,
+        )
+        self.inner = inner
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
+        exchange, source = rows.exchange, kv or over
+        if exchange is None or not exchange.spreads(source):
+            local: Tensor = self.inner(q, k, v, rows, over, kv)
+            return local
+        if not exchange.spreads(over):
+            raise InternalError(f"attention from {over!r}, which every rank has, to {source!r}, which is spread")
+        tokens = q.shape[0]
+        if source == over:
+            q, k, v = _to_heads(exchange, over, q, k, v)
+        else:
+            (q,), (k, v) = _to_heads(exchange, over, q), _to_heads(exchange, source, k, v)
+        return _to_tokens(exchange, over, self.inner(q, k, v, rows.whole, over, kv), tokens)
+
+
+def _to_heads(exchange: Exchange, stream: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """This rank's tokens with all heads -> all tokens with this rank's heads: [T of this rank, H, D] -> [T, H / P, D].
+
+    The tensors may differ in H and travel together.
+    """
+    heads = torch.cat([x.unflatten(1, (exchange.size, -1)) for x in tensors], 2)
+    sent = heads.transpose(0, 1).flatten(0, 1).contiguous()
+    out = sent.new_empty(exchange.order[stream].shape[0], *sent.shape[1:])
+    sizes = [heads.shape[0]] * exchange.size
+    dist.all_to_all_single(out, sent, list(exchange.counts[stream]), sizes, group=exchange.group)
+    out = out.index_select(0, exchange.order[stream])
+    split: tuple[Tensor, ...] = out.split([x.shape[1] // exchange.size for x in tensors], 1)
+    return split
+
+
+def _to_tokens(exchange: Exchange, stream: str, x: Tensor, tokens: int) -> Tensor:
+    """The inverse, where this rank has so many tokens: [T, H / P, D] -> [tokens, H, D]."""
+    parts = x.index_select(0, exchange.ranked[stream])
+    out = x.new_empty(exchange.size * tokens, *x.shape[1:])
+    sizes = [tokens] * exchange.size
+    dist.all_to_all_single(out, parts, sizes, list(exchange.counts[stream]), group=exchange.group)
+    by_token: Tensor = out.unflatten(0, (exchange.size, tokens)).transpose(0, 1)
+    return by_token.flatten(1, 2)

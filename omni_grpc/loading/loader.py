@@ -1,0 +1,54 @@
+"""Loader: how a pipeline gets its parts, whatever features edit them on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from omni_grpc.loading.checkpoint import Places, load_weights, places
+from omni_grpc.loading.components import load_module, load_tokenizer
+from omni_grpc.spec import Checkpoint
+
+M = TypeVar("M", bound=nn.Module)
+
+Edit = Callable[[nn.Module, str, Places], None]
+"""Changes a denoiser in place, given the name of its component and where the checkpoint's weights go."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """A checkpoint, and where its weights go. `before` are the edits of a denoiser that has its modules and no weights
+    yet, `after` those of one that has its weights; each in order.
+    """
+
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    before: Sequence[Edit] = ()
+    after: Sequence[Edit] = ()
+
+    def denoiser(self, component: str, build: Callable[[Mapping[str, Any]], M]) -> M:
+        """Our own module of a component: `build` makes it of the component's config. Raises CheckpointError, see
+        load_weights.
+        """
+        with torch.device("meta"):
+            module = build(self.checkpoint.configs[component]).eval()
+        folder, weights = self.checkpoint.path / component, self.checkpoint.spec.weights[component]
+        where = places(module, folder, weights)
+        for edit in self.before:
+            edit(module, component, where)
+        load_weights(module, folder, weights, device=self.device, dtype=self.dtype)
+        for edit in self.after:
+            edit(module, component, where)
+        return module
+
+    def module(self, component: str, *, part: str = "") -> Any:
+        """A component that transformers or diffusers bring; `part` keeps only the submodule of that name."""
+        return load_module(self.checkpoint, component, part=part, device=self.device, dtype=self.dtype)
+
+    def tokenizer(self, component: str) -> Any:
+        return load_tokenizer(self.checkpoint, component)

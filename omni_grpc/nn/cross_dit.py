@@ -1,0 +1,168 @@
+"""The block of video transformers that attend to themselves, and across to a text: Wan (https://arxiv.org/abs/2503.20314,
+section 4.2.2) and the families built on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from omni_grpc.nn.attention import Attention
+from omni_grpc.nn.dual_stream import IMG, TXT, gate_add
+from omni_grpc.nn.embeddings import ScalarEmbedder, sinusoid
+from omni_grpc.nn.feed_forward import FeedForward
+from omni_grpc.nn.linear import Linear
+from omni_grpc.nn.norms import AcrossHeadsNorm, Float32LayerNorm
+from omni_grpc.nn.rope import rotate_interleaved
+from omni_grpc.nn.rows import JOINT, MOD, Rows
+from omni_grpc.nn.stack import Block
+from omni_grpc.ops.norm import norm_modulate
+
+TEXT_K, TEXT_V = "text_k", "text_v"
+
+
+class SelfAttention(nn.Module):
+    """Attention of a row's tokens to each other. The rows have "rope" [T, head_size / 2, 2] bound to the stream."""
+
+    def __init__(self, channels: int, num_heads: int, head_size: int, eps: float, stream: str = IMG) -> None:
+        super().__init__()
+        inner = num_heads * head_size
+        self.head_size, self.stream = head_size, stream
+        self.to_qkv = Linear(channels, 3 * inner, stream=stream)
+        self.norm_q, self.norm_k = AcrossHeadsNorm(inner, eps), AcrossHeadsNorm(inner, eps)
+        self.attention = Attention(num_heads, head_size, role="self")
+        self.to_out = Linear(inner, channels, stream=stream)
+
+    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+        q, k, v = self.to_qkv(x).chunk(3, -1)
+        q = rotate_interleaved(_heads(self.norm_q(q), self.head_size), rows["rope"])
+        k = self.keys(_heads(self.norm_k(k), self.head_size), rows)
+        out: Tensor = self.to_out(self.attention(q, k, _heads(v, self.head_size), rows, over=self.stream).flatten(1))
+        return out
+
+    def keys(self, k: Tensor, rows: Rows) -> Tensor:
+        """The keys as they are attended to, out of the normed ones: [T, heads, head_size]."""
+        return rotate_interleaved(k, rows["rope"])
+
+
+class CrossAttention(nn.Module):
+    """Attention of a row's tokens to its text, whose keys and values are made once, by `keys_values`."""
+
+    def __init__(self, channels: int, num_heads: int, head_size: int, eps: float) -> None:
+        super().__init__()
+        inner = num_heads * head_size
+        self.head_size = head_size
+        self.to_q = Linear(channels, inner, stream=IMG)
+        self.to_kv = Linear(channels, 2 * inner, stream=TXT)
+        self.norm_q, self.norm_k = AcrossHeadsNorm(inner, eps), AcrossHeadsNorm(inner, eps)
+        self.attention = Attention(num_heads, head_size, role="cross")
+        self.to_out = Linear(inner, channels, stream=IMG)
+
+    def keys_values(self, txt: Tensor) -> tuple[Tensor, Tensor]:
+        """Text tokens [T_txt, C] -> keys and values, each [T_txt, heads, head_size]."""
+        k, v = self.to_kv(txt).chunk(2, -1)
+        return _heads(self.norm_k(k), self.head_size), _heads(v, self.head_size)
+
+    def forward(self, x: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+        q = _heads(self.norm_q(self.to_q(x)), self.head_size)
+        out: Tensor = self.to_out(self.attention(q, k, v, rows, over=IMG, kv=TXT).flatten(1))
+        return out
+
+
+class CrossDiTBlock(Block):
+    """Self attention, attention to the text, feed-forward. The first and the last are modulated and gated.
+
+    All blocks share one modulation [M, 6C], (shift, scale, gate) of the self attention and of the feed-forward, to
+    which each adds a table of its own. Norms, modulation, gates and the sums they go into are computed in float32 and
+    rounded to the dtype of the tokens after each.
+
+    The text comes as constants, see `text_constants`: "text_k" and "text_v", [T_txt, blocks, heads, head_size].
+
+    With `stream` "joint" the block runs over all streams of a row, of which "img" alone looks across to the text; the
+    text stays aside (`Row.aside`).
+    """
+
+    constants = (TEXT_K, TEXT_V)
+
+    def __init__(
+        self, num_heads: int, head_size: int, ff_channels: int, eps: float = 1e-6, *, stream: str = IMG
+    ) -> None:
+        super().__init__()
+        channels = num_heads * head_size
+        self.carry = (stream,)
+        self.eps = eps
+        self.attn1 = SelfAttention(channels, num_heads, head_size, eps, stream)
+        self.norm2 = Float32LayerNorm(channels, eps)
+        self.attn2 = CrossAttention(channels, num_heads, head_size, eps)
+        self.ffn = FeedForward(channels, ff_channels, stream=stream)
+        self.scale_shift_table = nn.Parameter(torch.zeros(1, 6, channels))
+
+    def modulation(self, temb: Tensor) -> Tensor:
+        """`temb` [S, 6C] itself: it is the same for all blocks, and the table is added as the block runs."""
+        return temb
+
+    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
+        (x,) = carry
+        (stream,) = self.carry
+        index = rows.index[stream]
+        vectors = (self.scale_shift_table + mod.float().unflatten(-1, (6, -1))).unbind(1)
+        shift, scale, gate, ff_shift, ff_scale, ff_gate = vectors
+
+        x = gate_add(x, self.attn1(norm_modulate(x, scale, shift, index, self.eps), rows), gate, index)
+        parts = rows.split(x) if stream == JOINT else {IMG: x}
+        img = parts[IMG] + self.attn2(self.norm2(parts[IMG]), constants[TEXT_K], constants[TEXT_V], rows)
+        x = rows.join({**parts, IMG: img}) if stream == JOINT else img
+        x = gate_add(x, self.ffn(norm_modulate(x, ff_scale, ff_shift, index, self.eps)), ff_gate, index)
+        return (x,)
+
+
+class TextProjection(nn.Module):
+    """Linear, GELU (tanh approximation), Linear: hidden states of the text encoder [T_txt, in] -> [T_txt, out]."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.linear_1 = Linear(in_channels, out_channels, stream=TXT)
+        self.linear_2 = Linear(out_channels, out_channels, stream=TXT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear_2(F.gelu(self.linear_1(x), approximate="tanh"))
+        return out
+
+
+class ConditionEmbedder(nn.Module):
+    """What the blocks are told besides the latents: the timestep and the text."""
+
+    def __init__(self, channels: int, *, frequencies: int, text_channels: int) -> None:
+        super().__init__()
+        self.frequencies = frequencies
+        self.time_embedder = ScalarEmbedder(frequencies, channels)
+        self.time_proj = Linear(channels, 6 * channels, stream=MOD)
+        self.text_embedder = TextProjection(text_channels, channels)
+
+    def time(self, t: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Timesteps float32 [S] in the scheduler's units -> their embeddings [S, C], which are computed in float32 and
+        rounded to `dtype`, and the modulation that all blocks share, [S, 6C].
+        """
+        temb = self.time_embedder(sinusoid(t, self.frequencies, scale=1.0)).to(dtype)
+        return temb, self.time_proj(F.silu(temb))
+
+
+def text_constants(blocks: Sequence[CrossDiTBlock], txt: Tensor) -> dict[str, tuple[str, Tensor]]:
+    """The keys and values of a text in every block, as `Cond.constants` has them; txt [T_txt, C] are its tokens.
+
+    Each tensor is written block by block, so that the most that is held at once is what is kept, plus one block's part.
+    """
+    attention = blocks[0].attn2.attention
+    keys = txt.new_empty(len(txt), len(blocks), attention.num_kv_heads, attention.head_size)
+    values = torch.empty_like(keys)
+    for place, block in enumerate(blocks):
+        keys[:, place], values[:, place] = block.attn2.keys_values(txt)
+    return {TEXT_K: (TXT, keys), TEXT_V: (TXT, values)}
+
+
+def _heads(x: Tensor, head_size: int) -> Tensor:
+    """[T, H * D] -> [T, H, D]."""
+    heads: Tensor = x.unflatten(-1, (-1, head_size))
+    return heads

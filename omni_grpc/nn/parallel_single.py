@@ -1,0 +1,67 @@
+"""The parallel single-stream block: attention and feed-forward side by side over the joint stream, as in ViT-22B
+(https://arxiv.org/abs/2302.05442, section 2). The FLUX family has them after its dual-stream blocks."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from omni_grpc.nn.attention import Attention
+from omni_grpc.nn.dual_stream import gate_add
+from omni_grpc.nn.linear import Linear
+from omni_grpc.nn.rope import rotate_interleaved
+from omni_grpc.nn.rows import JOINT, MOD, Rows
+from omni_grpc.nn.stack import Block
+from omni_grpc.ops.norm import norm_modulate
+
+
+class SelfAttention(nn.Module):
+    """Attention over the joint stream without a projection of its own at the end: x [T, channels] -> [T, inner].
+
+    The rows have "rope" [T_joint, head_size / 2, 2] bound to "joint".
+    """
+
+    def __init__(self, channels: int, num_heads: int, head_size: int, eps: float) -> None:
+        super().__init__()
+        self.head_size = head_size
+        self.to_qkv = Linear(channels, 3 * num_heads * head_size, stream=JOINT)
+        self.norm_q, self.norm_k = nn.RMSNorm(head_size, eps), nn.RMSNorm(head_size, eps)
+        self.attention = Attention(num_heads, head_size, role="self", role_category="joint")
+
+    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+        q, k, v = self.to_qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(1)
+        rope = rows["rope"]
+        q, k = rotate_interleaved(self.norm_q(q), rope), rotate_interleaved(self.norm_k(k), rope)
+        out: Tensor = self.attention(q, k, v, rows)
+        return out.flatten(1)
+
+
+class ParallelSingleBlock(Block):
+    """One norm for both halves, one projection of both back into the stream; gated and added.
+
+    Modulation: [M, 3C], (shift, scale, gate).
+    """
+
+    carry = (JOINT,)
+
+    def __init__(self, num_heads: int, head_size: int, eps: float = 1e-6, ff_ratio: int = 4) -> None:
+        super().__init__()
+        channels = num_heads * head_size
+        self.eps = eps
+        self.mod = Linear(channels, 3 * channels, stream=MOD)
+        self.attn = SelfAttention(channels, num_heads, head_size, eps)
+        self.proj_mlp = Linear(channels, ff_ratio * channels, stream=JOINT)
+        self.proj_out = Linear((1 + ff_ratio) * channels, channels, stream=JOINT)
+
+    def modulation(self, temb: Tensor) -> Tensor:
+        out: Tensor = self.mod(temb)
+        return out
+
+    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
+        (x,) = carry
+        index = rows.index[JOINT]
+        shift, scale, gate = mod.chunk(3, -1)
+        normed = norm_modulate(x, scale, shift, index, self.eps)
+        halves = self.attn(normed, rows), F.gelu(self.proj_mlp(normed), approximate="tanh")
+        return (gate_add(x, self.proj_out(torch.cat(halves, -1)), gate, index),)

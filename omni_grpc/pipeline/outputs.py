@@ -1,0 +1,47 @@
+"""What a model makes, as arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni_grpc.errors import InternalError
+
+Pixels = NDArray[np.uint8]
+Samples = NDArray[np.float32]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """One output: pixels are height x width x 3|4, or frames x height x width x 3; samples channels x n."""
+
+    pixels: Pixels | None = None
+    samples: Samples | None = None
+
+
+def join(parts: Sequence[Output]) -> Output:
+    """The parts of one output, one after the other: frames of a video, samples of a sound."""
+    if len(parts) == 1:
+        return parts[0]
+    pixels = [part.pixels for part in parts if part.pixels is not None]
+    samples = [part.samples for part in parts if part.samples is not None]
+    return Output(
+        pixels=np.concatenate(pixels) if pixels else None, samples=np.concatenate(samples, axis=1) if samples else None
+    )
+
+
+def to_uint8(pixels: Tensor) -> Pixels:
+    """Pixels [..., 3, height, width] in -1..1 -> [..., height, width, 3]. What lies outside is clipped.
+
+    Raises InternalError for values that are not finite: a picture of them would look like a result.
+    """
+    if not torch.isfinite(pixels).all():
+        raise InternalError("the decoded pixels have values that are not finite", reason="NOT_FINITE")
+    unit = (pixels * 0.5 + 0.5).clamp(0, 1).float()
+    array: Pixels = (unit * 255).round().to(torch.uint8).movedim(-3, -1).contiguous().cpu().numpy()
+    return array

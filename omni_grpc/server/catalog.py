@@ -1,0 +1,186 @@
+"""What the API says of the model: tasks, defaults, limits, refusals, state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+
+from omni_grpc.config import NATIVE_CACHES, QUANTIZATIONS
+from omni_grpc.engine import Engine, EngineState
+from omni_grpc.frames import nearest_frames
+from omni_grpc.opaque import OPAQUE_FAMILY
+from omni_grpc.request import AudioFormat, ImageFormat, Modality, Task, VideoFormat
+from omni_grpc.resolve import check_model
+from omni_grpc.rules import TAKEN
+from omni_grpc.server import convert
+from omni_grpc.server.failures import status
+from omni_grpc.server.media import NAMES
+from omni_grpc.server.requests import refused
+from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, unserved_paths
+from omni_grpc.spec import Checkpoint, GuidanceKind
+from omni_grpc.tuning import MAX_LORA_SCALE, MAX_LORAS
+from omni_grpc.v1 import generation_pb2, model_pb2, options_pb2, sampling_pb2
+
+SCALES = (0.0, 100.0)
+"""What `resolve.RULES` allows for both guidance scales."""
+LORA_SCALES = model_pb2.DoubleRange(min=-MAX_LORA_SCALE, max=MAX_LORA_SCALE)
+RATES = (1.0, 240.0)
+"""What `resolve.RULES` allows for frames per second."""
+
+STATES: Mapping[EngineState, model_pb2.ModelState] = {
+    EngineState.STARTING: model_pb2.MODEL_STATE_LOADING,
+    EngineState.READY: model_pb2.MODEL_STATE_READY,
+    EngineState.RESTARTING: model_pb2.MODEL_STATE_LOADING,
+    # it takes no more jobs, and is about to leave memory
+    EngineState.DRAINING: model_pb2.MODEL_STATE_AVAILABLE,
+    EngineState.STOPPED: model_pb2.MODEL_STATE_AVAILABLE,
+    EngineState.FAILED: model_pb2.MODEL_STATE_FAILED,
+}
+
+
+MESSAGES: Mapping[Modality, tuple[Any, Set[str]]] = {
+    Modality.VIDEO: (generation_pb2.GenerateVideoRequest, GENERATE_VIDEO),
+    Modality.AUDIO: (generation_pb2.GenerateAudioRequest, GENERATE_AUDIO),
+}
+"""The request for a task that makes something else than an image, and the fields of it that are served."""
+
+
+class Catalog:
+    """What can be said of the engine's model, loaded or not."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def check_name(self, name: str) -> None:
+        """Raises InvalidArgument where no model is named, NotFound for another one than is served."""
+        if not name:
+            raise refused("model", "is required")
+        check_model(name, self._engine.checkpoint)
+
+    def model(self) -> model_pb2.Model:
+        """As it stands: what only loading can tell is left out until then."""
+        checkpoint, ready, state = self._engine.checkpoint, self._engine.ready, self._engine.state
+        makes = {task.modality for task in checkpoint.tasks}
+        return model_pb2.Model(
+            name=checkpoint.name,
+            state=STATES[state],
+            tasks=[convert.task(task) for task in checkpoint.tasks],
+            defaults=self._defaults() if checkpoint.described else None,
+            schedulers=checkpoint.schedulers,
+            guidance_kinds=[f"GUIDANCE_KIND_{kind.value}" for kind in _guidance(checkpoint)],
+            refusals=[model_pb2.Refusal(feature=path, reason=why) for path, why in self._refusals().items()],
+            limits=self._limits() if checkpoint.described else None,
+            dtype=ready.dtype if ready else "",
+            family=checkpoint.spec.family,
+            pipeline=checkpoint.spec.name,
+            cache_methods=NATIVE_CACHES if self._engine.facts.cache else (),
+            quantizations=QUANTIZATIONS if checkpoint.spec.family != OPAQUE_FAMILY else (),
+            loras=sorted(adapter.id for adapter in self._engine.facts.loras),
+            preview_methods=[options_pb2.PREVIEW_METHOD_NONE, options_pb2.PREVIEW_METHOD_LATENT_RGB],
+            image_formats=[convert.image_format(kind) for kind in ImageFormat if Modality.IMAGE in makes],
+            video_formats=[f"VIDEO_FORMAT_{kind.value}" for kind in VideoFormat if Modality.VIDEO in makes],
+            audio_formats=[f"AUDIO_FORMAT_{kind.value}" for kind in AudioFormat if Modality.AUDIO in makes],
+            error=status(self._engine.failure) if self._engine.failure else None,
+            weight_bytes=ready.weight_bytes if ready else 0,
+        )
+
+    def _defaults(self) -> sampling_pb2.SamplingParams:
+        defaults, facts = self._engine.checkpoint.defaults, self._engine.facts
+        return sampling_pb2.SamplingParams(
+            steps=defaults.steps,
+            guidance=convert.guidance(defaults.guidance),
+            num_outputs=1,
+            cache=convert.cache(facts.cache or facts.fixed_cache),
+        )
+
+    def _refusals(self) -> dict[str, str]:
+        """What cannot be asked, by field, in the requests for the tasks that the model has."""
+        checkpoint = self._engine.checkpoint
+        spec = checkpoint.spec
+        result: dict[str, str] = {}
+        for message, served in dict.fromkeys(_messages(checkpoint.tasks)):
+            for path in unserved_paths(message.DESCRIPTOR, served):
+                result.setdefault(path, "not yet served")
+            for name in message.DESCRIPTOR.fields_by_name:
+                if name in served and NAMES.get(name, name) in TAKEN and not _takes(checkpoint, NAMES.get(name, name)):
+                    result.setdefault(name, f"{spec.name} does not take it")
+        result |= {f"task {task}": why for task, why in checkpoint.refusals.items()}
+        facts = self._engine.facts
+        if not facts.loras:
+            result["sampling.loras"] = "no adapter is loaded; native models take them with --lora NAME=PATH"
+        if facts.cache is None:
+            result["sampling.cache.tea_cache"] = "not turned on; native models have it with --cache-backend tea_cache"
+        if facts.fixed_cache is not None:
+            result["sampling.cache.off"] = f"{facts.fixed_cache.name} is on for every request"
+        if spec.exclusive:
+            result["step_batching"] = f"{spec.name} works on one request at a time; others wait in the queue"
+        return result
+
+    def _limits(self) -> model_pb2.ModelLimits:
+        checkpoint, limits = self._engine.checkpoint, self._engine.config.limits
+        kinds, scales = _guidance(checkpoint), model_pb2.DoubleRange(min=SCALES[0], max=SCALES[1])
+        return model_pb2.ModelLimits(
+            min_width=checkpoint.limits.min_size,
+            min_height=checkpoint.limits.min_size,
+            max_width=checkpoint.limits.max_size,
+            max_height=checkpoint.limits.max_size,
+            max_pixels=self._engine.facts.max_pixels,
+            size_multiple=checkpoint.limits.size_multiple,
+            default_width=checkpoint.defaults.width,
+            default_height=checkpoint.defaults.height,
+            max_steps=limits.max_steps,
+            max_outputs=limits.max_outputs,
+            max_prompt_chars=limits.max_prompt_chars,
+            max_prompt_tokens=checkpoint.limits.max_prompt_tokens,
+            max_input_images=max(part.limits.max_input_images for part in checkpoint.parts),
+            max_loras=MAX_LORAS if self._engine.facts.loras else 0,
+            lora_scale=LORA_SCALES if self._engine.facts.loras else None,
+            strength=model_pb2.DoubleRange(min=0, max=1) if _takes(checkpoint, "strength") else None,
+            max_audio=_max_audio(checkpoint),
+            **_video_limits(checkpoint),
+            guidance_scale=scales if GuidanceKind.EMBEDDED in kinds else None,
+            true_cfg_scale=scales if GuidanceKind.TRUE_CFG in kinds else None,
+        )
+
+
+def _messages(tasks: Sequence[Task]) -> Iterator[tuple[Any, Set[str]]]:
+    """The requests that ask for these tasks, and what is served of each."""
+    for task in tasks:
+        if task is Task.TEXT_TO_IMAGE:
+            yield generation_pb2.GenerateImageRequest, GENERATE_IMAGE
+        else:
+            yield MESSAGES.get(task.modality, (generation_pb2.EditImageRequest, EDIT_IMAGE))
+
+
+def _guidance(checkpoint: Checkpoint) -> tuple[GuidanceKind, ...]:
+    return tuple(dict.fromkeys(kind for part in checkpoint.parts for kind in part.guidance))
+
+
+def _takes(checkpoint: Checkpoint, name: str) -> bool:
+    taken = {field for part in checkpoint.parts for field in part.spec.takes}
+    # a video's playing time is a number of frames to the model
+    return name in taken or (name == "duration" and "num_frames" in taken)
+
+
+def _max_audio(checkpoint: Checkpoint) -> Duration | None:
+    makes_sound = any(task in (Task.TEXT_TO_AUDIO, Task.TEXT_TO_AUDIO_VIDEO) for task in checkpoint.tasks)
+    longest = checkpoint.limits.max_duration
+    return convert.duration(longest) if makes_sound and longest else None
+
+
+def _video_limits(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Nothing where it makes no video."""
+    if all(task.modality is not Modality.VIDEO for task in checkpoint.tasks):
+        return {}
+    limits, defaults = checkpoint.limits, checkpoint.defaults
+    return {
+        "min_frames": nearest_frames(1, limits),
+        "max_frames": limits.max_frames,
+        "frame_multiple": limits.frame_multiple,
+        "frame_offset": limits.frame_offset,
+        "default_frames": defaults.num_frames or 0,
+        "default_fps": defaults.fps or 0.0,
+        "fps": model_pb2.DoubleRange(min=RATES[0], max=RATES[1]) if _takes(checkpoint, "fps") else None,
+    }

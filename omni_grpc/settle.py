@@ -1,0 +1,155 @@
+"""Every decision made for a server: which settings its model takes, and where it runs. For requests see `resolve`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from omni_grpc.config import DIFFUSERS_CACHES, NATIVE_CACHES, AdapterConfig, EngineConfig, ModelConfig
+from omni_grpc.errors import ConfigError, Violation
+from omni_grpc.opaque import OPAQUE_FAMILY
+from omni_grpc.plan import Ready
+from omni_grpc.rules import Facts
+from omni_grpc.spec import Checkpoint, ModelSpec
+from omni_grpc.tuning import TeaCache, coefficients_fault, threshold_fault
+
+DIFFUSERS_ONLY = ("diffusers_load_kwargs", "diffusers_call_kwargs")
+"""Settings that are refused as long as diffusers is not asked for by name, also where `auto` would choose it."""
+
+DEFAULT_THRESHOLD = 0.2
+"""Of TeaCache, where neither the request nor --cache-config has one."""
+
+Faults = dict[str, str]
+"""Setting -> what is wrong with it."""
+
+
+def facts_of(config: EngineConfig, checkpoint: Checkpoint, ready: Ready | None) -> Facts:
+    """What the rules look at, for a server with this configuration whose worker has said this of itself."""
+    return Facts(
+        checkpoint,
+        config.limits,
+        cache=step_cache(config, checkpoint.spec),
+        fixed_cache=ready.fixed_cache if ready else None,
+        loras=ready.loras if ready else (),
+    )
+
+
+def step_cache(config: EngineConfig, spec: ModelSpec) -> TeaCache | None:
+    """The step cache of a request that says nothing, for a native model."""
+    if config.cache is None or config.cache.cache_backend not in NATIVE_CACHES or spec.family == OPAQUE_FAMILY:
+        return None
+    given = config.cache.cache_config or {}
+    return TeaCache(
+        threshold=given.get("rel_l1_thresh", DEFAULT_THRESHOLD),
+        coefficients=tuple(given.get("coefficients") or spec.cache_coefficients),
+    )
+
+
+def apply_settings(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint as the settings change it: those that stand in for an entry of its configs are put there, so that
+    defaults and the model itself find them. Raises ConfigError, see check_settings.
+    """
+    check_settings(config, checkpoint)
+    if checkpoint.spec.family == OPAQUE_FAMILY:
+        return checkpoint
+    configs = dict(checkpoint.configs)
+    for name, (component, key) in checkpoint.spec.settings.items():
+        if (value := getattr(config.adapter, name)) is not None:
+            configs[component] = {**configs[component], key: value}
+    return dataclasses.replace(checkpoint, configs=configs)
+
+
+def _stands_in(name: str, checkpoint: Checkpoint) -> bool:
+    """Whether a setting stands in for something that the checkpoint has."""
+    component, key = checkpoint.spec.settings.get(name, ("", ""))
+    return checkpoint.configs.get(component, {}).get(key) is not None
+
+
+def check_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
+    """Raises ConfigError for settings that the model would not look at: those of the diffusers adapter for a native
+    model, those of native features for a diffusers pipeline, and those that mean nothing without another.
+    """
+    native = checkpoint.spec.family != OPAQUE_FAMILY
+    name = checkpoint.spec.name
+    wrong = _adapter_faults(config, checkpoint, native) | _cache_faults(config, name, native)
+    if not native:
+        if config.quantization is not None:
+            own = "--diffusers-load-kwargs has a quantization_config"
+            wrong["quantization"] = f"has no effect on {name}, which runs through diffusers; {own}"
+        if config.loras is not None:
+            wrong["lora"] = f"has no effect on {name}, which runs through diffusers; adapters are for native models"
+    elif config.quantization is not None and config.quantization.quantization is None:
+        wrong["ignored_layers"] = "needs --quantization"
+    if wrong:
+        violations = tuple(Violation(field, why) for field, why in wrong.items())
+        message = "; ".join(f"--{field.replace('_', '-')} {why}" for field, why in wrong.items())
+        raise ConfigError(message, reason="SETTING_WITHOUT_EFFECT", violations=violations)
+
+
+def _adapter_faults(config: EngineConfig, checkpoint: Checkpoint, native: bool) -> Faults:
+    wrong, default = {}, AdapterConfig()
+    for field in [field.name for field in dataclasses.fields(AdapterConfig)]:
+        if getattr(config.adapter, field) == getattr(default, field):
+            continue
+        if field in DIFFUSERS_ONLY and config.model.diffusion_load_format != "diffusers":
+            wrong[field] = "is for diffusers pipelines; add --diffusion-load-format diffusers"
+        elif native and not _stands_in(field, checkpoint):
+            wrong[field] = (
+                f"has no effect on {checkpoint.spec.name}, which is native; leave it out, or add "
+                "--diffusion-load-format diffusers"
+            )
+    return wrong
+
+
+def _cache_faults(config: EngineConfig, name: str, native: bool) -> Faults:
+    if config.cache is None:
+        return {}
+    backend, given = config.cache.cache_backend, config.cache.cache_config or {}
+    has = NATIVE_CACHES if native else DIFFUSERS_CACHES
+    if backend is None:
+        return {"cache_config": "needs --cache-backend"}
+    if backend not in has:
+        runs = "is native" if native else "runs through diffusers"
+        return {"cache_backend": f"{backend!r} is no step cache of {name}, which {runs}; it has {', '.join(has)}"}
+    if not native:
+        return {}
+    if unknown := sorted(given.keys() - {"rel_l1_thresh", "coefficients"}):
+        return {"cache_config": f"has {', '.join(unknown)}; {backend} takes rel_l1_thresh and coefficients"}
+    faults = {
+        "rel_l1_thresh": threshold_fault(given.get("rel_l1_thresh", DEFAULT_THRESHOLD)),
+        "coefficients": coefficients_fault(given.get("coefficients") or ()),
+    }
+    found = "; ".join(f"{key} {fault}" for key, fault in faults.items() if fault)
+    return {"cache_config": found} if found else {}
+
+
+# --- the machine ----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Machine:
+    """What a worker found: whether torch sees a CUDA device, and how many CPU cores the process may use."""
+
+    cuda: bool
+    cores: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and how a worker runs. `cpu_threads` is None where torch's own choice stands."""
+
+    device: str
+    dtype: str
+    cpu_threads: int | None
+
+
+def place(config: ModelConfig, machine: Machine) -> Placement:
+    """Decides every "auto" of a worker. Raises ConfigError for a device that is not there."""
+    if config.device == "cuda" and not machine.cuda:
+        raise ConfigError("--device is 'cuda', but torch sees no CUDA device; use --device cpu", reason="NO_DEVICE")
+    device = config.device if config.device != "auto" else ("cuda" if machine.cuda else "cpu")
+    dtype = config.dtype if config.dtype != "auto" else {"cuda": "bfloat16", "cpu": "float32"}[device]
+    threads = config.cpu_threads
+    if device == "cpu" and threads is None:
+        # one core stays with the server, so that events stay smooth while a step runs
+        threads = max(1, machine.cores - 1)
+    return Placement(device="cuda:0" if device == "cuda" else device, dtype=dtype, cpu_threads=threads)

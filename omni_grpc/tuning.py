@@ -1,0 +1,132 @@
+"""What a request may say about adapters and step caches, and what comes back about both: plain frozen data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+MAX_LORAS = 8
+"""Most adapters of one request."""
+
+MAX_LORA_SCALE = 100.0
+"""Largest factor of an adapter, and with a minus the smallest."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """One adapter of a request: its change of the weights times `scale`, in one component or ("") all that it fits."""
+
+    id: str
+    scale: float = 1.0
+    target: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A LoRA adapter that a worker has loaded.
+
+    `applied` counts its keys that found a layer, by component; `skipped` names those that found none in any.
+    """
+
+    id: str
+    file: str
+    sha256: str
+    format: str
+    rank: int
+    size_bytes: int
+    applied: Mapping[str, int]
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def keys_applied(self) -> int:
+        return sum(self.applied.values())
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The components that it changes."""
+        return tuple(component for component, keys in self.applied.items() if keys)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedLora:
+    """An adapter as it was applied to one component of one request."""
+
+    id: str
+    scale: float
+    target: str
+    keys_applied: int
+    keys_skipped: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TeaCache:
+    """The step cache of a request: reuse while the accumulated change stays under `threshold`. `coefficients` are the
+    polynomial, highest power first, that turns a relative change of the signal into one of the output.
+    """
+
+    threshold: float
+    coefficients: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FixedCache:
+    """A step cache that every request runs under, and that the API has no options for."""
+
+    name: str
+
+
+def threshold_fault(value: Any) -> str:
+    """What is wrong with a threshold of TeaCache, "" for nothing."""
+    if isinstance(value, int | float) and 0 <= value < math.inf:
+        return ""
+    return f"is {value!r}, expected a number from 0, which never reuses"
+
+
+def coefficients_fault(values: Sequence[Any]) -> str:
+    """What is wrong with coefficients of TeaCache, "" for nothing."""
+    numbers = (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in values
+    )
+    if not isinstance(values, str) and all(numbers):
+        return ""
+    return f"is {values!r}, expected finite numbers, highest power first"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CacheDraft:
+    """The step cache as it was asked for: off, or on with what is not given left to the server."""
+
+    off: bool = False
+    threshold: float | None = None
+    coefficients: tuple[float, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CacheCount:
+    """What a step cache did in one component: row evaluations that it answered and that were computed, and the sum of
+    the `measured` relative changes that it decided by.
+    """
+
+    component: str
+    hits: int = 0
+    misses: int = 0
+    measured: int = 0
+    change: float = 0.0
+
+    def __add__(self, other: CacheCount) -> CacheCount:
+        return CacheCount(
+            component=self.component,
+            hits=self.hits + other.hits,
+            misses=self.misses + other.misses,
+            measured=self.measured + other.measured,
+            change=self.change + other.change,
+        )
+
+
+def tally(counts: dict[K, CacheCount], key: K, count: CacheCount) -> None:
+    """Adds a count to those of the same key."""
+    counts[key] = counts[key] + count if key in counts else count

@@ -1,0 +1,186 @@
+"""One model under test with any features turned on, and the figures of what it did."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from omni_grpc.loading.checkpoint import WEIGHT_FILE, load_weights
+from omni_grpc.nn.stack import Stack, main_stack
+from omni_grpc.request import Request
+from omni_grpc.tuning import CacheDraft, Lora
+from tests.models.model import Entry, Model
+
+IDENTITY = (1.0, 0.0)
+"""The polynomial that leaves a change as it is."""
+
+FIRST, SECOND = "first", "second"
+"""Adapters: one in PEFT's layout, of rank 2 with alpha 3; one in diffusers', of rank 4 with an alpha for each layer."""
+
+CACHE = {"cache_backend": "tea_cache", "cache_config": {"rel_l1_thresh": 0.0, "coefficients": list(IDENTITY)}}
+NEVER = CacheDraft(threshold=0.0)
+INT8 = {"quantization": "int8"}
+OFFLOAD = {"enable_layerwise_offload": True}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """What became of one request: latents [outputs, T, C]; forwards, rows that a cache answered, and rows that it had
+    computed, step by step; and the sum of the changes that it measured, with their number.
+    """
+
+    latents: Tensor
+    evals: tuple[int, ...]
+    reused: tuple[int, ...]
+    computed: tuple[int, ...]
+    change: float
+    measured: int
+
+
+class Suite:
+    """A model's tiny checkpoint, adapters for it, and models that are loaded once for each set of settings."""
+
+    def __init__(self, entry: Entry, folder: Path) -> None:
+        self.entry = entry
+        self.folder = entry.build(folder / "checkpoint")
+        self.adapters = {name: folder / f"{name}.safetensors" for name in (FIRST, SECOND)}
+        self.lora = {"lora": {name: str(path) for name, path in self.adapters.items()}}
+        self._models: dict[str, Model] = {}
+        self.components = tuple(self.load().spec.weights)
+        self.write_adapters()
+
+    def load(self, *features: Mapping[str, Any], **settings: Any) -> Model:
+        for feature in features:
+            settings |= feature
+        key = repr(sorted(settings.items()))
+        if key not in self._models:
+            self._models[key] = Model(self.entry, self.folder, **settings)
+        return self._models[key]
+
+    def weights(self, component: str) -> dict[str, Tensor]:
+        return safetensors.torch.load_file(self.folder / component / WEIGHT_FILE)
+
+    def load_weights(self, model: Model, component: str, weights: Mapping[str, Tensor]) -> nn.Module:
+        """A copy of a model's denoiser with these weights, by the checkpoint's names."""
+        module = copy.deepcopy(getattr(model.pipeline, component))
+        with tempfile.TemporaryDirectory() as folder:
+            save(weights, Path(folder) / WEIGHT_FILE)
+            load_weights(module, Path(folder), model.spec.weights[component], device="cpu", dtype=model.dtype)
+        return module
+
+    def changes(self, component: str) -> dict[str, dict[str, Tensor]]:
+        """For each adapter, what it adds to each matrix of the checkpoint at scale 1: alpha / r * up @ down."""
+        made: dict[str, dict[str, Tensor]] = {FIRST: {}, SECOND: {}}
+        for name, (down, up) in self._factors(component).items():
+            made[FIRST][name] = 3 / 2 * up[:, :2] @ down[:2]
+            made[SECOND][name] = 8 / 4 * up @ down
+        return made
+
+    def write_adapters(self) -> None:
+        first: dict[str, Tensor] = {}
+        second: dict[str, Tensor] = {"text_encoder.layer.lora_A.weight": torch.zeros(2, 2)}
+        for component in self.components:
+            for name, (down, up) in self._factors(component).items():
+                layer = f"{component}.{name.removesuffix('.weight')}"
+                first[f"base_model.model.{layer}.lora_A.default.weight"] = down[:2]
+                first[f"base_model.model.{layer}.lora_B.default.weight"] = up[:, :2]
+                second[f"{layer}.lora.down.weight"] = down
+                second[f"{layer}.lora.up.weight"] = up
+                second[f"{layer}.alpha"] = torch.tensor(8.0)
+        config = '{"lora_alpha": 3, "r": 2}'
+        save(first, self.adapters[FIRST], {"lora_adapter_metadata": config})
+        save(second | {"text_encoder.layer.lora_B.weight": torch.zeros(2, 2)}, self.adapters[SECOND])
+
+    def _factors(self, component: str) -> dict[str, tuple[Tensor, Tensor]]:
+        """down [4, in] and up [out, 4] for each matrix of the checkpoint: small beside the weight."""
+        generator = torch.Generator().manual_seed(5)
+        return {
+            name: (
+                torch.randn(4, weight.shape[1], generator=generator) * weight.std() / 4,
+                torch.randn(weight.shape[0], 4, generator=generator) / 4,
+            )
+            for name, weight in sorted(self.weights(component).items())
+            if weight.dim() == 2 and name.endswith(".weight")
+        }
+
+
+def save(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    safetensors.torch.save_file({key: x.contiguous() for key, x in tensors.items()}, path, metadata)
+
+
+def company(model: Model, cache: CacheDraft | None = None) -> list[tuple[int, Request]]:
+    """Unlike sizes, numbers of steps, guidance and adapters, each with the tick at which it joins."""
+    loras = [(), (Lora(id=FIRST, scale=0.7),), (Lora(id=SECOND),), (Lora(id=FIRST), Lora(id=SECOND, scale=-0.5))]
+    if not model.facts.loras:
+        loras = [()] * 4
+    drafts = {
+        "plain": (0, model.draft(steps=5, seeds=(1,), loras=loras[0], cache=cache)),
+        "pair": (0, model.guided(wider=1, steps=6, seeds=(2, 3), loras=loras[1], cache=cache)),
+        "late": (2, model.draft(higher=1, steps=4, seeds=(4,), loras=loras[2], cache=cache)),
+        "weak": (3, model.guided(steps=5, seeds=(5,), scale=2.0, loras=loras[3], cache=cache)),
+    }
+    return [(tick, model.request(draft, name)) for name, (tick, draft) in drafts.items()]
+
+
+def run(model: Model, *joins: tuple[int, Request]) -> dict[str, Run]:
+    """Runs requests that join at their ticks, to the end of each."""
+    runner = model.runner()
+    running: list[str] = []
+    steps: dict[str, list[Any]] = {request.id: [] for _, request in joins}
+    for tick in itertools.count():
+        for request in [request for at, request in joins if at == tick]:
+            runner.prepare(request)
+            running.append(request.id)
+        report = runner.step(tuple(running))
+        assert report.broken == ()
+        for progress in report.progress:
+            steps[progress.id].append(progress)
+            if progress.finished:
+                running.remove(progress.id)
+        if not running and tick >= max(at for at, _ in joins):
+            break
+    return {request.id: _figures(model.result(runner, request).latents, steps[request.id]) for _, request in joins}
+
+
+def alone(model: Model, request: Request) -> Run:
+    return run(model, (0, request))[request.id]
+
+
+def _figures(latents: Tensor, steps: list[Any]) -> Run:
+    counts = [count for progress in steps for count in progress.cache]
+    return Run(
+        latents=latents,
+        evals=tuple(progress.evals for progress in steps),
+        reused=tuple(progress.rows_reused for progress in steps),
+        computed=tuple(sum(count.misses for count in progress.cache) for progress in steps),
+        change=sum(count.change for count in counts),
+        measured=sum(count.measured for count in counts),
+    )
+
+
+def halfway(model: Model) -> float:
+    """A threshold that the accumulated change of a request reaches about every second time."""
+    measured = alone(model, model.request(model.draft(steps=6, seeds=(1,), cache=NEVER)))
+    return 1.5 * measured.change / measured.measured
+
+
+def stacks(model: Model) -> list[Stack]:
+    """The main stack of every denoiser."""
+    return [main_stack(getattr(model.pipeline, component))[1] for component in model.spec.weights]
+
+
+def far(mine: Tensor, theirs: Tensor) -> float:
+    return float((mine - theirs).abs().max())
+
+
+def cosine(mine: Tensor, theirs: Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(mine.flatten(), theirs.flatten(), dim=0))

@@ -1,0 +1,281 @@
+"""Every feature alone on every model, in company and alone. A new model joins by its entry in tests/models/cases.py."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from omni_grpc.loading.checkpoint import WEIGHT_FILE
+from omni_grpc.nn.linear import AnyLinear
+from omni_grpc.nn.rows import MOD, Rows
+from omni_grpc.nn.stack import Carry, Stack, convert
+from omni_grpc.tuning import CacheDraft, Lora
+from tests.features.suite import (
+    CACHE,
+    FIRST,
+    INT8,
+    NEVER,
+    OFFLOAD,
+    SECOND,
+    Run,
+    Suite,
+    alone,
+    company,
+    cosine,
+    far,
+    halfway,
+    run,
+    stacks,
+)
+from tests.models.model import Model
+
+pytestmark = pytest.mark.conformance
+
+TOLERANCE = 1e-5
+"""How far a float32 result may be from itself in other company, or from the same written otherwise."""
+
+FLOOR = 0.999
+"""Least cosine of final latents in int8 and in float32, for tiny models with random weights."""
+
+Runs = Mapping[str, Run]
+
+
+def equal(mine: Runs, theirs: Runs) -> bool:
+    return all(torch.equal(mine[name].latents, theirs[name].latents) for name in theirs)
+
+
+def test_with_everything_on_requests_that_share_steps_get_what_each_gets_alone(suite: Suite) -> None:
+    model = suite.load(CACHE, INT8, OFFLOAD, suite.lora)
+    asked = company(model, CacheDraft(threshold=halfway(model)))
+    together = run(model, *asked)
+    for _, request in asked:
+        solo = alone(model, request)
+        assert (solo.reused, solo.computed) == (together[request.id].reused, together[request.id].computed)
+        assert far(solo.latents, together[request.id].latents) < TOLERANCE
+    assert any(any(it.reused) for it in together.values())
+
+
+# --- step cache -------------------------------------------------------------------------------------------------------
+
+
+def test_a_cache_that_may_never_reuse_changes_nothing(suite: Suite) -> None:
+    plain, cached = suite.load(), suite.load(CACHE)
+    without, never = run(plain, *company(plain)), run(cached, *company(cached, NEVER))
+    off = run(cached, *company(cached, CacheDraft(off=True)))
+    assert equal(never, without)
+    assert equal(off, without)
+    assert all(not any(it.reused) and all(it.computed) and it.measured for it in never.values())
+    assert all(not any(it.reused) and not any(it.computed) for it in off.values())
+
+
+def test_a_row_is_answered_as_if_the_algorithm_were_written_for_it_alone(suite: Suite) -> None:
+    plain, cached = suite.load(), suite.load(CACHE)
+    threshold = halfway(cached)
+    draft = cached.draft(steps=6, seeds=(1,), cache=CacheDraft(threshold=threshold))
+    mine = alone(cached, cached.request(draft))
+    with around(plain, lambda: ByHand(threshold)) as by_hand:
+        theirs = alone(plain, plain.request(cached.draft(steps=6, seeds=(1,))))
+    assert sum(mine.reused) == sum(hand.answered for hand in by_hand) > 0
+    assert sum(mine.computed) == sum(hand.computed for hand in by_hand)
+    assert far(mine.latents, theirs.latents) < TOLERANCE
+    assert far(mine.latents, alone(plain, plain.request(cached.draft(steps=6, seeds=(1,)))).latents) > 1e-4
+
+
+class ByHand:
+    """TeaCache around a stack whose batches have a single row."""
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold, self.drift, self.at = threshold, 0.0, (-1, -1)
+        self.signal, self.added = torch.zeros(()), {}
+        self.answered = self.computed = 0
+
+    def __call__(self, inner: Callable[..., Carry]) -> Callable[..., Carry]:
+        def run(stack: Stack, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
+            state, signal = rows.owners[0][0], stack.signal(lo, carry, rows)[1]
+            follows = self.at == (state.segment, state.evaluation - 1)
+            self.drift += float((signal - self.signal).abs().mean() / self.signal.abs().mean()) if follows else 0.0
+            self.at, self.signal = (state.segment, state.evaluation), signal
+            first_or_last = state.index in (0, len(state.schedule.sigmas) - 2)
+            if follows and not first_or_last and self.drift < self.threshold:
+                self.answered += 1
+                return {name: x + self.added[name] for name, x in carry.items()}
+            out = convert(inner(stack, lo, hi, carry, rows), tuple(carry), rows)
+            self.drift, self.added = 0.0, {name: out[name] - x for name, x in carry.items()}
+            self.computed += 1
+            return out
+
+        return run
+
+
+@contextlib.contextmanager
+def around(model: Model, make: Callable[[], ByHand]) -> Iterator[list[ByHand]]:
+    """Puts something around the main stacks for as long as the block below runs."""
+    before = [(stack, stack._run) for stack in stacks(model)]
+    made = [make() for _ in before]
+    for (stack, _), it in zip(before, made, strict=True):
+        stack.wrap(it)
+    yield made
+    for stack, inner in before:
+        stack._run = inner
+
+
+def test_blocks_run_for_the_rows_that_are_not_answered_and_for_no_others(suite: Suite) -> None:
+    """Two requests in step: one is answered wherever it may be, the other one never."""
+    model = suite.load(CACHE)
+    eager, never = (
+        model.request(model.draft(steps=4, wider=wider, cache=cache), f"{wider}")
+        for wider, cache in ((0, CacheDraft(threshold=1e9)), (1, CacheDraft(off=True)))
+    )
+    seen: list[int] = []
+    hooks = [
+        # the last block, since a signal may cost the first
+        stack.group(stack.groups[-1])[-1].register_forward_hook(
+            lambda block, carry, kwargs, out: seen.append(len(kwargs["rows"])), with_kwargs=True
+        )
+        for stack in stacks(model)
+    ]
+    both = run(model, (0, eager), (0, never))
+    for hook in hooks:
+        hook.remove()
+    assert sum(both["0"].reused) >= len(both["0"].reused) // 4
+    assert not any(both["1"].reused)
+    assert sum(seen) == sum(both["0"].computed) + sum(both["1"].evals)
+
+
+# --- int8 -------------------------------------------------------------------------------------------------------------
+
+
+def test_int8_is_close_and_the_same_in_any_company(suite: Suite) -> None:
+    plain, quantized = suite.load(), suite.load(INT8)
+    without, mine = run(plain, *company(plain)), run(quantized, *company(quantized))
+    for _, request in company(quantized):
+        got = mine[request.id].latents
+        assert cosine(got, without[request.id].latents) > FLOOR
+        assert far(got, without[request.id].latents) > 0
+        assert far(got, alone(quantized, request).latents) < TOLERANCE
+
+
+def test_every_layer_that_tokens_pass_in_a_block_is_quantized(suite: Suite) -> None:
+    plain, quantized = suite.load(), suite.load(INT8)
+    count = 0
+    for component in plain.spec.weights:
+        before, after = (getattr(model.pipeline, component) for model in (plain, quantized))
+        blocks = [path for path, part in before.named_modules() if isinstance(part, Stack)]
+        for path, linear in before.named_modules():
+            if not isinstance(linear, AnyLinear):
+                continue
+            inside = any(path.startswith(f"{stack}.") for stack in blocks) and linear.stream != MOD
+            sensitive = any(name in path for name in plain.spec.sensitive_layers)
+            assert (after.get_submodule(path).weight.dtype == torch.int8) == (inside and not sensitive), path
+            count += inside and not sensitive
+    assert quantized.ready.quantized_layers == {"int8": count}
+    assert quantized.ready.weight_bytes < plain.ready.weight_bytes
+
+
+# --- LoRA -------------------------------------------------------------------------------------------------------------
+
+
+def test_adapters_are_what_merging_them_into_the_weights_is(suite: Suite, tmp_path: Path) -> None:
+    """Each request of a company is compared with a checkpoint that has its own adapters merged."""
+    model = suite.load(suite.lora)
+    together = run(model, *company(model))
+    for _, request in company(model):
+        merged = merge(suite, request.loras, tmp_path / request.id)
+        expected = alone(merged, request).latents
+        assert far(together[request.id].latents, expected) < TOLERANCE * max(1.0, float(expected.abs().max()))
+        assert far(alone(model, request).latents, together[request.id].latents) < TOLERANCE
+        if request.loras:
+            plain = suite.load()
+            assert far(expected, alone(plain, request).latents) > 1e-3
+
+
+def merge(suite: Suite, loras: tuple[Lora, ...], folder: Path) -> Model:
+    shutil.copytree(suite.folder, folder)
+    for component in suite.components:
+        weights, changes = suite.weights(component), suite.changes(component)
+        for lora in loras:
+            for name, change in changes[lora.id].items():
+                weights[name] = weights[name] + lora.scale * change
+        safetensors.torch.save_file(weights, folder / component / WEIGHT_FILE)
+    return Model(suite.entry, folder)
+
+
+def test_an_adapter_at_scale_zero_changes_nothing(suite: Suite) -> None:
+    plain, model = suite.load(), suite.load(suite.lora)
+    draft = plain.guided(steps=3)
+    without, zero = (
+        alone(model, model.request(model.guided(steps=3, loras=loras)))
+        for loras in ((), (Lora(id=FIRST, scale=0.0), Lora(id=SECOND, scale=0.0)))
+    )
+    expected = alone(plain, plain.request(draft))
+    assert torch.equal(without.latents, expected.latents)
+    assert torch.equal(zero.latents, expected.latents)
+
+
+def test_an_adapter_goes_to_the_component_that_is_asked_for(suite: Suite) -> None:
+    model = suite.load(suite.lora)
+    for adapter in model.ready.loras:
+        assert adapter.targets == suite.components
+        assert {component: adapter.applied[component] for component in suite.components} == {
+            component: len(suite.changes(component)[adapter.id]) * (2 if adapter.id == FIRST else 3)
+            for component in suite.components
+        }
+        assert len(adapter.skipped) == (0 if adapter.id == FIRST else 2)
+    whole, parts = (
+        alone(model, model.request(model.draft(steps=2, loras=loras))).latents
+        for loras in (
+            (Lora(id=FIRST),),
+            tuple(Lora(id=FIRST, target=component) for component in suite.components),
+        )
+    )
+    assert far(whole, parts) < TOLERANCE
+
+
+# --- offload ----------------------------------------------------------------------------------------------------------
+
+
+def test_offload_changes_nothing(suite: Suite) -> None:
+    plain, offloaded = suite.load(), suite.load(OFFLOAD)
+    assert equal(run(offloaded, *company(offloaded)), run(plain, *company(plain)))
+
+
+def test_two_blocks_at_most_are_on_the_device(suite: Suite) -> None:
+    """The parameters of offloaded layers are empty but for those of the block at work; the next one's wait aside."""
+    plain, model = suite.load(), suite.load(OFFLOAD)
+    largest, present = 0, []
+    for component in model.spec.weights:
+        for part in getattr(plain.pipeline, component).modules():
+            if isinstance(part, Stack):
+                largest = max([largest, *(held(block) for name in part.groups for block in part.group(name))])
+    denoisers = [getattr(model.pipeline, component) for component in model.spec.weights]
+    blocks = [
+        block
+        for denoiser in denoisers
+        for stack in denoiser.modules()
+        if isinstance(stack, Stack)
+        for name in stack.groups
+        for block in stack.group(name)
+    ]
+    count = lambda *_: present.append(sum(map(held, blocks)))  # noqa: E731
+    hooks = [block.register_forward_hook(count) for block in blocks]
+    run(model, *company(model))
+    for hook in hooks:
+        hook.remove()
+    assert 0 < max(present) <= largest
+    assert sum(map(held, blocks)) == 0, "nothing is left on the device between steps"
+
+
+def held(block: torch.nn.Module) -> int:
+    """Bytes of the linear layers of a block, as it has them now."""
+    tensors: list[Tensor] = []
+    for part in block.modules():
+        if isinstance(part, AnyLinear) and not any(isinstance(child, AnyLinear) for child in part.children()):
+            tensors += part.parameters()
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,102 @@
+"""What a file of omni_grpc/features has to look like: one function for the outside, no model, no other feature."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import omni_grpc.features
+from omni_grpc.registry import specs
+from omni_grpc.worker.edits import AFTER, BEFORE
+
+FOLDER = Path(omni_grpc.features.__file__).parent
+FEATURES = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")
+FAMILIES = sorted({spec.family for spec in specs().values()})
+
+WORDS: Mapping[str, str] = {
+    "step_cache": r"(step|tea|block)[ _-]?cache",
+    "int8": r"(?<!u)int8|quanti[sz]",
+    "lora": r"(?<![a-z])lora|adapter",
+    "layerwise_offload": r"offload",
+    # Attention has an argument skip_sequence_parallel, whatever honours it
+    "sequence_parallel": r"(?<!skip_)sequence[ _-]?parallel",
+    "tensor_parallel": r"tensor[ _-]?parallel",
+    "ulysses": r"ulysses",
+}
+"""How a feature is spoken of. One that has no entry is spoken of by its name."""
+
+OTHER_MODELS = r"flux|wan_?\d?|z_?image|helios|hunyuan|ltx|cogvideo|stable[ _-]?(diffusion|audio)|sana|mochi"
+"""Families that diffusers has, whether or not they are native here."""
+
+
+def named(feature: str, text: str) -> Iterator[str]:
+    """The lines that name a model or another feature. What the configuration calls its sections is free."""
+    others = [pattern for name, pattern in patterns().items() if name != feature]
+    models = [re.escape(family).replace("_", "[ _-]?") for family in FAMILIES]
+    words = re.compile(rf"\b({OTHER_MODELS}|{'|'.join(models)})(?![a-z])|{'|'.join(others)}", re.IGNORECASE)
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := words.search(line):
+            yield f"{number}: {match[0]} in {line.strip()!r}"
+
+
+def patterns() -> Mapping[str, str]:
+    return {name: WORDS.get(name, re.escape(name).replace("_", "[ _-]?")) for name in (*FEATURES, *WORDS)}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_feature_names_no_model_and_no_other_feature(feature: str) -> None:
+    assert list(named(feature, (FOLDER / f"{feature}.py").read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    ("feature", "line"),
+    [
+        ("step_cache", "if spec.family == 'qwen_image':"),
+        ("step_cache", "# Qwen-Image has two streams"),
+        ("step_cache", "# as FLUX does"),
+        ("step_cache", "if isinstance(linear, Int8Linear):"),
+        ("step_cache", "state.request.loras  # LoRA"),
+        ("int8", "from omni_grpc.features.lora import LoraLinear"),
+        ("int8", "if config.offload is not None:"),
+        ("lora", "# the base may be quantised"),
+        ("lora", "stack.wrap(StepCache())"),
+        ("layerwise_offload", "tea_cache"),
+        ("layerwise_offload", "sequence_parallel.apply"),
+    ],
+)
+def test_a_name_is_recognised(feature: str, line: str) -> None:
+    assert list(named(feature, line))
+
+
+@pytest.mark.parametrize("line", ["torch.uint8", "exploration", "influx of rows", "block = stack[0]", "wanted"])
+def test_other_words_are_free(line: str) -> None:
+    assert not list(named("tensor_parallel", line))
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_feature_is_one_function_of_module_config_and_context(feature: str) -> None:
+    module = importlib.import_module(f"omni_grpc.features.{feature}")
+    signature = inspect.signature(module.apply)
+    assert list(signature.parameters) == ["module", "config", "context"]
+    assert signature.return_annotation == "None"
+    functions = [
+        node.name
+        for node in ast.parse((FOLDER / f"{feature}.py").read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    ]
+    assert functions == ["apply"], "the other functions are private"
+
+
+def test_every_feature_is_in_the_list_that_says_the_order() -> None:
+    applied = [edit.apply.__module__.rpartition(".")[2] for edit in (*BEFORE, *AFTER)]
+    assert len(set(applied)) == len(applied)
+    order = [name for name in ("int8", "layerwise_offload", "lora", "step_cache") if name in applied]
+    assert order == [name for name in applied if name in order], "weights are wrapped from the inside to the outside"
+    assert set(applied) <= set(FEATURES)
+    assert set(order) == {"int8", "layerwise_offload", "lora", "step_cache"}

@@ -1,0 +1,63 @@
+"""A model in one process, as what ranks are compared with."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from omni_grpc.request import Request
+from tests.models.model import Model
+from tests.parallel.model_jobs import Features, Made, run_model
+from tests.parallel.ranks import Ranks
+
+TOLERANCE = 2e-5
+
+GATHERED: Features = {"sequence_parallel": None}
+ULYSSES: Features = {"ulysses": None, "sequence_parallel": None}
+WEIGHTS: Features = {"tensor_parallel": None}
+
+Joins = list[tuple[int, Request]]
+"""Requests, each with the tick at which it joins."""
+
+
+class Alone:
+    """What is asked of a model: unlike sizes, with and without guidance, the smallest size, and a request that joins
+    late; and what it makes of that.
+    """
+
+    def __init__(self, model: Model) -> None:
+        size = model.checkpoint.limits.min_size
+        drafts = [
+            (0, model.draft(width=size, height=size, steps=4)),
+            (0, model.guided(wider=1, steps=5, seeds=(1, 2))),
+            (1, model.guided(higher=1, steps=4, seeds=(3,), prompt="two blue squares left of a star")),
+        ]
+        self.joins: Joins = [(tick, model.request(draft, f"job_{n}")) for n, (tick, draft) in enumerate(drafts)]
+        self.checkpoint = model.checkpoint
+        self.made = self.run({}, self.joins)
+
+    def run(self, features: Features, joins: Joins) -> Made:
+        return run_model(None, self.checkpoint, features, joins)
+
+    def on(self, ranks: Ranks, features: Features, joins: Joins) -> list[Made]:
+        """What ranks make, who agree bit for bit."""
+        results: list[Made] = ranks.run(run_model, self.checkpoint, features, joins)
+        for made in results:
+            assert made.latents.keys() == self.made.latents.keys()
+            assert all(torch.equal(x, results[0].latents[name]) for name, x in made.latents.items())
+            assert made.reused == results[0].reused
+        return results
+
+    def changed(self, **changes: Any) -> Joins:
+        return [(tick, dataclasses.replace(request, **changes)) for tick, request in self.joins]
+
+
+def close(mine: Made, theirs: Made) -> None:
+    for name, expected in theirs.latents.items():
+        torch.testing.assert_close(mine.latents[name], expected, rtol=0, atol=TOLERANCE)
+
+
+def differ(mine: Made, theirs: Made) -> bool:
+    return any((mine.latents[name] - x).abs().max() > 1e-4 for name, x in theirs.latents.items())

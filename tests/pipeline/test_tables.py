@@ -1,0 +1,51 @@
+"""Modulation that requests share: what is made once, and what keeps two of them apart."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+
+import torch
+
+from omni_grpc.pipeline.state import Tables
+from omni_grpc.pipeline.tables import SharedTables
+from omni_grpc.tuning import Lora
+
+
+def state(*timesteps: float, loras: tuple[Lora, ...] = ()) -> SimpleNamespace:
+    return SimpleNamespace(schedule=SimpleNamespace(timesteps=timesteps), request=SimpleNamespace(loras=loras))
+
+
+def test_tables_are_shared_by_the_same_timesteps_under_the_same_weights() -> None:
+    shared, made = SharedTables(), []
+
+    def make() -> dict[str, torch.Tensor]:
+        made.append(1)
+        return {"mod": torch.full((1, 1), float(len(made)))}
+
+    first = shared.get(state(1000.0, 500.0), make)
+    assert first["mod"].item() == 1
+    assert shared.get(state(1000.0, 500.0), make) is first
+    style = (Lora(id="style"),)
+    others = [
+        shared.get(state(1000.0, 250.0), make),
+        shared.get(state(1000.0, 500.0, loras=style), make),
+        shared.get(state(1000.0, 500.0, loras=(Lora(id="style", scale=0.5),)), make),
+        shared.get(state(1000.0, 500.0, loras=(Lora(id="style", target="transformer_2"),)), make),
+        shared.get(state(1000.0, 500.0), make, 3.5),
+    ]
+    assert len(made) == 6
+    assert len({id(table) for table in (first, *others)}) == 6
+    assert shared.get(state(1000.0, 500.0, loras=style), make) is others[1]
+    assert shared.get(state(1000.0, 500.0), make, 3.5) is others[4]
+    assert len(made) == 6
+
+
+def test_tables_live_as_long_as_somebody_holds_them() -> None:
+    shared = SharedTables()
+    kept = shared.get(state(1.0), lambda: {"mod": torch.zeros(1)})
+    assert isinstance(kept, Tables)
+    assert len(shared._tables) == 1
+    del kept
+    gc.collect()
+    assert len(shared._tables) == 0
