@@ -107,6 +107,8 @@ class Catalog:
                 if name in served and NAMES.get(name, name) in TAKEN and not _takes(checkpoint, NAMES.get(name, name)):
                     result.setdefault(name, f"{spec.name} does not take it")
         result |= {f"task {task}": why for task, why in checkpoint.refusals.items()}
+        if not checkpoint.described:
+            return result
         facts = self._engine.facts
         if not facts.loras:
             result["sampling.loras"] = "no adapter is loaded; native models take them with --lora NAME=PATH"
