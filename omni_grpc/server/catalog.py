@@ -107,7 +107,7 @@ class Catalog:
                 if name in served and NAMES.get(name, name) in TAKEN and not _takes(checkpoint, NAMES.get(name, name)):
                     result.setdefault(name, f"{spec.name} does not take it")
         result |= {f"task {task}": why for task, why in checkpoint.refusals.items()}
-        if not self._engine.checkpoint.described:
+        if not checkpoint.described:
             return result
         facts = self._engine.facts
         if not facts.loras:
