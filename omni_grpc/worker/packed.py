@@ -250,8 +250,9 @@ class PackedRunner(Runner):
         states = [state for held in work.values() for state in held.states]
         for state in states:
             state.reuse.clear()
-        self._rows = assemble(states, self._layouts, self._rows)
-        return predict(self._pipeline, self._rows)
+        # `drop` may forget the last batch meanwhile
+        rows = self._rows = assemble(states, self._layouts, self._rows)
+        return predict(self._pipeline, rows)
 
     def _refuse_non_finite(self, moved: dict[str, Moved], broken: list[Broken]) -> None:
         """Takes requests out whose latents are not finite. It is the one read from the device in a step, which also

@@ -14,10 +14,12 @@ from omni_grpc import shared
 from omni_grpc.config import LimitsConfig
 from omni_grpc.errors import Code, InternalError
 from omni_grpc.loading.loader import Loader
+from omni_grpc.pipeline.batch import assemble
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Preview
 from omni_grpc.resolve import resolve_request
 from omni_grpc.rules import Facts
+from omni_grpc.worker import packed
 from omni_grpc.worker.packed import PackedRunner
 
 UNLIKE = [
@@ -127,6 +129,23 @@ def test_packed_constants_are_made_once_for_the_steps_of_the_same_requests(runne
     assert runner._rows["txt"] is packed
     runner.step((second.id,))
     assert runner._rows["txt"] is not packed
+
+
+def test_a_request_that_is_dropped_as_its_batch_is_made_ends_in_silence(runner, checkpoint, monkeypatch):
+    """Another lane drops it between the making of the batch and its forward."""
+    (request,) = requests(checkpoint, UNLIKE[:1])
+    runner.prepare(request)
+
+    def assemble_and_drop(*arguments):
+        rows = assemble(*arguments)
+        # what the other lane does, right after the batch was kept
+        monkeypatch.setattr(type(runner), "_rows", property(lambda self: None, lambda self, value: None), raising=False)
+        return rows
+
+    monkeypatch.setattr(packed, "assemble", assemble_and_drop)
+    report = runner.step((request.id,))
+    assert report.broken == ()
+    assert [progress.step for progress in report.progress] == [1]
 
 
 def test_a_request_dropped_during_its_step_is_not_held_by_the_batch(runner, checkpoint, pipeline, monkeypatch):
