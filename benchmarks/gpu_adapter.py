@@ -22,7 +22,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -241,9 +241,11 @@ def _peak() -> int:
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def run_all(names: Sequence[str], folder: Path, device: str) -> list[dict[str, Any]]:
-    """A row for each case, whatever becomes of its process."""
-    rows = []
+def run_all(
+    names: Sequence[str], folder: Path, device: str, keep: Callable[[list[dict[str, Any]]], None]
+) -> list[dict[str, Any]]:
+    """A row for each case, whatever becomes of its process; `keep` gets all rows so far, should there be no next one."""
+    rows: list[dict[str, Any]] = []
     for name in names:
         command = [sys.executable, "-m", "benchmarks.gpu_adapter", "--device", device, "--one", name, str(folder)]
         print(f"--- {name}", flush=True)
@@ -258,6 +260,7 @@ def run_all(names: Sequence[str], folder: Path, device: str) -> list[dict[str, A
             row = json.loads(told[-1]) if told else died
         print(json.dumps(row), flush=True)
         rows.append(row)
+        keep(rows)
     return rows
 
 
@@ -310,11 +313,11 @@ def main() -> int:
     needed = {"plain" if CASES[name].model == "flux" else "plain Qwen-Image" for name in asked}
     names = [name for name in CASES if name in needed or name in asked]
     card = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
-    with tempfile.TemporaryDirectory() as folder:
-        build(Path(folder), args.device)
-        rows = run_all(names, Path(folder), args.device)
     results = args.results or (ROOT / "benchmarks" / "results" if args.device == "cuda" else None)
-    if results is not None:
+
+    def keep(rows: list[dict[str, Any]]) -> None:
+        if results is None:
+            return
         record = {
             "script": "benchmarks/gpu_adapter.py",
             "card": card,
@@ -325,6 +328,10 @@ def main() -> int:
         results.mkdir(parents=True, exist_ok=True)
         name = re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-")
         (results / f"{name}-adapter.json").write_text(json.dumps(record, indent=1) + "\n")
+
+    with tempfile.TemporaryDirectory() as folder:
+        build(Path(folder), args.device)
+        rows = run_all(names, Path(folder), args.device, keep)
     print(f"\n{card}, torch {torch.__version__}\n\n{table(rows)}")
     return 0 if all(row["ok"] for row in rows) else 1
 

@@ -107,7 +107,9 @@ def t5_tokenizer(length: int = 512, *, sentinels: int = 10) -> T5Tokenizer:
 
 def gemma_tokenizer(length: int = 1024) -> GemmaTokenizer:
     """Whole words of the sentences, and bytes for all else."""
-    words = _words(pre_tokenizers.Split(" ", "merged_with_previous"), lambda word: tuple(word.replace(" ", UNDERLINE)))
+    words = _words(
+        pre_tokenizers.Split(" ", "merged_with_previous"), lambda word: tuple(word.replace(" ", UNDERLINE)), SENTENCES
+    )
     alphabet = sorted({symbol for word in words for symbol in word})
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
     vocab, merges = train_bpe(words, [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *alphabet])
