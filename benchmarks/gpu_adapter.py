@@ -244,7 +244,7 @@ def _peak() -> int:
 def run_all(
     names: Sequence[str], folder: Path, device: str, keep: Callable[[list[dict[str, Any]]], None]
 ) -> list[dict[str, Any]]:
-    """A row for each case, whatever becomes of its process; `keep` gets all rows so far, should there be no next one."""
+    """A row for each case, whatever becomes of its process; `keep` gets all rows so far, should no other come."""
     rows: list[dict[str, Any]] = []
     for name in names:
         command = [sys.executable, "-m", "benchmarks.gpu_adapter", "--device", device, "--one", name, str(folder)]
