@@ -2,9 +2,10 @@
 (https://github.com/black-forest-labs/flux)."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from omni_grpc.request import Guidance, Task
-from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap
+from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, Split, SplitKind, WeightMap
 
 PATCH = 2
 """Latents are packed in patches of 2 x 2 into one token."""
@@ -74,6 +75,19 @@ TRANSFORMER_WEIGHTS = WeightMap(
     },
 )
 
+TRANSFORMER_SPLITS: Mapping[str, Split] = {
+    "*.attn.to_qkv": Split(SplitKind.COLUMN),
+    "*.attn.add_qkv_proj": Split(SplitKind.COLUMN),
+    "*.attn.attention": Split(SplitKind.HEADS),
+    "*.attn.to_out": Split(SplitKind.ROW),
+    "*.attn.to_add_out": Split(SplitKind.ROW),
+    "*_mlp.up": Split(SplitKind.COLUMN),
+    "*_mlp.down": Split(SplitKind.ROW),
+    "stack.single.*.proj_mlp": Split(SplitKind.COLUMN),
+    # reads attention beside a feed-forward of four times its width
+    "stack.single.*.proj_out": Split(SplitKind.ROW, (1, 4)),
+}
+
 SPECS = (
     ModelSpec(
         name="FluxPipeline",
@@ -84,6 +98,7 @@ SPECS = (
         limits=limits,
         defaults=defaults,
         weights={"transformer": TRANSFORMER_WEIGHTS},
+        tensor_parallel={"transformer": TRANSFORMER_SPLITS},
         schedulers=SCHEDULERS,
         # published with TeaCache for FLUX.1-dev (https://arxiv.org/abs/2411.19108); not fitted here
         cache_coefficients=(498.651651, -283.781631, 55.8554382, -3.82021401, 0.264230861),
@@ -97,6 +112,7 @@ SPECS = (
         limits=kontext_limits,
         defaults=kontext_defaults,
         weights={"transformer": TRANSFORMER_WEIGHTS},
+        tensor_parallel={"transformer": TRANSFORMER_SPLITS},
         takes=frozenset({"images"}),
         schedulers=SCHEDULERS,
     ),

@@ -5,7 +5,7 @@ from typing import Any
 
 from omni_grpc.errors import CheckpointError
 from omni_grpc.request import Guidance, Task
-from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap
+from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, Split, SplitKind, WeightMap
 
 TEXT_TOKENS = 512
 """Length that every text is brought to: shorter ones get zeros, which are attended."""
@@ -105,6 +105,17 @@ TRANSFORMER_WEIGHTS = WeightMap(
     float32=(r"(^|\.)scale_shift_table$", r"\.norm2\.", r"\.time_embedder\."),
 )
 
+TRANSFORMER_SPLITS: Mapping[str, Split] = {
+    "*.attn1.to_qkv": Split(SplitKind.COLUMN),
+    "*.attn2.to_q": Split(SplitKind.COLUMN),
+    "*.attn2.to_kv": Split(SplitKind.COLUMN),
+    "*.attn?.norm_?": Split(SplitKind.NORM),
+    "*.attn?.attention": Split(SplitKind.HEADS),
+    "*.attn?.to_out": Split(SplitKind.ROW),
+    "*.ffn.up": Split(SplitKind.COLUMN),
+    "*.ffn.down": Split(SplitKind.ROW),
+}
+
 SPECS = (
     ModelSpec(
         name="WanPipeline",
@@ -116,6 +127,7 @@ SPECS = (
         defaults=defaults,
         variant=variant,
         weights={"transformer": TRANSFORMER_WEIGHTS, "transformer_2": TRANSFORMER_WEIGHTS},
+        tensor_parallel={"transformer": TRANSFORMER_SPLITS, "transformer_2": TRANSFORMER_SPLITS},
         takes=frozenset({"num_frames"}),
     ),
     ModelSpec(
@@ -128,6 +140,7 @@ SPECS = (
         defaults=defaults,
         variant=variant,
         weights={"transformer": TRANSFORMER_WEIGHTS, "transformer_2": TRANSFORMER_WEIGHTS},
+        tensor_parallel={"transformer": TRANSFORMER_SPLITS, "transformer_2": TRANSFORMER_SPLITS},
         takes=frozenset({"num_frames", "first_frame", "last_frame"}),
     ),
 )

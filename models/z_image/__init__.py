@@ -1,7 +1,9 @@
 """Z-Image and Z-Image-Turbo: text to image, a single-stream transformer (https://arxiv.org/abs/2511.22699)."""
 
+from collections.abc import Mapping
+
 from omni_grpc.request import Guidance, Task
-from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap
+from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, Split, SplitKind, WeightMap
 
 PATCH = 2
 """Latents are packed in patches of 2 x 2 into one token."""
@@ -51,6 +53,15 @@ TRANSFORMER_WEIGHTS = WeightMap(
     fused={"attention.to_qkv": ("attention.to_q", "attention.to_k", "attention.to_v")},
 )
 
+TRANSFORMER_SPLITS: Mapping[str, Split] = {
+    "*.attention.to_qkv": Split(SplitKind.COLUMN),
+    "*.attention.attention": Split(SplitKind.HEADS),
+    "*.attention.to_out": Split(SplitKind.ROW),
+    "*.feed_forward.w1": Split(SplitKind.COLUMN),
+    "*.feed_forward.w3": Split(SplitKind.COLUMN),
+    "*.feed_forward.w2": Split(SplitKind.ROW),
+}
+
 SPECS = (
     ModelSpec(
         name="ZImagePipeline",
@@ -61,5 +72,6 @@ SPECS = (
         limits=limits,
         defaults=defaults,
         weights={"transformer": TRANSFORMER_WEIGHTS},
+        tensor_parallel={"transformer": TRANSFORMER_SPLITS},
     ),
 )

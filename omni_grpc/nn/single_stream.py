@@ -27,8 +27,7 @@ class SingleStreamAttention(nn.Module):
         channels = num_heads * head_size
         self.stream = stream
         self.head_size = head_size
-        self.heads = (num_heads, num_kv_heads, num_kv_heads)
-        self.to_qkv = Linear(channels, sum(self.heads) * head_size, bias=False, stream=stream)
+        self.to_qkv = Linear(channels, (num_heads + 2 * num_kv_heads) * head_size, bias=False, stream=stream)
         self.norm_q, self.norm_k = nn.RMSNorm(head_size, QK_EPS), nn.RMSNorm(head_size, QK_EPS)
         self.attention = Attention(
             num_heads, head_size, num_kv_heads, role="self", role_category=JOINT if stream == JOINT else None
@@ -37,7 +36,9 @@ class SingleStreamAttention(nn.Module):
 
     def forward(self, x: Tensor, rope: Tensor, rows: Rows) -> Tensor:
         """x [T, C], rope [T, head_size / 2, 2] -> [T, C]."""
-        q, k, v = self.to_qkv(x).unflatten(-1, (-1, self.head_size)).split(self.heads, 1)
+        kv_heads = self.attention.num_kv_heads
+        heads = (self.attention.num_heads, kv_heads, kv_heads)
+        q, k, v = self.to_qkv(x).unflatten(-1, (-1, self.head_size)).split(heads, 1)
         q, k = rotate_interleaved(self.norm_q(q), rope), rotate_interleaved(self.norm_k(k), rope)
         out: Tensor = self.to_out(self.attention(q, k, v, rows, over=self.stream).flatten(1))
         return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import gc
 import io
@@ -125,17 +126,21 @@ def mix(model: Model) -> dict[str, Tensor]:
     return {name: latents(held) for name, held in runner._held.items()}
 
 
-def test_requests_that_share_steps_get_what_each_gets_alone(model: Model) -> None:
-    together = mix(model)
+@pytest.fixture(scope="module")
+def together(model: Model) -> dict[str, Tensor]:
+    return mix(model)
+
+
+def test_requests_that_share_steps_get_what_each_gets_alone(model: Model, together: dict[str, Tensor]) -> None:
     assert sorted(together) == ["late", "pair", "plain", "weak"]
     for request in [request for _, request in company(model) if request.id in together]:
         (alone,) = model.run_requests(request)
         close(together[request.id], alone.latents)
 
 
-def test_the_same_company_again_is_equal_bit_for_bit(model: Model) -> None:
-    first, second = mix(model), mix(model)
-    assert all(torch.equal(first[name], second[name]) for name in first)
+def test_the_same_company_again_is_equal_bit_for_bit(model: Model, together: dict[str, Tensor]) -> None:
+    again = mix(model)
+    assert all(torch.equal(again[name], latents) for name, latents in together.items())
 
 
 # --- seeds ------------------------------------------------------------------------------------------------------------
@@ -162,11 +167,28 @@ def test_seeds_are_used_in_the_order_in_which_they_are_given(model: Model) -> No
 # --- cancel -----------------------------------------------------------------------------------------------------------
 
 
+Outcome = tuple[list[Tensor], list[bytes]]
+"""Final latents and files."""
+
+
+def unwanted(model: Model) -> Draft:
+    return model.guided(steps=3, seeds=(1, 2), output_format=model.lossless)
+
+
+@pytest.fixture(scope="module")
+def fresh(model: Model) -> Outcome:
+    """What a fresh engine makes of it, where nothing was cancelled."""
+
+    async def make() -> Outcome:
+        async with live(model.checkpoint) as it:
+            return await it.result(unwanted(model))
+
+    return asyncio.run(make())
+
+
 @pytest.mark.parametrize("phase", ["queue", "prepare", "step", "decode"])
-async def test_a_cancelled_request_leaves_nothing_behind(model: Model, phase: str) -> None:
-    draft = model.guided(steps=3, seeds=(1, 2), output_format=model.lossless)
-    async with live(model.checkpoint) as fresh:
-        expected = await fresh.result(draft)
+async def test_a_cancelled_request_leaves_nothing_behind(model: Model, fresh: Outcome, phase: str) -> None:
+    draft = unwanted(model)
     async with live(model.checkpoint, max_num_seqs=1) as it:
         gate = it.hold("step" if phase == "queue" else phase, call=2 if phase == "step" else 1)
         first = it.submit(draft)
@@ -181,16 +203,16 @@ async def test_a_cancelled_request_leaves_nothing_behind(model: Model, phase: st
         gate.open()
         if phase == "queue":
             await ended(first)
-            assert_equal_bit_for_bit(it.outcome(first), expected)
+            assert_equal_bit_for_bit(it.outcome(first), fresh)
         await it.empty()
         assert it.gates["step"].calls == {"prepare": 0, "step": 2}.get(phase, 3)
         assert it.gates["prepare"].calls == 1
-        assert_equal_bit_for_bit(await it.result(draft), expected)
+        assert_equal_bit_for_bit(await it.result(draft), fresh)
         await it.empty()
         assert len(cancelled.entries) == events
 
 
-def assert_equal_bit_for_bit(mine: tuple[list[Tensor], list[bytes]], theirs: tuple[list[Tensor], list[bytes]]) -> None:
+def assert_equal_bit_for_bit(mine: Outcome, theirs: Outcome) -> None:
     assert [torch.equal(a, b) for a, b in zip(mine[0], theirs[0], strict=True)] == [True] * len(theirs[0])
     assert mine[1] == theirs[1]
 
@@ -253,37 +275,38 @@ KINDS: Mapping[str, tuple[GuidanceDraft, Formula]] = {
 
 
 @torch.inference_mode()
-def by_hand(model: Model, draft: Draft, formula: Formula, guided_steps: tuple[int, ...]) -> Tensor:
-    """The latents of a run whose predictions are combined here, in float64."""
-    (state,) = model.pipeline.prepare(model.request(draft))
+def by_hand(model: Model, drafts: Mapping[str, Draft]) -> dict[str, Tensor]:
+    """The latents of runs of four steps whose predictions are combined here, in float64."""
+    states = {kind: model.pipeline.prepare(model.request(draft))[0] for kind, draft in drafts.items()}
     layouts, done = LayoutCache("cpu"), False
     while not done:
-        branches = predict(model.pipeline, assemble([state], layouts))[state]
-        if state.index in guided_steps:
-            # not SCALE where the model writes guidance otherwise
-            scale = model.pipeline.guidance(state).true_cfg_scale
-            prediction = formula(branches["cond"].double(), branches["uncond"].double(), scale).float()
-        else:
-            assert branches.keys() == {"cond"}
+        predictions = predict(model.pipeline, assemble(list(states.values()), layouts))
+        for kind, state in states.items():
+            branches = predictions[state]
             prediction = branches["cond"]
-        done = isinstance(model.pipeline.advance(state, prediction), DoneOutcome)
-    return state.latents
+            if kind != "interval" or state.index in (1, 2):
+                # not SCALE where the model writes guidance otherwise
+                scale = model.pipeline.guidance(state).true_cfg_scale
+                prediction = KINDS[kind][1](branches["cond"].double(), branches["uncond"].double(), scale).float()
+            else:
+                assert branches.keys() == {"cond"}
+            done = isinstance(model.pipeline.advance(state, prediction), DoneOutcome)
+    return {kind: state.latents for kind, state in states.items()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model", GUIDED, indirect=True)
-def test_guidance_is_its_formula_on_the_two_predictions(model: Model, kind: str) -> None:
-    guidance, formula = KINDS[kind]
-    draft, unlike = (
-        model.draft(steps=4, negative_prompt="", guidance=dataclasses.replace(asked, true_cfg_scale=SCALE))
-        for asked in (guidance, KINDS["renorm" if kind == "plain" else "plain"][0])
-    )
-    (got,), (other,), (off,) = model.run(draft), model.run(unlike), model.run(model.draft(steps=4))
-    expected = by_hand(model, draft, formula, (1, 2) if kind == "interval" else (0, 1, 2, 3))
-    # rounding is multiplied by the scale
-    torch.testing.assert_close(got.latents[0], expected, rtol=0, atol=SCALE * TOLERANCE)
-    assert (got.latents - other.latents).abs().max() > 1e-3
-    assert (got.latents - off.latents).abs().max() > 1e-3
+def test_guidance_is_its_formula_on_the_two_predictions(model: Model) -> None:
+    drafts = {
+        kind: model.draft(steps=4, negative_prompt="", guidance=dataclasses.replace(asked, true_cfg_scale=SCALE))
+        for kind, (asked, _) in KINDS.items()
+    }
+    results = model.run(*drafts.values(), model.draft(steps=4))
+    got = {kind: result.latents[0] for kind, result in zip([*drafts, "off"], results, strict=True)}
+    for kind, expected in by_hand(model, drafts).items():
+        # rounding is multiplied by the scale
+        torch.testing.assert_close(got[kind], expected, rtol=0, atol=SCALE * TOLERANCE)
+        others = {"off", "renorm" if kind == "plain" else "plain"}
+        assert all((got[kind] - got[other]).abs().max() > 1e-3 for other in others), kind
 
 
 # --- what must change nothing -----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
 from tests.parallel.alone import GATHERED, ULYSSES, WEIGHTS, Alone, close
-from tests.parallel.model_jobs import Features
+from tests.parallel.model_jobs import Features, refused
 from tests.parallel.ranks import PAIR, Ranks
 
 pytestmark = pytest.mark.conformance
@@ -29,8 +29,12 @@ def test_ranks_that_share_tokens_make_what_one_process_makes(alone: Alone, ranks
 
 
 def test_ranks_that_share_weights_make_what_one_process_makes(alone: Alone, ranks: Ranks) -> None:
-    if not alone.checkpoint.spec.tensor_parallel:
-        pytest.skip("the spec has no table of what can be spread: refused by name, see test_tensor_parallel.py")
+    """Or it is refused by name, for a model whose spec does not say what can be spread."""
+    spec = alone.checkpoint.spec
+    if not spec.tensor_parallel:
+        for message in ranks.run(refused, alone.checkpoint, WEIGHTS):
+            assert message.startswith(f"{spec.name}: tensor parallel is not served yet for 'transformer'")
+        return
     results = alone.on(ranks, WEIGHTS, alone.joins)
     close(results[0], alone.made)
     assert [made.work.queries for made in results] == [alone.made.work.queries // PAIR] * PAIR

@@ -215,8 +215,10 @@ def flux_parts(*, heads: int = 4, head_dim: int = 32, layers: int = 2, schnell: 
     }
 
 
-def build_z_image(folder: Path, *, seed: int = 0, heads: int = 4, head_dim: int = 32, layers: int = 2) -> Path:
-    """A Z-Image: one stream, an LLM that reads the prompt as a chat."""
+def build_z_image(folder: Path, *, seed: int = 0, heads: int = 6, head_dim: int = 16, layers: int = 2) -> Path:
+    """A Z-Image: one stream, an LLM that reads the prompt as a chat. With a multiple of 3 heads, ranks can share the
+    channels of its feed-forward.
+    """
     tokenizer = qwen_tokenizer()
     tokenizer.chat_template = QWEN_CHAT
     time_axis = head_dim // 4

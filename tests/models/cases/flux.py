@@ -13,7 +13,7 @@ import torch
 from diffusers.pipelines.flux import pipeline_flux_kontext
 from torch import Tensor
 
-from omni_grpc.request import Draft, GuidanceDraft, ImageInput, Inputs, Request, Task
+from omni_grpc.request import GuidanceDraft, ImageInput, Inputs, Request, Task
 from tests.models.cases.ask import LONG, NEGATIVE, ask
 from tests.models.model import Entry, Result
 from tools.tiny_checkpoints import build_flux, build_flux_kontext, build_flux_schnell
@@ -75,30 +75,33 @@ def shrink(pipeline: Any) -> None:
     pipeline.sizes = SIZES
 
 
-PLAIN: tuple[Draft, ...] = (
-    ask(),
-    ask(96, prompt=LONG, steps=3),
-    ask(16, 48, seeds=(5, 9), **guided(cfg=3.0)),
-    ask(48, 16, prompt=LONG, **guided()),
-    ask(128, 96, steps=1, seeds=(1, 2, 3)),
-)
+FIRST, CFG = ask(), ask(16, 48, seeds=(5, 9), **guided(cfg=3.0))
+LONGER = ask(96, prompt=LONG, steps=3)
+
 ENTRIES: Mapping[str, Entry] = {
     "FluxPipeline": Entry(
         build=partial(build_flux, heads=HEADS),
         oracle=flux,
         drafts=(
-            *PLAIN,
+            FIRST,
+            CFG,
+            LONGER,
+            ask(128, 96, steps=1, seeds=(1, 2, 3)),
             ask(80, 64, steps=4, **scaled(0.0)),
-            ask(64, 80, steps=4, seeds=(1, 2), **scaled(7.5)),
-            ask(96, 96, prompt=LONG, steps=1, **guided(scale=1.5)),
+            ask(64, 80, steps=4, prompt=LONG, seeds=(1, 2), **guided(scale=7.5)),
         ),
     ),
-    "FluxPipeline-schnell": Entry(build=partial(build_flux_schnell, heads=HEADS), oracle=flux, drafts=PLAIN),
+    "FluxPipeline-schnell": Entry(
+        build=partial(build_flux_schnell, heads=HEADS),
+        oracle=flux,
+        drafts=(FIRST, CFG, LONGER, ask(48, 16, steps=1, seeds=(1, 2))),
+    ),
     "FluxKontextPipeline": Entry(
         build=partial(build_flux_kontext, heads=HEADS),
         oracle=kontext,
         drafts=(
-            *PLAIN,
+            FIRST,
+            CFG,
             ask(**shown(64, 64)),
             ask(96, 64, steps=3, prompt=LONG, **shown(131, 50), **scaled(2.5)),
             ask(64, 96, seeds=(3, 8), **shown(30, 101), **guided(scale=5.0)),

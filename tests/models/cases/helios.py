@@ -105,11 +105,11 @@ ENTRIES: Mapping[str, Entry] = {
         oracle=helios,
         drafts=(
             ask(guidance=OFF),
-            ask(negative_prompt=NEGATIVE),
             ask(num_frames=66, seeds=(1, 2)),
             ask(48, num_frames=99, negative_prompt=NEGATIVE, prompt=LONG, steps=3),
-            ask(16, 48, num_frames=99, negative_prompt="", seeds=(3, 1), steps=1),
-            ask(48, 16, num_frames=132, steps=4),
+            ask(16, 48, num_frames=66, negative_prompt="", seeds=(3, 1), steps=1),
+            # the fourth chunk is the first one that does not see all before it
+            ask(48, 16, num_frames=132),
             ask(48, num_frames=66, task=Task.IMAGE_TO_VIDEO, inputs=Inputs(first_frame=still(50, 37)), **GUIDED),
             ask(num_frames=66, task=Task.VIDEO_TO_VIDEO, inputs=Inputs(source_video=moving(32, 32, 70))),
             ask(16, task=Task.VIDEO_TO_VIDEO, inputs=Inputs(source_video=moving(34, 40, 110)), **GUIDED),

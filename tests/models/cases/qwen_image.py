@@ -42,11 +42,8 @@ ENTRIES: Mapping[str, Entry] = {
         oracle=qwen_image,
         drafts=(
             ask(),
-            ask(negative_prompt=NEGATIVE),
             ask(96, prompt=LONG, negative_prompt=NEGATIVE, steps=4),
-            ask(96, seeds=(1, 2)),
             ask(128, 96, negative_prompt=LONG, seeds=(1, 2, 3)),
-            ask(128, 96, prompt=LONG, steps=4),
             ask(16, 48, negative_prompt="", seeds=(5, 9), steps=4),
             ask(48, 16, prompt=LONG),
             ask(steps=1, seeds=(1, 2)),

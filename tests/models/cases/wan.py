@@ -96,7 +96,6 @@ ENTRIES: Mapping[str, Entry] = {
         oracle=wan,
         drafts=(
             ask(32, 48, guidance=OFF),
-            ask(**guided()),
             ask(48, 80, 9, prompt=LONG, steps=4, **guided(5.0, 2.0)),
             ask(96, 64, 1, seeds=(1, 2)),
             ask(32, 32, 13, prompt=ODD, steps=5, seeds=(3, 4), **guided(3.0, boundary_ratio=0.5)),

@@ -46,17 +46,15 @@ def scale(value: float) -> GuidanceDraft:
 ENTRY = Entry(
     build=build_z_image,
     oracle=z_image,
-    # tokens of the image: 16, 32, 24, 48, 3, 18, 64, 36; only 32 and 64 are not filled up
+    # tokens of the image: 16, 32, 24, 48, 3, 18, 64; only 32 and 64 are not filled up
     drafts=(
         ask(guidance=OFF),
-        ask(negative_prompt=NEGATIVE, guidance=scale(5.0)),
         ask(128, prompt=LONG, negative_prompt="", guidance=scale(1.5), steps=4),
         ask(96, seeds=(1, 2)),
         ask(128, 96, prompt=LONG, negative_prompt=NEGATIVE, guidance=scale(3.0), seeds=(1, 2, 3)),
         ask(16, 48, negative_prompt=LONG, guidance=scale(5.0), seeds=(5, 9), steps=4),
         ask(48, 96, prompt=LONG, steps=8),
-        ask(128, 128, steps=1, seeds=(1, 2)),
-        ask(96, 96, negative_prompt=NEGATIVE, guidance=scale(2.0), steps=1),
+        ask(128, 128, negative_prompt=NEGATIVE, guidance=scale(2.0), steps=1),
     ),
 )
 
