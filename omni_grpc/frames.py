@@ -19,6 +19,12 @@ def nearest_frames(count: float, limits: Limits) -> int:
     return max(multiples, 0 if limits.frame_offset else 1) * limits.frame_multiple + limits.frame_offset
 
 
+def frames_within(count: int, limits: Limits) -> int:
+    """The largest legal number of frames up to `count`, or the smallest that there is."""
+    nearest = nearest_frames(count, limits)
+    return nearest if nearest <= count else nearest_frames(nearest - limits.frame_multiple, limits)
+
+
 def segments(num_frames: int | None, limits: Limits) -> int:
     """In how many parts, one after the other, a video is made. Each takes all the steps of its request."""
     if not limits.segment_frames or num_frames is None:
@@ -33,8 +39,10 @@ def counts_frames(draft: Draft, checkpoint: Checkpoint) -> bool:
 
 
 def rate(draft: Draft, checkpoint: Checkpoint) -> float | None:
-    """Frames per second that a playing time is counted with."""
-    return draft.fps if draft.fps is not None else checkpoint.defaults.fps
+    """Frames per second that a playing time is counted with: as asked, else those of the video that it starts from."""
+    source = draft.inputs.source_video
+    usual = checkpoint.defaults.fps if source is None else source.fps
+    return usual if draft.fps is None else draft.fps
 
 
 def duration_fault(draft: Draft, checkpoint: Checkpoint) -> str:

@@ -239,6 +239,7 @@ def _edit(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--mask", type=Path, metavar="FILE", help="white is made anew, black is kept")
     parser.add_argument("--strength", type=float, metavar="X", help="how much becomes noise, from 0 to 1")
+    parser.add_argument("--layers", type=int, metavar="N", help="take the image apart into so many")
     parser.add_argument("--task", type=_task, choices=list(Task), help="(default: by the inputs)")
 
 
@@ -290,7 +291,7 @@ COMMANDS: tuple[Command, ...] = (
         formats=ImageFormat,
         extensions=EXTENSIONS,
         arguments=_edit,
-        fields=("width", "height", "images", "mask", "strength", "task"),
+        fields=("width", "height", "images", "mask", "strength", "layers", "task"),
     ),
     Command(
         name="video",

@@ -181,6 +181,7 @@ class Omni:
         images: Sequence[Media],
         mask: Media | None = None,
         strength: float | None = None,
+        layers: int | None = None,
         task: Task | None = None,
         on_event: Callable[[Event], None] | None = None,
         **sampling: Unpack[PictureSampling],
@@ -190,9 +191,10 @@ class Omni:
         The task follows from what is given, as in the API's EditImageRequest; `task` overrules that.
         """
         media = {"images": images, "mask": mask}
-        given = [name for name, value in (media | {"strength": strength}).items() if value is not None]
+        own = {"strength": strength, "layers": layers}
+        given = [name for name, value in (media | own).items() if value is not None]
         draft = self._draft(prompt, task or tasks.edit_task(given), sampling, PictureSampling)
-        return self._run_with(dataclasses.replace(draft, strength=strength), media, on_event)
+        return self._run_with(dataclasses.replace(draft, strength=strength, layers=layers), media, on_event)
 
     def generate_video(
         self,

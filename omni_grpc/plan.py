@@ -58,6 +58,7 @@ class Media:
     sample_rate: int = 0
     duration: float = 0.0
     has_alpha: bool = False
+    layer: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

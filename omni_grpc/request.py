@@ -106,8 +106,7 @@ class Guidance:
     prediction is not made.
 
     Models with two experts have a `boundary_ratio`, the fraction of the training timesteps at which the expert for low
-    noise takes over, and with classifier-free guidance `scale_low_noise`, the scale from there on; both are None for
-    others.
+    noise takes over, and with classifier-free guidance `scale_low_noise`, the scale from there on; else None.
     """
 
     scale: float | None = None
@@ -221,6 +220,7 @@ class _Options:
     preview: Preview | None = None
     inputs: Inputs = Inputs()
     strength: float | None = None
+    layers: int | None = None
     num_frames: int | None = None
     fps: float | None = None
     output_fps: float | None = None
@@ -304,6 +304,7 @@ class Effective:
     scheduler: str
     output_format: OutputFormat
     strength: float | None = None
+    layers: int = 0
     num_frames: int = 0
     fps: float = 0.0
     output_fps: float = 0.0
@@ -336,7 +337,9 @@ class Stats:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """A produced file without its bytes; those are in the artifact store under `id`."""
+    """A produced file without its bytes; those are in the artifact store under `id`. `index` is the output that it is
+    of, `layer` which layer of that, from 0 at the bottom; None where there are no layers.
+    """
 
     id: str
     job_id: str
@@ -352,6 +355,7 @@ class Artifact:
     sample_rate: int = 0
     duration: float = 0.0
     has_alpha: bool = False
+    layer: int | None = None
 
 
 # The events of one job, in the order in which they can appear. Exactly one of Done, Failed and Cancelled ends a job.

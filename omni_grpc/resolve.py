@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 from omni_grpc.config import LimitsConfig
 from omni_grpc.errors import FailedPrecondition, InvalidArgument, NotFound, Violation
-from omni_grpc.frames import count_frames, nearest_frames
+from omni_grpc.frames import count_frames, frames_within, nearest_frames
 from omni_grpc.request import (
     Draft,
     Guidance,
+    GuidanceDraft,
     GuidanceNorm,
     ImageInput,
     Inputs,
@@ -59,6 +60,7 @@ def resolve_request(draft: Draft, facts: Facts, *, id: str) -> Resolved:
     lacks, InvalidArgument for everything else that breaks a row of RULES.
     """
     check_task(draft.model, draft.task, facts.checkpoint)
+    facts = dataclasses.replace(facts, checkpoint=facts.checkpoint.of(draft.task))
     violations = tuple(
         Violation(_path(field, draft.task), message) for field, rule in RULES if (message := rule(draft, facts))
     )
@@ -82,10 +84,11 @@ def check_task(model: str, task: Task, checkpoint: Checkpoint) -> None:
     model lacks.
     """
     check_model(model, checkpoint)
-    if task not in checkpoint.spec.tasks:
-        has = ", ".join(checkpoint.spec.tasks)
+    if task not in checkpoint.tasks:
+        has = ", ".join(checkpoint.tasks)
+        why = f": {checkpoint.refusals[task]}" if task in checkpoint.refusals else ""
         raise FailedPrecondition(
-            f"model {model!r} cannot do {task}; its tasks: {has}",
+            f"model {model!r} cannot do {task}{why}; its tasks: {has}",
             reason="TASK_NOT_SUPPORTED",
             metadata={"task": task.value, "tasks": has},
         )
@@ -109,42 +112,20 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
         used[field] = str(value)
         return value
 
+    if draft.negative_prompt is None and defaults.negative_prompt is not None:
+        against = dataclasses.replace(draft, negative_prompt=defaults.negative_prompt)
+        if cfg_is_on(against, facts):
+            draft, used["negative_prompt"] = against, defaults.negative_prompt
     outputs = default("sampling.num_outputs", draft.num_outputs, max(1, len(draft.seeds)))
     seeds = draft.seeds or (secrets.randbelow(MAX_SEED - outputs),)
     if not draft.seeds:
         used["sampling.seeds"] = "drawn at random"
-    scale = None
-    if GuidanceKind.EMBEDDED in facts.checkpoint.guidance:
-        scale = default("sampling.guidance.scale", draft.guidance.scale, defaults.guidance.scale)
-    boundary = defaults.guidance.boundary_ratio
-    if boundary is not None:
-        boundary = default("sampling.guidance.boundary_ratio", draft.guidance.boundary_ratio, boundary)
-    guidance = Guidance(
-        scale=scale,
-        rescale=(draft.guidance.rescale or 0.0) if takes("rescale", facts) else 0.0,
-        scale_low_noise=draft.guidance.scale_low_noise if takes("scale_low_noise", facts) else None,
-        boundary_ratio=boundary,
-    )
-    if cfg_is_on(draft, facts):
-        filled = {
-            name: default(f"sampling.guidance.{name}", getattr(draft.guidance, name), getattr(defaults.guidance, name))
-            for name in CFG_FIELDS
-        }
-        low_noise = None
-        if boundary is not None:
-            same, usual = draft.guidance.true_cfg_scale, defaults.guidance.scale_low_noise
-            asked = draft.guidance.scale_low_noise if draft.guidance.scale_low_noise is not None else same
-            low_noise = default("sampling.guidance.scale_low_noise", asked, usual)
-        guidance = Guidance(scale=scale, scale_low_noise=low_noise, boundary_ratio=boundary, **filled)
-        # what a default leaves as it is was not decided for the user
-        for name in CFG_FIELDS:
-            if filled[name] == getattr(Guidance(), name):
-                used.pop(f"sampling.guidance.{name}", None)
+    guidance = _complete_guidance(draft, facts, default, used)
     width, height = _complete_size(draft, facts, default)
     output_format: OutputFormat = default("output_format", draft.output_format, OUTPUT_FORMATS[draft.task.modality])
     lengths = {
         name: _complete_optional(draft, facts, name, used)
-        for name in ("strength", "num_frames", "fps", "output_fps", "duration", "start", "sample_rate")
+        for name in ("strength", "layers", "num_frames", "fps", "output_fps", "duration", "start", "sample_rate")
     }
     cache = _complete_cache(draft, facts)
     if cache is not None and draft.cache is None:
@@ -174,15 +155,52 @@ def _complete(draft: Draft, facts: Facts, id: str) -> tuple[Request, dict[str, s
     return request, used
 
 
+def _complete_guidance(
+    draft: Draft, facts: Facts, default: Callable[[str, Any, Any], Any], used: dict[str, str]
+) -> Guidance:
+    defaults = facts.checkpoint.defaults.guidance
+    scale = None
+    if GuidanceKind.EMBEDDED in facts.checkpoint.guidance:
+        scale = default("sampling.guidance.scale", draft.guidance.scale, defaults.scale)
+    rescale = 0.0
+    if takes("rescale", facts):
+        rescale = default("sampling.guidance.rescale", draft.guidance.rescale, defaults.rescale)
+    boundary = defaults.boundary_ratio
+    if boundary is not None:
+        boundary = default("sampling.guidance.boundary_ratio", draft.guidance.boundary_ratio, boundary)
+    guidance = Guidance(
+        scale=scale,
+        rescale=rescale,
+        scale_low_noise=draft.guidance.scale_low_noise if takes("scale_low_noise", facts) else None,
+        boundary_ratio=boundary,
+    )
+    if cfg_is_on(draft, facts):
+        filled = {
+            name: default(f"sampling.guidance.{name}", getattr(draft.guidance, name), getattr(defaults, name))
+            for name in CFG_FIELDS
+        }
+        low_noise = None
+        if boundary is not None:
+            same, usual = draft.guidance.true_cfg_scale, defaults.scale_low_noise
+            asked = draft.guidance.scale_low_noise if draft.guidance.scale_low_noise is not None else same
+            low_noise = default("sampling.guidance.scale_low_noise", asked, usual)
+        guidance = Guidance(scale=scale, scale_low_noise=low_noise, boundary_ratio=boundary, **filled)
+    # what a default leaves as it is was not decided for the user
+    for name in CFG_FIELDS:
+        if getattr(guidance, name) == getattr(Guidance(), name):
+            used.pop(f"sampling.guidance.{name}", None)
+    return guidance
+
+
 def _complete_size(draft: Draft, facts: Facts, default: Callable[[str, int | None, int], int]) -> tuple[int, int]:
-    """Sound has no size; an edit has the shape of its first image, and its size unless the model makes another, brought
-    to a legal one.
+    """Sound has no size; an edit has the shape of its first image or its video, and its size unless the model makes
+    another, brought to a legal one.
     """
     if draft.task.modality is Modality.AUDIO:
         return 0, 0
     defaults, limits = facts.checkpoint.defaults, facts.checkpoint.limits
     width, height = defaults.width, defaults.height
-    first = next(iter(draft.inputs.images), draft.inputs.first_frame)
+    first = next(iter(draft.inputs.images), draft.inputs.first_frame or draft.inputs.source_video)
     if first is not None:
         area = first.width * first.height
         scale = math.sqrt(min(facts.max_pixels, defaults.image_area or area) / area)
@@ -201,10 +219,21 @@ def _complete_optional(draft: Draft, facts: Facts, name: str, used: dict[str, st
     if name not in facts.checkpoint.spec.takes and name not in ENCODING:
         # how fast frames follow each other is a fact about a model, also where nobody can change it
         return facts.checkpoint.defaults.fps if name == "fps" and draft.task.modality is Modality.VIDEO else None
-    if asked is None and (value := getattr(facts.checkpoint.defaults, name, None)) is not None:
+    if asked is None and (value := _usual(draft, facts, name)) is not None:
         used[name] = str(value)
         return value
     return asked
+
+
+def _usual(draft: Draft, facts: Facts, name: str) -> Any:
+    """The model's default, or what a video that is given says: its rate, and its length where the model keeps that."""
+    source, defaults = draft.inputs.source_video, facts.checkpoint.defaults
+    # a file is played at the rate that a model generates for, where it is told one
+    if source is not None and name == ("fps" if "fps" in facts.checkpoint.spec.takes else "output_fps"):
+        return source.fps
+    if source is not None and name == "num_frames" and defaults.frames_of_source:
+        return frames_within(source.num_frames, facts.checkpoint.limits)
+    return getattr(defaults, name, None)
 
 
 def _complete_cache(draft: Draft, facts: Facts) -> TeaCache | None:
@@ -256,7 +285,9 @@ def _cfg_not_supported(draft: Draft, request: Request, facts: Facts) -> RequestW
 
 
 def _cfg_without_negative(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
-    if draft.negative_prompt is not None or (draft.guidance.true_cfg_scale or 0) <= 1:
+    if request.negative_prompt is not None or draft.negative_prompt is not None:
+        return None
+    if (draft.guidance.true_cfg_scale or 0) <= 1:
         return None
     return RequestWarning(
         code="CFG_OFF",
@@ -280,7 +311,7 @@ def _negative_without_cfg(draft: Draft, request: Request, facts: Facts) -> Reque
 def _needs_cfg(name: str) -> Callable[[Draft, Request, Facts], RequestWarning | None]:
     def advice(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
         value = getattr(draft.guidance, name)
-        if value in (None, getattr(Guidance(), name)) or cfg_is_on(draft, facts) or takes(name, facts):
+        if value in (None, getattr(Guidance(), name)) or request.negative_prompt is not None or takes(name, facts):
             return None
         return RequestWarning(
             code="GUIDANCE_WITHOUT_EFFECT",
@@ -369,5 +400,6 @@ def placeholder(checkpoint: Checkpoint, *, size: int, outputs: int, frames: int 
         steps=1,
         num_outputs=outputs,
         seeds=(0,),
+        guidance=GuidanceDraft(true_cfg_scale=1.0),
     )
     return resolve_request(draft, Facts(checkpoint, LimitsConfig()), id="warm-up").request

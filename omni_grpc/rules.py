@@ -31,10 +31,13 @@ OUTPUT_FORMATS: Mapping[Modality, OutputFormat] = {
     Modality.AUDIO: AudioFormat.WAV,
 }
 TAKEN = (
-    "strength", "num_frames", "fps", "duration", "start", "text", "images", "mask", "first_frame", "last_frame",
-    "reference_images", "source_video", "control_video", "mask_video", "audio",
+    "strength", "layers", "num_frames", "fps", "duration", "start", "text", "images", "mask", "first_frame",
+    "last_frame", "reference_images", "source_video", "control_video", "mask_video", "audio",
 )  # fmt: skip
 """What ModelSpec.takes may name."""
+
+MAX_LAYERS = 64
+"""No model says where it ends, so this only keeps out what cannot be meant."""
 
 REQUIRED: Mapping[str, tuple[Task, ...]] = {
     "images": (Task.IMAGE_TO_IMAGE, Task.IMAGE_EDIT, Task.INPAINT, Task.LAYERED),
@@ -151,7 +154,8 @@ def _seeds(draft: Draft, facts: Facts) -> str:
 
 
 def _prompt(draft: Draft, facts: Facts) -> str:
-    if not draft.prompt.strip():
+    # whoever takes a picture apart may leave it to the model to say what is in it
+    if not draft.prompt.strip() and draft.task is not Task.LAYERED:
         return "is empty; describe what to generate"
     return _text("prompt")(draft, facts)
 
@@ -323,6 +327,7 @@ RULES: tuple[tuple[str, Callable[[Draft, Facts], str]], ...] = (
     ("images", _images),
     ("mask", _mask),
     ("num_frames", _frames),
+    ("layers", _count("layers", lambda facts: MAX_LAYERS)),
     ("strength", _between("strength", 0.0, lambda facts: 1.0)),
     ("fps", _between("fps", 1.0, lambda facts: 240.0)),
     ("output_fps", _between("output_fps", 1.0, lambda facts: 240.0)),

@@ -48,19 +48,24 @@ class Limits:
 class Defaults:
     """What a request gets where it says nothing.
 
+    `negative_prompt`: None where a model is guided by a second prediction only if it is told what away from.
     `image_area`: pixels of what is made from a picture, in the shape of that picture; None: as many as the picture has.
+    `frames_of_source`: what is made from a video has as many frames.
     """
 
     width: int
     height: int
     steps: int
     guidance: Guidance
+    negative_prompt: str | None = None
     image_area: int | None = None
     num_frames: int | None = None
+    frames_of_source: bool = False
     fps: float | None = None
     duration: float | None = None
     sample_rate: int | None = None
     strength: float | None = None
+    layers: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,17 +169,37 @@ class ModelSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint folder and the spec that serves it. `name` is what requests call it."""
+    """A checkpoint folder and the spec that serves it. `name` is what requests call it.
+
+    `siblings` are the same weights under other specs, for tasks that this one lacks; `refusals` say why some task is
+    lacking all the same.
+    """
 
     name: str
     path: Path
     spec: ModelSpec
     configs: Configs
+    siblings: tuple[Checkpoint, ...] = ()
+    refusals: Mapping[Task, str] = dataclasses.field(default_factory=dict)
 
     @property
     def described(self) -> bool:
         """False as long as only loading the model can tell what it does: then it has no tasks, limits or defaults."""
         return bool(self.spec.tasks)
+
+    @property
+    def parts(self) -> tuple[Checkpoint, ...]:
+        """Itself and its siblings."""
+        return (self, *self.siblings)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """All tasks, those of its own spec first."""
+        return tuple(dict.fromkeys(task for part in self.parts for task in part.spec.tasks))
+
+    def of(self, task: Task) -> Checkpoint:
+        """The part that does a task; itself where none does."""
+        return next((part for part in self.parts if task in part.spec.tasks), self)
 
     @property
     def limits(self) -> Limits:

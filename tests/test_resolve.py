@@ -321,3 +321,22 @@ def test_auto_follows_the_machine():
     assert dataclasses.astuple(place(forced, gpu)) == ("cpu", "bfloat16", 2)
     with pytest.raises(ConfigError, match="--device cpu"):
         place(ModelConfig(model="m", device="cuda"), cpu)
+
+
+def test_a_model_that_is_always_guided_is_guided_against_the_empty_prompt() -> None:
+    always = toy_checkpoint(
+        defaults=lambda configs: Defaults(
+            width=64, height=64, steps=2, guidance=Guidance(true_cfg_scale=4.0), negative_prompt=""
+        )
+    )
+    facts = Facts(always, LimitsConfig())
+    resolved = resolve(facts)
+    assert (resolved.request.negative_prompt, resolved.request.guidance.true_cfg_scale) == ("", 4.0)
+    assert resolved.defaults_used["negative_prompt"] == ""
+    asked = resolve(facts, guidance=GuidanceDraft(true_cfg_scale=2.0, rescale=0.5))
+    assert (asked.request.negative_prompt, asked.request.guidance.true_cfg_scale) == ("", 2.0)
+    assert asked.warnings == ()
+    off = resolve(facts, guidance=GuidanceDraft(true_cfg_scale=1.0))
+    assert (off.request.negative_prompt, "negative_prompt" in off.defaults_used) == (None, False)
+    told = resolve(facts, negative_prompt="blurry")
+    assert (told.request.negative_prompt, "negative_prompt" in told.defaults_used) == ("blurry", False)

@@ -16,6 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tools.tiny.combined import build_kandinsky
+from tools.tiny.edits import build_flux2_klein, build_qwen_image_edit_plus, build_qwen_image_layered
 from tools.tiny.helios import build_helios
 from tools.tiny.images import (
     build_flux,
@@ -28,23 +30,33 @@ from tools.tiny.images import (
     build_stable_diffusion_xl,
     build_z_image,
 )
+from tools.tiny.sounding_videos import build_ltx2
 from tools.tiny.videos import (
     build_ltx,
+    build_ltx_condition,
     build_stable_audio,
     build_wan_i2v,
     build_wan_single,
     build_wan_t2v,
     build_wan_ti2v,
     build_wan_ti2v_i2v,
+    build_wan_v2v,
+    build_wan_vace,
 )
 
 BUILDERS: Mapping[str, Callable[..., Path]] = {
     "flux": build_flux,
+    "flux2_klein": build_flux2_klein,
     "flux_kontext": build_flux_kontext,
     "flux_schnell": build_flux_schnell,
     "helios": build_helios,
+    "kandinsky": build_kandinsky,
     "ltx": build_ltx,
+    "ltx2": build_ltx2,
+    "ltx_condition": build_ltx_condition,
     "qwen_image": build_qwen_image,
+    "qwen_image_edit_plus": build_qwen_image_edit_plus,
+    "qwen_image_layered": build_qwen_image_layered,
     "stable_audio": build_stable_audio,
     "stable_diffusion": build_stable_diffusion,
     "stable_diffusion_img2img": build_stable_diffusion_img2img,
@@ -55,6 +67,8 @@ BUILDERS: Mapping[str, Callable[..., Path]] = {
     "wan_t2v": build_wan_t2v,
     "wan_ti2v": build_wan_ti2v,
     "wan_ti2v_i2v": build_wan_ti2v_i2v,
+    "wan_v2v": build_wan_v2v,
+    "wan_vace": build_wan_vace,
     "z_image": build_z_image,
 }
 

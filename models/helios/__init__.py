@@ -73,6 +73,7 @@ def defaults(configs: Configs) -> Defaults:
         height=384,
         steps=50,
         guidance=Guidance(true_cfg_scale=5.0),
+        negative_prompt="",
         num_frames=4 * chunk_frames(configs),
         fps=24.0,
     )

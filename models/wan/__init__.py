@@ -25,6 +25,8 @@ def variant(configs: Configs) -> Mapping[str, Any]:
 
     Raises CheckpointError for a member of the family that is not served yet.
     """
+    if absent := {"transformer", "vae", "scheduler"} - configs.keys():
+        raise CheckpointError(f"model_index.json names no {' and no '.join(sorted(absent))}")
     for name, value in NOT_YET.items():
         if configs["transformer"].get(name, value) != value:
             raise CheckpointError(f"transformer: {name} = {configs['transformer'][name]!r} is not served yet")
@@ -89,7 +91,7 @@ def defaults(configs: Configs) -> Defaults:
 
 def _defaults(width: int, height: int, **others: Any) -> Defaults:
     """A video that starts with a picture has its shape, and as many pixels as others."""
-    return Defaults(width=width, height=height, image_area=width * height, **others)
+    return Defaults(width=width, height=height, image_area=width * height, negative_prompt="", **others)
 
 
 TRANSFORMER_WEIGHTS = WeightMap(

@@ -36,7 +36,7 @@ def defaults(configs: Configs) -> Defaults:
     """
     turbo = configs["scheduler"].get("shift") == TURBO_SHIFT
     guidance = Guidance(true_cfg_scale=0.0 if turbo else 5.0)
-    return Defaults(width=1024, height=1024, steps=8 if turbo else 50, guidance=guidance)
+    return Defaults(width=1024, height=1024, steps=8 if turbo else 50, guidance=guidance, negative_prompt="")
 
 
 TRANSFORMER_WEIGHTS = WeightMap(

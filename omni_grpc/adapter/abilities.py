@@ -4,40 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
 
-from omni_grpc.adapter.parameters import NAMES, OWN, SEVERAL_IMAGES, Signature
+from omni_grpc.adapter.parameters import NAMES, OWN, Signature
+from omni_grpc.adapter.quirks import NOT_SERVED, WITHOUT_IMAGE
 from omni_grpc.request import Modality, Task
 from omni_grpc.rules import TAKEN
 from omni_grpc.spec import GuidanceKind
-
-NOT_SERVED: Mapping[str, str] = {
-    "QwenImageControlNetInpaintPipeline": "needs control_mask",
-    "StableAudio3AudioToAudioPipeline": "needs audio",
-    "StableAudio3InpaintPipeline": "needs audio",
-    "StableDiffusion3ControlNetInpaintingPipeline": "needs control_mask",
-    "StableDiffusionDiffEditPipeline": "needs image_latents",
-    "StableDiffusionPix2PixZeroPipeline": "needs source_embeds, target_embeds",
-    "DiffusionGemmaPipeline": "makes text",
-    "LLaDA2Pipeline": "makes text",
-    "RFD4ProteinaPipeline": "makes coordinates of atoms",
-    "FluxPriorReduxPipeline": "makes embeddings",
-    "KandinskyPriorPipeline": "makes embeddings",
-    "KandinskyV22PriorPipeline": "makes embeddings",
-    "KandinskyV22PriorEmb2EmbPipeline": "makes embeddings",
-    "StableCascadePriorPipeline": "makes embeddings",
-    "WuerstchenPriorPipeline": "makes embeddings",
-}
-"""What no signature says: parameters with a default of None that are needed all the same, and what is made."""
-
-WITHOUT_IMAGE = SEVERAL_IMAGES - {"QwenImageEditPlusPipeline", "JoyImageEditPlusPipeline"} | {
-    "AnyFlowPipeline", "Cosmos2_5_PredictBasePipeline", "Cosmos3OmniPipeline", "DreamLiteMobilePipeline",
-    "DreamLitePipeline", "FluxKontextPipeline", "GlmImagePipeline", "HeliosPipeline", "JoyImageEditPipeline",
-    "LTXConditionPipeline", "WanVACEPipeline", "ZImageOmniPipeline",
-}  # fmt: skip
-"""Pipelines that take pictures or videos and do without them too. A default of None does not say so: most that need a
-picture have it, and complain when they are called.
-"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +84,8 @@ def _video_tasks(pipeline: type, signature: Signature) -> tuple[Task, ...]:
         tasks.insert(0, Task.TEXT_TO_VIDEO)
         if inspect.signature(pipeline).parameters.keys() & {"vocoder", "audio_vae"}:
             tasks.append(Task.TEXT_TO_AUDIO_VIDEO)
+    if "mask_video" in signature or "control_video" in signature:
+        tasks.append(Task.VIDEO_EDIT)
     return tuple(tasks)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from diffusers.models.cache_utils import CacheMixin
 
 from omni_grpc.errors import ConfigError, InvalidArgument, Violation
 from omni_grpc.request import Request
+
+DENOISES = re.compile(r"\b(?:self\.(?:transformer|transformer_2|unet)|current_model)\(")
+"""A prediction in the source of a pipeline's `__call__`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +54,21 @@ class Cache:
         self._denoisers = denoisers
         self._kind = _kind(name)
         self._config = {**self._kind.presets, **config}
-        call = inspect.getsource(type(pipeline).__call__)
-        self._passes_share = not self._kind.per_pass and '"uncond"' in call and name in ("pab", "faster")
-        self._refuse(call)
+        self.check(pipeline)
         self._enable(steps=None)
         for denoiser in denoisers:
             if not _hooked(denoiser):
                 raise self._error(f"finds no block of {type(denoiser).__name__} that it could skip")
 
-    def begin(self, request: Request) -> None:
-        """Readies the cache for one request. Raises InvalidArgument for what would come out wrong."""
-        if self._passes_share and request.negative_prompt is not None:
+    def check(self, pipeline: DiffusionPipeline) -> None:
+        """Raises ConfigError where the cache does not work on a pipeline over these denoisers."""
+        call = inspect.getsource(type(pipeline).__call__)
+        self._refuse(pipeline, call, self._mixes_passes(call))
+
+    def begin(self, request: Request, pipeline: DiffusionPipeline) -> None:
+        """Readies the cache for one request of one pipeline. Raises InvalidArgument for what would come out wrong."""
+        self._pipeline = pipeline
+        if self._mixes_passes(inspect.getsource(type(pipeline).__call__)) and request.negative_prompt is not None:
             message = f"the cache {self.name!r} mixes up the two passes of guidance; leave the negative prompt unset"
             raise InvalidArgument(f"negative_prompt: {message}", violations=(Violation("negative_prompt", message),))
         if self.name == "mag":
@@ -88,8 +96,14 @@ class Cache:
         except (TypeError, ValueError) as error:
             raise self._error(str(error), "cache_config") from error
 
-    def _refuse(self, call: str) -> None:
-        pipeline = type(self._pipeline).__name__
+    def _mixes_passes(self, call: str) -> bool:
+        """Whether the second prediction of guidance would be made of what was kept of the first."""
+        if self._kind.per_pass or len(DENOISES.findall(call)) < 2:
+            return False
+        return self.name in ("pab", "faster") or "cache_context" not in call
+
+    def _refuse(self, of: DiffusionPipeline, call: str, mixed: bool) -> None:
+        pipeline = type(of).__name__
         for denoiser in self._denoisers:
             if not isinstance(denoiser, CacheMixin):
                 raise self._error(f"does not work on {pipeline}: {type(denoiser).__name__} supports no cache")
@@ -97,7 +111,7 @@ class Cache:
             raise self._error(f"does not work on {pipeline}, which does not name the passes of its steps")
         if self._kind.needs_place and "step_index=" not in call:
             raise self._error(f"does not work on {pipeline}, which does not tell it the step")
-        if self._passes_share and "true_cfg_scale" not in inspect.signature(type(self._pipeline).__call__).parameters:
+        if mixed and "true_cfg_scale" not in inspect.signature(type(of).__call__).parameters:
             raise self._error(f"does not work on {pipeline}: it mixes up the two passes of guidance")
         if self._config.get("is_guidance_distilled") is False:
             raise self._error("works with is_guidance_distilled true alone", "cache_config")

@@ -10,9 +10,10 @@ from typing import Any
 from diffusers import DiffusionPipeline
 
 from omni_grpc.adapter.abilities import Ability
-from omni_grpc.adapter.parameters import SEVERAL_IMAGES, Signature
+from omni_grpc.adapter.parameters import Signature, strength
+from omni_grpc.adapter.quirks import AS_LONG_AS_SOURCE, SEVERAL_IMAGES, SEVERAL_VIDEOS
 from omni_grpc.opaque import SESSION
-from omni_grpc.request import Modality
+from omni_grpc.request import Modality, VideoInput
 from omni_grpc.spec import Checkpoint
 
 MAX_SIZE, MAX_PIXELS, MAX_FRAMES, MAX_IMAGES = 8192, 4096 * 4096, 10_001, 10
@@ -55,6 +56,14 @@ def fps(pipeline: DiffusionPipeline, signature: Signature) -> float:
     return next((rate for start, rate in RATES.items() if signature.pipeline.startswith(start)), USUAL_RATE)
 
 
+def frames_used(pipeline: DiffusionPipeline, source: VideoInput, made: int) -> int:
+    """Frames of a source video that went into one of `made` frames."""
+    used = min(source.num_frames, made)
+    # these drop what makes no whole latent frame
+    stride = _frame_stride(pipeline) if type(pipeline).__name__ in SEVERAL_VIDEOS else 1
+    return (used - 1) // stride * stride + 1
+
+
 def _limits(pipeline: DiffusionPipeline, signature: Signature, modality: Modality) -> dict[str, Any]:
     multiple = _size_multiple(pipeline) if modality is not Modality.AUDIO else 1
     limits: dict[str, Any] = {
@@ -83,7 +92,7 @@ def _defaults(
     def default(field: str) -> Any:
         return call_kwargs.get(signature.name(field) or "", signature.default(field))
 
-    guidance = {"scale": default("scale")}
+    guidance = {"scale": default("scale"), "rescale": default("rescale") or 0.0}
     if (scale := default("true_cfg_scale")) is not None:
         guidance["true_cfg_scale"] = float(scale)
     width, height = (0, 0) if modality is Modality.AUDIO else _size(pipeline)
@@ -96,7 +105,9 @@ def _defaults(
         "fps": (default("fps") or fps(pipeline, signature)) if modality is Modality.VIDEO else None,
         "duration": default("duration"),
         "sample_rate": None,
-        "strength": default("strength"),
+        "strength": strength(signature, default("strength")),
+        "layers": default("layers"),
+        "frames_of_source": signature.pipeline in AS_LONG_AS_SOURCE or None,
     }
     return {name: value for name, value in made.items() if value is not None}
 

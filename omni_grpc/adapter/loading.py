@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import diffusers
 import torch
-import transformers
 from diffusers import DiffusionPipeline, ModelMixin
+from diffusers.hooks import apply_group_offloading
 from diffusers.quantizers import PipelineQuantizationConfig
 
+from omni_grpc.adapter.parameters import Signature
 from omni_grpc.config import AdapterConfig
 from omni_grpc.errors import CheckpointError, ConfigError, Violation
 from omni_grpc.loading.components import without_progress_bars
@@ -24,6 +26,9 @@ FROM_PRETRAINED = frozenset(
      "use_flashpack", "use_safetensors", "variant"}
 )  # fmt: skip
 """What `from_pretrained` takes besides the arguments of a pipeline's own __init__; what it does not know it ignores."""
+
+CLASSES = ("diffusers", "transformers", "torchao.quantization")
+"""Where the classes of a quantisation config are looked for; one may be named with its place, where two have it."""
 
 
 def load(setting: Setting) -> DiffusionPipeline:
@@ -54,10 +59,46 @@ def denoisers(pipeline: DiffusionPipeline) -> list[ModelMixin]:
     return [part for part in found if isinstance(part, ModelMixin)]
 
 
+def blocks(pipeline: DiffusionPipeline) -> list[torch.nn.Module]:
+    """The pieces of work of everything but the denoisers: what a text encoder, a VAE or a vocoder runs one after the
+    other.
+    """
+    parts = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
+    found: dict[int, torch.nn.Module] = {}
+    for part in parts:
+        if not any(part is denoiser for denoiser in denoisers(pipeline)):
+            lists = [module for module in part.modules() if isinstance(module, torch.nn.ModuleList)]
+            found |= {id(child): child for group in (part, *lists) for child in group.children()}
+    return list(found.values())
+
+
+def vae_dtypes(pipeline: DiffusionPipeline) -> dict[str, torch.dtype]:
+    """The precision of each autoencoder that has one."""
+    names = ("vae", "movq", "vqgan", "audio_vae")
+    parts = {name: getattr(pipeline, name, None) for name in names}
+    return {name: part.dtype for name, part in parts.items() if isinstance(part, ModelMixin)}
+
+
 def schedulers(pipeline: DiffusionPipeline) -> list[Any]:
     """Each scheduler of the pipeline once, whatever it is called."""
-    found = {id(part): part for name, part in pipeline.components.items() if "scheduler" in name and part is not None}
+    return list({id(part): part for _, part in _schedulers(pipeline)}.values())
+
+
+def loops(pipeline: DiffusionPipeline, signature: Signature, values: Mapping[str, Any]) -> list[tuple[Any, int]]:
+    """The schedulers that have a loop in a call with these arguments, and how many steps it is asked to take.
+
+    They are those that have a number of steps of their own: others add noise, or go along with one of these.
+    """
+    found = {}
+    for name, part in _schedulers(pipeline):
+        steps = name.removesuffix("scheduler") + "num_inference_steps"
+        if steps in signature.parameters:
+            found[id(part)] = (part, values.get(steps, signature.parameters[steps].default) or 0)
     return list(found.values())
+
+
+def _schedulers(pipeline: DiffusionPipeline) -> list[tuple[str, Any]]:
+    return [(name, part) for name, part in pipeline.components.items() if "scheduler" in name and part is not None]
 
 
 def _class(name: str) -> type[DiffusionPipeline]:
@@ -103,23 +144,33 @@ def _quantization(config: Mapping[str, Any]) -> PipelineQuantizationConfig:
     """JSON as the arguments of PipelineQuantizationConfig; `quant_mapping` names the class of each entry as "class"."""
     values = dict(config)
     if isinstance(mapping := values.get("quant_mapping"), Mapping):
-        values["quant_mapping"] = {component: _quantizer(entry) for component, entry in mapping.items()}
+        values["quant_mapping"] = {component: _object(entry) for component, entry in mapping.items()}
     try:
         return PipelineQuantizationConfig(**values)
     except (TypeError, ValueError) as error:
         raise _error("diffusers_load_kwargs", f"quantization_config: {error}") from error
 
 
-def _quantizer(entry: Any) -> Any:
-    arguments = dict(entry)
-    name = arguments.pop("class", "")
-    for library in (diffusers, transformers):
-        if name and hasattr(library, name):
+def _object(entry: Any) -> Any:
+    """An object of the class that an entry names; its other keys are the arguments, which may be such entries too."""
+    arguments = {key: _object(value) if isinstance(value, Mapping) else value for key, value in entry.items()}
+    name = arguments.pop("class", None)
+    if name is None:
+        return arguments
+    library, _, kind = str(name).rpartition(".")
+    for place in (library,) if library else CLASSES:
+        if place in CLASSES and hasattr(module := _module(place), kind):
             try:
-                return getattr(library, name)(**arguments)
+                return getattr(module, kind)(**arguments)
             except (TypeError, ValueError, ImportError) as error:
                 raise _error("diffusers_load_kwargs", f"quantization_config: {name}: {error}") from error
-    raise _error("diffusers_load_kwargs", f'quantization_config: "class" is {name!r}, no class of diffusers')
+    known = ", ".join(CLASSES)
+    raise _error("diffusers_load_kwargs", f'quantization_config: "class" is {name!r}, no class of {known}')
+
+
+def _module(name: str) -> Any:
+    """None for a package that is not installed."""
+    return importlib.import_module(name) if importlib.util.find_spec(name.partition(".")[0]) else None
 
 
 def _check_quantised(pipeline: DiffusionPipeline, arguments: Mapping[str, Any]) -> None:
@@ -157,21 +208,48 @@ def _place(pipeline: DiffusionPipeline, setting: Setting, *, moved: bool) -> Non
             raise _error("enable_cpu_offload", "needs an accelerator to offload from; leave it out on a CPU")
         pipeline.enable_model_cpu_offload(device=device)
     elif by_layer:
-        pipeline.enable_group_offload(
-            onload_device=device,
-            offload_device=torch.device("cpu"),
-            offload_type="block_level",
-            num_blocks_per_group=1,
-            use_stream=device.type == "cuda",
-        )
+        _offload_blocks(pipeline, device)
     elif moved:
         pipeline.to(device)
 
 
+def _offload_blocks(pipeline: DiffusionPipeline, device: torch.device) -> None:
+    """Hooks that bring each block to the device for as long as it runs."""
+    parts = {name: part for name, part in pipeline.components.items() if isinstance(part, ModelMixin)}
+    resident = {name for name, part in parts.items() if not part._supports_group_offloading}
+    for denoiser in denoisers(pipeline):
+        if not denoiser._supports_group_offloading:
+            why = f"{type(denoiser).__name__} cannot be offloaded by blocks; use --enable-cpu-offload"
+            raise _error("enable_layerwise_offload", why)
+    # the hooks of blocks hang on `forward`, and an autoencoder is entered by `decode`: unless it names its parts that
+    # have a forward of their own, each of its layers is a block
+    entered = [
+        name for name, part in parts.items()
+        if hasattr(part, "decode") and not hasattr(part, "_group_offload_block_modules") and name not in resident
+    ]  # fmt: skip
+    where = {"onload_device": device, "offload_device": torch.device("cpu")}
+    pipeline.enable_group_offload(
+        **where,
+        offload_type="block_level",
+        num_blocks_per_group=1,
+        use_stream=device.type == "cuda",
+        exclude_modules=[*entered, *resident],
+    )
+    for name in entered:
+        apply_group_offloading(parts[name], **where, offload_type="leaf_level")
+
+
 def weight_bytes(parts: Sequence[Any]) -> int:
-    """Bytes of the parameters of these components."""
+    """Bytes of the parameters of these components, as they are stored."""
     modules = (part for part in parts if isinstance(part, torch.nn.Module))
-    return sum(p.numel() * p.element_size() for module in modules for p in module.parameters())
+    return sum(_stored_bytes(parameter) for module in modules for parameter in module.parameters())
+
+
+def _stored_bytes(tensor: Any) -> int:
+    """A quantised tensor calls itself by the precision that it stands in for, and is made of others."""
+    if isinstance(tensor, torch.Tensor) and hasattr(tensor, "__tensor_flatten__"):
+        return sum(_stored_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
+    return int(tensor.numel() * tensor.element_size())
 
 
 def _error(setting: str, why: str) -> ConfigError:

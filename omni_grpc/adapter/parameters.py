@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import PIL.Image
 import torch
 
+from omni_grpc.adapter.quirks import AS_LONG_AS_SOURCE, SEVERAL_IMAGES, SEVERAL_VIDEOS, STRENGTH_IS_KEPT
 from omni_grpc.errors import ConfigError, InvalidArgument, Violation
 from omni_grpc.request import AudioInput, ImageInput, Request, VideoInput
 
@@ -26,6 +27,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "scale_low_noise": ("guidance_scale_2",),
     "num_outputs": ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt"),
     "strength": ("strength",),
+    "layers": ("layers",),
     "num_frames": ("num_frames", "frames", "video_length"),
     "fps": ("frame_rate", "fps"),
     "duration": ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s", "duration"),
@@ -59,12 +61,6 @@ OWN = (
     "initial_audio_sampling_rate",
 )  # fmt: skip
 """What the adapter sets itself, so that nobody else may."""
-
-SEVERAL_IMAGES = frozenset(
-    {"QwenImageEditPlusPipeline", "Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinKVPipeline",
-     "JoyImageEditPlusPipeline", "QwenImage21Pipeline"}
-)  # fmt: skip
-"""Pipelines for which a list of pictures is one request; for all others it is a batch."""
 
 
 class Signature:
@@ -109,9 +105,12 @@ class Signature:
         return f"is no parameter of {self.pipeline}" + (f"; did you mean {close[0]!r}?" if close else "")
 
 
-def check_call_kwargs(signature: Signature, call_kwargs: Mapping[str, Any]) -> None:
-    """Raises ConfigError naming each key of --diffusers-call-kwargs that the pipeline does not take."""
-    wrong = {key: why for key in call_kwargs if (why := signature.unknown(key))}
+def check_call_kwargs(signatures: Sequence[Signature], call_kwargs: Mapping[str, Any]) -> None:
+    """Raises ConfigError naming each key of --diffusers-call-kwargs that none of these pipelines takes."""
+    first, *others = signatures
+    wrong = {
+        key: why for key in call_kwargs if (why := first.unknown(key)) and all(other.unknown(key) for other in others)
+    }
     if wrong:
         message = "; ".join(f"--diffusers-call-kwargs: {key!r} {why}" for key, why in wrong.items())
         raise ConfigError(message, violations=(Violation("diffusers_call_kwargs", message),))
@@ -147,9 +146,9 @@ def _asked(request: Request, signature: Signature, sample_rate: int) -> dict[str
         "first_frame": lambda: picture(inputs.first_frame),
         "last_frame": lambda: picture(inputs.last_frame),
         "reference_images": lambda: [picture(image) for image in inputs.reference_images],
-        "source_video": lambda: frames(inputs.source_video),
+        "source_video": lambda: _source(request, signature, size),
         "control_video": lambda: frames(inputs.control_video),
-        "mask_video": lambda: [frame.convert("L") for frame in frames(inputs.mask_video)],
+        "mask_video": lambda: [frame.convert("L") for frame in _trimmed(inputs.mask_video, request, signature)],
         "audio": lambda: samples(inputs.audio, sample_rate),
     }
     values: dict[str, Any] = {
@@ -158,9 +157,10 @@ def _asked(request: Request, signature: Signature, sample_rate: int) -> dict[str
         "steps": request.steps,
         "scale": guidance.scale,
         "true_cfg_scale": guidance.true_cfg_scale if has_cfg else None,
-        "rescale": guidance.rescale or None,
+        "rescale": guidance.rescale if "rescale" in signature else guidance.rescale or None,
         "scale_low_noise": guidance.scale_low_noise,
-        "strength": request.strength,
+        "strength": strength(signature, request.strength),
+        "layers": request.layers,
         "num_frames": request.num_frames,
         # that of the pipeline's own making is no argument
         "fps": request.fps if "fps" in signature else None,
@@ -196,6 +196,12 @@ def _faults(request: Request, signature: Signature, asked: Mapping[str, Any]) ->
         for field in asked
         if field not in signature and field not in ("width", "height")
     ]
+    if {"first_frame", "source_video"} <= asked.keys():
+        faults.append(Violation("first_frame, source_video", f"{signature.pipeline} takes one; leave the other out"))
+    source, count = request.inputs.source_video, request.num_frames
+    if source is not None and signature.pipeline in AS_LONG_AS_SOURCE and (count or 0) > source.num_frames:
+        rule = f"{count} is more than the {source.num_frames} frames of source_video; leave it unset, or ask for fewer"
+        faults.append(Violation("num_frames", rule))
     for name in ("norm", "interval_start", "interval_end"):
         default = type(request.guidance)()
         if getattr(request.guidance, name) != getattr(default, name):
@@ -212,6 +218,11 @@ def _own(request: Request, signature: Signature, sample_rate: int) -> dict[str, 
     if request.inputs.audio is not None:
         own["initial_audio_sampling_rate"] = sample_rate
     return own
+
+
+def strength(signature: Signature, value: float | None) -> float | None:
+    """The share that becomes noise as what this pipeline calls strength, and the other way round."""
+    return 1 - value if value is not None and signature.pipeline in STRENGTH_IS_KEPT else value
 
 
 # --- media ----------------------------------------------------------------------------------------------------------
@@ -237,6 +248,15 @@ def frames(video: VideoInput | None) -> list[PIL.Image.Image]:
         return []
     pixels = np.frombuffer(video.data, np.uint8).reshape(video.num_frames, video.height, video.width, 3)
     return [PIL.Image.fromarray(frame) for frame in pixels]
+
+
+def _source(request: Request, signature: Signature, size: tuple[int, int] | None) -> Any:
+    made = [_sized(frame, size) for frame in _trimmed(request.inputs.source_video, request, signature)]
+    return [made] if signature.pipeline in SEVERAL_VIDEOS else made
+
+
+def _trimmed(video: VideoInput | None, request: Request, signature: Signature) -> list[PIL.Image.Image]:
+    return frames(video)[: request.num_frames] if signature.pipeline in AS_LONG_AS_SOURCE else frames(video)
 
 
 def samples(audio: AudioInput | None, sample_rate: int) -> torch.Tensor | None:

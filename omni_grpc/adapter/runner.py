@@ -2,64 +2,73 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from diffusers import DiffusionPipeline
 
-from omni_grpc.adapter import backends, caches, loading
-from omni_grpc.adapter.abilities import Ability, ability
-from omni_grpc.adapter.describe import describe, fps, sample_rate
-from omni_grpc.adapter.outputs import blanked, unpack
-from omni_grpc.adapter.parameters import Signature, arguments, check_call_kwargs
-from omni_grpc.adapter.preview import Previews
+from omni_grpc.adapter import backends, caches, loading, results
+from omni_grpc.adapter.describe import fps, sample_rate
+from omni_grpc.adapter.member import Member, members
+from omni_grpc.adapter.outputs import unpack
+from omni_grpc.adapter.parameters import arguments
 from omni_grpc.adapter.prompts import count_tokens
 from omni_grpc.adapter.session import Moved, Session
-from omni_grpc.errors import Cancelled, CheckpointError, InternalError, InvalidArgument
-from omni_grpc.pipeline.outputs import Output
+from omni_grpc.errors import Cancelled, InternalError, InvalidArgument
 from omni_grpc.plan import Broken, Decoded, DecodedPart, Prepared, Progress, Stepped
-from omni_grpc.request import Modality, PreviewImage, Request, RequestWarning
+from omni_grpc.request import PreviewImage, Request
 from omni_grpc.tuning import FixedCache
 from omni_grpc.worker import delivery, media
 from omni_grpc.worker.base import Loaded, Runner, Setting
 from omni_grpc.worker.failure import failure
 
 
-class SessionRunner(Runner):
-    """Holds one pipeline and the session that runs it."""
+@dataclasses.dataclass(slots=True)
+class _Held:
+    """A request that is in the worker, and how many of its previews were due and could be made."""
 
-    def __init__(
-        self, pipeline: DiffusionPipeline, able: Ability, setting: Setting, cache: caches.Cache | None = None
-    ) -> None:
-        self._pipeline = pipeline
-        self._ability = able
+    session: Session
+    request: Request
+    member: Member
+    due: int = 0
+    made: int = 0
+
+
+class SessionRunner(Runner):
+    """Holds the pipeline with its siblings, and the session that runs one of them."""
+
+    def __init__(self, found: Sequence[Member], setting: Setting, cache: caches.Cache | None = None) -> None:
+        self._members = found
         self._delivery = delivery.Delivery(setting.prefix)
-        self._call_kwargs: Mapping[str, Any] = setting.config.adapter.diffusers_call_kwargs or {}
         self._cache = cache
-        self._signature = Signature(type(pipeline))
-        self._denoisers = loading.denoisers(pipeline)
-        self._schedulers = loading.schedulers(pipeline)
-        self._previews = Previews(pipeline)
+        # components are shared
+        self._pipeline = found[0].pipeline
+        self._denoisers = loading.denoisers(self._pipeline)
+        self._schedulers = loading.schedulers(self._pipeline)
+        self._dtypes = loading.vae_dtypes(self._pipeline)
         self._lock = threading.Lock()
-        self._sessions: dict[str, tuple[Session, Request]] = {}
+        self._sessions: dict[str, _Held] = {}
         self._last: Session | None = None
+        # a group of blocks that is offloaded must not be left half way
+        offload = setting.config.offload
+        if offload is None or not offload.enable_layerwise_offload:
+            for block in loading.blocks(self._pipeline):
+                block.register_forward_pre_hook(self._check)
 
     @classmethod
     def load(cls, setting: Setting) -> Loaded:
         adapter = setting.config.adapter
         pipeline = loading.load(setting)
-        able = ability(type(pipeline))
-        if able.reason:
-            message = f"{type(pipeline).__name__} cannot be served: it {able.reason}"
-            raise CheckpointError(message, reason="MODEL_NOT_SUPPORTED")
-        call_kwargs = adapter.diffusers_call_kwargs or {}
-        check_call_kwargs(Signature(type(pipeline)), call_kwargs)
         denoisers = loading.denoisers(pipeline)
+        cache, asked = None, setting.config.cache
+        if asked is not None and asked.cache_backend is not None:
+            cache = caches.Cache(pipeline, denoisers, asked.cache_backend, asked.cache_config or {})
+        found, checkpoint = members(pipeline, setting.checkpoint, adapter.diffusers_call_kwargs or {}, cache)
         attention = backends.choose(
             denoisers,
             adapter.diffusion_attention_backend,
@@ -67,44 +76,50 @@ class SessionRunner(Runner):
             device=setting.device,
             dtype=setting.dtype,
         )
-        cache, asked = None, setting.config.cache
-        if asked is not None and asked.cache_backend is not None:
-            cache = caches.Cache(pipeline, denoisers, asked.cache_backend, asked.cache_config or {})
         return Loaded(
-            runner=cls(pipeline, able, setting, cache),
+            runner=cls(found, setting, cache),
             weight_bytes=loading.weight_bytes(list(pipeline.components.values())),
             attention_backend=attention.name,
             fixed_cache=None if cache is None else FixedCache(cache.name),
             warnings=attention.warnings,
-            checkpoint=describe(pipeline, able, setting.checkpoint, call_kwargs),
+            checkpoint=checkpoint,
         )
 
     def drop(self, ids: Sequence[str]) -> None:
-        """Stops these sessions at their next step. What they changed is undone before the next one begins."""
+        """Stops these sessions at their next step, or at the next block of what they encode or decode. What they
+        changed is undone before the next one begins.
+        """
         with self._lock:
             for request_id in ids:
                 if (held := self._sessions.pop(request_id, None)) is not None:
-                    held[0].stop()
+                    held.session.stop()
 
     def prepare(self, request: Request) -> Prepared:
         """Begins the call and waits until it stands before its first step, with the first prediction made."""
         began = time.monotonic()
         if self._last is not None:
             self._last.join()
+        member = next(one for one in self._members if request.task in one.able.tasks)
+        pipeline = member.pipeline
         if self._cache is not None:
-            self._cache.begin(request)
-        tokens, dropped = count_tokens(self._pipeline, request, self._call_kwargs)
-        values = arguments(request, self._signature, self._call_kwargs, sample_rate=sample_rate(self._pipeline))
+            self._cache.begin(request, pipeline)
+        tokens, dropped = count_tokens(pipeline, request, member.call_kwargs)
+        values = arguments(request, member.signature, member.call_kwargs, sample_rate=sample_rate(pipeline))
+        loops = loading.loops(pipeline, member.signature, values)
         session = self._last = Session(
-            lambda: self._pipeline(**values), self._schedulers, total=self._total, clean_up=self._clean_up
+            lambda: pipeline(**values),
+            self._schedulers,
+            loops=loops,
+            total=lambda scheduler: _total(pipeline, scheduler, alone=len(loops) == 1),
+            clean_up=lambda failed: self._clean_up(member, failed),
         )
         with self._lock:
-            self._sessions[request.id] = (session, request)
+            self._sessions[request.id] = _Held(session, request, member)
         try:
             session.start()
         except (ValueError, TypeError) as error:
-            if not session.began and self._refused(error):
-                raise InvalidArgument(f"{self._signature.pipeline}: {error}", reason="REFUSED_BY_PIPELINE") from error
+            if not session.began and _refused(pipeline, error):
+                raise InvalidArgument(f"{member.name}: {error}", reason="REFUSED_BY_PIPELINE") from error
             raise
         return Prepared(id=request.id, elapsed=time.monotonic() - began, prompt_tokens=tokens, dropped_tokens=dropped)
 
@@ -117,9 +132,8 @@ class SessionRunner(Runner):
                 held = self._sessions.get(request_id)
             if held is None:
                 continue
-            session, request = held
             try:
-                progress.append(self._progress(request, session.advance()))
+                progress.append(_progress(held, held.session.advance()))
             except Exception as error:  # noqa: BLE001 - whatever a pipeline raises is the request's failure
                 self.drop((request_id,))
                 broken.append(Broken(id=request_id, phase="step", failure=failure(error, f"stepping {request_id}")))
@@ -129,100 +143,83 @@ class SessionRunner(Runner):
         raise InternalError(f"request {request_id} is a call of a pipeline, whose outputs come all at its end")
 
     def decode(self, request_id: str) -> Decoded:
-        """Waits for the call to return, and puts its outputs as files into shared memory."""
+        """Waits for the call to return, and puts its outputs as files into shared memory. A request that is dropped
+        meanwhile makes no more of them.
+        """
         began = time.monotonic()
         with self._lock:
             held = self._sessions.get(request_id)
         if held is None:
             raise Cancelled(f"request {request_id} was dropped before its decode")
-        session, request = held
-        result = session.output()
-        outputs = unpack(result, self._ability.modality)
-        rate = fps(self._pipeline, self._signature)
-        sounds = any(output.samples is not None for output in outputs)
-        rate_hz = sample_rate(self._pipeline) if sounds else 0
+        request, member = held.request, held.member
+        result = held.session.output()
+        outputs = unpack(result, member.able.modality)
+        rate, rate_hz = fps(member.pipeline, member.signature), sample_rate(member.pipeline)
         # all are encoded before any is put in shared memory: a block belongs to a report
-        files = [delivery.encode(output, request, fps=rate, sample_rate=rate_hz) for output in outputs]
+        files = []
+        for output in outputs:
+            self._check_wanted(request_id)
+            files.append(delivery.encode(output, request, fps=rate, sample_rate=rate_hz))
+        self._check_wanted(request_id)
         return Decoded(
             id=request_id,
             media=self._delivery.put(request, files),
             elapsed=time.monotonic() - began,
             peak_memory_bytes=media.peak_memory_bytes(),
-            warnings=self._warnings(request, outputs, result),
-            steps=session.steps,
+            warnings=results.warnings(member, request, outputs, result, previews=held.made > 0 or not held.due),
+            steps=held.session.steps,
         )
 
-    # --- the call ---------------------------------------------------------------------------------------------------
+    def _check(self, *_: Any) -> None:
+        if self._last is not None:
+            self._last.check()
 
-    def _total(self, scheduler: Any) -> int:
-        """Steps of the call, which the pipeline knows from before its first one; more than asked for where a scheduler
-        takes several for one, fewer where strength skips some.
-        """
-        own = getattr(self._pipeline, "num_timesteps", None) if len(self._schedulers) == 1 else None
-        return own if isinstance(own, int) else len(scheduler.timesteps)
+    def _check_wanted(self, request_id: str) -> None:
+        with self._lock:
+            if request_id not in self._sessions:
+                raise Cancelled(f"request {request_id} was dropped in its decode")
 
-    def _clean_up(self, failed: bool) -> None:
+    def _clean_up(self, member: Member, failed: bool) -> None:
         if failed:
-            # a call that returns does this itself
+            # some cast it for the length of a decode
+            for name, dtype in self._dtypes.items():
+                if (part := self._pipeline.components[name]).dtype != dtype:
+                    part.to(dtype=dtype)
+        if failed or member.pipeline is not self._pipeline:
+            # a call that returns does this itself, but only the loaded pipeline knows of its offload
             self._pipeline.maybe_free_model_hooks()
         caches.reset(self._denoisers)
 
-    def _refused(self, error: BaseException) -> bool:
-        """Whether the pipeline's own code raised it, that is its checks of what it is called with."""
-        frames = traceback.extract_tb(error.__traceback__)
-        return bool(frames) and frames[-1].filename == inspect.getfile(type(self._pipeline))
 
-    def _progress(self, request: Request, moved: Moved) -> Progress:
-        previews: tuple[PreviewImage, ...] = ()
-        if request.preview is not None and moved.step % request.preview.every_steps == 0:
-            previews = self._previews.make(request, moved.latents)
-        return Progress(
-            id=request.id,
-            step=moved.step,
-            total=moved.total,
-            sigma=moved.sigma,
-            timestep=moved.timestep,
-            rows=request.num_outputs,
-            finished=moved.finished,
-            previews=previews,
-        )
-
-    # --- outputs ----------------------------------------------------------------------------------------------------
-
-    def _warnings(self, request: Request, outputs: Sequence[Output], result: Any) -> tuple[RequestWarning, ...]:
-        warnings = []
-        pixels = outputs[0].pixels
-        name = self._signature.pipeline
-        if pixels is not None:
-            height, width = pixels.shape[-3:-1]
-            if (width, height) != (request.width, request.height):
-                warnings.append(
-                    _rounded(
-                        "SIZE", "width, height", name, f"{request.width} x {request.height}", f"{width} x {height}"
-                    )
-                )
-            asked = request.num_frames
-            if self._ability.modality is Modality.VIDEO and asked not in (None, len(pixels)):
-                warnings.append(_rounded("FRAMES", "num_frames", name, str(asked), str(len(pixels))))
-        for field in ("prompt", "negative_prompt"):
-            if f"{field}_embeds" in request.extra and getattr(request, field):
-                message = f"extra.{field}_embeds was used in its place"
-                warnings.append(RequestWarning(code="PROMPT_WITHOUT_EFFECT", field=field, message=message))
-        for index in blanked(result):
-            message = f"the pipeline's safety checker replaced output {index} by a black picture"
-            warnings.append(RequestWarning(code="OUTPUT_BLANKED", field="prompt", message=message))
-        if request.preview is not None and (why := self._previews.unavailable):
-            warnings.append(RequestWarning(code="PREVIEW_NOT_AVAILABLE", field="options.preview", message=why))
-        if any(image.channels == 4 for image in request.inputs.images) and "Layered" not in name:
-            message = "transparent parts of the input were laid on white"
-            warnings.append(RequestWarning(code="ALPHA_FLATTENED", field="images", message=message))
-        clipped = sum(media.count_clipped(np.asarray(o.samples)) for o in outputs if o.samples is not None)
-        if clipped:
-            message = f"{clipped} samples were beyond full scale and were clipped"
-            warnings.append(RequestWarning(code="SOUND_CLIPPED", field="", message=message))
-        return tuple(warnings)
+def _total(pipeline: Any, scheduler: Any, *, alone: bool) -> int:
+    """Steps of a loop, which the pipeline that steps this scheduler knows from before its first one; more than asked
+    for where a scheduler takes several for one, fewer where strength skips some.
+    """
+    parts = [part for part in vars(pipeline).values() if isinstance(part, DiffusionPipeline)]
+    of = next((part for part in parts if getattr(part, "scheduler", None) is scheduler), pipeline if alone else None)
+    own = getattr(of, "num_timesteps", None)
+    return own if isinstance(own, int) else len(scheduler.timesteps)
 
 
-def _rounded(what: str, field: str, pipeline: str, requested: str, applied: str) -> RequestWarning:
-    message = f"{pipeline} made {applied} of {requested}"
-    return RequestWarning(code=f"{what}_ROUNDED", field=field, message=message, requested=requested, applied=applied)
+def _refused(pipeline: Any, error: BaseException) -> bool:
+    """Whether the pipeline's own code raised it, that is its checks of what it is called with."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename == inspect.getfile(type(pipeline))
+
+
+def _progress(held: _Held, moved: Moved) -> Progress:
+    request = held.request
+    previews: tuple[PreviewImage, ...] = ()
+    if request.preview is not None and moved.step % request.preview.every_steps == 0:
+        previews = held.member.previews.make(request, moved.latents)
+        held.due, held.made = held.due + 1, held.made + bool(previews)
+    return Progress(
+        id=request.id,
+        step=moved.step,
+        total=moved.total,
+        sigma=moved.sigma,
+        timestep=moved.timestep,
+        rows=request.num_outputs,
+        finished=moved.finished,
+        previews=previews,
+    )

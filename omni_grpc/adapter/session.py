@@ -14,6 +14,8 @@ import torch
 
 from omni_grpc.errors import Cancelled
 
+STOPPED = "the request was dropped"
+
 
 class _Stop(BaseException):
     """Raised inside the call to end it. Not an Exception, so that no pipeline catches it."""
@@ -50,10 +52,12 @@ class _Gate:
 
 
 class Session:
-    """Runs `call` while the schedulers' steps wait for `advance`.
+    """Runs `call` while the steps of its loops wait for `advance`.
 
-    The schedulers work on a copy of their state and have their own back at the end, so nothing a request did to one
-    reaches the next. `clean_up` is called in the thread at the end, with whether the call failed.
+    `loops` are the schedulers that a loop of the call steps, each with the number of steps that is planned for it;
+    `total` tells the true one once the loop has begun. All `schedulers` work on a copy of their state and have their
+    own back at the end, so nothing a request did to one reaches the next. `clean_up` is called in the thread at the
+    end, with whether the call failed.
     """
 
     def __init__(
@@ -61,11 +65,14 @@ class Session:
         call: Callable[[], Any],
         schedulers: Sequence[Any],
         *,
+        loops: Sequence[tuple[Any, int]],
         total: Callable[[Any], int],
         clean_up: Callable[[bool], None],
     ) -> None:
         self._call = call
         self._schedulers = schedulers
+        self._gated = [scheduler for scheduler, _ in loops]
+        self._ahead = {id(scheduler): steps for scheduler, steps in loops}
         self._total_of = total
         self._clean_up = clean_up
         self._changed = threading.Condition()
@@ -73,6 +80,8 @@ class Session:
         self._arrived = 0
         self._done = 0
         self._total = 0
+        self._current: Any = None
+        self._begun_at = self._length = 0
         self._free = False
         self._stopped = False
         self._ended = False
@@ -117,19 +126,29 @@ class Session:
         )
 
     def output(self) -> Any:
-        """Waits for the call to return and gives what it returned. Raises what it raised."""
+        """Waits for the call to return and gives what it returned. Raises what it raised, and Cancelled as soon as it
+        is stopped, however long the call still takes to end.
+        """
         with self._changed:
             self._free = True
             self._changed.notify_all()
+            self._changed.wait_for(lambda: self._ended or self._stopped)
+            if self._stopped and not self._ended:
+                raise Cancelled(STOPPED)
         self._thread.join()
         self._raise()
         return self._output
 
     def stop(self) -> None:
-        """Ends the call at its next step. Does not wait for it."""
+        """Ends the call at its next step, or where it next asks whether it is to go on. Does not wait for it."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+
+    def check(self) -> None:
+        """To be called between pieces of work: ends the call there if it was stopped. Says nothing to other threads."""
+        if self._stopped and threading.current_thread() is self._thread:
+            raise _Stop
 
     def join(self) -> None:
         """Waits until the call has ended and everything is as before."""
@@ -143,6 +162,7 @@ class Session:
         try:
             for scheduler, state in zip(self._schedulers, kept, strict=True):
                 _become(scheduler, copy.deepcopy(state))
+            for scheduler in self._gated:
                 scheduler.step = _Gate(scheduler, self._enter)
             output, error = self._call(), None
         except BaseException as raised:  # noqa: BLE001 - it is raised again, in the thread that waits for it
@@ -160,8 +180,8 @@ class Session:
     def _enter(self, scheduler: Any, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self._changed:
             self._arrived += 1
-            if self._arrived == 1 or len(self._schedulers) > 1:
-                self._total = self._done + self._total_of(scheduler)
+            if scheduler is not self._current or self._done - self._begun_at >= self._length:
+                self._begin_loop(scheduler)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._stopped or self._free or self._granted >= self._arrived)
             if self._stopped:
@@ -175,9 +195,14 @@ class Session:
             self._changed.notify_all()
         return result
 
+    def _begin_loop(self, scheduler: Any) -> None:
+        self._ahead.pop(id(scheduler), None)
+        self._current, self._begun_at, self._length = scheduler, self._done, self._total_of(scheduler)
+        self._total = self._done + self._length + sum(self._ahead.values())
+
     def _left_its_loop(self) -> bool:
-        """With several schedulers there are several loops, and only the end of the call is the end of them."""
-        return len(self._schedulers) == 1 and self._done == self._granted and self._done >= self._total > 0
+        """Whether the last step of the last loop is taken: what follows is the decode."""
+        return not self._ahead and self._done == self._granted and self._done >= self._total > 0
 
     def _wait(self, reached: Callable[[], bool]) -> None:
         with self._changed:
@@ -187,7 +212,7 @@ class Session:
         if self._error is None:
             return
         if isinstance(self._error, _Stop):
-            raise Cancelled("the request was dropped") from None
+            raise Cancelled(STOPPED) from None
         raise self._error
 
 

@@ -65,6 +65,7 @@ def artifact(message: media_pb2.Artifact) -> Artifact:
         sample_rate=message.sample_rate_hz,
         duration=seconds(message.duration),
         has_alpha=message.has_alpha,
+        layer=message.layer if message.HasField("layer") else None,
     )
 
 
@@ -86,6 +87,7 @@ def effective(message: event_pb2.EffectiveParams) -> Effective:
         scheduler=message.scheduler,
         output_format=_output_format(message),
         strength=message.strength if message.HasField("strength") else None,
+        layers=message.layers,
         num_frames=message.num_frames,
         fps=message.fps,
         output_fps=message.output_fps,

@@ -102,6 +102,8 @@ class EditOptions(ImageOptions, total=False):
     """White is made anew, black is kept; as large as the first image."""
     strength: float | None
     """How much of the image is replaced by noise, from 0 to 1."""
+    layers: int | None
+    """Takes the image apart into so many, each with alpha."""
     task: vocabulary.Task | str | None
     """Overrules the task that the inputs stand for."""
 
@@ -347,6 +349,7 @@ _EDIT_FIELDS: Mapping[str, _Field] = {
     "images": _Field("images", f"a list, each entry {_MEDIA}", _put_several),
     "mask": _Field("mask", _MEDIA, _put_media),
     "strength": _STRENGTH,
+    "layers": _Field("layers", _SIZE),
     "task": _TASK,
 }
 _VIDEO_FIELDS: Mapping[str, _Field] = {

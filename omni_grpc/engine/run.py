@@ -116,8 +116,9 @@ class Run:
         return Resumed(completed_steps=self.job.step, wait=wait)
 
     def artifact(self, media: Media) -> Artifact:
+        parts = [str(part) for part in (media.index, media.layer) if part is not None]
         artifact = Artifact(
-            id=f"art_{self.job.id.removeprefix('job_')}_{media.index}",
+            id="_".join(["art", self.job.id.removeprefix("job_"), *parts]),
             job_id=self.job.id,
             index=media.index,
             mime_type=media.mime_type,
@@ -131,6 +132,7 @@ class Run:
             sample_rate=media.sample_rate,
             duration=media.duration,
             has_alpha=media.has_alpha,
+            layer=media.layer,
         )
         self._artifacts.append(artifact)
         return artifact
@@ -153,6 +155,7 @@ class Run:
             scheduler=request.scheduler or scheduler,
             output_format=request.output_format,
             strength=request.strength,
+            layers=request.layers or 0,
             num_frames=first.num_frames if first else 0,
             fps=request.fps or 0.0,
             output_fps=first.fps if first else 0.0,

@@ -19,7 +19,7 @@ from omni_grpc.server.failures import status
 from omni_grpc.server.media import NAMES
 from omni_grpc.server.requests import refused
 from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, unserved_paths
-from omni_grpc.spec import Checkpoint, GuidanceKind, ModelSpec
+from omni_grpc.spec import Checkpoint, GuidanceKind
 from omni_grpc.tuning import MAX_LORA_SCALE, MAX_LORAS
 from omni_grpc.v1 import generation_pb2, model_pb2, options_pb2, sampling_pb2
 
@@ -62,14 +62,14 @@ class Catalog:
     def model(self) -> model_pb2.Model:
         """As it stands: what only loading can tell is left out until then."""
         checkpoint, ready, state = self._engine.checkpoint, self._engine.ready, self._engine.state
-        makes = {task.modality for task in checkpoint.spec.tasks}
+        makes = {task.modality for task in checkpoint.tasks}
         return model_pb2.Model(
             name=checkpoint.name,
             state=STATES[state],
-            tasks=[convert.task(task) for task in checkpoint.spec.tasks],
+            tasks=[convert.task(task) for task in checkpoint.tasks],
             defaults=self._defaults() if checkpoint.described else None,
             schedulers=checkpoint.schedulers,
-            guidance_kinds=[f"GUIDANCE_KIND_{kind.value}" for kind in checkpoint.guidance],
+            guidance_kinds=[f"GUIDANCE_KIND_{kind.value}" for kind in _guidance(checkpoint)],
             refusals=[model_pb2.Refusal(feature=path, reason=why) for path, why in self._refusals().items()],
             limits=self._limits() if checkpoint.described else None,
             dtype=ready.dtype if ready else "",
@@ -97,14 +97,18 @@ class Catalog:
 
     def _refusals(self) -> dict[str, str]:
         """What cannot be asked, by field, in the requests for the tasks that the model has."""
-        spec = self._engine.checkpoint.spec
+        checkpoint = self._engine.checkpoint
+        spec = checkpoint.spec
         result: dict[str, str] = {}
-        for message, served in dict.fromkeys(_messages(spec.tasks)):
+        for message, served in dict.fromkeys(_messages(checkpoint.tasks)):
             for path in unserved_paths(message.DESCRIPTOR, served):
                 result.setdefault(path, "not yet served")
             for name in message.DESCRIPTOR.fields_by_name:
-                if name in served and NAMES.get(name, name) in TAKEN and not _takes(spec, NAMES.get(name, name)):
+                if name in served and NAMES.get(name, name) in TAKEN and not _takes(checkpoint, NAMES.get(name, name)):
                     result.setdefault(name, f"{spec.name} does not take it")
+        result |= {f"task {task}": why for task, why in checkpoint.refusals.items()}
+        if not checkpoint.described:
+            return result
         facts = self._engine.facts
         if not facts.loras:
             result["sampling.loras"] = "no adapter is loaded; native models take them with --lora NAME=PATH"
@@ -118,7 +122,7 @@ class Catalog:
 
     def _limits(self) -> model_pb2.ModelLimits:
         checkpoint, limits = self._engine.checkpoint, self._engine.config.limits
-        kinds, scales = checkpoint.guidance, model_pb2.DoubleRange(min=SCALES[0], max=SCALES[1])
+        kinds, scales = _guidance(checkpoint), model_pb2.DoubleRange(min=SCALES[0], max=SCALES[1])
         return model_pb2.ModelLimits(
             min_width=checkpoint.limits.min_size,
             min_height=checkpoint.limits.min_size,
@@ -132,10 +136,10 @@ class Catalog:
             max_outputs=limits.max_outputs,
             max_prompt_chars=limits.max_prompt_chars,
             max_prompt_tokens=checkpoint.limits.max_prompt_tokens,
-            max_input_images=checkpoint.limits.max_input_images,
+            max_input_images=max(part.limits.max_input_images for part in checkpoint.parts),
             max_loras=MAX_LORAS if self._engine.facts.loras else 0,
             lora_scale=LORA_SCALES if self._engine.facts.loras else None,
-            strength=model_pb2.DoubleRange(min=0, max=1) if "strength" in checkpoint.spec.takes else None,
+            strength=model_pb2.DoubleRange(min=0, max=1) if _takes(checkpoint, "strength") else None,
             max_audio=_max_audio(checkpoint),
             **_video_limits(checkpoint),
             guidance_scale=scales if GuidanceKind.EMBEDDED in kinds else None,
@@ -152,20 +156,25 @@ def _messages(tasks: Sequence[Task]) -> Iterator[tuple[Any, Set[str]]]:
             yield MESSAGES.get(task.modality, (generation_pb2.EditImageRequest, EDIT_IMAGE))
 
 
-def _takes(spec: ModelSpec, name: str) -> bool:
+def _guidance(checkpoint: Checkpoint) -> tuple[GuidanceKind, ...]:
+    return tuple(dict.fromkeys(kind for part in checkpoint.parts for kind in part.guidance))
+
+
+def _takes(checkpoint: Checkpoint, name: str) -> bool:
+    taken = {field for part in checkpoint.parts for field in part.spec.takes}
     # a video's playing time is a number of frames to the model
-    return name in spec.takes or (name == "duration" and "num_frames" in spec.takes)
+    return name in taken or (name == "duration" and "num_frames" in taken)
 
 
 def _max_audio(checkpoint: Checkpoint) -> Duration | None:
-    makes_sound = any(task in (Task.TEXT_TO_AUDIO, Task.TEXT_TO_AUDIO_VIDEO) for task in checkpoint.spec.tasks)
+    makes_sound = any(task in (Task.TEXT_TO_AUDIO, Task.TEXT_TO_AUDIO_VIDEO) for task in checkpoint.tasks)
     longest = checkpoint.limits.max_duration
     return convert.duration(longest) if makes_sound and longest else None
 
 
 def _video_limits(checkpoint: Checkpoint) -> dict[str, Any]:
     """Nothing where it makes no video."""
-    if all(task.modality is not Modality.VIDEO for task in checkpoint.spec.tasks):
+    if all(task.modality is not Modality.VIDEO for task in checkpoint.tasks):
         return {}
     limits, defaults = checkpoint.limits, checkpoint.defaults
     return {
@@ -175,5 +184,5 @@ def _video_limits(checkpoint: Checkpoint) -> dict[str, Any]:
         "frame_offset": limits.frame_offset,
         "default_frames": defaults.num_frames or 0,
         "default_fps": defaults.fps or 0.0,
-        "fps": model_pb2.DoubleRange(min=RATES[0], max=RATES[1]) if "fps" in checkpoint.spec.takes else None,
+        "fps": model_pb2.DoubleRange(min=RATES[0], max=RATES[1]) if _takes(checkpoint, "fps") else None,
     }

@@ -157,6 +157,7 @@ def effective(value: Effective, of: Task) -> event_pb2.EffectiveParams:
         dropped_tokens=value.dropped_tokens,
         defaults_used=value.defaults_used,
         strength=value.strength,
+        layers=value.layers,
         num_frames=value.num_frames,
         fps=value.fps,
         output_fps=value.output_fps,

@@ -144,6 +144,7 @@ class Messages:
             sample_rate_hz=artifact.sample_rate,
             duration=convert.duration(artifact.duration) if artifact.duration else None,
             has_alpha=artifact.has_alpha,
+            layer=artifact.layer,
             seed=artifact.seed,
             create_time=convert.timestamp(stored_artifacts(job)[artifact]),
             expire_time=None if job.expire_time is None else convert.timestamp(job.expire_time),

@@ -20,7 +20,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         reader = Reader()
         wanted = {reader.choice("tasks", sampling_pb2.Task, number, NAMED_TASKS) for number in request.tasks}
         reader.check()
-        fits = not wanted or wanted.intersection(self._engine.checkpoint.spec.tasks)
+        fits = not wanted or wanted.intersection(self._engine.checkpoint.tasks)
         return model_pb2.ListModelsResponse(models=[self._catalog.model()] if fits else [])
 
     async def GetModel(self, request: model_pb2.GetModelRequest, context: Any) -> model_pb2.GetModelResponse:

@@ -266,7 +266,8 @@ def _image(request: generation_pb2.GenerateImageRequest, task: Task, reader: Rea
 
 def _edit(request: generation_pb2.EditImageRequest, task: Task, reader: Reader) -> dict[str, Any]:
     encoding = reader.choice("output_format", media_pb2.ImageFormat, request.output_format, IMAGE_FORMATS)
-    return _picture(request, reader) | {"output_format": encoding, "strength": _given(request, "strength")}
+    own = {name: _given(request, name) for name in ("strength", "layers")}
+    return _picture(request, reader) | {"output_format": encoding} | own
 
 
 def _video(request: generation_pb2.GenerateVideoRequest, task: Task, reader: Reader) -> dict[str, Any]:

@@ -65,7 +65,7 @@ PICTURES = frozenset(
 """What all have that make something to look at."""
 
 GENERATE_IMAGE = COMMON | PICTURES
-EDIT_IMAGE = COMMON | PICTURES | {"task", "images", "mask", "strength"}
+EDIT_IMAGE = COMMON | PICTURES | {"task", "images", "mask", "strength", "layers"}
 GENERATE_VIDEO = (
     COMMON
     | PICTURES

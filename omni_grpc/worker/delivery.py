@@ -75,15 +75,18 @@ class Delivery:
         self._blocks = itertools.count()
 
     def put(self, request: Request, files: Sequence[File]) -> tuple[Media, ...]:
-        """All files of a request, seed by seed; where there are more files than seeds, each seed has several."""
+        """All files of a request, output by output; where there are several for each, they are its layers."""
+        each = -(-len(files) // request.num_outputs)
+        places = [divmod(index, each) for index in range(len(files))]
         return tuple(
             Media(
-                index=index,
+                index=output,
+                layer=layer if each > 1 or request.layers else None,
                 data=shared.put(file.data, f"{self._prefix}{next(self._blocks)}"),
                 mime_type=request.output_format.mime_type,
-                seed=request.seeds[index * len(request.seeds) // len(files)],
+                seed=request.seeds[output],
                 sha256=hashlib.sha256(file.data).hexdigest(),
                 **file.about,
             )
-            for index, file in enumerate(files)
+            for (output, layer), file in zip(places, files, strict=True)
         )

@@ -23,6 +23,9 @@ from omni_grpc.rules import Facts
 from omni_grpc.spec import Checkpoint
 from omni_grpc.worker.base import Loaded, Setting
 
+GRADIENT = np.linspace(0, 255, 64 * 64 * 3).astype(np.uint8).reshape(64, 64, 3)
+"""A picture to start from."""
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
@@ -56,7 +59,12 @@ class Ran:
     progress: list[Progress]
     decoded: Decoded
     files: list[bytes]
-    output: Any
+    result: Any
+
+    @property
+    def output(self) -> Any:
+        """The pictures, or the first of what there is."""
+        return self.result[0]
 
     @property
     def warnings(self) -> dict[str, RequestWarning]:
@@ -87,11 +95,11 @@ class Adapter:
         request = self.request(**fields)
         prepared = self.runner.prepare(request)
         progress = list(self.steps(request))
-        session = self.runner._sessions[request.id][0]
+        session = self.runner._sessions[request.id].session
         decoded = self.runner.decode(request.id)
         self.runner.drop((request.id,))
         files = [shared.take(media.data) for media in decoded.media]
-        return Ran(request, prepared, progress, decoded, files, session.output()[0])
+        return Ran(request, prepared, progress, decoded, files, session.output())
 
     def steps(self, request: Request) -> Iterator[Progress]:
         while True:
@@ -127,9 +135,11 @@ def load(tiny: Callable[[str], Path]) -> Callable[..., Adapter]:
 
 @pytest.fixture
 def plain(tiny: Callable[[str], Path]) -> Callable[..., Any]:
-    """Calls a freshly loaded pipeline of diffusers, as its own documentation does."""
+    """Calls a freshly loaded pipeline of diffusers, as its own documentation does. The first output, or `whole`."""
 
-    def call(name: str, *, like: Adapter | None = None, seeds: tuple[int, ...] = (0,), **arguments: Any) -> Any:
+    def call(
+        name: str, *, like: Adapter | None = None, seeds: tuple[int, ...] = (0,), whole: bool = False, **arguments: Any
+    ) -> Any:
         from diffusers import DiffusionPipeline
 
         pipeline = DiffusionPipeline.from_pretrained(tiny(name), local_files_only=True)
@@ -138,7 +148,8 @@ def plain(tiny: Callable[[str], Path]) -> Callable[..., Any]:
             same_memory(pipeline, like.pipeline)
         generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
         generator = generators[0] if len(generators) == 1 else generators
-        return pipeline(prompt=arguments.pop("prompt", "a red cat"), generator=generator, **arguments)[0]
+        result = pipeline(prompt=arguments.pop("prompt", "a red cat"), generator=generator, **arguments)
+        return result if whole else result[0]
 
     return call
 
@@ -157,6 +168,16 @@ def same_memory(pipeline: Any, other: Any) -> None:
 
 def equal(one: Any, other: Any) -> bool:
     return bool(np.array_equal(np.asarray(one), np.asarray(other)))
+
+
+def check_steps(ran: Ran) -> None:
+    """Every step came once, in order, with the true total, and the last one says that it is the last."""
+    steps = [progress.step for progress in ran.progress]
+    assert steps == list(range(1, ran.progress[-1].total + 1))
+    assert len({progress.total for progress in ran.progress}) == 1
+    assert [progress.finished for progress in ran.progress] == [False] * (len(steps) - 1) + [True]
+    assert ran.decoded.steps == len(steps)
+    assert all(progress.sigma > 0 for progress in ran.progress)
 
 
 def refused(error: OmniError) -> set[str]:

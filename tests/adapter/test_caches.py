@@ -55,6 +55,8 @@ def test_a_cache_skips_work_and_forgets_between_requests(name, cache, config, lo
         ("z_image", "first_block", {}, "ZImageTransformer2DModel supports no cache"),
         ("stable_diffusion", "first_block", {}, "UNet2DConditionModel supports no cache"),
         ("wan_t2v", "pab", {}, "mixes up the two passes"),
+        ("wan_v2v", "pab", {}, "mixes up the two passes"),
+        ("wan_v2v", "mag", {"mag_ratios": RATIOS}, "mixes up the two passes"),
         ("wan_t2v", "taylorseer", {}, "finds no block"),
         ("flux", "sea", {}, "does not tell it the step"),
         ("flux", "text_kv", {}, "finds no block"),

@@ -9,11 +9,10 @@ import PIL.Image
 import pytest
 
 from omni_grpc.errors import Cancelled, FailedPrecondition, InternalError, InvalidArgument
-from omni_grpc.request import GuidanceDraft, ImageFormat, ImageInput, Inputs, Preview, Task
+from omni_grpc.request import GuidanceDraft, ImageFormat, ImageInput, Inputs, Task
 
-from .conftest import equal, refused
+from .conftest import GRADIENT, check_steps, equal, refused
 
-GRADIENT = np.linspace(0, 255, 64 * 64 * 3).astype(np.uint8).reshape(64, 64, 3)
 PICTURE = ImageInput(64, 64, 3, GRADIENT.tobytes())
 PIL_PICTURE = PIL.Image.fromarray(GRADIENT)
 MASK = np.pad(np.full((32, 32), 255, np.uint8), 16)
@@ -79,18 +78,34 @@ def test_the_same_arguments_give_the_same_bits(name, load, plain):
     assert equal(ran.output, direct)
     assert np.isfinite(np.asarray(direct)).all()
     assert np.asarray(direct).std() > 1e-3
-    steps = [progress.step for progress in ran.progress]
-    assert steps == list(range(1, ran.progress[-1].total + 1))
-    assert len({progress.total for progress in ran.progress}) == 1
-    assert [progress.finished for progress in ran.progress] == [False] * (len(steps) - 1) + [True]
-    assert ran.decoded.steps == len(steps)
-    assert all(progress.sigma > 0 for progress in ran.progress)
+    check_steps(ran)
 
 
 def test_steps_are_counted_as_the_pipeline_takes_them(load):
     assert len(load("stable_diffusion").run(**SMALL, steps=4).progress) == 5  # PNDM takes its first step twice
     img2img = load("stable_diffusion_img2img")
     assert len(img2img.run(inputs=Inputs(images=(PICTURE,)), strength=0.5, steps=6).progress) == 4
+
+
+def test_the_loops_of_a_combined_pipeline_are_counted_together(load, plain):
+    adapter = load("kandinsky")
+    direct = plain(
+        "kandinsky", like=adapter, seeds=(3,), num_inference_steps=4, prior_num_inference_steps=3, output_type="np",
+        negative_prompt="blurry", **SMALL
+    )  # fmt: skip
+    asked = {**SMALL, "negative_prompt": "blurry", "extra": {"prior_num_inference_steps": 3}, "steps": 4, "seeds": (3,)}
+    ran = adapter.run(**asked)
+    assert equal(ran.output, direct)
+    check_steps(ran)
+    assert [progress.total for progress in ran.progress] == [7] * 7
+    # dropped in either loop
+    for steps in (2, 5):
+        dropped = adapter.request(**asked, prompt="a blue robot")
+        adapter.runner.prepare(dropped)
+        for _ in range(steps):
+            adapter.runner.step((dropped.id,))
+        adapter.runner.drop((dropped.id,))
+        assert equal(adapter.run(**asked).output, direct)
 
 
 def test_a_scheduler_that_predicts_twice_has_all_its_steps(load):
@@ -243,8 +258,8 @@ def test_inputs_and_tasks_that_it_lacks_are_refused(load):
     adapter = load("flux")
     with pytest.raises(InvalidArgument, match="does not take it"):
         adapter.request(inputs=Inputs(images=(PICTURE,)))
-    with pytest.raises(FailedPrecondition, match="cannot do INPAINT"):
-        adapter.request(task=Task.INPAINT)
+    with pytest.raises(FailedPrecondition, match="cannot do IMAGE_EDIT"):
+        adapter.request(task=Task.IMAGE_EDIT)
 
 
 def test_it_steps_with_the_scheduler_that_was_loaded_and_refuses_others(load):
@@ -271,23 +286,6 @@ def test_call_kwargs_win_over_defaults_and_lose_to_the_request(load, plain):
     assert equal(adapter.run(**fields, guidance=GuidanceDraft(scale=5.0)).output, direct[5.0])
     assert not equal(direct[2.0], direct[5.0])
     assert not equal(adapter.run(**fields, negative_prompt="static").output, direct[2.0])
-
-
-@pytest.mark.parametrize(("name", "shape"), [("stable_diffusion", (32, 32)), ("flux", (32, 32)), ("wan_t2v", (32, 32))])
-def test_previews_show_the_latents(name, shape, load):
-    asked = SHORT if name == "wan_t2v" else SMALL
-    ran = load(name).run(**asked, steps=4, preview=Preview(every_steps=2, max_edge=32))
-    made = [progress.step for progress in ran.progress if progress.previews]
-    assert made == [step for step in range(1, len(ran.progress) + 1) if step % 2 == 0]
-    preview = ran.progress[made[0] - 1].previews[0]
-    assert (preview.height, preview.width) == shape
-    assert "PREVIEW_NOT_AVAILABLE" not in ran.warnings
-
-
-def test_previews_that_cannot_be_made_are_named(load):
-    ran = load("ltx").run(**SMALL, num_frames=9, steps=2, preview=Preview())
-    assert not any(progress.previews for progress in ran.progress)
-    assert "LTXPipeline" in ran.warnings["PREVIEW_NOT_AVAILABLE"].message
 
 
 def test_tokens_that_do_not_fit_are_counted(load):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 
 import pytest
 import torch
@@ -13,9 +14,15 @@ from omni_grpc.adapter.session import Session
 from omni_grpc.errors import Cancelled
 
 
-def session(call, schedulers):
+def session(call, schedulers, loops=None):
     ended = []
-    made = Session(call, schedulers, total=lambda s: len(s.timesteps), clean_up=ended.append)
+    made = Session(
+        call,
+        schedulers,
+        loops=[(scheduler, 3) for scheduler in schedulers] if loops is None else loops,
+        total=lambda s: len(s.timesteps),
+        clean_up=ended.append,
+    )
     return made, ended
 
 
@@ -69,11 +76,44 @@ def test_the_signature_of_step_stays():
 
 def test_the_loops_of_several_schedulers_follow_each_other():
     one, two = EulerDiscreteScheduler(), EulerDiscreteScheduler()
-    made, _ = session(lambda: (denoise(one, 2), denoise(two, 3)), [one, two])
+    ends = threading.Event()
+
+    def call():
+        denoise(one, 2)
+        denoise(two, 3)
+        ends.wait()  # the decode
+
+    made, _ = session(call, [one, two], [(two, 3), (one, 2)])
     made.start()
-    moves = advance_all(made)
-    assert [step for step, _ in moves] == [1, 2, 3, 4, 5]
-    assert moves[-1] == (5, 5)
+    # the whole is known from the first step on, and its end before that of the decode
+    assert advance_all(made) == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
+    ends.set()
+    made.output()
+
+
+def test_a_loop_that_is_longer_than_planned_moves_the_total_once():
+    one, two = EulerDiscreteScheduler(), EulerDiscreteScheduler()
+    made, _ = session(lambda: (denoise(one, 2), denoise(two, 4)), [one, two], [(one, 2), (two, 3)])
+    made.start()
+    assert advance_all(made) == [(1, 5), (2, 6), (3, 6), (4, 6), (5, 6), (6, 6)]
+
+
+def test_a_scheduler_that_goes_along_with_another_has_no_steps_of_its_own():
+    main, along = EulerDiscreteScheduler(), EulerDiscreteScheduler()
+
+    def call():
+        main.set_timesteps(2)
+        along.set_timesteps(2)
+        sample = torch.ones(1, 4, 2, 2)
+        for timestep in main.timesteps:
+            sample = main.step(sample, timestep, sample).prev_sample
+            along.step(sample, timestep, sample)
+
+    made, _ = session(call, [main, along], [(main, 2)])
+    made.start()
+    assert advance_all(made) == [(1, 2), (2, 2)]
+    made.output()
+    assert (along.step_index, along.num_inference_steps) == (None, None)
 
 
 def test_a_call_without_steps_is_finished_at_once():
@@ -99,6 +139,7 @@ def test_a_stop_is_no_exception_that_a_pipeline_could_catch():
     made.stop()
     with pytest.raises(Cancelled):
         made.output()
+    made.join()
     assert ended == [True]
 
 

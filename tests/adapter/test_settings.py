@@ -156,10 +156,68 @@ def test_vae_switches_are_on(load):
     assert not load("flux").pipeline.vae.use_slicing
 
 
-def test_layerwise_offload_changes_nothing_but_memory(load):
-    resident, offloaded = load("flux"), load("flux", enable_layerwise_offload=True)
+@pytest.mark.parametrize(
+    ("name", "asked"), [("flux", SMALL), ("ltx", {**SMALL, "num_frames": 9}), ("qwen_image", SMALL)]
+)
+def test_layerwise_offload_changes_nothing_but_memory(name, asked, load):
+    resident, offloaded = load(name), load(name, enable_layerwise_offload=True)
     same_memory(resident.pipeline, resident.pipeline)
-    assert any(getattr(m, "_diffusers_hook", None) for m in offloaded.pipeline.transformer.modules())
-    outputs = [adapter.run(**SMALL).output for adapter in (resident, offloaded)]
+    assert any(hooked(module) for module in offloaded.pipeline.transformer.modules())
+    outputs = [adapter.run(**asked).output for adapter in (resident, offloaded)]
     assert abs(outputs[0] - outputs[1]).max() < 1e-5
-    assert equal(offloaded.run(**SMALL).output, outputs[1])
+    assert equal(offloaded.run(**asked).output, outputs[1])
+    # a VAE is entered by its decode: what hangs on its own forward would stay where it is
+    vae = offloaded.pipeline.vae
+    owners = [module for path, module in vae.named_modules() if path and list(module.parameters(recurse=False))]
+    above = {
+        id(below) for module in vae.modules() if module is not vae and hooked(module) for below in module.modules()
+    }
+    assert owners
+    assert all(id(module) in above for module in owners)
+
+
+def hooked(module):
+    registry = getattr(module, "_diffusers_hook", None)
+    return registry is not None and registry.get_hook("group_offloading") is not None
+
+
+def test_a_pipeline_that_cannot_be_offloaded_by_blocks_is_refused(load, monkeypatch):
+    from diffusers import FluxTransformer2DModel
+
+    monkeypatch.setattr(FluxTransformer2DModel, "_supports_group_offloading", False)
+    with pytest.raises(ConfigError, match="FluxTransformer2DModel cannot be offloaded by blocks") as caught:
+        load("flux", enable_layerwise_offload=True)
+    assert refused(caught.value) == {"enable_layerwise_offload"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            {"class": "TorchAoConfig", "quant_type": {"class": "Int9Config"}},
+            "'Int9Config', no class of diffusers, transf",
+        ),
+        ({"class": "transformers.Nope"}, r"'transformers\.Nope'"),
+        ({"class": "os.system"}, r"'os\.system', no class of"),
+    ],
+)
+def test_a_quantisation_names_classes_of_its_libraries(entry, message, load):
+    config = {"quant_mapping": {"transformer": entry}}
+    with pytest.raises(ConfigError, match=message):
+        load("flux", diffusers_load_kwargs={"quantization_config": config})
+
+
+def test_the_bytes_of_weights_are_those_that_are_stored():
+    from omni_grpc.adapter.loading import weight_bytes
+
+    class Pair(torch.nn.Parameter):
+        """Two bytes that stand in for a number of four."""
+
+        def __tensor_flatten__(self):
+            return ["low", "high"], None
+
+    linear = torch.nn.Linear(3, 5)
+    assert weight_bytes([linear, None, "tokenizer"]) == 4 * (15 + 5)
+    linear.weight = Pair(linear.weight.data)
+    linear.weight.low, linear.weight.high = (torch.zeros(5, 3, dtype=torch.int8) for _ in range(2))
+    assert weight_bytes([linear]) == 2 * 15 + 4 * 5

@@ -42,7 +42,7 @@ async def test_video(run, server, service, files):
     out = files / "out.mp4"
     done = await run("video", "a ball", "--source-video", files / "a.mp4", "--duration", 1, "--out", out, *server)
     assert done.code == 0, done.err
-    assert "  64 x 32  9 frames at 8 fps  seed " in done.out
+    assert "  32 x 16  9 frames at 10 fps  seed " in done.out
     assert "warning: DURATION_ROUNDED duration" in done.err
     asked = service.executor.request
     assert (asked.task, asked.num_frames, asked.inputs.source_video.num_frames) == (Task.VIDEO_TO_VIDEO, 9, 5)

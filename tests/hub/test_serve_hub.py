@@ -155,9 +155,9 @@ def test_a_model_that_cannot_be_had_ends_the_call_and_the_server(hub, environmen
 def test_a_setting_that_is_refused_is_refused_before_the_weights_come(hub, environment, tiny_qwen_image):
     files = {p.relative_to(tiny_qwen_image).as_posix(): p.read_bytes() for p in tiny_qwen_image.rglob("*.*")}
     hub.add(REPO, files)
-    with server(environment, "--cache-config", "{}") as starting:
+    with server(environment, "--flow-shift", "3") as starting:
         assert starting.ended() == (2, "")
-    assert starting.lines[-1].startswith("error: --cache-config has no effect on QwenImagePipeline, which is native")
+    assert starting.lines[-1].startswith("error: --flow-shift has no effect on QwenImagePipeline, which is native")
     assert not [path for path in hub.downloads() if path.endswith(".safetensors")]
 
 

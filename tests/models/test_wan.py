@@ -99,6 +99,12 @@ def test_a_boundary_without_a_second_expert_is_refused(tmp_path: Path, folders: 
         open_checkpoint(folder, load_format="native")
 
 
+def test_a_checkpoint_without_its_first_transformer_is_refused(tmp_path: Path, folders: Callable[[str], Path]) -> None:
+    folder = edited(folders("wan_t2v"), tmp_path, "", {"transformer": [None, None]})
+    with pytest.raises(CheckpointError, match=r"model_index\.json names no transformer"):
+        open_checkpoint(folder, load_format="native")
+
+
 def edited(folder: Path, into: Path, component: str, change: Mapping[str, Any]) -> Path:
     """A folder of links to a checkpoint, with one config changed."""
     import json
@@ -152,7 +158,7 @@ def test_each_expert_gets_the_rows_whose_turn_it_is(model: Model, pipeline: WanP
 
 
 def boundary(ratio: float) -> GuidanceDraft:
-    return GuidanceDraft(boundary_ratio=ratio)
+    return GuidanceDraft(boundary_ratio=ratio, true_cfg_scale=1.0)
 
 
 @torch.inference_mode()

@@ -116,7 +116,7 @@ def mp4(frames: int = 5, width: int = 32, height: int = 16, fps: int = 10) -> by
         stream = file.add_stream("libx264", rate=fps)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         for index in range(frames):
-            frame = av.VideoFrame.from_ndarray(np.full((height, width, 3), 40 * index, np.uint8), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(np.full((height, width, 3), 40 * index % 256, np.uint8), format="rgb24")
             file.mux(stream.encode(frame))
         file.mux(stream.encode())
     return buffer.getvalue()

@@ -1,5 +1,6 @@
 """GenerateVideo: its inputs, its length, and every refusal by name."""
 
+import dataclasses
 import math
 
 import pytest
@@ -53,6 +54,23 @@ async def test_unset_is_the_models_default(service):
     effective = events[-1].completed.effective
     assert (effective.num_frames, effective.fps, effective.video_format) == (9, 8, 1)
     assert effective.defaults_used["num_frames"] == "9"
+
+
+@pytest.mark.parametrize(("follows", "frames"), [(False, 9), (True, 5)])
+async def test_a_source_video_says_what_is_unset(follows, frames):
+    defaults = dataclasses.replace(studio().defaults, frames_of_source=follows)
+    async with serving_studio(studio(defaults=lambda configs: defaults)) as service:
+        source = {"data": mp4(8, 48, 32, fps=10)}
+        events = await made(service, video(source_video=source))
+        asked = service.executor.request
+        assert (asked.width, asked.height, asked.fps, asked.num_frames) == (48, 32, 10, frames)
+        assert events[-1].completed.effective.defaults_used["fps"] == "10.0"
+        # and a playing time is counted with its rate
+        await made(service, video(source_video=source, duration={"nanos": 500_000_000}))
+        assert service.executor.request.num_frames == 5
+        await made(service, video(source_video=source, width=64, height=16, fps=16, num_frames=13))
+        asked = service.executor.request
+        assert (asked.width, asked.height, asked.fps, asked.num_frames) == (64, 16, 16, 13)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +186,8 @@ async def test_a_model_tells_what_its_videos_may_be(service):
     assert (limits.max_input_images, limits.strength.max, limits.max_audio.seconds) == (2, 1, 30)
     assert [len(formats) for formats in (found.image_formats, found.video_formats, found.audio_formats)] == [4, 3, 4]
     refused = {entry.feature for entry in found.refusals}
-    assert {"layers", "interpolation", "step_batching", "sampling.loras"} <= refused
-    assert not refused & {"images", "strength", "duration", "fps", "reference", "sampling.extra"}
+    assert {"interpolation", "step_batching", "sampling.loras"} <= refused
+    assert not refused & {"images", "layers", "strength", "duration", "fps", "reference", "sampling.extra"}
 
 
 async def test_a_model_that_only_loading_can_describe_is_loading_without_limits():

@@ -42,32 +42,42 @@ from tools.tiny.text import (
 
 def build_qwen_image(folder: Path, *, seed: int = 0, heads: int = 4, head_dim: int = 32, layers: int = 2) -> Path:
     """A Qwen-Image of about 1.7 million parameters; the arguments shape the transformer alone."""
-    tokenizer = qwen_tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        pipeline = QwenImagePipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(
-                base_image_seq_len=256,
-                base_shift=0.5,
-                max_image_seq_len=8192,
-                max_shift=0.9,
-                shift_terminal=0.02,
-                use_dynamic_shifting=True,
-            ),
-            vae=AutoencoderKLQwenImage(base_dim=8, z_dim=16, dim_mult=[1, 2, 2, 2], num_res_blocks=1),
-            text_encoder=_qwen_text_encoder(tokenizer),
-            tokenizer=tokenizer,
-            transformer=QwenImageTransformer(
-                num_layers=layers,
-                attention_head_dim=head_dim,
-                num_attention_heads=heads,
-                joint_attention_dim=64,
-                axes_dims_rope=axes(head_dim),
-            ),
-        )
+        pipeline = QwenImagePipeline(**qwen_image_parts(heads=heads, head_dim=head_dim, layers=layers))
         disturb_norms(pipeline.transformer)
     pipeline.save_pretrained(folder)
     return folder
+
+
+def qwen_image_parts(
+    *, heads: int = 4, head_dim: int = 32, layers: int = 2, channels: int = 3, **transformer: Any
+) -> dict[str, Any]:
+    """What all Qwen-Image pipelines are made of. `channels` of a picture are 4 where it has layers."""
+    tokenizer = qwen_tokenizer()
+    return {
+        "scheduler": FlowMatchEulerDiscreteScheduler(
+            base_image_seq_len=256,
+            base_shift=0.5,
+            max_image_seq_len=8192,
+            max_shift=0.9,
+            shift_terminal=0.02,
+            use_dynamic_shifting=True,
+        ),
+        "vae": AutoencoderKLQwenImage(
+            base_dim=8, z_dim=16, dim_mult=[1, 2, 2, 2], num_res_blocks=1, input_channels=channels
+        ),
+        "text_encoder": _qwen_text_encoder(tokenizer),
+        "tokenizer": tokenizer,
+        "transformer": QwenImageTransformer(
+            num_layers=layers,
+            attention_head_dim=head_dim,
+            num_attention_heads=heads,
+            joint_attention_dim=64,
+            axes_dims_rope=axes(head_dim),
+            **transformer,
+        ),
+    }
 
 
 def build_stable_diffusion(folder: Path, *, seed: int = 0, kind: type[DiffusionPipeline] | None = None) -> Path:

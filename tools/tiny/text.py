@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,10 @@ from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    GemmaTokenizer,
+    PreTrainedModel,
     Qwen2Tokenizer,
     Qwen3Config,
     Qwen3Model,
@@ -59,10 +63,10 @@ CLIP_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 UNDERLINE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
-def qwen_tokenizer() -> Qwen2Tokenizer:
+def qwen_tokenizer(sentences: Sequence[str] = SENTENCES) -> Qwen2Tokenizer:
     split = pre_tokenizers.Split(Regex(QWEN_WORDS), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    words = _words(pre_tokenizers.Sequence([split, to_bytes]), tuple)
+    words = _words(pre_tokenizers.Sequence([split, to_bytes]), tuple, sentences)
     vocab, merges = train_bpe(words, sorted(pre_tokenizers.ByteLevel.alphabet()))
     vocab |= {token: len(vocab) + place for place, token in enumerate(QWEN_SPECIAL)}
     tokenizer = Qwen2Tokenizer(vocab=vocab, merges=merges, model_max_length=4096)
@@ -76,7 +80,7 @@ def clip_tokenizer() -> CLIPTokenizer:
     words = _words(
         pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False)]),
         lambda word: (*word[:-1], word[-1] + "</w>"),
-        lower=True,
+        [sentence.lower() for sentence in SENTENCES],
     )
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab, merges = train_bpe(words, alphabet + [symbol + "</w>" for symbol in alphabet])
@@ -99,6 +103,17 @@ def t5_tokenizer(length: int = 512, *, sentinels: int = 10) -> T5Tokenizer:
     pieces += [(symbol, -14.0) for symbol in (UNDERLINE, *map(chr, range(33, 127))) if symbol not in counts]
     pieces += [(f"<extra_id_{place}>", 0.0) for place in reversed(range(sentinels))]
     return T5Tokenizer(vocab=pieces, extra_ids=sentinels, model_max_length=length)
+
+
+def gemma_tokenizer(length: int = 1024) -> GemmaTokenizer:
+    """Whole words of the sentences, and bytes for all else."""
+    words = _words(
+        pre_tokenizers.Split(" ", "merged_with_previous"), lambda word: tuple(word.replace(" ", UNDERLINE)), SENTENCES
+    )
+    alphabet = sorted({symbol for word in words for symbol in word})
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    vocab, merges = train_bpe(words, [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *alphabet])
+    return GemmaTokenizer(vocab=vocab, merges=merges, model_max_length=length)
 
 
 def clip_encoder(tokenizer: CLIPTokenizer, *, hidden: int = 32, projection: int | None = None) -> CLIPTextModel:
@@ -135,8 +150,10 @@ def t5_encoder(tokenizer: T5Tokenizer, *, width: int = 64, multilingual: bool = 
     return (UMT5EncoderModel if multilingual else T5EncoderModel)(config)
 
 
-def qwen3_encoder(tokenizer: Qwen2Tokenizer, *, layers: int = 3) -> Qwen3Model:
-    return Qwen3Model(
+def qwen3_encoder(
+    tokenizer: Qwen2Tokenizer, *, layers: int = 3, kind: type[PreTrainedModel] = Qwen3Model
+) -> PreTrainedModel:
+    return kind(
         Qwen3Config(
             vocab_size=len(tokenizer),
             hidden_size=64,
@@ -149,6 +166,37 @@ def qwen3_encoder(tokenizer: Qwen2Tokenizer, *, layers: int = 3) -> Qwen3Model:
             tie_word_embeddings=True,
         )
     )
+
+
+def gemma_encoder(tokenizer: GemmaTokenizer, *, width: int = 32) -> Gemma3ForConditionalGeneration:
+    """It can see, too, but nobody shows it anything."""
+    config = Gemma3Config(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": width,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "max_position_embeddings": 2048,
+            "sliding_window": 64,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 16,
+            "patch_size": 8,
+        },
+        mm_tokens_per_image=4,
+        boi_token_index=len(tokenizer) - 3,
+        eoi_token_index=len(tokenizer) - 2,
+        image_token_index=len(tokenizer) - 1,
+    )
+    return Gemma3ForConditionalGeneration(config)
 
 
 def train_bpe(words: Counter[tuple[str, ...]], alphabet: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
@@ -170,8 +218,7 @@ def train_bpe(words: Counter[tuple[str, ...]], alphabet: list[str]) -> tuple[dic
     return vocab, merges
 
 
-def _words(split: Any, symbols: Callable[[str], tuple[str, ...]], *, lower: bool = False) -> Counter[tuple[str, ...]]:
-    sentences = (sentence.lower() if lower else sentence for sentence in SENTENCES)
+def _words(split: Any, symbols: Callable[[str], tuple[str, ...]], sentences: Sequence[str]) -> Counter[tuple[str, ...]]:
     return Counter(symbols(word) for sentence in sentences for word, _ in split.pre_tokenize_str(sentence))
 
 

@@ -13,12 +13,16 @@ from diffusers import (
     CosineDPMSolverMultistepScheduler,
     DiffusionPipeline,
     FlowMatchEulerDiscreteScheduler,
+    LTXConditionPipeline,
     LTXPipeline,
     StableAudioPipeline,
     StableAudioProjectionModel,
     UniPCMultistepScheduler,
     WanImageToVideoPipeline,
     WanPipeline,
+    WanVACEPipeline,
+    WanVACETransformer3DModel,
+    WanVideoToVideoPipeline,
 )
 from diffusers import LTXVideoTransformer3DModel as LTXTransformer
 from diffusers import StableAudioDiTModel as StableAudioTransformer
@@ -90,20 +94,56 @@ def build_wan_i2v(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
+def build_wan_v2v(folder: Path, *, seed: int = 0) -> Path:
+    """A Wan2.1 that starts from a video."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        parts = _wan_parts(in_channels=16)
+        del parts["transformer_2"]
+        pipeline = WanVideoToVideoPipeline(**parts)
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def build_wan_vace(folder: Path, *, seed: int = 0) -> Path:
+    """A Wan2.1 VACE: a video with a mask, or pictures of what is to appear, beside the latents."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        parts = _wan_parts(in_channels=16)
+        del parts["transformer_2"]
+        shape = _wan_shape(in_channels=16)
+        parts["transformer"] = WanVACETransformer3DModel(**shape, vace_layers=[0], vace_in_channels=96)
+        pipeline = WanVACEPipeline(**parts)
+    pipeline.save_pretrained(folder)
+    return folder
+
+
 def build_ltx(folder: Path, *, seed: int = 0) -> Path:
     """An LTX: packed latents, 32 pixels and 8 frames for each."""
+    scheduler = FlowMatchEulerDiscreteScheduler(
+        base_image_seq_len=1024,
+        base_shift=0.95,
+        max_image_seq_len=4096,
+        max_shift=2.05,
+        shift_terminal=0.1,
+        use_dynamic_shifting=True,
+    )
+    return _build_ltx(folder, LTXPipeline, scheduler, seed=seed)
+
+
+def build_ltx_condition(folder: Path, *, seed: int = 0) -> Path:
+    """An LTX 0.9.5, which starts from pictures or videos: its schedule is fixed."""
+    return _build_ltx(folder, LTXConditionPipeline, FlowMatchEulerDiscreteScheduler(), seed=seed)
+
+
+def _build_ltx(
+    folder: Path, kind: type[DiffusionPipeline], scheduler: FlowMatchEulerDiscreteScheduler, *, seed: int
+) -> Path:
     tokenizer = t5_tokenizer(128)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        pipeline = LTXPipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(
-                base_image_seq_len=1024,
-                base_shift=0.95,
-                max_image_seq_len=4096,
-                max_shift=2.05,
-                shift_terminal=0.1,
-                use_dynamic_shifting=True,
-            ),
+        pipeline = kind(
+            scheduler=scheduler,
             vae=AutoencoderKLLTXVideo(
                 latent_channels=16,
                 block_out_channels=(8, 8, 8, 8),
@@ -183,16 +223,7 @@ def _wan_parts(*, in_channels: int, out_channels: int = 16) -> dict[str, Any]:
 
 
 def _wan_transformer(in_channels: int, out_channels: int) -> WanTransformer:
-    transformer = WanTransformer(
-        num_attention_heads=4,
-        attention_head_dim=16,
-        in_channels=in_channels,
-        out_channels=out_channels,
-        text_dim=64,
-        freq_dim=64,
-        ffn_dim=128,
-        num_layers=2,
-    )
+    transformer = WanTransformer(**_wan_shape(in_channels, out_channels))
     disturb_norms(transformer)
     with torch.no_grad():
         for name, parameter in transformer.named_parameters():
@@ -200,3 +231,16 @@ def _wan_transformer(in_channels: int, out_channels: int) -> WanTransformer:
             if (".attn2." in name and parameter.dim() == 1) or ".attn2.to_out" in name:
                 parameter *= 2
     return transformer
+
+
+def _wan_shape(in_channels: int, out_channels: int = 16) -> dict[str, Any]:
+    return {
+        "num_attention_heads": 4,
+        "attention_head_dim": 16,
+        "in_channels": in_channels,
+        "out_channels": out_channels,
+        "text_dim": 64,
+        "freq_dim": 64,
+        "ffn_dim": 128,
+        "num_layers": 2,
+    }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_grpc.request import Draft
+from omni_grpc.request import Draft, GuidanceDraft
 from tests.models.model import NAME
 
 SHORT = "a red cat"
 LONG = "mountains and a lake at sunrise, watercolor painting, soft pastel colors, studio light, high detail, " * 4
+OFF = GuidanceDraft(true_cfg_scale=1.0)
+"""For a model that is always guided, unless it is told not to be."""
 NEGATIVE = "low quality, blurry"
 
 

@@ -12,7 +12,7 @@ import torch
 from omni_grpc.models.helios import CHUNK, PATCH
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.request import Draft, GuidanceDraft, ImageInput, Inputs, Request, Task, VideoInput
-from tests.models.cases.ask import LONG, NEGATIVE, SHORT
+from tests.models.cases.ask import LONG, NEGATIVE, OFF, SHORT
 from tests.models.model import NAME, Entry, Result
 from tools.tiny.helios import build_helios
 
@@ -104,7 +104,7 @@ ENTRIES: Mapping[str, Entry] = {
         build=build_helios,
         oracle=helios,
         drafts=(
-            ask(),
+            ask(guidance=OFF),
             ask(num_frames=66, seeds=(1, 2)),
             ask(48, num_frames=99, negative_prompt=NEGATIVE, prompt=LONG, steps=3),
             ask(16, 48, num_frames=66, negative_prompt="", seeds=(3, 1), steps=1),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.request import Draft, GuidanceDraft, ImageInput, Inputs, Request, Task
-from tests.models.cases.ask import LONG, NEGATIVE, SHORT
+from tests.models.cases.ask import LONG, NEGATIVE, OFF, SHORT
 from tests.models.model import NAME, Entry, Result
 from tools.tiny_checkpoints import build_wan_i2v, build_wan_t2v, build_wan_ti2v
 
@@ -95,7 +95,7 @@ ENTRIES: Mapping[str, Entry] = {
         build=build_wan_t2v,
         oracle=wan,
         drafts=(
-            ask(32, 48),
+            ask(32, 48, guidance=OFF),
             ask(48, 80, 9, prompt=LONG, steps=4, **guided(5.0, 2.0)),
             ask(96, 64, 1, seeds=(1, 2)),
             ask(32, 32, 13, prompt=ODD, steps=5, seeds=(3, 4), **guided(3.0, boundary_ratio=0.5)),
@@ -107,7 +107,7 @@ ENTRIES: Mapping[str, Entry] = {
         build=build_wan_i2v,
         oracle=wan,
         drafts=(
-            ask(32, 48, **shown()),
+            ask(32, 48, guidance=OFF, **shown()),
             ask(80, 48, 9, steps=4, **shown(1, last=True), **guided(3.5, 2.5)),
             ask(48, 64, 5, prompt=LONG, seeds=(1, 2), **shown(2, last=True)),
             ask(32, 32, 13, steps=3, seeds=(5, 6), **shown(3), **guided()),
@@ -117,7 +117,7 @@ ENTRIES: Mapping[str, Entry] = {
         build=build_wan_ti2v,
         oracle=wan,
         drafts=(
-            ask(),
+            ask(guidance=OFF),
             ask(96, 64, 9, steps=4, prompt=LONG, **guided(5.0)),
             ask(**shown()),
             ask(64, 96, 13, steps=3, seeds=(1, 2), **shown(1), **guided(5.0)),

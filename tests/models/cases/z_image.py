@@ -10,7 +10,7 @@ from torch import Tensor
 
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.request import GuidanceDraft, Request
-from tests.models.cases.ask import LONG, NEGATIVE, ask
+from tests.models.cases.ask import LONG, NEGATIVE, OFF, ask
 from tests.models.model import Entry, Result
 from tools.tiny_checkpoints import build_z_image
 
@@ -48,7 +48,7 @@ ENTRY = Entry(
     oracle=z_image,
     # tokens of the image: 16, 32, 24, 48, 3, 18, 64; only 32 and 64 are not filled up
     drafts=(
-        ask(),
+        ask(guidance=OFF),
         ask(128, prompt=LONG, negative_prompt="", guidance=scale(1.5), steps=4),
         ask(96, seeds=(1, 2)),
         ask(128, 96, prompt=LONG, negative_prompt=NEGATIVE, guidance=scale(3.0), seeds=(1, 2, 3)),

@@ -1,0 +1,48 @@
+"""What no signature says about a pipeline, by the name of its class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+NOT_SERVED: Mapping[str, str] = {
+    "QwenImageControlNetInpaintPipeline": "needs control_mask",
+    "StableAudio3AudioToAudioPipeline": "needs audio",
+    "StableAudio3InpaintPipeline": "needs audio",
+    "StableDiffusion3ControlNetInpaintingPipeline": "needs control_mask",
+    "StableDiffusionDiffEditPipeline": "needs image_latents",
+    "StableDiffusionPix2PixZeroPipeline": "needs source_embeds, target_embeds",
+    "DiffusionGemmaPipeline": "makes text",
+    "LLaDA2Pipeline": "makes text",
+    "RFD4ProteinaPipeline": "makes coordinates of atoms",
+    "FluxPriorReduxPipeline": "makes embeddings",
+    "KandinskyPriorPipeline": "makes embeddings",
+    "KandinskyV22PriorPipeline": "makes embeddings",
+    "KandinskyV22PriorEmb2EmbPipeline": "makes embeddings",
+    "StableCascadePriorPipeline": "makes embeddings",
+    "WuerstchenPriorPipeline": "makes embeddings",
+}
+"""Parameters with a default of None that are needed all the same, and what is made."""
+
+SEVERAL_IMAGES = frozenset(
+    {"QwenImageEditPlusPipeline", "Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinKVPipeline",
+     "JoyImageEditPlusPipeline", "QwenImage21Pipeline", "StableCascadeCombinedPipeline"}
+)  # fmt: skip
+"""Pipelines for which a list of pictures is one request; for all others it is a batch."""
+
+WITHOUT_IMAGE = SEVERAL_IMAGES - {"QwenImageEditPlusPipeline", "JoyImageEditPlusPipeline"} | {
+    "AnyFlowPipeline", "Cosmos2_5_PredictBasePipeline", "Cosmos3OmniPipeline", "DreamLiteMobilePipeline",
+    "DreamLitePipeline", "FluxKontextPipeline", "GlmImagePipeline", "HeliosPipeline", "JoyImageEditPipeline",
+    "LTXConditionPipeline", "WanVACEPipeline", "ZImageOmniPipeline",
+}  # fmt: skip
+"""Pipelines that take pictures or videos and do without them too. A default of None does not say so: most that need a
+picture have it, and complain when they are called.
+"""
+
+SEVERAL_VIDEOS = frozenset({"LTXConditionPipeline"})
+"""Pipelines for which a list of frames is a list of videos of one frame each."""
+
+AS_LONG_AS_SOURCE = frozenset({"EasyAnimateInpaintPipeline", "LucyEditPipeline", "WanVACEPipeline"})
+"""Pipelines that are told a number of frames, and fail where the source video has another one."""
+
+STRENGTH_IS_KEPT = frozenset({"LTXConditionPipeline"})
+"""Pipelines whose strength is the share of the input that is kept, and not the share that becomes noise."""

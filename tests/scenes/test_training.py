@@ -1,0 +1,99 @@
+"""What is trained is what is served: the training modules against diffusers, transformers and the painter."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
+from transformers import Qwen2_5_VLTextConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
+
+from omni_grpc.models.qwen_image.pipeline_text_to_image import PREFIX, SUFFIX
+from omni_grpc.scenes.captions import known_words, say
+from omni_grpc.scenes.layout import arrange, paint
+from omni_grpc.scenes.wish import draw_wish
+from tools.train_demo import autoencoder, denoiser, pool, render
+from tools.train_demo.words import PREFIX_TOKENS, template, tokenizer
+
+
+def test_the_transformer_is_that_of_diffusers() -> None:
+    torch.manual_seed(0)
+    mine = denoiser.Transformer()
+    for parameter in mine.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.05)
+    theirs = QwenImageTransformer2DModel(
+        num_layers=denoiser.LAYERS,
+        attention_head_dim=denoiser.HEAD,
+        num_attention_heads=denoiser.HEADS,
+        joint_attention_dim=denoiser.TEXT_CHANNELS,
+        axes_dims_rope=denoiser.AXES,
+    )
+    theirs.load_state_dict(mine.state_dict())
+    x, text, t = torch.randn(2, 6, 64), torch.randn(2, 9, denoiser.TEXT_CHANNELS), torch.tensor([0.3, 0.9])
+    with torch.inference_mode():
+        got = mine(x, t, text, denoiser.rope(9, 2, 3), torch.ones(2, 1, 1, 15, dtype=torch.bool))
+        wanted = theirs(x, encoder_hidden_states=text, timestep=t, img_shapes=[[(1, 2, 3)]] * 2, return_dict=False)[0]
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+
+
+def test_the_text_encoder_is_that_of_transformers() -> None:
+    torch.manual_seed(0)
+    words = tokenizer()
+    mine = denoiser.TextEncoder(len(words))
+    special = {name: words.convert_tokens_to_ids(name) for name in ("<|endoftext|>", "<|im_end|>")}
+    theirs = Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(**denoiser.text_config(len(words), special))).eval()
+    theirs.load_state_dict(mine.state_dict())
+    ids = torch.tensor([words(template("a red circle left of a blue square")).input_ids])
+    with torch.inference_mode():
+        wanted = theirs(ids).last_hidden_state[:, PREFIX_TOKENS:]
+        torch.testing.assert_close(mine(ids), wanted, rtol=0, atol=1e-5)
+
+
+def test_one_frame_goes_through_the_flat_autoencoder_as_through_the_deep_one() -> None:
+    torch.manual_seed(0)
+    vae = AutoencoderKLQwenImage(**autoencoder.CONFIG).eval()
+    pixels = torch.randn(1, 3, 1, 32, 48)
+    with torch.inference_mode():
+        wanted = vae.encode(pixels).latent_dist.mean
+        decoded = vae.decode(wanted).sample
+        autoencoder.flat(vae)
+        got = vae.quant_conv(vae.encoder(pixels)).chunk(2, 1)[0]
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+        again = vae.decoder(vae.post_quant_conv(got)).clamp(-1, 1)
+        torch.testing.assert_close(again, decoded, rtol=0, atol=1e-4)
+
+
+def test_scenes_are_rendered_as_they_are_painted() -> None:
+    rng = random.Random(3)
+    for _ in range(12):
+        scene = arrange(draw_wish(rng), 96, 64, rng)
+        things, ground = (torch.from_numpy(array)[None] for array in pool.numbers(scene))
+        rendered = ((render.render(things, ground, 96, 64)[0].permute(1, 2, 0) + 1) * 127.5).round().numpy()
+        assert np.abs(rendered - paint(scene).astype(float)).max() <= 2
+
+
+def test_the_tokenizer_is_the_same_each_time_and_every_word_is_one_token() -> None:
+    words = tokenizer()
+    assert words.get_vocab() == tokenizer().get_vocab()
+    assert len(words(PREFIX).input_ids) == PREFIX_TOKENS
+    assert template("a star") == PREFIX + "a star" + SUFFIX
+    for word in filter(str.isalpha, known_words()):
+        assert len(words.tokenize(f" {word}")) == len(words.tokenize(word.capitalize())) == 1
+    assert words.decode(words("an unheard-of word").input_ids) == "an unheard-of word"
+
+
+def test_pools_are_the_same_for_any_number_of_processes_and_hold_nothing_out() -> None:
+    def digest(processes: int) -> str:
+        made = pool.make((128, 128), 60, 5, processes)
+        arrays = (made.tokens, made.lengths, made.things, made.ground)
+        return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+
+    assert digest(1) == digest(2)
+    rng = random.Random(0)
+    assert not any(pool.training_wish(rng).held_out for _ in range(300))
+    words = tokenizer()
+    assert all(pool.encode(words, say(draw_wish(rng), rng)) is not None for _ in range(300))

@@ -1,0 +1,257 @@
+"""The transformer and the text encoder as they are trained: padded batches and plain torch, with the parameter names of
+the checkpoint, so that their weights load into diffusers, transformers and our own modules as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from omni_grpc.models.qwen_image.qwen_image_transformer import QwenImageTransformer
+from tools.train_demo.words import PREFIX_TOKENS
+
+HEADS, HEAD, LAYERS = 4, 32, 6
+CHANNELS = HEADS * HEAD
+AXES = (8, 12, 12)
+TEXT_CHANNELS, TEXT_LAYERS, TEXT_HIDDEN, KEY_HEADS = 128, 3, 256, 2
+TEXT_THETA = 10_000.0
+EPS = 1e-6
+
+
+# The elementwise parts, each of which a compiler makes one pass of; in bfloat16 outside, in float32 inside.
+
+
+def _rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RMSNorm over the last dimension of x [B, T, H, D], then a turn of interleaved pairs by cos, sin [T, 1, D / 2]."""
+    x32 = x.float()
+    normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + EPS) * weight
+    a, b = normed.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).to(x.dtype)
+
+
+def _rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """A turn of the pairs (i, i + D / 2) of x [B, T, H, D]."""
+    a, b = x.float().chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+
+
+def _rms(x: Tensor, weight: Tensor) -> Tensor:
+    x32 = x.float()
+    return (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + EPS) * weight).to(x.dtype)
+
+
+def _normed(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """LayerNorm without affine, modulated."""
+    x32 = x.float()
+    centred = x32 - x32.mean(-1, keepdim=True)
+    normed = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + EPS)
+    return (normed * (1 + scale.float()) + shift.float()).to(x.dtype)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _gated(gate: Tensor, x: Tensor) -> Tensor:
+    return F.silu(gate) * x
+
+
+def _add(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    return x + gate * y
+
+
+class Parts:
+    """The elementwise parts, plain or compiled."""
+
+    rotate = staticmethod(_rotate)
+    rotate_half = staticmethod(_rotate_half)
+    rms = staticmethod(_rms)
+    normed = staticmethod(_normed)
+    gelu = staticmethod(_gelu)
+    gated = staticmethod(_gated)
+    add = staticmethod(_add)
+
+    @classmethod
+    def compile(cls) -> None:
+        for name in ("rotate", "rotate_half", "rms", "normed", "gelu", "gated", "add"):
+            setattr(cls, name, staticmethod(torch.compile(getattr(cls, name), dynamic=True)))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"):
+            self.add_module(name, nn.Linear(CHANNELS, CHANNELS))
+        self.to_out = nn.ModuleList([nn.Linear(CHANNELS, CHANNELS), nn.Identity()])
+        for name in ("norm_q", "norm_k", "norm_added_q", "norm_added_k"):
+            self.add_module(name, nn.RMSNorm(HEAD, eps=EPS))
+
+    def forward(self, img: Tensor, txt: Tensor, rope: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = rope[:, None].unbind(-1)
+        length = txt.shape[1]
+
+        def turned(x: Tensor, norm: nn.RMSNorm, cos: Tensor, sin: Tensor) -> Tensor:
+            return Parts.rotate(x.unflatten(-1, (HEADS, HEAD)), norm.weight, cos, sin)
+
+        q, k = (
+            torch.cat([turned(x, x_norm, cos[:length], sin[:length]), turned(y, y_norm, cos[length:], sin[length:])], 1)
+            for x, x_norm, y, y_norm in (
+                (self.add_q_proj(txt), self.norm_added_q, self.to_q(img), self.norm_q),
+                (self.add_k_proj(txt), self.norm_added_k, self.to_k(img), self.norm_k),
+            )
+        )
+        v = torch.cat([self.add_v_proj(txt), self.to_v(img)], 1).unflatten(-1, (HEADS, HEAD))
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+        text, image = out.split([txt.shape[1], img.shape[1]], 1)
+        return self.to_out[0](image), self.to_add_out(text)
+
+
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        up = nn.Module()
+        up.proj = nn.Linear(CHANNELS, 4 * CHANNELS)
+        self.net = nn.ModuleList([up, nn.Identity(), nn.Linear(4 * CHANNELS, CHANNELS)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net[2](Parts.gelu(self.net[0].proj(x)))
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.img_mod = nn.Sequential(nn.SiLU(), nn.Linear(CHANNELS, 6 * CHANNELS))
+        self.txt_mod = nn.Sequential(nn.SiLU(), nn.Linear(CHANNELS, 6 * CHANNELS))
+        self.attn = Attention()
+        self.img_mlp, self.txt_mlp = FeedForward(), FeedForward()
+
+    def forward(self, img: Tensor, txt: Tensor, temb: Tensor, rope: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        img_mod = self.img_mod(temb)[:, None].chunk(6, -1)
+        txt_mod = self.txt_mod(temb)[:, None].chunk(6, -1)
+        img_out, txt_out = self.attn(Parts.normed(img, *img_mod[:2]), Parts.normed(txt, *txt_mod[:2]), rope, mask)
+        img, txt = Parts.add(img, img_out, img_mod[2]), Parts.add(txt, txt_out, txt_mod[2])
+        img = Parts.add(img, self.img_mlp(Parts.normed(img, *img_mod[3:5])), img_mod[5])
+        txt = Parts.add(txt, self.txt_mlp(Parts.normed(txt, *txt_mod[3:5])), txt_mod[5])
+        return img, txt
+
+
+class Transformer(nn.Module):
+    """Velocity of the latents' tokens [B, N, 64]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.txt_norm = nn.RMSNorm(TEXT_CHANNELS, eps=EPS)
+        self.img_in, self.txt_in = nn.Linear(64, CHANNELS), nn.Linear(TEXT_CHANNELS, CHANNELS)
+        embedder = nn.Module()
+        embedder.linear_1, embedder.linear_2 = nn.Linear(256, CHANNELS), nn.Linear(CHANNELS, CHANNELS)
+        self.time_text_embed = nn.Module()
+        self.time_text_embed.timestep_embedder = embedder
+        self.transformer_blocks = nn.ModuleList([Block() for _ in range(LAYERS)])
+        self.norm_out = nn.Module()
+        self.norm_out.linear = nn.Linear(CHANNELS, 2 * CHANNELS)
+        self.proj_out = nn.Linear(CHANNELS, 64)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Blocks begin as the identity, the output as nothing (https://arxiv.org/abs/2212.09748, section 3.2)."""
+        for block in self.transformer_blocks:
+            for modulation in (block.img_mod, block.txt_mod):
+                nn.init.zeros_(modulation[1].weight)
+                nn.init.zeros_(modulation[1].bias)
+        for layer in (self.norm_out.linear, self.proj_out):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, latents: Tensor, t: Tensor, text: Tensor, rope: Tensor, mask: Tensor) -> Tensor:
+        """t [B] in 0..1; text [B, L, C]; rope [L + N, D / 2, 2]; mask [B, 1, 1, L + N], True where there is a token."""
+        exponents = -math.log(10_000) * torch.arange(128, device=t.device) / 128
+        angles = 1000 * t[:, None].float() * exponents.exp()
+        embedder = self.time_text_embed.timestep_embedder
+        temb = embedder.linear_2(F.silu(embedder.linear_1(torch.cat([angles.cos(), angles.sin()], -1))))
+        img, txt = self.img_in(latents), self.txt_in(Parts.rms(text, self.txt_norm.weight))
+        for block in self.transformer_blocks:
+            img, txt = block(img, txt, temb, rope, mask)
+        scale, shift = self.norm_out.linear(F.silu(temb))[:, None].chunk(2, -1)
+        out: Tensor = self.proj_out(Parts.normed(img, shift, scale))
+        return out
+
+
+def rope(text: int, height: int, width: int) -> Tensor:
+    """Our own tables, with height and width in tokens of 2 x 2 latents."""
+    with torch.device("meta"):
+        module = QwenImageTransformer(
+            num_layers=0, num_heads=HEADS, head_size=HEAD, text_channels=8, in_channels=8, out_channels=8, axes=AXES
+        )
+    module.proj_out.to_empty(device="cpu")
+    return module.rope(text, height, width)
+
+
+class TextLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(TEXT_CHANNELS, eps=EPS)
+        self.post_attention_layernorm = nn.RMSNorm(TEXT_CHANNELS, eps=EPS)
+        self.self_attn, self.mlp = nn.Module(), nn.Module()
+        inner, keys = HEADS * HEAD, KEY_HEADS * HEAD
+        self.self_attn.q_proj = nn.Linear(TEXT_CHANNELS, inner)
+        self.self_attn.k_proj, self.self_attn.v_proj = (nn.Linear(TEXT_CHANNELS, keys) for _ in range(2))
+        self.self_attn.o_proj = nn.Linear(inner, TEXT_CHANNELS, bias=False)
+        self.mlp.gate_proj, self.mlp.up_proj = (nn.Linear(TEXT_CHANNELS, TEXT_HIDDEN, bias=False) for _ in range(2))
+        self.mlp.down_proj = nn.Linear(TEXT_HIDDEN, TEXT_CHANNELS, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        h, attn = Parts.rms(x, self.input_layernorm.weight), self.self_attn
+        q, k, v = (project(h).unflatten(-1, (-1, HEAD)) for project in (attn.q_proj, attn.k_proj, attn.v_proj))
+        q, k, v = (y.transpose(1, 2) for y in (Parts.rotate_half(q, cos, sin), Parts.rotate_half(k, cos, sin), v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + attn.o_proj(out.transpose(1, 2).flatten(2))
+        h = Parts.rms(x, self.post_attention_layernorm.weight)
+        out = self.mlp.down_proj(Parts.gated(self.mlp.gate_proj(h), self.mlp.up_proj(h)))
+        return x + out
+
+
+class TextEncoder(nn.Module):
+    """The language model of Qwen2.5-VL without its head: ids [B, T] -> the hidden states after the prefix."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(vocabulary, TEXT_CHANNELS)
+        nn.init.normal_(self.embed_tokens.weight, std=0.5)
+        self.layers = nn.ModuleList([TextLayer() for _ in range(TEXT_LAYERS)])
+        self.norm = nn.RMSNorm(TEXT_CHANNELS, eps=EPS)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        frequencies = TEXT_THETA ** (-torch.arange(0, HEAD, 2, device=ids.device) / HEAD)
+        angles = torch.arange(ids.shape[1], device=ids.device)[:, None] * frequencies
+        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        x = self.embed_tokens(ids)
+        if torch.is_autocast_enabled(ids.device.type):
+            x = x.to(torch.get_autocast_dtype(ids.device.type))
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        out: Tensor = Parts.rms(x, self.norm.weight)[:, PREFIX_TOKENS:]
+        return out
+
+
+def text_config(vocabulary: int, special: dict[str, int]) -> dict[str, Any]:
+    """The text part of the config of Qwen2.5-VL that goes with TextEncoder."""
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": TEXT_CHANNELS,
+        "intermediate_size": TEXT_HIDDEN,
+        "num_hidden_layers": TEXT_LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KEY_HEADS,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": EPS,
+        "rope_parameters": {"rope_type": "default", "rope_theta": TEXT_THETA, "mrope_section": [4, 6, 6]},
+        "bos_token_id": special["<|endoftext|>"],
+        "eos_token_id": special["<|im_end|>"],
+        "pad_token_id": special["<|endoftext|>"],
+    }

@@ -1,0 +1,177 @@
+"""Trains the transformer and the text encoder together, from where the last run ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tools.train_demo.denoiser import TextEncoder, Transformer, rope
+from tools.train_demo.pool import TEXT, Pool
+
+PEAK_RATE, WARM_UP, LAST_RATE = 1.2e-3, 500, 0.02
+DROPOUT = 0.1
+"""Share of captions that are replaced by the empty one, so that guidance has its second prediction."""
+SHIFT = 1.65
+"""Of the noise levels that are trained: what the scheduler's dynamic shift is for 256 tokens, exp(0.5)."""
+EMA = 0.999
+TOKENS = 320 * (64 + TEXT)
+"""Of one step, text included, whatever the size of its pictures."""
+
+
+class Model(nn.Module):
+    """What is trained: velocity of noised latents, given token ids."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.text_encoder = TextEncoder(vocabulary)
+        self.transformer = Transformer()
+
+    def forward(self, latents: Tensor, t: Tensor, ids: Tensor, lengths: Tensor, rope: Tensor) -> Tensor:
+        text = self.text_encoder(ids)
+        places = torch.arange(text.shape[1] + latents.shape[1], device=ids.device)
+        mask = (places < lengths[:, None]) | (places >= text.shape[1])
+        out: Tensor = self.transformer(latents, t, text, rope, mask[:, None, None])
+        return out
+
+
+@dataclasses.dataclass(slots=True)
+class Data:
+    """The scenes of one size on the GPU: latents [n, N, 64], ids [n, P + TEXT], lengths [n], rotary tables."""
+
+    size: tuple[int, int]
+    latents: Tensor
+    ids: Tensor
+    lengths: Tensor
+    rope: Tensor
+
+    @classmethod
+    def of(cls, pool: Pool, latents: Tensor, mean: Tensor, std: Tensor) -> Data:
+        normed = (latents - mean.view(1, -1, 1, 1)) / std.view(1, -1, 1, 1)
+        height, width = latents.shape[2] // 2, latents.shape[3] // 2
+        tokens = (
+            normed.unflatten(2, (height, 2)).unflatten(4, (width, 2)).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        )
+        ids, lengths = (torch.from_numpy(array.astype(np.int64)).cuda() for array in (pool.tokens, pool.lengths))
+        return cls(pool.size, tokens.contiguous(), ids, lengths, rope(TEXT, height, width).cuda())
+
+
+class Step:
+    """Forward and backward of one size as a CUDA graph: so small a model is otherwise bound by launches."""
+
+    def __init__(self, model: Model, data: Data, empty: tuple[Tensor, int], scale: float) -> None:
+        count = TOKENS // (data.latents.shape[1] + TEXT)
+        self.data, self.count = data, count
+        self.latents = torch.zeros_like(data.latents[:count])
+        self.ids, self.lengths = torch.zeros_like(data.ids[:count]), torch.ones_like(data.lengths[:count])
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._run(model, empty, scale)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.loss = self._run(model, empty, scale)
+
+    def _run(self, model: Model, empty: tuple[Tensor, int], scale: float) -> Tensor:
+        clean = self.latents.float()
+        uniform = torch.rand(self.count, device="cuda")
+        t = SHIFT * uniform / (1 + (SHIFT - 1) * uniform)
+        noise = torch.randn_like(clean)
+        noised = torch.lerp(clean, noise, t.view(-1, 1, 1))
+        dropped = torch.rand(self.count, device="cuda") < DROPOUT
+        ids = torch.where(dropped[:, None], empty[0], self.ids)
+        lengths = torch.where(dropped, empty[1], self.lengths)
+        with torch.autocast("cuda", torch.bfloat16):
+            velocity = model(noised, t, ids, lengths, self.data.rope)
+        loss = (velocity.float() - (noise - clean)).pow(2).mean()
+        (loss * scale).backward()
+        return loss.detach()
+
+    def __call__(self, generator: torch.Generator) -> Tensor:
+        chosen = torch.randint(len(self.data.lengths), (self.count,), device="cuda", generator=generator)
+        self.latents.copy_(self.data.latents[chosen])
+        self.ids.copy_(self.data.ids[chosen])
+        self.lengths.copy_(self.data.lengths[chosen])
+        self.graph.replay()
+        return self.loss
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How long this run trains, and which part of the whole training it is: seconds before it and in all."""
+
+    seconds: float
+    before: float
+    total: float
+    seed: int
+
+
+def rate(share: float, step: int) -> float:
+    """Warm up, hold, and from the middle on fall to the end along a cosine."""
+    fall = 0.5 * (1 + np.cos(np.pi * max(0.0, share - 0.4) / 0.6))
+    return PEAK_RATE * min(1.0, (step + 1) / WARM_UP) * float(LAST_RATE + (1 - LAST_RATE) * fall)
+
+
+def train(
+    model: Model,
+    state: Mapping[str, Any] | None,
+    data: Sequence[Data],
+    weights: Sequence[float],
+    empty: tuple[Tensor, int],
+    plan: Plan,
+) -> dict[str, Any]:
+    """Trains and returns the state to go on from: averages, optimiser, step, and a record of losses."""
+    model.cuda().train()
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = torch.optim.AdamW(parameters, PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    average = [parameter.detach().clone() for parameter in parameters]
+    step, records = 0, []
+    if state is not None:
+        step, records = state["step"], list(state["records"])
+        for own, kept in zip(average, state["average"], strict=True):
+            own.copy_(kept)
+        for parameter, m, v in zip(parameters, state["m"], state["v"], strict=True):
+            optimizer.state[parameter] = {
+                "step": torch.tensor(float(step), device="cuda"),
+                "exp_avg": m.cuda().float(),
+                "exp_avg_sq": v.cuda().float().square(),
+            }
+    steps = [Step(model, part, empty, 1.0) for part in data]
+    generator = torch.Generator("cuda").manual_seed(plan.seed)
+    chooser = np.random.default_rng(plan.seed)
+    share_of = np.array(weights) / sum(weights)
+    began, losses = time.monotonic(), []
+    while (elapsed := time.monotonic() - began) < plan.seconds:
+        for parameter in parameters:
+            assert parameter.grad is not None
+        torch._foreach_zero_([parameter.grad for parameter in parameters])
+        losses.append(steps[chooser.choice(len(steps), p=share_of)](generator).clone())
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+        for group in optimizer.param_groups:
+            group["lr"] = rate((plan.before + elapsed) / plan.total, step)
+        optimizer.step()
+        torch._foreach_lerp_(
+            average, [parameter.detach() for parameter in parameters], 1 - min(EMA, (1 + step) / (10 + step))
+        )
+        step += 1
+        if step % 1000 == 0:
+            records.append({"step": step, "loss": float(torch.stack(losses).mean())})
+            losses.clear()
+            print(f"denoiser {step}: loss {records[-1]['loss']:.4f}, {elapsed:.0f} s", flush=True)
+    return {
+        "step": step,
+        "records": records,
+        "average": [x.cpu() for x in average],
+        "parameters": [x.detach().cpu() for x in parameters],
+        "m": [optimizer.state[x]["exp_avg"].bfloat16().cpu() for x in parameters],
+        "v": [optimizer.state[x]["exp_avg_sq"].sqrt().bfloat16().cpu() for x in parameters],
+    }
