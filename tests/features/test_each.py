@@ -56,6 +56,7 @@ def equal(mine: Runs, theirs: Runs) -> bool:
     return all(torch.equal(mine[name].latents, theirs[name].latents) for name in theirs)
 
 
+@pytest.mark.shows("the four together, shared steps", "each request alone", "same decisions, 1e-5")
 def test_with_everything_on_requests_that_share_steps_get_what_each_gets_alone(suite: Suite) -> None:
     model = suite.load(CACHE, INT8, OFFLOAD, suite.lora)
     asked = company(model, CacheDraft(threshold=halfway(model)))
@@ -70,6 +71,7 @@ def test_with_everything_on_requests_that_share_steps_get_what_each_gets_alone(s
 # --- step cache -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("step cache, threshold 0 or off", "without it", "bit for bit")
 def test_a_cache_that_may_never_reuse_changes_nothing(suite: Suite) -> None:
     """Nor does one that a request turns off."""
     cached = suite.load(CACHE)
@@ -81,6 +83,7 @@ def test_a_cache_that_may_never_reuse_changes_nothing(suite: Suite) -> None:
     assert all(all(got[request.id].computed) and got[request.id].measured for _, request in never)
 
 
+@pytest.mark.shows("step cache", "its algorithm by hand", "same decisions, 1e-5")
 def test_a_row_is_answered_as_if_the_algorithm_were_written_for_it_alone(suite: Suite) -> None:
     """By each sampler of the model, and through the end of a segment where it has segments."""
     plain, cached = suite.load(), suite.load(CACHE)
@@ -200,6 +203,7 @@ def test_blocks_run_for_the_rows_that_are_not_answered_and_for_no_others(suite: 
 # --- int8 -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("int8", "float32", "cosine 0.999")
 def test_int8_is_close_and_the_same_in_any_company(suite: Suite) -> None:
     quantized, without = suite.load(INT8), suite.without
     mine = run(quantized, *company(quantized))
@@ -230,6 +234,7 @@ def test_every_layer_that_tokens_pass_in_a_block_is_quantized(suite: Suite) -> N
 # --- LoRA -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("LoRA, each request its own", "adapters merged into the weights", "1e-5")
 def test_adapters_are_what_merging_them_into_the_weights_is(suite: Suite, tmp_path: Path) -> None:
     """Each request of a company is compared with a checkpoint that has its own adapters merged."""
     model = suite.load(suite.lora)
@@ -252,6 +257,7 @@ def merge(suite: Suite, loras: tuple[Lora, ...], folder: Path) -> Model:
     return Model(suite.entry, folder)
 
 
+@pytest.mark.shows("LoRA, scale 0", "without it", "bit for bit")
 def test_an_adapter_at_scale_zero_changes_nothing(suite: Suite) -> None:
     plain, model = suite.load(), suite.load(suite.lora)
     draft = plain.guided(steps=3)
@@ -286,6 +292,7 @@ def test_an_adapter_goes_to_the_component_that_is_asked_for(suite: Suite) -> Non
 # --- offload ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("layerwise offload", "without it", "bit for bit")
 def test_offload_changes_nothing(suite: Suite) -> None:
     offloaded = suite.load(OFFLOAD)
     assert equal(run(offloaded, *company(offloaded)), suite.without)
