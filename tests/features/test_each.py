@@ -85,14 +85,17 @@ def test_a_cache_that_may_never_reuse_changes_nothing(suite: Suite) -> None:
 
 @pytest.mark.shows("step cache", "its algorithm by hand", "same decisions, 1e-5")
 def test_a_row_is_answered_as_if_the_algorithm_were_written_for_it_alone(suite: Suite) -> None:
-    """By each sampler of the model, and through the end of a segment where it has segments."""
+    """By each sampler of the model, through the end of a segment where it has segments, and wherever it may be, which
+    is not where another denoiser takes over.
+    """
     plain, cached = suite.load(), suite.load(CACHE)
-    threshold = halfway(cached)
+    about, always = halfway(cached), 1e9
     samplers = set(plain.spec.schedulers) - {plain.checkpoint.configs["scheduler"]["_class_name"]}
-    for asked in ({"longer": 1}, *({"scheduler": name} for name in samplers)):
-        draft = cached.draft(steps=6, seeds=(1,), **asked)
+    asked: list[tuple[float, dict[str, Any]]] = [(about, {"scheduler": name}) for name in samplers]
+    for threshold, changes in ((about, {"longer": 1}), (always, {}), *asked):
+        draft = cached.draft(steps=6, seeds=(1,), **changes)
         mine = alone(cached, cached.request(dataclasses.replace(draft, cache=CacheDraft(threshold=threshold))))
-        with around(plain, lambda: ByHand(threshold)) as by_hand:
+        with around(plain, lambda t=threshold: ByHand(t)) as by_hand:
             theirs = alone(plain, plain.request(draft))
         assert sum(mine.answered) == sum(hand.answered for hand in by_hand)
         assert sum(mine.computed) == sum(hand.computed for hand in by_hand)
