@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import tempfile
 from collections.abc import Mapping
@@ -23,6 +24,14 @@ from tests.models.model import Entry, Model
 IDENTITY = (1.0, 0.0)
 """The polynomial that leaves a change as it is."""
 
+FAMILIES = {
+    "dual": "QwenImagePipeline",
+    "dual and parallel single": "FluxPipeline-schnell",
+    "cross": "WanPipeline",
+    "single": "ZImagePipeline",
+}
+"""Family of blocks -> the entry that stands for it where features are tried two by two."""
+
 FIRST, SECOND = "first", "second"
 """Adapters: one in PEFT's layout, of rank 2 with alpha 3; one in diffusers', of rank 4 with an alpha for each layer."""
 
@@ -34,13 +43,15 @@ OFFLOAD = {"enable_layerwise_offload": True}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """What became of one request: latents [outputs, T, C]; forwards, rows that a cache answered, and rows that it had
-    computed, step by step; and the sum of the changes that it measured, with their number.
+    """What became of one request: latents [outputs, T, C]; step by step, its forwards, rows that a cache answered in
+    some of them, and row evaluations that it answered and had computed; and the sum of the changes that it measured,
+    with their number.
     """
 
     latents: Tensor
     evals: tuple[int, ...]
     reused: tuple[int, ...]
+    answered: tuple[int, ...]
     computed: tuple[int, ...]
     change: float
     measured: int
@@ -65,6 +76,11 @@ class Suite:
         if key not in self._models:
             self._models[key] = Model(self.entry, self.folder, **settings)
         return self._models[key]
+
+    @functools.cached_property
+    def without(self) -> dict[str, Run]:
+        """What becomes of the company without any feature."""
+        return run(self.load(), *company(self.load()))
 
     def weights(self, component: str) -> dict[str, Tensor]:
         return safetensors.torch.load_file(self.folder / component / WEIGHT_FILE)
@@ -124,7 +140,7 @@ def company(model: Model, cache: CacheDraft | None = None) -> list[tuple[int, Re
         loras = [()] * 4
     drafts = {
         "plain": (0, model.draft(steps=5, seeds=(1,), loras=loras[0], cache=cache)),
-        "pair": (0, model.guided(wider=1, steps=3, seeds=(2, 3), loras=loras[1], cache=cache)),
+        "pair": (0, model.guided(wider=1, longer=1, steps=3, seeds=(2, 3), loras=loras[1], cache=cache)),
         "late": (1, model.draft(higher=1, steps=4, seeds=(4,), loras=loras[2], cache=cache)),
         "weak": (2, model.guided(steps=4, seeds=(5,), scale=2.0, loras=loras[3], cache=cache)),
     }
@@ -161,6 +177,7 @@ def _figures(latents: Tensor, steps: list[Any]) -> Run:
         latents=latents,
         evals=tuple(progress.evals for progress in steps),
         reused=tuple(progress.rows_reused for progress in steps),
+        answered=tuple(sum(count.hits for count in progress.cache) for progress in steps),
         computed=tuple(sum(count.misses for count in progress.cache) for progress in steps),
         change=sum(count.change for count in counts),
         measured=sum(count.measured for count in counts),

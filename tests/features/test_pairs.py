@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.tuning import CacheDraft, Lora
 from tests.features.suite import (
     CACHE,
+    FAMILIES,
     FIRST,
     INT8,
     NEVER,
@@ -32,9 +35,6 @@ pytestmark = pytest.mark.conformance
 
 TOLERANCE = 1e-5
 
-FAMILIES = {"dual stream": "QwenImagePipeline", "cross": "WanPipeline", "single stream": "ZImagePipeline"}
-"""Family of blocks -> the model that stands for it."""
-
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
 def suite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Suite:
@@ -46,23 +46,41 @@ def asked(model: Model) -> CacheDraft:
     return CacheDraft(threshold=halfway(model))
 
 
-@pytest.mark.parametrize("other", ["int8", "lora"])
-def test_a_cache_around_another_feature_decides_as_alone_and_never_reusing_is_that_feature(
-    suite: Suite, other: str
-) -> None:
-    feature = {"int8": INT8, "lora": suite.lora}[other]
-    single, both = suite.load(feature), suite.load(CACHE, feature)
+SETTINGS: Mapping[str, Callable[[Suite], Mapping[str, Any]]] = {
+    "step cache": lambda suite: CACHE,
+    "int8": lambda suite: INT8,
+    "LoRA": lambda suite: suite.lora,
+}
+
+
+def beside(feature: str, *others: str, like: str, close: str) -> pytest.MarkDecorator:
+    """Runs a test with each of the others, as a line of the table of pairs."""
+    marks = {other: pytest.mark.shows(f"{other} x {feature}", like, close) for other in others}
+    return pytest.mark.parametrize("other", [pytest.param(other, marks=mark) for other, mark in marks.items()])
+
+
+@beside("step cache, threshold 0", "int8", "LoRA", like="without the cache", close="bit for bit")
+def test_a_cache_that_may_never_reuse_changes_nothing_of_another_feature(suite: Suite, other: str) -> None:
+    single, both = (suite.load(feature, SETTINGS[other](suite)) for feature in ({}, CACHE))
     without, never = run(single, *company(single)), run(both, *company(both, NEVER))
     assert all(torch.equal(never[name].latents, without[name].latents) for name in without)
-    cached = run(both, *company(both, asked(both)))
+    assert all(all(it.computed) for it in never.values())
+
+
+@beside("step cache", "int8", "LoRA", like="each request alone", close="same decisions, 1e-5")
+def test_a_cache_around_another_feature_decides_in_company_as_alone(suite: Suite, other: str) -> None:
+    both = suite.load(CACHE, SETTINGS[other](suite))
+    together = run(both, *company(both, asked(both)))
     for _, request in company(both, asked(both)):
-        solo, mine = alone(both, request), cached[request.id]
+        solo, mine = alone(both, request), together[request.id]
         assert solo.reused == mine.reused
         assert far(solo.latents, mine.latents) < TOLERANCE
-        assert any(mine.reused) == (far(mine.latents, without[request.id].latents) > 1e-4)
-    assert any(any(mine.reused) for mine in cached.values())
+        without = alone(both, dataclasses.replace(request, cache=None))
+        assert any(mine.reused) == (far(mine.latents, without.latents) > 1e-4)
+    assert any(any(mine.reused) for mine in together.values())
 
 
+@pytest.mark.shows("LoRA x step cache", "of two adapters in a batch, each alone", "1e-5")
 def test_a_cache_of_one_request_knows_nothing_of_the_adapters_of_another(suite: Suite) -> None:
     """The same prompt, seed and size with two adapters, in one batch under one cache."""
     model = suite.load(CACHE, suite.lora)
@@ -76,18 +94,19 @@ def test_a_cache_of_one_request_knows_nothing_of_the_adapters_of_another(suite: 
     assert far(together[FIRST].latents, together[SECOND].latents) > 1e-3
 
 
-@pytest.mark.parametrize("other", ["cache", "int8", "lora"])
+@beside("layerwise offload", *SETTINGS, like="without offload", close="bit for bit")
 def test_offload_changes_nothing_of_another_feature(suite: Suite, other: str) -> None:
-    feature = {"cache": CACHE, "int8": INT8, "lora": suite.lora}[other]
+    feature = SETTINGS[other](suite)
     resident, offloaded = suite.load(feature), suite.load(feature, OFFLOAD)
-    cache = asked(resident) if other == "cache" else None
+    cache = asked(resident) if other == "step cache" else None
     expected, got = (run(model, *company(model, cache)) for model in (resident, offloaded))
     for name, one in expected.items():
         assert torch.equal(got[name].latents, one.latents)
         assert got[name].reused == one.reused
-    assert other != "cache" or any(any(one.reused) for one in got.values())
+    assert other != "step cache" or any(any(one.reused) for one in got.values())
 
 
+@pytest.mark.shows("LoRA x int8", "int8 plus the exact change, layer by layer", "1e-5")
 @torch.inference_mode()
 def test_adapters_over_int8_are_exact_on_a_base_in_int8(suite: Suite) -> None:
     """Layer by layer, since a rounding that falls to the other side in one layer is amplified by those after it."""

@@ -68,6 +68,7 @@ PARITY = [
 ]
 
 
+@pytest.mark.shows("the model", "diffusers, latents and images", "1e-4; 1 of 255")
 @pytest.mark.parametrize(("model", "draft"), PARITY, indirect=["model"])
 def test_latents_and_images_are_those_of_diffusers(model: Model, draft: Draft) -> None:
     (mine,), theirs = model.run(draft), model.oracle(draft)
@@ -131,6 +132,7 @@ def together(model: Model) -> dict[str, Tensor]:
     return mix(model)
 
 
+@pytest.mark.shows("shared steps", "each request alone", "1e-5")
 def test_requests_that_share_steps_get_what_each_gets_alone(model: Model, together: dict[str, Tensor]) -> None:
     assert sorted(together) == ["late", "pair", "plain", "weak"]
     for request in [request for _, request in company(model) if request.id in together]:
@@ -138,6 +140,7 @@ def test_requests_that_share_steps_get_what_each_gets_alone(model: Model, togeth
         close(together[request.id], alone.latents)
 
 
+@pytest.mark.shows("shared steps", "the same company again", "bit for bit")
 def test_the_same_company_again_is_equal_bit_for_bit(model: Model, together: dict[str, Tensor]) -> None:
     again = mix(model)
     assert all(torch.equal(again[name], latents) for name, latents in together.items())
@@ -146,6 +149,7 @@ def test_the_same_company_again_is_equal_bit_for_bit(model: Model, together: dic
 # --- seeds ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("seeds", "the same seed again; output i made alone", "bit for bit; 1e-5")
 def test_a_seed_is_an_image(model: Model) -> None:
     draft = model.guided(seeds=(40,), num_outputs=3)
     (three,), (again,) = model.run(draft), model.run(draft)
@@ -186,6 +190,7 @@ def fresh(model: Model) -> Outcome:
     return asyncio.run(make())
 
 
+@pytest.mark.shows("cancel in any phase", "what a fresh engine makes next", "bit for bit")
 @pytest.mark.parametrize("phase", ["queue", "prepare", "step", "decode"])
 async def test_a_cancelled_request_leaves_nothing_behind(model: Model, fresh: Outcome, phase: str) -> None:
     draft = unwanted(model)
@@ -220,6 +225,7 @@ def assert_equal_bit_for_bit(mine: Outcome, theirs: Outcome) -> None:
 # --- preemption -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("preemption", "the request alone", "1e-5")
 async def test_a_preempted_request_ends_as_if_it_had_been_alone(model: Model) -> None:
     long, short = model.guided(steps=12, seeds=(1,)), model.draft(wider=1, steps=2, seeds=(2,))
     async with live(model.checkpoint, policy="priority", max_num_seqs=1) as it:
@@ -294,6 +300,7 @@ def by_hand(model: Model, drafts: Mapping[str, Draft]) -> dict[str, Tensor]:
     return {kind: state.latents for kind, state in states.items()}
 
 
+@pytest.mark.shows("guidance: norms, rescale, interval", "its formula on two predictions", "1e-4")
 @pytest.mark.parametrize("model", GUIDED, indirect=True)
 def test_guidance_is_its_formula_on_the_two_predictions(model: Model) -> None:
     drafts = {
@@ -312,6 +319,7 @@ def test_guidance_is_its_formula_on_the_two_predictions(model: Model) -> None:
 # --- what must change nothing -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("previews", "without them", "bit for bit")
 def test_previews_change_nothing(model: Model) -> None:
     drafts = [model.guided(steps=3, seeds=(1, 2), preview=asked) for asked in (None, Preview(max_edge=64))]
     (without,), (watched,) = (model.run(draft) for draft in drafts)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
 
 from omni_grpc.request import Request
@@ -17,6 +19,14 @@ TOLERANCE = 2e-5
 GATHERED: Features = {"sequence_parallel": None}
 ULYSSES: Features = {"ulysses": None, "sequence_parallel": None}
 WEIGHTS: Features = {"tensor_parallel": None}
+WAYS: Mapping[str, Features] = {"sequence parallel": GATHERED, "Ulysses": ULYSSES, "tensor parallel": WEIGHTS}
+
+
+def spread(*ways: str, like: str, close: str, also: str = "") -> pytest.MarkDecorator:
+    """Runs a test in each of these ways, with `also` beside it, as a line of the table of what is tested."""
+    marks = {way: pytest.mark.shows(f"{also} x {way}" if also else way, like, close) for way in ways}
+    return pytest.mark.parametrize("way", [pytest.param(way, marks=mark) for way, mark in marks.items()])
+
 
 Joins = list[tuple[int, Request]]
 """Requests, each with the tick at which it joins."""

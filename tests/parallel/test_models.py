@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
-from tests.parallel.alone import GATHERED, ULYSSES, WEIGHTS, Alone, close
-from tests.parallel.model_jobs import Features, refused
+from tests.parallel.alone import WAYS, WEIGHTS, Alone, close, spread
+from tests.parallel.model_jobs import refused
 from tests.parallel.ranks import PAIR, Ranks
 
 pytestmark = pytest.mark.conformance
@@ -19,19 +21,23 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Alone(Model(entry, entry.build(tmp_path_factory.mktemp("checkpoints") / request.param)))
 
 
-@pytest.mark.parametrize("tokens", [GATHERED, ULYSSES], ids="+".join)
-def test_ranks_that_share_tokens_make_what_one_process_makes(alone: Alone, ranks: Ranks, tokens: Features) -> None:
-    results = alone.on(ranks, tokens, alone.joins)
+@spread("sequence parallel", "Ulysses", like="one process", close="2e-5")
+def test_ranks_that_share_tokens_make_what_one_process_makes(alone: Alone, ranks: Ranks, way: str) -> None:
+    results = alone.on(ranks, WAYS[way], alone.joins)
     close(results[0], alone.made)
     assert sum(made.work.queries for made in results) == alone.made.work.queries
     assert all(made.work.queries < alone.made.work.queries for made in results)
     assert [made.weights for made in results] == [alone.made.weights] * PAIR
 
 
-def test_ranks_that_share_weights_make_what_one_process_makes(alone: Alone, ranks: Ranks) -> None:
+@pytest.mark.shows("tensor parallel", "one process", "2e-5")
+def test_ranks_that_share_weights_make_what_one_process_makes(
+    alone: Alone, ranks: Ranks, record_property: Callable[[str, object], None]
+) -> None:
     """Or it is refused by name, for a model whose spec does not say what can be spread."""
     spec = alone.checkpoint.spec
     if not spec.tensor_parallel:
+        record_property("shows", "refused")
         for message in ranks.run(refused, alone.checkpoint, WEIGHTS):
             assert message.startswith(f"{spec.name}: tensor parallel is not served yet for 'transformer'")
         return

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from omni_grpc.config import CacheConfig, LoraConfig, OffloadConfig, QuantizationConfig
 from omni_grpc.tuning import Lora, TeaCache
-from tests.features.suite import FIRST, SECOND, Suite, cosine
+from tests.features.suite import FAMILIES, FIRST, SECOND, Suite, cosine
 from tests.models.cases import ENTRIES
-from tests.parallel.alone import GATHERED, ULYSSES, WEIGHTS, Alone, Joins, close, differ
-from tests.parallel.model_jobs import Features, Made, int8_layers, refused
+from tests.parallel.alone import WAYS, WEIGHTS, Alone, Joins, close, differ, spread
+from tests.parallel.model_jobs import Features, int8_layers, refused
 from tests.parallel.ranks import PAIR, Ranks
 
 pytestmark = pytest.mark.conformance
-
-FAMILIES = {"dual stream": "QwenImagePipeline"}
-"""Family of blocks -> the model that stands for it. Its spec says how weights are spread."""
 
 FLOOR = 0.999
 """Least cosine of latents in int8 and in float32, for tiny models with random weights."""
@@ -38,45 +37,33 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Adapted(Suite(ENTRIES[FAMILIES[request.param]], tmp_path_factory.mktemp("checkpoints")))
 
 
-spread_tokens = pytest.mark.parametrize("tokens", [GATHERED, ULYSSES], ids="+".join)
-
-
-@spread_tokens
-def test_ranks_skip_the_rows_that_one_process_skips(alone: Adapted, ranks: Ranks, tokens: Features) -> None:
+@spread(*WAYS, like="one process", close="same decisions, 2e-5", also="step cache")
+def test_ranks_skip_the_rows_that_one_process_skips(alone: Adapted, ranks: Ranks, way: str) -> None:
     def joins(threshold: float) -> Joins:
         return alone.changed(cache=TeaCache(threshold=threshold, coefficients=(1.0, 0.0)))
 
     never = alone.run(CACHE, joins(0.0))
     halfway = joins(1.5 * never.change / never.measured)
     expected = alone.run(CACHE, halfway)
-    made, _ = alone.on(ranks, {**CACHE, **tokens}, halfway)
+    made, _ = alone.on(ranks, {**CACHE, **WAYS[way]}, halfway)
     assert made.reused == expected.reused
     assert any(made.reused.values())
     close(made, expected)
     assert differ(made, alone.made)
 
 
-@spread_tokens
-def test_adapters_change_the_tokens_of_a_rank(alone: Adapted, ranks: Ranks, tokens: Features) -> None:
+@spread("sequence parallel", "Ulysses", like="one process", close="2e-5", also="LoRA")
+def test_adapters_change_the_tokens_of_a_rank(alone: Adapted, ranks: Ranks, way: str) -> None:
     joins = alone.changed(loras=(Lora(id=FIRST), Lora(id=SECOND, scale=-0.5)))[:2] + alone.joins[2:]
-    made, _ = alone.on(ranks, {**alone.lora, **tokens}, joins)
+    made, _ = alone.on(ranks, {**alone.lora, **WAYS[way]}, joins)
     close(made, alone.run(alone.lora, joins))
     assert differ(made, alone.made)
 
 
-@spread_tokens
-def test_tokens_of_a_rank_go_through_layers_in_int8(alone: Adapted, ranks: Ranks, tokens: Features) -> None:
-    made, _ = alone.on(ranks, {**INT8, **tokens}, alone.joins)
-    assert_in_int8(alone, made)
-
-
-def test_the_part_of_a_layer_that_a_rank_has_can_be_in_int8(alone: Adapted, ranks: Ranks) -> None:
-    """A token's scale is that of the part, so this is not what one process makes."""
-    made, _ = alone.on(ranks, {**INT8, **WEIGHTS}, alone.joins)
-    assert_in_int8(alone, made)
-
-
-def assert_in_int8(alone: Adapted, made: Made) -> None:
+@spread(*WAYS, like="float32", close="cosine 0.999", also="int8")
+def test_the_layers_that_a_rank_has_can_be_in_int8(alone: Adapted, ranks: Ranks, way: str) -> None:
+    """A token's scale is that of the channels that the rank has, so this need not be what one process makes."""
+    made, _ = alone.on(ranks, {**INT8, **WAYS[way]}, alone.joins)
     assert differ(made, alone.made)
     assert all(cosine(made.latents[name], x) > FLOOR for name, x in alone.made.latents.items())
 
@@ -90,11 +77,16 @@ def test_layers_that_are_left_out_of_int8_are_left_out_where_they_are_spread(alo
         assert ranks.run(int8_layers, alone.checkpoint, {**features, **WEIGHTS}) == [expected] * PAIR
 
 
-def test_the_part_of_a_layer_that_a_rank_has_can_be_on_the_host(alone: Adapted, ranks: Ranks) -> None:
-    made, _ = alone.on(ranks, {**OFFLOAD, **WEIGHTS}, alone.joins)
+@spread(*WAYS, like="one process", close="2e-5", also="layerwise offload")
+def test_the_layers_that_a_rank_has_can_be_on_the_host(alone: Adapted, ranks: Ranks, way: str) -> None:
+    made, _ = alone.on(ranks, {**OFFLOAD, **WAYS[way]}, alone.joins)
     close(made, alone.made)
 
 
-def test_adapters_of_layers_that_are_spread_are_refused(alone: Adapted, ranks: Ranks) -> None:
+@pytest.mark.shows("LoRA x tensor parallel", "refused by name", "")
+def test_adapters_of_layers_that_are_spread_are_refused(
+    alone: Adapted, ranks: Ranks, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("shows", "refused")
     for message in ranks.run(refused, alone.checkpoint, {**alone.lora, **WEIGHTS}):
         assert "is spread over several ranks, where adapters do not work yet" in message
