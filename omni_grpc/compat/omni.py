@@ -77,15 +77,17 @@ class Omni:
         raise _refused("max_num_seqs", f"is {asked!r}, expected 1 to {limit}; Omni(..., max_num_seqs=) allows more")
 
     def _call(self, prompt: Prompt, params: OmniDiffusionSamplingParams, index: int) -> Call:
-        given: Mapping[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else prompt
         where = f"prompts[{index}]"
+        given = _mapping({"prompt": prompt} if isinstance(prompt, str) else prompt, where)
         if unknown := sorted(given.keys() - set(KEYS)):
             raise _refused(f"{where}.{unknown[0]}", f"not yet: a prompt has {', '.join(KEYS)}")
         if not isinstance(given.get("prompt"), str):
             raise _refused(f"{where}.prompt", f"is {given.get('prompt')!r}, expected text")
         checkpoint = self.omni.checkpoint
-        media = {name: value for name, value in (given.get("multi_modal_data") or {}).items() if value is not None}
-        method, inputs, taken = self._method(media, f"{where}.multi_modal_data", checkpoint)
+        beside = f"{where}.multi_modal_data"
+        media = _mapping(given.get("multi_modal_data") or {}, beside)
+        media = {name: value for name, value in media.items() if value is not None}
+        method, inputs, taken = self._method(media, beside, checkpoint)
         optional = params.of_some(checkpoint.tasks)
         for name in optional.keys() - set(taken):
             asked = {"fps": "frame_rate", "output_fps": "fps"}.get(name, name)
@@ -173,7 +175,7 @@ def _request(
         if params is not None:
             raise _refused("sampling_params", "is set, and the request has its own; give one of them")
         return prompts
-    listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+    listed = list(prompts) if isinstance(prompts, Sequence) and not isinstance(prompts, str) else [prompts]
     return OmniDiffusionRequest(prompts=listed, sampling_params=params or OmniDiffusionSamplingParams())
 
 
@@ -197,6 +199,12 @@ def _run(calls: Sequence[Call], most: int) -> list[omni.Generation]:
                 future.cancel()
             raise
     return [future.result() for future in futures]
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _refused(where, f"is a {type(value).__name__}, expected a dict")
+    return value
 
 
 def _several(value: Any) -> list[Any]:

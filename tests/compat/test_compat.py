@@ -193,6 +193,8 @@ def test_max_num_seqs_is_how_many_take_their_steps_together(
         (compat.OmniDiffusionRequest(prompts=["x"]), {"sampling_params": params()}, "sampling_params"),
         (["x", {"prompt": "y", "prompt_embeds": 1}], {}, "prompts[1].prompt_embeds"),
         ([{"negative_prompt": "y"}], {}, "prompts[0].prompt"),
+        (5, {}, "prompts[0]"),
+        ([{"prompt": "y", "multi_modal_data": b"picture"}], {}, "prompts[0].multi_modal_data"),
         ([{"prompt": "y", "multi_modal_data": {"video": b""}}], {}, "prompts[0].multi_modal_data.video"),
         ("x", {"sampling_params": params(num_frames=5)}, "sampling_params.num_frames"),
         ("x", {"sampling_params": params(fps=5)}, "sampling_params.fps"),
