@@ -175,11 +175,11 @@ def test_max_num_seqs_is_how_many_take_their_steps_together(
     monkeypatch.setattr(omni.omni, "generate", watched)
     monkeypatch.setattr(engine, "_on_stepped", count)
     prompts = [f"a star {i}" for i in range(2 * together)]
-    outputs = omni.generate(prompts, params(num_inference_steps=20), max_num_seqs=asked)
+    outputs = omni.generate(prompts, params(num_inference_steps=40), max_num_seqs=asked)
     assert max(batches) == together
     monkeypatch.undo()
     assert files(outputs) == [
-        omni.omni.generate(prompt, width=32, height=32, steps=20, seed=7).files for prompt in prompts
+        omni.omni.generate(prompt, width=32, height=32, steps=40, seed=7).files for prompt in prompts
     ]
 
 
