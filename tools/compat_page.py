@@ -30,8 +30,8 @@ HEAD = """# Coming from vLLM-Omni
 
 What its documents name, and what is ours of it. `works` is run by `tests/compat` (`make test TESTS=tests/compat`);
 `not yet` is not there, or not by that name, and the last column says what there is; `refused` will not be there, for
-the reason that is given. Hooks of its guide to models, side by side with ours, are in
-[adding-a-model](adding-a-model.md#hooks-by-their-other-names).
+the reason that is given. Its Python names and short flags are in [compat-python](compat-python.md); hooks of its guide
+to models, side by side with ours, in [adding-a-model](adding-a-model.md#hooks-by-their-other-names).
 
 Where "library" stands, a feature is there from Python and proven on several processes, and no flag turns it on:
 [parallel](parallel.md). A row of a table of models or of pairs says `works` only where everything that is ticked in it
