@@ -17,7 +17,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-from omni_grpc import doctor, making, serve
+from omni_grpc import doctor, listing, making, serve
 from omni_grpc.client import Client, Loaded, LoadEvent
 from omni_grpc.client.channel import Deadline
 from omni_grpc.client.events import event as read_event
@@ -59,12 +59,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _models(args: argparse.Namespace) -> int:
+    if args.server is None:
+        return _native_models(args)
     with Client(args.server) as client:
         models = client.list_models()
     if args.json:
         _print_json([_as_dict(model) for model in models])
         return 0
     _table(("MODEL", "STATE", "FAMILY", "TASKS", "SIZE", "STEPS"), [_model_row(model) for model in models])
+    return 0
+
+
+def _native_models(args: argparse.Namespace) -> int:
+    records = listing.native_models(features=args.features)
+    if args.json:
+        _print_json(records)
+        return 0
+    head, *rows = listing.features_table(records) if args.features else listing.models_table(records)
+    _table(head, rows)
     return 0
 
 
@@ -200,9 +212,13 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     making.add_commands(commands, DEFAULT_SERVER)
 
-    models = commands.add_parser("models", help="list the models of a server")
+    models = commands.add_parser("models", help="list the native models, or those of a server")
     models.set_defaults(run=_models)
-    _server_arguments(models)
+    asked = models.add_mutually_exclusive_group()
+    asked.add_argument(
+        "--server", metavar="HOST:PORT", help="list the models of this server (default: the native models)"
+    )
+    asked.add_argument("--features", action="store_true", help="what can be turned on for each native model")
     models.add_argument("--json", action="store_true", help="print JSON")
 
     jobs = commands.add_parser("jobs", help="list jobs, newest first")

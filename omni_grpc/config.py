@@ -140,6 +140,20 @@ class OffloadConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilerConfig:
+    """Where the time of a request goes, component by component."""
+
+    enable_diffusion_pipeline_profiler: bool = setting(
+        False, "log how long the targets took and tell it in each reply; on cuda it waits for the device around each"
+    )
+    diffusion_pipeline_profiler_targets: tuple[str, ...] = setting(
+        (),
+        "what is measured: COMPONENT.METHOD, or diffuse for the denoise steps, separated by commas (default: "
+        "vae.encode, vae.decode, diffuse, text_encoder.forward and tokenizer.forward, where the model has them)",
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """What waits, and how much of it."""
 
@@ -230,6 +244,7 @@ class EngineConfig:
     quantization: QuantizationConfig | None = None
     loras: LoraConfig | None = None
     offload: OffloadConfig | None = None
+    profiler: ProfilerConfig | None = None
     scheduler: SchedulerConfig = SchedulerConfig()
     limits: LimitsConfig = LimitsConfig()
     jobs: JobsConfig = JobsConfig()

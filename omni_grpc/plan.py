@@ -161,7 +161,7 @@ class Decoded:
     """The outputs of one request; its state in the worker is gone.
 
     `warnings` are about what came out differently than asked (a size that the model rounded); `steps` are those really
-    taken, where that is known only now.
+    taken, where that is known only now. `stage_durations` are seconds by target, where the profiler is on.
     """
 
     id: str
@@ -170,6 +170,7 @@ class Decoded:
     peak_memory_bytes: int = 0
     warnings: tuple[RequestWarning, ...] = ()
     steps: int | None = None
+    stage_durations: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -320,9 +320,7 @@ class Effective:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """Where the time went, in seconds, and how much memory the worker held at its peak, in bytes. In `steps_cached`
-    steps a cache answered for every row; `cache` has an entry for each component with one.
-    """
+    """Where the time went, in seconds. `steps_cached`: a cache answered every row; `stage_durations`: by target."""
 
     queue_wait: float = 0.0
     encode: float = 0.0
@@ -333,6 +331,7 @@ class Stats:
     steps_cached: int = 0
     cache: tuple[CacheCount, ...] = ()
     peak_memory_bytes: int = 0
+    stage_durations: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,17 @@ from typing import Any
 import yaml
 
 from omni_grpc.config import EngineConfig, Option, from_environment, from_mapping, options
-from omni_grpc.errors import ConfigError
+from omni_grpc.errors import ConfigError, Violation
 from omni_grpc.version import __version__
+
+DEGREES: Mapping[str, str] = {"--usp": "--ulysses-degree", "--ring": "--ring-degree"}
+"""What vLLM-Omni's short flags are called in full."""
+
+ALWAYS: Mapping[str, str] = {
+    "--omni": "is what this server always does; leave it out",
+    "--step-execution": "step execution is always on",
+}
+"""vLLM-Omni's flags for what needs no flag here, and what they are answered with. Flags alone: no variables or keys."""
 
 
 def settings(argv: Sequence[str], environ: Mapping[str, str], *, prog: str, description: str) -> EngineConfig:
@@ -25,6 +35,7 @@ def settings(argv: Sequence[str], environ: Mapping[str, str], *, prog: str, desc
     if unknown:
         raise _unknown_flag(unknown[0])
     flags = vars(known)
+    _answer_aliases(flags)
     file = flags.pop("config", None)
     from_file = {} if file is None else from_mapping(_read_yaml(Path(file)))
     return EngineConfig.from_settings(**(from_file | from_environment(environ) | flags))
@@ -40,6 +51,11 @@ def _parser(prog: str, description: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument("--config", metavar="FILE", help="YAML file with settings, flat or under their sections")
+    aliases = parser.add_argument_group("names of vLLM-Omni, as flags alone")
+    for flag, answer in ALWAYS.items():
+        aliases.add_argument(flag, dest=flag, action="store_const", const=True, help=answer)
+    for flag, name in DEGREES.items():
+        aliases.add_argument(flag, name, dest=name, action=_Degree, metavar="N", help="not yet served above 1")
     groups: dict[str, Any] = {}
     for option in options():
         if option.section not in groups:
@@ -70,6 +86,32 @@ def _help(option: Option) -> str:
     nothing = option.default is None or option.default is False or option.default == ()
     default = "" if nothing else f" (default: {option.default})"
     return (option.help + default).replace("%", "%%")
+
+
+class _Degree(argparse.Action):
+    """Keeps the flag as it was written beside its value."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
+        setattr(namespace, self.dest, (flag, values))
+
+
+def _answer_aliases(flags: dict[str, Any]) -> None:
+    """Takes vLLM-Omni's names out of the flags, and says on stderr what each is here, once. Raises ConfigError for a
+    degree above 1.
+    """
+    for flag, answer in ALWAYS.items():
+        if flags.pop(flag, False):
+            print(f"{flag}: {answer}", file=sys.stderr)
+    for name in DEGREES.values():
+        flag, degree = flags.pop(name, (name, "1"))
+        if flag != name:
+            print(f"{flag}: called {name} here", file=sys.stderr)
+        if degree != "1":
+            rule = "must be 1: more ranks are not yet served from the command line (docs/parallel.md)"
+            field = name.removeprefix("--").replace("-", "_")
+            raise ConfigError(
+                f"{flag} is {degree!r}: {rule}", reason="NOT_SUPPORTED", violations=(Violation(field, rule),)
+            )
 
 
 def _unknown_flag(argument: str) -> ConfigError:

@@ -71,6 +71,8 @@ def check_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
     native = checkpoint.spec.family != OPAQUE_FAMILY
     name = checkpoint.spec.name
     wrong = _adapter_faults(config, checkpoint, native) | _cache_faults(config, name, native)
+    if config.profiler is not None and not config.profiler.enable_diffusion_pipeline_profiler:
+        wrong["diffusion_pipeline_profiler_targets"] = "needs --enable-diffusion-pipeline-profiler"
     if not native:
         if config.quantization is not None:
             own = "--diffusers-load-kwargs has a quantization_config"

@@ -83,6 +83,12 @@ class SessionRunner(Runner):
             fixed_cache=None if cache is None else FixedCache(cache.name),
             warnings=attention.warnings,
             checkpoint=checkpoint,
+            components={name: part for name, part in pipeline.components.items() if part is not None},
+            # a step ends with the prediction of the next one, and the call runs on after the last
+            denoising=[
+                *((denoiser, "forward") for denoiser in denoisers),
+                *((scheduler, "step") for scheduler in loading.schedulers(pipeline)),
+            ],
         )
 
     def drop(self, ids: Sequence[str]) -> None:

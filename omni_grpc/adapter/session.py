@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import dataclasses
 import functools
@@ -89,7 +90,9 @@ class Session:
         self._latents: torch.Tensor | None = None
         self._output: Any = None
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="omni_grpc-session", daemon=True)
+        # the call is part of what its caller is at
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name="omni_grpc-session", daemon=True)
 
     @property
     def steps(self) -> int:

@@ -130,6 +130,7 @@ def stats(message: event_pb2.GenerationStats) -> Stats:
             CacheCount(component=count.component, hits=count.hits, misses=count.misses) for count in message.cache
         ),
         peak_memory_bytes=message.peak_memory_bytes,
+        stage_durations={stage: seconds(spent) for stage, spent in message.stage_durations.items()},
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from omni_grpc.engine.jobs import Job
 from omni_grpc.errors import Failure
@@ -50,6 +50,7 @@ class Run:
         self._cache: dict[str, CacheCount] = {}
         self.decoded_parts = 0
         self._peak_memory = 0
+        self._stage_durations: Mapping[str, float] = {}
         self._dropped_tokens: dict[str, int] = {}
         self._artifacts: list[Artifact] = []
         self._late_warnings: tuple[RequestWarning, ...] = ()
@@ -140,6 +141,7 @@ class Run:
     def done(self, report: Decoded, scheduler: str, ready: Ready | None) -> Done:
         self._decode += report.elapsed
         self._peak_memory = report.peak_memory_bytes
+        self._stage_durations = report.stage_durations
         self._late_warnings = report.warnings
         request = self.job.request
         # what came out is the truth about its size and length, whatever was asked for
@@ -197,6 +199,7 @@ class Run:
             steps_cached=self._steps_cached,
             cache=tuple(self._cache.values()),
             peak_memory_bytes=self._peak_memory,
+            stage_durations=self._stage_durations,
         )
 
 

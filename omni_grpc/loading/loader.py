@@ -22,7 +22,7 @@ Edit = Callable[[nn.Module, str, Places], None]
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
     """A checkpoint, and where its weights go. `before` are the edits of a denoiser that has its modules and no weights
-    yet, `after` those of one that has its weights; each in order.
+    yet, `after` those of one that has its weights; each in order. `loaded` are the components that it has given out.
     """
 
     checkpoint: Checkpoint
@@ -30,6 +30,7 @@ class Loader:
     dtype: torch.dtype
     before: Sequence[Edit] = ()
     after: Sequence[Edit] = ()
+    loaded: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def denoiser(self, component: str, build: Callable[[Mapping[str, Any]], M]) -> M:
         """Our own module of a component: `build` makes it of the component's config. Raises CheckpointError, see
@@ -44,11 +45,15 @@ class Loader:
         load_weights(module, folder, weights, device=self.device, dtype=self.dtype)
         for edit in self.after:
             edit(module, component, where)
+        self.loaded[component] = module
         return module
 
     def module(self, component: str, *, part: str = "") -> Any:
         """A component that transformers or diffusers bring; `part` keeps only the submodule of that name."""
-        return load_module(self.checkpoint, component, part=part, device=self.device, dtype=self.dtype)
+        module = load_module(self.checkpoint, component, part=part, device=self.device, dtype=self.dtype)
+        self.loaded[component] = module
+        return module
 
     def tokenizer(self, component: str) -> Any:
-        return load_tokenizer(self.checkpoint, component)
+        tokenizer = self.loaded[component] = load_tokenizer(self.checkpoint, component)
+        return tokenizer

@@ -128,6 +128,7 @@ def stats(value: Stats, *, gpus: int, preemptions: int, attempts: int) -> event_
         steps_per_second=value.steps_run / value.denoise if value.denoise else 0.0,
         peak_memory_bytes=value.peak_memory_bytes,
         num_gpus=gpus,
+        stage_durations={stage: duration(seconds) for stage, seconds in value.stage_durations.items()},
         preemptions=preemptions,
         attempts=attempts,
     )

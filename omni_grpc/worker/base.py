@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -32,7 +33,9 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A runner and what is to be said of it, see plan.Ready."""
+    """A runner and what is to be said of it, see plan.Ready. `components` are the parts of its model, by name.
+    `denoising` are the methods (object, name) that a denoise step consists of, where it is not what `step` does.
+    """
 
     runner: Runner
     weight_bytes: int
@@ -43,6 +46,8 @@ class Loaded:
     fixed_cache: FixedCache | None = None
     warnings: tuple[RequestWarning, ...] = ()
     checkpoint: Checkpoint | None = None
+    components: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    denoising: Sequence[tuple[Any, str]] = ()
 
 
 class Runner(abc.ABC):

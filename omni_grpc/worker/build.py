@@ -15,6 +15,7 @@ from omni_grpc.plan import Ready
 from omni_grpc.settle import Machine, place
 from omni_grpc.spec import Checkpoint
 from omni_grpc.worker.base import Loaded, Runner, Setting
+from omni_grpc.worker.profiler import profiled
 
 
 def machine() -> Machine:
@@ -37,7 +38,8 @@ def build(
     loaded: Loaded = kind.load(
         Setting(config=config, checkpoint=checkpoint, device=device, dtype=dtype, prefix=prefix, tell=tell)
     )
-    return loaded.runner, Ready(
+    profiler = config.profiler
+    return loaded.runner if profiler is None else profiled(loaded, profiler, device), Ready(
         pid=os.getpid(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         dtype=placement.dtype,

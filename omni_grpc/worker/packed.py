@@ -14,6 +14,7 @@ from torch import Tensor
 from omni_grpc.errors import Cancelled, InternalError
 from omni_grpc.features import Effects
 from omni_grpc.load import Loading, LoadPhase
+from omni_grpc.loading.loader import Loader
 from omni_grpc.nn.rows import LayoutCache, Rows
 from omni_grpc.pipeline.base import Again, Done, Outcome, Pipeline, Segment
 from omni_grpc.pipeline.batch import advance, assemble, predict
@@ -110,7 +111,8 @@ class PackedRunner(Runner):
     def load(cls, setting: Setting) -> Loaded:
         checkpoint, device = setting.checkpoint, setting.device
         effects = Effects()
-        pipeline = load_pipeline(setting, effects)
+        parts = loader(setting, effects)
+        pipeline = load_pipeline(parts, effects)
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         return Loaded(
             runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.spec.latent_rgb),
@@ -118,6 +120,7 @@ class PackedRunner(Runner):
             cost=warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds),
             quantized_layers=dict(effects.quantized_layers),
             loras=tuple(effects.loras.values()),
+            components=parts.loaded,
         )
 
     def drop(self, ids: Sequence[str]) -> None:
@@ -308,13 +311,13 @@ class PackedRunner(Runner):
         return tuple(previews)
 
 
-def load_pipeline(setting: Setting, effects: Effects) -> Pipeline:
-    """The pipeline of a checkpoint, with every feature that the configuration turns on; `effects` is told what they do.
+def load_pipeline(parts: Loader, effects: Effects) -> Pipeline:
+    """The pipeline of a checkpoint, with every feature that the loader applies; `effects` was told what they do.
     Raises ConfigError for one that has no effect.
     """
-    module, _, name = setting.checkpoint.spec.pipeline.partition(":")
+    module, _, name = parts.checkpoint.spec.pipeline.partition(":")
     kind: type[Pipeline] = getattr(importlib.import_module(module), name)
-    pipeline = kind.load(loader(setting, effects))
+    pipeline = kind.load(parts)
     effects.check()
     return pipeline
 

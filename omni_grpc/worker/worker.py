@@ -31,7 +31,7 @@ class Worker:
         self._send = send
         self._prefix = prefix
         self._lock = threading.Lock()
-        self._live: set[str] = set()
+        self._wanted: set[str] = set()
         self._prepare, self._step, self._decode = (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"omni_grpc-{lane}")
             for lane in ("prepare", "step", "decode")
@@ -46,8 +46,8 @@ class Worker:
         them.
         """
         with self._lock:
-            self._live.update(request.id for request in plan.admit)
-            self._live.difference_update(plan.drop)
+            self._wanted.update(request.id for request in plan.admit)
+            self._wanted.difference_update(plan.drop)
         if plan.drop:
             self._runner.drop(plan.drop)
         for request in plan.admit:
@@ -88,14 +88,20 @@ class Worker:
         try:
             prepared = self._runner.prepare(request)
         except Exception as error:  # noqa: BLE001 - one request's failure is that request's report
+            self._still_wanted(request.id)
             self._runner.drop((request.id,))
             self._send(Broken(id=request.id, phase="prepare", failure=failure(error, f"preparing {request.id}")))
             return
-        with self._lock:
-            wanted = request.id in self._live
-        if not wanted:
+        if not self._still_wanted(request.id):
             self._runner.drop((request.id,))
         self._send(prepared)
+
+    def _still_wanted(self, request_id: str) -> bool:
+        """Whether nobody dropped the request while it was prepared; from then on the runner knows it."""
+        with self._lock:
+            wanted = request_id in self._wanted
+            self._wanted.discard(request_id)
+        return wanted
 
     def _run_step(self, ids: tuple[str, ...]) -> None:
         self._send(self._runner.step(ids))

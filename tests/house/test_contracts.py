@@ -49,7 +49,8 @@ def skeleton(tmp_path: Path) -> Path:
     for module in {"omni_grpc", *members, *named}:
         folder = tmp_path.joinpath(*module.split("."))
         folder.mkdir(parents=True, exist_ok=True)
-        folder.joinpath("__init__.py").touch()
+        for package in (folder, *folder.parents[: module.count(".")]):
+            package.joinpath("__init__.py").touch()
     for importer, imported in re.findall(r'"(omni_grpc[.\w]+) -> (omni_grpc[.\w]+)"', settings):
         tmp_path.joinpath(*importer.split("."), "__init__.py").write_text(f"import {imported}\n", encoding="utf-8")
     return tmp_path

@@ -27,6 +27,7 @@ CONTROL = (
     "omni_grpc.inputs",
     "omni_grpc.media_in",
     "omni_grpc.making",
+    "omni_grpc.compat",
 )
 SYMLINK_HOOK = "models-symlink"
 

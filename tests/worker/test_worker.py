@@ -57,7 +57,7 @@ def test_a_request_goes_through_the_lanes(worker):
     decoded = reports.get(timeout=60)
     assert isinstance(decoded, Decoded)
     assert len(shared.take(decoded.media[0].data)) == decoded.media[0].data.size
-    assert it._runner._held == {}
+    assert (it._runner._held, it._wanted) == ({}, set())
 
 
 def test_a_request_dropped_before_its_decode_is_reported_and_logged_as_no_defect(worker, caplog):

@@ -1,0 +1,35 @@
+r"""Makes sounds from text on a server: output_PROMPT_SOUND.wav.
+
+python -m omni_grpc.serve --model stabilityai/stable-audio-open-1.0 --port 50051
+python examples/online/text_to_audio.py --server localhost:50051 \
+    --prompt "rain on a roof" --output out
+"""
+
+import argparse
+from pathlib import Path
+
+from omni_grpc.client import Client
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", default="localhost:50051", metavar="HOST:PORT")
+    parser.add_argument("--prompt", nargs="+", required=True)
+    parser.add_argument("--output", type=Path, default=Path(), metavar="FOLDER")
+    parser.add_argument("--duration", type=float, help="seconds")
+    parser.add_argument("--steps", type=int, help="default: the model's")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    sampling = {name: getattr(args, name) for name in ("duration", "steps", "seed")}
+    args.output.mkdir(parents=True, exist_ok=True)
+    with Client(args.server) as client:
+        for i, prompt in enumerate(args.prompt):
+            result = client.generate_audio(prompt, **sampling)
+            for j, data in enumerate(result.files):
+                path = args.output / f"output_{i}_{j}.wav"
+                path.write_bytes(data)
+                print(f"{path}: seed {result.seeds[j]}, {result.effective.steps} steps")
+
+
+if __name__ == "__main__":
+    main()

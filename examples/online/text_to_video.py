@@ -1,0 +1,35 @@
+r"""Makes videos from text on a server: output_PROMPT_VIDEO.mp4.
+
+python -m omni_grpc.serve --model Wan-AI/Wan2.2-TI2V-5B-Diffusers --port 50051
+python examples/online/text_to_video.py --server localhost:50051 \
+    --prompt "a red circle rolls" --output out
+"""
+
+import argparse
+from pathlib import Path
+
+from omni_grpc.client import Client
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", default="localhost:50051", metavar="HOST:PORT")
+    parser.add_argument("--prompt", nargs="+", required=True)
+    parser.add_argument("--output", type=Path, default=Path(), metavar="FOLDER")
+    for name in ("--width", "--height", "--num-frames", "--steps"):
+        parser.add_argument(name, type=int, help="default: the model's")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    sampling = {name: getattr(args, name) for name in ("width", "height", "num_frames", "steps", "seed")}
+    args.output.mkdir(parents=True, exist_ok=True)
+    with Client(args.server) as client:
+        for i, prompt in enumerate(args.prompt):
+            result = client.generate_video(prompt, **sampling)
+            for j, data in enumerate(result.files):
+                path = args.output / f"output_{i}_{j}.mp4"
+                path.write_bytes(data)
+                print(f"{path}: seed {result.seeds[j]}, {result.effective.steps} steps")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The defaults of vLLM-Omni's dataclasses, each in a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from omni_grpc import compat
+
+DEFAULTS: dict[type[Any], dict[str, Any]] = {
+    compat.DiffusionParallelConfig: {
+        "pipeline_parallel_size": 1,
+        "data_parallel_size": None,
+        "tensor_parallel_size": 1,
+        "sequence_parallel_size": None,
+        "ulysses_degree": 1,
+        "ring_degree": 1,
+        "allgather_degree": 1,
+        "cfg_parallel_size": 1,
+        "vae_patch_parallel_size": 1,
+        "text_encoder_tp_size": 1,
+        "enable_expert_parallel": False,
+        "ulysses_mode": "strict",
+        "ulysses_a2a_permute": False,
+        "vae_parallel_mode": "tile",
+        "mask_sp_padding": False,
+        "use_hsdp": False,
+        "hsdp_shard_size": -1,
+        "hsdp_replicate_size": 1,
+    },
+    compat.DiffusionCacheConfig: {
+        "rel_l1_thresh": None,
+        "coefficients": None,
+        "sea_threshold": 0.25,
+        "sea_residual_order": 1,
+        "sea_max_consecutive_cached": 2,
+        "sea_power_exp": 3.0,
+        "mag_threshold": 0.24,
+        "mag_max_skip_steps": 5,
+        "mag_retention_ratio": 0.1,
+        "mag_ratios": None,
+        "mag_calibrate": False,
+        "Fn_compute_blocks": 1,
+        "Bn_compute_blocks": 0,
+        "max_warmup_steps": 4,
+        "max_cached_steps": -1,
+        "residual_diff_threshold": 0.24,
+        "max_continuous_cached_steps": 3,
+        "enable_taylorseer": False,
+        "taylorseer_order": 1,
+        "scm_steps_mask_policy": None,
+        "scm_steps_policy": "dynamic",
+        "num_inference_steps": None,
+        "force_refresh_step_hint": None,
+        "force_refresh_step_policy": "once",
+    },
+    compat.OmniDiffusionConfig: {
+        "model": None,
+        "model_class_name": None,
+        "revision": None,
+        "dtype": "auto",
+        "diffusion_load_format": "default",
+        "diffusers_load_kwargs": {},
+        "diffusers_call_kwargs": {},
+        "quantization": None,
+        "quantization_config": None,
+        "lora_path": None,
+        "lora_scale": 1.0,
+        "lora_backend": "peft",
+        "trust_remote_code": False,
+        "enable_multithread_weight_load": True,
+        "num_weight_load_threads": 4,
+        "max_num_seqs": 1,
+        "step_execution": False,
+        "enforce_eager": False,
+        "streaming_output": False,
+        "output_type": "pil",
+        "engine_backend": "default",
+        "distributed_executor_backend": None,
+        "num_gpus": None,
+        "enable_sleep_mode": False,
+        "enable_prompt_embed_cache": False,
+        "enable_diffusion_pipeline_profiler": False,
+        "enable_cpu_offload": False,
+        "enable_layerwise_offload": False,
+        "enable_distributed_layerwise_offload": False,
+        "vae_use_slicing": False,
+        "vae_use_tiling": False,
+        "diffusion_attention_backend": None,
+        "diffusion_attention_config": None,
+        "diffusion_kv_cache_dtype": None,
+        "boundary_ratio": None,
+        "flow_shift": None,
+        "cache_backend": "none",
+        "cache_config": {},
+        "parallel_config": compat.DiffusionParallelConfig(),
+    },
+    compat.OmniDiffusionSamplingParams: {
+        "height": None,
+        "width": None,
+        "num_frames": 1,
+        "fps": None,
+        "frame_rate": None,
+        "num_inference_steps": 50,
+        "guidance_scale": 0.0,
+        "guidance_scale_2": None,
+        "guidance_rescale": 0.0,
+        "true_cfg_scale": None,
+        "boundary_ratio": None,
+        "strength": None,
+        "seed": None,
+        "num_outputs_per_prompt": 1,
+        "layers": 4,
+        "extra_args": {},
+        "resolution": 640,
+        "eta": 0.0,
+        "sigmas": None,
+        "timesteps": None,
+        "latents": None,
+        "generator": None,
+        "output_type": None,
+        "quality": None,
+        "max_sequence_length": None,
+        "do_classifier_free_guidance": False,
+        "cfg_normalize": False,
+        "enable_frame_interpolation": False,
+        "return_trajectory_latents": False,
+        "lora_request": None,
+        "lora_scale": 1.0,
+        "extra_step_kwargs": {},
+    },
+    compat.DiffusionOutput: {
+        "output": None,
+        "stage_durations": {},
+        "peak_memory_mb": 0.0,
+        "request_id": "",
+        "generation": None,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", DEFAULTS, ids=lambda kind: kind.__name__)
+def test_defaults_are_those_that_are_documented(kind: type[Any]) -> None:
+    assert {field.name: getattr(kind(), field.name) for field in dataclasses.fields(kind)} == DEFAULTS[kind]
+
+
+def test_a_request_has_default_sampling_and_an_output_of_none_has_no_durations() -> None:
+    request = compat.OmniDiffusionRequest(prompts=["x"])
+    assert (request.sampling_params, request.request_id) == (compat.OmniDiffusionSamplingParams(), "")
+    assert compat.DiffusionOutput(output=[1], stage_durations=None).stage_durations == {}

@@ -1,0 +1,63 @@
+"""vLLM-Omni's short flags: answered on stderr, and nothing but flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from omni_grpc.config import EngineConfig
+from omni_grpc.errors import Code, ConfigError
+from omni_grpc.settings import settings
+
+
+def load(*argv: str, **environ: str) -> EngineConfig:
+    return settings(["--model", "m", *argv], environ, prog="serve", description="")
+
+
+PLAIN = EngineConfig.from_settings(model="m")
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer"),
+    [
+        (["--omni"], "--omni: is what this server always does; leave it out\n"),
+        (["--step-execution"], "--step-execution: step execution is always on\n"),
+        (["--omni", "--omni"], "--omni: is what this server always does; leave it out\n"),
+        (["--usp", "1"], "--usp: called --ulysses-degree here\n"),
+        (["--ring=1", "--ring", "1"], "--ring: called --ring-degree here\n"),
+        (["--ulysses-degree", "1", "--ring-degree", "1"], ""),
+        ([], ""),
+    ],
+)
+def test_a_flag_of_vllm_omni_is_answered_once(argv: list[str], answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert load(*argv) == PLAIN
+    assert capsys.readouterr() == ("", answer)
+
+
+@pytest.mark.parametrize(
+    ("flag", "field"),
+    [
+        ("--usp", "ulysses_degree"),
+        ("--ulysses-degree", "ulysses_degree"),
+        ("--ring", "ring_degree"),
+        ("--ring-degree", "ring_degree"),
+    ],
+)
+@pytest.mark.parametrize("degree", ["2", "0", "x"])
+def test_a_degree_other_than_one_is_refused_by_name(flag: str, field: str, degree: str) -> None:
+    with pytest.raises(ConfigError, match=f"{flag} is '{degree}': must be 1: more ranks are not yet served") as refused:
+        load(flag, degree)
+    assert refused.value.code is Code.INVALID_ARGUMENT
+    assert refused.value.reason == "NOT_SUPPORTED"
+    assert [violation.field for violation in refused.value.violations] == [field]
+
+
+@pytest.mark.parametrize("name", ["usp", "ring", "omni", "step_execution", "ulysses_degree"])
+def test_they_are_no_variables_and_no_keys(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"unknown setting '{name}'"):
+        load(**{f"OMNI_GRPC_{name.upper()}": "1"})
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"{name}: 1\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"unknown setting '{name}'"):
+        load("--config", str(file))
