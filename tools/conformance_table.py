@@ -62,7 +62,7 @@ class Collector:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         claims, subject = self._shown.get(report.nodeid, ([], ""))
-        if report.passed and report.when != "call":
+        if report.skipped or (report.passed and report.when != "call"):
             return
         said = dict(report.user_properties).get("shows", HELD)
         for claim in claims:

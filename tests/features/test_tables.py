@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,15 +15,17 @@ CLAIM = Claim("LoRA, scale 0", "without it", "bit for bit")
 SUBJECT = "QwenImagePipeline"
 
 
-def filled(*reports: tuple[str, bool, dict[str, str]]) -> dict[str, str]:
-    """What becomes of one cell after reports of one test after the other: phase, whether it passed, properties."""
+def filled(*reports: tuple[str, bool | None, dict[str, str]]) -> dict[str, str]:
+    """What becomes of one cell after reports of one test after the other: phase, whether it passed (None: it was
+    skipped), properties.
+    """
     collector = Collector()
     collector.cells[CLAIM] = {}
     for number, (when, passed, properties) in enumerate(reports):
         collector._shown[str(number)] = [CLAIM], SUBJECT
-        collector.pytest_runtest_logreport(
-            SimpleNamespace(nodeid=str(number), when=when, passed=passed, user_properties=list(properties.items()))  # type: ignore[arg-type]
-        )
+        said = {"passed": passed is True, "skipped": passed is None, "user_properties": list(properties.items())}
+        report: Any = SimpleNamespace(nodeid=str(number), when=when, **said)
+        collector.pytest_runtest_logreport(report)
     return collector.cells[CLAIM]
 
 
@@ -31,7 +34,7 @@ def test_a_cell_says_what_came_of_the_tests_that_fill_it() -> None:
     assert filled(("call", True, {"shows": "refused"})) == {SUBJECT: "refused"}
     assert filled(("call", True, {}), ("call", False, {}), ("call", True, {})) == {SUBJECT: FAILED}
     assert filled(("setup", False, {})) == {SUBJECT: FAILED}
-    assert filled(("setup", True, {})) == {}
+    assert filled(("setup", True, {})) == filled(("setup", None, {})) == {}
 
 
 def test_a_line_has_a_cell_for_each_model() -> None:

@@ -57,6 +57,23 @@ def test_every_registered_model_is_tested() -> None:
     assert set(specs()) == {pipeline_of(name) for name in ENTRIES}, "each spec needs an entry in tests/models/cases"
 
 
+@pytest.fixture(scope="session")
+def served() -> dict[str, str]:
+    """Our pipeline class -> the checkpoint that engines are started with."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def one_per_pipeline(model: Model, served: dict[str, str]) -> None:
+    """Lets a test run on one kind of checkpoint of each pipeline class: to an engine they are the same."""
+    mine = str(model.checkpoint.path)
+    if served.setdefault(model.spec.pipeline, mine) != mine:
+        pytest.skip(f"{model.spec.pipeline} is tried on another checkpoint")
+
+
+engine = pytest.mark.usefixtures("one_per_pipeline")
+
+
 def close(mine: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(mine, theirs, rtol=0, atol=TOLERANCE)
 
@@ -191,6 +208,7 @@ def fresh(model: Model) -> Outcome:
 
 
 @pytest.mark.shows("cancel in any phase", "what a fresh engine makes next", "bit for bit")
+@engine
 @pytest.mark.parametrize("phase", ["queue", "prepare", "step", "decode"])
 async def test_a_cancelled_request_leaves_nothing_behind(model: Model, fresh: Outcome, phase: str) -> None:
     draft = unwanted(model)
@@ -226,6 +244,7 @@ def assert_equal_bit_for_bit(mine: Outcome, theirs: Outcome) -> None:
 
 
 @pytest.mark.shows("preemption", "the request alone", "1e-5")
+@engine
 async def test_a_preempted_request_ends_as_if_it_had_been_alone(model: Model) -> None:
     long, short = model.guided(steps=12, seeds=(1,)), model.draft(wider=1, steps=2, seeds=(2,))
     async with live(model.checkpoint, policy="priority", max_num_seqs=1) as it:
@@ -333,6 +352,7 @@ def test_previews_change_nothing(model: Model) -> None:
         assert all(max(picture.shape) == 64 and picture.std() > 1 for picture in pictures)
 
 
+@engine
 async def test_a_warm_up_changes_nothing_and_leaves_nothing_behind(model: Model) -> None:
     draft = model.guided(steps=2, output_format=model.lossless)
     gc.collect()
@@ -345,6 +365,7 @@ async def test_a_warm_up_changes_nothing_and_leaves_nothing_behind(model: Model)
         assert_equal_bit_for_bit(await warm.result(draft), await cold.result(draft))
 
 
+@engine
 async def test_a_whole_life_ends_with_its_files(model: Model) -> None:
     """Start to end through the engine: the same latents as the runner's, and one file for each output."""
     draft = model.guided(steps=2, seeds=(1, 2), output_format=model.lossless)
