@@ -1,6 +1,6 @@
 """Runs what models and features have to hold, and prints as Markdown tables what is equal to what, and how close.
 
-    python -m tools.conformance_table            about three minutes
+    python -m tools.conformance_table            about two minutes
     python -m tools.conformance_table --write    puts the tables into docs/features.md too
     python -m tools.conformance_table --lines    how long each model's code is; runs nothing
 
@@ -137,7 +137,8 @@ def main() -> int:
         print(lines())
         return 0
     collector = Collector()
-    code = pytest.main(["-m", "conformance", "--durations=0", *(str(ROOT / path) for path in TESTS)], [collector])
+    quiet = "--durations-min=1000"
+    code = pytest.main(["-m", "conformance", quiet, *(str(ROOT / path) for path in TESTS)], [collector])
     made = tables(collector.cells)
     print(f"\n{made}\n\n{lines()}")
     if options.write and code == pytest.ExitCode.OK:
