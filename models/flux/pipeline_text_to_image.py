@@ -12,12 +12,13 @@ from omni_grpc.loading.loader import Loader
 from omni_grpc.models.flux import PATCH
 from omni_grpc.models.flux.flux_transformer import FluxTransformer
 from omni_grpc.nn.linear import activate
-from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
+from omni_grpc.nn.rows import JOINT, Row, Rows
 from omni_grpc.pipeline.base import Pipeline
+from omni_grpc.pipeline.batch import alone
 from omni_grpc.pipeline.outputs import Output, to_uint8
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
-from omni_grpc.pipeline.state import COND, UNCOND, Cond, State, Tables
+from omni_grpc.pipeline.state import Cond, State, Tables, prompts
 from omni_grpc.request import Request
 from omni_grpc.spec import Checkpoint
 
@@ -57,11 +58,9 @@ class FluxPipeline(Pipeline):
     def prepare(self, request: Request) -> list[State]:
         reference = self.reference(request)
         states = [self._state(request, output, seed) for output, seed in enumerate(request.seeds)]
-        prompts = {"prompt": (COND, request.prompt)}
-        if request.negative_prompt is not None:
-            prompts["negative_prompt"] = (UNCOND, request.negative_prompt)
-        conds = {branch: self._condition(states[0], branch, text, reference) for branch, text in prompts.values()}
-        counts = {field: len(self.tokenizer_2(text, verbose=False).input_ids) for field, (_, text) in prompts.items()}
+        texts = prompts(request)
+        conds = {branch: self._condition(states[0], branch, text, reference) for branch, text in texts.values()}
+        counts = {field: len(self.tokenizer_2(text, verbose=False).input_ids) for field, (_, text) in texts.items()}
         most = self.checkpoint.limits.max_prompt_tokens
         for state in states:
             state.cond = dict(conds)
@@ -102,7 +101,7 @@ class FluxPipeline(Pipeline):
         embeds, pooled = self._encode(text)
         grids = [state.grid] if reference is None else [state.grid, reference.grid]
         row = Row.of(txt=len(embeds), img=sum(grid.tokens for grid in grids))
-        with activate(Rows([(state, branch)], [row], LayoutCache(self.device, capacity=1))):
+        with alone(state, branch, row):
             txt = self.transformer.text(embeds)
             t = torch.tensor(state.schedule.timesteps, device=self.device).to(self.dtype) / 1000
             modulation = self.transformer.modulation(t, pooled, state.guidance.scale)

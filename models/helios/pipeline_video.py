@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Self
 
 import numpy as np
@@ -17,12 +16,13 @@ from omni_grpc.models.helios import CHUNK, PATCH, TEXT_TOKENS
 from omni_grpc.models.helios.helios_past import HeliosState, HeliosVae, Start
 from omni_grpc.models.helios.helios_transformer import HeliosTransformer
 from omni_grpc.nn.linear import activate
-from omni_grpc.nn.rows import LayoutCache, Row, Rows
+from omni_grpc.nn.rows import Rows
 from omni_grpc.pipeline.base import Done, Outcome, Pipeline, Segment
+from omni_grpc.pipeline.batch import alone
 from omni_grpc.pipeline.outputs import Output, to_uint8
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
-from omni_grpc.pipeline.state import COND, UNCOND, Cond, State, Tables
+from omni_grpc.pipeline.state import COND, Cond, State, Tables, prompts
 from omni_grpc.pipeline.umt5 import Umt5Text
 from omni_grpc.request import Request
 
@@ -48,11 +48,9 @@ class HeliosPipeline(Pipeline):
         frames = self.checkpoint.limits.segment_frames
         start = self.vae.start(request.inputs, request.width, request.height, frames)
         states = [self._state(request, output, seed, start) for output, seed in enumerate(request.seeds)]
-        texts = {COND: self.text.encode(request.prompt)}
-        if request.negative_prompt is not None:
-            texts[UNCOND] = self.text.encode(request.negative_prompt)
+        fields = {branch: field for field, (branch, _) in prompts(request).items()}
+        texts = {branch: self.text.encode(text) for branch, text in prompts(request).values()}
         states[0].cond = self._conds(states[0], {branch: text.hidden for branch, text in texts.items()})
-        fields = {COND: "prompt", UNCOND: "negative_prompt"}
         for state in states:
             state.cond = self._recall(state, states[0].cond)
             state.prompt_tokens = texts[COND].tokens
@@ -100,21 +98,18 @@ class HeliosPipeline(Pipeline):
         t = torch.tensor(state.schedule.timesteps, device=self.device)
         conds, tables = {}, Tables()
         for branch, embeds in hidden.items():
-            with self._alone(state, branch, row):
+            with alone(state, branch, row):
                 tables.update(tables or self.transformer.modulation(t, self.dtype))
                 conds[branch] = Cond(row=row, constants=self.transformer.text(embeds) | positions, tables=tables)
         return conds
 
     def _recall(self, state: HeliosState, conds: Mapping[str, Cond]) -> dict[str, Cond]:
         """The conds of a state with the tokens of what came before its chunk, which both branches go by alike."""
-        with self._alone(state, COND, conds[COND].row):
+        with alone(state, COND, conds[COND].row):
             past = self.transformer.history(state.first.to(self.dtype), state.last.to(self.dtype))
         return {
             branch: dataclasses.replace(cond, constants={**cond.constants, **past}) for branch, cond in conds.items()
         }
-
-    def _alone(self, state: State, branch: str, row: Row) -> AbstractContextManager[Rows]:
-        return activate(Rows([(state, branch)], [row], LayoutCache(self.device, capacity=1)))
 
     def predict(self, batch: Rows) -> Tensor:
         with activate(batch):

@@ -13,12 +13,13 @@ from omni_grpc.loading.loader import Loader
 from omni_grpc.models.qwen_image import PATCH
 from omni_grpc.models.qwen_image.qwen_image_transformer import QwenImageTransformer
 from omni_grpc.nn.linear import activate
-from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
+from omni_grpc.nn.rows import JOINT, Row, Rows
 from omni_grpc.pipeline.base import Pipeline
+from omni_grpc.pipeline.batch import alone
 from omni_grpc.pipeline.outputs import Output, to_uint8
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
-from omni_grpc.pipeline.state import COND, UNCOND, Cond, State
+from omni_grpc.pipeline.state import COND, Cond, State, prompts
 from omni_grpc.pipeline.tables import SharedTables
 from omni_grpc.request import Request
 from omni_grpc.spec import Checkpoint
@@ -66,11 +67,8 @@ class QwenImagePipeline(Pipeline):
 
     def prepare(self, request: Request) -> list[State]:
         states = [self._state(request, output, seed) for output, seed in enumerate(request.seeds)]
-        prompts = {"prompt": (COND, request.prompt)}
-        if request.negative_prompt is not None:
-            prompts["negative_prompt"] = (UNCOND, request.negative_prompt)
         conds, dropped = {}, {}
-        for field, (branch, text) in prompts.items():
+        for field, (branch, text) in prompts(request).items():
             embeds, dropped[field] = self._encode(text)
             conds[branch] = self._condition(states[0], branch, embeds)
         for state in states:
@@ -111,7 +109,7 @@ class QwenImagePipeline(Pipeline):
 
     def _condition(self, state: State, branch: str, embeds: Tensor) -> Cond:
         row = Row.of(txt=len(embeds), img=state.grid.tokens)
-        with activate(Rows([(state, branch)], [row], LayoutCache(self.device, capacity=1))):
+        with alone(state, branch, row):
             txt = self.transformer.text(embeds)
             tables = self._tables.get(state, lambda: self._modulation(state))
         rope = self.transformer.rope(len(embeds), state.grid.height, state.grid.width)

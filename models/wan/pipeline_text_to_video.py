@@ -14,12 +14,13 @@ from omni_grpc.models.wan import TEXT_TOKENS, frames_per_latent, pixels_per_toke
 from omni_grpc.models.wan.wan_transformer import WanTransformer
 from omni_grpc.nn.dual_stream import IMG
 from omni_grpc.nn.linear import activate
-from omni_grpc.nn.rows import LayoutCache, Row, Rows, Runs
+from omni_grpc.nn.rows import Row, Rows, Runs
 from omni_grpc.pipeline.base import Done, Outcome, Pipeline, advance
+from omni_grpc.pipeline.batch import alone
 from omni_grpc.pipeline.outputs import Output, to_uint8
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule
-from omni_grpc.pipeline.state import COND, UNCOND, Cond, State, Tables
+from omni_grpc.pipeline.state import COND, Cond, State, Tables, prompts
 from omni_grpc.pipeline.umt5 import Text, Umt5Text
 from omni_grpc.pipeline.wan_vae import WanVae
 from omni_grpc.request import Guidance, Request
@@ -55,11 +56,9 @@ class WanPipeline(Pipeline):
         states = [self._state(request, output, seed) for output, seed in enumerate(request.seeds)]
         runs, video = self._video(states)
         row = Row.of(txt=TEXT_TOKENS, img=runs)
-        texts = {COND: self.text.encode(request.prompt)}
-        if request.negative_prompt is not None:
-            texts[UNCOND] = self.text.encode(request.negative_prompt)
-        fields = zip(("prompt", "negative_prompt"), texts.values(), strict=False)
-        dropped = {field: text.dropped for field, text in fields if text.dropped}
+        fields = {branch: field for field, (branch, _) in prompts(request).items()}
+        texts = {branch: self.text.encode(text) for branch, text in prompts(request).values()}
+        dropped = {fields[branch]: text.dropped for branch, text in texts.items() if text.dropped}
         turns = [self._expert(states[0], evaluation) for evaluation in range(states[0].schedule.evaluations)]
         conds = {name: self._conds(name, states[0], row, texts, video) for name in dict.fromkeys(turns)}
         for state in states:
@@ -100,7 +99,7 @@ class WanPipeline(Pipeline):
         t[:, 0] = torch.tensor(state.schedule.timesteps)
         conds, tables = {}, Tables()
         for branch, text in texts.items():
-            with activate(Rows([(state, branch)], [row], LayoutCache(self.device, capacity=1))):
+            with alone(state, branch, row):
                 if not tables:
                     vectors = expert.modulation(t.flatten().to(self.device), self.dtype)
                     tables.update({part: table.unflatten(0, t.shape) for part, table in vectors.items()})

@@ -13,12 +13,13 @@ from omni_grpc.loading.loader import Loader
 from omni_grpc.models.z_image import PATCH
 from omni_grpc.models.z_image.z_image_transformer import ZImageTransformer, padding
 from omni_grpc.nn.linear import activate
-from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
+from omni_grpc.nn.rows import JOINT, Row, Rows
 from omni_grpc.pipeline.base import Pipeline
+from omni_grpc.pipeline.batch import alone
 from omni_grpc.pipeline.outputs import Output, to_uint8
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
-from omni_grpc.pipeline.state import COND, UNCOND, Cond, State
+from omni_grpc.pipeline.state import COND, Cond, State, prompts
 from omni_grpc.pipeline.tables import SharedTables
 from omni_grpc.request import Guidance, Request
 from omni_grpc.spec import Checkpoint
@@ -56,11 +57,8 @@ class ZImagePipeline(Pipeline):
 
     def prepare(self, request: Request) -> list[State]:
         states = [self._state(request, output, seed) for output, seed in enumerate(request.seeds)]
-        prompts = {"prompt": (COND, request.prompt)}
-        if request.negative_prompt is not None:
-            prompts["negative_prompt"] = (UNCOND, request.negative_prompt)
         conds, tokens, dropped = {}, {}, {}
-        for field, (branch, text) in prompts.items():
+        for field, (branch, text) in prompts(request).items():
             embeds, dropped[field] = self._encode(text)
             tokens[branch] = len(embeds)
             conds[branch] = self._condition(states[0], branch, embeds)
@@ -115,7 +113,7 @@ class ZImagePipeline(Pipeline):
         grid, text = state.grid, len(embeds) + padding(len(embeds))
         row = Row.of(txt=text, img=grid.tokens + padding(grid.tokens))
         rope = self.transformer.rope(text, grid.height, grid.width)
-        with activate(Rows([(state, branch)], [row], LayoutCache(self.device, capacity=1))) as rows:
+        with alone(state, branch, row) as rows:
             txt = self.transformer.text(embeds, rope[:text], rows)
             tables = self._tables.get(state, lambda: self._modulation(state))
         pad = torch.arange(row.lengths[1], device=self.device)[:, None] >= grid.tokens

@@ -39,7 +39,8 @@ class Loader:
         with torch.device("meta"):
             module = build(self.checkpoint.configs[component]).eval()
         folder, weights = self.checkpoint.path / component, self.checkpoint.spec.weights[component]
-        where = places(module, folder, weights)
+        # reads the headers of all files once more, which nobody needs who edits nothing
+        where = places(module, folder, weights) if self.before or self.after else {}
         for edit in self.before:
             edit(module, component, where)
         load_weights(module, folder, weights, device=self.device, dtype=self.dtype)

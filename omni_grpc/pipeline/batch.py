@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
-from omni_grpc.nn.rows import MOD, LayoutCache, Rows
+from omni_grpc.nn.linear import activate
+from omni_grpc.nn.rows import MOD, LayoutCache, Row, Rows
 from omni_grpc.pipeline.base import Done, Outcome, Pipeline, Segment
 from omni_grpc.pipeline.guidance import combine
 from omni_grpc.pipeline.state import State
@@ -64,3 +66,8 @@ def advance(pipeline: Pipeline, state: State, predictions: Mapping[str, Tensor])
 
 def _tokens(state: State) -> Tensor:
     return state.latents if state.context is None else torch.cat([state.latents, state.context])
+
+
+def alone(state: State, branch: str, row: Row) -> AbstractContextManager[Rows]:
+    """Makes one sequence the active batch for the length of the block: for what is computed ahead of the steps."""
+    return activate(Rows([(state, branch)], [row], LayoutCache(state.latents.device, capacity=1)))

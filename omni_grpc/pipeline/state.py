@@ -21,6 +21,14 @@ UNCOND = "uncond"
 """The branch that follows the negative prompt; present where classifier-free guidance is on."""
 
 
+def prompts(request: Request) -> dict[str, tuple[str, str]]:
+    """The texts of a request: field -> the branch that follows it, and the text itself."""
+    texts = {"prompt": (COND, request.prompt)}
+    if request.negative_prompt is not None:
+        texts["negative_prompt"] = (UNCOND, request.negative_prompt)
+    return texts
+
+
 class Tables(dict[str, Tensor]):
     """The modulation of every evaluation, [evaluations, levels, ...] by name. A dict cannot be referenced weakly."""
 

@@ -81,8 +81,8 @@ def draw_wish(rng: random.Random, kind: str | None = None) -> Wish:
     if kind == "one":
         size = rng.choice(("small", "large")) if rng.random() < 0.35 else None
         place = rng.choice(tuple(PLACES)) if rng.random() < 0.6 else None
-        if size == "large":
-            place = None if place != "center" else place
+        if size == "large" and place != "center":
+            place = None
         return Wish((Noun(colour=rng.choice(free), shape=_shape(rng), size=size, place=place),), None, background)
     if kind == "count":
         noun = Noun(colour=rng.choice(free), shape=_shape(rng), count=rng.choice((2, 2, 3)))

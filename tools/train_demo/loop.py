@@ -64,7 +64,7 @@ class Data:
 class Step:
     """Forward and backward of one size as a CUDA graph: so small a model is otherwise bound by launches."""
 
-    def __init__(self, model: Model, data: Data, empty: tuple[Tensor, int], scale: float) -> None:
+    def __init__(self, model: Model, data: Data, empty: tuple[Tensor, int]) -> None:
         count = TOKENS // (data.latents.shape[1] + TEXT)
         self.data, self.count = data, count
         self.latents = torch.zeros_like(data.latents[:count])
@@ -73,13 +73,13 @@ class Step:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self._run(model, empty, scale)
+                self._run(model, empty)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.loss = self._run(model, empty, scale)
+            self.loss = self._run(model, empty)
 
-    def _run(self, model: Model, empty: tuple[Tensor, int], scale: float) -> Tensor:
+    def _run(self, model: Model, empty: tuple[Tensor, int]) -> Tensor:
         clean = self.latents.float()
         uniform = torch.rand(self.count, device="cuda")
         t = SHIFT * uniform / (1 + (SHIFT - 1) * uniform)
@@ -91,7 +91,7 @@ class Step:
         with torch.autocast("cuda", torch.bfloat16):
             velocity = model(noised, t, ids, lengths, self.data.rope)
         loss = (velocity.float() - (noise - clean)).pow(2).mean()
-        (loss * scale).backward()
+        loss.backward()
         return loss.detach()
 
     def __call__(self, generator: torch.Generator) -> Tensor:
@@ -145,14 +145,12 @@ def train(
                 "exp_avg": m.cuda().float(),
                 "exp_avg_sq": v.cuda().float().square(),
             }
-    steps = [Step(model, part, empty, 1.0) for part in data]
+    steps = [Step(model, part, empty) for part in data]
     generator = torch.Generator("cuda").manual_seed(plan.seed)
     chooser = np.random.default_rng(plan.seed)
     share_of = np.array(weights) / sum(weights)
     began, losses = time.monotonic(), []
     while (elapsed := time.monotonic() - began) < plan.seconds:
-        for parameter in parameters:
-            assert parameter.grad is not None
         torch._foreach_zero_([parameter.grad for parameter in parameters])
         losses.append(steps[chooser.choice(len(steps), p=share_of)](generator).clone())
         torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
