@@ -465,3 +465,12 @@ def can_make(model: Model, request: Request) -> bool:
     except (RuntimeError, ValueError):
         return False
     return result.images[0].shape == shape(request)
+
+
+ALWAYS_GUIDED = {"helios", "wan", "z_image"}
+"""Families that diffusers guides against the empty prompt where none is given."""
+
+
+def test_without_a_negative_prompt_a_model_is_guided_where_diffusers_does_it(model: Model) -> None:
+    asked = model.draft(negative_prompt=None, guidance=GuidanceDraft(true_cfg_scale=3.0))
+    assert model.request(asked).negative_prompt == ("" if model.spec.family in ALWAYS_GUIDED else None)
