@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--total", type=float, default=0.0)
     parser.add_argument("--until", type=float, default=1e9, help="seconds after the start at which training ends")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pools", type=Path, help="scenes that `python -m tools.train_demo.pool` made ahead")
     parser.add_argument("--scale-pool", type=float, default=1.0)
     args = parser.parse_args()
     args.began, args.ranks = time.time(), tempfile.mkdtemp()
@@ -60,8 +61,11 @@ def _rank(rank: int, size: int, args: argparse.Namespace) -> None:
     processes = max(1, (os.cpu_count() or 2) // size - 1)
     seed = 1000 * args.seed + rank
     counts = [int(count * args.scale_pool) for count in SCENES]
-    pools = [pool.make(place, count, seed, processes) for place, count in zip(pool.BUCKETS, counts, strict=True)]
-    say(f"{sum(counts)} scenes of each rank after {elapsed():.0f} s", flush=True)
+    if args.pools:
+        pools = pool.load(args.pools, rank, size)
+    else:
+        pools = [pool.make(place, count, seed, processes) for place, count in zip(pool.BUCKETS, counts, strict=True)]
+    say(f"{sum(len(part.lengths) for part in pools)} scenes of each rank after {elapsed():.0f} s", flush=True)
     torch.cuda.set_device(rank)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
