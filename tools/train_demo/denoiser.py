@@ -27,8 +27,12 @@ EPS = 1e-6
 
 
 def _rotate(x: Tensor, weight: Tensor, turns: Tensor) -> Tensor:
-    """RMSNorm over the last dimension of x [B, T, H, D], then a turn of interleaved pairs by complex [T, 1, D / 2]."""
-    pairs = torch.view_as_complex(_rms(x, weight).float().unflatten(-1, (-1, 2)))
+    """RMSNorm over the last dimension of x [B, T, 2, H, D], by weight [T, 2, 1, D], then a turn of interleaved pairs by
+    complex [T, 1, 1, D / 2].
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        normed = F.rms_norm(x, x.shape[-1:], eps=EPS) * weight
+    pairs = torch.view_as_complex(normed.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
 
 
@@ -63,24 +67,29 @@ class Attention(nn.Module):
             self.add_module(name, nn.RMSNorm(HEAD, eps=EPS))
 
     def forward(self, img: Tensor, txt: Tensor, rope: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        turns = torch.view_as_complex(rope)[:, None]
-        length = txt.shape[1]
-
-        def turned(x: Tensor, norm: nn.RMSNorm, turns: Tensor) -> Tensor:
-            return _rotate(x.unflatten(-1, (HEADS, HEAD)), norm.weight, turns)
-
-        q, k = (
-            torch.cat([turned(x, x_norm, turns[:length]), turned(y, y_norm, turns[length:])], 1)
-            for x, x_norm, y, y_norm in (
-                (self.add_q_proj(txt), self.norm_added_q, self.to_q(img), self.norm_q),
-                (self.add_k_proj(txt), self.norm_added_k, self.to_k(img), self.norm_k),
-            )
+        joint = torch.cat(
+            [
+                _together(txt, self.add_q_proj, self.add_k_proj, self.add_v_proj),
+                _together(img, self.to_q, self.to_k, self.to_v),
+            ],
+            1,
         )
-        v = torch.cat([self.add_v_proj(txt), self.to_v(img)], 1).unflatten(-1, (HEADS, HEAD))
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
-        text, image = out.split([txt.shape[1], img.shape[1]], 1)
+        qk, v = joint.unflatten(-1, (3, HEADS, HEAD)).split((2, 1), 2)
+        text, image = (
+            torch.stack([q.weight, k.weight])[None, :, None]
+            for q, k in ((self.norm_added_q, self.norm_added_k), (self.norm_q, self.norm_k))
+        )
+        weight = torch.cat([text.expand(txt.shape[1], -1, -1, -1), image.expand(img.shape[1], -1, -1, -1)])
+        q, k = _rotate(qk, weight, torch.view_as_complex(rope)[:, None, None]).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v[:, :, 0].transpose(1, 2), attn_mask=mask)
+        text, image = out.transpose(1, 2).flatten(2).split([txt.shape[1], img.shape[1]], 1)
         return self.to_out[0](image), self.to_add_out(text)
+
+
+def _together(x: Tensor, *layers: nn.Module) -> Tensor:
+    """Several linear layers of one input in one product."""
+    weights, biases = zip(*((layer.weight, layer.bias) for layer in layers), strict=True)
+    return F.linear(x, torch.cat(weights), torch.cat(biases))
 
 
 class FeedForward(nn.Module):
@@ -179,8 +188,10 @@ class TextLayer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         h, attn = _rms(x, self.input_layernorm.weight), self.self_attn
-        q, k, v = (project(h).unflatten(-1, (-1, HEAD)) for project in (attn.q_proj, attn.k_proj, attn.v_proj))
-        q, k, v = (y.transpose(1, 2) for y in (_rotate_half(q, cos, sin), _rotate_half(k, cos, sin), v))
+        qkv = _together(h, attn.q_proj, attn.k_proj, attn.v_proj).unflatten(-1, (-1, HEAD))
+        qk, v = qkv.split((HEADS + KEY_HEADS, KEY_HEADS), 2)
+        q, k = _rotate_half(qk, cos, sin).split((HEADS, KEY_HEADS), 2)
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + attn.o_proj(out.transpose(1, 2).flatten(2))
         h = _rms(x, self.post_attention_layernorm.weight)
