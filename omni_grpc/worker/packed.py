@@ -115,7 +115,7 @@ class PackedRunner(Runner):
         pipeline = load_pipeline(parts, effects)
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         return Loaded(
-            runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.spec.latent_rgb),
+            runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.latent_rgb),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
             cost=warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds),
             quantized_layers=dict(effects.quantized_layers),
