@@ -127,12 +127,13 @@ _GUIDANCE: Mapping[str, str] = {
 
 
 class Omni:
-    """A model, loaded in this process. Settings are those of the server (`EngineConfig.from_settings`).
+    """A model, loaded in this process; by default the small one that comes with this package.
 
-    The same engine, scheduler and worker as in the server, so the same request gives the same result.
+    Settings are those of the server (`EngineConfig.from_settings`). The same engine, scheduler and worker as in the
+    server, so the same request gives the same result.
     """
 
-    def __init__(self, model: str, **settings: Any) -> None:
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
         self.config = EngineConfig.from_settings(model=model, **settings)
         checkpoint = open_model(self.config.model, apply=lambda found: apply_settings(self.config, found))
         self._engine = Engine(self.config, checkpoint, LocalExecutor(self.config, checkpoint))
