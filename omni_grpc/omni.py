@@ -14,7 +14,7 @@ import io
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack
 
 from omni_grpc import tasks
 from omni_grpc.config import EngineConfig
@@ -134,7 +134,17 @@ class Omni:
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        self.config = EngineConfig.from_settings(model=model, **settings)
+        self._open(EngineConfig.from_settings(model=model, **settings))
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Self:
+        """The model of a whole configuration."""
+        omni = cls.__new__(cls)
+        omni._open(config)
+        return omni
+
+    def _open(self, config: EngineConfig) -> None:
+        self.config = config
         checkpoint = open_model(self.config.model, apply=lambda found: apply_settings(self.config, found))
         self._engine = Engine(self.config, checkpoint, LocalExecutor(self.config, checkpoint))
         self._loop = asyncio.new_event_loop()

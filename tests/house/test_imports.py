@@ -28,6 +28,8 @@ CONTROL = (
     "omni_grpc.media_in",
     "omni_grpc.making",
     "omni_grpc.compat",
+    "omni_grpc.bench.command",
+    "omni_grpc.scenes.judge",
 )
 SYMLINK_HOOK = "models-symlink"
 

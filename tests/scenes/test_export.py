@@ -14,9 +14,13 @@ from diffusers import AutoencoderKLQwenImage, QwenImagePipeline
 from safetensors.torch import load_file
 
 from omni_grpc import Omni
-from omni_grpc.config import BUNDLED
+from omni_grpc.bench.accuracy import captions
+from omni_grpc.config import BUNDLED, LimitsConfig
 from omni_grpc.pipeline.preview import latent_picture
 from omni_grpc.registry import open_checkpoint
+from omni_grpc.request import Draft
+from omni_grpc.resolve import resolve_request
+from omni_grpc.rules import Facts
 from omni_grpc.scenes.captions import known_words
 from tools.train_demo import autoencoder, colours, export
 
@@ -53,6 +57,13 @@ def test_it_is_small_and_says_what_it_is(exported: Path, folder: Path) -> None:
     assert "license: apache-2.0" in card
     assert "| one thing, some with a size or a place | 96.0% |" in card
     assert "| last loss of the denoiser | 0.1235 |" in card
+
+
+def test_no_caption_has_a_word_that_it_does_not_know(exported: Path) -> None:
+    facts = Facts(open_checkpoint(exported, name="m"), LimitsConfig())
+    for caption in captions(300, 2):
+        draft = Draft(model="m", prompt=caption.text)
+        assert resolve_request(draft, facts, id="job").warnings == (), caption.text
 
 
 def test_weights_are_those_of_the_state(state: Path, exported: Path) -> None:
