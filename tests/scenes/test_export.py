@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKLQwenImage, QwenImagePipeline
+from PIL import Image
 from safetensors.torch import load_file
 
 from omni_grpc import Omni
@@ -22,7 +23,7 @@ from omni_grpc.request import Draft
 from omni_grpc.resolve import resolve_request
 from omni_grpc.rules import Facts
 from omni_grpc.scenes.captions import known_words
-from tools.train_demo import autoencoder, colours, export
+from tools.train_demo import autoencoder, colours, export, samples
 
 ROOT = Path(__file__).resolve().parents[2]
 PARITY = 45.0
@@ -64,6 +65,22 @@ def test_no_caption_has_a_word_that_it_does_not_know(exported: Path) -> None:
     for caption in captions(300, 2):
         draft = Draft(model="m", prompt=caption.text)
         assert resolve_request(draft, facts, id="job").warnings == (), caption.text
+    for prompt in samples.DOCS:
+        assert resolve_request(Draft(model="m", prompt=prompt), facts, id="job").warnings == (), prompt
+
+
+def test_a_sheet_has_every_picture_with_room_for_its_prompt() -> None:
+    """The documentation's grid: pictures where they belong, words below each, and none cut."""
+    tints = [Image.new("RGB", (samples.EDGE, samples.EDGE), (place * 15, 0, 0)) for place in range(len(samples.DOCS))]
+    sheet = samples.sheet(tints, samples.DOCS)
+    wide, high = ((side - samples.GAP) // 4 for side in sheet.size)
+    for place, prompt in enumerate(samples.DOCS):
+        row, column = divmod(place, 4)
+        x, y = samples.GAP + column * wide, samples.GAP + row * high
+        assert sheet.getpixel((x, y)) == sheet.getpixel((x + 127, y + 127)) == (place * 15, 0, 0)
+        below = np.asarray(sheet.crop((x, y + 130, x + wide, y + high)))
+        assert below.min() < 100, prompt
+        assert below[:, -samples.GAP :].min() == 255, prompt
 
 
 def test_weights_are_those_of_the_state(state: Path, exported: Path) -> None:
