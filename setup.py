@@ -245,7 +245,7 @@ class NativeWheel(bdist_wheel):
 
 
 def native_extension() -> Extension:
-    sources = [*CSRC.glob("*.cpp"), *CSRC.glob("cpu/*.cpp")]
+    sources = [path for folder in ("bind", "cpu", "host") for path in CSRC.glob(f"{folder}/*.cpp")]
     depends = [path for path in CSRC.rglob("*") if path.suffix in {".cpp", ".h", ".cu", ".cuh"}]
     relative: Any = lambda paths: sorted(str(path.relative_to(ROOT)) for path in paths)  # noqa: E731
     return Extension("omni_grpc._native", relative(sources), depends=[*relative(depends), "setup.py"])

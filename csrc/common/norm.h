@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-namespace omni {
+#include "dtype.h"
 
-enum class Dtype : int32_t { kFloat32, kBFloat16 };
+namespace omni {
 
 // One call of norm_modulate. Pointers are of the device that the launcher serves; strides count elements.
 struct NormModulate {

@@ -60,7 +60,7 @@ def test_the_native_kernel_is_dispatched() -> None:
     x, scale, shift, index = inputs(Case(4, 16), "cpu", 0)
     index[2] = 9
     # Only the kernel names its source file; what the reference calls here, index_select, has words of its own.
-    with pytest.raises(RuntimeError, match=r"csrc/module\.cpp.*index holds 9, scale and shift have 2 rows"):
+    with pytest.raises(RuntimeError, match=r"csrc/bind/norm\.cpp.*index holds 9, scale and shift have 2 rows"):
         norm_modulate(x, scale, shift, index)
 
 

@@ -1,38 +1,16 @@
-// The one file that knows torch: it checks tensors, hands plain pointers to the kernels and registers them. The schemas
-// are declared in Python (omni_grpc/ops), so an import is complete with or without this library.
-//
-// Everything here is torch's stable ABI with 2.11 as its target: the file loads on every later torch, with or without
-// CUDA, under any Python.
-#include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-
+// Binds the norm family.
 #include <algorithm>
 
-#include "common/norm.h"
+#include "../common/norm.h"
+#include "bind.h"
 
 namespace {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-
-constexpr int64_t kParallelElements = 32768;  // what one thread should have to do at least, about 10 us
-
-omni::Dtype dtype_of(const Tensor& tensor, const char* op, const char* name) {
-  const ScalarType type = tensor.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16, op,
-                  ": the kernel takes float32 and bfloat16, ", name,
-                  " is neither; the function of this name in omni_grpc.ops serves every dtype");
-  return type == ScalarType::Float ? omni::Dtype::kFloat32 : omni::Dtype::kBFloat16;
-}
-
-// Rows may be anywhere, elements of a row must be neighbours.
-Tensor with_dense_rows(const Tensor& tensor) {
-  const int64_t last = tensor.dim() - 1;
-  return tensor.stride(last) == 1 || tensor.size(last) == 1 ? tensor : torch::stable::contiguous(tensor);
-}
+using omni::dtype_of;
+using omni::kParallelElements;
+using omni::ScalarType;
+using omni::Tensor;
+using omni::with_dense_rows;
 
 // --- norm_modulate ---------------------------------------------------------------------------------------------------
 
@@ -101,23 +79,8 @@ void run_norm_modulate_cpu(const omni::NormModulate& call, const Tensor&) {
 
 #ifdef OMNI_GRPC_CUDA_ARCHS
 
-// --- CUDA ------------------------------------------------------------------------------------------------------------
-
-// Weak, since the libtorch of a CPU installation lacks it; there no tensor is on CUDA, so nobody calls it.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
-
-void* current_stream(const Tensor& tensor) {
-  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr, "this torch has no CUDA");
-  void* stream = nullptr;
-  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream) == AOTI_TORCH_SUCCESS,
-                  "torch gives no current CUDA stream");
-  return stream;
-}
-
 void run_norm_modulate_cuda(const omni::NormModulate& call, const Tensor& x) {
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const char* problem = omni_norm_modulate_cuda(&call, current_stream(x));
-  STD_TORCH_CHECK(problem == nullptr, "norm_modulate: ", problem);
+  omni::launch("norm_modulate", &omni_norm_modulate_cuda, call, x);
 }
 
 #endif
@@ -132,10 +95,4 @@ STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CPU, m) {
 STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CUDA, m) {
   m.impl("norm_modulate", TORCH_BOX(&norm_modulate<run_norm_modulate_cuda>));
 }
-#else
-#define OMNI_GRPC_CUDA_ARCHS ""
 #endif
-
-// The GPU architectures that the kernels were compiled for, such as "90a,100a": Python compares them with the
-// machine's.
-extern "C" __attribute__((visibility("default"))) const char omni_grpc_cuda_archs[] = OMNI_GRPC_CUDA_ARCHS;
