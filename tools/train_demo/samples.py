@@ -2,8 +2,8 @@
 
     python -m tools.train_demo.samples [MODEL]
 
-Writes docs/images/samples.webp (four, for the README) and docs/images/bundled-model.webp (sixteen), each with its prompts
-and below 150 kB. Seeds are fixed and no picture is chosen: what the model gets wrong is shown wrong.
+Writes docs/images/samples.webp (four, for the README) and docs/images/bundled-model.webp (sixteen), each with its
+prompts and below 150 kB. Seeds are fixed and no picture is chosen: what the model gets wrong is shown wrong.
 """
 
 from __future__ import annotations
