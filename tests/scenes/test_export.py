@@ -18,12 +18,14 @@ from omni_grpc import Omni
 from omni_grpc.bench.accuracy import captions
 from omni_grpc.config import BUNDLED, LimitsConfig
 from omni_grpc.pipeline.preview import latent_picture
+from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Draft
 from omni_grpc.resolve import resolve_request
 from omni_grpc.rules import Facts
 from omni_grpc.scenes.captions import known_words
 from tools.train_demo import autoencoder, colours, export, samples
+from tools.train_demo.loop import SHIFT
 
 ROOT = Path(__file__).resolve().parents[2]
 PARITY = 45.0
@@ -104,6 +106,14 @@ def test_the_vae_loses_nothing_of_one_frame(state: Path, exported: Path) -> None
     latents = torch.randn(1, 16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         assert (kept.decode(latents).sample - whole.decode(latents).sample).abs().max() < 1 / 255
+
+
+@pytest.mark.parametrize("tokens", [64, 256])
+def test_noise_levels_are_those_of_the_training_at_any_size(folder: Path, tokens: int) -> None:
+    even = np.linspace(1, 1 / 20, 20)
+    config = open_checkpoint(folder).configs["scheduler"]
+    schedule = Schedule(config, Levels(steps=20, sigmas=even.tolist(), mu=dynamic_shift(config, tokens)), device="cpu")
+    assert schedule.sigmas[:-1] == pytest.approx(SHIFT * even / (1 + (SHIFT - 1) * even))
 
 
 @pytest.mark.conformance
