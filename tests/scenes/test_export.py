@@ -147,7 +147,7 @@ def test_preview_colours_are_those_of_the_picture(folder: Path) -> None:
     wanted = torch.nn.functional.avg_pool2d(pixels, 8).permute(0, 2, 3, 1).numpy()
     for channel in range(3):
         correlation = np.corrcoef(shown[..., channel].ravel(), wanted[..., channel].ravel())[0, 1]
-        assert correlation > (0.9 if folder == BUNDLED else 0.4), channel
+        assert correlation > (0.8 if folder == BUNDLED else 0.4), channel
 
 
 def test_a_state_that_lacks_weights_is_refused(state: Path, tmp_path: Path) -> None:
