@@ -9,6 +9,18 @@ from omni_grpc.pipeline.outputs import Pixels
 from omni_grpc.spec import LatentRgb
 
 
+def foreseen(latents: Tensor, origin: Tensor, sigma: float, following: float) -> Tensor:
+    """Where the last step leads: the line from `origin` (noise level `sigma`) through `latents` (level `following`),
+    drawn out to no noise at all, of any shape.
+
+    For x = (1 - sigma) * clean + sigma * noise and Euler's step it is the clean prediction itself, x - sigma * velocity
+    (https://arxiv.org/abs/2209.03003). Noisy latents show nothing of the picture before the last few steps.
+    """
+    if sigma == following:
+        return latents
+    return latents + (latents - origin) * (following / (sigma - following))
+
+
 def latent_picture(latents: Tensor, rgb: LatentRgb | None) -> Pixels:
     """Latents as an image [C, height, width] -> height x width x 3, one pixel for each latent pixel.
 
