@@ -1,6 +1,5 @@
-// Binds the quant family.
-#include <algorithm>
-#include <optional>
+// Binds the quant family, which has kernels on CUDA alone: on the CPU torch's own operators are as fast.
+#ifdef OMNI_GRPC_CUDA_ARCHS
 #include <tuple>
 
 #include "../common/quant.h"
@@ -11,7 +10,6 @@ namespace {
 using omni::Activate;
 using omni::Activation;
 using omni::dtype_of;
-using omni::kParallelElements;
 using omni::ScalarType;
 using omni::Tensor;
 using omni::with_dense_rows;
@@ -44,18 +42,6 @@ Tensor rows_like(const Tensor& x, Activate& call) {
   call.out = out.mutable_data_ptr();
   return out;
 }
-
-Tensor silu_mul_cpu(Tensor x, Tensor up) {
-  Activate call = activate_call("silu_mul", Activation::kSiluMul, x, &up);
-  Tensor out = rows_like(x, call);
-  if (call.tokens == 0 || call.channels == 0) return out;
-  const int64_t grain = std::max<int64_t>(1, kParallelElements / call.channels);
-  torch::stable::parallel_for(0, call.tokens, grain,
-                              [&](int64_t begin, int64_t end) { omni_silu_mul_cpu(&call, begin, end); });
-  return out;
-}
-
-#ifdef OMNI_GRPC_CUDA_ARCHS
 
 void run_cuda(const char* op, const Activate& call, const Tensor& x) {
   if (call.tokens > 0) omni::launch(op, &omni_activate_cuda, call, x);
@@ -98,13 +84,8 @@ std::tuple<Tensor, Tensor> silu_mul_quantize_rows_cuda(Tensor x, Tensor up, bool
   return coded("silu_mul_quantize_rows", Activation::kSiluMul, x, &up, int8);
 }
 
-#endif
-
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CPU, m) { m.impl("silu_mul", TORCH_BOX(&silu_mul_cpu)); }
-
-#ifdef OMNI_GRPC_CUDA_ARCHS
 STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CUDA, m) {
   m.impl("gelu_tanh", TORCH_BOX(&gelu_tanh_cuda));
   m.impl("silu_mul", TORCH_BOX(&silu_mul_cuda));

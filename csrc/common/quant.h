@@ -29,9 +29,6 @@ struct Activate {
 
 extern "C" {
 
-// Computes the tokens [begin, end) of kSiluMul without a code on the calling thread.
-void omni_silu_mul_cpu(const omni::Activate* call, int64_t begin, int64_t end);
-
 // Launches on `stream` (a cudaStream_t). Returns null, or what is wrong in words.
 const char* omni_activate_cuda(const omni::Activate* call, void* stream);
 }

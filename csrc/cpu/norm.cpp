@@ -32,36 +32,36 @@ OMNI_INLINE float inverse_root(float squares, const Norm& call) {
   return 1.f / std::sqrt(squares / static_cast<float>(call.channels) + call.eps);
 }
 
-// h = x + gate * y, rounded as it is written to sum.
-template <class X, class M>
+// h = x + gate * y, rounded as it is written to sum. Null operands are known ahead, for loops without branches.
+template <bool kNormed, bool kGated, class X, class M>
 OMNI_INLINE void add(const Norm& call, int64_t token, int64_t row, float* __restrict__ h) {
   const int64_t channels = call.channels;
   const X* __restrict__ x = at_row<X>(call.x, token, call.x_stride);
   const X* __restrict__ y = at_row<X>(call.y, token, call.y_stride);
   const M* __restrict__ gate = at_row<M>(call.gate, row, call.gate_stride);
+  const M* __restrict__ weight = static_cast<const M*>(call.y_weight);
   X* __restrict__ sum = static_cast<X*>(call.sum) + token * channels;
-  if (call.y_weight != nullptr) {
-    const M* __restrict__ weight = static_cast<const M*>(call.y_weight);
-    const float inverse = inverse_root(sum_of_squares(y, 0.f, channels), call);
+  const float inverse = kNormed ? inverse_root(sum_of_squares(y, 0.f, channels), call) : 1.f;
 #pragma omp simd
-    for (int64_t c = 0; c < channels; ++c) h[c] = to_float(y[c]) * inverse * to_float(weight[c]);
-  } else {
-#pragma omp simd
-    for (int64_t c = 0; c < channels; ++c) h[c] = to_float(y[c]);
+  for (int64_t c = 0; c < channels; ++c) {
+    float added = to_float(y[c]);
+    if constexpr (kNormed) added *= inverse * to_float(weight[c]);
+    if constexpr (kGated) added *= to_float(gate[c]);
+    h[c] = to_float(x[c]) + added;
   }
-  if (call.gate != nullptr) {
 #pragma omp simd
-    for (int64_t c = 0; c < channels; ++c) {
-      omni::store(sum + c, to_float(x[c]) + h[c] * to_float(gate[c]));
-      h[c] = to_float(sum[c]);
-    }
-  } else {
+  for (int64_t c = 0; c < channels; ++c) omni::store(sum + c, h[c]);
+  if (sizeof(X) == sizeof(float) || call.out == nullptr) return;
 #pragma omp simd
-    for (int64_t c = 0; c < channels; ++c) {
-      omni::store(sum + c, to_float(x[c]) + h[c]);
-      h[c] = to_float(sum[c]);
-    }
-  }
+  for (int64_t c = 0; c < channels; ++c) h[c] = to_float(sum[c]);
+}
+
+template <class X, class M>
+OMNI_INLINE void add(const Norm& call, int64_t token, int64_t row, float* h) {
+  if (call.y_weight != nullptr && call.gate != nullptr) return add<true, true, X, M>(call, token, row, h);
+  if (call.y_weight != nullptr) return add<true, false, X, M>(call, token, row, h);
+  if (call.gate != nullptr) return add<false, true, X, M>(call, token, row, h);
+  return add<false, false, X, M>(call, token, row, h);
 }
 
 template <class X, class M>
@@ -77,6 +77,18 @@ OMNI_INLINE void normalise(const Norm& call, int64_t token, int64_t row, float* 
   }
   // Centred, not E[x^2] - mean^2: residual streams have channels a thousand times larger than the rest.
   const float inverse = inverse_root(sum_of_squares(h, mean, channels), call);
+  const M* __restrict__ scale = at_row<M>(call.scale, row, call.scale_stride);
+  const M* __restrict__ shift = at_row<M>(call.shift, row, call.shift_stride);
+  const float base = call.base;
+  if (call.scale != nullptr && call.shift != nullptr && call.weight == nullptr && call.bias == nullptr) {
+#pragma omp simd
+    for (int64_t c = 0; c < channels; ++c) {
+      h[c] = (h[c] - mean) * inverse * (base + to_float(scale[c])) + to_float(shift[c]);
+    }
+#pragma omp simd
+    for (int64_t c = 0; c < channels; ++c) omni::store(out + c, h[c]);
+    return;
+  }
 #pragma omp simd
   for (int64_t c = 0; c < channels; ++c) h[c] = (h[c] - mean) * inverse;
   if (call.weight != nullptr) {
@@ -90,13 +102,10 @@ OMNI_INLINE void normalise(const Norm& call, int64_t token, int64_t row, float* 
     for (int64_t c = 0; c < channels; ++c) h[c] += to_float(bias[c]);
   }
   if (call.scale != nullptr) {
-    const M* __restrict__ scale = at_row<M>(call.scale, row, call.scale_stride);
-    const float base = call.base;
 #pragma omp simd
     for (int64_t c = 0; c < channels; ++c) h[c] *= base + to_float(scale[c]);
   }
   if (call.shift != nullptr) {
-    const M* __restrict__ shift = at_row<M>(call.shift, row, call.shift_stride);
 #pragma omp simd
     for (int64_t c = 0; c < channels; ++c) h[c] += to_float(shift[c]);
   }

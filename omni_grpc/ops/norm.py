@@ -138,8 +138,14 @@ def gate_add_norm_modulate_quantize(
 
 def _served(x: Tensor, *parameters: Tensor | None) -> bool:
     """Whether kernels serve these dtypes: the modulation and the norm's own vectors have one, whatever x's is."""
-    dtypes = {parameter.dtype for parameter in parameters if parameter is not None}
-    return x.dtype in KERNEL_DTYPES and len(dtypes) <= 1 and dtypes <= KERNEL_DTYPES
+    first = None
+    for parameter in parameters:
+        if parameter is None:
+            continue
+        first = first or parameter.dtype
+        if parameter.dtype != first:
+            return False
+    return x.dtype in KERNEL_DTYPES and (first is None or first in KERNEL_DTYPES)
 
 
 # --- the definitions: what the kernels are compared with --------------------------------------------------------------

@@ -36,7 +36,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     Raises ValueError for another dtype and RuntimeError where x has other dimensions. A kernel on CUDA serves float32
     and bfloat16, the reference everything else.
     """
-    call = _quantize_rows if x.dtype in KERNEL_DTYPES else quantize_rows_reference
+    call = _quantize_rows if _served(x) else quantize_rows_reference
     codes, scales = call(x, is_int8(dtype))
     return codes, scales
 
@@ -44,9 +44,9 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def gelu_tanh(x: Tensor) -> Tensor:
     """GELU with the tanh approximation (https://arxiv.org/abs/1606.08415, section 2): [T, C] -> [T, C] of x's dtype.
 
-    Off CUDA torch does it in one pass too, so there it is torch's.
+    Off CUDA it is torch's, of any number of dimensions.
     """
-    out: Tensor = _gelu_tanh(x) if x.is_cuda and x.dtype in KERNEL_DTYPES else F.gelu(x, approximate="tanh")
+    out: Tensor = _gelu_tanh(x) if _served(x) else F.gelu(x, approximate="tanh")
     return out
 
 
@@ -56,22 +56,27 @@ def silu_mul(x: Tensor, up: Tensor) -> Tensor:
     x, up: one dtype; both may be views with a row stride, so that one product [T, 2C] serves in either order: its
     halves. Computed in float32 (float64 for float64). Raises RuntimeError where shapes, dtypes or devices disagree.
     """
-    out: Tensor = (_silu_mul if x.dtype in KERNEL_DTYPES else silu_mul_reference)(x, up)
+    out: Tensor = (_silu_mul if _served(x) else silu_mul_reference)(x, up)
     return out
 
 
 def gelu_tanh_quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """`quantize_rows` of `gelu_tanh(x)` before it is rounded: codes [T, C] and scales float32 [T]."""
-    call = _gelu_tanh_quantize_rows if x.dtype in KERNEL_DTYPES else gelu_tanh_quantize_rows_reference
+    call = _gelu_tanh_quantize_rows if _served(x) else gelu_tanh_quantize_rows_reference
     codes, scales = call(x, is_int8(dtype))
     return codes, scales
 
 
 def silu_mul_quantize_rows(x: Tensor, up: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """`quantize_rows` of `silu_mul(x, up)` before it is rounded: codes [T, C] and scales float32 [T]."""
-    call = _silu_mul_quantize_rows if x.dtype in KERNEL_DTYPES else silu_mul_quantize_rows_reference
+    call = _silu_mul_quantize_rows if _served(x) else silu_mul_quantize_rows_reference
     codes, scales = call(x, up, is_int8(dtype))
     return codes, scales
+
+
+def _served(x: Tensor) -> bool:
+    """Whether a kernel serves the tensor: on CUDA alone, for on the CPU torch's own operators are as fast."""
+    return x.is_cuda and x.dtype in KERNEL_DTYPES
 
 
 # --- the definitions: what the kernels are compared with --------------------------------------------------------------
@@ -102,7 +107,7 @@ def gelu_tanh_reference(x: Tensor) -> Tensor:
 
 def silu_mul_reference(x: Tensor, up: Tensor) -> Tensor:
     _check("silu_mul", x, up)
-    return (F.silu(_wide(x)) * _wide(up)).to(x.dtype).contiguous()
+    return (F.silu(_wide(x)) * up).to(x.dtype).contiguous()
 
 
 def gelu_tanh_quantize_rows_reference(x: Tensor, int8: bool) -> tuple[Tensor, Tensor]:
@@ -112,7 +117,7 @@ def gelu_tanh_quantize_rows_reference(x: Tensor, int8: bool) -> tuple[Tensor, Te
 
 def silu_mul_quantize_rows_reference(x: Tensor, up: Tensor, int8: bool) -> tuple[Tensor, Tensor]:
     _check("silu_mul_quantize_rows", x, up)
-    return quantize_reference(F.silu(_wide(x)) * _wide(up), int8)
+    return quantize_reference(F.silu(_wide(x)) * up, int8)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -120,11 +125,19 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _check(op: str, x: Tensor, up: Tensor | None = None) -> None:
-    torch._check(x.dim() == 2, lambda: f"{op}: x must be [T, C], got {x.dim()} dimensions")
-    if up is not None:
-        torch._check(up.shape == x.shape, lambda: f"{op}: up must have the shape of x, {tuple(x.shape)}")
-        torch._check(up.dtype == x.dtype, lambda: f"{op}: x is {x.dtype} and up {up.dtype}; they must be alike")
-        torch._check(up.device == x.device, lambda: f"{op}: x and up must be on one device")
+    """With plain raises: torch.compile goes through references where they are called, and takes no torch._check whose
+    words tell of tensors.
+    """
+    if x.dim() != 2:
+        raise RuntimeError(f"{op}: x must be [T, C], got {x.dim()} dimensions")
+    if up is None:
+        return
+    if up.shape != x.shape:
+        raise RuntimeError(f"{op}: up must have the shape of x")
+    if up.dtype != x.dtype:
+        raise RuntimeError(f"{op}: x is {x.dtype} and up {up.dtype}; they must be alike")
+    if up.device != x.device:
+        raise RuntimeError(f"{op}: x and up must be on one device")
 
 
 # The references give the shapes and dtypes without data too.
