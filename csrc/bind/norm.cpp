@@ -139,7 +139,7 @@ void run_cpu(const char* op, const omni::Norm& call, const Tensor&) {
 
 #ifdef OMNI_GRPC_CUDA_ARCHS
 void run_cuda(const char* op, const omni::Norm& call, const Tensor& x) {
-  if (call.tokens == 0) return;
+  if (call.tokens == 0 || call.channels == 0) return;
   omni::launch(op, &omni_norm_cuda, call, x);
 }
 #endif
@@ -162,6 +162,7 @@ std::tuple<Tensor, Tensor> codes_like(const Tensor& x, bool int8, omni::Norm& ca
   call.code = int8 ? omni::Code::kInt8 : omni::Code::kFloat8;
   call.out = codes.mutable_data_ptr();
   call.out_scale = static_cast<float*>(scales.mutable_data_ptr());
+  if (call.channels == 0) torch::stable::fill_(scales, 0.);
   return {codes, scales};
 }
 
