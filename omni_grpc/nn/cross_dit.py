@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from omni_grpc.nn.attention import Attention
-from omni_grpc.nn.dual_stream import IMG, TXT, gate_add
+from omni_grpc.nn.dual_stream import IMG, TXT
 from omni_grpc.nn.embeddings import ScalarEmbedder, sinusoid
 from omni_grpc.nn.feed_forward import FeedForward
 from omni_grpc.nn.linear import Linear
@@ -18,7 +18,7 @@ from omni_grpc.nn.norms import AcrossHeadsNorm, Float32LayerNorm
 from omni_grpc.nn.rope import rotate_interleaved
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
-from omni_grpc.ops.norm import norm_modulate
+from omni_grpc.ops.norm import gate_add, gate_add_norm_modulate, norm_modulate
 
 TEXT_K, TEXT_V = "text_k", "text_v"
 
@@ -109,12 +109,22 @@ class CrossDiTBlock(Block):
         index = rows.index[stream]
         shift, scale, gate, ff_shift, ff_scale, ff_gate = self._vectors(mod)
 
-        x = gate_add(x, self.attn1(norm_modulate(x, scale, shift, index, self.eps), rows), gate, index)
-        parts = rows.split(x) if stream == JOINT else {IMG: x}
-        img = parts[IMG] + self.attn2(self.norm2(parts[IMG]), constants[TEXT_K], constants[TEXT_V], rows)
-        x = rows.join({**parts, IMG: img}) if stream == JOINT else img
-        x = gate_add(x, self.ffn(norm_modulate(x, ff_scale, ff_shift, index, self.eps)), ff_gate, index)
-        return (x,)
+        out = self.attn1(norm_modulate(x, scale, shift, index, self.eps), rows)
+        if stream == JOINT:
+            parts = rows.split(gate_add(x, out, gate, index))
+            img = parts[IMG] + self._across(self.norm2(parts[IMG]), rows, constants)
+            x = rows.join({**parts, IMG: img})
+            normed = norm_modulate(x, ff_scale, ff_shift, index, self.eps)
+        else:
+            weight, bias = self.norm2.weight, self.norm2.bias
+            x, normed = gate_add_norm_modulate(x, out, gate, None, None, index, self.eps, weight=weight, bias=bias)
+            out = self._across(normed, rows, constants)
+            x, normed = gate_add_norm_modulate(x, out, None, ff_scale, ff_shift, index, self.eps)
+        return (gate_add(x, self.ffn(normed), ff_gate, index),)
+
+    def _across(self, x: Tensor, rows: Rows, constants: dict[str, Tensor]) -> Tensor:
+        out: Tensor = self.attn2(x, constants[TEXT_K], constants[TEXT_V], rows)
+        return out
 
     def signal(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> Tensor:
         """What the self attention reads: the first modulated input."""

@@ -89,7 +89,8 @@ def rope(grid: tuple[int, int, int]) -> Tensor:
 def test_unlike_rows_match_diffusers_one_by_one() -> None:
     case = Case(ROWS)
     out = case.stack({"img": torch.cat(case.img)}, case.batch())["img"]
-    torch.testing.assert_close(out, case.expected(), rtol=0, atol=1e-5)
+    # values of up to 25, where a unit in the last place is 2e-6
+    torch.testing.assert_close(out, case.expected(), rtol=1e-6, atol=1e-5)
 
 
 def test_a_row_without_neighbours_matches_its_own_part_of_a_batch() -> None:
