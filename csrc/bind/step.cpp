@@ -2,12 +2,11 @@
 #include "../common/step.h"
 
 #include <algorithm>
+#include <atomic>
 #include <tuple>
 #include <vector>
 
 #include "bind.h"
-
-#ifdef OMNI_GRPC_CUDA_ARCHS
 
 namespace {
 
@@ -37,6 +36,9 @@ void check_guide_step(const Tensor& prediction, const Tensor& latents, const std
   }
 }
 
+using Run = void (*)(const GuideStep&, const Tensor& prediction);
+
+template <Run run>
 std::tuple<Tensor, Tensor, Tensor> guide_step(const Tensor& prediction, const Tensor& latents,
                                               std::vector<int64_t> places, std::vector<double> factors) {
   check_guide_step(prediction, latents, places, factors);
@@ -89,13 +91,36 @@ std::tuple<Tensor, Tensor, Tensor> guide_step(const Tensor& prediction, const Te
       guided_at += is_guided ? place[3] * bytes : 0;
       next_at += place[3] * bytes;
     }
-    omni::launch("guide_step", &omni_guide_step_cuda, call, whole);
+    run(call, whole);
   }
   return {guided, next, odd};
 }
 
+void run_guide_step_cpu(const GuideStep& call, const Tensor&) {
+  for (int32_t i = 0; i < call.states; ++i) {
+    const omni::StepState& state = call.state[i];
+    if (state.uncond != nullptr && state.rescale != 0.f) omni_guide_step_measure_cpu(&call, i);
+    std::atomic<bool> finite{true};
+    const int64_t grain = std::max<int64_t>(1, omni::kParallelElements / call.channels);
+    torch::stable::parallel_for(0, state.tokens, grain, [&](int64_t begin, int64_t end) {
+      if (!omni_guide_step_cpu(&call, i, begin, end)) finite = false;
+    });
+    call.odd[i] = !finite;
+  }
+}
+
+#ifdef OMNI_GRPC_CUDA_ARCHS
+
+void run_guide_step_cuda(const GuideStep& call, const Tensor& prediction) {
+  omni::launch("guide_step", &omni_guide_step_cuda, call, prediction);
+}
+
+#endif
+
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CUDA, m) { m.impl("guide_step", TORCH_BOX(&guide_step)); }
+STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CPU, m) { m.impl("guide_step", TORCH_BOX(&guide_step<run_guide_step_cpu>)); }
 
+#ifdef OMNI_GRPC_CUDA_ARCHS
+STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CUDA, m) { m.impl("guide_step", TORCH_BOX(&guide_step<run_guide_step_cuda>)); }
 #endif

@@ -43,6 +43,12 @@ struct GuideStep {
 
 extern "C" {
 
+// Fills the first partial of an output that is rescaled, on the calling thread.
+void omni_guide_step_measure_cpu(const omni::GuideStep* call, int32_t state);
+
+// Computes the tokens [begin, end) of one output on the calling thread. Returns whether all of them are finite.
+bool omni_guide_step_cpu(const omni::GuideStep* call, int32_t state, int64_t begin, int64_t end);
+
 // Launches on `stream` (a cudaStream_t). Returns null, or what is wrong in words.
 const char* omni_guide_step_cuda(const omni::GuideStep* call, void* stream);
 }
