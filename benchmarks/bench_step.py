@@ -109,7 +109,7 @@ def measure(
         for kind in KINDS:
             steps = moves(outputs, tokens, kind)
             total = tokens * outputs * (1 if kind == "plain" else 2)
-            sets = [tuple(torch.randn(2, total, channels, device=device).to(dtype)) + (steps,) for _ in range(4)]
+            sets = [(*torch.randn(2, total, channels, device=device).to(dtype).unbind(), steps) for _ in range(4)]
             for what, call in (("eager", eager), ("kernel", kernel)):
                 host = on_device = launches = None
                 problem = "no time left"
@@ -161,7 +161,8 @@ def _time_host(call: Callable[..., Tensor], sets: Sequence[tuple[Any, ...]]) -> 
 
 def table(measurements: Sequence[Measurement]) -> str:
     lines = [
-        f"{'outputs':>7} {'shape':>9} {'kind':>8} {'dtype':>8}  {'what':7} {'launches':>8} {'host us':>9} {'device us':>9}"
+        f"{'outputs':>7} {'shape':>9} {'kind':>8} {'dtype':>8}  {'what':7} {'launches':>8} {'host us':>9} "
+        f"{'device us':>9}"
     ]
     for m in measurements:
         head = f"{m.outputs:>7} {f'{m.tokens}x{m.channels}':>9} {m.kind:>8} {m.dtype:>8}  {m.what:7}"

@@ -102,7 +102,9 @@ void run_compare_store_cuda(CompareStore& call, const Tensor& now) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CPU, m) { m.impl("compare_store", TORCH_BOX(&compare_store<run_compare_store_cpu>)); }
+STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CPU, m) {
+  m.impl("compare_store", TORCH_BOX(&compare_store<run_compare_store_cpu>));
+}
 
 #ifdef OMNI_GRPC_CUDA_ARCHS
 STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CUDA, m) {

@@ -1,5 +1,5 @@
-// The cache family on the CPU. Sixteen running sums for each quantity: as many as the widest registers hold, and the same
-// order of additions for every width.
+// The cache family on the CPU. Sixteen running sums for each quantity: as many as the widest registers hold, and the
+// same order of additions for every width.
 #include "../common/cache.h"
 
 #include <algorithm>

@@ -62,7 +62,8 @@ struct Prediction {
   float factor;
 
   OMNI_INLINE void load(int64_t first, int64_t count, float* value) const {
-    for (int64_t i = 0; i < count; ++i) value[i] = guided(to_float(cond[first + i]), to_float(uncond[first + i]), scale);
+    for (int64_t i = 0; i < count; ++i)
+      value[i] = guided(to_float(cond[first + i]), to_float(uncond[first + i]), scale);
     if (share == 0.f) return;
     for (int64_t i = 0; i < count; ++i) value[i] = lerp(value[i], value[i] * factor, share);
   }

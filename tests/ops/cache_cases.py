@@ -79,7 +79,7 @@ def check_case(case: Case, device: str, seed: int) -> None:
     """The sums against float64, and what is remembered against the rows to the bit."""
     now, before, offsets, known = inputs(case, device, seed)
     want = compare_store_reference(
-        now.double(), [memory.double() for memory in before], offsets, [int(it) for it in known]
+        now.double(), [memory.to(torch.float64, copy=True) for memory in before], offsets, [int(it) for it in known]
     )
     empty = [memory.numel() == 0 for memory in before]
     sums = compare_store(now, before, offsets, known)
