@@ -84,6 +84,7 @@ class Region:
     def __init__(self, capacity: int) -> None:
         self.capacity = max(capacity, 1)
         self.used = 0
+        self._sealed = False
         self._pinned_for: list[int] = []
         self._lock = threading.Lock()
         library = _library()
@@ -117,7 +118,7 @@ class Region:
         size = math.prod(shape) * dtype.itemsize
         with self._lock:
             start = -(-self.used // ALIGNMENT) * ALIGNMENT
-            if start + size > self.capacity:
+            if self._sealed or start + size > self.capacity:
                 raise Words(f"a region of {self.capacity} bytes has no room for {size} more behind {self.used}")
             self.used = start + size
         return cut(self._bytes, start, shape, dtype)
@@ -128,20 +129,27 @@ class Region:
         return start if tensor.device.type == "cpu" and 0 <= start < self.capacity else None
 
     def pin(self, device: torch.device) -> None:
-        """Makes copies to a CUDA device fast, and leaves the host free meanwhile. Nothing may be cut from the region
-        afterwards. Where the system refuses, it says so, and copies are slow.
+        """Makes copies to a CUDA device fast, and leaves the host free meanwhile. Nothing can be cut from the region
+        afterwards. Where the system refuses, it says so once, and copies are slow.
         """
         with self._lock:
             library = _library()
-            if device.type != "cuda" or self._pinned_for or not self.used or library is None:
+            if device.type != "cuda" or self._sealed or not self.used or library is None:
                 return
-            index, self.capacity = device.index or 0, self.used
+            index, self._sealed = _number(device), True
             try:
                 _call(library.omni_region_pin, self.address, -(-self.used // PAGE) * PAGE, index)
             except Words as error:
                 logger.warning("%d MiB of weights stay in memory that is not pinned: %s", self.used >> 20, error)
             else:
                 self._pinned_for.append(index)
+
+
+def _number(device: torch.device) -> int:
+    """What the library calls a device."""
+    if device.type != "cuda":
+        return HOST
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def _give_back(library: ctypes.CDLL, address: int, capacity: int, pinned_for: list[int]) -> None:
@@ -211,13 +219,15 @@ class NativeStreamer:
     def __init__(self, library: ctypes.CDLL, device: torch.device, slots: int) -> None:
         self._library, self._device = library, device
         self._handle = ctypes.c_void_p()
-        number = (device.index or 0) if device.type == "cuda" else HOST
-        _call(library.omni_streamer_open, number, slots, ctypes.byref(self._handle))
-        closing = weakref.finalize(self, _call, library.omni_streamer_close, self._handle)
+        _call(library.omni_streamer_open, _number(device), slots, ctypes.byref(self._handle))
+        # what may still be copied when nobody else needs it any more
+        self._used: list[tuple[Tensor, Tensor] | None] = [None] * slots
+        closing = weakref.finalize(self, _close, library, self._handle, self._used)
         closing.atexit = device.type != "cuda"
 
     def copy(self, slot: int, target: Tensor, source: Tensor) -> None:
         assert target.nbytes == source.nbytes
+        self._used[slot] = target, source
         _call(self._library.omni_streamer_copy, self._handle, slot, target.data_ptr(), source.data_ptr(), source.nbytes)
 
     def wait(self, slot: int) -> None:
@@ -231,6 +241,11 @@ class NativeStreamer:
             return None
         handle: int = torch.cuda.current_stream(self._device).cuda_stream
         return handle
+
+
+def _close(library: ctypes.CDLL, handle: ctypes.c_void_p, used: list[tuple[Tensor, Tensor] | None]) -> None:
+    _call(library.omni_streamer_close, handle)
+    used.clear()
 
 
 class TorchStreamer:
@@ -250,6 +265,7 @@ class TorchStreamer:
             self._copies.wait_event(free)
         with torch.cuda.stream(self._copies):
             target.copy_(source, non_blocking=True)
+        target.record_stream(self._copies)
         self._ready[slot] = self._copies.record_event()
 
     def wait(self, slot: int) -> None:
