@@ -188,10 +188,12 @@ def compiling_command() -> type[build_ext]:
                 placeholder.sources,
                 depends=placeholder.depends,
                 py_limited_api=True,
+                # csrc/host calls the CUDA runtime
+                include_dirs=[str(self.cuda / "include")] if self.cuda else [],
                 extra_compile_args=flags,
                 # -ltorch again, so that it stays where the linker drops what it sees no need for: the libtorch of a
                 # CUDA torch brings libtorch_cuda, where the stream comes from.
-                extra_link_args=["-Wl,-s", "-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch"],
+                extra_link_args=["-pthread", "-Wl,-s", "-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch"],
             )
 
         def build_extension(self, extension: Extension) -> None:

@@ -145,6 +145,9 @@ class OffloadConfig:
     enable_layerwise_offload: bool = setting(
         False, "keep the blocks in the host's memory, and on the device only those at work"
     )
+    layerwise_resident_blocks: int = setting(
+        0, "with --enable-layerwise-offload, blocks of each stack that stay on the device, evenly spread", minimum=0
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from omni_grpc.features import Effects
 from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.loading.loader import Loader
 from omni_grpc.nn.rows import LayoutCache, Rows
+from omni_grpc.ops.readback import read_back
 from omni_grpc.pipeline.base import Again, Done, Next, Outcome, Pipeline, Segment
 from omni_grpc.pipeline.batch import advance, assemble, predict
 from omni_grpc.pipeline.outputs import Output
@@ -265,11 +267,10 @@ class PackedRunner(Runner):
         """
         if not moved:
             return
-        flags = torch.stack(
-            [torch.stack([latents.isfinite().all() for latents in _latents(it)]).all() for it in moved.values()]
-        )
-        for request_id, finite in zip(list(moved), flags.tolist(), strict=True):
-            if not finite:
+        odd = read_back(torch.stack([odd for it in moved.values() for odd in _odd(it)]))
+        flags = iter(odd)
+        for request_id, it in list(moved.items()):
+            if any(list(itertools.islice(flags, len(it.outcomes)))):
                 step = moved.pop(request_id).held.states[0].steps_done
                 error = InternalError(
                     f"the latents of {request_id} are not finite after step {step}", reason="NON_FINITE_LATENTS"
@@ -332,6 +333,16 @@ def _latents(it: Moved) -> list[Tensor]:
     return [
         outcome.latents if isinstance(outcome, Segment) else state.latents
         for state, outcome in zip(it.held.states, it.outcomes, strict=True)
+    ]
+
+
+def _odd(it: Moved) -> list[Tensor]:
+    """For each output, int32 []: 0 where its latents are finite."""
+    return [
+        state.ahead.odd
+        if state.ahead is not None and state.ahead.latents is latents
+        else (~latents.isfinite().all()).int()
+        for state, latents in zip(it.held.states, _latents(it), strict=True)
     ]
 
 

@@ -243,7 +243,7 @@ def test_a_failing_update_is_its_requests_failure(runner, checkpoint, pipeline, 
     def refuse(*arguments):
         raise ValueError("index 51 is out of bounds")
 
-    monkeypatch.setattr(runner._held[bad.id].states[1].schedule, "step", refuse)
+    monkeypatch.setattr(runner._held[bad.id].states[1].schedule, "skip", refuse)
     report = runner.step((good.id, bad.id))
     assert [progress.id for progress in report.progress] == [good.id]
     assert report.broken[0].failure.reason == "WORKER_ERROR"
