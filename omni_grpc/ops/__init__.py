@@ -1,8 +1,8 @@
 """Custom ops: one schema, one reference and the kernels for each. docs/adding-an-op.md says how to add one."""
 
-from omni_grpc.ops import attention, norm, rope
+from omni_grpc.ops import attention, image, norm, rope
 from omni_grpc.ops.library import NativeLibrary, kernels, load_native
 
 load_native()
 
-__all__ = ["NativeLibrary", "attention", "kernels", "load_native", "norm", "rope"]
+__all__ = ["NativeLibrary", "attention", "image", "kernels", "load_native", "norm", "rope"]

@@ -106,13 +106,13 @@ def test_by_hand() -> None:
     torch.testing.assert_close(got[1], torch.tensor([[[1.0, 1.0]], [[-(2.0**0.5), 0.0]]]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def _turned(x: Tensor, table: Tensor) -> Tensor:
     """A pair of channels is a complex number, and its turn a product."""
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * torch.view_as_complex(table)[:, None]).flatten(-2).to(x.dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_without_a_norm_it_is_the_rotation(dtype: torch.dtype, seed: int) -> None:
     case = Case((9,), norm="none", affine="", dtype=dtype, placed=False)
     given = inputs(case, "cpu", seed)
