@@ -101,6 +101,10 @@ def measure(
     return measurements
 
 
+def gpu(seconds: float) -> list[Measurement]:
+    return measure("cuda", GPU_SHAPES, torch.bfloat16, seconds=seconds)
+
+
 def _input_sets(device: str, tokens: int, channels: int, rows: int, dtype: torch.dtype) -> list[Inputs]:
     count = max(2, math.ceil(BEYOND_L2 / (tokens * channels * dtype.itemsize))) if device == "cuda" else 1
     index = (torch.arange(tokens, device=device) * rows // tokens).int()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import importlib
 import importlib.util
 import json
 import re
@@ -26,7 +27,25 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-BENCHMARK_SECONDS = 150
+BENCHMARK_SECONDS = 60
+"""For each family. Nothing new is timed after them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Ops with kernels, tests/ops/<name>_cases.py with CASES, check_case and CUDA_CHECKS, and benchmarks/bench_<name>.py
+    with gpu(seconds) and table(measurements).
+    """
+
+    name: str
+    ops: tuple[str, ...]
+
+
+FAMILIES = (
+    Family("norm", ("norm_modulate",)),
+    Family("rope", ("qk_norm_rope", "qk_norm_rope_quantize")),
+    Family("image", ("pixels_to_bytes", "latents_to_bytes")),
+)
 FITS = """
 import sys, torch
 from omni_grpc import ops
@@ -51,7 +70,9 @@ def main() -> int:
     failures = run_pytest() if importlib.util.find_spec("pytest") else run_checks()
     lines = [f"checks: {'; '.join(failures) if failures else 'all passed'}"]
     if not options.no_benchmark:
-        lines = [*run_benchmark(options.results, failures), *lines]
+        tables, broken = run_benchmarks(options.results, failures)
+        lines = [*tables, *lines, *broken]
+        failures += broken
     print_doctor()
     print("\n".join(lines))
     print(f"took {time.monotonic() - start:.0f} s")
@@ -77,27 +98,56 @@ def run_pytest() -> list[str]:
 
 
 def run_checks() -> list[str]:
-    from omni_grpc import ops
-    from tests.ops.norm_cases import CASES, CUDA_CHECKS, check_case
-
-    seed = secrets.randbelow(2**32)
-    checks = {str(case): lambda case=case: check_case(case, "cuda", seed) for case in CASES}
-    checks |= {check.__name__: lambda check=check: check("cuda", seed) for check in CUDA_CHECKS}
-    failures = [] if "CUDA" in ops.kernels()["norm_modulate"] else ["norm_modulate has no CUDA kernel"]
-    for name, check in checks.items():
+    seed, total = secrets.randbelow(2**32), 0
+    failures: list[str] = []
+    for family in FAMILIES:
+        checks = {f"{family.name}: kernels": lambda family=family: check_built(family)}
         try:
-            check()
-        except Exception:  # noqa: BLE001 - whatever a check raises is a failure, and the others still run
+            cases = importlib.import_module(f"tests.ops.{family.name}_cases")
+            checks |= {
+                f"{family.name}: {case}": lambda cases=cases, case=case: cases.check_case(case, "cuda", seed)
+                for case in cases.CASES
+            }
+            checks |= {
+                f"{family.name}: {check.__name__}": lambda check=check: check("cuda", seed)
+                for check in cases.CUDA_CHECKS
+            }
+        except Exception:  # noqa: BLE001 - as below
             traceback.print_exc()
-            failures.append(name)
-    print(f"no pytest here: {len(checks)} checks with seed {seed}, {len(failures)} failed", flush=True)
+            failures.append(f"{family.name}: cases")
+        for name, check in checks.items():
+            try:
+                check()
+            except Exception:  # noqa: BLE001 - whatever a check raises is a failure, and the others still run
+                traceback.print_exc()
+                failures.append(name)
+        total += len(checks)
+    print(f"no pytest here: {total} checks with seed {seed}, {len(failures)} failed", flush=True)
     return failures
 
 
-def run_benchmark(results: Path, failures: list[str]) -> list[str]:
-    from benchmarks import bench_norm
+def check_built(family: Family) -> None:
+    from omni_grpc import ops
 
-    measurements = bench_norm.measure("cuda", bench_norm.GPU_SHAPES, torch.bfloat16, seconds=BENCHMARK_SECONDS)
+    for op in family.ops:
+        assert "CUDA" in ops.kernels()[op], f"{op} has no CUDA kernel"
+
+
+def run_benchmarks(results: Path, failures: list[str]) -> tuple[list[str], list[str]]:
+    """The tables of all families, and which of them failed."""
+    lines, broken = [f"{torch.cuda.get_device_name()}, torch {torch.__version__}"], []
+    for family in FAMILIES:
+        try:
+            lines += run_benchmark(family.name, results, failures)
+        except Exception:  # noqa: BLE001 - the other families still count
+            traceback.print_exc()
+            broken.append(f"benchmark of {family.name} failed")
+    return lines, broken
+
+
+def run_benchmark(name: str, results: Path, failures: list[str]) -> list[str]:
+    bench = importlib.import_module(f"benchmarks.bench_{name}")
+    measurements = bench.gpu(BENCHMARK_SECONDS)
     card = torch.cuda.get_device_name()
     record = {
         "script": "tools/gpu_test.py",
@@ -108,9 +158,9 @@ def run_benchmark(results: Path, failures: list[str]) -> list[str]:
         "measurements": [dataclasses.asdict(measurement) for measurement in measurements],
     }
     results.mkdir(parents=True, exist_ok=True)
-    file = results / f"{re.sub(r'[^a-z0-9]+', '-', card.lower())}-norm.json"
+    file = results / f"{re.sub(r'[^a-z0-9]+', '-', card.lower())}-{name}.json"
     file.write_text(json.dumps(record, indent=1) + "\n")
-    return [f"{card}, torch {torch.__version__}", bench_norm.table(measurements), f"written: {file}"]
+    return [f"--- {name}", bench.table(measurements), f"written: {file}"]
 
 
 def print_doctor() -> None:

@@ -119,3 +119,4 @@ CHECKS: tuple[Callable[[str, int], None], ...] = (
     check_latents,
     check_no_number_is_black,
 )
+CUDA_CHECKS = CHECKS

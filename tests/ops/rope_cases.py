@@ -226,5 +226,10 @@ def check_current_stream(device: str, seed: int) -> None:
         assert torch.allclose(mine, theirs, atol=1e-3), f"seed {seed}: the kernel did not wait for its stream"
 
 
+def check_all_codes(device: str, seed: int) -> None:
+    for case, codes in itertools.product(CODE_CASES, LARGEST_CODE):
+        check_codes(case, codes, device, seed)
+
+
 CHECKS: tuple[Callable[[str, int], None], ...] = (check_row_is_independent, check_streams_are_those_of_one)
-CUDA_CHECKS: tuple[Callable[[str, int], None], ...] = (*CHECKS, check_current_stream)
+CUDA_CHECKS: tuple[Callable[[str, int], None], ...] = (*CHECKS, check_all_codes, check_current_stream)

@@ -61,14 +61,6 @@ def test_cuda_matches_float64(case: Case, seed: int) -> None:
 
 @pytest.mark.gpu
 @CUDA
-@pytest.mark.parametrize("codes", LARGEST_CODE, ids=str)
-@pytest.mark.parametrize("case", CODE_CASES, ids=str)
-def test_cuda_codes(case: Case, codes: torch.dtype, seed: int) -> None:
-    check_codes(case, codes, "cuda", seed)
-
-
-@pytest.mark.gpu
-@CUDA
 @pytest.mark.parametrize("check", CUDA_CHECKS, ids=lambda check: check.__name__)
 def test_cuda_check(check: Callable[[str, int], None], seed: int) -> None:
     check("cuda", seed)
