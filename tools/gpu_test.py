@@ -33,8 +33,8 @@ BENCHMARK_SECONDS = 60
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Ops with kernels, tests/ops/<name>_cases.py with CASES, check_case and CUDA_CHECKS, and benchmarks/bench_<name>.py
-    with gpu(seconds) and table(measurements).
+    """Ops with kernels, tests/ops/<name>_cases.py with CASES, check_case and CUDA_CHECKS, and
+    benchmarks/bench_<name>.py with gpu(seconds) and table(measurements).
     """
 
     name: str
