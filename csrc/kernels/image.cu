@@ -128,7 +128,9 @@ const char* omni_pixels_to_bytes_cuda(const PixelsToBytes* call, void* stream) {
 const char* omni_latents_to_bytes_cuda(const LatentsToBytes* call, void* stream) {
   const int64_t blocks = (call->area + kThreads - 1) / kThreads;
   if (blocks > INT32_MAX) return "more pixels than a grid has blocks for";
+  const auto grid = static_cast<unsigned>(blocks);
   const auto kernel = call->dtype == omni::Dtype::kFloat32 ? latents_to_bytes<float> : latents_to_bytes<__nv_bfloat16>;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*call);
+  const auto on = static_cast<cudaStream_t>(stream);
+  kernel<<<grid, kThreads, 0, on>>>(*call);
   return words_of(cudaGetLastError());
 }
