@@ -15,7 +15,7 @@ from omni_grpc.nn.embeddings import ScalarEmbedder, sinusoid
 from omni_grpc.nn.feed_forward import FeedForward
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.norms import AcrossHeadsNorm, Float32LayerNorm
-from omni_grpc.nn.rope import rotate_interleaved
+from omni_grpc.nn.query_key import Projected, rotated
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add, gate_add_norm_modulate, norm_modulate
@@ -36,15 +36,14 @@ class SelfAttention(nn.Module):
         self.to_out = Linear(inner, channels, stream=stream)
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
-        q, k, v = self.to_qkv(x).chunk(3, -1)
-        q = rotate_interleaved(_heads(self.norm_q(q), self.head_size), rows["rope"])
-        k = self.keys(_heads(self.norm_k(k), self.head_size), rows)
-        out: Tensor = self.to_out(self.attention(q, k, _heads(v, self.head_size), rows, over=self.stream).flatten(1))
+        q, k, v = self.to_qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(1)
+        q, k, v = rotated(Projected(q, k, v, self.norm_q, self.norm_k), rows["rope"])
+        out: Tensor = self.to_out(self.attention(q, self.keys(k, rows), v, rows, over=self.stream).flatten(1))
         return out
 
     def keys(self, k: Tensor, rows: Rows) -> Tensor:
-        """The keys as they are attended to, out of the normed ones: [T, heads, head_size]."""
-        return rotate_interleaved(k, rows["rope"])
+        """The keys as they are attended to, out of those that are normed and turned: [T, heads, head_size]."""
+        return k
 
 
 class CrossAttention(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.feed_forward import FeedForward
 from omni_grpc.nn.linear import Linear
-from omni_grpc.nn.rope import rotate_interleaved
+from omni_grpc.nn.query_key import Projected, rotated_joint
 from omni_grpc.nn.rows import MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add, gate_add_norm_modulate, norm_modulate
@@ -36,20 +36,18 @@ class JointAttention(nn.Module):
         self.to_add_out = Linear(inner, channels, stream=TXT)
 
     def forward(self, txt: Tensor, img: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        txt_q, txt_k, txt_v = self._heads(self.add_qkv_proj(txt))
-        img_q, img_k, img_v = self._heads(self.to_qkv(img))
-        q = rows.join({TXT: self.norm_added_q(txt_q), IMG: self.norm_q(img_q)})
-        k = rows.join({TXT: self.norm_added_k(txt_k), IMG: self.norm_k(img_k)})
-        v = rows.join({TXT: txt_v, IMG: img_v})
-        rope = rows["rope"]
-        out = self.attention(rotate_interleaved(q, rope), rotate_interleaved(k, rope), v, rows)
-        parts = rows.split(out.flatten(1))
+        streams = {
+            TXT: Projected(*self._heads(self.add_qkv_proj(txt)), self.norm_added_q, self.norm_added_k),
+            IMG: Projected(*self._heads(self.to_qkv(img)), self.norm_q, self.norm_k),
+        }
+        q, k, v = rotated_joint(streams, rows["rope"], rows)
+        parts = rows.split(self.attention(q, k, v, rows).flatten(1))
         return self.to_add_out(parts[TXT]), self.to_out(parts[IMG])
 
-    def _heads(self, qkv: Tensor) -> tuple[Tensor, ...]:
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, 3 * inner] -> q, k, v, each [T, H, D]."""
-        heads: tuple[Tensor, ...] = qkv.unflatten(-1, (3, -1, self.head_size)).unbind(1)
-        return heads
+        q, k, v = qkv.unflatten(-1, (3, -1, self.head_size)).unbind(1)
+        return q, k, v
 
 
 class DualStreamBlock(Block):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.linear import Linear
-from omni_grpc.nn.rope import rotate_interleaved
+from omni_grpc.nn.query_key import Projected, rotated
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add, norm_modulate
@@ -30,8 +30,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
         q, k, v = self.to_qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(1)
-        rope = rows["rope"]
-        q, k = rotate_interleaved(self.norm_q(q), rope), rotate_interleaved(self.norm_k(k), rope)
+        q, k, v = rotated(Projected(q, k, v, self.norm_q, self.norm_k), rows["rope"])
         out: Tensor = self.attention(q, k, v, rows)
         return out.flatten(1)
 

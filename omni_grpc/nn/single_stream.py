@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.feed_forward import SwiGLU
 from omni_grpc.nn.linear import Linear
-from omni_grpc.nn.rope import rotate_interleaved
+from omni_grpc.nn.query_key import Projected, rotated
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add, gate_add_norm_modulate, norm_modulate
@@ -39,7 +39,7 @@ class SingleStreamAttention(nn.Module):
         kv_heads = self.attention.num_kv_heads
         heads = (self.attention.num_heads, kv_heads, kv_heads)
         q, k, v = self.to_qkv(x).unflatten(-1, (-1, self.head_size)).split(heads, 1)
-        q, k = rotate_interleaved(self.norm_q(q), rope), rotate_interleaved(self.norm_k(k), rope)
+        q, k, v = rotated(Projected(q, k, v, self.norm_q, self.norm_k), rope)
         out: Tensor = self.to_out(self.attention(q, k, v, rows, over=self.stream).flatten(1))
         return out
 
