@@ -51,6 +51,7 @@ def main() -> int:
     )
     parser.add_argument("--no-benchmark", action="store_true", help="check only")
     parser.add_argument("--family", choices=families(), help="this one alone")
+    parser.add_argument("--seconds", type=float, default=BENCHMARK_SECONDS, help="of each family's benchmark")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print(f"gpu-test: torch {torch.__version__} sees no CUDA device", file=sys.stderr)
@@ -58,9 +59,15 @@ def main() -> int:
     start = time.monotonic()
     ensure_library()
     if options.family:
-        return run_family(options.family, None if options.no_benchmark else options.results)
+        return run_family(options.family, None if options.no_benchmark else options.results, options.seconds)
     failures = [*without_kernel(), *run_features()]
-    rest = ["--results", str(options.results), *(["--no-benchmark"] if options.no_benchmark else [])]
+    rest = [
+        "--results",
+        str(options.results),
+        "--seconds",
+        str(options.seconds),
+        *(["--no-benchmark"] if options.no_benchmark else []),
+    ]
     for family in families():
         command = [sys.executable, __file__, "--family", family, *rest]
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
@@ -105,7 +112,7 @@ def _pytest(path: str) -> int:
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
-def run_family(family: str, results: Path | None) -> int:
+def run_family(family: str, results: Path | None, seconds: float) -> int:
     print(f"== {family}", flush=True)
     if importlib.util.find_spec("pytest"):
         code = _pytest(f"tests/ops/test_{family}.py")
@@ -113,7 +120,7 @@ def run_family(family: str, results: Path | None) -> int:
     else:
         failures = run_checks(family)
     if results is not None and (ROOT / "benchmarks" / f"bench_{family}.py").is_file():
-        print("\n".join(run_benchmark(family, results, failures)), flush=True)
+        print("\n".join(run_benchmark(family, results, seconds, failures)), flush=True)
     print(f"{family}: {'; '.join(failures) if failures else 'all checks passed'}", flush=True)
     return 1 if failures else 0
 
@@ -135,9 +142,9 @@ def run_checks(family: str) -> list[str]:
     return failures
 
 
-def run_benchmark(family: str, results: Path, failures: list[str]) -> list[str]:
+def run_benchmark(family: str, results: Path, seconds: float, failures: list[str]) -> list[str]:
     bench = importlib.import_module(f"benchmarks.bench_{family}")
-    measurements = bench.gpu(BENCHMARK_SECONDS)
+    measurements = bench.gpu(seconds)
     card = torch.cuda.get_device_name()
     record = {
         "script": "tools/gpu_test.py",
