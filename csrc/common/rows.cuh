@@ -19,6 +19,24 @@ constexpr int kRowsPerBlock = 4;  // where one warp holds a row
 template <class X>
 constexpr int kRowPacks = 8 / sizeof(X);
 
+__device__ __forceinline__ void unpack_bfloat16(const uint4& raw, float (&value)[kPack]) {
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    value[2 * w] = __uint_as_float(words[w] << 16);
+    value[2 * w + 1] = __uint_as_float(words[w] & 0xffff0000u);
+  }
+}
+
+// Stores eight elements and leaves in `value` what was stored, rounded: what a later kernel would read.
+__device__ __forceinline__ void store_rounded(float* where, float (&value)[kPack]) { store_pack(where, value); }
+__device__ __forceinline__ void store_rounded(__nv_bfloat16* where, float (&value)[kPack]) {
+  const uint4 raw = make_uint4(bfloat16_pair(value[0], value[1]), bfloat16_pair(value[2], value[3]),
+                               bfloat16_pair(value[4], value[5]), bfloat16_pair(value[6], value[7]));
+  *reinterpret_cast<uint4*>(where) = raw;
+  unpack_bfloat16(raw, value);
+}
+
 // One thread's packs of a row as they lie in memory: loaded early, converted late, so that loads in flight take half
 // the registers. Thread t of n holds the packs t, t + n, ...; what is beyond the row reads as zeros.
 template <class X, int kPacks>
@@ -42,15 +60,13 @@ struct RawRow {
   __device__ __forceinline__ void unpack(int i, float (&value)[kPack]) const {
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
-      const uint32_t words[4] = {part[i][p].x, part[i][p].y, part[i][p].z, part[i][p].w};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        if constexpr (sizeof(X) == 4) {
-          value[4 * p + w] = __uint_as_float(words[w]);
-        } else {
-          value[2 * w] = __uint_as_float(words[w] << 16);
-          value[2 * w + 1] = __uint_as_float(words[w] & 0xffff0000u);
-        }
+      if constexpr (sizeof(X) == 4) {
+        value[4 * p + 0] = __uint_as_float(part[i][p].x);
+        value[4 * p + 1] = __uint_as_float(part[i][p].y);
+        value[4 * p + 2] = __uint_as_float(part[i][p].z);
+        value[4 * p + 3] = __uint_as_float(part[i][p].w);
+      } else {
+        unpack_bfloat16(part[i][p], value);
       }
     }
   }
@@ -58,11 +74,21 @@ struct RawRow {
 
 // --- 8-bit codes -----------------------------------------------------------------------------------------------------
 
-// The magnitude as bits, which order as the numbers do, with NaN above infinity: a maximum that no NaN slips through.
-__device__ __forceinline__ uint32_t magnitude(float value) { return __float_as_uint(value) & 0x7fffffffu; }
+// The larger of two magnitudes, and NaN where one is NaN.
+__device__ __forceinline__ float larger(float peak, float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(peak), "f"(fabsf(value)));
+  return most;
+#else
+  return peak >= fabsf(value) || peak != peak ? peak : fabsf(value);
+#endif
+}
 
-// The maximum over a row, which is one warp or a block of whole warps; scratch as block_sum has it.
-__device__ __forceinline__ uint32_t row_max(uint32_t value, uint32_t* scratch) {
+// The bits of the largest magnitude of a row, which is one warp or a block of whole warps; scratch as block_sum has it.
+// Bits order as the numbers do, with NaN above infinity.
+__device__ __forceinline__ uint32_t row_max(float peak, uint32_t* scratch) {
+  uint32_t value = __float_as_uint(peak) & 0x7fffffffu;
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, offset));
   const int warps = blockDim.x / kWarp;
@@ -131,13 +157,13 @@ struct RowLayout {
 };
 
 // As few warps as hold the row, for cheap barriers, or more of them, up to twice, where fewer threads then idle.
-inline RowLayout row_layout(int64_t packs, int most_packs) {
+inline RowLayout row_layout(int64_t packs, int most_packs, int most_warps) {
   const auto divide_up = [](int64_t value, int64_t by) { return (value + by - 1) / by; };
   const int64_t fewest = divide_up(packs, static_cast<int64_t>(kWarp) * most_packs);
-  if (packs == 0 || fewest > kRowWarps) return {0, 0};
+  if (packs == 0 || fewest > most_warps) return {0, 0};
   RowLayout best{0, 0};
   int64_t least = INT64_MAX;
-  for (int64_t warps = fewest; warps <= 2 * fewest && warps <= kRowWarps; ++warps) {
+  for (int64_t warps = fewest; warps <= 2 * fewest && warps <= most_warps; ++warps) {
     const int64_t each = divide_up(packs, warps * kWarp), idle = each * warps * kWarp - packs;
     if (idle < least) {
       least = idle;

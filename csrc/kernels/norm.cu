@@ -14,6 +14,8 @@ using omni::kRowWarps;
 using omni::Norm;
 using omni::Reused;
 
+constexpr int kThreads = 384;  // of a packed row at most: 12288 channels in bfloat16, and 168 registers for each
+
 enum class Form { kSumOnly, kPlain, kCoded };  // what follows the sum: nothing, a row in x's dtype, 8-bit codes
 
 __device__ __forceinline__ int64_t modulation_row(const Norm& call, int64_t token) {
@@ -28,12 +30,6 @@ __device__ __forceinline__ const T* at_row(const void* base, int64_t row, int64_
   return static_cast<const T*>(base) + row * stride;
 }
 
-// The value as it is written, which is what the norm reads.
-__device__ __forceinline__ float rounded(float value, float) { return value; }
-__device__ __forceinline__ float rounded(float value, __nv_bfloat16) {
-  return __bfloat162float(__float2bfloat16_rn(value));
-}
-
 // Reductions of one row have scratch of their own, and rows take turns with two sets: with one barrier for each
 // reduction, nobody writes a set before everybody has read it.
 struct Scratch {
@@ -44,10 +40,10 @@ struct Scratch {
 };
 
 template <class X, class M, int kPacks, bool kAdd, Form kForm>
-__global__ void __launch_bounds__(kRowThreads) norm_packed(const __grid_constant__ Norm call) {
+__global__ void __launch_bounds__(kThreads) norm_packed(const __grid_constant__ Norm call) {
   __shared__ Scratch scratch[2];
   const int packs = static_cast<int>(call.channels / kPack);
-  const float channels = static_cast<float>(call.channels);
+  const float share = 1.f / static_cast<float>(call.channels);
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
   int64_t next = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   if (next >= call.tokens) return;
@@ -76,7 +72,7 @@ __global__ void __launch_bounds__(kRowThreads) norm_packed(const __grid_constant
 #pragma unroll
           for (int j = 0; j < kPack; ++j) squares += y[j] * y[j];
         }
-        factor = rsqrtf(omni::block_sum(squares, mine.y_squares) / channels + call.eps);
+        factor = rsqrtf(omni::block_sum(squares, mine.y_squares) * share + call.eps);
       }
       X* sum = static_cast<X*>(call.sum) + token * call.channels;
 #pragma unroll
@@ -93,11 +89,12 @@ __global__ void __launch_bounds__(kRowThreads) norm_packed(const __grid_constant
         if (call.gate != nullptr) {
           omni::load_pack<Reused>(at_row<M>(call.gate, row, call.gate_stride) + pack * kPack, a);
 #pragma unroll
-          for (int j = 0; j < kPack; ++j) y[j] *= a[j];
-        }
+          for (int j = 0; j < kPack; ++j) value[i][j] += y[j] * a[j];
+        } else {
 #pragma unroll
-        for (int j = 0; j < kPack; ++j) value[i][j] = rounded(value[i][j] + y[j], X());
-        omni::store_pack(sum + pack * kPack, value[i]);
+          for (int j = 0; j < kPack; ++j) value[i][j] += y[j];
+        }
+        omni::store_rounded(sum + pack * kPack, value[i]);
       }
     }
 
@@ -117,7 +114,7 @@ __global__ void __launch_bounds__(kRowThreads) norm_packed(const __grid_constant
 #pragma unroll
         for (int j = 0; j < kPack; ++j) total += value[i][j];
       }
-      mean = omni::block_sum(total, mine.total) / channels;
+      mean = omni::block_sum(total, mine.total) * share;
     }
     // Centred, not E[x^2] - mean^2: residual streams have channels a thousand times larger than the rest.
     float squares = 0.f;
@@ -130,9 +127,9 @@ __global__ void __launch_bounds__(kRowThreads) norm_packed(const __grid_constant
         squares += value[i][j] * value[i][j];
       }
     }
-    const float inverse = rsqrtf(omni::block_sum(squares, mine.squares) / channels + call.eps);
+    const float inverse = rsqrtf(omni::block_sum(squares, mine.squares) * share + call.eps);
 
-    uint32_t peak = 0u;
+    float peak = 0.f;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       const int pack = i * blockDim.x + threadIdx.x;
@@ -150,12 +147,17 @@ __global__ void __launch_bounds__(kRowThreads) norm_packed(const __grid_constant
 #pragma unroll
         for (int j = 0; j < kPack; ++j) value[i][j] += a[j];
       }
-      if (call.scale != nullptr) {
+      if (call.scale != nullptr && call.shift != nullptr) {
+        float b[kPack];
+        omni::load_pack<Reused>(at_row<M>(call.scale, row, call.scale_stride) + pack * kPack, a);
+        omni::load_pack<Reused>(at_row<M>(call.shift, row, call.shift_stride) + pack * kPack, b);
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) value[i][j] = value[i][j] * (call.base + a[j]) + b[j];
+      } else if (call.scale != nullptr) {
         omni::load_pack<Reused>(at_row<M>(call.scale, row, call.scale_stride) + pack * kPack, a);
 #pragma unroll
         for (int j = 0; j < kPack; ++j) value[i][j] *= call.base + a[j];
-      }
-      if (call.shift != nullptr) {
+      } else if (call.shift != nullptr) {
         omni::load_pack<Reused>(at_row<M>(call.shift, row, call.shift_stride) + pack * kPack, a);
 #pragma unroll
         for (int j = 0; j < kPack; ++j) value[i][j] += a[j];
@@ -164,7 +166,7 @@ __global__ void __launch_bounds__(kRowThreads) norm_packed(const __grid_constant
         omni::store_pack(static_cast<X*>(call.out) + token * call.channels + pack * kPack, value[i]);
       } else {
 #pragma unroll
-        for (int j = 0; j < kPack; ++j) peak = max(peak, omni::magnitude(value[i][j]));
+        for (int j = 0; j < kPack; ++j) peak = omni::larger(peak, value[i][j]);
       }
     }
 
@@ -245,8 +247,8 @@ __global__ void __launch_bounds__(kRowThreads) norm_scalar(const __grid_constant
       for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) omni::store(out + c, result(c));
       continue;
     }
-    uint32_t peak = 0u;
-    for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) peak = max(peak, omni::magnitude(result(c)));
+    float peak = 0.f;
+    for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) peak = omni::larger(peak, result(c));
     const omni::RowScale row_scale(omni::row_max(peak, mine.peak), call.code);
     if (threadIdx.x == 0) call.out_scale[token] = row_scale.scale;
     for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) {
@@ -290,7 +292,7 @@ bool all_aligned(const Norm& call) {
 
 template <class X, class M>
 const char* launch(const Norm& call, cudaStream_t stream) {
-  const omni::RowLayout layout = omni::row_layout(call.channels / kPack, omni::kRowPacks<X>);
+  const omni::RowLayout layout = omni::row_layout(call.channels / kPack, omni::kRowPacks<X>, kThreads / omni::kWarp);
   if (layout.warps > 0 && all_aligned<X, M>(call)) {
     return omni::launch_rows(packed_kernel<X, M>(call, layout.packs), call, omni::row_block(layout), stream);
   }

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kRowThreads) activate_packed(const __grid_cons
   for (int turn = 0; next < call.tokens; turn ^= 1) {
     const int64_t token = next;
     float value[kPacks][kPack];
-    uint32_t peak = 0u;
+    float peak = 0.f;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       float x[kPack], up[kPack];
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kRowThreads) activate_packed(const __grid_cons
 #pragma unroll
       for (int j = 0; j < kPack; ++j) {
         value[i][j] = activated<kActivation>(x[j], kUp ? up[j] : 0.f);
-        if constexpr (kCoded) peak = max(peak, omni::magnitude(value[i][j]));
+        if constexpr (kCoded) peak = omni::larger(peak, value[i][j]);
       }
     }
     next += step;
@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(kRowThreads) activate_scalar(const __grid_cons
       for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) omni::store(out + c, result(c));
       continue;
     }
-    uint32_t peak = 0u;
-    for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) peak = max(peak, omni::magnitude(result(c)));
+    float peak = 0.f;
+    for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) peak = omni::larger(peak, result(c));
     const omni::RowScale scale(omni::row_max(peak, scratch[turn]), call.code);
     if (threadIdx.x == 0) call.out_scale[token] = scale.scale;
     for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) {
@@ -129,7 +129,7 @@ Kernel packed_kernel(int packs) {
 
 template <class X, Activation kActivation>
 const char* launch(const Activate& call, cudaStream_t stream) {
-  const omni::RowLayout layout = omni::row_layout(call.channels / kPack, omni::kRowPacks<X>);
+  const omni::RowLayout layout = omni::row_layout(call.channels / kPack, omni::kRowPacks<X>, kRowWarps);
   const bool packed = call.channels % kPack == 0 && omni::aligned(call.x, call.x_stride, sizeof(X)) &&
                       omni::aligned(call.up, call.up_stride, sizeof(X)) && omni::aligned(call.out, 0, 1);
   if (layout.warps > 0 && packed) {
