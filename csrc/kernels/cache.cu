@@ -11,6 +11,7 @@ using omni::kPack;
 using omni::kWarp;
 
 constexpr int kThreads = 256;
+constexpr int kSumThreads = 1024;  // a long video has ten thousands of chunks
 constexpr int kPacks = static_cast<int>(omni::kChunk / (kThreads * kPack));  // of a thread, all in flight at once
 static_assert(kPacks * kThreads * kPack == omni::kChunk, "a chunk is what a block moves");
 
@@ -75,10 +76,7 @@ __global__ void __launch_bounds__(kThreads) compare_chunks(const __grid_constant
   }
   moved = omni::block_sum(moved, scratch[0]);
   norm = omni::block_sum(norm, scratch[1]);
-  if (threadIdx.x == 0) {
-    call.partials[2 * chunk] = moved;
-    call.partials[2 * chunk + 1] = norm;
-  }
+  if (threadIdx.x == 0) reinterpret_cast<float2*>(call.partials)[chunk] = make_float2(moved, norm);
 }
 
 __device__ __forceinline__ double block_sum(double value, double* scratch) {
@@ -87,19 +85,22 @@ __device__ __forceinline__ double block_sum(double value, double* scratch) {
   if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = value;
   __syncthreads();
   double total = 0.;
-  for (int warp = 0; warp < kThreads / kWarp; ++warp) total += scratch[warp];
+  for (int warp = 0; warp < kSumThreads / kWarp; ++warp) total += scratch[warp];
   return total;
 }
 
-__global__ void __launch_bounds__(kThreads) add_partials(const __grid_constant__ CompareStore call) {
-  __shared__ double scratch[2][kThreads / kWarp];
+__global__ void __launch_bounds__(kSumThreads) add_partials(const __grid_constant__ CompareStore call) {
+  __shared__ double scratch[2][kSumThreads / kWarp];
   const int row = blockIdx.x;
+  const auto* partials = reinterpret_cast<const float2*>(call.partials);
   const bool counts = call.known[row] && call.before[row] != nullptr;
   const int64_t end = counts ? call.first_chunk[row + 1] : call.first_chunk[row];
   double moved = 0., norm = 0.;
-  for (int64_t chunk = call.first_chunk[row] + threadIdx.x; chunk < end; chunk += kThreads) {
-    moved += call.partials[2 * chunk];
-    norm += call.partials[2 * chunk + 1];
+#pragma unroll 4
+  for (int64_t chunk = call.first_chunk[row] + threadIdx.x; chunk < end; chunk += kSumThreads) {
+    const float2 partial = partials[chunk];
+    moved += partial.x;
+    norm += partial.y;
   }
   moved = block_sum(moved, scratch[0]);
   norm = block_sum(norm, scratch[1]);
@@ -124,7 +125,7 @@ const char* omni_compare_store_cuda(const CompareStore* call, void* stream) {
   const auto queue = static_cast<cudaStream_t>(stream);
   if (chunks > 0)
     kernels[static_cast<int>(call->dtype)][vector]<<<static_cast<unsigned>(chunks), kThreads, 0, queue>>>(*call);
-  add_partials<<<static_cast<unsigned>(call->rows), kThreads, 0, queue>>>(*call);
+  add_partials<<<static_cast<unsigned>(call->rows), kSumThreads, 0, queue>>>(*call);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
