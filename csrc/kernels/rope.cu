@@ -15,8 +15,12 @@ using omni::QkNorm;
 using omni::QkNormRope;
 using omni::QkvStream;
 
-constexpr int kMaxThreads = 512;
+constexpr int kMaxThreads = 384;
 constexpr int kUnit = 2 * kPack;  // channels of a head that one thread has
+
+// Blocks of the largest size that a multiprocessor has room for: caps registers where that costs no spills.
+template <class X, QkNorm kNorm, Codes kCodes>
+constexpr int kBlocks = sizeof(X) == 2 && kNorm != QkNorm::kNone && kCodes == Codes::kNone ? 2 : 1;
 
 // --- what both kernels do --------------------------------------------------------------------------------------------
 
@@ -26,11 +30,12 @@ __device__ __forceinline__ const QkvStream& stream_of(const QkNormRope& call, in
   return call.streams[s];
 }
 
-__device__ __forceinline__ int64_t place_of(const QkNormRope& call, const QkvStream& stream, int64_t token) {
-  if (stream.place == nullptr) return token;
-  const int64_t place = stream.place[token];
+__device__ __forceinline__ int64_t place_of(const QkvStream& stream, int64_t token) {
+  return stream.place == nullptr ? token : stream.place[token];
+}
+
+__device__ __forceinline__ void check_place(const QkNormRope& call, int64_t place) {
   assert(place >= 0 && place < call.tokens && "place holds a row that the result lacks");
-  return place;
 }
 
 struct Sum {
@@ -66,7 +71,7 @@ __device__ __forceinline__ float affine_at(const void* values, omni::Dtype dtype
                                         : omni::to_float(static_cast<const __nv_bfloat16*>(values)[at]);
 }
 
-__device__ __forceinline__ void affine_pack(const void* values, omni::Dtype dtype, int64_t at, float (&out)[kPack]) {
+__device__ __forceinline__ void affine_pack(const void* values, omni::Dtype dtype, int at, float (&out)[kPack]) {
   if (dtype == omni::Dtype::kFloat32) {
     omni::load_pack<omni::Reused>(static_cast<const float*>(values) + at, out);
   } else {
@@ -130,28 +135,26 @@ struct Unit {
   bool turns[2];  // by halves the packs turn together
   float turn[2 * kPack];
 
-  __device__ __forceinline__ Unit(const QkNormRope& call, int lane, int64_t place) {
+  __device__ __forceinline__ Unit(const QkNormRope& call, int lane) {
     const int size = static_cast<int>(call.head_size), pairs = static_cast<int>(call.pairs);
-    const float* table = call.table + place * pairs * 2;
     if (call.half) {
       const int turning = pairs / kPack;
       const bool mine = lane < turning;
       at[0] = mine ? lane * kPack : 2 * pairs + (lane - turning) * kPack;
       at[1] = at[0] + (mine ? pairs : size / 2 - pairs);
       turns[0] = turns[1] = mine;
-      if (mine) {
-        load(table + at[0] * 2, 0);
-        load(table + at[0] * 2 + kPack, 1);
-      }
     } else {
       at[0] = lane * kPack;
       at[1] = at[0] + size / 2;
-#pragma unroll
-      for (int pack = 0; pack < 2; ++pack) {
-        turns[pack] = at[pack] < 2 * pairs;
-        if (turns[pack]) load(table + at[pack], pack);
-      }
+      turns[0] = at[0] < 2 * pairs;
+      turns[1] = at[1] < 2 * pairs;
     }
+  }
+
+  __device__ __forceinline__ void load_turns(const QkNormRope& call, int64_t place) {
+    const float* table = call.table + place * call.pairs * 2;
+    if (turns[0]) load(table + (call.half ? 2 * at[0] : at[0]), 0);
+    if (turns[1]) load(table + (call.half ? 2 * at[0] + kPack : at[1]), 1);
   }
 
   __device__ __forceinline__ void load(const float* table, int which) {
@@ -245,7 +248,7 @@ __device__ __forceinline__ void finish(const QkNormRope& call, const QkvStream& 
     factor = rsqrtf(over_lanes<Sum>(squares_of(value), lanes) / size + call.eps);
   }
   if constexpr (kNorm != QkNorm::kNone) {
-    const int64_t start = kNorm == QkNorm::kRmsAcross ? head * call.head_size : 0;
+    const int start = kNorm == QkNorm::kRmsAcross ? head * static_cast<int>(call.head_size) : 0;
 #pragma unroll
     for (int pack = 0; pack < 2; ++pack) {
 #pragma unroll
@@ -270,10 +273,11 @@ __device__ __forceinline__ void finish(const QkNormRope& call, const QkvStream& 
 // `lanes` threads have a head, of which the first head_size / kUnit have channels. A block holds as many heads as it
 // has lanes for, and takes several rounds for more of them; a norm across heads has all of them in one.
 template <class X, QkNorm kNorm, Codes kCodes>
-__global__ void __launch_bounds__(kMaxThreads) qk_norm_rope_packed(const __grid_constant__ QkNormRope call, int lanes) {
+__global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCodes>)
+    qk_norm_rope_packed(const __grid_constant__ QkNormRope call, int lanes) {
   __shared__ float scratch[2][kMaxThreads / kWarp];
   const QkvStream& stream = stream_of(call, blockIdx.x);
-  const int64_t token = blockIdx.x - stream.begin, place = place_of(call, stream, token);
+  const int64_t token = blockIdx.x - stream.begin, place = place_of(stream, token);
   const int lane = threadIdx.x % lanes, step = blockDim.x / lanes;
   const int heads = static_cast<int>(call.heads), kv_heads = static_cast<int>(call.kv_heads);
   const int size = static_cast<int>(call.head_size);
@@ -281,7 +285,7 @@ __global__ void __launch_bounds__(kMaxThreads) qk_norm_rope_packed(const __grid_
   const X* q = static_cast<const X*>(stream.q) + token * stream.q_stride;
   const X* k = static_cast<const X*>(stream.k) + token * stream.k_stride;
   const X* v = static_cast<const X*>(stream.v) + token * stream.v_stride;
-  const Unit unit(call, lane, place);
+  Unit unit(call, lane);
 
   for (int first = 0; first < heads; first += step) {
     const int head = first + threadIdx.x / lanes, at = head * size;
@@ -292,8 +296,13 @@ __global__ void __launch_bounds__(kMaxThreads) qk_norm_rope_packed(const __grid_
     raw_v.clear();
     if (has_q) raw_q.load(q + at + unit.at[0], q + at + unit.at[1]);
     if (has_k) raw_k.load(k + at + unit.at[0], k + at + unit.at[1]);
+    if (has_k && stream.v != nullptr) raw_v.load(v + at + unit.at[0], v + at + unit.at[1]);
+    if (first == 0) {
+      // only here is the place waited for, with all of that under way
+      check_place(call, place);
+      unit.load_turns(call, place);
+    }
     if (stream.v != nullptr) {
-      if (has_k) raw_v.load(v + at + unit.at[0], v + at + unit.at[1]);
       if constexpr (kCodes == Codes::kNone) {
         X* out = static_cast<X*>(call.out[2]) + place * kv_heads * size + at;
         if (has_k) raw_v.store(out + unit.at[0], out + unit.at[1]);
@@ -354,10 +363,11 @@ template <class X, Codes kCodes>
 __global__ void __launch_bounds__(kMaxThreads) qk_norm_rope_scalar(const __grid_constant__ QkNormRope call) {
   __shared__ float scratch[2][kMaxThreads / kWarp];
   const QkvStream& stream = stream_of(call, blockIdx.x);
-  const int64_t token = blockIdx.x - stream.begin, place = place_of(call, stream, token), size = call.head_size;
+  const int64_t token = blockIdx.x - stream.begin, place = place_of(stream, token), size = call.head_size;
   const int lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
   const void* const from[3] = {stream.q, stream.k, stream.v};
   const int64_t strides[3] = {stream.q_stride, stream.k_stride, stream.v_stride};
+  check_place(call, place);
 
 #pragma unroll
   for (int which = 0; which < 3; ++which) {
