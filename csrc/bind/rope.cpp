@@ -79,8 +79,8 @@ void check_affine(const Operands& in, const char* name, const Tensors& parts, Qk
 }
 
 void check(const Operands& in, QkNorm norm, const std::string& pairs) {
-  STD_TORCH_CHECK(pairs == "interleaved" || pairs == "half", "qk_norm_rope: pairs must be one of interleaved, half, got ",
-                  pairs);
+  STD_TORCH_CHECK(pairs == "interleaved" || pairs == "half",
+                  "qk_norm_rope: pairs must be one of interleaved, half, got ", pairs);
   const size_t count = in.q.size();
   STD_TORCH_CHECK(1 <= count && count <= omni::kMostStreams && in.k.size() == count &&
                       (in.v.empty() || in.v.size() == count),

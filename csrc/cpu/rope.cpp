@@ -86,7 +86,8 @@ OMNI_INLINE void turn(const QkNormRope& call, const float* __restrict__ table, c
 // All heads of one token's queries or keys.
 template <class X>
 OMNI_INLINE void row(const QkNormRope& call, const X* __restrict__ x, int64_t heads, const std::vector<float>& weight,
-                     const std::vector<float>& bias, const float* table, float* __restrict__ head, X* __restrict__ out) {
+                     const std::vector<float>& bias, const float* table, float* __restrict__ head,
+                     X* __restrict__ out) {
   const int64_t size = call.head_size;
   const bool across = call.norm == QkNorm::kRmsAcross;
   float mean = 0.f, inverse = across ? inverse_of(x, heads * size, 0.f, call.eps) : 1.f;

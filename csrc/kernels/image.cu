@@ -27,7 +27,8 @@ __device__ __forceinline__ int is_odd(float value) { return (__float_as_uint(val
 
 // A block has a piece of one picture. Where addresses allow it, threads load packs of eight pixels of each colour.
 template <class X, bool kPacked>
-__global__ void __launch_bounds__(kThreads) pixels_to_bytes(const __grid_constant__ PixelsToBytes call, int64_t pieces) {
+__global__ void __launch_bounds__(kThreads) pixels_to_bytes(const __grid_constant__ PixelsToBytes call,
+                                                            int64_t pieces) {
   __shared__ __align__(kWord) uint8_t bytes[kPiece * 3];
   const int64_t picture = blockIdx.x / pieces, first = blockIdx.x % pieces * kPiece;
   const int count = static_cast<int>(min(static_cast<int64_t>(kPiece), call.area - first));

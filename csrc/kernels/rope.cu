@@ -202,8 +202,9 @@ __device__ __forceinline__ float squares_of(const float (&value)[2][kPack]) {
 }
 
 template <class X, Codes kCodes>
-__device__ __forceinline__ void store_unit(const QkNormRope& call, int which, int heads, const Unit& unit, int64_t place,
-                                           int head, int lanes, bool mine, const float (&value)[2][kPack]) {
+__device__ __forceinline__ void store_unit(const QkNormRope& call, int which, int heads, const Unit& unit,
+                                           int64_t place, int head, int lanes, bool mine,
+                                           const float (&value)[2][kPack]) {
   const int64_t row = (place * heads + head) * call.head_size;
   if constexpr (kCodes == Codes::kNone) {
     if (!mine) return;

@@ -21,8 +21,8 @@ from omni_grpc.ops.host import ALIGNMENT, Region, Streamer, cut, streamer
 
 SLOTS = 2
 """Blocks that are on the device: one computes, and the next one is on its way."""
-WIDEST = 8
-"""Bytes of an element at most: a range has room for its layers whatever their weights become."""
+WIDEST = 4
+"""Bytes of an element at most: a range has addresses for its layers whatever their weights become."""
 
 
 def apply(module: nn.Module, config: OffloadConfig, context: Context) -> None:

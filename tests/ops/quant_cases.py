@@ -105,12 +105,13 @@ def check_codes(what: str, codes: Tensor, scales: Tensor, exact: Tensor, dtype: 
     step = scales.double()[:, None]
     # e4m3 has 3 bits behind the point, down to steps of 2^-9
     half = 0.5 * step if dtype is I8 else torch.maximum(exact.abs() * 2.0**-4, step * 2.0**-10)
-    excess = (codes.double() * step - exact).abs() - 1.001 * half - 1e-4 * peak[:, None].clamp(max=1)
+    excess = (codes.double() * step - exact).abs() - 1.001 * half - 1e-4 * peak[:, None].clamp(max=1) - 1e-6
     assert excess.amax().item() <= 0, (
         f"{what}: {dtype} codes are off by {excess.amax().item():.3g} more than a half step"
     )
     used = codes.double().abs().amax(1)
-    assert (used[peak > 0] == quant.LARGEST[dtype]).all(), f"{what}: {dtype} codes do not use the whole range"
+    # torch's GELU is zero in float32 where the exact one is next to it
+    assert (used[peak > 1e-5] == quant.LARGEST[dtype]).all(), f"{what}: {dtype} codes do not use the whole range"
 
 
 def check_zeros_and_what_is_not_finite(device: str, seed: int) -> None:
