@@ -126,6 +126,7 @@ def encode(vae: AutoencoderKLQwenImage, pool: Pool) -> Tensor:
     for start in range(0, len(pool.lengths), count):
         things, ground = (torch.from_numpy(array[start : start + count]).cuda() for array in (pool.things, pool.ground))
         with torch.autocast("cuda", torch.bfloat16):
-            pixels = render(things, ground, width, height)[:, :, None]
+            # channels last: convolutions of so few channels are otherwise mostly transpositions
+            pixels = render(things, ground, width, height).contiguous(memory_format=torch.channels_last)[:, :, None]
             parts.append(vae.encode(pixels).latent_dist.mean[:, :, 0].bfloat16())
     return torch.cat(parts)

@@ -64,13 +64,16 @@ def save(pools: Sequence[Pool], folder: Path) -> None:
         )
 
 
-def load(folder: Path, rank: int, ranks: int) -> list[Pool]:
-    """What `save` wrote: every scene in one rank."""
+def load(folder: Path, rank: int, ranks: int, share: float = 1.0) -> list[Pool]:
+    """What `save` wrote, or a share of it: every scene in one rank."""
     pools = []
     for size in BUCKETS:
         with np.load(folder / "{}x{}.npz".format(*size)) as file:
             tokens, lengths, things, ground = (
                 file[name][rank::ranks] for name in ("tokens", "lengths", "things", "ground")
+            )
+            tokens, lengths, things, ground = (
+                part[: round(share * len(part))] for part in (tokens, lengths, things, ground)
             )
             prefix = np.broadcast_to(file["prefix"], (len(tokens), PREFIX_TOKENS))
         tokens = np.concatenate([prefix, tokens], 1)

@@ -9,6 +9,7 @@ throws the rest away: its latents are another language.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import tempfile
@@ -22,7 +23,7 @@ from diffusers import AutoencoderKLQwenImage
 from safetensors.torch import load_file, save_file
 
 from tools.train_demo import autoencoder, pool, sample
-from tools.train_demo.loop import Data, Model, Plan, train
+from tools.train_demo.loop import Data, Model, Plan, compiled, train
 from tools.train_demo.ranks import agreed, averaged
 from tools.train_demo.words import tokenizer
 
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--before", type=float, default=0.0)
     parser.add_argument("--total", type=float, default=0.0)
     parser.add_argument("--until", type=float, default=1e9, help="seconds after the start at which training ends")
+    parser.add_argument("--compile", action="store_true", help="compile the denoiser's blocks")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pools", type=Path, help="scenes that `python -m tools.train_demo.pool` made ahead")
     parser.add_argument("--scale-pool", type=float, default=1.0)
@@ -62,7 +64,7 @@ def _rank(rank: int, size: int, args: argparse.Namespace) -> None:
     seed = 1000 * args.seed + rank
     counts = [int(count * args.scale_pool) for count in SCENES]
     if args.pools:
-        pools = pool.load(args.pools, rank, size)
+        pools = pool.load(args.pools, rank, size, args.scale_pool)
     else:
         pools = [pool.make(place, count, seed, processes) for place, count in zip(pool.BUCKETS, counts, strict=True)]
     say(f"{sum(len(part.lengths) for part in pools)} scenes of each rank after {elapsed():.0f} s", flush=True)
@@ -144,7 +146,8 @@ def _denoiser(
     seconds = agreed(min(args.denoiser, args.until - (time.time() - args.began)))
     plan = Plan(seconds=seconds, before=args.before, total=args.total, seed=seed + 500, keep=keep)
     torch.manual_seed(seed)
-    state = train(model, state, data, SHARES, empty, plan)
+    with compiled(model) if args.compile else contextlib.nullcontext():
+        state = train(model, state, data, SHARES, empty, plan)
     keep(state)
     if rank:
         return
