@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from omni_grpc.pipeline.preview import latent_picture
 from omni_grpc.pipeline.state import State
 from omni_grpc.plan import Broken, Decoded, DecodedPart, Prepared, Progress, Stepped
 from omni_grpc.request import PreviewImage, Request
-from omni_grpc.spec import LatentRgb
+from omni_grpc.spec import LatentRgb, imported
 from omni_grpc.tuning import CacheCount, tally
 from omni_grpc.worker import delivery, media
 from omni_grpc.worker.base import Loaded, Runner, Setting
@@ -315,8 +314,7 @@ def load_pipeline(parts: Loader, effects: Effects) -> Pipeline:
     """The pipeline of a checkpoint, with every feature that the loader applies; `effects` was told what they do.
     Raises ConfigError for one that has no effect.
     """
-    module, _, name = parts.checkpoint.spec.pipeline.partition(":")
-    kind: type[Pipeline] = getattr(importlib.import_module(module), name)
+    kind: type[Pipeline] = imported(parts.checkpoint.spec.pipeline)
     pipeline = kind.load(parts)
     effects.check()
     return pipeline
