@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from omni_grpc import doctor
-from omni_grpc.advise import Advice, Gpu, Host, advise, render
+from omni_grpc.advise import Advice, Case, Gpu, Host, advise, render
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import CheckpointError
 from omni_grpc.registry import open_model
+from omni_grpc.remedies import REMEDIES, Switch
 from omni_grpc.settings import settings
 from omni_grpc.settle import apply_settings
 from omni_grpc.sizes import header, headers, parts
@@ -200,3 +201,13 @@ def test_what_is_on_stays_on(qwen: str) -> None:
     advice = advise(checkpoint, parts(checkpoint, headers(Path(qwen))), machine(1, 48, 64), config)
     assert (advice.fits, advice.flags) == (True, ())
     assert dataclasses.astuple(advice.need)[0] < 48 << 30
+
+
+def test_two_settings_that_change_nothing_go_before_one_that_does(qwen: str) -> None:
+    config = EngineConfig.from_settings(model=qwen)
+    checkpoint = open_model(config.model, apply=lambda found: found)
+    case = Case(checkpoint, tuple(parts(checkpoint, headers(Path(qwen)))), machine(1, 80, 64))
+    lossless, lossy = ([Switch(it, True, "") for it in REMEDIES if it.lossless is kind][:2] for kind in (True, False))
+    ranks = [case.rank(config, some) for some in ([], lossless[:1], lossless, lossy[:1], lossy)]
+    assert ranks == sorted(ranks)
+    assert len(set(ranks)) == 5
