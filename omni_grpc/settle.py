@@ -74,6 +74,9 @@ def check_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
     if config.profiler is not None and not config.profiler.enable_diffusion_pipeline_profiler:
         wrong["diffusion_pipeline_profiler_targets"] = "needs --enable-diffusion-pipeline-profiler"
     if not native:
+        for field in ("num_weight_load_threads", "disable_multithread_weight_load"):
+            if getattr(config.model, field) != ModelConfig.__dataclass_fields__[field].default:
+                wrong[field] = f"has no effect on {name}, whose weights diffusers reads"
         if config.quantization is not None:
             own = "--diffusers-load-kwargs has a quantization_config"
             wrong["quantization"] = f"has no effect on {name}, which runs through diffusers; {own}"

@@ -12,13 +12,15 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from omni_grpc.errors import CheckpointError
 from omni_grpc.nn.linear import AnyLinear
@@ -65,30 +67,63 @@ def places(module: nn.Module, folder: Path, weights: WeightMap) -> Places:
 
 
 def load_weights(
-    module: nn.Module, folder: Path, weights: WeightMap, *, device: torch.device | str, dtype: torch.dtype
+    module: nn.Module,
+    folder: Path,
+    weights: WeightMap,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    threads: int = 1,
 ) -> None:
     """Gives every parameter of `module` (built on the meta device) its weight from `folder`, in `dtype` on `device`;
     those that `weights.float32` finds, in float32.
 
-    A linear layer takes its tensors itself, so that one which keeps a part of them, or keeps them in fewer bits, holds
+    `threads` read and convert side by side; no more parameters than that are on their way at a time. A linear layer
+    takes its tensors itself, so that one which keeps a part of them, or keeps them in fewer bits, holds
     no more than that. Parameters end in memory of their own, never in a mapped file, and do not require gradients.
     Raises CheckpointError that names every missing, every unexpected and every misshapen weight.
     """
     wanted = _wanted(module)
     with _headers(folder) as (handles, found):
-        for name, sources in _match(wanted, found, weights, folder).items():
+
+        def read(name: str, sources: Sequence[Source]) -> Tensor:
             kept = any(re.search(pattern, name) for pattern in weights.float32)
             weight = torch.empty(wanted[name], dtype=torch.float32 if kept else dtype, device=device)
             for source in sources:
                 target = weight if source.rows is None else weight[source.rows]
                 tensor = handles[source.file].get_tensor(source.key)
                 target.copy_(tensor.reshape(target.shape))
+            return weight
+
+        for name, weight in _ahead(read, _match(wanted, found, weights, folder), threads):
             path, _, leaf = name.rpartition(".")
             owner = module.get_submodule(path)
             if isinstance(owner, AnyLinear):
                 owner.take(leaf, weight)
             else:
                 setattr(owner, leaf, nn.Parameter(weight, requires_grad=False))
+
+
+def _ahead(
+    read: Callable[[str, Sequence[Source]], Tensor], matched: Mapping[str, Sequence[Source]], threads: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Each parameter with what was read of it, in order, by so many threads."""
+    if threads == 1:
+        yield from ((name, read(name, sources)) for name, sources in matched.items())
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="omni_grpc-weights") as pool:
+        waiting: deque[tuple[str, Future[Tensor]]] = deque()
+        try:
+            for name, sources in matched.items():
+                if len(waiting) == threads:
+                    first, weight = waiting.popleft()
+                    yield first, weight.result()
+                waiting.append((name, pool.submit(read, name, sources)))
+            while waiting:
+                first, weight = waiting.popleft()
+                yield first, weight.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager

@@ -23,19 +23,19 @@ _ALLOCATION = re.compile(r"DefaultCPUAllocator|CUDA error: out of memory|\w+_STA
 
 
 def failure(error: BaseException, doing: str) -> Failure:
-    """Errors that were raised on purpose keep their code; running out of memory has one; the rest are ours, and are
-    logged.
+    """Running out of memory has a code, also where it is the cause of another error; errors that were raised on purpose
+    keep theirs; the rest are ours, and are logged.
     """
+    if ran_out_of_memory(error) or ran_out_of_memory(error.__cause__):
+        return Failure(code=Code.RESOURCE_EXHAUSTED, reason="OUT_OF_MEMORY", message=f"out of memory while {doing}")
     if isinstance(error, OmniError):
         return error.failure
-    if ran_out_of_memory(error):
-        return Failure(code=Code.RESOURCE_EXHAUSTED, reason="OUT_OF_MEMORY", message=f"out of memory while {doing}")
     logger.error("unexpected error while %s", doing, exc_info=error)
     message = f"{type(error).__name__} while {doing}: {error}"
     return Failure(code=Code.INTERNAL, reason="WORKER_ERROR", message=message)
 
 
-def ran_out_of_memory(error: BaseException) -> bool:
+def ran_out_of_memory(error: BaseException | None) -> bool:
     """Of the device or of the host."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True

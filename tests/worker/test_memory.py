@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from omni_grpc.config import EngineConfig, options
 from omni_grpc.errors import Code, Failure
@@ -169,8 +170,15 @@ def check(told: Failure, phase: str, doing: str) -> None:
     assert told.message.startswith(f"out of memory while {doing}; start the server with {expected} (any of them)")
 
 
-def test_a_model_that_does_not_fit_is_not_loaded(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(QwenImagePipeline, "load", fail)
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    # the library's loader is asked inside of what explains its errors as those of the checkpoint
+    [(QwenImagePipeline, "load"), (transformers.PreTrainedModel, "from_pretrained")],
+)
+def test_a_model_that_does_not_fit_is_not_loaded(
+    lanes: Lanes, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+) -> None:
+    monkeypatch.setattr(owner, method, fail)
     lanes.worker.start()
     check(lanes.next(Died).failure, "load", f"loading {lanes.checkpoint.path}")
 
