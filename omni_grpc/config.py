@@ -94,7 +94,7 @@ class AdapterConfig:
     )
     boundary_ratio: float | None = setting(None, "Wan with two experts: where the second one takes over", minimum=0)
     flow_shift: float | None = setting(None, "Wan: shift of the schedule", minimum=0)
-    vae_use_slicing: bool = setting(False, "decode one output after the other, to save memory")
+    vae_use_slicing: bool = setting(False, "decode one output after the other, as native models always do")
     vae_use_tiling: bool = setting(False, "decode in tiles, to save memory")
     enable_cpu_offload: bool = setting(False, "keep one component at a time on the device")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from omni_grpc.config import EngineConfig, options
 from omni_grpc.errors import ConfigError, Failure
+from omni_grpc.opaque import OPAQUE_FAMILY
 from omni_grpc.request import Modality
 from omni_grpc.settle import Placement, check_settings
 from omni_grpc.spec import Checkpoint
@@ -29,6 +30,11 @@ def _beside_the_host(placement: Placement, checkpoint: Checkpoint) -> bool:
 
 def _in_full_precision(placement: Placement, checkpoint: Checkpoint) -> bool:
     return placement.dtype == "float32"
+
+
+def _all_at_once(placement: Placement, checkpoint: Checkpoint) -> bool:
+    """Native models decode one output after the other anyway."""
+    return checkpoint.spec.family == OPAQUE_FAMILY
 
 
 def _shared(placement: Placement, checkpoint: Checkpoint) -> bool:
@@ -75,6 +81,7 @@ REMEDIES = (
         saves="outputs are decoded one after the other",
         lossless=True,
         phases=("decode",),
+        where=_all_at_once,
     ),
     Remedy(
         setting="max_num_seqs",
@@ -89,7 +96,7 @@ REMEDIES = (
         better=lambda now: True,
         saves="pictures are decoded tile by tile, with seams that are blended",
         lossless=False,
-        phases=("prepare", "decode"),
+        phases=("decode",),
     ),
     Remedy(
         setting="quantization",

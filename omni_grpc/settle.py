@@ -15,6 +15,9 @@ from omni_grpc.tuning import TeaCache, coefficients_fault, threshold_fault
 DIFFUSERS_ONLY = ("diffusers_load_kwargs", "diffusers_call_kwargs")
 """Settings that are refused as long as diffusers is not asked for by name, also where `auto` would choose it."""
 
+OF_ANY_VAE = ("vae_use_slicing", "vae_use_tiling")
+"""Settings of the autoencoder, which native models take from diffusers."""
+
 DEFAULT_THRESHOLD = 0.2
 """Of TeaCache, where neither the request nor --cache-config has one."""
 
@@ -97,7 +100,7 @@ def _adapter_faults(config: EngineConfig, checkpoint: Checkpoint, native: bool) 
             continue
         if field in DIFFUSERS_ONLY and config.model.diffusion_load_format != "diffusers":
             wrong[field] = "is for diffusers pipelines; add --diffusion-load-format diffusers"
-        elif native and not _stands_in(field, checkpoint):
+        elif native and field not in OF_ANY_VAE and not _stands_in(field, checkpoint):
             wrong[field] = (
                 f"has no effect on {checkpoint.spec.name}, which is native; leave it out, or add "
                 "--diffusion-load-format diffusers"

@@ -13,6 +13,7 @@ from torch import Tensor
 from omni_grpc.errors import Cancelled, InternalError
 from omni_grpc.features import Effects
 from omni_grpc.load import Loading, LoadPhase
+from omni_grpc.loading.components import switch
 from omni_grpc.loading.loader import Loader
 from omni_grpc.nn.rows import LayoutCache, Rows
 from omni_grpc.pipeline.base import Again, Done, Outcome, Pipeline, Segment
@@ -112,6 +113,7 @@ class PackedRunner(Runner):
         effects = Effects()
         parts = loader(setting, effects)
         pipeline = load_pipeline(parts, effects)
+        switch(parts.loaded.get("vae"), setting.config.adapter)
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         return Loaded(
             runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.spec.latent_rgb),

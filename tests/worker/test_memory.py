@@ -113,12 +113,14 @@ def test_the_message_names_the_flags_and_what_a_request_can_ask_for(
     tasks: tuple[Task, ...], phase: str, ways: str
 ) -> None:
     checkpoint = Checkpoint(name="m", path=None, spec=toy_spec(tasks=tasks), configs={})  # type: ignore[arg-type]
-    config = EngineConfig.from_settings(model="m", max_num_seqs=1, quantization="int8")
+    config = EngineConfig.from_settings(model="m", max_num_seqs=1, quantization="int8", vae_use_tiling=True)
     given = Failure(code=Code.RESOURCE_EXHAUSTED, reason="OUT_OF_MEMORY", message="out of memory", metadata={"a": "b"})
     told = out_of_memory(given, phase, config, checkpoint, CUDA)
     assert told.message == (f"out of memory; start the server with --enable-layerwise-offload (any of them){ways}")
     assert told.metadata == {"a": "b", "switches": "--enable-layerwise-offload"}
-    nothing = EngineConfig.from_settings(model="m", max_num_seqs=1, quantization="int8", enable_layerwise_offload=True)
+    nothing = EngineConfig.from_settings(
+        model="m", max_num_seqs=1, quantization="int8", vae_use_tiling=True, enable_layerwise_offload=True
+    )
     rest = ways.removeprefix("; or ") or "use a device with more memory"
     assert out_of_memory(given, phase, nothing, checkpoint, CUDA).message == f"out of memory; {rest}"
 
@@ -158,6 +160,7 @@ def lanes(tiny_qwen_image: Any) -> Any:
 
 
 SWITCHES = {
+    "decode": "--max-num-seqs 4, --vae-use-tiling, --quantization int8, --dtype bfloat16",
     "load": "--quantization int8, --dtype bfloat16",
     "prepare": "--max-num-seqs 4, --quantization int8, --dtype bfloat16",
 }
