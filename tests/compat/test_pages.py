@@ -132,7 +132,9 @@ def test_the_python_of_a_recipe_makes_a_file(page: str, tmp_path: Path, monkeypa
     assert made.stat().st_size
 
 
-@pytest.mark.parametrize("page", [*RECIPES, *PAGES, "README.md", "docs/adding-a-model.md", "docs/compat-python.md"])
+@pytest.mark.parametrize(
+    "page", [*RECIPES, *PAGES, "README.md", "docs/adding-a-model.md", "docs/compat-python.md", "docs/features.md"]
+)
 def test_every_link_leads_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^):]+)\)", text(page)):
         path, _, anchor = target.partition("#")
