@@ -1,14 +1,13 @@
 # `make` alone lists the targets. Each makes the environment first where it is not there or out of date. Variables:
 #   PYTHON=python3.12          the interpreter that .venv is made from
 #   TORCH="torch==2.12.*"      the torch to install, instead of the choice that tools/setup_env.py makes
-#   MODEL=DIR                  the checkpoint that `serve` loads
+#   MODEL=DIR                  the checkpoint that `serve` loads, instead of the one that comes with the package
 #   TESTS=tests/engine         what `test` runs
 #   ARGS="--port 50052"        more arguments for serve, test, gpu-test and bench
 VENV   := .venv
 PYTHON ?= $(if $(wildcard $(VENV)/.ready),$(VENV)/bin/python,python3)
 TORCH  ?=
-DEMO   := .demo/qwen_image
-MODEL  ?= $(DEMO)
+MODEL  ?=
 TESTS  ?= tests
 ARGS   ?=
 BIN    := $(VENV)/bin
@@ -22,12 +21,11 @@ help: ## list the targets
 setup: ## make .venv: torch, the package and its tools (again only when something changed)
 	@$(PYTHON) tools/setup_env.py $(if $(TORCH),--torch "$(TORCH)")
 
-serve: setup ## serve MODEL over gRPC (default: the random demo checkpoint)
-	@$(if $(filter $(DEMO),$(MODEL)),$(BIN)/python tools/demo.py --checkpoint-only)
-	$(BIN)/python -m omni_grpc.serve --model $(MODEL) $(ARGS)
+serve: setup ## serve MODEL over gRPC (default: the small model that comes with the package)
+	$(BIN)/python -m omni_grpc.serve $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
-demo: setup ## serve a tiny random checkpoint and generate one image with streamed progress
-	@$(BIN)/python tools/demo.py
+demo: setup ## serve the small model and generate one image with streamed progress
+	@$(BIN)/python -m tools.demo
 
 test: setup ## run the tests that need no GPU (TESTS=tests/engine narrows them)
 	$(BIN)/python -m pytest -m "not gpu" $(strip $(TESTS) $(ARGS))

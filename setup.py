@@ -188,10 +188,12 @@ def compiling_command() -> type[build_ext]:
                 placeholder.sources,
                 depends=placeholder.depends,
                 py_limited_api=True,
+                # csrc/host calls the CUDA runtime
+                include_dirs=[str(self.cuda / "include")] if self.cuda else [],
                 extra_compile_args=flags,
                 # -ltorch again, so that it stays where the linker drops what it sees no need for: the libtorch of a
                 # CUDA torch brings libtorch_cuda, where the stream comes from.
-                extra_link_args=["-Wl,-s", "-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch"],
+                extra_link_args=["-pthread", "-Wl,-s", "-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch"],
             )
 
         def build_extension(self, extension: Extension) -> None:
@@ -245,7 +247,7 @@ class NativeWheel(bdist_wheel):
 
 
 def native_extension() -> Extension:
-    sources = [*CSRC.glob("*.cpp"), *CSRC.glob("cpu/*.cpp")]
+    sources = [path for folder in ("bind", "cpu", "host") for path in CSRC.glob(f"{folder}/*.cpp")]
     depends = [path for path in CSRC.rglob("*") if path.suffix in {".cpp", ".h", ".cu", ".cuh"}]
     relative: Any = lambda paths: sorted(str(path.relative_to(ROOT)) for path in paths)  # noqa: E731
     return Extension("omni_grpc._native", relative(sources), depends=[*relative(depends), "setup.py"])

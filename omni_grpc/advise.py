@@ -33,8 +33,6 @@ LARGE = 1_000_000_000
 """Parameters of a model that is slow without a device."""
 FEW_STEPS = 8
 """With so few steps hardly one is like the one before."""
-PINNED = 2
-"""Host memory for each byte that is offloaded: torch rounds pinned tensors up to powers of two."""
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 
 
@@ -142,15 +140,19 @@ class Case:
         if config.adapter.enable_cpu_offload:
             return Need(max(whole.values(), default=0) + work, sum(whole.values()))
         away = sum(self._offloaded(config, part, whole[part.name]) for part in self.parts)
-        return Need(sum(whole.values()) - away + work, PINNED * away)
+        return Need(sum(whole.values()) - away + work, away)
 
     def _offloaded(self, config: EngineConfig, part: Part, whole: int) -> int:
-        """Bytes of a component that stay on the host: its blocks but two. diffusers does that to all components."""
-        native = self.checkpoint.spec.family != OPAQUE_FAMILY
-        layerwise = config.offload is not None and config.offload.enable_layerwise_offload
-        if not layerwise or not part.parameters or (native and not part.denoiser):
+        """Bytes of a component that stay on the host: its blocks but two, and but those that stay on the device.
+        diffusers does that to all components.
+        """
+        native, offload = self.checkpoint.spec.family != OPAQUE_FAMILY, config.offload
+        if offload is None or not offload.enable_layerwise_offload or not part.parameters:
             return 0
-        return whole * max(0, part.in_blocks - 2 * part.largest_block) // part.parameters
+        if native and not part.denoiser:
+            return 0
+        here = (2 + offload.layerwise_resident_blocks) * part.largest_block
+        return whole * max(0, part.in_blocks - here) // part.parameters
 
     def ways(self, config: EngineConfig, chosen: Sequence[Switch] = ()) -> Iterator[tuple[EngineConfig, list[Switch]]]:
         """The configuration as it is, and with every set of settings that each save something."""

@@ -18,6 +18,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from omni_grpc import doctor, listing, making, serve
+from omni_grpc.bench import command as bench
 from omni_grpc.client import Client, Loaded, LoadEvent
 from omni_grpc.client.channel import Deadline
 from omni_grpc.client.events import event as read_event
@@ -42,8 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(serve.main(arguments[1:]))
     if arguments[:1] == ["doctor"]:
         return doctor.main(arguments[1:])
-    args = _parser().parse_args(arguments)
     try:
+        if arguments[:1] == ["bench"]:
+            return bench.main(arguments[1:])
+        args = _parser().parse_args(arguments)
         code: int = args.run(args)
     except OmniError as error:
         _complain(error)
@@ -255,6 +258,7 @@ def _parser() -> argparse.ArgumentParser:
     download.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write it")
 
     commands.add_parser("doctor", help="show versions, devices and ops, or how a model fits here", add_help=False)
+    commands.add_parser("bench", help="measure what a model makes", add_help=False)
     commands.add_parser("serve", help="start a server (same as python -m omni_grpc.serve)", add_help=False)
     return parser
 

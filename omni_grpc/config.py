@@ -13,6 +13,7 @@ import json
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from omni_grpc.errors import ConfigError, Violation
@@ -20,6 +21,9 @@ from omni_grpc.errors import ConfigError, Violation
 ENVIRONMENT_PREFIX = "OMNI_GRPC_"
 ENVIRONMENT_ALIASES: Mapping[str, str] = {"DIFFUSION_ATTENTION_BACKEND": "diffusion_attention_backend"}
 """Variables of vLLM-Omni, and what they set."""
+
+BUNDLED = Path(__file__).resolve().parent / "demo"
+"""The checkpoint that comes with the package, for whoever names none."""
 
 NATIVE_CACHES = ("tea_cache",)
 DIFFUSERS_CACHES = ("first_block", "taylorseer", "mag", "faster", "pab", "sea", "text_kv")
@@ -43,7 +47,11 @@ def setting(
 class ModelConfig:
     """Which checkpoint, where and in which precision."""
 
-    model: str = setting(dataclasses.MISSING, "checkpoint folder in the diffusers layout, or ORG/NAME on the hub")
+    model: str = setting(
+        dataclasses.MISSING,
+        "checkpoint folder in the diffusers layout, or ORG/NAME on the hub (default: the small model that comes with "
+        "this package)",
+    )
     served_model_name: str | None = setting(
         None, "what requests call the model (default: the folder's name, or the hub's name)"
     )
@@ -142,6 +150,9 @@ class OffloadConfig:
 
     enable_layerwise_offload: bool = setting(
         False, "keep the blocks in the host's memory, and on the device only those at work"
+    )
+    layerwise_resident_blocks: int = setting(
+        0, "with --enable-layerwise-offload, blocks of each stack that stay on the device, evenly spread", minimum=0
     )
 
 
@@ -259,18 +270,22 @@ class EngineConfig:
 
     @classmethod
     def from_settings(cls, **flat: Any) -> EngineConfig:
-        """Builds the tree from flat names. Raises ConfigError for an unknown name, a wrong type or a value out of
-        range.
+        """Builds the tree from flat names; without a model, for the one that comes with the package.
+
+        Raises ConfigError for an unknown name, a wrong type or a value out of range.
         """
         known = {option.name: option for option in options()}
         unknown = [name for name in flat if name not in known]
         if unknown:
             raise _unknown(unknown, known)
         if flat.get("model") is None:
-            raise ConfigError(
-                "no model: pass a checkpoint folder or a model of the hub (--model DIR or --model ORG/NAME)",
-                violations=(Violation("model", "is required"),),
-            )
+            if not BUNDLED.is_dir():
+                raise ConfigError(
+                    "no model: pass a checkpoint folder or a model of the hub (--model DIR or --model ORG/NAME); the "
+                    f"one that comes with the package is not in {BUNDLED}",
+                    violations=(Violation("model", "is required"),),
+                )
+            flat["model"] = str(BUNDLED)
         sections: dict[str, dict[str, Any]] = {}
         for name, value in flat.items():
             option, parsed = known[name], known[name].parse(value)

@@ -14,6 +14,8 @@ from typing import Any
 from omni_grpc.errors import CheckpointError
 
 INDEX = "model_index.json"
+PREFERENCES = "omni_grpc.json"
+"""What a checkpoint says of itself beside this layout, see omni_grpc.preferences. Few have it."""
 VARIANTS = ("bf16", "fp16", "fp32")
 """Where the plain weights of a component are missing, the first of these variants that is there is taken."""
 WEIGHTS = (
@@ -58,11 +60,12 @@ def components(index: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def texts(index: Mapping[str, Any], files: Collection[str], where: str) -> list[str]:
-    """The configs, and what tokenizers and processors are made of: every small text file right in a component's folder.
+    """The configs, the preferences, and what tokenizers and processors are made of: every small text file right in a
+    component's folder.
 
     Raises CheckpointError for a component of which there is no such file.
     """
-    found = [INDEX]
+    found = [INDEX, *(file for file in (PREFERENCES,) if file in files)]
     for component, _ in components(index):
         mine = [file for file in _inside(component, files) if PurePosixPath(file).suffix in TEXTS]
         if not mine:

@@ -14,7 +14,7 @@ import io
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack
 
 from omni_grpc import tasks
 from omni_grpc.config import EngineConfig
@@ -127,13 +127,24 @@ _GUIDANCE: Mapping[str, str] = {
 
 
 class Omni:
-    """A model, loaded in this process. Settings are those of the server (`EngineConfig.from_settings`).
+    """A model, loaded in this process; by default the small one that comes with this package.
 
-    The same engine, scheduler and worker as in the server, so the same request gives the same result.
+    Settings are those of the server (`EngineConfig.from_settings`). The same engine, scheduler and worker as in the
+    server, so the same request gives the same result.
     """
 
-    def __init__(self, model: str, **settings: Any) -> None:
-        self.config = EngineConfig.from_settings(model=model, **settings)
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        self._open(EngineConfig.from_settings(model=model, **settings))
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Self:
+        """The model of a whole configuration."""
+        omni = cls.__new__(cls)
+        omni._open(config)
+        return omni
+
+    def _open(self, config: EngineConfig) -> None:
+        self.config = config
         checkpoint = open_model(self.config.model, apply=lambda found: apply_settings(self.config, found))
         self._engine = Engine(self.config, checkpoint, LocalExecutor(self.config, checkpoint))
         self._loop = asyncio.new_event_loop()

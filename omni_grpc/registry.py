@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omni_grpc import layout
+from omni_grpc import layout, preferences
 from omni_grpc.config import ModelConfig
 from omni_grpc.errors import CheckpointError, ConfigError, Violation
 from omni_grpc.opaque import nameless_spec, opaque_spec
-from omni_grpc.spec import Checkpoint, ModelSpec
+from omni_grpc.spec import Checkpoint, ModelSpec, Preferences
 
 if TYPE_CHECKING:
     from omni_grpc.hub import Progress
@@ -156,9 +156,21 @@ def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: s
             raise
         logger.info("%s runs through diffusers: %s", folder, error)
         spec = None
-    return Checkpoint(
-        name=name or folder.resolve().name, path=folder, spec=spec or opaque_spec(pipeline), configs=configs
+    checkpoint = Checkpoint(
+        name=name or folder.resolve().name,
+        path=folder,
+        spec=spec or opaque_spec(pipeline),
+        configs=configs,
+        preferences=_preferences(folder),
     )
+    if checkpoint.described:
+        preferences.check(checkpoint, str(folder / layout.PREFERENCES))
+    return checkpoint
+
+
+def _preferences(folder: Path) -> Preferences:
+    file = folder / layout.PREFERENCES
+    return preferences.read(_read_json(file, "preferences"), str(file)) if file.is_file() else Preferences()
 
 
 def _configs(folder: Path, index: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

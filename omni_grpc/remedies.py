@@ -60,6 +60,13 @@ class Remedy:
 
 REMEDIES = (
     Remedy(
+        setting="layerwise_resident_blocks",
+        better=lambda now: 0,
+        saves="no more than two blocks of each stack are on the device",
+        lossless=True,
+        where=_beside_the_host,
+    ),
+    Remedy(
         setting="enable_layerwise_offload",
         better=lambda now: True,
         saves="two blocks of the denoiser are on the device at a time, the others in the host's memory",

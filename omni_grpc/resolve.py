@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -33,6 +34,11 @@ from omni_grpc.spec import Checkpoint, GuidanceKind
 from omni_grpc.tuning import TeaCache
 
 T = TypeVar("T")
+
+WORD = re.compile(r"[^\W_](?:\S*[^\W_])?")
+"""What is between white space, without the punctuation around it."""
+MOST_WORDS = 10
+"""Of those that one warning names."""
 
 CFG_FIELDS = ("true_cfg_scale", "norm", "rescale", "interval_start", "interval_end")
 """What belongs to guidance by a second prediction, and means nothing without one."""
@@ -352,12 +358,43 @@ def _needs_experts(name: str) -> Callable[[Draft, Request, Facts], RequestWarnin
     return advice
 
 
+def _unknown_words(field: str) -> Callable[[Draft, Request, Facts], RequestWarning | None]:
+    """A model that lists the words it was trained on makes something of any other, but nobody knows what."""
+
+    def advice(draft: Draft, request: Request, facts: Facts) -> RequestWarning | None:
+        known, text = facts.checkpoint.known_words, getattr(request, field)
+        if not known or not text:
+            return None
+        unknown = list(dict.fromkeys(word for word in WORD.findall(text) if not _is_known(word, known)))
+        if not unknown:
+            return None
+        more = f" and {len(unknown) - MOST_WORDS} more" if len(unknown) > MOST_WORDS else ""
+        return RequestWarning(
+            code="UNKNOWN_WORDS",
+            field=field,
+            message=(
+                f"{', '.join(map(repr, unknown[:MOST_WORDS]))}{more}: the model was not trained on "
+                f"{'this word' if len(unknown) == 1 else 'these words'}, so the result may not follow the prompt"
+            ),
+            requested=" ".join(unknown[:MOST_WORDS]),
+        )
+
+    return advice
+
+
+def _is_known(word: str, known: frozenset[str]) -> bool:
+    word = word.lower()
+    return word in known or all(part in known for part in re.findall(r"[^\W_]+", word))
+
+
 ADVICE: tuple[Callable[[Draft, Request, Facts], RequestWarning | None], ...] = (
     _scale_without_effect,
     _cfg_not_supported,
     _cfg_without_negative,
     _negative_without_cfg,
     _rescale_under_renorm,
+    _unknown_words("prompt"),
+    _unknown_words("negative_prompt"),
     *(_needs_cfg(name) for name in CFG_FIELDS if name != "true_cfg_scale"),
     *(_needs_experts(name) for name in EXPERT_FIELDS),
 )

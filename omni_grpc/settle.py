@@ -85,8 +85,12 @@ def check_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
             wrong["quantization"] = f"has no effect on {name}, which runs through diffusers; {own}"
         if config.loras is not None:
             wrong["lora"] = f"has no effect on {name}, which runs through diffusers; adapters are for native models"
+        if config.offload is not None and config.offload.layerwise_resident_blocks:
+            wrong["layerwise_resident_blocks"] = f"has no effect on {name}, which runs through diffusers"
     elif config.quantization is not None and config.quantization.quantization is None:
         wrong["ignored_layers"] = "needs --quantization"
+    if config.offload is not None and not config.offload.enable_layerwise_offload:
+        wrong["layerwise_resident_blocks"] = "needs --enable-layerwise-offload"
     if wrong:
         violations = tuple(Violation(field, why) for field, why in wrong.items())
         message = "; ".join(f"--{field.replace('_', '-')} {why}" for field, why in wrong.items())

@@ -191,11 +191,22 @@ class ModelSpec:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Preferences:
+    """What one checkpoint says of itself and its spec cannot know. `defaults` are fields of Defaults, `guidance` those
+    of its guidance.
+    """
+
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    guidance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    latent_rgb: LatentRgb | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """A checkpoint folder and the spec that serves it. `name` is what requests call it.
 
     `siblings` are the same weights under other specs, for tasks that this one lacks; `refusals` say why some task is
-    lacking all the same.
+    lacking all the same. `preferences` win over the spec.
     """
 
     name: str
@@ -204,6 +215,7 @@ class Checkpoint:
     configs: Configs
     siblings: tuple[Checkpoint, ...] = ()
     refusals: Mapping[Task, str] = dataclasses.field(default_factory=dict)
+    preferences: Preferences = Preferences()
 
     @property
     def described(self) -> bool:
@@ -230,7 +242,20 @@ class Checkpoint:
 
     @property
     def defaults(self) -> Defaults:
-        return self.spec.defaults(self.configs)
+        usual = self.spec.defaults(self.configs)
+        guidance = dataclasses.replace(usual.guidance, **self.preferences.guidance)
+        return dataclasses.replace(usual, guidance=guidance, **self.preferences.defaults)
+
+    @property
+    def latent_rgb(self) -> LatentRgb | None:
+        return self.preferences.latent_rgb or self.spec.latent_rgb
+
+    @property
+    def known_words(self) -> frozenset[str]:
+        """Every word that the model was trained on, in lower case, where its tokenizer's config lists them under
+        "known_words"; empty: any word may be known.
+        """
+        return frozenset(word for config in self.configs.values() for word in config.get("known_words", ()))
 
     @property
     def guidance(self) -> tuple[GuidanceKind, ...]:

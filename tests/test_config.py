@@ -2,8 +2,10 @@ import dataclasses
 
 import pytest
 
+from omni_grpc import config
 from omni_grpc.config import EngineConfig, from_environment, from_mapping, options
 from omni_grpc.errors import ConfigError
+from omni_grpc.settings import settings
 
 
 def test_every_setting_has_one_flat_name_and_a_help_text():
@@ -82,7 +84,17 @@ def test_a_bad_value_names_the_flag_the_value_and_the_rule(name, value, rule):
     assert caught.value.violations[0].field == name
 
 
-def test_optional_settings_take_none_and_the_model_is_required():
+def test_optional_settings_take_none():
     assert EngineConfig.from_settings(model="m", max_pixels=None).limits.max_pixels is None
-    with pytest.raises(ConfigError, match="--model"):
-        EngineConfig.from_settings(port=1)
+
+
+def test_without_a_model_the_bundled_one_is_taken_where_it_is_there(monkeypatch, tmp_path):
+    monkeypatch.setattr(config, "BUNDLED", tmp_path)
+    assert EngineConfig.from_settings(port=1).model.model == str(tmp_path)
+    assert EngineConfig.from_settings(model=None).model.model == str(tmp_path)
+    assert EngineConfig.from_settings(model="m").model.model == "m"
+    assert settings([], {}, prog="serve", description="").model.model == str(tmp_path)
+    monkeypatch.setattr(config, "BUNDLED", tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"no model: pass a checkpoint folder or .*--model DIR") as caught:
+        settings([], {}, prog="serve", description="")
+    assert caught.value.violations[0].field == "model"

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from omni_grpc import InvalidArgument, NotFound, Omni
+from omni_grpc import InvalidArgument, NotFound, Omni, config
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, ProcessExecutor, Submission
 from omni_grpc.errors import CheckpointError, ConfigError
@@ -42,6 +42,12 @@ def test_generate_returns_images_and_the_truth_about_them(omni):
     again = omni.generate("a red circle", width=48, height=32, steps=2, seed=0)
     assert result.files == again.files
     assert omni.generate("a red circle", width=48, height=32, steps=2, seed=1).files != result.files
+
+
+def test_without_a_model_the_bundled_one_is_loaded(tiny_qwen_image, monkeypatch):
+    monkeypatch.setattr(config, "BUNDLED", tiny_qwen_image)
+    with Omni(device="cpu", cpu_threads=1, warm_up_seconds=0) as omni:
+        assert omni.checkpoint.path == tiny_qwen_image
 
 
 def test_a_drawn_seed_is_reported_and_makes_the_same_image(omni):

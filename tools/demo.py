@@ -1,17 +1,18 @@
-"""The first two minutes: serves a tiny checkpoint on this machine and generates one image, with streamed progress.
+"""The first two minutes: serves the bundled model on this machine and generates one image, with streamed progress.
+
+    python -m tools.demo
 
 Nothing in it is staged: the server is `python -m omni_grpc.serve` in a process of its own, the client is `python -m
-omni_grpc generate`. Only the checkpoint is a stand-in, with random weights, so what it draws is noise.
+omni_grpc generate`, and what the picture shows is measured. As long as no trained model comes with the package, a tiny
+one with random weights stands in.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import queue
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,16 +20,21 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
+from omni_grpc.config import BUNDLED
+from omni_grpc.scenes.judge import judge, look
+from omni_grpc.scenes.wish import Noun, Wish
+from tools.tiny.kept import kept_checkpoint
+
 ROOT = Path(__file__).resolve().parent.parent
-BUILDER = ROOT / "tools" / "tiny_checkpoints.py"
-CHECKPOINT = ROOT / ".demo" / "qwen_image"
 IMAGE = ROOT / "demo.png"
 PROMPT = "a red circle left of a blue square"
+WISH = Wish((Noun(colour="red", shape="circle"), Noun(colour="blue", shape="square")), "left of")
 WIDTH = HEIGHT = 128
 LISTENING = re.compile(r"listening on (\S+:\d+)")
-BUILD_SECONDS, START_SECONDS, GENERATE_SECONDS, STOP_SECONDS = 300.0, 180.0, 300.0, 30.0
+START_SECONDS, GENERATE_SECONDS, STOP_SECONDS = 180.0, 300.0, 30.0
 
 
 class DemoError(Exception):
@@ -36,49 +42,30 @@ class DemoError(Exception):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint-only", action="store_true", help="build the demo checkpoint and stop")
-    options = parser.parse_args()
+    trained = BUNDLED.is_dir()
     try:
-        build_checkpoint()
-        if options.checkpoint_only:
-            return 0
         IMAGE.unlink(missing_ok=True)
-        with served() as address:
+        with served([] if trained else ["--model", str(kept_checkpoint())]) as address:
             generate(address)
-        check_image()
+        picture = check_image()
     except (DemoError, subprocess.TimeoutExpired) as error:
         print(f"demo: failed: {error}", file=sys.stderr)
         return 1
-    print(f"demo: {IMAGE} is a {WIDTH} x {HEIGHT} PNG.")
-    print("demo: this checkpoint has random weights, so it draws noise; serve a trained one: make serve MODEL=DIR")
+    say(f"{IMAGE} is a {WIDTH} x {HEIGHT} PNG")
+    if trained:
+        say(verdict(picture))
+    else:
+        say("this checkpoint has random weights, so it draws noise; serve a trained one: make serve MODEL=DIR")
     return 0
 
 
-def build_checkpoint() -> None:
-    """Builds the checkpoint where it is missing or older than the code that makes it."""
-    if CHECKPOINT.is_dir() and CHECKPOINT.stat().st_mtime >= BUILDER.stat().st_mtime:
-        return
-    say(f"building a tiny checkpoint with random weights in {CHECKPOINT.relative_to(ROOT)}")
-    partial = CHECKPOINT.with_name(CHECKPOINT.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.parent.mkdir(exist_ok=True)
-    command = [sys.executable, str(BUILDER), "qwen_image", str(partial)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
-    if built.returncode != 0:
-        raise DemoError(f"{BUILDER.name} ended with status {built.returncode}:\n{built.stdout}{built.stderr}")
-    partial.touch()  # its time is compared with that of the builder
-    shutil.rmtree(CHECKPOINT, ignore_errors=True)
-    partial.rename(CHECKPOINT)
-
-
 @contextlib.contextmanager
-def served() -> Iterator[str]:
+def served(flags: list[str]) -> Iterator[str]:
     """Runs the server for the length of the block and gives its address. What it prints is shown.
 
     Raises DemoError where it does not start, and where it does not stop cleanly when asked to.
     """
-    arguments = ["--model", str(CHECKPOINT), "--host", "127.0.0.1", "--port", "0"]
+    arguments = [*flags, "--host", "127.0.0.1", "--port", "0"]
     say("starting the server")
     server = subprocess.Popen(
         [sys.executable, "-m", "omni_grpc.serve", *arguments],
@@ -134,24 +121,31 @@ def stop(server: subprocess.Popen[str]) -> int:
 def generate(address: str) -> None:
     """Runs the client with its output shown. Raises DemoError where it fails and TimeoutExpired where it hangs."""
     size = ["--width", str(WIDTH), "--height", str(HEIGHT)]
-    target = ["--server", address, "--model", CHECKPOINT.name, "--out", str(IMAGE)]
-    command = [sys.executable, "-m", "omni_grpc", "generate", PROMPT, *target, *size, "--steps", "8", "--seed", "7"]
+    target = ["--server", address, "--out", str(IMAGE)]
+    command = [sys.executable, "-m", "omni_grpc", "generate", PROMPT, *target, *size, "--steps", "20", "--seed", "7"]
     say(f"generating {PROMPT!r}")
     status = subprocess.run(command, cwd=ROOT, timeout=GENERATE_SECONDS, check=False).returncode
     if status != 0:
         raise DemoError(f"the client ended with status {status}")
 
 
-def check_image() -> None:
-    """Raises DemoError where the file is not a whole PNG of the size that was asked for."""
+def check_image() -> np.ndarray:
+    """The pixels. Raises DemoError where the file is not a whole PNG of the size that was asked for."""
     try:
         with Image.open(IMAGE) as image:
-            image.load()
+            pixels = np.asarray(image.convert("RGB"))
             found = (image.format, *image.size)
     except OSError as error:
         raise DemoError(f"{IMAGE} is no image: {error}") from error
     if found != ("PNG", WIDTH, HEIGHT):
         raise DemoError(f"{IMAGE} is {found}, expected a PNG of {WIDTH} x {HEIGHT}")
+    return pixels
+
+
+def verdict(picture: np.ndarray) -> str:
+    """What the picture shows, measured."""
+    seen = " and ".join(f"a {thing.colour} {thing.shape}" for thing in look(picture)) or "nothing"
+    return f"it shows {seen}, {'as asked' if judge(WISH, picture).right else 'which is not what was asked for'}"
 
 
 def say(message: str) -> None:

@@ -2,9 +2,13 @@
 
     python tools/gpu_test.py                    results into benchmarks/results/
     python tools/gpu_test.py --results FOLDER
+    python tools/gpu_test.py --family norm      one family, in this process
 
-It takes a library that was built elsewhere where that loads and fits the card, else it builds one here. Without pytest
-the same checks run one after the other. The exit code is 1 where a check fails.
+A family is a file tests/ops/<family>_cases.py, with CASES, check_case and CUDA_CHECKS, and where there is one
+benchmarks/bench_<family>.py, with gpu(seconds) and table(measurements). Each runs in a process of its own, since after
+a fault of a kernel a process can do nothing more on the GPU. It takes a library that was built elsewhere where that
+loads and fits the card, else it builds one here. Without pytest the same checks run one after the other. The exit code
+is 1 where a check fails or a family does not come to its end.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import importlib
 import importlib.util
 import json
 import re
@@ -26,7 +31,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-BENCHMARK_SECONDS = 150
+CASES = ROOT / "tests" / "ops"
+BENCHMARK_SECONDS = 60
 FITS = """
 import sys, torch
 from omni_grpc import ops
@@ -40,22 +46,40 @@ if not library.runs_on(torch.cuda.get_device_capability()):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="test and time the CUDA kernels on this machine's GPU")
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the JSON file")
+    parser.add_argument(
+        "--results", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the JSON files"
+    )
     parser.add_argument("--no-benchmark", action="store_true", help="check only")
+    parser.add_argument("--family", choices=families(), help="this one alone")
+    parser.add_argument("--seconds", type=float, default=BENCHMARK_SECONDS, help="of each family's benchmark")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print(f"gpu-test: torch {torch.__version__} sees no CUDA device", file=sys.stderr)
         return 1
     start = time.monotonic()
     ensure_library()
-    failures = run_pytest() if importlib.util.find_spec("pytest") else run_checks()
-    lines = [f"checks: {'; '.join(failures) if failures else 'all passed'}"]
-    if not options.no_benchmark:
-        lines = [*run_benchmark(options.results, failures), *lines]
+    if options.family:
+        return run_family(options.family, None if options.no_benchmark else options.results, options.seconds)
+    failures = [*without_kernel(), *run_features()]
+    rest = [
+        "--results",
+        str(options.results),
+        "--seconds",
+        str(options.seconds),
+        *(["--no-benchmark"] if options.no_benchmark else []),
+    ]
+    for family in families():
+        command = [sys.executable, __file__, "--family", family, *rest]
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        failures += [f"{family}: exit code {code}"] if code else []
     print_doctor()
-    print("\n".join(lines))
+    print(f"checks: {'; '.join(failures) if failures else 'all passed'}")
     print(f"took {time.monotonic() - start:.0f} s")
     return 1 if failures else 0
+
+
+def families() -> list[str]:
+    return sorted(path.stem.removesuffix("_cases") for path in CASES.glob("*_cases.py"))
 
 
 def ensure_library() -> None:
@@ -68,25 +92,49 @@ def ensure_library() -> None:
         subprocess.run(probe, cwd=ROOT, check=True)
 
 
-def run_pytest() -> list[str]:
-    """What needs nothing of the service, which this machine may lack."""
-    tests = ("tests/ops", "tests/features/test_on_gpu.py")
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", *tests, "--noconftest", "-p", "no:cacheprovider"]
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
-    return [f"pytest: exit code {code}"] if code else []
-
-
-def run_checks() -> list[str]:
+def without_kernel() -> list[str]:
     from omni_grpc import ops
-    from tests.ops.norm_cases import CASES, CUDA_CHECKS, check_case
 
+    return [f"{op} has no CUDA kernel" for op, keys in ops.kernels().items() if "CUDA" not in keys]
+
+
+def run_features() -> list[str]:
+    """The tests of features on a GPU, where pytest is: they need more of the package than the ops do."""
+    if not importlib.util.find_spec("pytest"):
+        return []
+    code = _pytest("tests/features/test_on_gpu.py")
+    return [f"tests/features/test_on_gpu.py: exit code {code}"] if code else []
+
+
+def _pytest(path: str) -> int:
+    """Without the conftests, which need of the service what this machine may lack."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", path, "--noconftest", "-p", "no:cacheprovider"]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def run_family(family: str, results: Path | None, seconds: float) -> int:
+    print(f"== {family}", flush=True)
+    if importlib.util.find_spec("pytest"):
+        code = _pytest(f"tests/ops/test_{family}.py")
+        failures = [f"pytest: exit code {code}"] if code else []
+    else:
+        failures = run_checks(family)
+    if results is not None and (ROOT / "benchmarks" / f"bench_{family}.py").is_file():
+        print("\n".join(run_benchmark(family, results, seconds, failures)), flush=True)
+    print(f"{family}: {'; '.join(failures) if failures else 'all checks passed'}", flush=True)
+    return 1 if failures else 0
+
+
+def run_checks(family: str) -> list[str]:
+    cases = importlib.import_module(f"tests.ops.{family}_cases")
     seed = secrets.randbelow(2**32)
-    checks = {str(case): lambda case=case: check_case(case, "cuda", seed) for case in CASES}
-    checks |= {check.__name__: lambda check=check: check("cuda", seed) for check in CUDA_CHECKS}
-    failures = [] if "CUDA" in ops.kernels()["norm_modulate"] else ["norm_modulate has no CUDA kernel"]
+    checks = {str(case): lambda case=case: cases.check_case(case, "cuda", seed) for case in cases.CASES}
+    checks |= {check.__name__: lambda check=check: check("cuda", seed) for check in cases.CUDA_CHECKS}
+    failures = []
     for name, check in checks.items():
         try:
             check()
+            torch.cuda.synchronize()
         except Exception:  # noqa: BLE001 - whatever a check raises is a failure, and the others still run
             traceback.print_exc()
             failures.append(name)
@@ -94,10 +142,9 @@ def run_checks() -> list[str]:
     return failures
 
 
-def run_benchmark(results: Path, failures: list[str]) -> list[str]:
-    from benchmarks import bench_norm
-
-    measurements = bench_norm.measure("cuda", bench_norm.GPU_SHAPES, torch.bfloat16, seconds=BENCHMARK_SECONDS)
+def run_benchmark(family: str, results: Path, seconds: float, failures: list[str]) -> list[str]:
+    bench = importlib.import_module(f"benchmarks.bench_{family}")
+    measurements = bench.gpu(seconds)
     card = torch.cuda.get_device_name()
     record = {
         "script": "tools/gpu_test.py",
@@ -108,9 +155,9 @@ def run_benchmark(results: Path, failures: list[str]) -> list[str]:
         "measurements": [dataclasses.asdict(measurement) for measurement in measurements],
     }
     results.mkdir(parents=True, exist_ok=True)
-    file = results / f"{re.sub(r'[^a-z0-9]+', '-', card.lower())}-norm.json"
+    file = results / f"{re.sub(r'[^a-z0-9]+', '-', card.lower())}-{family}.json"
     file.write_text(json.dumps(record, indent=1) + "\n")
-    return [f"{card}, torch {torch.__version__}", bench_norm.table(measurements), f"written: {file}"]
+    return [f"{card}, torch {torch.__version__}", bench.table(measurements), f"written: {file}"]
 
 
 def print_doctor() -> None:

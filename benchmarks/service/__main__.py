@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tools.demo import CHECKPOINT, build_checkpoint
+from tools.tiny.kept import kept_checkpoint
 
 from . import __doc__ as description
 from . import cancel, lanes, overhead, preempt, recovery, resume, slow_watcher, throughput, watchers
@@ -32,15 +32,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}; none: all")
     parser.add_argument(
-        "--checkpoint", type=Path, help="what to serve (default: the demo's, built where it is missing)"
+        "--checkpoint",
+        type=Path,
+        help="what to serve (default: a tiny one with random weights, built where it is missing)",
     )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results files")
     options = parser.parse_args()
     if unknown := set(options.names) - BENCHMARKS.keys():
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
-    if options.checkpoint is None:
-        build_checkpoint()
-    kept = [_run(name, options.checkpoint or CHECKPOINT, options.out) for name in options.names or BENCHMARKS]
+    checkpoint = options.checkpoint or kept_checkpoint()
+    kept = [_run(name, checkpoint, options.out) for name in options.names or BENCHMARKS]
     return 0 if all(kept) else 1
 
 

@@ -57,8 +57,7 @@ __device__ __forceinline__ void store_pack(float* where, const float (&value)[kP
 
 __device__ __forceinline__ uint32_t bfloat16_pair(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return static_cast<uint32_t>(__bfloat16_as_ushort(pair.x)) | static_cast<uint32_t>(__bfloat16_as_ushort(pair.y))
-                                                                   << 16;
+  return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
 __device__ __forceinline__ void store_pack(__nv_bfloat16* where, const float (&value)[kPack]) {

@@ -1,140 +1,305 @@
-// The norm family on CUDA: one block for each token, the row in registers between its one read and its one write.
+// The norm family on CUDA: a row in registers between its one read and its one write, and the next one on its way.
 #include <cassert>
 
-#include "../common/device.cuh"
 #include "../common/norm.h"
+#include "../common/rows.cuh"
 
 namespace {
 
+using omni::Code;
 using omni::Dtype;
 using omni::kPack;
-using omni::kWarp;
-using omni::NormModulate;
+using omni::kRowThreads;
+using omni::kRowWarps;
+using omni::Norm;
+using omni::Reused;
 
-constexpr int kMaxThreads = 256;
-constexpr int kMaxPacks = 8;  // of a thread: a row of up to kMaxThreads * kMaxPacks * kPack = 16384 channels fits
+constexpr int kThreads = 384;  // of a packed row at most: 12288 channels in bfloat16, and 168 registers for each
 
-__device__ __forceinline__ int64_t modulation_row(const NormModulate& call) {
+enum class Form { kSumOnly, kPlain, kCoded };  // what follows the sum: nothing, a row in x's dtype, 8-bit codes
+
+__device__ __forceinline__ int64_t modulation_row(const Norm& call, int64_t token) {
   if (call.index == nullptr) return 0;
-  const int64_t row = call.index[blockIdx.x];
-  assert(row >= 0 && row < call.rows && "index holds a row that scale and shift lack");
+  const int64_t row = call.index[token];
+  assert(row >= 0 && row < call.rows && "index holds a row that gate, scale and shift lack");
   return row;
 }
 
-template <class X, class M, int kPacks>
-__global__ void __launch_bounds__(kMaxThreads) norm_modulate_packed(const __grid_constant__ NormModulate call) {
-  __shared__ float scratch[2][kMaxThreads / kWarp];
-  const int64_t row = modulation_row(call);
+template <class T>
+__device__ __forceinline__ const T* at_row(const void* base, int64_t row, int64_t stride) {
+  return static_cast<const T*>(base) + row * stride;
+}
+
+// Reductions of one row have scratch of their own, and rows take turns with two sets: with one barrier for each
+// reduction, nobody writes a set before everybody has read it.
+struct Scratch {
+  float y_squares[kRowWarps];
+  float total[kRowWarps];
+  float squares[kRowWarps];
+  uint32_t peak[kRowWarps];
+};
+
+template <class X, class M, int kPacks, bool kAdd, Form kForm>
+__global__ void __launch_bounds__(kThreads) norm_packed(const __grid_constant__ Norm call) {
+  __shared__ Scratch scratch[2];
   const int packs = static_cast<int>(call.channels / kPack);
-  const float channels = static_cast<float>(call.channels);
-  const X* x = static_cast<const X*>(call.x) + blockIdx.x * call.x_stride;
-  const M* scale = static_cast<const M*>(call.scale) + row * call.scale_stride;
-  const M* shift = static_cast<const M*>(call.shift) + row * call.shift_stride;
-  X* out = static_cast<X*>(call.out) + blockIdx.x * call.channels;
+  const float share = 1.f / static_cast<float>(call.channels);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
+  int64_t next = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (next >= call.tokens) return;
 
-  float value[kPacks][kPack];
-  float sum = 0.f;
-#pragma unroll
-  for (int i = 0; i < kPacks; ++i) {
-    const int pack = i * blockDim.x + threadIdx.x;
-    if (pack >= packs) break;
-    omni::load_pack<omni::Streamed>(x + pack * kPack, value[i]);
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) sum += value[i][j];
-  }
-  const float mean = omni::block_sum(sum, scratch[0]) / channels;
+  omni::RawRow<X, kPacks> raw_x;
+  omni::RawRow<X, kAdd ? kPacks : 1> raw_y;
+  raw_x.load(call.x, next, call.x_stride, packs);
+  if constexpr (kAdd) raw_y.load(call.y, next, call.y_stride, packs);
+  int64_t next_row = modulation_row(call, next);
 
-  // Centred, not E[x^2] - mean^2: residual streams have channels a thousand times larger than the rest.
-  float squares = 0.f;
+  for (int turn = 0; next < call.tokens; turn ^= 1) {
+    Scratch& mine = scratch[turn];
+    const int64_t token = next, row = next_row;
+    float value[kPacks][kPack];
 #pragma unroll
-  for (int i = 0; i < kPacks; ++i) {
-    if (i * blockDim.x + threadIdx.x >= packs) break;
+    for (int i = 0; i < kPacks; ++i) raw_x.unpack(i, value[i]);
+
+    if constexpr (kAdd) {
+      float factor = 1.f;
+      if (call.y_weight != nullptr) {
+        float squares = 0.f;
 #pragma unroll
-    for (int j = 0; j < kPack; ++j) {
-      value[i][j] -= mean;
-      squares += value[i][j] * value[i][j];
+        for (int i = 0; i < kPacks; ++i) {
+          float y[kPack];
+          raw_y.unpack(i, y);
+#pragma unroll
+          for (int j = 0; j < kPack; ++j) squares += y[j] * y[j];
+        }
+        factor = rsqrtf(omni::block_sum(squares, mine.y_squares) * share + call.eps);
+      }
+      X* sum = static_cast<X*>(call.sum) + token * call.channels;
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i) {
+        const int pack = i * blockDim.x + threadIdx.x;
+        if (pack >= packs) break;
+        float y[kPack], a[kPack];
+        raw_y.unpack(i, y);
+        if (call.y_weight != nullptr) {
+          omni::load_pack<Reused>(static_cast<const M*>(call.y_weight) + pack * kPack, a);
+#pragma unroll
+          for (int j = 0; j < kPack; ++j) y[j] *= factor * a[j];
+        }
+        if (call.gate != nullptr) {
+          omni::load_pack<Reused>(at_row<M>(call.gate, row, call.gate_stride) + pack * kPack, a);
+#pragma unroll
+          for (int j = 0; j < kPack; ++j) value[i][j] += y[j] * a[j];
+        } else {
+#pragma unroll
+          for (int j = 0; j < kPack; ++j) value[i][j] += y[j];
+        }
+        omni::store_rounded(sum + pack * kPack, value[i]);
+      }
+    }
+
+    next += step;
+    if (next < call.tokens) {
+      raw_x.load(call.x, next, call.x_stride, packs);
+      if constexpr (kAdd) raw_y.load(call.y, next, call.y_stride, packs);
+      next_row = modulation_row(call, next);
+    }
+    if constexpr (kForm == Form::kSumOnly) continue;
+
+    float mean = 0.f;
+    if (!call.rms) {
+      float total = 0.f;
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) total += value[i][j];
+      }
+      mean = omni::block_sum(total, mine.total) * share;
+    }
+    // Centred, not E[x^2] - mean^2: residual streams have channels a thousand times larger than the rest.
+    float squares = 0.f;
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      if (i * blockDim.x + threadIdx.x >= packs) break;
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) {
+        value[i][j] -= mean;
+        squares += value[i][j] * value[i][j];
+      }
+    }
+    const float inverse = rsqrtf(omni::block_sum(squares, mine.squares) * share + call.eps);
+
+    float peak = 0.f;
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      const int pack = i * blockDim.x + threadIdx.x;
+      if (pack >= packs) break;
+      float a[kPack];
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) value[i][j] *= inverse;
+      if (call.weight != nullptr) {
+        omni::load_pack<Reused>(static_cast<const M*>(call.weight) + pack * kPack, a);
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) value[i][j] *= a[j];
+      }
+      if (call.bias != nullptr) {
+        omni::load_pack<Reused>(static_cast<const M*>(call.bias) + pack * kPack, a);
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) value[i][j] += a[j];
+      }
+      if (call.scale != nullptr && call.shift != nullptr) {
+        float b[kPack];
+        omni::load_pack<Reused>(at_row<M>(call.scale, row, call.scale_stride) + pack * kPack, a);
+        omni::load_pack<Reused>(at_row<M>(call.shift, row, call.shift_stride) + pack * kPack, b);
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) value[i][j] = value[i][j] * (call.base + a[j]) + b[j];
+      } else if (call.scale != nullptr) {
+        omni::load_pack<Reused>(at_row<M>(call.scale, row, call.scale_stride) + pack * kPack, a);
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) value[i][j] *= call.base + a[j];
+      } else if (call.shift != nullptr) {
+        omni::load_pack<Reused>(at_row<M>(call.shift, row, call.shift_stride) + pack * kPack, a);
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) value[i][j] += a[j];
+      }
+      if constexpr (kForm == Form::kPlain) {
+        omni::store_pack(static_cast<X*>(call.out) + token * call.channels + pack * kPack, value[i]);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) peak = omni::larger(peak, value[i][j]);
+      }
+    }
+
+    if constexpr (kForm == Form::kCoded) {
+      const omni::RowScale scale(omni::row_max(peak, mine.peak), call.code);
+      if (threadIdx.x == 0) call.out_scale[token] = scale.scale;
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i) {
+        const int pack = i * blockDim.x + threadIdx.x;
+        if (pack >= packs) break;
+        omni::store_codes(call.out, token * call.channels + pack * kPack, value[i], scale, call.code);
+      }
     }
   }
-  const float inverse = rsqrtf(omni::block_sum(squares, scratch[1]) / channels + call.eps);
-
-#pragma unroll
-  for (int i = 0; i < kPacks; ++i) {
-    const int pack = i * blockDim.x + threadIdx.x;
-    if (pack >= packs) break;
-    float a[kPack], b[kPack];
-    omni::load_pack<omni::Reused>(scale + pack * kPack, a);
-    omni::load_pack<omni::Reused>(shift + pack * kPack, b);
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) a[j] = value[i][j] * inverse * (1.f + a[j]) + b[j];
-    omni::store_pack(out + pack * kPack, a);
-  }
 }
 
-// Any width and any alignment; reads the row three times, from L2 after the first.
+// Any width, any alignment and every combination; reads a row several times, from L2 after the first.
 template <class X, class M>
-__global__ void __launch_bounds__(kMaxThreads) norm_modulate_scalar(const __grid_constant__ NormModulate call) {
-  __shared__ float scratch[2][kMaxThreads / kWarp];
-  const int64_t row = modulation_row(call);
+__global__ void __launch_bounds__(kRowThreads) norm_scalar(const __grid_constant__ Norm call) {
+  __shared__ Scratch scratch[2];
   const float channels = static_cast<float>(call.channels);
-  const X* x = static_cast<const X*>(call.x) + blockIdx.x * call.x_stride;
-  const M* scale = static_cast<const M*>(call.scale) + row * call.scale_stride;
-  const M* shift = static_cast<const M*>(call.shift) + row * call.shift_stride;
-  X* out = static_cast<X*>(call.out) + blockIdx.x * call.channels;
+  int turn = 0;
+  for (int64_t token = blockIdx.x; token < call.tokens; token += gridDim.x, turn ^= 1) {
+    Scratch& mine = scratch[turn];
+    const int64_t row = modulation_row(call, token);
+    const X* x = at_row<X>(call.x, token, call.x_stride);
+    const M* scale = at_row<M>(call.scale, row, call.scale_stride);
+    const M* shift = at_row<M>(call.shift, row, call.shift_stride);
+    const M* weight = static_cast<const M*>(call.weight);
+    const M* bias = static_cast<const M*>(call.bias);
 
-  float sum = 0.f;
-  for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) sum += omni::to_float(x[c]);
-  const float mean = omni::block_sum(sum, scratch[0]) / channels;
+    if (call.y != nullptr) {
+      const X* y = at_row<X>(call.y, token, call.y_stride);
+      const M* gate = at_row<M>(call.gate, row, call.gate_stride);
+      const M* y_weight = static_cast<const M*>(call.y_weight);
+      X* sum = static_cast<X*>(call.sum) + token * call.channels;
+      float factor = 1.f;
+      if (call.y_weight != nullptr) {
+        float squares = 0.f;
+        for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) {
+          squares += omni::to_float(y[c]) * omni::to_float(y[c]);
+        }
+        factor = rsqrtf(omni::block_sum(squares, mine.y_squares) / channels + call.eps);
+      }
+      for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) {
+        float added = omni::to_float(y[c]);
+        if (call.y_weight != nullptr) added *= factor * omni::to_float(y_weight[c]);
+        if (call.gate != nullptr) added *= omni::to_float(gate[c]);
+        omni::store(sum + c, omni::to_float(x[c]) + added);
+      }
+      x = sum;  // each thread reads what it wrote itself
+    }
+    if (call.out == nullptr) continue;
 
-  float squares = 0.f;
-  for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) {
-    const float centred = omni::to_float(x[c]) - mean;
-    squares += centred * centred;
-  }
-  const float inverse = rsqrtf(omni::block_sum(squares, scratch[1]) / channels + call.eps);
+    float mean = 0.f;
+    if (!call.rms) {
+      float total = 0.f;
+      for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) total += omni::to_float(x[c]);
+      mean = omni::block_sum(total, mine.total) / channels;
+    }
+    float squares = 0.f;
+    for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) {
+      const float centred = omni::to_float(x[c]) - mean;
+      squares += centred * centred;
+    }
+    const float inverse = rsqrtf(omni::block_sum(squares, mine.squares) / channels + call.eps);
 
-  for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) {
-    const float normed = (omni::to_float(x[c]) - mean) * inverse;
-    omni::store(out + c, normed * (1.f + omni::to_float(scale[c])) + omni::to_float(shift[c]));
+    const auto result = [&](int64_t c) {
+      float value = (omni::to_float(x[c]) - mean) * inverse;
+      if (call.weight != nullptr) value *= omni::to_float(weight[c]);
+      if (call.bias != nullptr) value += omni::to_float(bias[c]);
+      if (call.scale != nullptr) value *= call.base + omni::to_float(scale[c]);
+      if (call.shift != nullptr) value += omni::to_float(shift[c]);
+      return value;
+    };
+    if (call.code == Code::kNone) {
+      X* out = static_cast<X*>(call.out) + token * call.channels;
+      for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) omni::store(out + c, result(c));
+      continue;
+    }
+    float peak = 0.f;
+    for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) peak = omni::larger(peak, result(c));
+    const omni::RowScale row_scale(omni::row_max(peak, mine.peak), call.code);
+    if (threadIdx.x == 0) call.out_scale[token] = row_scale.scale;
+    for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) {
+      omni::store_code(call.out, token * call.channels + c, result(c), row_scale, call.code);
+    }
   }
 }
 
-using Kernel = void (*)(NormModulate);
+using Kernel = void (*)(Norm);
+
+template <class X, class M, int kPacks>
+Kernel packed_kernel(const Norm& call) {
+  if (call.y == nullptr) {
+    return call.code == Code::kNone ? norm_packed<X, M, kPacks, false, Form::kPlain>
+                                    : norm_packed<X, M, kPacks, false, Form::kCoded>;
+  }
+  if (call.out == nullptr) return norm_packed<X, M, kPacks, true, Form::kSumOnly>;
+  return call.code == Code::kNone ? norm_packed<X, M, kPacks, true, Form::kPlain>
+                                  : norm_packed<X, M, kPacks, true, Form::kCoded>;
+}
 
 template <class X, class M>
-Kernel packed_kernel(int64_t packs_per_thread) {
-  constexpr Kernel kernels[kMaxPacks] = {
-      norm_modulate_packed<X, M, 1>, norm_modulate_packed<X, M, 2>, norm_modulate_packed<X, M, 3>,
-      norm_modulate_packed<X, M, 4>, norm_modulate_packed<X, M, 5>, norm_modulate_packed<X, M, 6>,
-      norm_modulate_packed<X, M, 7>, norm_modulate_packed<X, M, 8>,
-  };
-  return kernels[packs_per_thread - 1];
+Kernel packed_kernel(const Norm& call, int packs) {
+  if (packs == 1) return packed_kernel<X, M, 1>(call);
+  if constexpr (omni::kRowPacks<X> == 4) {
+    if (packs == 3) return packed_kernel<X, M, 3>(call);
+    if (packs == 4) return packed_kernel<X, M, 4>(call);
+  }
+  return packed_kernel<X, M, 2>(call);
 }
-
-int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
 
 template <class X, class M>
-void launch(const NormModulate& call, cudaStream_t stream) {
-  const int64_t packs = call.channels / kPack;
-  const bool packed = call.channels % kPack == 0 && packs <= kMaxThreads * kMaxPacks &&
-                      omni::aligned(call.x, call.x_stride, sizeof(X)) &&
-                      omni::aligned(call.out, call.channels, sizeof(X)) &&
-                      omni::aligned(call.scale, call.scale_stride, sizeof(M)) &&
-                      omni::aligned(call.shift, call.shift_stride, sizeof(M));
-  Kernel kernel = norm_modulate_scalar<X, M>;
-  int64_t threads = kMaxThreads;
-  if (packed) {
-    // Few warps for each row keep the barriers cheap and many rows in flight; only the widest rows need more.
-    const int64_t most = packs <= kMaxThreads / 2 * kMaxPacks ? kMaxThreads / 2 : kMaxThreads;
-    const int64_t packs_per_thread = divide_up(packs, most);
-    kernel = packed_kernel<X, M>(packs_per_thread);
-    threads = divide_up(divide_up(packs, packs_per_thread), kWarp) * kWarp;
-  } else if (call.channels < kMaxThreads) {
-    threads = divide_up(call.channels, kWarp) * kWarp;
-  }
-  kernel<<<static_cast<unsigned>(call.tokens), static_cast<unsigned>(threads), 0, stream>>>(call);
+bool all_aligned(const Norm& call) {
+  return call.channels % kPack == 0 && omni::aligned(call.x, call.x_stride, sizeof(X)) &&
+         omni::aligned(call.y, call.y_stride, sizeof(X)) && omni::aligned(call.gate, call.gate_stride, sizeof(M)) &&
+         omni::aligned(call.scale, call.scale_stride, sizeof(M)) &&
+         omni::aligned(call.shift, call.shift_stride, sizeof(M)) && omni::aligned(call.weight, 0, 1) &&
+         omni::aligned(call.bias, 0, 1) && omni::aligned(call.y_weight, 0, 1) &&
+         omni::aligned(call.sum, 0, 1) && omni::aligned(call.out, 0, 1);
 }
 
-using Launch = void (*)(const NormModulate&, cudaStream_t);
+template <class X, class M>
+const char* launch(const Norm& call, cudaStream_t stream) {
+  const omni::RowLayout layout = omni::row_layout(call.channels / kPack, omni::kRowPacks<X>, kThreads / omni::kWarp);
+  if (layout.warps > 0 && all_aligned<X, M>(call)) {
+    return omni::launch_rows(packed_kernel<X, M>(call, layout.packs), call, omni::row_block(layout), stream);
+  }
+  return omni::launch_rows(norm_scalar<X, M>, call, omni::scalar_block(call.channels), stream);
+}
+
+using Launch = const char* (*)(const Norm&, cudaStream_t);
 
 constexpr Launch kLaunches[2][2] = {
     {launch<float, float>, launch<float, __nv_bfloat16>},
@@ -143,10 +308,7 @@ constexpr Launch kLaunches[2][2] = {
 
 }  // namespace
 
-const char* omni_norm_modulate_cuda(const NormModulate* call, void* stream) {
-  if (call->tokens > INT32_MAX) return "more tokens than a grid has blocks";
-  kLaunches[static_cast<int>(call->x_dtype)][static_cast<int>(call->modulation_dtype)](
+const char* omni_norm_cuda(const Norm* call, void* stream) {
+  return kLaunches[static_cast<int>(call->x_dtype)][static_cast<int>(call->parameter_dtype)](
       *call, static_cast<cudaStream_t>(stream));
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

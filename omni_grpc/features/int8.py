@@ -18,11 +18,9 @@ from omni_grpc.features import Context
 from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.rows import MOD
 from omni_grpc.nn.stack import Stack
+from omni_grpc.ops.quant import quantize_rows
 
 logger = logging.getLogger(__name__)
-
-LEVELS = 127
-"""Values go from -127 to 127, so that negation never overflows."""
 
 ALIGNMENT, FEWEST_ROWS = 8, 32
 """What the CUDA kernel of torch._int_mm asks for: features in multiples of 8, and more than 16 rows."""
@@ -87,8 +85,8 @@ class Int8Linear(AnyLinear):
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        quantized, scale = _quantize(x)
-        product = _product(quantized, self.weight).float() * scale * self.scale
+        quantized, scale = quantize_rows(x, torch.int8)
+        product = _product(quantized, self.weight).float() * scale[:, None] * self.scale
         return (product if self.bias is None else product + self.bias).to(x.dtype)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -99,20 +97,14 @@ class Int8Linear(AnyLinear):
     def take(self, name: str, tensor: Tensor) -> None:
         """Raises CheckpointError for a weight with a row of zeros, or of values that are not finite."""
         if name == "weight":
-            tensor, scale = _quantize(tensor)
+            tensor, scale = quantize_rows(tensor, torch.int8)
             if not (scale.isfinite() & (scale > 0)).all():
                 raise CheckpointError(
                     f"{self.path} has output channels without a scale: all zeros, or not finite. "
                     f"Leave it out with --ignored-layers {self.path}"
                 )
-            self.scale = nn.Parameter(scale.squeeze(1), requires_grad=False)
+            self.scale = nn.Parameter(scale, requires_grad=False)
         setattr(self, name, nn.Parameter(tensor, requires_grad=False))
-
-
-def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """[N, K] -> int8 [N, K] and the float32 scale of each row [N, 1]: absolute maximum / 127, 0 for a row of zeros."""
-    scale = x.abs().amax(1, keepdim=True).float() / LEVELS
-    return (x / scale.clamp_min(torch.finfo(torch.float32).tiny)).round().clamp(-LEVELS, LEVELS).to(torch.int8), scale
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:

@@ -1,60 +1,92 @@
 """Layerwise offload: the linear layers of blocks live in the host's memory, and are on the device for as long as their
-block runs. The next block's are copied on a stream of their own meanwhile.
+block runs. What a block needs is one range of bytes, and comes in one copy, while the block before computes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from omni_grpc.config import OffloadConfig
 from omni_grpc.features import Context
-from omni_grpc.nn.linear import AnyLinear
+from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.rows import Rows
 from omni_grpc.nn.stack import Block, Carry, Run, Stack
+from omni_grpc.ops.host import ALIGNMENT, Region, Streamer, cut, streamer
+
+SLOTS = 2
+"""Blocks that are on the device: one computes, and the next one is on its way."""
+WIDEST = 8
+"""Bytes of an element at most: a range has room for its layers whatever their weights become."""
 
 
 def apply(module: nn.Module, config: OffloadConfig, context: Context) -> None:
     """Wraps every stack and the innermost linear layers of its blocks, before they get their weights: these go to the
-    host one by one, so the device never holds them all.
+    host one by one, so the device never holds them all. Of each stack, as many blocks stay on the device as the
+    configuration says.
     """
     for stack in [part for part in module.modules() if isinstance(part, Stack)]:
         blocks = [block for group in stack.groups for block in stack.group(group)]
-        stack.wrap(Offload([_wrap(block, context.device) for block in blocks], context.device).around)
+        resident = _spread(config.layerwise_resident_blocks, len(blocks))
+        packs = [_pack(block, context.device, resident=number in resident) for number, block in enumerate(blocks)]
+        stack.wrap(Offload(packs, context.device).around)
 
 
-def _wrap(block: Block, device: torch.device) -> list[Offloaded]:
-    """The layers that the block needs in a step. One that eats another stream than the block carries (the timestep's,
-    a text's) works ahead of the steps, and fetches itself then.
+def _spread(count: int, blocks: int) -> frozenset[int]:
+    """`count` of the blocks at equal distances: while one that stays computes, the next one has more time to come."""
+    count = min(count, blocks)
+    return frozenset((2 * number + 1) * blocks // (2 * count) for number in range(count))
+
+
+def _pack(block: Block, device: torch.device, *, resident: bool) -> Pack | None:
+    """The layers that the block needs in a step; None where they stay on the device. A layer that eats another stream
+    than the block carries (the timestep's, a text's) works ahead of the steps, and fetches itself then.
     """
-    needed = []
-    for path, linear in list(block.named_modules()):
-        if not isinstance(linear, AnyLinear) or any(isinstance(part, AnyLinear) for part in linear.children()):
-            continue
+    layers = {
+        path: part
+        for path, part in block.named_modules()
+        if isinstance(part, AnyLinear) and not any(isinstance(inner, AnyLinear) for inner in part.children())
+    }
+    needed = {path: linear for path, linear in layers.items() if linear.stream in block.carry}
+    ahead = {path: linear for path, linear in layers.items() if path not in needed}
+    _wrap(block, ahead, _region(ahead.values()), device)
+    if resident:
+        return None
+    region = _region(needed.values())
+    return Pack(_wrap(block, needed, region, device), region, device)
+
+
+def _region(layers: Iterable[AnyLinear]) -> Region:
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    return Region(sum(WIDEST * parameter.numel() + ALIGNMENT for parameter in parameters))
+
+
+def _wrap(block: Block, layers: Mapping[str, AnyLinear], region: Region, device: torch.device) -> list[Offloaded]:
+    wrapped = []
+    for path, linear in layers.items():
         owner, _, leaf = path.rpartition(".")
-        offloaded = Offloaded(linear, device)
+        offloaded = Offloaded(linear, region, device)
         setattr(block.get_submodule(owner), leaf, offloaded)
-        if linear.stream in block.carry:
-            needed.append(offloaded)
-    return needed
+        wrapped.append(offloaded)
+    return wrapped
 
 
 class Offloaded(AnyLinear):
-    """A linear layer whose tensors are on the host. Its parameters are empty while it is not in use."""
+    """A linear layer whose tensors are on the host, in a region. Its parameters are empty while it is not in use."""
 
-    def __init__(self, base: AnyLinear, device: torch.device) -> None:
+    def __init__(self, base: AnyLinear, region: Region, device: torch.device) -> None:
         super().__init__()
-        self.base, self.device = base, device
+        self.base, self.region, self.device = base, region, device
         self.in_features, self.out_features, self.stream = base.in_features, base.out_features, base.stream
         self.host: dict[str, Tensor] = {}
         # the parameters will be empty
         self._shapes = base.shapes()
+        self._empty: dict[str, nn.Parameter] = {}
         # prepare and step may need it at once
         self._lock = threading.RLock()
         self._depth = 0
@@ -67,63 +99,98 @@ class Offloaded(AnyLinear):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes
 
+    def room(self, name: str, dtype: torch.dtype) -> Tensor | None:
+        # others make something else of what they take
+        return self.region.take(self._shapes[name], dtype) if type(self.base) is Linear else None
+
     def take(self, name: str, tensor: Tensor) -> None:
         self.base.take(name, tensor)
         for leaf, parameter in self.base.named_parameters():
             if parameter.numel() and not parameter.is_meta:
-                self.host[leaf] = _to_host(parameter)
-                self._put(leaf, parameter.new_empty(0))
+                self.host[leaf] = self._kept(parameter)
+                self._empty[leaf] = _parameter(torch.empty(0, dtype=parameter.dtype, device=self.device))
+                self.put(leaf, self._empty[leaf])
 
-    def fetch(self) -> dict[str, Tensor]:
+    def _kept(self, parameter: Tensor) -> Tensor:
+        if self.region.offset(parameter) is not None:
+            return parameter.detach()
+        return self.region.take(parameter.shape, parameter.dtype).copy_(parameter)
+
+    def fetch(self) -> dict[str, nn.Parameter]:
         """Copies of all tensors on the device, made on the current stream."""
-        return {leaf: tensor.to(self.device, non_blocking=True, copy=True) for leaf, tensor in self.host.items()}
+        self.region.pin(self.device)
+        return {
+            leaf: _parameter(tensor.to(self.device, non_blocking=True, copy=True)) for leaf, tensor in self.host.items()
+        }
 
     @contextlib.contextmanager
-    def present(self, fetched: dict[str, Tensor] | None) -> Iterator[None]:
-        """Makes the layer work in the block below, with tensors that were fetched or (None) fetches now."""
+    def present(self, fetched: Mapping[str, nn.Parameter] | None) -> Iterator[None]:
+        """Makes the layer work in the block below, with parameters that are there or (None) fetches now."""
         with self._lock:
             self._depth += 1
             if self._depth == 1:
-                for leaf, tensor in (self.fetch() if fetched is None else fetched).items():
-                    self._put(leaf, tensor)
+                for leaf, parameter in (self.fetch() if fetched is None else fetched).items():
+                    self.put(leaf, parameter)
             try:
                 yield
             finally:
                 self._depth -= 1
                 if not self._depth:
-                    for leaf, tensor in self.host.items():
-                        self._put(leaf, tensor.new_empty(0, device=self.device))
+                    for leaf, empty in self._empty.items():
+                        self.put(leaf, empty)
 
-    def _put(self, leaf: str, tensor: Tensor) -> None:
+    def put(self, leaf: str, parameter: nn.Parameter) -> None:
         path, _, name = leaf.rpartition(".")
-        setattr(self.base.get_submodule(path), name, nn.Parameter(tensor, requires_grad=False))
+        setattr(self.base.get_submodule(path), name, parameter)
 
 
-def _to_host(parameter: Tensor) -> Tensor:
-    """Where the device can read it while it computes: in pinned memory."""
-    if parameter.device.type == "cpu":
-        return parameter.detach()
-    return torch.empty(parameter.shape, dtype=parameter.dtype, pin_memory=True).copy_(parameter)
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fetched:
-    """The tensors of one block's layers, on the device once `arrived` (None: already)."""
+class Pack:
+    """The layers that one block needs, in one region. `views` are their parameters in each of the slots."""
 
-    number: int
-    tensors: list[dict[str, Tensor]]
-    arrived: torch.cuda.Event | None
+    def __init__(self, layers: list[Offloaded], region: Region, device: torch.device) -> None:
+        self.layers, self.region, self.device = layers, region, device
+        self.views: list[list[dict[str, nn.Parameter]]] = []
+
+    @property
+    def source(self) -> Tensor:
+        return self.region.whole
+
+    def place(self, slots: Sequence[Tensor]) -> None:
+        self.views = [
+            [
+                {leaf: _parameter(cut(slot, self._offset(x), x.shape, x.dtype)) for leaf, x in layer.host.items()}
+                for layer in self.layers
+            ]
+            for slot in slots
+        ]
+
+    def _offset(self, tensor: Tensor) -> int:
+        offset = self.region.offset(tensor)
+        assert offset is not None
+        return offset
+
+    @contextlib.contextmanager
+    def present(self, slot: int) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for layer, views in zip(self.layers, self.views[slot], strict=True):
+                stack.enter_context(layer.present(views))
+            yield
 
 
 class Offload:
-    """Runs a stack block by block; `blocks` are the layers that each needs. Two blocks at most are on the device: the
-    one that computes, and the next one on its way.
-    """
+    """Runs a stack block by block; `packs` are what each block needs, None for one that stays on the device."""
 
-    def __init__(self, blocks: list[list[Offloaded]], device: torch.device) -> None:
-        self.blocks = blocks
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._next: Fetched | None = None
+    def __init__(self, packs: list[Pack | None], device: torch.device) -> None:
+        self.packs, self.device = packs, device
+        self.coming = [number for number, pack in enumerate(packs) if pack is not None]
+        # the block that each slot has or gets
+        self.slots: list[int | None] = []
+        self._memory: list[Tensor] = []
+        self._streamer: Streamer | None = None
         # a stack that is a part of prepare may be run by two lanes
         self._lock = threading.Lock()
 
@@ -132,31 +199,51 @@ class Offload:
 
     def run(self, inner: Run, stack: Stack, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
         with self._lock:
+            copies = self._streamer or self._open()
             for number in range(lo, hi):
-                here = self._arrived(number)
-                # after the last block the first one, for the next step
-                self._next = self._fetch((number + 1) % len(self.blocks))
-                with contextlib.ExitStack() as present:
-                    for layer, tensors in zip(self.blocks[number], here.tensors, strict=True):
-                        present.enter_context(layer.present(tensors))
+                pack = self.packs[number]
+                self._fetch(self._from(number)[:SLOTS], copies)
+                if pack is None:
                     carry = inner(stack, number, number + 1, carry, rows)
+                    continue
+                slot = self.slots.index(number)
+                copies.wait(slot)
+                try:
+                    with pack.present(slot):
+                        carry = inner(stack, number, number + 1, carry, rows)
+                finally:
+                    copies.release(slot)
         return carry
 
-    def _fetch(self, number: int) -> Fetched:
-        """Begins to copy a block. Its memory may be that of the block before, which is why the copy waits for all that
-        has been launched; the block that is about to run is launched later, so the two overlap.
-        """
-        if self._copies is None:
-            return Fetched(number, [layer.fetch() for layer in self.blocks[number]], None)
-        self._copies.wait_stream(torch.cuda.current_stream(self._copies.device))
-        with torch.cuda.stream(self._copies):
-            tensors = [layer.fetch() for layer in self.blocks[number]]
-            return Fetched(number, tensors, self._copies.record_event())
+    def _from(self, number: int) -> list[int]:
+        """The blocks that come, from one on: after the last block the first one, for the next step."""
+        return [n for n in self.coming if n >= number] + [n for n in self.coming if n < number]
 
-    def _arrived(self, number: int) -> Fetched:
-        here, self._next = self._next, None
-        if here is None or here.number != number:
-            here = self._fetch(number)
-        if here.arrived is not None and self._copies is not None:
-            torch.cuda.current_stream(self._copies.device).wait_event(here.arrived)
-        return here
+    def _fetch(self, numbers: Sequence[int], copies: Streamer) -> None:
+        """Begins to copy those of the blocks that no slot has, each in the place of one that is not among them."""
+        for number in numbers:
+            if number not in self.slots:
+                slot = next(slot for slot, held in enumerate(self.slots) if held is None or held not in numbers)
+                pack = self.packs[number]
+                assert pack is not None
+                # unknown until it is there: what fails half way is copied again
+                self.slots[slot] = None
+                copies.copy(slot, self._memory[slot][: pack.source.nbytes], pack.source)
+                self.slots[slot] = number
+
+    def _open(self) -> Streamer:
+        """Pins what has been loaded, and takes the slots."""
+        packs = [pack for pack in self.packs if pack is not None]
+        for pack in packs:
+            pack.region.pin(self.device)
+        count = min(SLOTS, len(packs))
+        size = max((pack.region.used for pack in packs), default=0)
+        self._memory = [torch.empty(size, dtype=torch.uint8, device=self.device) for _ in range(count)]
+        for pack in packs:
+            pack.place(self._memory)
+        self.slots = [None] * count
+        self._streamer = copies = streamer(self.device, max(count, 1))
+        # the slots may lie where something still runs
+        for slot in range(count):
+            copies.release(slot)
+        return copies

@@ -16,6 +16,8 @@ from omni_grpc.config import CacheConfig
 from omni_grpc.features import Context
 from omni_grpc.nn.rows import Rows
 from omni_grpc.nn.stack import Carry, Run, Stack, convert, main_stack
+from omni_grpc.ops.cache import compare_store
+from omni_grpc.ops.readback import read_back
 from omni_grpc.pipeline.state import State
 from omni_grpc.tuning import CacheCount, tally
 
@@ -53,9 +55,9 @@ class StepCache:
         if all(state.request.cache is None for state, _ in rows.owners):
             return inner(stack, lo, hi, carry, rows)
         stream, signal = stack.signal(lo, carry, rows)
-        signals = rows.stream(stream).split(signal)
         memories = [self._recall(state, branch) for state, branch in rows.owners]
-        changes = _changes(rows, signals, memories)
+        signals = _room(rows, stream, signal, memories)
+        changes = _changes(rows, stream, signal, signals, memories)
         drifts = [
             _drift(state, memory, change)
             for (state, _), memory, change in zip(rows.owners, memories, changes, strict=True)
@@ -82,7 +84,7 @@ class StepCache:
             else:
                 residual = {name: after[name][row] - before[name][row] for name in carry}
             state.slots[self.slot, branch] = Memory(
-                state.segment, state.evaluation, signals[row].clone(), residual, drift or 0.0
+                state.segment, state.evaluation, signals[row], residual, drift or 0.0
             )
             self._count(state, branch, hit=drift is not None, change=changes[row])
         if len(live) == len(rows):
@@ -91,9 +93,10 @@ class StepCache:
 
     def _recall(self, state: State, branch: str) -> Memory | None:
         """What is known of a row from the evaluation right before this one. A branch that guidance left out meanwhile,
-        and an evaluation that is taken again because it failed for another row, start afresh.
+        and an evaluation that is taken again because it failed for another row, start afresh: the signal is about to be
+        overwritten, so the row is unknown until its evaluation has ended.
         """
-        memory: Memory | None = state.slots.get((self.slot, branch))
+        memory: Memory | None = state.slots.pop((self.slot, branch), None)
         if memory is None or (memory.segment, memory.evaluation) != (state.segment, state.evaluation - 1):
             return None
         return memory
@@ -109,23 +112,34 @@ class StepCache:
         tally(state.reuse, (self.component, branch), count)
 
 
-def _changes(rows: Rows, signals: Sequence[Tensor], memories: Sequence[Memory | None]) -> list[float | None]:
-    """For each row that is known, |now - before| / |before| in the L1 norm: the one read from the device."""
-    if not any(memories):
-        return [None] * len(rows)
-    nothing = signals[0].new_zeros(2, dtype=torch.float32)
-    sums = [
-        nothing if memory is None else torch.stack([_l1(signal - memory.signal), _l1(memory.signal)])
-        for signal, memory in zip(signals, memories, strict=True)
-    ]
+def _room(rows: Rows, stream: str, signal: Tensor, memories: Sequence[Memory | None]) -> list[Tensor]:
+    """Where the signal of each row is remembered: where it was before, in memory of its own; nowhere for a request
+    without a cache.
+    """
     return [
-        None if memory is None else moved / norm if norm else math.inf
-        for memory, (moved, norm) in zip(memories, rows.totals(torch.stack(sums)).tolist(), strict=True)
+        signal.new_empty(0)
+        if state.request.cache is None
+        else memory.signal
+        if memory is not None
+        else signal.new_empty(length, signal.shape[1])
+        for (state, _), memory, length in zip(rows.owners, memories, rows.stream(stream).lengths, strict=True)
     ]
 
 
-def _l1(x: Tensor) -> Tensor:
-    return x.abs().sum(dtype=torch.float32)
+def _changes(
+    rows: Rows, stream: str, signal: Tensor, signals: Sequence[Tensor], memories: Sequence[Memory | None]
+) -> list[float | None]:
+    """For each row that is known, |now - before| / |before| in the L1 norm: the one read from the device. `signals`
+    hold what was before, and what is now afterwards.
+    """
+    known = [memory is not None for memory in memories]
+    sums = compare_store(signal, signals, rows.stream(stream).offsets, known)
+    if not any(known):
+        return [None] * len(rows)
+    return [
+        None if not is_known else moved / norm if norm else math.inf
+        for is_known, (moved, norm) in zip(known, read_back(rows.totals(sums)), strict=True)
+    ]
 
 
 def _drift(state: State, memory: Memory | None, change: float | None) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from omni_grpc.errors import CheckpointError
 from omni_grpc.nn.linear import AnyLinear
+from omni_grpc.ops.host import Reading, Words
 from omni_grpc.spec import WeightMap
 
 WEIGHT_FILE = "diffusion_pytorch_model.safetensors"
@@ -79,29 +81,79 @@ def load_weights(
     those that `weights.float32` finds, in float32.
 
     `threads` read and convert side by side; no more parameters than that are on their way at a time. A linear layer
-    takes its tensors itself, so that one which keeps a part of them, or keeps them in fewer bits, holds
-    no more than that. Parameters end in memory of their own, never in a mapped file, and do not require gradients.
-    Raises CheckpointError that names every missing, every unexpected and every misshapen weight.
+    takes its tensors itself, so that one which keeps a part of them, or keeps them in fewer bits, holds no more than
+    that; one that has room for them on the host gets them there, read from the files by several threads in the end.
+    Parameters end in memory of their own, never in a mapped file, and do not require gradients. Raises CheckpointError
+    that names every missing, every unexpected and every misshapen weight.
     """
-    wanted = _wanted(module)
+    wanted, reading, header = _wanted(module), Reading(), functools.cache(_header)
     with _headers(folder) as (handles, found):
 
-        def read(name: str, sources: Sequence[Source]) -> Tensor:
+        def precision(name: str) -> torch.dtype:
             kept = any(re.search(pattern, name) for pattern in weights.float32)
-            weight = torch.empty(wanted[name], dtype=torch.float32 if kept else dtype, device=device)
+            return torch.float32 if kept else dtype
+
+        def copy(weight: Tensor, source: Source) -> None:
+            target = _part(weight, source)
+            target.copy_(handles[source.file].get_tensor(source.key).reshape(target.shape))
+
+        def read(name: str, sources: Sequence[Source]) -> Tensor:
+            weight = torch.empty(wanted[name], dtype=precision(name), device=device)
             for source in sources:
-                target = weight if source.rows is None else weight[source.rows]
-                tensor = handles[source.file].get_tensor(source.key)
-                target.copy_(tensor.reshape(target.shape))
+                copy(weight, source)
             return weight
 
-        for name, weight in _ahead(read, _match(wanted, found, weights, folder), threads):
+        others = {}
+        for name, sources in _match(wanted, found, weights, folder).items():
             path, _, leaf = name.rpartition(".")
             owner = module.get_submodule(path)
-            if isinstance(owner, AnyLinear):
-                owner.take(leaf, weight)
-            else:
-                setattr(owner, leaf, nn.Parameter(weight, requires_grad=False))
+            room = owner.room(leaf, precision(name)) if isinstance(owner, AnyLinear) else None
+            if room is None:
+                others[name] = sources
+                continue
+            for source in sources:
+                if Reading.possible() and _dtype(handles[source.file], source.key) == room.dtype:
+                    reading.add(source.file, _begin(source, *header(source.file)), _part(room, source))
+                else:
+                    copy(room, source)
+            _give(module, name, room)
+        for name, weight in _ahead(read, others, threads):
+            _give(module, name, weight)
+        try:
+            reading.run()
+        except Words as error:
+            raise CheckpointError(f"the weights in {folder} cannot be read: {error}") from error
+
+
+def _part(weight: Tensor, source: Source) -> Tensor:
+    return weight if source.rows is None else weight[source.rows]
+
+
+def _give(module: nn.Module, name: str, weight: Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    if isinstance(owner, AnyLinear):
+        owner.take(leaf, weight)
+    else:
+        setattr(owner, leaf, nn.Parameter(weight, requires_grad=False))
+
+
+def _dtype(handle: Any, key: str) -> torch.dtype | None:
+    """The dtype of a tensor in a file, None for one that has to be converted."""
+    return {"F32": torch.float32, "BF16": torch.bfloat16}.get(handle.get_slice(key).get_dtype())
+
+
+def _begin(source: Source, length: int, header: Mapping[str, Any]) -> int:
+    """The byte of its file at which a tensor begins (https://github.com/huggingface/safetensors, "format"): behind the
+    length of the header, eight bytes, and the header itself.
+    """
+    return int(8 + length + header[source.key]["data_offsets"][0])
+
+
+def _header(file: Path) -> tuple[int, dict[str, Any]]:
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        return length, json.loads(stream.read(length))
 
 
 def _ahead(

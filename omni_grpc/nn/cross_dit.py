@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from omni_grpc.nn.attention import Attention
-from omni_grpc.nn.dual_stream import IMG, TXT, gate_add
+from omni_grpc.nn.dual_stream import IMG, TXT
 from omni_grpc.nn.embeddings import ScalarEmbedder, sinusoid
 from omni_grpc.nn.feed_forward import FeedForward
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.norms import AcrossHeadsNorm, Float32LayerNorm
-from omni_grpc.nn.rope import rotate_interleaved
+from omni_grpc.nn.query_key import Projected, rotated
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
-from omni_grpc.ops.norm import norm_modulate
+from omni_grpc.ops.norm import gate_add, gate_add_norm_modulate, norm_modulate
 
 TEXT_K, TEXT_V = "text_k", "text_v"
 
@@ -36,15 +36,14 @@ class SelfAttention(nn.Module):
         self.to_out = Linear(inner, channels, stream=stream)
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
-        q, k, v = self.to_qkv(x).chunk(3, -1)
-        q = rotate_interleaved(_heads(self.norm_q(q), self.head_size), rows["rope"])
-        k = self.keys(_heads(self.norm_k(k), self.head_size), rows)
-        out: Tensor = self.to_out(self.attention(q, k, _heads(v, self.head_size), rows, over=self.stream).flatten(1))
+        q, k, v = self.to_qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(1)
+        q, k, v = rotated(Projected(q, k, v, self.norm_q, self.norm_k), rows["rope"])
+        out: Tensor = self.to_out(self.attention(q, self.keys(k, rows), v, rows, over=self.stream).flatten(1))
         return out
 
     def keys(self, k: Tensor, rows: Rows) -> Tensor:
-        """The keys as they are attended to, out of the normed ones: [T, heads, head_size]."""
-        return rotate_interleaved(k, rows["rope"])
+        """The keys as they are attended to, out of those that are normed and turned: [T, heads, head_size]."""
+        return k
 
 
 class CrossAttention(nn.Module):
@@ -109,12 +108,22 @@ class CrossDiTBlock(Block):
         index = rows.index[stream]
         shift, scale, gate, ff_shift, ff_scale, ff_gate = self._vectors(mod)
 
-        x = gate_add(x, self.attn1(norm_modulate(x, scale, shift, index, self.eps), rows), gate, index)
-        parts = rows.split(x) if stream == JOINT else {IMG: x}
-        img = parts[IMG] + self.attn2(self.norm2(parts[IMG]), constants[TEXT_K], constants[TEXT_V], rows)
-        x = rows.join({**parts, IMG: img}) if stream == JOINT else img
-        x = gate_add(x, self.ffn(norm_modulate(x, ff_scale, ff_shift, index, self.eps)), ff_gate, index)
-        return (x,)
+        out = self.attn1(norm_modulate(x, scale, shift, index, self.eps), rows)
+        if stream == JOINT:
+            parts = rows.split(gate_add(x, out, gate, index))
+            img = parts[IMG] + self._across(self.norm2(parts[IMG]), rows, constants)
+            x = rows.join({**parts, IMG: img})
+            normed = norm_modulate(x, ff_scale, ff_shift, index, self.eps)
+        else:
+            weight, bias = self.norm2.weight, self.norm2.bias
+            x, normed = gate_add_norm_modulate(x, out, gate, None, None, index, self.eps, weight=weight, bias=bias)
+            out = self._across(normed, rows, constants)
+            x, normed = gate_add_norm_modulate(x, out, None, ff_scale, ff_shift, index, self.eps)
+        return (gate_add(x, self.ffn(normed), ff_gate, index),)
+
+    def _across(self, x: Tensor, rows: Rows, constants: dict[str, Tensor]) -> Tensor:
+        out: Tensor = self.attn2(x, constants[TEXT_K], constants[TEXT_V], rows)
+        return out
 
     def signal(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> Tensor:
         """What the self attention reads: the first modulated input."""

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.feed_forward import FeedForward
 from omni_grpc.nn.linear import Linear
-from omni_grpc.nn.rope import rotate_interleaved
+from omni_grpc.nn.query_key import Projected, rotated_joint
 from omni_grpc.nn.rows import MOD, Rows
 from omni_grpc.nn.stack import Block
-from omni_grpc.ops.norm import norm_modulate
+from omni_grpc.ops.norm import gate_add, gate_add_norm_modulate, norm_modulate
 
 TXT, IMG = "txt", "img"
 
@@ -36,20 +36,18 @@ class JointAttention(nn.Module):
         self.to_add_out = Linear(inner, channels, stream=TXT)
 
     def forward(self, txt: Tensor, img: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        txt_q, txt_k, txt_v = self._heads(self.add_qkv_proj(txt))
-        img_q, img_k, img_v = self._heads(self.to_qkv(img))
-        q = rows.join({TXT: self.norm_added_q(txt_q), IMG: self.norm_q(img_q)})
-        k = rows.join({TXT: self.norm_added_k(txt_k), IMG: self.norm_k(img_k)})
-        v = rows.join({TXT: txt_v, IMG: img_v})
-        rope = rows["rope"]
-        out = self.attention(rotate_interleaved(q, rope), rotate_interleaved(k, rope), v, rows)
-        parts = rows.split(out.flatten(1))
+        streams = {
+            TXT: Projected(*self._heads(self.add_qkv_proj(txt)), self.norm_added_q, self.norm_added_k),
+            IMG: Projected(*self._heads(self.to_qkv(img)), self.norm_q, self.norm_k),
+        }
+        q, k, v = rotated_joint(streams, rows["rope"], rows)
+        parts = rows.split(self.attention(q, k, v, rows).flatten(1))
         return self.to_add_out(parts[TXT]), self.to_out(parts[IMG])
 
-    def _heads(self, qkv: Tensor) -> tuple[Tensor, ...]:
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, 3 * inner] -> q, k, v, each [T, H, D]."""
-        heads: tuple[Tensor, ...] = qkv.unflatten(-1, (3, -1, self.head_size)).unbind(1)
-        return heads
+        q, k, v = qkv.unflatten(-1, (3, -1, self.head_size)).unbind(1)
+        return q, k, v
 
 
 class DualStreamBlock(Block):
@@ -81,11 +79,11 @@ class DualStreamBlock(Block):
         txt_out, img_out = self.attn(
             self._normed(txt, txt_attn, txt_index), self._normed(img, img_attn, img_index), rows
         )
-        txt = gate_add(txt, txt_out, txt_attn[2], txt_index)
-        img = gate_add(img, img_out, img_attn[2], img_index)
+        txt, txt_normed = self._added(txt, txt_out, txt_attn[2], txt_ff, txt_index)
+        img, img_normed = self._added(img, img_out, img_attn[2], img_ff, img_index)
 
-        txt = gate_add(txt, self.txt_mlp(self._normed(txt, txt_ff, txt_index)), txt_ff[2], txt_index)
-        img = gate_add(img, self.img_mlp(self._normed(img, img_ff, img_index)), img_ff[2], img_index)
+        txt = gate_add(txt, self.txt_mlp(txt_normed), txt_ff[2], txt_index)
+        img = gate_add(img, self.img_mlp(img_normed), img_ff[2], img_index)
         return txt, img
 
     def signal(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> Tensor:
@@ -96,11 +94,9 @@ class DualStreamBlock(Block):
         shift, scale, _ = mod
         return norm_modulate(x, scale, shift, index, self.eps)
 
-
-def gate_add(x: Tensor, y: Tensor, gate: Tensor, index: Tensor) -> Tensor:
-    """x + gate * y, where token t's gate is gate[index[t]]: x, y [T, C], gate [M, C], index int32 [T].
-
-    Computed in the gate's dtype, which may be wider than that of x, and rounded to x's.
-    """
-    per_token = gate if gate.shape[0] == 1 else gate.index_select(0, index)
-    return torch.addcmul(x.to(gate.dtype), y.to(gate.dtype), per_token).to(x.dtype)
+    def _added(
+        self, x: Tensor, y: Tensor, gate: Tensor, mod: tuple[Tensor, ...], index: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The stream after the attention's output y, and what the feed-forward reads of it."""
+        shift, scale, _ = mod
+        return gate_add_norm_modulate(x, y, gate, scale, shift, index, self.eps)

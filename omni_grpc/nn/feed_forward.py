@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from omni_grpc.nn.linear import Linear
+from omni_grpc.ops.quant import gelu_tanh, silu_mul
 
 
 class FeedForward(nn.Module):
@@ -17,7 +17,7 @@ class FeedForward(nn.Module):
         self.down = Linear(hidden, channels, stream=stream)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
+        out: Tensor = self.down(gelu_tanh(self.up(x)))
         return out
 
 
@@ -31,5 +31,5 @@ class SwiGLU(nn.Module):
         self.w3 = Linear(channels, hidden, bias=False, stream=stream)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        out: Tensor = self.w2(silu_mul(self.w1(x), self.w3(x)))
         return out

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -48,6 +49,12 @@ class AnyLinear(nn.Module, abc.ABC):
     @abc.abstractmethod
     def take(self, name: str, tensor: Tensor) -> None:
         """Keeps what this layer needs of a checkpoint's tensor, which is on its device and may be kept as it is."""
+
+    def room(self, name: str, dtype: torch.dtype) -> Tensor | None:
+        """Where a checkpoint's tensor is to be put before `take` gets it, for a layer that has a place for it on the
+        host and keeps it as it comes; it may be filled after `take`. None: the layer's device.
+        """
+        return None
 
     def extra_repr(self) -> str:
         return f"{self.in_features} -> {self.out_features}, stream={self.stream}"

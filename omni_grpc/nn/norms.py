@@ -54,5 +54,4 @@ class Float32LayerNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.weight.float(), self.bias.float()
-        return F.layer_norm(x.float(), weight.shape, weight, bias, self.eps).to(x.dtype)
+        return norm_modulate(x, None, None, None, self.eps, weight=self.weight, bias=self.bias)

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from omni_grpc.nn.attention import Attention
-from omni_grpc.nn.dual_stream import gate_add
 from omni_grpc.nn.linear import Linear
-from omni_grpc.nn.rope import rotate_interleaved
+from omni_grpc.nn.query_key import Projected, rotated
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
-from omni_grpc.ops.norm import norm_modulate
+from omni_grpc.ops.norm import gate_add, norm_modulate
+from omni_grpc.ops.quant import gelu_tanh
 
 
 class SelfAttention(nn.Module):
@@ -31,8 +30,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
         q, k, v = self.to_qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(1)
-        rope = rows["rope"]
-        q, k = rotate_interleaved(self.norm_q(q), rope), rotate_interleaved(self.norm_k(k), rope)
+        q, k, v = rotated(Projected(q, k, v, self.norm_q, self.norm_k), rows["rope"])
         out: Tensor = self.attention(q, k, v, rows)
         return out.flatten(1)
 
@@ -63,5 +61,5 @@ class ParallelSingleBlock(Block):
         index = rows.index[JOINT]
         shift, scale, gate = mod.chunk(3, -1)
         normed = norm_modulate(x, scale, shift, index, self.eps)
-        halves = self.attn(normed, rows), F.gelu(self.proj_mlp(normed), approximate="tanh")
+        halves = self.attn(normed, rows), gelu_tanh(self.proj_mlp(normed))
         return (gate_add(x, self.proj_out(torch.cat(halves, -1)), gate, index),)

@@ -1,4 +1,4 @@
-"""Rotary position embedding (https://arxiv.org/abs/2104.09864) over several axes, on interleaved pairs of channels."""
+"""Tables of the rotary position embedding (https://arxiv.org/abs/2104.09864) over several axes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,3 @@ def rope_table(
     ]
     angle = torch.cat(angles, 1)
     return torch.stack([angle.cos(), angle.sin()], -1).float()
-
-
-def rotate_interleaved(x: Tensor, table: Tensor) -> Tensor:
-    """Turns the channel pairs (0, 1), (2, 3), ... of x [T, H, D] by table [T, D / 2, 2], in float32; x's dtype.
-
-    A pair is a complex number and its turn a product: three passes over x, where the same in real numbers takes eight.
-    """
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * torch.view_as_complex(table)[:, None]).flatten(-2).to(x.dtype)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.nn.attention import Attention
-from omni_grpc.nn.dual_stream import gate_add
 from omni_grpc.nn.feed_forward import SwiGLU
 from omni_grpc.nn.linear import Linear
-from omni_grpc.nn.rope import rotate_interleaved
+from omni_grpc.nn.query_key import Projected, rotated
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
+from omni_grpc.ops.norm import gate_add, gate_add_norm_modulate, norm_modulate
 
 QK_EPS = 1e-5
 """Of the norms of queries and keys. No config of these families changes it."""
@@ -39,7 +39,7 @@ class SingleStreamAttention(nn.Module):
         kv_heads = self.attention.num_kv_heads
         heads = (self.attention.num_heads, kv_heads, kv_heads)
         q, k, v = self.to_qkv(x).unflatten(-1, (-1, self.head_size)).split(heads, 1)
-        q, k = rotate_interleaved(self.norm_q(q), rope), rotate_interleaved(self.norm_k(k), rope)
+        q, k, v = rotated(Projected(q, k, v, self.norm_q, self.norm_k), rope)
         out: Tensor = self.to_out(self.attention(q, k, v, rows, over=self.stream).flatten(1))
         return out
 
@@ -74,6 +74,7 @@ class SingleStreamBlock(Block):
         channels = num_heads * head_size
         self.carry = (stream,)
         self.channels = channels
+        self.eps = eps
         self.rope = "rope" if stream == JOINT else f"rope_{stream}"
         self.attention = SingleStreamAttention(num_heads, head_size, num_kv_heads or num_heads, stream)
         self.feed_forward = SwiGLU(channels, hidden, stream=stream)
@@ -95,17 +96,28 @@ class SingleStreamBlock(Block):
         index = rows.index[self.carry[0]]
         scale_attn, gate_attn, scale_ff, gate_ff = mod.chunk(4, -1)
 
-        out = self.attention(scaled(self.attention_norm1(x), scale_attn, index), rows[self.rope], rows)
-        x = gate_add(x, self.attention_norm2(out), gate_attn, index)
-
-        out = self.feed_forward(scaled(self.ffn_norm1(x), scale_ff, index))
-        return (gate_add(x, self.ffn_norm2(out), gate_ff, index),)
+        out = self.attention(self._normed(x, scale_attn, index), rows[self.rope], rows)
+        x, normed = gate_add_norm_modulate(
+            x,
+            out,
+            gate_attn,
+            scale_ff,
+            None,
+            index,
+            self.eps,
+            weight=self.ffn_norm1.weight,
+            rms=True,
+            base=0.0,
+            y_weight=self.attention_norm2.weight,
+        )
+        out = self.feed_forward(normed)
+        return (gate_add(x, out, gate_ff, index, self.eps, y_weight=self.ffn_norm2.weight),)
 
     def signal(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> Tensor:
         """What the attention reads: the first modulated input."""
-        return scaled(self.attention_norm1(carry[0]), mod.chunk(4, -1)[0], rows.index[self.carry[0]])
+        return self._normed(carry[0], mod.chunk(4, -1)[0], rows.index[self.carry[0]])
 
-
-def scaled(x: Tensor, scale: Tensor, index: Tensor) -> Tensor:
-    """x * scale, where token t's factor is scale[index[t]]: x [T, C], scale [M, C], index int32 [T]."""
-    return x * (scale if scale.shape[0] == 1 else scale.index_select(0, index))
+    def _normed(self, x: Tensor, scale: Tensor, index: Tensor) -> Tensor:
+        """What the attention reads. The scale is the factor itself."""
+        weight = self.attention_norm1.weight
+        return norm_modulate(x, scale, None, index, self.eps, weight=weight, rms=True, base=0.0)

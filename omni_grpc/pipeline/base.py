@@ -85,9 +85,13 @@ class Pipeline(nn.Module, abc.ABC):
 
 
 def advance(state: State, prediction: Tensor) -> Outcome:
-    """Takes one evaluation of the state's schedule."""
-    step = state.index
-    state.latents = state.schedule.step(state.latents, prediction, state.evaluation, state.generator)
+    """Takes one evaluation of the state's schedule: the step from this prediction that was computed ahead, if any."""
+    step, ahead = state.index, state.ahead
+    if ahead is not None and ahead.prediction is prediction and ahead.evaluation == state.evaluation:
+        state.schedule.skip(state.evaluation)
+        state.latents = ahead.latents
+    else:
+        state.latents = state.schedule.step(state.latents, prediction, state.evaluation, state.generator)
     state.evaluation += 1
     if state.evaluation == state.schedule.evaluations:
         return Done()

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import MOD, LayoutCache, Row, Rows
+from omni_grpc.ops.step import Move, Norm, guide_step
 from omni_grpc.pipeline.base import Done, Outcome, Pipeline, Segment
 from omni_grpc.pipeline.guidance import combine
-from omni_grpc.pipeline.state import State
+from omni_grpc.pipeline.state import COND, UNCOND, Ahead, State
 
 LATENTS = "latents"
 
@@ -46,11 +47,15 @@ def assemble(states: Sequence[State], layouts: LayoutCache, previous: Rows | Non
 
 
 def predict(pipeline: Pipeline, rows: Rows) -> dict[State, dict[str, Tensor]]:
-    """One forward for all rows: state -> branch -> prediction [T, C]. No state is changed."""
+    """One forward for all rows: state -> branch -> prediction [T, C]. No state moves; what the predictions make of
+    those whose schedule is Euler's is computed in one go, and waits in them.
+    """
     predictions: dict[State, dict[str, Tensor]] = {}
+    packed = pipeline.predict(rows)
     stream = rows.stream(rows.bound[LATENTS][0])
-    for (state, branch), prediction in zip(rows.owners, stream.split(pipeline.predict(rows)), strict=True):
+    for (state, branch), prediction in zip(rows.owners, stream.split(packed), strict=True):
         predictions.setdefault(state, {})[branch] = prediction[: len(state.latents)]
+    _look_ahead(pipeline, rows, packed)
     return predictions
 
 
@@ -58,10 +63,43 @@ def advance(pipeline: Pipeline, state: State, predictions: Mapping[str, Tensor])
     """Guides one state and moves it on, given the predictions of its branches. What features keep of a segment is gone
     with its end.
     """
-    outcome = pipeline.advance(state, combine(predictions, pipeline.guidance(state)))
+    ahead = state.ahead
+    if ahead is not None and ahead.evaluation == state.evaluation:
+        outcome = pipeline.advance(state, ahead.prediction)
+    else:
+        outcome = pipeline.advance(state, combine(predictions, pipeline.guidance(state)))
     if isinstance(outcome, Segment | Done):
         state.slots.clear()
     return outcome
+
+
+def _look_ahead(pipeline: Pipeline, rows: Rows, packed: Tensor) -> None:
+    """Guides the states of a batch and takes their steps, as far as these are Euler's, given the prediction [T, C]."""
+    latents, offsets = rows[LATENTS], rows.stream(rows.bound[LATENTS][0]).offsets
+    places: dict[State, dict[str, int]] = {}
+    for (state, branch), offset in zip(rows.owners, offsets, strict=False):
+        places.setdefault(state, {})[branch] = offset
+    moves: dict[State, Move] = {}
+    for state, place in places.items():
+        state.ahead = None
+        width, guidance = state.schedule.width(state.evaluation), pipeline.guidance(state)
+        if width is not None and latents.shape == packed.shape:
+            moves[state] = Move(
+                cond=place[COND],
+                uncond=place.get(UNCOND),
+                latents=place[COND],
+                tokens=len(state.latents),
+                width=width,
+                scale=guidance.true_cfg_scale,
+                rescale=guidance.rescale,
+                norm=Norm[guidance.norm.name],
+            )
+    if moves:
+        moved = guide_step(packed, latents, list(moves.values()))
+        for state, prediction, following, odd in zip(
+            moves, moved.guided, moved.latents, moved.odd.unbind(), strict=True
+        ):
+            state.ahead = Ahead(evaluation=state.evaluation, prediction=prediction, latents=following, odd=odd)
 
 
 def _tokens(state: State) -> Tensor:

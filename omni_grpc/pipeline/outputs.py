@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from omni_grpc.errors import InternalError
+from omni_grpc.ops.image import pixels_to_bytes
 
 Pixels = NDArray[np.uint8]
 Samples = NDArray[np.float32]
@@ -45,8 +45,8 @@ def to_uint8(pixels: Tensor) -> Pixels:
 
     Raises InternalError for values that are not finite: a picture of them would look like a result.
     """
-    if not torch.isfinite(pixels).all():
+    made, odd = pixels_to_bytes(pixels.reshape(-1, *pixels.shape[-3:]))
+    if odd.item():
         raise InternalError("the decoded pixels have values that are not finite", reason="NOT_FINITE")
-    unit = (pixels * 0.5 + 0.5).clamp(0, 1).float()
-    array: Pixels = (unit * 255).round().to(torch.uint8).movedim(-3, -1).contiguous().cpu().numpy()
+    array: Pixels = made.view(*pixels.shape[:-3], *made.shape[1:]).cpu().numpy()
     return array

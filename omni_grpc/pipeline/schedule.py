@@ -73,16 +73,17 @@ def _helios(config: Mapping[str, Any], levels: Levels, device: Device) -> Any:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
     """How a scheduler of one class is made, and how many predictions each of its steps takes but the last, which always
-    takes one.
+    takes one. `euler`: unless it adds noise, a step adds the prediction times the distance of two levels.
     """
 
     make: Callable[[Mapping[str, Any], Levels, Device], Any]
     order: int = 1
     draws_noise: bool = False
+    euler: bool = False
 
 
 KINDS: Mapping[str, Kind] = {
-    "FlowMatchEulerDiscreteScheduler": Kind(_euler, draws_noise=True),
+    "FlowMatchEulerDiscreteScheduler": Kind(_euler, draws_noise=True, euler=True),
     "FlowMatchHeunDiscreteScheduler": Kind(_heun, order=2, draws_noise=True),
     "HeliosScheduler": Kind(_helios),
     "UniPCMultistepScheduler": Kind(_unipc),
@@ -116,6 +117,8 @@ class Schedule:
         self.timesteps: tuple[float, ...] = tuple(self._scheduler.timesteps.tolist())
         sigmas: list[float] = self._scheduler.sigmas.tolist()
         self.sigmas: tuple[float, ...] = (sigmas[0], *sigmas[1 :: kind.order])
+        plain = kind.euler and not self._scheduler.config.get("stochastic_sampling")
+        self._widths: list[float] = self._scheduler.sigmas.diff().tolist() if plain else []
 
     @property
     def evaluations(self) -> int:
@@ -137,14 +140,27 @@ class Schedule:
 
         Evaluations are taken in order; `generator` serves schedulers that add noise.
         """
-        if (self._scheduler.step_index or 0) != evaluation:
-            raise ValueError(
-                f"evaluation {evaluation} was asked for, the next one is {self._scheduler.step_index or 0}"
-            )
+        self._check_next(evaluation)
         noise = {"generator": generator} if self._draws_noise else {}
         timestep = self._scheduler.timesteps[evaluation]
         stepped: tuple[Tensor, ...] = self._scheduler.step(prediction, timestep, latents, return_dict=False, **noise)
         return stepped[0]
+
+    def width(self, evaluation: int) -> float | None:
+        """Where an evaluation is a step of Euler's method, latents + width * prediction: that width. Else None."""
+        return self._widths[evaluation] if self._widths else None
+
+    def skip(self, evaluation: int) -> None:
+        """Counts an evaluation that has a width and whose step was taken elsewhere."""
+        self._check_next(evaluation)
+        if not self._widths:
+            raise ValueError(f"{self.name} has to take evaluation {evaluation} itself")
+        self._scheduler._step_index = evaluation + 1
+
+    def _check_next(self, evaluation: int) -> None:
+        following = self._scheduler.step_index or 0
+        if following != evaluation:
+            raise ValueError(f"evaluation {evaluation} was asked for, the next one is {following}")
 
 
 def dynamic_shift(config: Mapping[str, Any], tokens: int) -> float:

@@ -47,6 +47,19 @@ class Cond:
     tables: Tables
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ahead:
+    """What an evaluation makes of a state, computed for all states of a batch in one go.
+
+    prediction: [T, C], guided. latents: [T, C], where they get to. odd: int32 [], 0 where those are finite.
+    """
+
+    evaluation: int
+    prediction: Tensor
+    latents: Tensor
+    odd: Tensor
+
+
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class State:
     """One output of one request, from prepare to decode.
@@ -59,6 +72,7 @@ class State:
     slots: what features keep from evaluation to evaluation, by (feature, branch); what is kept there owns its memory.
     It is emptied where a segment ends.
     reuse: what caches did for each branch in the evaluation at hand, by (component, branch).
+    ahead: what the evaluation at hand makes of the state; None where its schedule has to say.
     prompt_tokens: tokens of the prompt that condition the output. dropped_tokens: per prompt field, how many did not
     fit.
     """
@@ -79,6 +93,7 @@ class State:
     segments: int = 1
     slots: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
     reuse: dict[tuple[str, str], CacheCount] = dataclasses.field(default_factory=dict)
+    ahead: Ahead | None = None
     prompt_tokens: int = 0
     dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

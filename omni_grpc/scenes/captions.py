@@ -7,7 +7,7 @@ import string
 from collections.abc import Mapping
 
 from omni_grpc.scenes.shapes import COLOURS, SHAPES
-from omni_grpc.scenes.wish import Background, Noun, Wish
+from omni_grpc.scenes.wish import Background, Noun, Wish, draw_wish
 
 NUMBERS: Mapping[int, tuple[str, ...]] = {2: ("two", "2"), 3: ("three", "3")}
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
@@ -83,6 +83,17 @@ def say(wish: Wish, rng: random.Random) -> str:
     if rng.random() < 0.25:
         text = text[0].upper() + text[1:]
     return text + "." if rng.random() < 0.2 else text
+
+
+def held_out(count: int, seed: int) -> list[tuple[Wish, str]]:
+    """Wishes that training never saw, and captions for them. The same arguments give the same ones."""
+    rng = random.Random(seed)
+    chosen: list[tuple[Wish, str]] = []
+    while len(chosen) < count:
+        wish = draw_wish(rng)
+        if wish.held_out:
+            chosen.append((wish, say(wish, rng)))
+    return chosen
 
 
 def known_words() -> tuple[str, ...]:

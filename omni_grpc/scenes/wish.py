@@ -30,6 +30,9 @@ RELATIONS = ("left of", "right of", "above", "below", "inside")
 LEAST_CONTRAST = 75.0
 """Distance in RGB of a thing from what is behind it."""
 
+KINDS: Mapping[str, int] = {"one": 34, "count": 10, "relation": 36, "pair": 10, "three": 10}
+"""What wishes there are, and how many of a hundred are of each kind."""
+
 HELD_OUT_SHARE = 10
 """One combination in so many is never seen in training."""
 
@@ -63,6 +66,15 @@ class Wish:
     background: Background | None = None
 
     @property
+    def kind(self) -> str:
+        """One of KINDS."""
+        if self.relation:
+            return "relation"
+        if len(self.nouns) == 1:
+            return "one" if self.nouns[0].count == 1 else "count"
+        return "pair" if len(self.nouns) == 2 else "three"
+
+    @property
     def held_out(self) -> bool:
         """Whether the combination of colours, shapes and where they are is kept from training.
 
@@ -74,8 +86,8 @@ class Wish:
 
 
 def draw_wish(rng: random.Random, kind: str | None = None) -> Wish:
-    """A wish of a kind ("one", "count", "relation", "pair", "three"), or of any."""
-    kind = kind or rng.choices(("one", "count", "relation", "pair", "three"), (34, 10, 36, 10, 10))[0]
+    """A wish of a kind, or of any."""
+    kind = kind or rng.choices(tuple(KINDS), tuple(KINDS.values()))[0]
     background = _background(rng) if rng.random() < 0.6 else None
     free = [colour for colour in COLOURS if background is None or stands_out(colour, background)]
     if kind == "one":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,11 @@ from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.loading.components import switch
 from omni_grpc.loading.loader import Loader
 from omni_grpc.nn.rows import LayoutCache, Rows
-from omni_grpc.pipeline.base import Again, Done, Outcome, Pipeline, Segment
+from omni_grpc.ops.readback import read_back
+from omni_grpc.pipeline.base import Again, Done, Next, Outcome, Pipeline, Segment
 from omni_grpc.pipeline.batch import advance, assemble, predict
 from omni_grpc.pipeline.outputs import Output
-from omni_grpc.pipeline.preview import latent_picture
+from omni_grpc.pipeline.preview import foreseen, latent_picture
 from omni_grpc.pipeline.state import State
 from omni_grpc.plan import Broken, Decoded, DecodedPart, Prepared, Progress, Stepped
 from omni_grpc.request import PreviewImage, Request
@@ -38,7 +40,8 @@ class Held:
 
     states: one for each output. finished: for each, the latents of its segments that wait to be decoded. parts: for
     each, what was decoded of it, segment by segment. evals, seconds, reuse: what the current step has taken so far, and
-    what caches have answered of it, by (output, component, branch).
+    what caches have answered of it, by (output, component, branch). origins: for each, the latents that the current
+    step began with, where previews are asked for.
     """
 
     states: list[State]
@@ -47,6 +50,7 @@ class Held:
     evals: int = 0
     seconds: float = 0.0
     reuse: dict[tuple[int, str, str], CacheCount] = dataclasses.field(default_factory=dict)
+    origins: list[Tensor] = dataclasses.field(default_factory=list)
 
     def predicted(self) -> None:
         """Another evaluation of the current step has its prediction."""
@@ -116,7 +120,7 @@ class PackedRunner(Runner):
         switch(parts.loaded.get("vae"), setting.config.adapter)
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         return Loaded(
-            runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.spec.latent_rgb),
+            runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.latent_rgb),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
             cost=warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds),
             quantized_layers=dict(effects.quantized_layers),
@@ -264,11 +268,10 @@ class PackedRunner(Runner):
         """
         if not moved:
             return
-        flags = torch.stack(
-            [torch.stack([latents.isfinite().all() for latents in _latents(it)]).all() for it in moved.values()]
-        )
-        for request_id, finite in zip(list(moved), flags.tolist(), strict=True):
-            if not finite:
+        odd = read_back(torch.stack([odd for it in moved.values() for odd in _odd(it)]))
+        flags = iter(odd)
+        for request_id, it in list(moved.items()):
+            if any(list(itertools.islice(flags, len(it.outcomes)))):
                 step = moved.pop(request_id).held.states[0].steps_done
                 error = InternalError(
                     f"the latents of {request_id} are not finite after step {step}", reason="NON_FINITE_LATENTS"
@@ -302,9 +305,12 @@ class PackedRunner(Runner):
         asked = first.request.preview
         if asked is None or first.steps_done % asked.every_steps:
             return ()
+        # of one that the step has ended, nothing is left to foresee
+        going_on = all(isinstance(outcome, Next) for outcome in it.outcomes)
+        following = first.schedule.sigmas[first.index] if going_on else 0.0
         previews = []
-        for state, tokens in zip(it.held.states, _latents(it), strict=True):
-            latents = state.grid.unpack(tokens)
+        for state, origin, tokens in zip(it.held.states, it.held.origins, _latents(it), strict=True):
+            latents = state.grid.unpack(foreseen(tokens, origin, it.sigma, following))
             picture = media.fit(latent_picture(latents[:, latents.shape[1] // 2], self._latent_rgb), asked.max_edge)
             height, width, _ = picture.shape
             data = media.encode(picture, asked.format, preview=True)
@@ -330,8 +336,20 @@ def _latents(it: Moved) -> list[Tensor]:
     ]
 
 
+def _odd(it: Moved) -> list[Tensor]:
+    """For each output, int32 []: 0 where its latents are finite."""
+    return [
+        state.ahead.odd
+        if state.ahead is not None and state.ahead.latents is latents
+        else (~latents.isfinite().all()).int()
+        for state, latents in zip(it.held.states, _latents(it), strict=True)
+    ]
+
+
 def _before(held: Held) -> Moved:
     first = held.states[0]
+    if not held.evals and first.request.preview is not None:
+        held.origins = [state.latents for state in held.states]
     return Moved(
         held=held,
         timestep=first.schedule.timesteps[first.evaluation],

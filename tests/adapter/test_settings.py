@@ -56,6 +56,13 @@ def test_a_native_model_refuses_every_setting_of_the_adapter(name, tiny):
         ("native", {"cache_backend": "tea_cache", "cache_config": {"rel_l1_thresh": -1}}, "cache_config", "is -1"),
         ("native", {"cache_backend": "tea_cache", "cache_config": {"coefficients": ["x"]}}, "cache_config", "'x'"),
         ("native", {"ignored_layers": "attn"}, "ignored_layers", "needs --quantization"),
+        ("native", {"layerwise_resident_blocks": 1}, "layerwise_resident_blocks", "needs --enable-layerwise-offload"),
+        (
+            "diffusers",
+            {"enable_layerwise_offload": True, "layerwise_resident_blocks": 1},
+            "layerwise_resident_blocks",
+            "runs through diffusers",
+        ),
         ("diffusers", {"cache_backend": "tea_cache"}, "cache_backend", "runs through diffusers; it has first_block"),
         ("diffusers", {"quantization": "int8"}, "quantization", "quantization_config"),
         ("diffusers", {"lora": "a=b.safetensors"}, "lora", "adapters are for native models"),

@@ -58,7 +58,6 @@ def files(outputs: list[compat.DiffusionOutput]) -> list[tuple[bytes, ...]]:
         (lambda: compat.Omni("m", quantization="fp8"), ConfigError, "quantization"),
         (lambda: compat.Omni("m", dtype="fp16"), ConfigError, "dtype"),
         (lambda: compat.Omni("m", stage_configs_path="x"), ConfigError, "stage_configs_path"),
-        (lambda: compat.Omni(), ConfigError, "model"),
         (lambda: compat.Omni("m", od_config=compat.OmniDiffusionConfig()), ConfigError, "model"),
         (
             lambda: compat.Omni("m", ring_degree=1, parallel_config=compat.DiffusionParallelConfig()),

@@ -38,7 +38,7 @@ class Two(Block):
         return (carry[0] + self.down(torch.tanh(self.up(self.norm(carry[0])) + mod[rows.index["img"]])),)
 
 
-def pair(device: str = "cpu") -> tuple[Stack, Stack, list[Two]]:
+def pair(device: str = "cpu", *, resident: int = 0) -> tuple[Stack, Stack, list[Two]]:
     """A stack, the same one offloaded, and the blocks of the latter. Weights are given as a checkpoint gives them."""
     torch.manual_seed(0)
     plain = Stack(blocks=[Two() for _ in range(BLOCKS)]).requires_grad_(False).to(device)
@@ -47,7 +47,7 @@ def pair(device: str = "cpu") -> tuple[Stack, Stack, list[Two]]:
     where = torch.device(device)
     apply(
         module,
-        OffloadConfig(enable_layerwise_offload=True),
+        OffloadConfig(enable_layerwise_offload=True, layerwise_resident_blocks=resident),
         Context(component="transformer", spec=toy_spec(), device=where, dtype=torch.float32),
     )
     stack = module["stack"]

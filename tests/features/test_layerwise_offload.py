@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from omni_grpc.features.layerwise_offload import Offload, Offloaded
+from omni_grpc.features.layerwise_offload import Offload, Offloaded, _spread
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
+from omni_grpc.ops import host
 from tests.features.offloaded import BLOCKS, LAYER_BYTES, WIDTH, Two, held, pair, run
 
 
@@ -26,20 +27,68 @@ def test_a_stack_gives_the_same_bits_with_two_blocks_on_the_device() -> None:
     offload, seen = middleware(stack), []
 
     def look(block: Two, *_: object) -> None:
-        waiting = offload._next
-        assert waiting is not None
-        ahead = sum(x.numel() * x.element_size() for tensors in waiting.tensors for x in tensors.values())
-        seen.append((blocks.index(block), held(block), held(stack), waiting.number, ahead))
+        seen.append((blocks.index(block), held(block), held(stack), set(offload.slots)))
 
     for block in blocks:
         block.register_forward_hook(look)
     for _ in range(2):
         assert torch.equal(run(stack), run(plain))
     here = 2 * LAYER_BYTES
-    assert seen == [(n, here, here, (n + 1) % BLOCKS, here) for n in range(BLOCKS)] * 2
+    assert seen == [(n, here, here, {n, (n + 1) % BLOCKS}) for n in range(BLOCKS)] * 2
     assert held(stack) == 0
+    assert [memory.nbytes for memory in offload._memory] == [2 * LAYER_BYTES] * 2
     masters = [layer.host for layer in stack.modules() if isinstance(layer, Offloaded)]
     assert sum(x.numel() * x.element_size() for host in masters for x in host.values()) == 4 * BLOCKS * LAYER_BYTES
+
+
+@torch.inference_mode()
+def test_a_block_comes_in_one_copy_and_is_not_copied_while_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, stack, _ = pair()
+    offload = middleware(stack)
+    run(stack)
+    copied: list[int] = []
+    sources = {pack.source.data_ptr(): number for number, pack in enumerate(offload.packs) if pack is not None}
+    copies = offload._streamer
+    assert copies is not None
+
+    class Watched:
+        wait, release = copies.wait, copies.release
+
+        def copy(self, slot: int, target: torch.Tensor, source: torch.Tensor) -> None:
+            copied.append(sources[source.data_ptr()])
+            assert source.nbytes == 2 * LAYER_BYTES
+            copies.copy(slot, target, source)
+
+    monkeypatch.setattr(offload, "_streamer", Watched())
+    run(stack)
+    # the first one is there since the end of the run before
+    assert copied == [1, 2, 3, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("resident", "there"), [(1, {2}), (2, {1, 3}), (4, {0, 1, 3, 4}), (5, set(range(5))), (9, set(range(5)))]
+)
+@torch.inference_mode()
+def test_blocks_that_stay_are_not_copied(resident: int, there: set[int]) -> None:
+    plain, stack, blocks = pair(resident=resident)
+    offload = middleware(stack)
+    assert {number for number, pack in enumerate(offload.packs) if pack is None} == there
+    for _ in range(2):
+        assert torch.equal(run(stack), run(plain))
+    assert held(stack) == 2 * LAYER_BYTES * len(there)
+    assert {held(blocks[number]) for number in there} == {2 * LAYER_BYTES}
+    assert len(offload._memory) == min(2, BLOCKS - len(there))
+    assert _spread(3, 60) == {10, 30, 50}
+
+
+@torch.inference_mode()
+def test_blocks_have_slots_in_turns_whatever_streams_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the compiled library torch makes the copies."""
+    monkeypatch.setattr(host, "_library", lambda: None)
+    plain, stack, _ = pair()
+    for _ in range(2):
+        assert torch.equal(run(stack), run(plain))
+    assert isinstance(middleware(stack)._streamer, host.TorchStreamer)
 
 
 @torch.inference_mode()
@@ -58,7 +107,7 @@ def test_a_part_of_a_stack_waits_for_the_blocks_that_it_runs() -> None:
 def test_layers_that_work_ahead_of_the_steps_are_fetched_when_they_are_called() -> None:
     plain, stack, blocks = pair()
     offload = middleware(stack)
-    assert [len(layers) for layers in offload.blocks] == [2] * BLOCKS, "those of the stream that the block carries"
+    assert [len(pack.layers) for pack in offload.packs] == [2] * BLOCKS, "those of the stream that the block carries"
     fetched: list[str] = []
     for block in blocks:
         for name, layer in block.named_children():
@@ -75,7 +124,7 @@ def test_layers_that_work_ahead_of_the_steps_are_fetched_when_they_are_called() 
     rows = Rows([(SimpleNamespace(), "cond")], [Row.of(img=3)], LayoutCache("cpu"))
     rows.bind("blocks", "mod", [plain.modulation(torch.ones(1, WIDTH))["blocks"]])
     stack({"img": temb}, rows)
-    assert set(fetched) == {"up", "down"}
+    assert fetched == [], "what a step needs comes with its block"
 
 
 @torch.inference_mode()

@@ -228,6 +228,19 @@ def test_an_evaluation_that_is_taken_again_is_computed() -> None:
     assert len(calls(module)) == 2
 
 
+def test_an_evaluation_that_failed_in_the_blocks_is_computed_when_it_is_taken_again() -> None:
+    """What is remembered was overwritten by then: against itself, nothing would have changed."""
+    module, it = cached(1), state(9, threshold=0.1)
+    forward(module, (it, COND, 1.0))
+    it.evaluation = 1
+    hook = module.stack.group("blocks")[0].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        forward(module, (it, COND, 50.0))
+    hook.remove()
+    forward(module, (it, COND, 50.0))
+    assert len(calls(module)) == 2
+
+
 def test_steps_of_two_evaluations_are_answered_one_evaluation_at_a_time() -> None:
     it = state(4, scheduler=HEUN)
     assert it.schedule.evaluations == 7

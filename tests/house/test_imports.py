@@ -14,7 +14,7 @@ from .source import ROOT, git
 HEAVY = {"torch", "diffusers", "transformers", "accelerate", "safetensors"}
 LEAVES = (
     *("errors", "config", "layout", "load", "request", "plan", "spec", "registry", "resolve", "rules", "settle"),
-    *("frames", "tasks", "opaque", "shared", "tuning", "version"),
+    *("frames", "tasks", "opaque", "preferences", "shared", "tuning", "version"),
 )
 CONTROL = (
     "omni_grpc",
@@ -28,6 +28,8 @@ CONTROL = (
     "omni_grpc.media_in",
     "omni_grpc.making",
     "omni_grpc.compat",
+    "omni_grpc.bench.command",
+    "omni_grpc.scenes.judge",
 )
 SYMLINK_HOOK = "models-symlink"
 

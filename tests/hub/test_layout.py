@@ -90,5 +90,6 @@ def test_texts_are_what_lies_right_in_the_folders_of_components():
         "text/spiece.model",
         "text/vocab.txt",
     ]
+    assert layout.texts(INDEX, ["omni_grpc.json", *files], "here")[:2] == ["model_index.json", "omni_grpc.json"]
     with pytest.raises(CheckpointError, match="no config of component 'text'"):
         layout.texts(INDEX, files[:4], "here")

@@ -130,7 +130,7 @@ class Model:
         return resolve_request(draft, self.facts, id=id).request
 
     def runner(self) -> PackedRunner:
-        return PackedRunner(self.pipeline, self.device, "omni-test-", latent_rgb=self.spec.latent_rgb)
+        return PackedRunner(self.pipeline, self.device, "omni-test-", latent_rgb=self.checkpoint.latent_rgb)
 
     def run(self, *drafts: Draft) -> list[Result]:
         """Ours, all together from the first step to the last of each."""

@@ -89,7 +89,7 @@ def rope(grid: tuple[int, int, int]) -> Tensor:
 def test_unlike_rows_match_diffusers_one_by_one() -> None:
     case = Case(ROWS)
     out = case.stack({"img": torch.cat(case.img)}, case.batch())["img"]
-    torch.testing.assert_close(out, case.expected(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(out, case.expected(), rtol=1e-5, atol=1e-5)
 
 
 def test_a_row_without_neighbours_matches_its_own_part_of_a_batch() -> None:
@@ -101,18 +101,24 @@ def test_a_row_without_neighbours_matches_its_own_part_of_a_batch() -> None:
 
 
 def test_in_bfloat16_sums_and_gates_stay_in_float32() -> None:
-    """Tokens and most weights in bfloat16, norms and tables in float32, as diffusers keeps them. Rounding each sum to
-    bfloat16 halfway would be off by a unit in the last place for a good part of the values.
+    """Tokens and most weights in bfloat16, norms and tables in float32, as diffusers keeps them: no farther from the
+    same in float32 than diffusers is. Rounding each sum to bfloat16 halfway would be, by a tenth.
     """
     case = Case(ROWS)
-    for block in [*case.theirs, *case.stack.group("blocks")]:
+    blocks = [*case.theirs, *case.stack.group("blocks")]
+    for block in blocks:
         for name, parameter in block.named_parameters():
             if not name.startswith(("scale_shift_table", "norm2")):
                 parameter.data = parameter.data.bfloat16()
     case.img, case.txt, case.mod = ([x.bfloat16() for x in part] for part in (case.img, case.txt, case.mod))
-    out, expected = case.stack({"img": torch.cat(case.img)}, case.batch())["img"], case.expected()
+    out, theirs = case.stack({"img": torch.cat(case.img)}, case.batch())["img"], case.expected()
     assert out.dtype is torch.bfloat16
-    assert (out == expected).float().mean() > 0.98
+    for block in blocks:
+        block.float()
+    case.img, case.txt, case.mod = ([x.float() for x in part] for part in (case.img, case.txt, case.mod))
+    exact = case.expected()
+    error, allowed = ((x.float() - exact).square().mean().sqrt() for x in (out, theirs))
+    assert error < 1.04 * allowed
 
 
 def test_one_modulation_serves_all_blocks_and_is_never_expanded() -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from omni_grpc import ops
 
 ROOT = Path(__file__).resolve().parents[2]
 HAS_COMPILER = shutil.which("c++") is not None
+BUNDLED = ("omni_grpc/demo/model_index.json", "omni_grpc/demo/vae/diffusion_pytorch_model.safetensors")
 LIBRARY = ops.load_native().path
 
 
@@ -43,6 +45,9 @@ def tree(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "omni_grpc" / "ops", copy / "omni_grpc" / "ops")
     shutil.copy(ROOT / "omni_grpc" / "version.py", copy / "omni_grpc")
     (copy / "omni_grpc" / "__init__.py").write_text("")
+    for file in BUNDLED:
+        (copy / file).parent.mkdir(parents=True, exist_ok=True)
+        (copy / file).write_text("{}")
     return copy
 
 
@@ -107,7 +112,7 @@ def test_build_repeats_nothing(tree: Path) -> None:
     os.utime(tree / "csrc" / "cpu" / "norm.cpp")
     changed = run(tree, *build, OMNI_GRPC_BUILD="cpu")
     assert "norm.cpp" in changed.stdout
-    assert "module.cpp" not in changed.stdout
+    assert "bind/norm.cpp" not in changed.stdout
     assert library.stat().st_mtime_ns > made
 
     ask = "from omni_grpc import ops; print(ops.kernels()['norm_modulate'], ops.load_native().cuda_archs)"
@@ -129,10 +134,20 @@ def test_installs_without_a_compiler(tree: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         assert "omni_grpc/ops/norm.py" in archive.namelist()
         assert "omni_grpc/_native.so" not in archive.namelist()
+        assert set(BUNDLED) <= set(archive.namelist())
         archive.extractall(tmp_path / "site")
     ask = "from omni_grpc import ops; print(ops.kernels()['norm_modulate'], ops.load_native().problem)"
     answer = run(tmp_path / "site", "-c", ask)
     assert answer.stdout.startswith("() not built"), answer.stderr
+
+
+def test_the_source_distribution_has_the_bundled_model(tree: Path, tmp_path: Path) -> None:
+    built = run(tree, "setup.py", "-q", "sdist", "-d", str(tmp_path))
+    assert built.returncode == 0, built.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    assert set(BUNDLED) <= names
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")

@@ -1,21 +1,24 @@
-"""norm_modulate: the kernel that this process dispatches to, its reference and the two together."""
+"""The norm family: the kernels that this process dispatches to, their references and the two together."""
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import shutil
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from omni_grpc import ops
-from omni_grpc.ops.norm import norm_modulate, norm_modulate_reference
-from tests.ops.norm_cases import CASES, CHECKS, CUDA_CHECKS, Case, check_case, inputs
+from omni_grpc.ops import norm
+from omni_grpc.ops.norm import gate_add, gate_add_norm_modulate, norm_modulate, norm_modulate_reference
+from tests.ops.norm_cases import CASES, CHECKS, CUDA_CHECKS, OPS, Case, Inputs, check_case, inputs
 
-OP = torch.ops.omni_grpc.norm_modulate.default
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+CPU_KERNELS = ("norm_modulate", "gate_add", "gate_add_norm_modulate")
 
 
 @pytest.fixture
@@ -49,92 +52,168 @@ def test_cuda_check(check: Callable[[str, int], None], seed: int) -> None:
 
 @pytest.mark.gpu
 @CUDA
-def test_cuda_kernel_is_built() -> None:
-    assert "CUDA" in ops.kernels()["norm_modulate"], ops.load_native()
+@pytest.mark.parametrize("op", OPS)
+def test_cuda_kernel_is_built(op: str) -> None:
+    assert "CUDA" in ops.kernels()[op], ops.load_native()
 
 
-def test_the_native_kernel_is_dispatched() -> None:
+def test_the_native_kernels_are_dispatched() -> None:
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler, so no library")
-    assert "CPU" in ops.kernels()["norm_modulate"], ops.load_native()
-    x, scale, shift, index = inputs(Case(4, 16), "cpu", 0)
-    index[2] = 9
-    # Only the kernel names its source file; what the reference calls here, index_select, has words of its own.
-    with pytest.raises(RuntimeError, match=r"csrc/module\.cpp.*index holds 9, scale and shift have 2 rows"):
-        norm_modulate(x, scale, shift, index)
+    made = inputs(Case(4, 16), "cpu", 0)
+    made.index[2] = 9
+    for op in CPU_KERNELS:
+        assert "CPU" in ops.kernels()[op], ops.load_native()
+        # Only the kernel names its source file; what the reference calls here, index_select, has words of its own.
+        with pytest.raises(RuntimeError, match=rf"csrc/bind/norm\.cpp.*{op}: index holds 9, .* have 2 rows"):
+            CALLS[op](made)
 
 
-def test_cuda_kernels_are_named_where_they_are_compiled_in() -> None:
-    assert ("CUDA" in ops.kernels()["norm_modulate"]) == bool(ops.load_native().cuda_archs)
+@pytest.mark.parametrize("op", OPS)
+def test_cuda_kernels_are_named_where_they_are_compiled_in(op: str) -> None:
+    assert ("CUDA" in ops.kernels()[op]) == bool(ops.load_native().cuda_archs)
 
 
 def test_reference_by_hand() -> None:
     x = torch.tensor([[1.0, 3.0], [-5.0, 5.0]])
     scale, shift = torch.tensor([[0.0, 1.0], [2.0, 0.0]]), torch.tensor([[10.0, 20.0], [0.0, -1.0]])
-    out = norm_modulate_reference(x, scale, shift, torch.tensor([0, 1], dtype=torch.int32), eps=0.0)
+    index = torch.tensor([0, 1], dtype=torch.int32)
+    out = norm_modulate_reference(x, scale, shift, index, eps=0.0)
     torch.testing.assert_close(out, torch.tensor([[9.0, 22.0], [-3.0, 0.0]]))
+    weight, bias = torch.tensor([2.0, 3.0]), torch.tensor([0.5, 0.0])
+    out = norm_modulate_reference(x, scale, None, index, 0.0, weight, bias, base=0.0)
+    torch.testing.assert_close(out, torch.tensor([[0.0, 3.0], [-3.0, 0.0]]))
+    out = norm_modulate_reference(torch.tensor([[1.0, 7.0]]), None, None, None, 0.0, weight, rms=True)
+    torch.testing.assert_close(out, torch.tensor([[0.4, 4.2]]))
+    total = norm.gate_add_reference(x, torch.tensor([[1.0, 7.0], [1.0, 1.0]]), scale, index, 0.0, weight)
+    torch.testing.assert_close(total, torch.tensor([[1.0, 7.2], [-1.0, 5.0]]))
+
+
+def test_a_sum_is_rounded_before_it_is_normed() -> None:
+    """2 + 2^-8 is no bfloat16, and 2 - 2^-8 is none either: all channels are alike after the sum, and so nothing."""
+    x = torch.full((1, 8), 2.0, dtype=torch.bfloat16)
+    y = torch.tensor([[2.0**-8, -(2.0**-9)] * 4], dtype=torch.bfloat16)
+    for call in (norm.gate_add_norm_modulate_reference, gate_add_norm_modulate):
+        total, out = call(x, y, None, None, None, None, 1e-12)
+        assert torch.equal(total, x)
+        assert not out.any()
 
 
 def test_eps_is_used(seed: int) -> None:
-    x, scale, shift, index = inputs(Case(3, 32), "cpu", seed)
-    x = x * 1e-3
+    made = inputs(Case(3, 32), "cpu", seed)
+    x = made.x * 1e-3
     for eps in (1e-6, 1e-2):
         torch.testing.assert_close(
-            norm_modulate(x, scale, shift, index, eps), norm_modulate_reference(x, scale, shift, index, eps)
+            norm_modulate(x, *made.modulated, eps), norm_modulate_reference(x, *made.modulated, eps)
         )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_other_dtypes_are_served_by_the_reference(dtype: torch.dtype, seed: int) -> None:
-    x, scale, shift, index = (t if t.dtype == torch.int32 else t.to(dtype) for t in inputs(Case(4, 24), "cpu", seed))
-    out = norm_modulate(x, scale, shift, index)
+    made = inputs(Case(4, 24), "cpu", seed).of(dtype)
+    out = norm_modulate(made.x, *made.modulated)
     assert out.dtype == dtype
-    assert torch.equal(out, norm_modulate_reference(x, scale, shift, index))
+    assert torch.equal(out, norm_modulate_reference(made.x, *made.modulated))
 
 
+def test_mixtures_of_dtypes_are_served_by_the_reference(seed: int) -> None:
+    made = inputs(Case(4, 24, kind="all"), "cpu", seed)
+    assert made.weight is not None
+    weight = made.weight.bfloat16()
+    out = norm_modulate(made.x, *made.modulated, weight=weight)
+    assert torch.equal(out, norm_modulate_reference(made.x, *made.modulated, weight=weight))
+    with pytest.raises(RuntimeError, match="the kernel takes modulation and weights of one dtype"):
+        torch.ops.omni_grpc.norm_modulate(made.x, *made.modulated, weight=weight)
+
+
+def _gate_add(i: Inputs) -> Any:
+    return gate_add(i.x, i.y, i.gate, i.index, y_weight=i.y_weight)
+
+
+def _gate_add_norm_modulate(i: Inputs) -> Any:
+    return gate_add_norm_modulate(i.x, i.y, i.gate, *i.modulated, **i.normed, y_weight=i.y_weight)
+
+
+CALLS: dict[str, Callable[[Inputs], Any]] = {
+    "norm_modulate": lambda i: norm_modulate(i.x, *i.modulated, **i.normed),
+    "norm_modulate_quantize": lambda i: norm.norm_modulate_quantize(i.x, *i.modulated, torch.int8, **i.normed),
+    "gate_add": _gate_add,
+    "gate_add_norm_modulate": _gate_add_norm_modulate,
+    "gate_add_norm_modulate_quantize": lambda i: norm.gate_add_norm_modulate_quantize(
+        i.x, i.y, i.gate, *i.modulated, torch.int8, **i.normed, y_weight=i.y_weight
+    ),
+}
+
+
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize(
     "case",
-    [Case(5, 16), Case(5, 16, rows=1), Case(4, 24, dtype=torch.bfloat16), Case(6, 128, rows=3, view="slice")],
+    [Case(5, 16, rows=1), Case(4, 24, dtype=torch.bfloat16, kind="all"), Case(6, 128, rows=3, view="slice")],
     ids=str,
 )
-def test_opcheck(case: Case, seed: int) -> None:
-    torch.library.opcheck(OP, inputs(case, "cpu", seed))
+def test_opcheck(op: str, case: Case, seed: int) -> None:
+    made = inputs(case, "cpu", seed)
+    normed = (1e-6, made.weight, made.bias, made.rms, made.base)
+    args: dict[str, tuple[Any, ...]] = {
+        "norm_modulate": (made.x, *made.modulated, *normed),
+        "norm_modulate_quantize": (made.x, *made.modulated, *normed, True),
+        "gate_add": (made.x, made.y, made.gate, made.index, 1e-6, made.y_weight),
+        "gate_add_norm_modulate": (made.x, made.y, made.gate, *made.modulated, *normed, made.y_weight),
+        "gate_add_norm_modulate_quantize": (made.x, made.y, made.gate, *made.modulated, *normed, made.y_weight, False),
+    }
+    torch.library.opcheck(getattr(torch.ops.omni_grpc, op).default, args[op])
 
 
-def test_compiles_whole(seed: int) -> None:
-    args = inputs(Case(5, 48), "cpu", seed)
-    compiled = torch.compile(norm_modulate, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*args), norm_modulate(*args))
+@pytest.mark.parametrize("op", OPS)
+def test_compiles_whole(op: str, seed: int) -> None:
+    made = inputs(Case(5, 48, kind="all"), "cpu", seed)
+    compiled = torch.compile(CALLS[op], fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(made), CALLS[op](made), rtol=0, atol=0)
 
 
-def _wrong(**changes: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
-    names = ("x", "scale", "shift", "index")
-    values = inputs(Case(5, 16), "cpu", 0)
-    return tuple(changes.get(name, lambda same: same)(value) for name, value in zip(names, values, strict=True))
-
-
-WRONG = {
+WRONG: dict[str, dict[str, Callable[[Tensor], Tensor | None]]] = {
     "x must be [T, C]": {"x": lambda x: x[None]},
-    "scale and shift must be [M, C]": {"shift": lambda shift: shift[0]},
-    "x has 16 channels, scale 15 and shift 16": {"scale": lambda scale: scale[:, 1:]},
-    "scale has 2 rows and shift 1": {"shift": lambda shift: shift[:1]},
-    "they must be alike": {"scale": lambda scale: scale.bfloat16()},
+    "y must have the shape of x": {"y": lambda y: y[:, 1:]},
+    "shift must be [M, C]": {"shift": lambda shift: shift[0]},
+    "x has 16 channels and gate 15": {"gate": lambda gate: gate[:, 1:]},
+    "x has 16 channels and scale 15": {"scale": lambda scale: scale[:, 1:]},
+    "has 2 rows and shift 1": {"shift": lambda shift: shift[:1]},
+    "they must be alike": {"shift": lambda shift: shift.bfloat16()},
+    "weight must be [C] with C = 16": {"weight": lambda weight: weight[1:]},
+    "y_weight must be [C] with C = 16": {"y_weight": lambda weight: weight[None]},
     "index must be int32 [T]": {"index": lambda index: index.long()},
     "index has 4 entries for 5 tokens": {"index": lambda index: index[1:]},
+    "index is missing": {"index": lambda index: None},
     "must be on one device": {"index": lambda index: index.to("meta")},
 }
 
 
-@pytest.mark.parametrize("function", [norm_modulate, norm_modulate_reference])
-@pytest.mark.parametrize("message", WRONG)
-def test_wrong_inputs_are_refused_alike(message: str, function: Callable[..., Tensor]) -> None:
+TAKES = {
+    "norm_modulate": {"x", "scale", "shift", "weight", "index"},
+    "gate_add": {"x", "y", "gate", "y_weight", "index"},
+    "gate_add_norm_modulate": {"x", "y", "gate", "scale", "shift", "weight", "y_weight", "index"},
+}
+
+
+@pytest.mark.parametrize("served", [True, False], ids=["kernel", "reference"])
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [(op, message) for op in CPU_KERNELS for message, changes in WRONG.items() if changes.keys() <= TAKES[op]],
+)
+def test_wrong_inputs_are_refused_alike(op: str, message: str, served: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = inputs(Case(5, 16, kind="all"), "cpu", 0)
+    ((name, change),) = WRONG[message].items()
+    wrong = dataclasses.replace(made, **{name: change(getattr(made, name))})
+    monkeypatch.setattr(norm, "_served", lambda *_, **__: served)
     with pytest.raises(RuntimeError) as caught:
-        function(*_wrong(**WRONG[message]))
-    assert "norm_modulate: " in str(caught.value)
+        CALLS[op](wrong)
+    assert f"{op}: " in str(caught.value)
     assert message in str(caught.value)
 
 
 def test_an_index_outside_of_the_rows_is_refused() -> None:
-    for change in (lambda index: index + 2, lambda index: index - 1):
-        with pytest.raises((RuntimeError, IndexError)):
-            norm_modulate(*_wrong(index=change))
+    made = inputs(Case(5, 16), "cpu", 0)
+    for index in (made.index + 2, made.index - 1):
+        for op in OPS:
+            with pytest.raises((RuntimeError, IndexError)):
+                CALLS[op](dataclasses.replace(made, index=index))

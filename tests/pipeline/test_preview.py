@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from omni_grpc.pipeline.preview import latent_picture
+from omni_grpc.pipeline.preview import foreseen, latent_picture
 from omni_grpc.spec import LatentRgb
 
 FACTORS = ((0.5, -0.2, 0.1), (0.0, 0.3, -0.4), (-0.1, 0.2, 0.6), (0.25, 0.0, -0.3))
@@ -25,6 +25,14 @@ def test_a_map_is_a_matrix_product() -> None:
     assert picture.dtype == np.uint8
     assert picture.flags.c_contiguous
     np.testing.assert_array_equal(picture, bytes_of(rgb / 2 + 0.5))
+
+
+def test_a_step_towards_a_picture_foresees_it() -> None:
+    clean, noise = LATENTS, torch.randn(LATENTS.shape, generator=torch.Generator().manual_seed(1))
+    before, after = ((1 - sigma) * clean + sigma * noise for sigma in (0.8, 0.6))
+    torch.testing.assert_close(foreseen(after, before, 0.8, 0.6), clean, rtol=0, atol=1e-5)
+    assert foreseen(after, before, 0.8, 0.0).equal(after)
+    assert foreseen(after, before, 0.6, 0.6).equal(after)
 
 
 def test_a_map_without_bias_shows_zeros_as_grey() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from omni_grpc.scenes.captions import known_words, say
 from omni_grpc.scenes.layout import arrange, paint
 from omni_grpc.scenes.wish import draw_wish
 from tools.train_demo import autoencoder, denoiser, pool, render
+from tools.train_demo.ranks import ALIGNED, Flat
 from tools.train_demo.words import PREFIX_TOKENS, template, tokenizer
 
 
@@ -97,3 +99,41 @@ def test_pools_are_the_same_for_any_number_of_processes_and_hold_nothing_out() -
     assert not any(pool.training_wish(rng).held_out for _ in range(300))
     words = tokenizer()
     assert all(pool.encode(words, say(draw_wish(rng), rng)) is not None for _ in range(300))
+
+
+def test_parameters_are_views_of_one_tensor_that_the_optimiser_steps() -> None:
+    torch.manual_seed(0)
+    plain, module = (torch.nn.Linear(3, 5) for _ in range(2))
+    module.load_state_dict(plain.state_dict())
+    flat = Flat(module.parameters())
+    x = torch.randn(7, 3)
+    for model, parameters in ((plain, plain.parameters()), (module, [flat.value])):
+        optimizer = torch.optim.AdamW(parameters, 0.1)
+        model(x).pow(2).sum().backward()
+        if model is module:
+            flat.average_grad(1.0)
+        else:
+            torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+    torch.testing.assert_close(module.weight, plain.weight)
+    torch.testing.assert_close(module.bias, plain.bias)
+    again = flat.join([parameter.detach() for parameter in module.parameters()])
+    assert torch.equal(again, flat.value)
+    assert all(
+        parameter.data_ptr() % (4 * ALIGNED) == flat.value.data_ptr() % (4 * ALIGNED) for parameter in flat.parameters
+    )
+
+
+def test_pools_made_ahead_are_dealt_out_to_the_ranks(tmp_path: Path) -> None:
+    made = [pool.make(size, 9, 5, 1) for size in pool.BUCKETS]
+    pool.save(made, tmp_path)
+    dealt = [pool.load(tmp_path, rank, 2) for rank in range(2)]
+    for place, whole in enumerate(made):
+        parts = [pools[place] for pools in dealt]
+        assert [len(part.lengths) for part in parts] == [5, 4]
+        for name in ("tokens", "lengths", "ground"):
+            joined = np.empty_like(getattr(whole, name))
+            for rank, part in enumerate(parts):
+                joined[rank::2] = getattr(part, name)
+            assert np.array_equal(joined, getattr(whole, name))
+        assert np.abs(parts[0].things - whole.things[::2]).max() <= 2**-11

@@ -48,6 +48,13 @@ def flags(spec: ModelSpec, placement: Placement, phase: str, **on: Any) -> list[
         (toy_spec(), CUDA, {}, "step", ["--enable-layerwise-offload", "--max-num-seqs 4", "--quantization int8"]),
         (toy_spec(), CUDA, {"enable_layerwise_offload": True, "quantization": "int8"}, "load", []),
         (toy_spec(), CUDA, {"enable_layerwise_offload": True, "max_num_seqs": 1}, "step", ["--quantization int8"]),
+        (
+            toy_spec(),
+            CUDA,
+            {"enable_layerwise_offload": True, "layerwise_resident_blocks": 4, "quantization": "int8"},
+            "load",
+            ["--layerwise-resident-blocks 0"],
+        ),
         (toy_spec(), CPU, {}, "load", ["--quantization int8", "--dtype bfloat16"]),
         (toy_spec(), CPU, {"quantization": "int8"}, "prepare", ["--max-num-seqs 4", "--dtype bfloat16"]),
         (ADAPTED, CUDA, {}, "step", ["--enable-layerwise-offload", "--enable-cpu-offload"]),

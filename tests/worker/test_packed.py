@@ -15,6 +15,8 @@ from omni_grpc.config import LimitsConfig
 from omni_grpc.errors import Code, InternalError
 from omni_grpc.loading.loader import Loader
 from omni_grpc.pipeline.batch import assemble
+from omni_grpc.pipeline.preview import latent_picture
+from omni_grpc.pipeline.schedule import Levels, Schedule
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Preview
 from omni_grpc.resolve import resolve_request
@@ -241,7 +243,7 @@ def test_a_failing_update_is_its_requests_failure(runner, checkpoint, pipeline, 
     def refuse(*arguments):
         raise ValueError("index 51 is out of bounds")
 
-    monkeypatch.setattr(runner._held[bad.id].states[1].schedule, "step", refuse)
+    monkeypatch.setattr(runner._held[bad.id].states[1].schedule, "skip", refuse)
     report = runner.step((good.id, bad.id))
     assert [progress.id for progress in report.progress] == [good.id]
     assert report.broken[0].failure.reason == "WORKER_ERROR"
@@ -316,6 +318,32 @@ def test_previews_come_at_the_rate_and_size_that_was_asked(runner, checkpoint, f
     assert not np.array_equal(*pictures)
     assert pictures[0].std() > 1
     assert all(torch.equal(a, b) for a, b in zip(without, latents(runner, request.id), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "evaluations"), [("FlowMatchEulerDiscreteScheduler", 4), ("FlowMatchHeunDiscreteScheduler", 7)]
+)
+def test_a_preview_shows_where_the_step_leads(runner, checkpoint, monkeypatch, scheduler, evaluations):
+    """Four steps, of one evaluation each or of two."""
+    asked = {"prompt": "x", "width": 128, "height": 64, "steps": evaluations, "seeds": (1,)}
+    (request,) = requests(checkpoint, [asked | {"preview": Preview(max_edge=16, format=ImageFormat.RAW_RGB8)}])
+    (state,) = runner._pipeline.prepare(request)
+    schedule = Schedule(checkpoint.configs["scheduler"], Levels(steps=4, mu=0.7), device="cpu", name=scheduler)
+    state.schedule = schedule
+    monkeypatch.setattr(runner._pipeline, "prepare", lambda request: [state])
+    runner.prepare(request)
+    for step in range(4):
+        before = state.latents
+        while not (done := runner.step((request.id,)).progress):
+            pass
+        sigma, following = schedule.sigmas[step : step + 2]
+        clean = state.latents - following * (before - state.latents) / (sigma - following)
+        expected = latent_picture(state.grid.unpack(clean)[:, 0], None)
+        (picture,) = done[0].previews
+        shown = np.frombuffer(picture.data, np.uint8).reshape(expected.shape)
+        # a last digit may turn to the other side
+        assert np.abs(shown.astype(int) - expected).max() <= 1, step
+    runner.drop([request.id])
 
 
 @pytest.mark.parametrize("format", list(ImageFormat))

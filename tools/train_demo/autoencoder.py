@@ -13,6 +13,7 @@ from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageCaus
 from torch import Tensor
 
 from tools.train_demo.pool import Pool
+from tools.train_demo.ranks import Flat, agreed
 from tools.train_demo.render import render
 
 CONFIG: dict[str, Any] = {
@@ -25,7 +26,9 @@ CONFIG: dict[str, Any] = {
 KL_WEIGHT = 2e-5
 PEAK_RATE, WARM_UP = 1.5e-3, 300
 BATCH = 48
-LOGGED = 500
+LOGGED = 250
+CLOCK = 10
+"""Steps between two looks at the clock."""
 PIXELS = 96 * 128 * 128
 """Of one call of the encoder, whatever the size of its pictures."""
 
@@ -67,29 +70,39 @@ class Step(torch.nn.Module):
 
 
 def train(vae: AutoencoderKLQwenImage, pool: Pool, seconds: float, seed: int) -> list[dict[str, float]]:
-    """Trains on scenes of one size for so long, and returns a record of losses."""
+    """Trains on scenes of one size for so long, what the compiler takes at first included, and returns a record of
+    losses.
+    """
     device = torch.device("cuda")
     vae.to(device).train()
     flat(vae)
     step_of = torch.compile(Step(vae), dynamic=False)
-    optimizer = torch.optim.AdamW(vae.parameters(), PEAK_RATE, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
+    flat_parameters = Flat(vae.parameters())
+    optimizer = torch.optim.AdamW([flat_parameters.value], PEAK_RATE, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
     generator = torch.Generator(device).manual_seed(seed)
     torch.manual_seed(seed)
     things, ground = (torch.from_numpy(array).to(device) for array in (pool.things, pool.ground))
     width, height = pool.size
     shape = (BATCH, vae.config.z_dim, 1, height // 8, width // 8)
-    began, step, records, sums = time.monotonic(), 0, [], torch.zeros(3, device=device)
-    while (share := (time.monotonic() - began) / seconds) < 1:
+    began, compiled, step, records, sums = time.monotonic(), 0.0, 0, [], torch.zeros(3, device=device)
+    while True:
+        if step % CLOCK == 0:
+            elapsed = agreed(time.monotonic() - began)
+            if step == CLOCK:
+                compiled = elapsed
+            share = max(0.0, elapsed - compiled) / (seconds - compiled)
+            if share >= 1:
+                return records
         chosen = torch.randint(len(things), (BATCH,), device=device, generator=generator)
         pixels = render(things[chosen], ground[chosen], width, height)[:, :, None]
-        for group in optimizer.param_groups:
-            group["lr"] = PEAK_RATE * min(1.0, (step + 1) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * share))
+        rate = PEAK_RATE * min(1.0, (step + 1) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * share))
+        optimizer.param_groups[0]["lr"] = rate
         with torch.autocast("cuda", torch.bfloat16):
             absolute, squared, divergence = step_of(pixels, torch.randn(shape, device=device))
         loss = absolute + 2 * squared + KL_WEIGHT * divergence
-        optimizer.zero_grad(set_to_none=True)
+        flat_parameters.value.grad.zero_()  # type: ignore[union-attr]
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0, foreach=True)
+        flat_parameters.average_grad(1.0)
         optimizer.step()
         sums += torch.stack([absolute, squared, divergence]).detach()
         step += 1
@@ -97,13 +110,11 @@ def train(vae: AutoencoderKLQwenImage, pool: Pool, seconds: float, seed: int) ->
             mean_absolute, mean_squared, mean_divergence = (sums / LOGGED).tolist()
             psnr = -10 * math.log10(mean_squared / 4)
             records.append({"step": step, "l1": mean_absolute, "psnr": psnr, "kl": mean_divergence})
-            elapsed = time.monotonic() - began
             print(
                 f"vae {step}: {elapsed:.0f} s, l1 {mean_absolute:.4f}, psnr {psnr:.1f} dB, kl {mean_divergence:.2f}",
                 flush=True,
             )
             sums.zero_()
-    return records
 
 
 @torch.inference_mode()

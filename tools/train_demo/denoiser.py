@@ -22,15 +22,18 @@ TEXT_THETA = 10_000.0
 EPS = 1e-6
 
 
-# The elementwise parts, each of which a compiler makes one pass of; in bfloat16 outside, in float32 inside.
+# The elementwise parts, each in as few passes as eager torch has: so small a model is bound by them. Autocast is off
+# inside, since it would have norms write float32.
 
 
-def _rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RMSNorm over the last dimension of x [B, T, H, D], then a turn of interleaved pairs by cos, sin [T, 1, D / 2]."""
-    x32 = x.float()
-    normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + EPS) * weight
-    a, b = normed.unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).to(x.dtype)
+def _rotate(x: Tensor, weight: Tensor, turns: Tensor) -> Tensor:
+    """RMSNorm over the last dimension of x [B, T, 2, H, D], by weight [T, 2, 1, D], then a turn of interleaved pairs by
+    complex [T, 1, 1, D / 2].
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        normed = F.rms_norm(x, x.shape[-1:], eps=EPS) * weight
+    pairs = torch.view_as_complex(normed.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
 
 
 def _rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -40,45 +43,18 @@ def _rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _rms(x: Tensor, weight: Tensor) -> Tensor:
-    x32 = x.float()
-    return (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + EPS) * weight).to(x.dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        return F.rms_norm(x, weight.shape, weight.to(x.dtype), EPS)
 
 
 def _normed(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """LayerNorm without affine, modulated."""
-    x32 = x.float()
-    centred = x32 - x32.mean(-1, keepdim=True)
-    normed = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + EPS)
-    return (normed * (1 + scale.float()) + shift.float()).to(x.dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=EPS), 1 + scale)
 
 
 def _gelu(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
-
-
-def _gated(gate: Tensor, x: Tensor) -> Tensor:
-    return F.silu(gate) * x
-
-
-def _add(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
-    return x + gate * y
-
-
-class Parts:
-    """The elementwise parts, plain or compiled."""
-
-    rotate = staticmethod(_rotate)
-    rotate_half = staticmethod(_rotate_half)
-    rms = staticmethod(_rms)
-    normed = staticmethod(_normed)
-    gelu = staticmethod(_gelu)
-    gated = staticmethod(_gated)
-    add = staticmethod(_add)
-
-    @classmethod
-    def compile(cls) -> None:
-        for name in ("rotate", "rotate_half", "rms", "normed", "gelu", "gated", "add"):
-            setattr(cls, name, staticmethod(torch.compile(getattr(cls, name), dynamic=True)))
 
 
 class Attention(nn.Module):
@@ -91,24 +67,29 @@ class Attention(nn.Module):
             self.add_module(name, nn.RMSNorm(HEAD, eps=EPS))
 
     def forward(self, img: Tensor, txt: Tensor, rope: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = rope[:, None].unbind(-1)
-        length = txt.shape[1]
-
-        def turned(x: Tensor, norm: nn.RMSNorm, cos: Tensor, sin: Tensor) -> Tensor:
-            return Parts.rotate(x.unflatten(-1, (HEADS, HEAD)), norm.weight, cos, sin)
-
-        q, k = (
-            torch.cat([turned(x, x_norm, cos[:length], sin[:length]), turned(y, y_norm, cos[length:], sin[length:])], 1)
-            for x, x_norm, y, y_norm in (
-                (self.add_q_proj(txt), self.norm_added_q, self.to_q(img), self.norm_q),
-                (self.add_k_proj(txt), self.norm_added_k, self.to_k(img), self.norm_k),
-            )
+        joint = torch.cat(
+            [
+                _together(txt, self.add_q_proj, self.add_k_proj, self.add_v_proj),
+                _together(img, self.to_q, self.to_k, self.to_v),
+            ],
+            1,
         )
-        v = torch.cat([self.add_v_proj(txt), self.to_v(img)], 1).unflatten(-1, (HEADS, HEAD))
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
-        text, image = out.split([txt.shape[1], img.shape[1]], 1)
+        qk, v = joint.unflatten(-1, (3, HEADS, HEAD)).split((2, 1), 2)
+        text, image = (
+            torch.stack([q.weight, k.weight])[None, :, None]
+            for q, k in ((self.norm_added_q, self.norm_added_k), (self.norm_q, self.norm_k))
+        )
+        weight = torch.cat([text.expand(txt.shape[1], -1, -1, -1), image.expand(img.shape[1], -1, -1, -1)])
+        q, k = _rotate(qk, weight, torch.view_as_complex(rope)[:, None, None]).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v[:, :, 0].transpose(1, 2), attn_mask=mask)
+        text, image = out.transpose(1, 2).flatten(2).split([txt.shape[1], img.shape[1]], 1)
         return self.to_out[0](image), self.to_add_out(text)
+
+
+def _together(x: Tensor, *layers: nn.Module) -> Tensor:
+    """Several linear layers of one input in one product."""
+    weights, biases = zip(*((layer.weight, layer.bias) for layer in layers), strict=True)
+    return F.linear(x, torch.cat(weights), torch.cat(biases))
 
 
 class FeedForward(nn.Module):
@@ -119,7 +100,7 @@ class FeedForward(nn.Module):
         self.net = nn.ModuleList([up, nn.Identity(), nn.Linear(4 * CHANNELS, CHANNELS)])
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.net[2](Parts.gelu(self.net[0].proj(x)))
+        out: Tensor = self.net[2](_gelu(self.net[0].proj(x)))
         return out
 
 
@@ -134,10 +115,10 @@ class Block(nn.Module):
     def forward(self, img: Tensor, txt: Tensor, temb: Tensor, rope: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         img_mod = self.img_mod(temb)[:, None].chunk(6, -1)
         txt_mod = self.txt_mod(temb)[:, None].chunk(6, -1)
-        img_out, txt_out = self.attn(Parts.normed(img, *img_mod[:2]), Parts.normed(txt, *txt_mod[:2]), rope, mask)
-        img, txt = Parts.add(img, img_out, img_mod[2]), Parts.add(txt, txt_out, txt_mod[2])
-        img = Parts.add(img, self.img_mlp(Parts.normed(img, *img_mod[3:5])), img_mod[5])
-        txt = Parts.add(txt, self.txt_mlp(Parts.normed(txt, *txt_mod[3:5])), txt_mod[5])
+        img_out, txt_out = self.attn(_normed(img, *img_mod[:2]), _normed(txt, *txt_mod[:2]), rope, mask)
+        img, txt = torch.addcmul(img, img_mod[2], img_out), torch.addcmul(txt, txt_mod[2], txt_out)
+        img = torch.addcmul(img, img_mod[5], self.img_mlp(_normed(img, *img_mod[3:5])))
+        txt = torch.addcmul(txt, txt_mod[5], self.txt_mlp(_normed(txt, *txt_mod[3:5])))
         return img, txt
 
 
@@ -174,11 +155,11 @@ class Transformer(nn.Module):
         angles = 1000 * t[:, None].float() * exponents.exp()
         embedder = self.time_text_embed.timestep_embedder
         temb = embedder.linear_2(F.silu(embedder.linear_1(torch.cat([angles.cos(), angles.sin()], -1))))
-        img, txt = self.img_in(latents), self.txt_in(Parts.rms(text, self.txt_norm.weight))
+        img, txt = self.img_in(latents), self.txt_in(_rms(text, self.txt_norm.weight))
         for block in self.transformer_blocks:
             img, txt = block(img, txt, temb, rope, mask)
         scale, shift = self.norm_out.linear(F.silu(temb))[:, None].chunk(2, -1)
-        out: Tensor = self.proj_out(Parts.normed(img, shift, scale))
+        out: Tensor = self.proj_out(_normed(img, shift, scale))
         return out
 
 
@@ -206,13 +187,15 @@ class TextLayer(nn.Module):
         self.mlp.down_proj = nn.Linear(TEXT_HIDDEN, TEXT_CHANNELS, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        h, attn = Parts.rms(x, self.input_layernorm.weight), self.self_attn
-        q, k, v = (project(h).unflatten(-1, (-1, HEAD)) for project in (attn.q_proj, attn.k_proj, attn.v_proj))
-        q, k, v = (y.transpose(1, 2) for y in (Parts.rotate_half(q, cos, sin), Parts.rotate_half(k, cos, sin), v))
+        h, attn = _rms(x, self.input_layernorm.weight), self.self_attn
+        qkv = _together(h, attn.q_proj, attn.k_proj, attn.v_proj).unflatten(-1, (-1, HEAD))
+        qk, v = qkv.split((HEADS + KEY_HEADS, KEY_HEADS), 2)
+        q, k = _rotate_half(qk, cos, sin).split((HEADS, KEY_HEADS), 2)
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + attn.o_proj(out.transpose(1, 2).flatten(2))
-        h = Parts.rms(x, self.post_attention_layernorm.weight)
-        out = self.mlp.down_proj(Parts.gated(self.mlp.gate_proj(h), self.mlp.up_proj(h)))
+        h = _rms(x, self.post_attention_layernorm.weight)
+        out = self.mlp.down_proj(F.silu(self.mlp.gate_proj(h)) * self.mlp.up_proj(h))
         return x + out
 
 
@@ -235,7 +218,7 @@ class TextEncoder(nn.Module):
             x = x.to(torch.get_autocast_dtype(ids.device.type))
         for layer in self.layers:
             x = layer(x, cos, sin)
-        out: Tensor = Parts.rms(x, self.norm.weight)[:, PREFIX_TOKENS:]
+        out: Tensor = _rms(x, self.norm.weight)[:, PREFIX_TOKENS:]
         return out
 
 

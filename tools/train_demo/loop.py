@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,18 @@ from torch import Tensor, nn
 
 from tools.train_demo.denoiser import TextEncoder, Transformer, rope
 from tools.train_demo.pool import TEXT, Pool
+from tools.train_demo.ranks import Flat, agreed
 
-PEAK_RATE, WARM_UP, LAST_RATE = 1.2e-3, 500, 0.02
+PEAK_RATE, WARM_UP, LAST_RATE = 1.5e-3, 500, 0.02
 DROPOUT = 0.1
 """Share of captions that are replaced by the empty one, so that guidance has its second prediction."""
 SHIFT = 1.65
 """Of the noise levels that are trained: what the scheduler's dynamic shift is for 256 tokens, exp(0.5)."""
 EMA = 0.999
 TOKENS = 320 * (64 + TEXT)
-"""Of one step, text included, whatever the size of its pictures."""
+"""Of one step on one GPU, text included, whatever the size of its pictures."""
+CLOCK = 25
+"""Steps between two looks at the clock."""
 
 
 class Model(nn.Module):
@@ -76,7 +79,8 @@ class Step:
                 self._run(model, empty)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        # other threads, such as NCCL's watchdog, may ask for events meanwhile
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.loss = self._run(model, empty)
 
     def _run(self, model: Model, empty: tuple[Tensor, int]) -> Tensor:
@@ -105,17 +109,21 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How long this run trains, and which part of the whole training it is: seconds before it and in all."""
+    """How long this run trains, and which part of the whole training it is: seconds before it and in all. `keep` gets
+    the state every `every` seconds.
+    """
 
     seconds: float
     before: float
     total: float
     seed: int
+    keep: Callable[[dict[str, Any]], None]
+    every: float = 120.0
 
 
 def rate(share: float, step: int) -> float:
     """Warm up, hold, and from the middle on fall to the end along a cosine."""
-    fall = 0.5 * (1 + np.cos(np.pi * max(0.0, share - 0.4) / 0.6))
+    fall = 0.5 * (1 + np.cos(np.pi * min(1.0, max(0.0, share - 0.4) / 0.6)))
     return PEAK_RATE * min(1.0, (step + 1) / WARM_UP) * float(LAST_RATE + (1 - LAST_RATE) * fall)
 
 
@@ -128,48 +136,50 @@ def train(
     plan: Plan,
 ) -> dict[str, Any]:
     """Trains and returns the state to go on from: averages, optimiser, step, and a record of losses."""
-    model.cuda().train()
-    parameters = list(model.parameters())
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer = torch.optim.AdamW(parameters, PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-    average = [parameter.detach().clone() for parameter in parameters]
+    began, kept, losses = time.monotonic(), 0.0, []
+    flat = Flat(model.cuda().train().parameters())
+    optimizer = torch.optim.AdamW([flat.value], PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    average = flat.value.detach().clone()
     step, records = 0, []
     if state is not None:
         step, records = state["step"], list(state["records"])
-        for own, kept in zip(average, state["average"], strict=True):
-            own.copy_(kept)
-        for parameter, m, v in zip(parameters, state["m"], state["v"], strict=True):
-            optimizer.state[parameter] = {
-                "step": torch.tensor(float(step), device="cuda"),
-                "exp_avg": m.cuda().float(),
-                "exp_avg_sq": v.cuda().float().square(),
-            }
+        average.copy_(flat.join(state["average"]))
+        optimizer.state[flat.value] = {
+            "step": torch.tensor(float(step), device="cuda"),
+            "exp_avg": flat.join(state["m"]),
+            "exp_avg_sq": flat.join(state["v"]).square(),
+        }
+
+    def current() -> dict[str, Any]:
+        moments = optimizer.state[flat.value]
+        tensors = {
+            "average": average,
+            "parameters": flat.value.detach(),
+            "m": moments["exp_avg"],
+            "v": moments["exp_avg_sq"].sqrt(),
+        }
+        return {"step": step, "records": records} | {name: flat.split(x.cpu()) for name, x in tensors.items()}
+
     steps = [Step(model, part, empty) for part in data]
     generator = torch.Generator("cuda").manual_seed(plan.seed)
     chooser = np.random.default_rng(plan.seed)
     share_of = np.array(weights) / sum(weights)
-    began, losses = time.monotonic(), []
-    while (elapsed := time.monotonic() - began) < plan.seconds:
-        torch._foreach_zero_([parameter.grad for parameter in parameters])
+    while True:
+        if step % CLOCK == 0 or not losses:
+            elapsed = agreed(time.monotonic() - began)
+            if elapsed >= plan.seconds:
+                return current()
+            if elapsed - kept >= plan.every:
+                kept = elapsed
+                plan.keep(current())
+        flat.value.grad.zero_()  # type: ignore[union-attr]
         losses.append(steps[chooser.choice(len(steps), p=share_of)](generator).clone())
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
-        for group in optimizer.param_groups:
-            group["lr"] = rate((plan.before + elapsed) / plan.total, step)
+        flat.average_grad(1.0)
+        optimizer.param_groups[0]["lr"] = rate((plan.before + elapsed) / plan.total, step)
         optimizer.step()
-        torch._foreach_lerp_(
-            average, [parameter.detach() for parameter in parameters], 1 - min(EMA, (1 + step) / (10 + step))
-        )
+        average.lerp_(flat.value.detach(), 1 - min(EMA, (1 + step) / (10 + step)))
         step += 1
         if step % 1000 == 0:
             records.append({"step": step, "loss": float(torch.stack(losses).mean())})
             losses.clear()
             print(f"denoiser {step}: loss {records[-1]['loss']:.4f}, {elapsed:.0f} s", flush=True)
-    return {
-        "step": step,
-        "records": records,
-        "average": [x.cpu() for x in average],
-        "parameters": [x.detach().cpu() for x in parameters],
-        "m": [optimizer.state[x]["exp_avg"].bfloat16().cpu() for x in parameters],
-        "v": [optimizer.state[x]["exp_avg_sq"].sqrt().bfloat16().cpu() for x in parameters],
-    }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import random
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +50,34 @@ def make(size: tuple[int, int], count: int, seed: int, processes: int) -> Pool:
     return Pool(size, *(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
+def save(pools: Sequence[Pool], folder: Path) -> None:
+    """Writes pools for another machine: a scene takes some 40 bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for pool in pools:
+        np.savez_compressed(
+            folder / "{}x{}.npz".format(*pool.size),
+            prefix=pool.tokens[0, :PREFIX_TOKENS],
+            tokens=pool.tokens[:, PREFIX_TOKENS:],
+            lengths=pool.lengths.astype(np.int8),
+            things=pool.things.astype(np.float16),
+            ground=pool.ground,
+        )
+
+
+def load(folder: Path, rank: int, ranks: int) -> list[Pool]:
+    """What `save` wrote: every scene in one rank."""
+    pools = []
+    for size in BUCKETS:
+        with np.load(folder / "{}x{}.npz".format(*size)) as file:
+            tokens, lengths, things, ground = (
+                file[name][rank::ranks] for name in ("tokens", "lengths", "things", "ground")
+            )
+            prefix = np.broadcast_to(file["prefix"], (len(tokens), PREFIX_TOKENS))
+        tokens = np.concatenate([prefix, tokens], 1)
+        pools.append(Pool(size, tokens, lengths.astype(np.int16), things.astype(np.float32), ground))
+    return pools
+
+
 def numbers(scene: Scene) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
     """The geometry of one scene, as in Pool."""
     colours, shapes = list(COLOURS), list(SHAPES)
@@ -85,3 +116,13 @@ def _part(job: tuple[tuple[int, int], int, str]) -> tuple[NDArray[np.generic], .
             rows.append((*encoded, *numbers(arrange(wish, *size, rng))))
     tokens, lengths, things, ground = (np.stack(column) for column in zip(*rows, strict=True))
     return tokens, lengths.astype(np.int16), things, ground
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Makes scenes ahead, for `run --pools FOLDER`.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--counts", type=int, nargs=len(BUCKETS), required=True, help="of 128x128, 192x128, ...")
+    parser.add_argument("--processes", type=int, default=1)
+    args = parser.parse_args()
+    save([make(size, n, args.seed, args.processes) for size, n in zip(BUCKETS, args.counts, strict=True)], args.folder)

@@ -11,17 +11,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from diffusers import AutoencoderKLQwenImage
 from safetensors.torch import load_file, save_file
 
 from tools.train_demo import autoencoder, pool, sample
-from tools.train_demo.denoiser import Parts
 from tools.train_demo.loop import Data, Model, Plan, train
+from tools.train_demo.ranks import agreed, averaged
 from tools.train_demo.words import tokenizer
 
 DATA_VERSION = 1
@@ -38,64 +40,130 @@ def main() -> None:
     parser.add_argument("--denoiser", type=float, default=0.0)
     parser.add_argument("--before", type=float, default=0.0)
     parser.add_argument("--total", type=float, default=0.0)
+    parser.add_argument("--until", type=float, default=1e9, help="seconds after the start at which training ends")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pools", type=Path, help="scenes that `python -m tools.train_demo.pool` made ahead")
     parser.add_argument("--scale-pool", type=float, default=1.0)
-    parser.add_argument("--compile", action="store_true", help="fuse the elementwise parts of the denoiser")
     args = parser.parse_args()
+    args.began, args.ranks = time.time(), tempfile.mkdtemp()
     args.out.mkdir(parents=True, exist_ok=True)
+    size = torch.cuda.device_count()
+    if size == 1:
+        _rank(0, 1, args)
+    else:
+        torch.multiprocessing.spawn(_rank, (size, args), nprocs=size)
+
+
+def _rank(rank: int, size: int, args: argparse.Namespace) -> None:
+    """What one GPU does. Scenes differ between ranks and runs; rank 0 writes and prints."""
+    say = print if rank == 0 else lambda *_, **__: None
+    elapsed = lambda: time.time() - args.began  # noqa: E731
+    processes = max(1, (os.cpu_count() or 2) // size - 1)
+    seed = 1000 * args.seed + rank
+    counts = [int(count * args.scale_pool) for count in SCENES]
+    if args.pools:
+        pools = pool.load(args.pools, rank, size)
+    else:
+        pools = [pool.make(place, count, seed, processes) for place, count in zip(pool.BUCKETS, counts, strict=True)]
+    say(f"{sum(len(part.lengths) for part in pools)} scenes of each rank after {elapsed():.0f} s", flush=True)
+    torch.cuda.set_device(rank)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
-    if args.compile:
-        Parts.compile()
-    began, processes = time.monotonic(), max(1, (os.cpu_count() or 2) - 1)
-    counts = [int(count * args.scale_pool) for count in SCENES]
-    pools = [pool.make(size, count, args.seed, processes) for size, count in zip(pool.BUCKETS, counts, strict=True)]
-    print(f"{sum(counts)} scenes in {time.monotonic() - began:.0f} s", flush=True)
+    if size > 1:
+        store = dist.FileStore(args.ranks + "/store", size)
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=size)
+    vae, card = _autoencoder(args, pools[0], seed, rank)
+    words = tokenizer()
+    latents = [autoencoder.encode(vae, part) for part in pools]
+    if args.vae:
+        every = torch.cat([part.float().permute(1, 0, 2, 3).flatten(1)[:, ::7] for part in latents], 1)
+        mean = averaged(every.mean(1))
+        std = averaged((every - mean[:, None]).pow(2).mean(1)).sqrt()
+        card["scaling"] = {"mean": mean.tolist(), "std": std.tolist()}
+        del every
+    mean, std = (torch.tensor(card["scaling"][name], device="cuda") for name in ("mean", "std"))
+    say(f"encoded after {elapsed():.0f} s, std {std.min():.2f} to {std.max():.2f}", flush=True)
+    if rank == 0:
+        _write_log(args.out, card)
+    if args.denoiser:
+        _denoiser(args, rank, seed, (vae, words, card), pools, latents, (mean, std))
+    say(f"done after {elapsed():.0f} s", flush=True)
+    if size > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _autoencoder(
+    args: argparse.Namespace, scenes: pool.Pool, seed: int, rank: int
+) -> tuple[AutoencoderKLQwenImage, dict[str, Any]]:
+    """Trains the VAE or loads it, and what the log says of it."""
     torch.manual_seed(0)
     vae = AutoencoderKLQwenImage(**autoencoder.CONFIG)
-    card: dict[str, Any] = {"data": DATA_VERSION, "seed": args.seed, "card": torch.cuda.get_device_name()}
+    card: dict[str, Any] = {
+        "data": DATA_VERSION,
+        "seed": args.seed,
+        "card": torch.cuda.get_device_name(),
+        "ranks": dist.get_world_size() if dist.is_initialized() else 1,
+    }
     if args.vae:
-        card["vae"] = autoencoder.train(vae, pools[0], args.vae, args.seed)
+        card["vae"] = autoencoder.train(vae, scenes, args.vae, seed)
     else:
         vae.load_state_dict(load_file(args.state / "vae.safetensors"))
         autoencoder.flat(vae.cuda())
-        card["vae"] = json.loads((args.state / "log.json").read_text())["vae"]
+        log = json.loads((args.state / "log.json").read_text())
+        card |= {name: log[name] for name in ("vae", "scaling")}
     vae.eval().requires_grad_(False)
-    save_file({name: x.contiguous().cpu() for name, x in vae.state_dict().items()}, args.out / "vae.safetensors")
-    words = tokenizer()
-    latents = [autoencoder.encode(vae, part) for part in pools]
-    every = torch.cat([part.float().permute(1, 0, 2, 3).flatten(1)[:, ::7] for part in latents], 1)
-    mean, std = every.mean(1), every.std(1)
-    print(f"encoded after {time.monotonic() - began:.0f} s, std {std.min():.2f} to {std.max():.2f}", flush=True)
-    card["scaling"] = {"mean": mean.tolist(), "std": std.tolist()}
-    if args.denoiser:
-        data = [Data.of(part, x, mean, std) for part, x in zip(pools, latents, strict=True)]
-        del latents, every
-        model, state = _resume(args.state, len(words), fresh=bool(args.vae))
-        ids, length = pool.encode(words, "") or (None, 0)
-        empty = torch.from_numpy(ids.astype("int64")).cuda(), length
-        state = train(
-            model,
-            state,
-            data,
-            SHARES,
-            empty,
-            Plan(seconds=args.denoiser, before=args.before, total=args.total, seed=args.seed + 1),
-        )
-        _save(args.out, model, state)
-        card["denoiser"], card["step"] = state["records"], state["step"]
-        with torch.no_grad():
-            for parameter, average in zip(model.parameters(), state["average"], strict=True):
-                parameter.copy_(average)
-        model.eval()
-        chosen = sample.held_out(800, seed=11)
-        pictures = sample.sample(model, vae, words, [caption for _, caption in chosen], (mean, std))
-        card["accuracy"] = sample.accuracy([wish for wish, _ in chosen], pictures, processes)
-        sample.save_grid(pictures[:40], args.out / "grid.png")
-        card["captions"] = [caption for _, caption in chosen[:40]]
-        print(card["accuracy"], flush=True)
-    (args.out / "log.json").write_text(json.dumps(card))
-    print(f"done after {time.monotonic() - began:.0f} s", flush=True)
+    if rank == 0:
+        weights = {name: x.detach().contiguous().cpu().clone() for name, x in vae.state_dict().items()}
+        save_file(weights, args.out / "vae.safetensors")
+    return vae, card
+
+
+def _denoiser(
+    args: argparse.Namespace,
+    rank: int,
+    seed: int,
+    made: tuple[torch.nn.Module, Any, dict[str, Any]],
+    pools: list[pool.Pool],
+    latents: list[torch.Tensor],
+    scaling: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    vae, words, card = made
+    data = [Data.of(part, x, *scaling) for part, x in zip(pools, latents, strict=True)]
+    latents.clear()
+    model, state = _resume(args.state, len(words), fresh=bool(args.vae))
+    ids, length = pool.encode(words, "") or (None, 0)
+    empty = torch.from_numpy(ids.astype("int64")).cuda(), length
+
+    def keep(state: dict[str, Any]) -> None:
+        if rank == 0:
+            _save(args.out, model, state)
+            card["denoiser"], card["step"] = state["records"], state["step"]
+            _write_log(args.out, card)
+
+    seconds = agreed(min(args.denoiser, args.until - (time.time() - args.began)))
+    plan = Plan(seconds=seconds, before=args.before, total=args.total, seed=seed + 500, keep=keep)
+    torch.manual_seed(seed)
+    state = train(model, state, data, SHARES, empty, plan)
+    keep(state)
+    if rank:
+        return
+    del data
+    with torch.no_grad():
+        for parameter, average in zip(model.parameters(), state["average"], strict=True):
+            parameter.copy_(average)
+    model.eval()
+    chosen = sample.held_out(800, seed=11)
+    pictures = sample.sample(model, vae, words, [caption for _, caption in chosen], scaling)
+    sample.save_grid(pictures[:40], args.out / "grid.png")
+    card["captions"] = [caption for _, caption in chosen[:40]]
+    card["accuracy"] = sample.accuracy([wish for wish, _ in chosen], pictures, max(1, (os.cpu_count() or 2) - 1))
+    _write_log(args.out, card)
+    print(card["accuracy"], flush=True)
+
+
+def _write_log(folder: Path, card: dict[str, Any]) -> None:
+    (folder / "log.json").write_text(json.dumps(card))
 
 
 def _resume(folder: Path, vocabulary: int, *, fresh: bool) -> tuple[Model, dict[str, Any] | None]:

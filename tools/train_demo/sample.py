@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -14,23 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni_grpc.scenes.captions import say
+from omni_grpc.scenes.captions import held_out as held_out
 from omni_grpc.scenes.judge import judge
-from omni_grpc.scenes.wish import Wish, draw_wish
+from omni_grpc.scenes.wish import Wish
 from tools.train_demo.denoiser import rope
 from tools.train_demo.loop import SHIFT, Model
 from tools.train_demo.pool import TEXT, encode
-
-
-def held_out(count: int, seed: int) -> list[tuple[Wish, str]]:
-    """Wishes that training never saw, and captions for them."""
-    rng = random.Random(seed)
-    chosen: list[tuple[Wish, str]] = []
-    while len(chosen) < count:
-        wish = draw_wish(rng)
-        if wish.held_out:
-            chosen.append((wish, say(wish, rng)))
-    return chosen
 
 
 @torch.inference_mode()
@@ -74,19 +62,10 @@ def accuracy(wishes: list[Wish], pictures: NDArray[np.uint8], processes: int) ->
         verdicts = list(executor.map(judge, wishes, pictures, chunksize=16))
     right, total = Counter[str](), Counter[str]()
     for wish, verdict in zip(wishes, verdicts, strict=True):
-        kind = kind_of(wish)
-        total[kind] += 1
-        right[kind] += verdict.right
+        total[wish.kind] += 1
+        right[wish.kind] += verdict.right
         right["ground"] += verdict.ground
     return {kind: right[kind] / total[kind] for kind in total} | {"ground": right["ground"] / len(wishes)}
-
-
-def kind_of(wish: Wish) -> str:
-    if wish.relation:
-        return "relation"
-    if len(wish.nouns) == 1:
-        return "one" if wish.nouns[0].count == 1 else "count"
-    return "pair" if len(wish.nouns) == 2 else "three"
 
 
 def save_grid(pictures: NDArray[np.uint8], file: Path, columns: int = 8) -> None:

@@ -1,0 +1,61 @@
+// What the bindings share: checks of dtypes, dense rows and the current CUDA stream. The files of this folder alone know
+// torch: they check tensors, hand plain pointers to the kernels and register them. The schemas are declared in Python
+// (omni_grpc/ops), so an import is complete with or without this library.
+//
+// Everything here is torch's stable ABI with 2.11 as its target: the library loads on every later torch, with or without
+// CUDA, under any Python.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include "../common/dtype.h"
+
+namespace omni {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int64_t kParallelElements = 32768;  // what one thread should have to do at least, about 10 us
+
+inline Dtype dtype_of(const Tensor& tensor, const char* op, const char* name) {
+  const ScalarType type = tensor.scalar_type();
+  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16, op,
+                  ": the kernel takes float32 and bfloat16, ", name,
+                  " is neither; the function of this name in omni_grpc.ops serves every dtype");
+  return type == ScalarType::Float ? Dtype::kFloat32 : Dtype::kBFloat16;
+}
+
+// Rows may be anywhere, elements of a row must be neighbours.
+inline Tensor with_dense_rows(const Tensor& tensor) {
+  const int64_t last = tensor.dim() - 1;
+  return tensor.stride(last) == 1 || tensor.size(last) == 1 ? tensor : torch::stable::contiguous(tensor);
+}
+
+#ifdef OMNI_GRPC_CUDA_ARCHS
+
+// Weak, since the libtorch of a CPU installation lacks it; there no tensor is on CUDA, so nobody calls it.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
+
+inline void* current_stream(const Tensor& tensor) {
+  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr, "this torch has no CUDA");
+  void* stream = nullptr;
+  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream) == AOTI_TORCH_SUCCESS,
+                  "torch gives no current CUDA stream");
+  return stream;
+}
+
+// Calls a launcher on the device and the current stream of `like`; its words become the error.
+template <class Call>
+void launch(const char* op, const char* (*launcher)(const Call*, void*), const Call& call, const Tensor& like) {
+  const torch::stable::accelerator::DeviceGuard guard(like.get_device_index());
+  const char* problem = launcher(&call, current_stream(like));
+  STD_TORCH_CHECK(problem == nullptr, op, ": ", problem);
+}
+
+#endif
+
+}  // namespace omni

@@ -1,0 +1,34 @@
+// The quant family as plain C: what the binding and the kernels agree on. No torch and no CUDA header here.
+#pragma once
+
+#include <cstdint>
+
+#include "dtype.h"
+
+namespace omni {
+
+enum class Activation : int32_t { kIdentity, kGeluTanh, kSiluMul };
+
+// One call of the family: out = activation(x), for kSiluMul silu(x) * up. Pointers are of the device that the launcher
+// serves; strides count elements.
+struct Activate {
+  const void* x;     // [tokens, channels], rows x_stride apart
+  const void* up;    // [tokens, channels], rows up_stride apart, of x_dtype; for kSiluMul alone
+  void* out;         // [tokens, channels], contiguous, of x_dtype or one byte each, as `code` says
+  float* out_scale;  // [tokens], with a code
+  int64_t tokens;
+  int64_t channels;
+  int64_t x_stride;
+  int64_t up_stride;
+  Activation activation;
+  Dtype x_dtype;
+  Code code;
+};
+
+}  // namespace omni
+
+extern "C" {
+
+// Launches on `stream` (a cudaStream_t). Returns null, or what is wrong in words.
+const char* omni_activate_cuda(const omni::Activate* call, void* stream);
+}

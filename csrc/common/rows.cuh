@@ -1,0 +1,203 @@
+// What kernels share that hold a row of channels in the registers of one block, or of one warp: how a row is spread over
+// threads, its load ahead of time, the largest magnitude in it, and its 8-bit codes.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include <cstdint>
+
+#include "device.cuh"
+#include "dtype.h"
+
+namespace omni {
+
+constexpr int kRowThreads = 512;  // at most, which leaves each 128 registers
+constexpr int kRowWarps = kRowThreads / kWarp;
+constexpr int kRowsPerBlock = 4;  // where one warp holds a row
+
+// Packs of a row in one thread at most: 64 bytes. Rows of up to 16384 channels fit in bfloat16, of 8192 in float32.
+template <class X>
+constexpr int kRowPacks = 8 / sizeof(X);
+
+__device__ __forceinline__ void unpack_bfloat16(const uint4& raw, float (&value)[kPack]) {
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    value[2 * w] = __uint_as_float(words[w] << 16);
+    value[2 * w + 1] = __uint_as_float(words[w] & 0xffff0000u);
+  }
+}
+
+// Stores eight elements and leaves in `value` what was stored, rounded: what a later kernel would read.
+__device__ __forceinline__ void store_rounded(float* where, float (&value)[kPack]) { store_pack(where, value); }
+__device__ __forceinline__ void store_rounded(__nv_bfloat16* where, float (&value)[kPack]) {
+  const uint4 raw = make_uint4(bfloat16_pair(value[0], value[1]), bfloat16_pair(value[2], value[3]),
+                               bfloat16_pair(value[4], value[5]), bfloat16_pair(value[6], value[7]));
+  *reinterpret_cast<uint4*>(where) = raw;
+  unpack_bfloat16(raw, value);
+}
+
+// One thread's packs of a row as they lie in memory: loaded early, converted late, so that loads in flight take half
+// the registers. Thread t of n holds the packs t, t + n, ...; what is beyond the row reads as zeros.
+template <class X, int kPacks>
+struct RawRow {
+  static constexpr int kParts = sizeof(X) * kPack / sizeof(uint4);
+  uint4 part[kPacks][kParts];
+
+  // Rows pass through once: whatever else is in the caches is worth more.
+  __device__ __forceinline__ void load(const void* base, int64_t row, int64_t stride, int packs) {
+    const auto* from = reinterpret_cast<const uint4*>(static_cast<const X*>(base) + row * stride);
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      const int pack = i * blockDim.x + threadIdx.x;
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) {
+        part[i][p] = pack < packs ? __ldcs(from + pack * kParts + p) : make_uint4(0u, 0u, 0u, 0u);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void unpack(int i, float (&value)[kPack]) const {
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      if constexpr (sizeof(X) == 4) {
+        value[4 * p + 0] = __uint_as_float(part[i][p].x);
+        value[4 * p + 1] = __uint_as_float(part[i][p].y);
+        value[4 * p + 2] = __uint_as_float(part[i][p].z);
+        value[4 * p + 3] = __uint_as_float(part[i][p].w);
+      } else {
+        unpack_bfloat16(part[i][p], value);
+      }
+    }
+  }
+};
+
+// --- 8-bit codes -----------------------------------------------------------------------------------------------------
+
+// The larger of two magnitudes, and NaN where one is NaN.
+__device__ __forceinline__ float larger(float peak, float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(peak), "f"(fabsf(value)));
+  return most;
+#else
+  return peak >= fabsf(value) || peak != peak ? peak : fabsf(value);
+#endif
+}
+
+// The bits of the largest magnitude of a row, which is one warp or a block of whole warps; scratch as block_sum has it.
+// Bits order as the numbers do, with NaN above infinity.
+__device__ __forceinline__ uint32_t row_max(float peak, uint32_t* scratch) {
+  uint32_t value = __float_as_uint(peak) & 0x7fffffffu;
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  const int warps = blockDim.x / kWarp;
+  if (warps == 1) return value;
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  uint32_t most = 0u;
+  for (int warp = 0; warp < warps; ++warp) most = max(most, scratch[warp]);
+  return most;
+}
+
+// How a row becomes codes: value = code * scale, where the largest magnitude has the largest code.
+struct RowScale {
+  float scale;    // NaN or infinity where the row has one: every value then reads as NaN
+  float inverse;  // finite for every finite row, also for one of zeros
+  bool finite;
+
+  __device__ __forceinline__ RowScale(uint32_t peak, Code code) {
+    constexpr float kTiny = 1.17549435e-38f;
+    scale = __uint_as_float(peak) / (code == Code::kInt8 ? 127.f : 448.f);
+    inverse = 1.f / (scale < kTiny ? kTiny : scale);  // written so that a NaN stays one
+    finite = peak < 0x7f800000u;
+  }
+};
+
+__device__ __forceinline__ uint32_t float8_pair(float low, float high) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
+}
+
+// Adding 1.5 * 2^23 rounds to an integer, ties to even, whose low bits are the last ones of the sum.
+__device__ __forceinline__ uint32_t int8_bits(float value, float inverse) {
+  return __float_as_uint(fmaf(value, inverse, 12582912.f)) & 0xffu;
+}
+
+__device__ __forceinline__ void store_code(void* out, int64_t at, float value, const RowScale& row, Code code) {
+  const uint32_t bits = code == Code::kFloat8 ? float8_pair(value * row.inverse, 0.f)
+                                              : (row.finite ? int8_bits(value, row.inverse) : 0u);
+  static_cast<uint8_t*>(out)[at] = static_cast<uint8_t>(bits);
+}
+
+// Eight codes as one store of 8 bytes. A row that is not finite has int8 codes of zero.
+__device__ __forceinline__ void store_codes(void* out, int64_t at, const float (&value)[kPack], const RowScale& row,
+                                            Code code) {
+  uint32_t words[2] = {0u, 0u};
+  if (code == Code::kFloat8) {
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      words[w] = float8_pair(value[4 * w] * row.inverse, value[4 * w + 1] * row.inverse) |
+                 float8_pair(value[4 * w + 2] * row.inverse, value[4 * w + 3] * row.inverse) << 16;
+    }
+  } else if (row.finite) {
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      words[w] = int8_bits(value[4 * w], row.inverse) | int8_bits(value[4 * w + 1], row.inverse) << 8 |
+                 int8_bits(value[4 * w + 2], row.inverse) << 16 | int8_bits(value[4 * w + 3], row.inverse) << 24;
+    }
+  }
+  *reinterpret_cast<uint2*>(static_cast<uint8_t*>(out) + at) = make_uint2(words[0], words[1]);
+}
+
+// --- launching -------------------------------------------------------------------------------------------------------
+
+struct RowLayout {
+  int warps;  // of a row; 0 where registers do not hold one
+  int packs;  // of a thread
+};
+
+// As few warps as hold the row, for cheap barriers, or more of them, up to twice, where fewer threads then idle.
+inline RowLayout row_layout(int64_t packs, int most_packs, int most_warps) {
+  const auto divide_up = [](int64_t value, int64_t by) { return (value + by - 1) / by; };
+  const int64_t fewest = divide_up(packs, static_cast<int64_t>(kWarp) * most_packs);
+  if (packs == 0 || fewest > most_warps) return {0, 0};
+  RowLayout best{0, 0};
+  int64_t least = INT64_MAX;
+  for (int64_t warps = fewest; warps <= 2 * fewest && warps <= most_warps; ++warps) {
+    const int64_t each = divide_up(packs, warps * kWarp), idle = each * warps * kWarp - packs;
+    if (idle < least) {
+      least = idle;
+      best = {static_cast<int>(warps), static_cast<int>(each)};
+    }
+  }
+  return best;
+}
+
+// Threads x of a row and y rows of a block; kernels go through the rows in steps of gridDim.x * blockDim.y.
+inline dim3 row_block(const RowLayout& layout) {
+  return dim3(static_cast<unsigned>(layout.warps * kWarp), layout.warps == 1 ? kRowsPerBlock : 1);
+}
+
+// The block of a kernel that takes any width and any alignment, one row at a time.
+inline dim3 scalar_block(int64_t channels) {
+  const int64_t warps = channels == 0 ? 1 : (channels + kWarp - 1) / kWarp;
+  return dim3(static_cast<unsigned>((warps < kRowWarps / 2 ? warps : kRowWarps / 2) * kWarp));
+}
+
+// Launches as many blocks as the device runs at once, or fewer where there are fewer rows: a block loads its next row
+// while it reduces the one before.
+template <class Call>
+const char* launch_rows(void (*kernel)(Call), const Call& call, dim3 block, cudaStream_t stream) {
+  int device = 0, processors = 0, resident = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, static_cast<int>(block.x * block.y), 0);
+  const int64_t needed = (call.tokens + block.y - 1) / block.y;
+  const int64_t most = static_cast<int64_t>(processors) * resident;
+  if (most > 0) kernel<<<static_cast<unsigned>(needed < most ? needed : most), block, 0, stream>>>(call);
+  const cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess) return cudaGetErrorString(error);
+  return most > 0 ? nullptr : "the device runs no block of this kernel";
+}
+
+}  // namespace omni

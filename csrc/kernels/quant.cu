@@ -1,0 +1,156 @@
+// The quant family on CUDA: a row in registers between its one read and its one write, and the next one on its way.
+#include "../common/quant.h"
+#include "../common/rows.cuh"
+
+namespace {
+
+using omni::Activate;
+using omni::Activation;
+using omni::Code;
+using omni::kPack;
+using omni::kRowThreads;
+using omni::kRowWarps;
+
+// value / (1 + 2^power), with the fast approximations of both, each good to 2 units in the last place.
+__device__ __forceinline__ float logistic(float value, float power) {
+  float exponential, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(exponential) : "f"(power));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + exponential));
+  return value * inverse;
+}
+
+template <Activation kActivation>
+__device__ __forceinline__ float activated(float x, float up) {
+  constexpr float kLog2E = 1.44269504f;
+  if constexpr (kActivation == Activation::kGeluTanh) {
+    // (1 + tanh(u)) / 2 is the logistic function of 2u: no difference of near equal numbers where x is negative.
+    constexpr float kLinear = -2.f * kLog2E * 0.7978845608f;  // sqrt(2 / pi)
+    return logistic(x, x * (kLinear + kLinear * 0.044715f * x * x));
+  } else if constexpr (kActivation == Activation::kSiluMul) {
+    return logistic(x, -kLog2E * x) * up;
+  } else {
+    return x;
+  }
+}
+
+template <class X, int kPacks, Activation kActivation, bool kCoded>
+__global__ void __launch_bounds__(kRowThreads) activate_packed(const __grid_constant__ Activate call) {
+  constexpr bool kUp = kActivation == Activation::kSiluMul;
+  __shared__ uint32_t scratch[2][kRowWarps];  // rows take turns: nobody writes one before everybody has read it
+  const int packs = static_cast<int>(call.channels / kPack);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
+  int64_t next = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (next >= call.tokens) return;
+
+  omni::RawRow<X, kPacks> raw_x;
+  omni::RawRow<X, kUp ? kPacks : 1> raw_up;
+  raw_x.load(call.x, next, call.x_stride, packs);
+  if constexpr (kUp) raw_up.load(call.up, next, call.up_stride, packs);
+
+  for (int turn = 0; next < call.tokens; turn ^= 1) {
+    const int64_t token = next;
+    float value[kPacks][kPack];
+    float peak = 0.f;
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      float x[kPack], up[kPack];
+      raw_x.unpack(i, x);
+      if constexpr (kUp) raw_up.unpack(i, up);
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) {
+        value[i][j] = activated<kActivation>(x[j], kUp ? up[j] : 0.f);
+        if constexpr (kCoded) peak = omni::larger(peak, value[i][j]);
+      }
+    }
+    next += step;
+    if (next < call.tokens) {
+      raw_x.load(call.x, next, call.x_stride, packs);
+      if constexpr (kUp) raw_up.load(call.up, next, call.up_stride, packs);
+    }
+
+    if constexpr (kCoded) {
+      const omni::RowScale scale(omni::row_max(peak, scratch[turn]), call.code);
+      if (threadIdx.x == 0) call.out_scale[token] = scale.scale;
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i) {
+        const int pack = i * blockDim.x + threadIdx.x;
+        if (pack >= packs) break;
+        omni::store_codes(call.out, token * call.channels + pack * kPack, value[i], scale, call.code);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i) {
+        const int pack = i * blockDim.x + threadIdx.x;
+        if (pack >= packs) break;
+        omni::store_pack(static_cast<X*>(call.out) + token * call.channels + pack * kPack, value[i]);
+      }
+    }
+  }
+}
+
+// Any width and any alignment; reads a row twice where it needs the largest magnitude first.
+template <class X, Activation kActivation>
+__global__ void __launch_bounds__(kRowThreads) activate_scalar(const __grid_constant__ Activate call) {
+  constexpr bool kUp = kActivation == Activation::kSiluMul;
+  __shared__ uint32_t scratch[2][kRowWarps];
+  int turn = 0;
+  for (int64_t token = blockIdx.x; token < call.tokens; token += gridDim.x, turn ^= 1) {
+    const X* x = static_cast<const X*>(call.x) + token * call.x_stride;
+    const X* up = static_cast<const X*>(call.up) + token * call.up_stride;
+    const auto result = [&](int64_t c) {
+      return activated<kActivation>(omni::to_float(x[c]), kUp ? omni::to_float(up[c]) : 0.f);
+    };
+    if (call.code == Code::kNone) {
+      X* out = static_cast<X*>(call.out) + token * call.channels;
+      for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) omni::store(out + c, result(c));
+      continue;
+    }
+    float peak = 0.f;
+    for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) peak = omni::larger(peak, result(c));
+    const omni::RowScale scale(omni::row_max(peak, scratch[turn]), call.code);
+    if (threadIdx.x == 0) call.out_scale[token] = scale.scale;
+    for (int64_t c = threadIdx.x; c < call.channels; c += blockDim.x) {
+      omni::store_code(call.out, token * call.channels + c, result(c), scale, call.code);
+    }
+  }
+}
+
+using Kernel = void (*)(Activate);
+
+template <class X, Activation kActivation, bool kCoded>
+Kernel packed_kernel(int packs) {
+  if (packs == 1) return activate_packed<X, 1, kActivation, kCoded>;
+  if constexpr (omni::kRowPacks<X> == 4) {
+    if (packs == 3) return activate_packed<X, 3, kActivation, kCoded>;
+    if (packs == 4) return activate_packed<X, 4, kActivation, kCoded>;
+  }
+  return activate_packed<X, 2, kActivation, kCoded>;
+}
+
+template <class X, Activation kActivation>
+const char* launch(const Activate& call, cudaStream_t stream) {
+  const omni::RowLayout layout = omni::row_layout(call.channels / kPack, omni::kRowPacks<X>, kRowWarps);
+  const bool packed = call.channels % kPack == 0 && omni::aligned(call.x, call.x_stride, sizeof(X)) &&
+                      omni::aligned(call.up, call.up_stride, sizeof(X)) && omni::aligned(call.out, 0, 1);
+  if (layout.warps > 0 && packed) {
+    const Kernel kernel = call.code == Code::kNone ? packed_kernel<X, kActivation, false>(layout.packs)
+                                                   : packed_kernel<X, kActivation, true>(layout.packs);
+    return omni::launch_rows(kernel, call, omni::row_block(layout), stream);
+  }
+  return omni::launch_rows(activate_scalar<X, kActivation>, call, omni::scalar_block(call.channels), stream);
+}
+
+using Launch = const char* (*)(const Activate&, cudaStream_t);
+
+constexpr Launch kLaunches[2][3] = {
+    {launch<float, Activation::kIdentity>, launch<float, Activation::kGeluTanh>, launch<float, Activation::kSiluMul>},
+    {launch<__nv_bfloat16, Activation::kIdentity>, launch<__nv_bfloat16, Activation::kGeluTanh>,
+     launch<__nv_bfloat16, Activation::kSiluMul>},
+};
+
+}  // namespace
+
+const char* omni_activate_cuda(const Activate* call, void* stream) {
+  return kLaunches[static_cast<int>(call->x_dtype)][static_cast<int>(call->activation)](
+      *call, static_cast<cudaStream_t>(stream));
+}

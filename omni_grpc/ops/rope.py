@@ -1,0 +1,368 @@
+"""The rope family: from what projections wrote to what attention reads, in one pass.
+
+Shapes: T packed tokens, T_s of them in stream s; H query heads, K key/value heads (H is a multiple of K), D head size,
+R <= D / 2 rotary pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from omni_grpc.ops.library import declare
+
+KERNEL_DTYPES = frozenset({torch.float32, torch.bfloat16})
+TABLE_DTYPES = frozenset({torch.float32, torch.float64})
+MOST_STREAMS = 8
+NORMS = ("none", "rms", "rms_across", "layer")
+PAIRS = ("interleaved", "half")
+LARGEST_CODE: Mapping[torch.dtype, float] = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+
+
+class Heads(NamedTuple):
+    """One stream's part of an attention.
+
+    q: [T_s, H, D]. k, v: [T_s, K, D]. Views of a fused projection are welcome: only a token's own elements need be
+    neighbours. weights, biases: of q's norm and of k's, none where there is none: [D] each, of "rms_across" [H * D] and
+    [K * D].
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    weights: tuple[Tensor, ...] = ()
+    biases: tuple[Tensor, ...] = ()
+
+
+def qk_norm_rope(
+    streams: Sequence[Heads],
+    table: Tensor | None,
+    place: Sequence[Tensor] = (),
+    *,
+    norm: str = "none",
+    pairs: str = "interleaved",
+    eps: float = 1e-6,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Norms queries and keys, turns them by their positions and brings all streams into one order.
+
+    table: [T, R, 2], cosine and sine of each position of the result; None turns nothing. The pairs that it turns are
+    the channels (0, 1), (2, 3), ... ("interleaved"), or (0, R), (1, R + 1), ... ("half"); channels from 2R on pass.
+    place: for each stream int32 [T_s], where its tokens go: every position once. Without, there is one stream, and its
+    tokens stay where they are.
+    norm: "rms" or "layer" over each head, "rms_across" over all heads of a token, "none".
+
+    Returns q [T, H, D], k and v [T, K, D], contiguous and new, computed in float32 (float64 for float64) and rounded
+    once; of one stream without `place`, v as it came. Raises RuntimeError where shapes, dtypes or devices disagree. A
+    kernel serves float32 and bfloat16, the reference everything else. RMSNorm: https://arxiv.org/abs/1910.07467, of
+    queries and keys: https://arxiv.org/abs/2302.05442, section 2; rotation: https://arxiv.org/abs/2104.09864,
+    equation 34.
+    """
+    q, k, v, weights, biases = _parts(streams)
+    op = _qk_norm_rope if _has_kernel(streams, table) else qk_norm_rope_reference
+    out = op(q, k, v if place else [], weights, biases, table, list(place), norm, pairs, eps)
+    return out[0], out[1], out[2] if place else streams[0].v
+
+
+def qk_norm_rope_quantize(
+    streams: Sequence[Heads],
+    table: Tensor | None,
+    place: Sequence[Tensor] = (),
+    *,
+    codes: torch.dtype,
+    norm: str = "none",
+    pairs: str = "interleaved",
+    eps: float = 1e-6,
+) -> tuple[Tensor, ...]:
+    """`qk_norm_rope` in 8 bits: x is about codes * scale, with one scale for each head of each token.
+
+    codes: torch.float8_e4m3fn or torch.int8. Returns q, k, v in that dtype, then their scales, float32 [T, H], [T, K]
+    and [T, K]: the head's largest magnitude over 448 or 127, and 1 where that is zero.
+    """
+    q, k, v, weights, biases = _parts(streams)
+    op = _qk_norm_rope_quantize if _has_kernel(streams, table) else qk_norm_rope_quantize_reference
+    return tuple(op(q, k, v, weights, biases, table, list(place), norm, pairs, eps, codes))
+
+
+def qk_norm_rope_reference(
+    q: Sequence[Tensor],
+    k: Sequence[Tensor],
+    v: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    table: Tensor | None,
+    place: Sequence[Tensor],
+    norm: str,
+    pairs: str,
+    eps: float,
+) -> list[Tensor]:
+    """The definition of `qk_norm_rope`: what its kernels are compared with. q, k and, where given, v.
+
+    weights and biases hold q's and k's of each stream in turn.
+    """
+    _check(q, k, v, weights, biases, table, place, norm, pairs)
+    made = _joined(q, k, v, weights, biases, table, place, norm, pairs, eps)
+    return [x.to(q[0].dtype) for x in made]
+
+
+def qk_norm_rope_quantize_reference(
+    q: Sequence[Tensor],
+    k: Sequence[Tensor],
+    v: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    table: Tensor | None,
+    place: Sequence[Tensor],
+    norm: str,
+    pairs: str,
+    eps: float,
+    codes: torch.dtype,
+) -> list[Tensor]:
+    """The definition of `qk_norm_rope_quantize`: three tensors of codes and their three scales."""
+    _check(q, k, v, weights, biases, table, place, norm, pairs)
+    _check_codes(v, codes)
+    most = LARGEST_CODE[codes]
+    made, scales = [], []
+    for x in _joined(q, k, v, weights, biases, table, place, norm, pairs, eps):
+        amax = x.abs().amax(-1)
+        scale = torch.where(amax > 0, amax / most, 1.0)
+        scaled = x / scale[..., None]
+        made.append((scaled.round() if codes == torch.int8 else scaled).clamp(-most, most).to(codes))
+        scales.append(scale.float())
+    return [*made, *scales]
+
+
+def _parts(streams: Sequence[Heads]) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+    """The streams' tensors as the op takes them: q, k, v, weights, biases."""
+    return (
+        [stream.q for stream in streams],
+        [stream.k for stream in streams],
+        [stream.v for stream in streams],
+        [weight for stream in streams for weight in stream.weights],
+        [bias for stream in streams for bias in stream.biases],
+    )
+
+
+def _has_kernel(streams: Sequence[Heads], table: Tensor | None) -> bool:
+    tensors = [x for stream in streams for x in (stream.q, *stream.weights, *stream.biases)]
+    return all(x.dtype in KERNEL_DTYPES for x in tensors) and (table is None or table.dtype == torch.float32)
+
+
+def _joined(
+    q: Sequence[Tensor],
+    k: Sequence[Tensor],
+    v: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    table: Tensor | None,
+    place: Sequence[Tensor],
+    norm: str,
+    pairs: str,
+    eps: float,
+) -> list[Tensor]:
+    """q, k and, where given, v in the order of the result, in the dtype of the computation."""
+    math = torch.promote_types(q[0].dtype, torch.float32)
+    made = []
+    for which, streams in enumerate((q, k, v) if v else (q, k)):
+        joint = streams[0].new_empty(sum(x.shape[0] for x in streams), *streams[0].shape[1:], dtype=math)
+        for number, x in enumerate(streams):
+            x = x.to(math)
+            if which < 2:
+                weight, bias = (part[2 * number + which].to(math) if part else None for part in (weights, biases))
+                x = _normed(x, weight, bias, norm, eps)
+                if table is not None:
+                    x = _turned(x, table.index_select(0, place[number]) if place else table, pairs)
+            if place:
+                joint[place[number]] = x
+            else:
+                joint.copy_(x)
+        made.append(joint)
+    return made
+
+
+def _normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: str, eps: float) -> Tensor:
+    if norm == "none":
+        return x
+    if norm == "layer":
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    whole = x.flatten(1) if norm == "rms_across" else x
+    normed = F.rms_norm(whole, whole.shape[-1:], weight, eps)
+    return (normed if bias is None else normed + bias).view(x.shape)
+
+
+def _turned(x: Tensor, table: Tensor, pairs: str) -> Tensor:
+    """x [T, H, D] by table [T, R, 2]."""
+    cos, sin = table[:, None].to(x.dtype).unbind(-1)
+    count = table.shape[1]
+    turning, rest = x[..., : 2 * count], x[..., 2 * count :]
+    if pairs == "half":
+        a, b = turning.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
+    a, b = turning.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.cat([torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2), rest], -1)
+
+
+def _qk_norm_rope_fake(
+    q: Sequence[Tensor],
+    k: Sequence[Tensor],
+    v: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    table: Tensor | None,
+    place: Sequence[Tensor],
+    norm: str,
+    pairs: str,
+    eps: float,
+) -> list[Tensor]:
+    _check(q, k, v, weights, biases, table, place, norm, pairs)
+    tokens = sum(x.shape[0] for x in q)
+    return [x[0].new_empty(tokens, *x[0].shape[1:]) for x in ((q, k, v) if v else (q, k))]
+
+
+def _qk_norm_rope_quantize_fake(
+    q: Sequence[Tensor],
+    k: Sequence[Tensor],
+    v: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    table: Tensor | None,
+    place: Sequence[Tensor],
+    norm: str,
+    pairs: str,
+    eps: float,
+    codes: torch.dtype,
+) -> list[Tensor]:
+    _check_codes(v, codes)
+    made = _qk_norm_rope_fake(q, k, v, weights, biases, table, place, norm, pairs, eps)
+    return [x.new_empty(x.shape, dtype=codes) for x in made] + [
+        x.new_empty(x.shape[:2], dtype=torch.float32) for x in made
+    ]
+
+
+def _check_codes(v: Sequence[Tensor], codes: torch.dtype) -> None:
+    torch._check(codes in LARGEST_CODE, lambda: f"qk_norm_rope: codes must be float8_e4m3fn or int8, got {codes}")
+    torch._check(len(v) > 0, lambda: "qk_norm_rope: codes are made of q, k and v, and there is no v")
+
+
+def _check(
+    q: Sequence[Tensor],
+    k: Sequence[Tensor],
+    v: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    table: Tensor | None,
+    place: Sequence[Tensor],
+    norm: str,
+    pairs: str,
+) -> None:
+    torch._check(norm in NORMS, lambda: f"qk_norm_rope: norm must be one of {', '.join(NORMS)}, got {norm}")
+    torch._check(pairs in PAIRS, lambda: f"qk_norm_rope: pairs must be one of {', '.join(PAIRS)}, got {pairs}")
+    count = len(q)
+    torch._check(
+        1 <= count <= MOST_STREAMS and len(k) == count and len(v) in (0, count),
+        lambda: f"qk_norm_rope: q, k and v must be 1 to {MOST_STREAMS} streams, got {count}, {len(k)} and {len(v)}",
+    )
+    torch._check(
+        len(place) == count or (count == 1 and not place),
+        lambda: f"qk_norm_rope: place has {len(place)} entries for {count} streams",
+    )
+    _check_heads(q, k, v)
+    for name, parts in (("weights", weights), ("biases", biases)):
+        _check_affine(name, parts, q[0], k[0], count, norm)
+    if weights and biases:
+        torch._check(
+            weights[0].dtype == biases[0].dtype, lambda: "qk_norm_rope: weights and biases must be of one dtype"
+        )
+    tokens = sum(x.shape[0] for x in q)
+    if table is not None:
+        torch._check(
+            table.dim() == 3 and table.shape[2] == 2 and table.dtype in TABLE_DTYPES,
+            lambda: f"qk_norm_rope: table must be float32 [T, R, 2], got {table.dtype} {tuple(table.shape)}",
+        )
+        torch._check(
+            table.shape[0] == tokens, lambda: f"qk_norm_rope: table has {table.shape[0]} rows for {tokens} tokens"
+        )
+        torch._check(
+            2 * table.shape[1] <= q[0].shape[2],
+            lambda: f"qk_norm_rope: table has {table.shape[1]} pairs, heads have {q[0].shape[2]} channels",
+        )
+    for number, where in enumerate(place):
+        torch._check(
+            where.dtype == torch.int32 and where.dim() == 1 and where.shape[0] == q[number].shape[0],
+            lambda where=where: f"qk_norm_rope: place must be int32 [T_s], got {where.dtype} {tuple(where.shape)}",
+        )
+    device = q[0].device
+    rest = () if table is None else (table,)
+    torch._check(
+        all(x.device == device for x in (*q, *k, *v, *weights, *biases, *place, *rest)),
+        lambda: "qk_norm_rope: all tensors must be on one device",
+    )
+
+
+def _check_heads(q: Sequence[Tensor], k: Sequence[Tensor], v: Sequence[Tensor]) -> None:
+    torch._check(
+        all(x.dim() == 3 for x in (*q, *k, *v)),
+        lambda: f"qk_norm_rope: q, k and v must be [T, H, D], got {[x.dim() for x in (*q, *k, *v)]} dimensions",
+    )
+    _, heads, size = q[0].shape
+    kv_heads = k[0].shape[1]
+    torch._check(
+        heads > 0 and kv_heads > 0 and heads % kv_heads == 0,
+        lambda: f"qk_norm_rope: {heads} query heads are no multiple of {kv_heads} key heads",
+    )
+    for number, x in enumerate(q):
+        torch._check(
+            x.shape[1] == heads and x.shape[2] == size,
+            lambda x=x: f"qk_norm_rope: q is [T, {heads}, {size}] and {tuple(x.shape)}; streams must be alike",
+        )
+        for name, other in (("k", k), ("v", v)):
+            if other:
+                y = other[number]
+                torch._check(
+                    y.shape[0] == x.shape[0] and y.shape[1] == kv_heads and y.shape[2] == size,
+                    lambda x=x, y=y, name=name: (
+                        f"qk_norm_rope: {name} must be {(x.shape[0], kv_heads, size)}, got {tuple(y.shape)}"
+                    ),
+                )
+    torch._check(
+        all(x.dtype == q[0].dtype for x in (*q, *k, *v)), lambda: "qk_norm_rope: q, k and v must be of one dtype"
+    )
+
+
+def _check_affine(name: str, parts: Sequence[Tensor], q: Tensor, k: Tensor, count: int, norm: str) -> None:
+    if not parts:
+        return
+    torch._check(norm != "none", lambda: f"qk_norm_rope: there are {name} and no norm")
+    torch._check(
+        len(parts) == 2 * count,
+        lambda: f"qk_norm_rope: {name} must be of q and k in each of {count} streams, got {len(parts)}",
+    )
+    for number, part in enumerate(parts):
+        x = (q, k)[number % 2]
+        channels = x.shape[2] * (x.shape[1] if norm == "rms_across" else 1)
+        torch._check(
+            part.dim() == 1 and part.shape[0] == channels,
+            lambda part=part, channels=channels: (
+                f"qk_norm_rope: {name} must have {channels} channels here, got {tuple(part.shape)}"
+            ),
+        )
+    torch._check(
+        all(part.dtype == parts[0].dtype for part in parts), lambda: f"qk_norm_rope: {name} must be of one dtype"
+    )
+
+
+_OPERANDS = (
+    "Tensor[] q, Tensor[] k, Tensor[] v, Tensor[] weights, Tensor[] biases, Tensor? table, Tensor[] place, "
+    "str norm, str pairs, float eps"
+)
+_qk_norm_rope = declare(
+    f"qk_norm_rope({_OPERANDS}) -> Tensor[]", reference=qk_norm_rope_reference, fake=_qk_norm_rope_fake
+)
+_qk_norm_rope_quantize = declare(
+    f"qk_norm_rope_quantize({_OPERANDS}, ScalarType codes) -> Tensor[]",
+    reference=qk_norm_rope_quantize_reference,
+    fake=_qk_norm_rope_quantize_fake,
+)

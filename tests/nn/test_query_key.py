@@ -1,0 +1,80 @@
+"""Queries and keys on their way to attention: the norms as modules, with and without a feature in their place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from omni_grpc.nn.norms import AcrossHeadsNorm
+from omni_grpc.nn.query_key import Projected, rotated, rotated_joint
+from omni_grpc.nn.rows import LayoutCache, Row, Rows
+
+HEADS, SIZE, EPS = 3, 8, 1e-3
+
+
+class InPlaceOf(nn.Module):
+    """What a feature might put around a norm."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.shapes = norm, []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shapes.append(tuple(x.shape))
+        return 2 * self.norm(x)
+
+
+def norm(kind: type[nn.Module], generator: torch.Generator) -> nn.Module:
+    channels = SIZE if kind is nn.RMSNorm else HEADS * SIZE
+    made = kind(channels, EPS).requires_grad_(False)
+    made.weight.copy_(torch.randn(channels, generator=generator) + 1)
+    return made
+
+
+def projected(tokens: int, kind: type[nn.Module], generator: torch.Generator) -> Projected:
+    q, k, v = torch.randn(tokens, 3, HEADS, SIZE, generator=generator).unbind(1)
+    return Projected(q, k, v, norm(kind, generator), norm(kind, generator))
+
+
+def by_modules(part: Projected, table: Tensor) -> tuple[Tensor, ...]:
+    """The norms called as modules, and the turn as a product of complex numbers."""
+    turns, results = torch.view_as_complex(table)[:, None], []
+    for x, norm in ((part.q, part.norm_q), (part.k, part.norm_k)):
+        normed = norm(x) if isinstance(norm, nn.RMSNorm) else norm(x.flatten(1)).view(x.shape)
+        pairs = torch.view_as_complex(normed.unflatten(-1, (-1, 2)).contiguous())
+        results.append(torch.view_as_real(pairs * turns).flatten(-2))
+    return (*results, part.v)
+
+
+@pytest.mark.parametrize("kind", [nn.RMSNorm, AcrossHeadsNorm])
+def test_one_stream(kind: type[nn.Module]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    part, table = projected(5, kind, generator), torch.randn(5, SIZE // 2, 2, generator=generator)
+    for mine, expected in zip(rotated(part, table), by_modules(part, table), strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
+def test_a_module_in_the_place_of_a_norm_is_called_with_all_heads_of_a_token() -> None:
+    generator = torch.Generator().manual_seed(0)
+    part, table = projected(5, AcrossHeadsNorm, generator), torch.randn(5, SIZE // 2, 2, generator=generator)
+    around = InPlaceOf(part.norm_k)
+    part = part._replace(norm_k=around)
+    for mine, expected in zip(rotated(part, table), by_modules(part, table), strict=True):
+        torch.testing.assert_close(mine, expected)
+    assert around.shapes[0] == (5, HEADS * SIZE)
+
+
+@pytest.mark.parametrize("lengths", [[(3, 4)], [(3, 4), (0, 2), (5, 1)]])
+def test_streams_come_in_the_order_of_their_rows(lengths: list[tuple[int, int]]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = Rows([(None, "cond")] * len(lengths), [Row.of(txt=txt, img=img) for txt, img in lengths], LayoutCache("cpu"))
+    parts = {
+        name: projected(rows.stream(name).total, nn.RMSNorm, generator)
+        for name in ("img", "txt")  # in another order than the rows have them
+    }
+    table = torch.randn(rows.stream("joint").total, SIZE // 2, 2, generator=generator)
+    tables = rows.split(table)
+    alone = {name: by_modules(part, tables[name]) for name, part in parts.items()}
+    for which, mine in enumerate(rotated_joint(parts, table, rows)):
+        torch.testing.assert_close(mine, rows.join({name: made[which] for name, made in alone.items()}))

@@ -1,0 +1,137 @@
+"""The quant family: the kernels that this process dispatches to, their references and the two together."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from omni_grpc import ops
+from omni_grpc.ops import quant
+from tests.ops.quant_cases import CASES, CHECKS, CODES, CUDA_CHECKS, OPS, Case, check_case, inputs
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.fixture
+def seed() -> int:
+    return secrets.randbelow(2**32)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_float64(case: Case, seed: int) -> None:
+    check_case(case, "cpu", seed)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_check(check: Callable[[str, int], None], seed: int) -> None:
+    check("cpu", seed)
+
+
+@pytest.mark.gpu
+@CUDA
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cuda_matches_float64(case: Case, seed: int) -> None:
+    check_case(case, "cuda", seed)
+
+
+@pytest.mark.gpu
+@CUDA
+@pytest.mark.parametrize("check", CUDA_CHECKS, ids=lambda check: check.__name__)
+def test_cuda_check(check: Callable[[str, int], None], seed: int) -> None:
+    check("cuda", seed)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_cuda_kernels_are_named_where_they_are_compiled_in(op: str) -> None:
+    assert ("CUDA" in ops.kernels()[op]) == bool(ops.load_native().cuda_archs)
+
+
+def test_codes_by_hand() -> None:
+    x = torch.tensor([[1.27, -0.5, 0.004], [0.0, 0.0, 0.0], [-254.0, 3.0, 1.0]])
+    codes, scales = quant.quantize_rows(x, torch.int8)
+    assert codes.tolist() == [[127, -50, 0], [0, 0, 0], [-127, 2, 0]]
+    torch.testing.assert_close(scales, torch.tensor([0.01, 0.0, 2.0]))
+    codes, scales = quant.quantize_rows(torch.tensor([[896.0, -2.0, 0.5, 37.0]]), torch.float8_e4m3fn)
+    assert codes.float().tolist() == [[448.0, -1.0, 0.25, 18.0]]  # 18.5 lies between 18 and 20
+    assert scales.tolist() == [2.0]
+
+
+def test_a_value_is_quantised_before_it_is_rounded() -> None:
+    """silu(x) * up in bfloat16 would be 1 in both channels; the codes tell them apart."""
+    x, up = torch.full((1, 2), 30.0), torch.tensor([[1.0 / 30, 0.995 / 30]])
+    codes, _ = quant.silu_mul_quantize_rows(x, up, torch.int8)
+    assert codes.tolist() == [[127, 126]]
+
+
+def test_the_activations_are_torchs(seed: int) -> None:
+    x, up = inputs(Case(9, 200), "cpu", seed)
+    torch.testing.assert_close(quant.gelu_tanh(x), torch.nn.functional.gelu(x, approximate="tanh"))
+    torch.testing.assert_close(quant.silu_mul(x, up), torch.nn.functional.silu(x) * up)
+    far = torch.tensor([[-torch.inf, -200.0, -100.0, 0.0, 100.0, 200.0, torch.inf, torch.nan]])
+    ones = torch.ones_like(far)
+    torch.testing.assert_close(
+        quant.silu_mul(far, ones)[:, 1:], torch.nn.functional.silu(far)[:, 1:], equal_nan=True, atol=1e-30, rtol=1e-6
+    )
+
+
+def test_another_dtype_of_codes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"torch\.float8_e4m3fn or torch\.int8, not to torch\.uint8"):
+        quant.quantize_rows(torch.zeros(2, 8), torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_other_dtypes_are_served_by_the_reference(dtype: torch.dtype, seed: int) -> None:
+    x, up = (tensor.to(dtype) for tensor in inputs(Case(4, 24), "cpu", seed))
+    assert torch.equal(quant.silu_mul(x, up), quant.silu_mul_reference(x, up))
+    assert quant.silu_mul(x, up).dtype == dtype
+    for codes in CODES:
+        assert quant.quantize_rows(x, codes)[1].dtype == torch.float32
+
+
+ARGS: dict[str, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
+    "gelu_tanh": lambda x, up: (x,),
+    "gelu_tanh_quantize_rows": lambda x, up: (x, False),
+    "quantize_rows": lambda x, up: (x, True),
+    "silu_mul": lambda x, up: (x, up),
+    "silu_mul_quantize_rows": lambda x, up: (x, up, True),
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("case", [Case(5, 16), Case(4, 24, torch.bfloat16, "up|gate")], ids=str)
+def test_opcheck(op: str, case: Case, seed: int) -> None:
+    torch.library.opcheck(getattr(torch.ops.omni_grpc, op).default, ARGS[op](*inputs(case, "cpu", seed)))
+
+
+def test_compiles_whole(seed: int) -> None:
+    def everything(x: Tensor, up: Tensor) -> tuple[Tensor, ...]:
+        return (
+            quant.gelu_tanh(x),
+            quant.silu_mul(x, up),
+            *quant.quantize_rows(x, torch.int8),
+            *quant.silu_mul_quantize_rows(x, up, torch.int8),
+        )
+
+    args = inputs(Case(5, 48), "cpu", seed)
+    compiled = torch.compile(everything, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*args), everything(*args), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("function", [quant.silu_mul, quant.silu_mul_reference])
+def test_wrong_inputs_are_refused_alike(function: Callable[..., Tensor]) -> None:
+    x = torch.zeros(3, 8)
+    for message, arguments in {
+        "x must be [T, C]": (x[0], x),
+        "up must have the shape of x": (x, x[:, 1:]),
+        "they must be alike": (x, x.bfloat16()),
+        "must be on one device": (x, x.to("meta")),
+    }.items():
+        with pytest.raises(RuntimeError) as caught:
+            function(*arguments)
+        assert "silu_mul: " in str(caught.value)
+        assert message in str(caught.value)
