@@ -11,7 +11,7 @@ def main() -> int:
     if command == ["doctor"]:
         from omni_grpc import doctor
 
-        return doctor.main()
+        return doctor.main(rest)
     if command == ["pull"]:
         from omni_grpc import hub
 

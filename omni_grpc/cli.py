@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["serve"]:
         return int(serve.main(arguments[1:]))
+    if arguments[:1] == ["doctor"]:
+        return doctor.main(arguments[1:])
     try:
         if arguments[:1] == ["bench"]:
             return bench.main(arguments[1:])
@@ -170,10 +172,6 @@ def _follow_loading(events: Iterable[LoadEvent]) -> None:
             print(event, flush=True)
 
 
-def _doctor(args: argparse.Namespace) -> int:
-    return doctor.main()
-
-
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
@@ -259,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     download.add_argument("artifact_id", metavar="ARTIFACT_ID")
     download.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write it")
 
-    commands.add_parser("doctor", help="show versions, devices and ops").set_defaults(run=_doctor)
+    commands.add_parser("doctor", help="show versions, devices and ops, or how a model fits here", add_help=False)
     commands.add_parser("bench", help="measure what a model makes", add_help=False)
     commands.add_parser("serve", help="start a server (same as python -m omni_grpc.serve)", add_help=False)
     return parser

@@ -19,6 +19,8 @@ from typing import Any
 from omni_grpc.errors import ConfigError, Violation
 
 ENVIRONMENT_PREFIX = "OMNI_GRPC_"
+ENVIRONMENT_ALIASES: Mapping[str, str] = {"DIFFUSION_ATTENTION_BACKEND": "diffusion_attention_backend"}
+"""Variables of vLLM-Omni, and what they set."""
 
 BUNDLED = Path(__file__).resolve().parent / "demo"
 """The checkpoint that comes with the package, for whoever names none."""
@@ -68,6 +70,10 @@ class ModelConfig:
         "there is one, else diffusers",
         choices=("auto", "native", "diffusers"),
     )
+    num_weight_load_threads: int = setting(
+        4, "threads that read the weights of a native denoiser; 1: one tensor after the other", minimum=1
+    )
+    disable_multithread_weight_load: bool = setting(False, "read weights one tensor after the other")
     cpu_threads: int | None = setting(
         None, "torch threads of a CPU worker (default: cores - 1, so that events stay smooth)", minimum=1
     )
@@ -96,7 +102,7 @@ class AdapterConfig:
     )
     boundary_ratio: float | None = setting(None, "Wan with two experts: where the second one takes over", minimum=0)
     flow_shift: float | None = setting(None, "Wan: shift of the schedule", minimum=0)
-    vae_use_slicing: bool = setting(False, "decode one output after the other, to save memory")
+    vae_use_slicing: bool = setting(False, "decode one output after the other, as native models always do")
     vae_use_tiling: bool = setting(False, "decode in tiles, to save memory")
     enable_cpu_offload: bool = setting(False, "keep one component at a time on the device")
 
@@ -439,9 +445,11 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """Flat settings from variables named OMNI_GRPC_<SETTING>. An unknown one is an error, since a typo would be silent.
 
     OMNI_GRPC_BUILD_* and OMNI_GRPC_CUDA_* steer the build of the op library, not the server, and are passed over.
+    Our own name of a setting wins over vLLM-Omni's.
     """
     build = (ENVIRONMENT_PREFIX + "BUILD", ENVIRONMENT_PREFIX + "CUDA")
-    names = {
+    names = {key: name for key, name in ENVIRONMENT_ALIASES.items() if key in environ}
+    names |= {
         key: key.removeprefix(ENVIRONMENT_PREFIX).lower()
         for key in environ
         if key.startswith(ENVIRONMENT_PREFIX) and not key.startswith(build)
@@ -450,7 +458,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     unknown = [name for name in names.values() if name not in known]
     if unknown:
         raise _unknown(unknown, known)
-    return {name: environ[key] for key, name in names.items()}
+    return {name: environ[key] for key, name in names.items()}  # ours come last
 
 
 def _unknown(names: list[str], known: Mapping[str, Option]) -> ConfigError:

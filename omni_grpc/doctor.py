@@ -1,18 +1,27 @@
-"""`python -m omni_grpc doctor`: what this installation is made of, and what is wrong with it."""
+"""`python -m omni_grpc doctor`: what is here and what is wrong with it, or whether a model fits."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from omni_grpc import advise, sizes
+from omni_grpc.config import EngineConfig
+from omni_grpc.errors import InvalidArgument, OmniError
+from omni_grpc.registry import on_hub, open_checkpoint
+from omni_grpc.settle import apply_settings
+from omni_grpc.spec import Checkpoint
 
 PACKAGES = ("torch", "diffusers", "transformers", "grpcio", "protobuf")
 
@@ -44,14 +53,100 @@ def render(findings: list[Finding]) -> str:
     )
 
 
-def main() -> int:
-    """Prints the report. The exit code is 1 where something is broken."""
+def main(argv: Sequence[str] = ()) -> int:
+    """Prints the report or, with --advise, whether a model fits. The exit code is 1 where something is broken, or the
+    model does not fit.
+    """
+    args = _parser().parse_args(argv)
+    if args.advise is not None:
+        return _advise(args)
     findings = report()
-    print(render(findings))
-    broken = [finding for finding in findings if finding.broken]
-    if broken:
-        print(f"\nbroken: {', '.join(finding.name for finding in broken)}")
+    broken = [finding.name for finding in findings if finding.broken]
+    if args.json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+    else:
+        print(render(findings))
+        if broken:
+            print(f"\nbroken: {', '.join(broken)}")
     return 1 if broken else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="omni-grpc doctor", description="Shows versions, devices and ops.")
+    parser.add_argument("--advise", metavar="MODEL", help="a folder or ORG/NAME: whether it fits here, and how")
+    parser.add_argument("--gpus", metavar="NxGIB", help="advise for other devices than those here: 8x80, or 0")
+    parser.add_argument("--memory", type=int, metavar="GIB", help="advise for another size of the host's memory")
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of a model of the hub")
+    parser.add_argument("--diffusion-load-format", choices=("auto", "native", "diffusers"), default="auto")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _advise(args: argparse.Namespace) -> int:
+    config = EngineConfig.from_settings(
+        model=args.advise, revision=args.revision, diffusion_load_format=args.diffusion_load_format
+    )
+    try:
+        here = host()
+        if args.gpus is not None:
+            here = dataclasses.replace(here, gpus=gpus(args.gpus))
+        if args.memory is not None:
+            here = dataclasses.replace(here, memory=args.memory << 30)
+        found = advice(config, here)
+    except OmniError as error:
+        print(f"error: {error.reason}: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(dataclasses.asdict(found), indent=2) if args.json else advise.render(found))
+    return 0 if found.fits else 1
+
+
+def advice(config: EngineConfig, host: advise.Host) -> advise.Advice:
+    """Whether a model fits a machine, and how, see advise. Of a model of the hub only configs and headers are fetched.
+
+    Raises CheckpointError for a model that cannot be opened.
+    """
+    checkpoint, headers = _look(config)
+    checkpoint = apply_settings(config, checkpoint)
+    return advise.advise(checkpoint, sizes.parts(checkpoint, headers), host, config)
+
+
+def _look(config: EngineConfig) -> tuple[Checkpoint, dict[str, list[sizes.Header]]]:
+    name, load_format = config.model.model, config.model.diffusion_load_format
+    if not on_hub(config.model):
+        checkpoint = open_checkpoint(name, load_format=load_format)
+        return checkpoint, sizes.headers(checkpoint.path)
+    from omni_grpc import hub  # here, since it loads a client of the network
+
+    folder, headers = hub.headers(name, revision=config.model.revision)
+    return open_checkpoint(folder, name=name, load_format=load_format), headers
+
+
+def host() -> advise.Host:
+    """This machine, as this process may use it."""
+    import torch
+
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return advise.Host(
+        gpus=tuple(advise.Gpu(properties.name, properties.total_memory) for properties in found),
+        memory=_memory(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+    )
+
+
+def _memory() -> int:
+    """Bytes of the host, or of the container where that is less."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text(encoding="ascii").strip() if limit.is_file() else ""
+    return min(whole, int(text)) if text.isdigit() else whole
+
+
+def gpus(text: str) -> tuple[advise.Gpu, ...]:
+    """Devices of another machine: NUMBERxGIBIBYTES, or 0. Raises InvalidArgument for anything else."""
+    number, _, gigabytes = text.partition("x")
+    if not number.isdigit() or not (gigabytes.isdigit() if "x" in text else number == "0"):
+        raise InvalidArgument(f"--gpus is {text!r}: expected NUMBERxGIB, 8x80 for example, or 0")
+    return (advise.Gpu(f"GPU of {gigabytes} GiB", int(gigabytes or 0) << 30),) * int(number)
 
 
 def _versions() -> Iterator[Finding]:

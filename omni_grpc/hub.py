@@ -35,7 +35,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from omni_grpc import layout
+from omni_grpc import layout, sizes
 from omni_grpc.errors import CheckpointError, OmniError
 from omni_grpc.load import size_text
 from omni_grpc.version import __version__
@@ -171,34 +171,37 @@ def _cached(cache: _Cache, revision: str) -> Path:
 
 
 def _download(
-    cache: _Cache, revision: str, commit: str, sizes: Mapping[str, int], progress: Progress, look: Look
+    cache: _Cache, revision: str, commit: str, files: Mapping[str, int], progress: Progress, look: Look
 ) -> Path:
-    where = f"{cache.repo} (revision {revision})"
-    if layout.INDEX not in sizes:
-        raise CheckpointError(
-            f"{where} has no {layout.INDEX}, so it is no checkpoint in the diffusers layout; it has "
-            f"{layout.some(sizes) or 'no files'}",
-            reason="NO_MODEL_INDEX",
-        )
-
-    def read(file: str) -> Mapping[str, Any]:
-        return _json(Path(hf_hub_download(cache.repo, file, revision=commit, tqdm_class=_Bar)))
-
-    index = read(layout.INDEX)
-    texts = layout.texts(index, sizes, where)
-    weights = layout.weights(index, sizes, where, read)
+    texts, weights = _contents(cache.repo, f"{cache.repo} (revision {revision})", commit, files)
     folder = cache.snapshot(commit)
     # the small files first: a cache with all of the weights then has everything
     _transfer(cache.repo, commit, dict.fromkeys(texts, _uncounted))
     look(folder)
     absent = [file for part in weights for file in part.files if not (folder / file).is_file()]
-    _check_space(cache, sum(sizes[file] for file in absent))
+    _check_space(cache, sum(files[file] for file in absent))
     if absent:
-        needed = size_text(sum(sizes[file] for file in absent))
+        needed = size_text(sum(files[file] for file in absent))
         logger.info("downloading %s at %s: %d files, %s", cache.repo, commit[:12], len(absent), needed)
-        _transfer(cache.repo, commit, _Tally(weights, sizes, absent, progress).counts)
+        _transfer(cache.repo, commit, _Tally(weights, files, absent, progress).counts)
     cache.remember(revision, commit)
     return with_plain_names(folder, weights)
+
+
+def _contents(repo: str, where: str, commit: str, files: Collection[str]) -> tuple[list[str], list[layout.Weights]]:
+    """The small files and the weights that a checkpoint is loaded from."""
+    if layout.INDEX not in files:
+        raise CheckpointError(
+            f"{where} has no {layout.INDEX}, so it is no checkpoint in the diffusers layout; it has "
+            f"{layout.some(files) or 'no files'}",
+            reason="NO_MODEL_INDEX",
+        )
+
+    def read(file: str) -> Mapping[str, Any]:
+        return _json(Path(hf_hub_download(repo, file, revision=commit, tqdm_class=_Bar)))
+
+    index = read(layout.INDEX)
+    return layout.texts(index, files, where), layout.weights(index, files, where, read)
 
 
 def _transfer(repo: str, commit: str, files: Mapping[str, Count]) -> None:
@@ -216,6 +219,28 @@ def _transfer(repo: str, commit: str, files: Mapping[str, Count]) -> None:
             stopped.set()
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def headers(repo: str, *, revision: str | None = None) -> tuple[Path, dict[str, list[sizes.Header]]]:
+    """A folder with the configs of a checkpoint of the hub, and the headers of its weights, by component: no weights
+    are downloaded. Raises CheckpointError as `fetch` does.
+    """
+    revision = revision or constants.DEFAULT_REVISION
+    if is_offline_mode():
+        folder = _cached(_Cache(repo), revision)
+        return folder, sizes.headers(folder)
+    with _explained(repo, revision):
+        commit, files = _look_up(repo, revision)
+        texts, weights = _contents(repo, f"{repo} (revision {revision})", commit, files)
+        _transfer(repo, commit, dict.fromkeys(texts, _uncounted))
+        found = {part.component: [_header(repo, file, commit) for file in sizes.holders(part)] for part in weights}
+        return _Cache(repo).snapshot(commit), found
+
+
+def _header(repo: str, file: str, commit: str) -> sizes.Header:
+    """The tensors of one file, of which only the beginning is read."""
+    tensors = HfApi().parse_safetensors_file_metadata(repo, file, revision=commit).tensors
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
 
 def discard_unfinished() -> None:

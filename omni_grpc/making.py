@@ -19,6 +19,7 @@ from omni_grpc.config import Option, options
 from omni_grpc.errors import ConfigError, OmniError
 from omni_grpc.omni import Generation, Omni
 from omni_grpc.request import Artifact, AudioFormat, GuidanceNorm, ImageFormat, OutputFormat, Task, VideoFormat
+from omni_grpc.settings import ALWAYS
 
 T = TypeVar("T", bound=enum.StrEnum)
 
@@ -61,6 +62,9 @@ def add_commands(commands: Any, default_server: str) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     command: Command = args.command
+    if (args.prompt is None) == (args.prompt_flag is None):
+        args.parser.error("give the prompt once: as an argument, or as --prompt")
+    args.prompt = args.prompt_flag if args.prompt is None else args.prompt
     suffix = args.out.suffix.lower()
     if args.format is None and suffix not in command.extensions:
         known = ", ".join(command.extensions)
@@ -162,9 +166,10 @@ def _record(made: MediaResult | Generation, paths: list[Path]) -> dict[str, Any]
 
 
 def _common(parser: argparse.ArgumentParser, command: Command, default_server: str) -> None:
-    parser.add_argument("prompt", metavar="PROMPT", help="what to make")
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="what to make")
+    parser.add_argument("--prompt", "--prompts", dest="prompt_flag", metavar="PROMPT", help="the same as a flag")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="several outputs get -0, -1... appended"
+        "--out", "--output", type=Path, required=True, metavar="FILE", help="several outputs get -0, -1... appended"
     )
     parser.add_argument("--server", metavar="HOST:PORT", help=f"server to ask (default: {default_server})")
     parser.add_argument(
@@ -189,6 +194,7 @@ def _common(parser: argparse.ArgumentParser, command: Command, default_server: s
     served.add_argument("--run-timeout", type=float, metavar="S", help="fail a job that has run for so long")
     served.add_argument("--retention", type=float, metavar="S", help="keep the job and its outputs for so long")
     local = parser.add_argument_group("on this machine")
+    local.add_argument("--enforce-eager", action="store_true", help=ALWAYS["--enforce-eager"])
     for option in _offline_options():
         action = "append" if option.pairs else "store"
         local.add_argument(option.flag, type=_setting(option), action=action, help=option.help.replace("%", "%%"))
@@ -197,7 +203,7 @@ def _common(parser: argparse.ArgumentParser, command: Command, default_server: s
 def _sampling(parser: argparse.ArgumentParser) -> None:
     sampling = parser.add_argument_group("sampling (default: as the model says)")
     sampling.add_argument("--negative-prompt", metavar="TEXT", help="what to steer away from; '' counts")
-    sampling.add_argument("--steps", type=int, help="denoise steps")
+    sampling.add_argument("--steps", "--num-inference-steps", type=int, help="denoise steps")
     sampling.add_argument("--guidance-scale", type=float, metavar="X", help="embedded guidance of distilled models")
     sampling.add_argument("--true-cfg-scale", type=float, metavar="X", help="classifier-free guidance, above 1")
     sampling.add_argument(
@@ -235,7 +241,14 @@ def _image(parser: argparse.ArgumentParser) -> None:
 def _edit(parser: argparse.ArgumentParser) -> None:
     _image(parser)
     parser.add_argument(
-        "--image", dest="images", action="append", type=Path, required=True, metavar="FILE", help="repeatable, in order"
+        "--image",
+        "--image-path",
+        dest="images",
+        action="append",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="repeatable, in order",
     )
     parser.add_argument("--mask", type=Path, metavar="FILE", help="white is made anew, black is kept")
     parser.add_argument("--strength", type=float, metavar="X", help="how much becomes noise, from 0 to 1")

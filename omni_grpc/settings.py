@@ -21,6 +21,7 @@ DEGREES: Mapping[str, str] = {"--usp": "--ulysses-degree", "--ring": "--ring-deg
 ALWAYS: Mapping[str, str] = {
     "--omni": "is what this server always does; leave it out",
     "--step-execution": "step execution is always on",
+    "--enforce-eager": "models run eagerly; nothing is compiled yet",
 }
 """vLLM-Omni's flags for what needs no flag here, and what they are answered with. Flags alone: no variables or keys."""
 

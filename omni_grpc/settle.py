@@ -15,6 +15,9 @@ from omni_grpc.tuning import TeaCache, coefficients_fault, threshold_fault
 DIFFUSERS_ONLY = ("diffusers_load_kwargs", "diffusers_call_kwargs")
 """Settings that are refused as long as diffusers is not asked for by name, also where `auto` would choose it."""
 
+OF_ANY_VAE = ("vae_use_slicing", "vae_use_tiling")
+"""Settings of the autoencoder, which native models take from diffusers."""
+
 DEFAULT_THRESHOLD = 0.2
 """Of TeaCache, where neither the request nor --cache-config has one."""
 
@@ -74,6 +77,9 @@ def check_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
     if config.profiler is not None and not config.profiler.enable_diffusion_pipeline_profiler:
         wrong["diffusion_pipeline_profiler_targets"] = "needs --enable-diffusion-pipeline-profiler"
     if not native:
+        for field in ("num_weight_load_threads", "disable_multithread_weight_load"):
+            if getattr(config.model, field) != ModelConfig.__dataclass_fields__[field].default:
+                wrong[field] = f"has no effect on {name}, whose weights diffusers reads"
         if config.quantization is not None:
             own = "--diffusers-load-kwargs has a quantization_config"
             wrong["quantization"] = f"has no effect on {name}, which runs through diffusers; {own}"
@@ -98,7 +104,7 @@ def _adapter_faults(config: EngineConfig, checkpoint: Checkpoint, native: bool) 
             continue
         if field in DIFFUSERS_ONLY and config.model.diffusion_load_format != "diffusers":
             wrong[field] = "is for diffusers pipelines; add --diffusion-load-format diffusers"
-        elif native and not _stands_in(field, checkpoint):
+        elif native and field not in OF_ANY_VAE and not _stands_in(field, checkpoint):
             wrong[field] = (
                 f"has no effect on {checkpoint.spec.name}, which is native; leave it out, or add "
                 "--diffusion-load-format diffusers"

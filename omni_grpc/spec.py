@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,22 @@ from omni_grpc.request import Guidance, Task
 
 Configs = Mapping[str, Mapping[str, Any]]
 """The JSON configs of a checkpoint in the diffusers layout: component name -> its config ("" is model_index.json)."""
+
+
+def imported(path: str) -> Any:
+    """What an import string ("module:name") names. Raises ImportError or AttributeError where there is nothing."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lazy:
+    """A function by its import string, imported where it is called: a spec is read without torch, and is pickled."""
+
+    path: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return imported(self.path)(*args, **kwargs)
 
 
 class GuidanceKind(enum.StrEnum):
@@ -142,6 +159,10 @@ class ModelSpec:
     `settings` names settings of the server that stand in for an entry of the configs: setting -> (component, key).
     `exclusive`: one request at a time, from its prepare to the end of its decode.
 
+    `preprocess(request, configs)` makes what the model reads of a request's pictures and videos, by input, without
+    weights; `postprocess(decoded)` makes an Output of what the VAE decoded. `Pipeline.prepare` and `Pipeline.decode`
+    call them; anyone else may, see docs/adding-a-model.md.
+
     What features have to know of the model: `cache_coefficients`, a polynomial, highest power first, from the relative
     change of a block stack's signal to that of its output, as TeaCache fits it; `sensitive_layers`, parts of the names
     of layers that lose too much in fewer bits.
@@ -163,6 +184,8 @@ class ModelSpec:
     settings: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     runner: str = "omni_grpc.worker.packed:PackedRunner"
     exclusive: bool = False
+    preprocess: Lazy = Lazy("omni_grpc.pipeline.pictures:preprocess")
+    postprocess: Lazy = Lazy("omni_grpc.pipeline.outputs:postprocess")
     cache_coefficients: tuple[float, ...] = (1.0, 0.0)
     sensitive_layers: tuple[str, ...] = ()
 

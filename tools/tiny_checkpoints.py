@@ -17,7 +17,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.tiny.combined import build_kandinsky
-from tools.tiny.edits import build_flux2_klein, build_qwen_image_edit_plus, build_qwen_image_layered
+from tools.tiny.edits import (
+    build_flux2_klein,
+    build_qwen_image_edit,
+    build_qwen_image_edit_plus,
+    build_qwen_image_layered,
+)
 from tools.tiny.helios import build_helios
 from tools.tiny.images import (
     build_flux,
@@ -55,6 +60,7 @@ BUILDERS: Mapping[str, Callable[..., Path]] = {
     "ltx2": build_ltx2,
     "ltx_condition": build_ltx_condition,
     "qwen_image": build_qwen_image,
+    "qwen_image_edit": build_qwen_image_edit,
     "qwen_image_edit_plus": build_qwen_image_edit_plus,
     "qwen_image_layered": build_qwen_image_layered,
     "stable_audio": build_stable_audio,

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from omni_grpc.request import Guidance, Task
-from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, Split, SplitKind, WeightMap
+from omni_grpc.spec import Configs, Defaults, GuidanceKind, Lazy, Limits, ModelSpec, Split, SplitKind, WeightMap
 
 PATCH = 2
 """Latents are packed in patches of 2 x 2 into one token."""
@@ -108,6 +108,7 @@ SPECS = (
         family="flux",
         tasks=(Task.TEXT_TO_IMAGE, Task.IMAGE_EDIT),
         pipeline="omni_grpc.models.flux.pipeline_edit:FluxKontextPipeline",
+        preprocess=Lazy("omni_grpc.models.flux.kontext_pictures:preprocess"),
         guidance=guidance,
         limits=kontext_limits,
         defaults=kontext_defaults,

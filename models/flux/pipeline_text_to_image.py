@@ -15,7 +15,7 @@ from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import JOINT, Row, Rows
 from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.pipeline.batch import alone
-from omni_grpc.pipeline.outputs import Output, to_uint8
+from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
 from omni_grpc.pipeline.state import Cond, State, Tables, prompts
@@ -133,4 +133,4 @@ class FluxPipeline(Pipeline):
         config = self.vae.config
         unscaled = state.grid.unpack(latents)[:, 0] / config.scaling_factor + config.shift_factor
         pixels = self.vae.decode(unscaled[None], return_dict=False)[0]
-        return [Output(pixels=to_uint8(pixels[0]))]
+        return [self.checkpoint.spec.postprocess(pixels[0])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,8 @@ from torch import Tensor
 
 from omni_grpc.errors import InvalidArgument, Violation
 from omni_grpc.models.helios import HISTORY
-from omni_grpc.pipeline.pictures import pixels
 from omni_grpc.pipeline.state import State
 from omni_grpc.pipeline.wan_vae import WanVae
-from omni_grpc.request import ImageInput, Inputs, VideoInput
 
 NOISE = (0.111, 0.135)
 """Between these lies the share of noise in each given frame: the transformer was trained on a past like its own."""
@@ -46,16 +44,16 @@ class Start:
 class HeliosVae(WanVae):
     """The VAE of Wan, with latents that are drawn."""
 
-    def start(self, inputs: Inputs, width: int, height: int, chunk: int) -> Start | None:
-        """The given frames, scaled to the video's size, encoded in chunks of so many. Of a video those at its beginning
-        are left out that do not fill a chunk. Raises InvalidArgument for too short a one.
+    def start(self, given: Mapping[str, Tensor], chunk: int) -> Start | None:
+        """The given frames, in the video's size, encoded in chunks of so many. Of a video those at its beginning are
+        left out that do not fill a chunk. Raises InvalidArgument for too short a one.
         """
-        if inputs.first_frame is not None:
-            still = pixels(inputs.first_frame, width=width, height=height)[:, None]
+        if "first_frame" in given:
+            still = given["first_frame"][:, None]
             return Start(self._posterior(still), (self._posterior(still.expand(-1, chunk, -1, -1)),), True)
-        if inputs.source_video is None:
+        if "source_video" not in given:
             return None
-        frames = _frames(inputs.source_video, width, height)
+        frames = given["source_video"]
         if (count := frames.shape[1]) < chunk:
             why = f"has {count} frames; Helios goes by {chunk} at least"
             raise InvalidArgument(f"source_video: {why}", violations=(Violation("source_video", why),))
@@ -91,13 +89,3 @@ def _noised(latents: Tensor, generator: torch.Generator) -> Tensor:
     low, high = NOISE
     share = (torch.rand(latents.shape[1], generator=generator) * (high - low) + low).view(-1, 1, 1).to(latents)
     return share * torch.randn(latents.shape, generator=generator).to(latents) + (1 - share) * latents
-
-
-def _frames(video: VideoInput, width: int, height: int) -> Tensor:
-    """[3, frames, height, width] in -1..1."""
-    size = video.width * video.height * 3
-    pictures = [
-        ImageInput(video.width, video.height, 3, video.data[start : start + size])
-        for start in range(0, len(video.data), size)
-    ]
-    return torch.stack([pixels(picture, width=width, height=height) for picture in pictures], 1)

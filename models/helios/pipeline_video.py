@@ -19,7 +19,7 @@ from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import Rows
 from omni_grpc.pipeline.base import Done, Outcome, Pipeline, Segment
 from omni_grpc.pipeline.batch import alone
-from omni_grpc.pipeline.outputs import Output, to_uint8
+from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
 from omni_grpc.pipeline.state import COND, Cond, State, Tables, prompts
@@ -46,7 +46,7 @@ class HeliosPipeline(Pipeline):
 
     def prepare(self, request: Request) -> list[State]:
         frames = self.checkpoint.limits.segment_frames
-        start = self.vae.start(request.inputs, request.width, request.height, frames)
+        start = self.vae.start(self.checkpoint.spec.preprocess(request, self.checkpoint.configs), frames)
         states = [self._state(request, output, seed, start) for output, seed in enumerate(request.seeds)]
         fields = {branch: field for field, (branch, _) in prompts(request).items()}
         texts = {branch: self.text.encode(text) for branch, text in prompts(request).values()}
@@ -132,7 +132,7 @@ class HeliosPipeline(Pipeline):
         return Segment(finished)
 
     def decode(self, state: State, latents: Tensor) -> list[Output]:
-        return [Output(pixels=to_uint8(self.vae.decode(state.grid.unpack(latents))))]
+        return [self.checkpoint.spec.postprocess(self.vae.decode(state.grid.unpack(latents)))]
 
     def join(self, parts: Sequence[Output]) -> Output:
         """Chunks end to end, without so many frames at the end that 4 k + 1 are left, as diffusers has it."""

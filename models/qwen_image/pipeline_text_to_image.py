@@ -16,7 +16,7 @@ from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import JOINT, Row, Rows
 from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.pipeline.batch import alone
-from omni_grpc.pipeline.outputs import Output, to_uint8
+from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
 from omni_grpc.pipeline.state import COND, Cond, State, prompts
@@ -131,4 +131,4 @@ class QwenImagePipeline(Pipeline):
             for values in (self.vae.config.latents_mean, self.vae.config.latents_std)
         )
         pixels = self.vae.decode(state.grid.unpack(latents)[None] / (1 / std) + mean, return_dict=False)[0]
-        return [Output(pixels=to_uint8(pixels[0, :, 0]))]
+        return [self.checkpoint.spec.postprocess(pixels[0, :, 0])]

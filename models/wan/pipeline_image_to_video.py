@@ -9,7 +9,6 @@ from omni_grpc.models.wan import frames_per_latent
 from omni_grpc.models.wan.pipeline_text_to_video import Constants, WanPipeline, WanState
 from omni_grpc.nn.dual_stream import IMG
 from omni_grpc.nn.rows import Rows, Runs
-from omni_grpc.pipeline.pictures import pixels
 
 
 class WanImageToVideoPipeline(WanPipeline):
@@ -25,17 +24,17 @@ class WanImageToVideoPipeline(WanPipeline):
         """Mask, then latents, [C, frames, height, width]. The mask has a channel for each of the frames that a latent
         stands for; the first latent stands for one, which counts for all.
         """
-        request, inputs = state.request, state.request.inputs
-        assert inputs.first_frame is not None
+        request = state.request
+        given = self.spec.preprocess(request, self.configs)
         assert request.num_frames is not None
         video = torch.zeros(3, request.num_frames, request.height, request.width)
-        video[:, 0] = pixels(inputs.first_frame, width=request.width, height=request.height)
-        if inputs.last_frame is not None:
-            video[:, -1] = pixels(inputs.last_frame, width=request.width, height=request.height)
+        video[:, 0] = given["first_frame"]
+        if "last_frame" in given:
+            video[:, -1] = given["last_frame"]
         latents = self.vae.encode(video)
         mask = latents.new_zeros(frames_per_latent(self.configs), *latents.shape[1:])
         mask[:, 0] = 1
-        if inputs.last_frame is not None:
+        if "last_frame" in given:
             mask[-1, -1] = 1
         return torch.cat([mask, latents])
 

@@ -10,9 +10,8 @@ from torch import Tensor
 from omni_grpc.models.wan.pipeline_text_to_video import Constants, WanPipeline, WanState
 from omni_grpc.nn.dual_stream import IMG
 from omni_grpc.nn.rows import Runs
-from omni_grpc.pipeline.outputs import Output, to_uint8
+from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.patches import Grid
-from omni_grpc.pipeline.pictures import pixels
 from omni_grpc.pipeline.state import State
 
 
@@ -24,9 +23,9 @@ class WanTextImageToVideoPipeline(WanPipeline):
     def _video(self, states: list[WanState]) -> tuple[Runs, Constants]:
         runs, constants = super()._video(states)
         request = states[0].request
-        if request.inputs.first_frame is None:
+        first = self.spec.preprocess(request, self.configs).get("first_frame")
+        if first is None:
             return runs, constants
-        first = pixels(request.inputs.first_frame, width=request.width, height=request.height)
         one = dataclasses.replace(states[0].grid, frames=1)
         context = one.pack(self.vae.encode(first[:, None]))
         for state in states:
@@ -42,4 +41,4 @@ class WanTextImageToVideoPipeline(WanPipeline):
             return super().decode(state, latents)
         grid: Grid = dataclasses.replace(state.grid, frames=state.grid.frames + 1)
         video = grid.unpack(torch.cat([state.context, latents]))
-        return [Output(pixels=to_uint8(self.vae.decode(video)))]
+        return [self.spec.postprocess(self.vae.decode(video))]

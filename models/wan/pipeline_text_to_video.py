@@ -17,7 +17,7 @@ from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import Row, Rows, Runs
 from omni_grpc.pipeline.base import Done, Outcome, Pipeline, advance
 from omni_grpc.pipeline.batch import alone
-from omni_grpc.pipeline.outputs import Output, to_uint8
+from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule
 from omni_grpc.pipeline.state import COND, Cond, State, Tables, prompts
@@ -41,7 +41,8 @@ class WanPipeline(Pipeline):
 
     def __init__(self, loader: Loader, experts: Mapping[str, WanTransformer]) -> None:
         super().__init__()
-        self.configs, self.device, self.dtype = loader.checkpoint.configs, loader.device, loader.dtype
+        self.spec, self.configs = loader.checkpoint.spec, loader.checkpoint.configs
+        self.device, self.dtype = loader.device, loader.dtype
         self.experts = nn.ModuleDict(experts)
         self.text = Umt5Text(loader.module("text_encoder"), loader.tokenizer("tokenizer"), TEXT_TOKENS)
         self.vae = WanVae(loader.module("vae"))
@@ -145,4 +146,4 @@ class WanPipeline(Pipeline):
         return outcome
 
     def decode(self, state: State, latents: Tensor) -> list[Output]:
-        return [Output(pixels=to_uint8(self.vae.decode(state.grid.unpack(latents))))]
+        return [self.spec.postprocess(self.vae.decode(state.grid.unpack(latents)))]

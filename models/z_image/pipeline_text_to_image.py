@@ -16,7 +16,7 @@ from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import JOINT, Row, Rows
 from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.pipeline.batch import alone
-from omni_grpc.pipeline.outputs import Output, to_uint8
+from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
 from omni_grpc.pipeline.state import COND, Cond, State, prompts
@@ -137,4 +137,4 @@ class ZImagePipeline(Pipeline):
     def decode(self, state: State, latents: Tensor) -> list[Output]:
         scaled = state.grid.unpack(latents)[None, :, 0].to(self.dtype)
         scaled = scaled / self.vae.config.scaling_factor + self.vae.config.shift_factor
-        return [Output(pixels=to_uint8(self.vae.decode(scaled, return_dict=False)[0][0]))]
+        return [self.checkpoint.spec.postprocess(self.vae.decode(scaled, return_dict=False)[0][0])]

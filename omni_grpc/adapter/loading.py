@@ -16,7 +16,7 @@ from diffusers.quantizers import PipelineQuantizationConfig
 from omni_grpc.adapter.parameters import Signature
 from omni_grpc.config import AdapterConfig
 from omni_grpc.errors import CheckpointError, ConfigError, Violation
-from omni_grpc.loading.components import without_progress_bars
+from omni_grpc.loading.components import switch, without_progress_bars
 from omni_grpc.worker.base import Setting
 
 FROM_PRETRAINED = frozenset(
@@ -46,9 +46,7 @@ def load(setting: Setting) -> DiffusionPipeline:
     _check_quantised(pipeline, arguments)
     if adapter.flow_shift is not None:
         _shift(pipeline, adapter.flow_shift)
-    for name, switch in (("vae_use_slicing", "enable_slicing"), ("vae_use_tiling", "enable_tiling")):
-        if getattr(adapter, name):
-            _switch(pipeline, name, switch)
+    switch(getattr(pipeline, "vae", None), adapter)
     _place(pipeline, setting, moved="device_map" not in arguments)
     return pipeline
 
@@ -189,13 +187,6 @@ def _shift(pipeline: DiffusionPipeline, shift: float) -> None:
     if name is None:
         raise _error("flow_shift", f"{type(scheduler).__name__} has no shift")
     pipeline.scheduler = type(scheduler).from_config(scheduler.config, **{name: shift})
-
-
-def _switch(pipeline: DiffusionPipeline, name: str, switch: str) -> None:
-    vae = getattr(pipeline, "vae", None)
-    if not hasattr(vae, switch):
-        raise _error(name, f"{type(vae).__name__} has no {switch}")
-    getattr(vae, switch)()
 
 
 def _place(pipeline: DiffusionPipeline, setting: Setting, *, moved: bool) -> None:

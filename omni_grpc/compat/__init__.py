@@ -15,6 +15,9 @@ from omni_grpc.compat.request import DiffusionOutput, OmniDiffusionRequest, Omni
 if TYPE_CHECKING:
     from omni_grpc.compat.attention import Attention, AttentionMetadata
 
+OmniDiffusion = Omni
+"""What vLLM-Omni calls an Omni of a model that does nothing but diffusion; there are no others here."""
+
 __all__ = [
     "Attention",
     "AttentionMetadata",
@@ -22,6 +25,7 @@ __all__ = [
     "DiffusionOutput",
     "DiffusionParallelConfig",
     "Omni",
+    "OmniDiffusion",
     "OmniDiffusionConfig",
     "OmniDiffusionRequest",
     "OmniDiffusionSamplingParams",

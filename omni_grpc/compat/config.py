@@ -128,8 +128,8 @@ class _Weights:
     lora_scale: float = 1.0
     lora_backend: str = only("peft", "not yet")
     trust_remote_code: bool = only(False, "code out of a checkpoint is never run")
-    enable_multithread_weight_load: bool = only(True, "not yet an option")
-    num_weight_load_threads: int = only(4, "not yet an option")
+    enable_multithread_weight_load: bool = True
+    num_weight_load_threads: int = 4
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -187,10 +187,17 @@ class OmniDiffusionConfig(_Execution, _Weights, _Memory):
             name: getattr(self, name)
             for name in (
                 *("model", "revision", "boundary_ratio", "flow_shift", "diffusion_attention_backend"),
-                *("enable_cpu_offload", "enable_layerwise_offload", "vae_use_slicing", "vae_use_tiling"),
+                *(
+                    "num_weight_load_threads",
+                    "enable_cpu_offload",
+                    "enable_layerwise_offload",
+                    "vae_use_slicing",
+                    "vae_use_tiling",
+                ),
             )
         }
         translated = {
+            "disable_multithread_weight_load": not self.enable_multithread_weight_load,
             "dtype": DTYPES.get(dtype, dtype),
             "diffusion_load_format": FORMATS.get(self.diffusion_load_format, self.diffusion_load_format),
             "diffusers_load_kwargs": self.diffusers_load_kwargs or None,

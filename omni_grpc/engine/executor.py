@@ -218,7 +218,9 @@ class WorkerProcess:
             return Failure(code=Code.UNAVAILABLE, reason="WORKER_HUNG", message=message)
         code = self._process.exitcode
         how = f"by signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
-        message = f"the worker process {self._process.pid} ended {how}; its log says why"
+        # the kernel kills so where the host's memory runs out, and nothing is left to be logged
+        why = "the log of the system says whether memory ran out" if code == -signal.SIGKILL else "its log says why"
+        message = f"the worker process {self._process.pid} ended {how}; {why}"
         return Failure(code=Code.UNAVAILABLE, reason="WORKER_DIED", message=message)
 
 

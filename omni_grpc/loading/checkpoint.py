@@ -13,13 +13,15 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from omni_grpc.errors import CheckpointError
 from omni_grpc.nn.linear import AnyLinear
@@ -67,40 +69,73 @@ def places(module: nn.Module, folder: Path, weights: WeightMap) -> Places:
 
 
 def load_weights(
-    module: nn.Module, folder: Path, weights: WeightMap, *, device: torch.device | str, dtype: torch.dtype
+    module: nn.Module,
+    folder: Path,
+    weights: WeightMap,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    threads: int = 1,
 ) -> None:
     """Gives every parameter of `module` (built on the meta device) its weight from `folder`, in `dtype` on `device`;
     those that `weights.float32` finds, in float32.
 
-    A linear layer takes its tensors itself, so that one which keeps a part of them, or keeps them in fewer bits, holds
-    no more than that; one that has room for them on the host gets them there, read from the files by several threads in
-    the end. Parameters end in memory of their own, never in a mapped file, and do not require gradients. Raises
-    CheckpointError that names every missing, every unexpected and every misshapen weight.
+    `threads` read and convert side by side; no more parameters than that are on their way at a time. A linear layer
+    takes its tensors itself, so that one which keeps a part of them, or keeps them in fewer bits, holds no more than
+    that; one that has room for them on the host gets them there, read from the files by several threads in the end.
+    Parameters end in memory of their own, never in a mapped file, and do not require gradients. Raises CheckpointError
+    that names every missing, every unexpected and every misshapen weight.
     """
     wanted, reading, header = _wanted(module), Reading(), functools.cache(_header)
     with _headers(folder) as (handles, found):
-        for name, sources in _match(wanted, found, weights, folder).items():
+
+        def precision(name: str) -> torch.dtype:
             kept = any(re.search(pattern, name) for pattern in weights.float32)
-            precision = torch.float32 if kept else dtype
+            return torch.float32 if kept else dtype
+
+        def copy(weight: Tensor, source: Source) -> None:
+            target = _part(weight, source)
+            target.copy_(handles[source.file].get_tensor(source.key).reshape(target.shape))
+
+        def read(name: str, sources: Sequence[Source]) -> Tensor:
+            weight = torch.empty(wanted[name], dtype=precision(name), device=device)
+            for source in sources:
+                copy(weight, source)
+            return weight
+
+        others = {}
+        for name, sources in _match(wanted, found, weights, folder).items():
             path, _, leaf = name.rpartition(".")
             owner = module.get_submodule(path)
-            room = owner.room(leaf, precision) if isinstance(owner, AnyLinear) else None
-            weight = torch.empty(wanted[name], dtype=precision, device=device) if room is None else room
+            room = owner.room(leaf, precision(name)) if isinstance(owner, AnyLinear) else None
+            if room is None:
+                others[name] = sources
+                continue
             for source in sources:
-                target = weight if source.rows is None else weight[source.rows]
-                if room is not None and Reading.possible() and _dtype(handles[source.file], source.key) == precision:
-                    reading.add(source.file, _begin(source, *header(source.file)), target)
-                    continue
-                tensor = handles[source.file].get_tensor(source.key)
-                target.copy_(tensor.reshape(target.shape))
-            if isinstance(owner, AnyLinear):
-                owner.take(leaf, weight)
-            else:
-                setattr(owner, leaf, nn.Parameter(weight, requires_grad=False))
+                if Reading.possible() and _dtype(handles[source.file], source.key) == room.dtype:
+                    reading.add(source.file, _begin(source, *header(source.file)), _part(room, source))
+                else:
+                    copy(room, source)
+            _give(module, name, room)
+        for name, weight in _ahead(read, others, threads):
+            _give(module, name, weight)
         try:
             reading.run()
         except Words as error:
             raise CheckpointError(f"the weights in {folder} cannot be read: {error}") from error
+
+
+def _part(weight: Tensor, source: Source) -> Tensor:
+    return weight if source.rows is None else weight[source.rows]
+
+
+def _give(module: nn.Module, name: str, weight: Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    if isinstance(owner, AnyLinear):
+        owner.take(leaf, weight)
+    else:
+        setattr(owner, leaf, nn.Parameter(weight, requires_grad=False))
 
 
 def _dtype(handle: Any, key: str) -> torch.dtype | None:
@@ -119,6 +154,28 @@ def _header(file: Path) -> tuple[int, dict[str, Any]]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         return length, json.loads(stream.read(length))
+
+
+def _ahead(
+    read: Callable[[str, Sequence[Source]], Tensor], matched: Mapping[str, Sequence[Source]], threads: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Each parameter with what was read of it, in order, by so many threads."""
+    if threads == 1:
+        yield from ((name, read(name, sources)) for name, sources in matched.items())
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="omni_grpc-weights") as pool:
+        waiting: deque[tuple[str, Future[Tensor]]] = deque()
+        try:
+            for name, sources in matched.items():
+                if len(waiting) == threads:
+                    first, weight = waiting.popleft()
+                    yield first, weight.result()
+                waiting.append((name, pool.submit(read, name, sources)))
+            while waiting:
+                first, weight = waiting.popleft()
+                yield first, weight.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager

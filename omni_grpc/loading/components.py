@@ -13,12 +13,16 @@ import torch
 import transformers
 from torch import nn
 
-from omni_grpc.errors import CheckpointError
+from omni_grpc.config import AdapterConfig
+from omni_grpc.errors import CheckpointError, ConfigError, Violation
 from omni_grpc.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
 
 _LIBRARIES: Mapping[str, Any] = {"transformers": transformers, "diffusers": diffusers}
+
+SWITCHES: Mapping[str, str] = {"vae_use_slicing": "enable_slicing", "vae_use_tiling": "enable_tiling"}
+"""Settings of an autoencoder, and the method of diffusers that turns each on."""
 
 
 def load_module(
@@ -51,6 +55,17 @@ def load_module(
     for tensor in itertools.chain(kept.parameters(), kept.buffers()):
         tensor.data = tensor.data.to(device, copy=True)
     return kept
+
+
+def switch(module: Any, settings: AdapterConfig) -> None:
+    """Turns on in an autoencoder what the settings say. Raises ConfigError for one that lacks the method for it."""
+    for name, method in SWITCHES.items():
+        if not getattr(settings, name):
+            continue
+        if not hasattr(module, method):
+            why = f"--{name.replace('_', '-')}: {type(module).__name__} has no {method}"
+            raise ConfigError(why, violations=(Violation(name, why),))
+        getattr(module, method)()
 
 
 def load_tokenizer(checkpoint: Checkpoint, component: str) -> Any:

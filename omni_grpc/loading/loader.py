@@ -22,7 +22,8 @@ Edit = Callable[[nn.Module, str, Places], None]
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
     """A checkpoint, and where its weights go. `before` are the edits of a denoiser that has its modules and no weights
-    yet, `after` those of one that has its weights; each in order. `loaded` are the components that it has given out.
+    yet, `after` those of one that has its weights; each in order. `loaded` are the components that it has given out;
+    `threads` read the weights of a denoiser.
     """
 
     checkpoint: Checkpoint
@@ -30,6 +31,7 @@ class Loader:
     dtype: torch.dtype
     before: Sequence[Edit] = ()
     after: Sequence[Edit] = ()
+    threads: int = 1
     loaded: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def denoiser(self, component: str, build: Callable[[Mapping[str, Any]], M]) -> M:
@@ -43,7 +45,7 @@ class Loader:
         where = places(module, folder, weights) if self.before or self.after else {}
         for edit in self.before:
             edit(module, component, where)
-        load_weights(module, folder, weights, device=self.device, dtype=self.dtype)
+        load_weights(module, folder, weights, device=self.device, dtype=self.dtype, threads=self.threads)
         for edit in self.after:
             edit(module, component, where)
         self.loaded[component] = module

@@ -35,6 +35,11 @@ def join(parts: Sequence[Output]) -> Output:
     )
 
 
+def postprocess(decoded: Tensor) -> Output:
+    """A decoded picture [3, height, width] or video [frames, 3, height, width], see to_uint8."""
+    return Output(pixels=to_uint8(decoded))
+
+
 def to_uint8(pixels: Tensor) -> Pixels:
     """Pixels [..., 3, height, width] in -1..1 -> [..., height, width, 3]. What lies outside is clipped.
 

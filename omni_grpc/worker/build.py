@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.load import Loading
 from omni_grpc.plan import Ready
 from omni_grpc.settle import Machine, place
-from omni_grpc.spec import Checkpoint
+from omni_grpc.spec import Checkpoint, imported
 from omni_grpc.worker.base import Loaded, Runner, Setting
 from omni_grpc.worker.profiler import profiled
 
@@ -33,8 +32,7 @@ def build(
     device, dtype = torch.device(placement.device), getattr(torch, placement.dtype)
     if placement.cpu_threads is not None:
         torch.set_num_threads(placement.cpu_threads)
-    module, _, name = checkpoint.spec.runner.partition(":")
-    kind: type[Runner] = getattr(importlib.import_module(module), name)
+    kind: type[Runner] = imported(checkpoint.spec.runner)
     loaded: Loaded = kind.load(
         Setting(config=config, checkpoint=checkpoint, device=device, dtype=dtype, prefix=prefix, tell=tell)
     )

@@ -41,7 +41,9 @@ AFTER: tuple[Feature, ...] = (
 
 def loader(setting: Setting, effects: Effects) -> Loader:
     """Loads the parts of a pipeline, with every feature that the configuration turns on; they tell `effects` of it."""
+    model = setting.config.model
     return Loader(
+        threads=1 if model.disable_multithread_weight_load else model.num_weight_load_threads,
         checkpoint=setting.checkpoint,
         device=setting.device,
         dtype=setting.dtype,

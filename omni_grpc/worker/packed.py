@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import itertools
 import threading
 import time
@@ -15,6 +14,7 @@ from torch import Tensor
 from omni_grpc.errors import Cancelled, InternalError
 from omni_grpc.features import Effects
 from omni_grpc.load import Loading, LoadPhase
+from omni_grpc.loading.components import switch
 from omni_grpc.loading.loader import Loader
 from omni_grpc.nn.rows import LayoutCache, Rows
 from omni_grpc.ops.readback import read_back
@@ -25,7 +25,7 @@ from omni_grpc.pipeline.preview import foreseen, latent_picture
 from omni_grpc.pipeline.state import State
 from omni_grpc.plan import Broken, Decoded, DecodedPart, Prepared, Progress, Stepped
 from omni_grpc.request import PreviewImage, Request
-from omni_grpc.spec import LatentRgb
+from omni_grpc.spec import LatentRgb, imported
 from omni_grpc.tuning import CacheCount, tally
 from omni_grpc.worker import delivery, media
 from omni_grpc.worker.base import Loaded, Runner, Setting
@@ -117,6 +117,7 @@ class PackedRunner(Runner):
         effects = Effects()
         parts = loader(setting, effects)
         pipeline = load_pipeline(parts, effects)
+        switch(parts.loaded.get("vae"), setting.config.adapter)
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         return Loaded(
             runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.latent_rgb),
@@ -321,8 +322,7 @@ def load_pipeline(parts: Loader, effects: Effects) -> Pipeline:
     """The pipeline of a checkpoint, with every feature that the loader applies; `effects` was told what they do.
     Raises ConfigError for one that has no effect.
     """
-    module, _, name = parts.checkpoint.spec.pipeline.partition(":")
-    kind: type[Pipeline] = getattr(importlib.import_module(module), name)
+    kind: type[Pipeline] = imported(parts.checkpoint.spec.pipeline)
     pipeline = kind.load(parts)
     effects.check()
     return pipeline

@@ -10,9 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from omni_grpc.config import EngineConfig
 from omni_grpc.plan import Broken, Died, Plan, Report
 from omni_grpc.request import Request
+from omni_grpc.settle import place
 from omni_grpc.spec import Checkpoint
-from omni_grpc.worker.build import build
-from omni_grpc.worker.failure import failure
+from omni_grpc.worker.build import build, machine
+from omni_grpc.worker.failure import advised, failure
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class Worker:
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, send: Send, prefix: str) -> None:
         self._config = config
         self._checkpoint = checkpoint
-        self._send = send
+        self._send_report = send
         self._prefix = prefix
         self._lock = threading.Lock()
         self._wanted: set[str] = set()
@@ -64,6 +65,9 @@ class Worker:
         for lane in (self._prepare, self._step, self._decode):
             lane.shutdown(cancel_futures=True)
 
+    def _send(self, report: Report) -> None:
+        self._send_report(advised(report, self._config, self._checkpoint, lambda: place(self._config.model, machine())))
+
     def _enter(self, lane: ThreadPoolExecutor, work: Callable[..., None], *arguments: object) -> None:
         lane.submit(work, *arguments).add_done_callback(self._check)
 
@@ -82,6 +86,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - whatever keeps the model from loading is reported, not raised in a lane
             self._send(Died(failure=failure(error, f"loading {self._checkpoint.path}")))
         else:
+            self._checkpoint = ready.checkpoint or self._checkpoint
             self._send(ready)
 
     def _run_prepare(self, request: Request) -> None:

@@ -7,7 +7,11 @@ import io
 import numpy as np
 import PIL.Image
 import pytest
-from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus, pipeline_qwenimage_layered
+from diffusers.pipelines.qwenimage import (
+    pipeline_qwenimage_edit,
+    pipeline_qwenimage_edit_plus,
+    pipeline_qwenimage_layered,
+)
 
 from omni_grpc.errors import InvalidArgument
 from omni_grpc.request import GuidanceDraft, ImageFormat, ImageInput, Inputs, Task
@@ -38,10 +42,9 @@ def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """These pipelines bring every picture to a megapixel or near, for themselves and for their encoders."""
     monkeypatch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", 64 * 64)
     monkeypatch.setattr(pipeline_qwenimage_edit_plus, "CONDITION_IMAGE_SIZE", 64 * 64)
-    dimensions = pipeline_qwenimage_layered.calculate_dimensions
-    monkeypatch.setattr(
-        pipeline_qwenimage_layered, "calculate_dimensions", lambda area, ratio: dimensions(area / 100, ratio)
-    )
+    for module in (pipeline_qwenimage_edit, pipeline_qwenimage_layered):
+        dimensions = module.calculate_dimensions
+        monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio, own=dimensions: own(area / 100, ratio))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,6 +85,21 @@ def test_one_picture_is_edited_by_a_pipeline_for_one(load, plain):
     with pytest.raises(InvalidArgument, match="takes at most 1") as caught:
         adapter.run(**asked, inputs=Inputs(images=PICTURES))
     assert refused(caught.value) == {"images"}
+
+
+def test_qwen_image_edit_has_the_bits_of_diffusers(load, plain):
+    adapter = load("qwen_image_edit")
+    assert adapter.checkpoint.spec.tasks == (Task.IMAGE_EDIT,)
+    asked, arguments = CASES["qwen_image_edit_plus"]
+    arguments = {**arguments, "image": PIL_PICTURES[0]}
+    direct = plain("qwen_image_edit", like=adapter, seeds=(3,), num_inference_steps=3, output_type="np", **arguments)
+    ran = adapter.run(**asked, **EDIT, inputs=Inputs(images=PICTURES[:1]))
+    assert equal(ran.output, direct)
+    assert direct.std() > 1e-3
+    check_steps(ran)
+    assert not equal(adapter.run(**asked, **EDIT, inputs=Inputs(images=PICTURES[1:])).output, direct)
+    with pytest.raises(InvalidArgument, match="takes at most 1"):
+        adapter.run(**asked, **EDIT, inputs=Inputs(images=PICTURES))
 
 
 ALPHA = np.dstack([GRADIENT, GRADIENT[..., 0].T])

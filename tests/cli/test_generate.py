@@ -10,6 +10,7 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
+from omni_grpc import cli
 from omni_grpc.engine.scheduler import Lane
 from omni_grpc.errors import Code, Failure
 from omni_grpc.request import ImageFormat
@@ -63,6 +64,20 @@ async def test_every_option_arrives(run, server, service, tmp_path):
     assert record["stats"]["steps_run"] == 2
     for number, seed in enumerate((5, 9)):
         assert (tmp_path / f"o-{number}.webp").read_bytes() == picture(48, 16, seed, ImageFormat.WEBP)
+
+
+async def test_names_of_vllm_omni_mean_the_same(run, server, tmp_path):
+    out = tmp_path / "out.png"
+    done = await run(
+        "generate", "--prompt", "a star", "--output", out, *server, "--num-inference-steps", 3, "--seed", 7
+    )
+    assert (done.code, out.read_bytes()) == (0, picture(64, 32, 7, ImageFormat.PNG))
+    assert "seed 7  3 steps" in done.out
+    twice = await run("generate", "a star", "--prompts", "a star", "--out", out, *server)
+    assert (twice.code, "give the prompt once" in twice.err) == (2, True)
+    assert (await run("generate", "--out", out, *server)).code == 2
+    edit = cli._parser().parse_args(["edit", "--prompt", "x", "--image-path", "a.png", "--output", "b.png"])
+    assert [str(path) for path in edit.images] == ["a.png"]
 
 
 async def test_limits_of_the_job_arrive(run, server, tmp_path):

@@ -100,7 +100,10 @@ def test_settings_are_ours_under_our_names() -> None:
         "cache_config": {"rel_l1_thresh": 0.3},
         "quantization": "int8",
         "flow_shift": 3,
+        "num_weight_load_threads": 4,
     }
+    alone = compat.OmniDiffusionConfig(model="m", enable_multithread_weight_load=False).settings()
+    assert alone["disable_multithread_weight_load"] is True
 
 
 # --- generate ---------------------------------------------------------------------------------------------------------
@@ -369,5 +372,6 @@ def test_what_means_nothing_to_the_call_is_refused(
 
 def test_the_package_names_what_it_lacks() -> None:
     assert compat.Attention.__name__ == "Attention"
+    assert compat.OmniDiffusion is compat.Omni
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         compat.Nothing  # noqa: B018

@@ -23,6 +23,7 @@ PLAIN = EngineConfig.from_settings(model="m")
     [
         (["--omni"], "--omni: is what this server always does; leave it out\n"),
         (["--step-execution"], "--step-execution: step execution is always on\n"),
+        (["--enforce-eager"], "--enforce-eager: models run eagerly; nothing is compiled yet\n"),
         (["--omni", "--omni"], "--omni: is what this server always does; leave it out\n"),
         (["--usp", "1"], "--usp: called --ulysses-degree here\n"),
         (["--ring=1", "--ring", "1"], "--ring: called --ring-degree here\n"),
@@ -51,6 +52,18 @@ def test_a_degree_other_than_one_is_refused_by_name(flag: str, field: str, degre
     assert refused.value.code is Code.INVALID_ARGUMENT
     assert refused.value.reason == "NOT_SUPPORTED"
     assert [violation.field for violation in refused.value.violations] == [field]
+
+
+def test_the_variable_of_an_attention_backend_is_known_and_ours_wins() -> None:
+    asked = load(DIFFUSION_ATTENTION_BACKEND="TORCH_SDPA")
+    assert asked.adapter.diffusion_attention_backend == "TORCH_SDPA"
+    ours = {"OMNI_GRPC_DIFFUSION_ATTENTION_BACKEND": "FLASH_ATTN"}
+    both = load(DIFFUSION_ATTENTION_BACKEND="TORCH_SDPA", **ours)
+    assert both.adapter.diffusion_attention_backend == "FLASH_ATTN"
+    flag = load("--diffusion-attention-backend", "CUDNN_ATTN", DIFFUSION_ATTENTION_BACKEND="TORCH_SDPA", **ours)
+    assert flag.adapter.diffusion_attention_backend == "CUDNN_ATTN"
+    with pytest.raises(ConfigError, match="--diffusion-attention-backend is 'NONE'"):
+        load(DIFFUSION_ATTENTION_BACKEND="NONE")
 
 
 @pytest.mark.parametrize("name", ["usp", "ring", "omni", "step_execution", "ulysses_degree"])

@@ -175,12 +175,12 @@ class _Handler(BaseHTTPRequestHandler):
         return self.headers.get("authorization") == f"Bearer {self.hub.token}"
 
     def _send(self, data: bytes, headers: dict[str, str], path: str) -> None:
-        start = 0
-        if asked := re.fullmatch(r"bytes=(\d+)-", self.headers.get("range", "")):
+        start, end = 0, len(data)
+        if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("range", "")):
             self.hub.ranges.append(f"{path} {asked[1]}")
-            start = int(asked[1])
-            headers = headers | {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}
-        part = data[start:]
+            start, end = int(asked[1]), min(len(data), int(asked[2] or len(data)) + 1)
+            headers = headers | {"Content-Range": f"bytes {start}-{end - 1}/{len(data)}"}
+        part = data[start:end]
         self._head(206 if start else 200, headers | {"Content-Length": str(len(part)), "Accept-Ranges": "bytes"})
         if self.command == "HEAD":
             return

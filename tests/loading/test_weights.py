@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.errors import CheckpointError
-from omni_grpc.loading.checkpoint import INDEX_FILE, WEIGHT_FILE, load_weights
+from omni_grpc.loading.checkpoint import INDEX_FILE, WEIGHT_FILE, _ahead, load_weights
 from omni_grpc.models.qwen_image import TRANSFORMER_WEIGHTS
 from omni_grpc.models.qwen_image.qwen_image_transformer import QwenImageTransformer
 
@@ -116,3 +117,43 @@ def test_a_folder_without_weights_and_a_file_that_is_none(folder: Path) -> None:
     assert "is no safetensors file" in refused(folder)
     (folder / WEIGHT_FILE).unlink()
     assert "has no weights" in refused(folder)
+
+
+def test_threads_read_the_same(folder: Path) -> None:
+    expected = load(folder, torch.bfloat16).state_dict()
+    with torch.device("meta"):
+        module = QwenImageTransformer.from_config(json.loads((folder / "config.json").read_text()))
+    load_weights(module, folder, TRANSFORMER_WEIGHTS, device="cpu", dtype=torch.bfloat16, threads=3)
+    loaded = module.state_dict()
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+def test_so_many_threads_read_and_so_many_parameters_are_on_their_way() -> None:
+    started: list[str] = []
+    names = [str(number) for number in range(20)]
+    together = threading.Barrier(3, timeout=20)
+
+    def read(name: str, sources: object) -> Tensor:
+        started.append(threading.current_thread().name)
+        if int(name) < 3:
+            together.wait()  # for ever, unless three of them read at once
+        return torch.tensor(int(name))
+
+    taken = []
+    for name, weight in _ahead(read, {name: [] for name in names}, 3):
+        taken.append(name)
+        assert weight.item() == int(name)
+        assert len(started) <= len(taken) + 3
+    assert taken == names
+    assert {name.rpartition("_")[0] for name in started} == {"omni_grpc-weights"}
+    assert len(set(started)) == 3
+
+
+def test_what_a_thread_raises_ends_the_load() -> None:
+    def read(name: str, sources: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        list(_ahead(read, {"a": [], "b": [], "c": []}, 2))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("omni_grpc-weights")]

@@ -17,7 +17,7 @@ from torch import Tensor
 from omni_grpc.errors import CheckpointError, InvalidArgument
 from omni_grpc.models.flux import kontext_limits, limits
 from omni_grpc.models.flux.flux_transformer import FluxTransformer
-from omni_grpc.models.flux.pipeline_edit import SIZES, FluxKontextPipeline
+from omni_grpc.models.flux.kontext_pictures import SIZES, nearest
 from omni_grpc.models.flux.pipeline_text_to_image import FluxPipeline
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import LayoutCache
@@ -201,16 +201,12 @@ def test_a_picture_goes_along_as_tokens_that_no_step_changes(kontext: Model) -> 
 @pytest.mark.parametrize(
     "shape", [(1024, 1024), (1920, 1080), (1, 3), (600, 601), (3000, 10), (1104, 944), (26, 24), (41, 26)]
 )
-def test_a_picture_gets_the_size_that_diffusers_gives_it(
-    kontext: Model, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_gets_the_size_that_diffusers_gives_it(kontext: Model, shape: tuple[int, int]) -> None:
     assert list(SIZES) == pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS
     width, height = shape
     ratio = width / height
     _, *expected = min((abs(ratio - w / h), w, h) for w, h in SIZES)
-    monkeypatch.setattr(kontext.pipeline, "sizes", SIZES)
-    assert isinstance(kontext.pipeline, FluxKontextPipeline)
-    assert kontext.pipeline.size(width, height) == tuple(expected)
+    assert nearest(width, height, kontext.checkpoint.limits.size_multiple) == tuple(expected)
 
 
 def test_an_edit_has_the_shape_of_its_picture_and_the_area_that_the_model_knows(kontext: Model) -> None:

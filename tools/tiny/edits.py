@@ -1,4 +1,4 @@
-"""Tiny pipelines that look at pictures: Qwen-Image-Edit-Plus and Layered, FLUX.2 Klein."""
+"""Tiny pipelines that look at pictures: Qwen-Image-Edit, Edit-Plus and Layered, FLUX.2 Klein."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from diffusers import (
     DiffusionPipeline,
     FlowMatchEulerDiscreteScheduler,
     Flux2KleinPipeline,
+    QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
     QwenImageLayeredPipeline,
 )
@@ -19,6 +20,11 @@ from transformers import Qwen3ForCausalLM
 from tools.tiny.images import disturb_norms, qwen_image_parts
 from tools.tiny.text import QWEN_CHAT, qwen3_encoder, qwen_tokenizer
 from tools.tiny.vision import picture_processor
+
+
+def build_qwen_image_edit(folder: Path, *, seed: int = 0) -> Path:
+    """A Qwen-Image-Edit: its encoder sees the one picture."""
+    return _qwen_image(folder, QwenImageEditPipeline, seed=seed)
 
 
 def build_qwen_image_edit_plus(folder: Path, *, seed: int = 0) -> Path:
