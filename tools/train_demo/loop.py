@@ -16,7 +16,7 @@ from tools.train_demo.denoiser import TextEncoder, Transformer, rope
 from tools.train_demo.pool import TEXT, Pool
 from tools.train_demo.ranks import Flat, agreed
 
-PEAK_RATE, WARM_UP, LAST_RATE = 1.5e-3, 500, 0.02
+PEAK_RATE, WARM_UP, LAST_RATE = 1.2e-3, 500, 0.02
 DROPOUT = 0.1
 """Share of captions that are replaced by the empty one, so that guidance has its second prediction."""
 SHIFT = 1.65
