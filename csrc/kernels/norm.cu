@@ -50,8 +50,9 @@ struct Moments {
 
 // Of a row, with one barrier: every warp centres its part on the mean of that part, and the parts are joined about the
 // mean of the first, as Chan, Golub and LeVeque (1979) join two. Not E[x^2] - mean^2: residual streams have channels a
-// thousand times larger than the rest. `count` is how many elements of the row the warp has
-// and of_count 1 / count; the others are zeros.
+// thousand times larger than the rest. `count` is how many elements of the row the warp has, of_count 1 / count; what
+// is beyond the row must be zeros. No product here is left to the compiler to fuse, so that fused calls and separate ones
+// give the same bits.
 template <int kPacks>
 __device__ __forceinline__ Moments moments(const Norm& call, const float (&value)[kPacks][kPack], int packs,
                                            float count, float of_count, Scratch& scratch) {
@@ -64,7 +65,7 @@ __device__ __forceinline__ Moments moments(const Norm& call, const float (&value
       total += ((value[i][0] + value[i][1]) + (value[i][2] + value[i][3])) +
                ((value[i][4] + value[i][5]) + (value[i][6] + value[i][7]));
     }
-    centre = omni::warp_sum(total) * of_count;
+    centre = __fmul_rn(omni::warp_sum(total), of_count);
   }
   float squares = 0.f;
 #pragma unroll
@@ -92,15 +93,15 @@ __device__ __forceinline__ Moments moments(const Norm& call, const float (&value
 #pragma unroll 2
     for (int warp = 0; warp < warps; ++warp) {
       const float4 part = scratch.part[warp];
-      const float distance = part.x - first, moment = part.z * distance;
+      const float distance = part.x - first, moment = __fmul_rn(part.z, distance);
       apart += moment;
       squares += fmaf(moment, distance, part.y);
     }
-    const float shift = apart * share;
+    const float shift = __fmul_rn(apart, share);
     centre = first + shift;
     squares = fmaf(-apart, shift, squares);
   }
-  return {centre, rsqrtf(squares * share + call.eps)};
+  return {centre, rsqrtf(fmaf(squares, share, call.eps))};
 }
 
 // Weight and bias, then scale and shift, whichever there are.
@@ -137,8 +138,8 @@ __device__ __forceinline__ void modulate(const Norm& call, int64_t row, int pack
   }
 }
 
-// kHeld: gate (where there is a sum), scale and shift and nothing else, as in an AdaLN block. A block keeps its packs of
-// them in registers for as long as its rows take the same row of them.
+// kHeld: gate (where there is a sum), scale and shift and nothing else, as in an AdaLN block. A thread keeps its packs
+// of them in registers for as long as its rows take the same row of them.
 template <class X, class M, int kPacks, bool kAdd, Form kForm, bool kHeld>
 __global__ void __launch_bounds__(kThreads, omni::kRowBlocks<X, kPacks>)
     norm_packed(const __grid_constant__ Norm call) {
