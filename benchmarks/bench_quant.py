@@ -26,7 +26,17 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.bench_norm import BEYOND_L2, Call, Measurement, _time_on_cpu, _time_on_gpu, _try, eager_quantize, table
+from benchmarks.bench_norm import (
+    BEYOND_L2,
+    PASSES,
+    Call,
+    Measurement,
+    _time_on_cpu,
+    _time_on_gpu,
+    _try,
+    eager_quantize,
+    table,
+)
 from omni_grpc.ops import quant
 
 F8 = torch.float8_e4m3fn
@@ -86,10 +96,10 @@ def gpu(seconds: float) -> list[Measurement]:
 def measure(
     device: str, shapes: Sequence[tuple[int, int]], dtype: torch.dtype, *, seconds: float = math.inf
 ) -> list[Measurement]:
-    """Every op at every shape. torch.compile comes last, as it takes longest: nothing new starts after `seconds`."""
+    """Every op at every shape, in the order of PASSES: nothing new starts after `seconds`."""
     deadline = time.monotonic() + seconds
     made: dict[tuple[Any, ...], Measurement] = {}
-    passes = (("copy", "eager", "kernel"), ("compile",)) if device == "cuda" else (("copy", "eager", "kernel"),)
+    passes = PASSES if device == "cuda" else PASSES[:2]
     for names, shape in itertools.product(passes, shapes):
         if time.monotonic() > deadline:
             break

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import math
 import statistics
 import sys
@@ -103,36 +104,39 @@ class Launches(TorchDispatchMode):
 def measure(
     device: str, shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype, *, seconds: float = math.inf
 ) -> list[Measurement]:
+    """The kernel at every shape and kind, then eager: nothing new starts after `seconds`."""
     deadline = time.monotonic() + seconds
-    measurements = []
-    for outputs, tokens, channels in shapes:
-        for kind in KINDS:
-            steps = moves(outputs, tokens, kind)
-            total = tokens * outputs * (1 if kind == "plain" else 2)
-            sets = [(*torch.randn(2, total, channels, device=device).to(dtype).unbind(), steps) for _ in range(4)]
-            for what, call in (("eager", eager), ("kernel", kernel)):
-                host = on_device = launches = None
-                problem = "no time left"
-                if time.monotonic() < deadline:
-                    launches = _launches(call, sets[0], kind)
-                    host, problem = _try(_time_host, call, sets)
-                    if device == "cuda":
-                        on_device, problem = _try(_time_on_gpu, call, sets)
-                measurements.append(
-                    Measurement(
-                        outputs=outputs,
-                        tokens=tokens,
-                        channels=channels,
-                        kind=kind,
-                        dtype=str(dtype).removeprefix("torch."),
-                        what=what,
-                        launches=launches,
-                        host_us=None if host is None else host * 1e6,
-                        device_us=None if on_device is None else on_device * 1e6,
-                        problem=problem,
-                    )
-                )
-    return measurements
+    made: dict[tuple[Any, ...], Measurement] = {}
+    for what, shape, kind in itertools.product(("kernel", "eager"), shapes, KINDS):
+        if time.monotonic() > deadline:
+            break
+        made[(shape, kind, what)] = _measured(what, shape, kind, device, dtype)
+    return [made[key] for key in itertools.product(shapes, KINDS, ("eager", "kernel")) if key in made]
+
+
+def _measured(what: str, shape: tuple[int, int, int], kind: str, device: str, dtype: torch.dtype) -> Measurement:
+    outputs, tokens, channels = shape
+    call = kernel if what == "kernel" else eager
+    steps = moves(outputs, tokens, kind)
+    total = tokens * outputs * (1 if kind == "plain" else 2)
+    sets = [(*torch.randn(2, total, channels, device=device).to(dtype).unbind(), steps) for _ in range(4)]
+    launches = _launches(call, sets[0], kind)
+    host, problem = _try(_time_host, call, sets)
+    on_device = None
+    if device == "cuda":
+        on_device, problem = _try(_time_on_gpu, call, sets)
+    return Measurement(
+        outputs=outputs,
+        tokens=tokens,
+        channels=channels,
+        kind=kind,
+        dtype=str(dtype).removeprefix("torch."),
+        what=what,
+        launches=launches,
+        host_us=None if host is None else host * 1e6,
+        device_us=None if on_device is None else on_device * 1e6,
+        problem=problem,
+    )
 
 
 def gpu(seconds: float) -> list[Measurement]:

@@ -65,11 +65,16 @@ __device__ __forceinline__ void store_pack(__nv_bfloat16* where, const float (&v
                                                 bfloat16_pair(value[4], value[5]), bfloat16_pair(value[6], value[7]));
 }
 
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+  return value;
+}
+
 // The sum over a block of whole warps, the same in every thread and in every run. Each call of a kernel brings scratch
 // of its own, one float for each warp: that spares the barrier before reuse.
 __device__ __forceinline__ float block_sum(float value, float* scratch) {
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+  value = warp_sum(value);
   const int warps = blockDim.x / kWarp;
   if (warps == 1) return value;
   if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = value;

@@ -19,6 +19,19 @@ constexpr int kRowsPerBlock = 4;  // where one warp holds a row
 template <class X>
 constexpr int kRowPacks = 8 / sizeof(X);
 
+// Packs of a row in one thread where as many warps as that takes fit a block, and blocks of the largest size that a
+// multiprocessor is to have registers for: what `python benchmarks/tune_rows.py` compares.
+#ifndef OMNI_ROW_PACKS
+#define OMNI_ROW_PACKS 2
+#endif
+#ifndef OMNI_ROW_BLOCKS
+#define OMNI_ROW_BLOCKS 1
+#endif
+template <class X>
+constexpr int kWantedPacks = OMNI_ROW_PACKS < kRowPacks<X> ? OMNI_ROW_PACKS : kRowPacks<X>;
+template <class X, int kPacks>
+constexpr int kRowBlocks = sizeof(X) == 2 && kPacks <= 2 ? OMNI_ROW_BLOCKS : 1;
+
 __device__ __forceinline__ void unpack_bfloat16(const uint4& raw, float (&value)[kPack]) {
   const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
@@ -37,6 +50,11 @@ __device__ __forceinline__ void store_rounded(__nv_bfloat16* where, float (&valu
   unpack_bfloat16(raw, value);
 }
 
+// Rows pass through once: whatever else is in the caches is worth more.
+struct Once {
+  static __device__ __forceinline__ uint4 load(const uint4* where) { return __ldcs(where); }
+};
+
 // One thread's packs of a row as they lie in memory: loaded early, converted late, so that loads in flight take half
 // the registers. Thread t of n holds the packs t, t + n, ...; what is beyond the row reads as zeros.
 template <class X, int kPacks>
@@ -44,7 +62,7 @@ struct RawRow {
   static constexpr int kParts = sizeof(X) * kPack / sizeof(uint4);
   uint4 part[kPacks][kParts];
 
-  // Rows pass through once: whatever else is in the caches is worth more.
+  template <class Path = Once>
   __device__ __forceinline__ void load(const void* base, int64_t row, int64_t stride, int packs) {
     const auto* from = reinterpret_cast<const uint4*>(static_cast<const X*>(base) + row * stride);
 #pragma unroll
@@ -52,9 +70,16 @@ struct RawRow {
       const int pack = i * blockDim.x + threadIdx.x;
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
-        part[i][p] = pack < packs ? __ldcs(from + pack * kParts + p) : make_uint4(0u, 0u, 0u, 0u);
+        part[i][p] = pack < packs ? Path::load(from + pack * kParts + p) : make_uint4(0u, 0u, 0u, 0u);
       }
     }
+  }
+
+  // The one pack of a thread that is given its place.
+  __device__ __forceinline__ void load_pack(const X* where) {
+    static_assert(kPacks == 1, "a place is that of one pack");
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) part[0][p] = __ldcs(reinterpret_cast<const uint4*>(where) + p);
   }
 
   __device__ __forceinline__ void unpack(int i, float (&value)[kPack]) const {
@@ -89,8 +114,12 @@ __device__ __forceinline__ float larger(float peak, float value) {
 // Bits order as the numbers do, with NaN above infinity.
 __device__ __forceinline__ uint32_t row_max(float peak, uint32_t* scratch) {
   uint32_t value = __float_as_uint(peak) & 0x7fffffffu;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  value = __reduce_max_sync(0xffffffffu, value);
+#else
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, offset));
+#endif
   const int warps = blockDim.x / kWarp;
   if (warps == 1) return value;
   if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = value;
@@ -171,6 +200,15 @@ inline RowLayout row_layout(int64_t packs, int most_packs, int most_warps) {
     }
   }
   return best;
+}
+
+template <class X>
+RowLayout row_layout(int64_t packs, int most_warps) {
+  RowLayout layout{0, 0};
+  for (int most = kWantedPacks<X>; layout.warps == 0 && most <= kRowPacks<X>; ++most) {
+    layout = row_layout(packs, most, most_warps);
+  }
+  return layout;
 }
 
 // Threads x of a row and y rows of a block; kernels go through the rows in steps of gridDim.x * blockDim.y.

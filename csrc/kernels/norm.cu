@@ -18,11 +18,14 @@ constexpr int kThreads = 384;  // of a packed row at most: 12288 channels in bfl
 
 enum class Form { kSumOnly, kPlain, kCoded };  // what follows the sum: nothing, a row in x's dtype, 8-bit codes
 
-__device__ __forceinline__ int64_t modulation_row(const Norm& call, int64_t token) {
-  if (call.index == nullptr) return 0;
-  const int64_t row = call.index[token];
-  assert(row >= 0 && row < call.rows && "index holds a row that gate, scale and shift lack");
-  return row;
+// Checked where it is used: a check waits for the load.
+__device__ __forceinline__ int64_t unchecked_row(const Norm& call, int64_t token) {
+  return call.index == nullptr ? 0 : call.index[token];
+}
+
+__device__ __forceinline__ void check_row(const Norm& call, int64_t row) {
+  assert((call.index == nullptr || (row >= 0 && row < call.rows)) &&
+         "index holds a row that gate, scale and shift lack");
 }
 
 template <class T>
@@ -37,13 +40,112 @@ struct Scratch {
   float total[kRowWarps];
   float squares[kRowWarps];
   uint32_t peak[kRowWarps];
+  float4 part[kRowWarps];  // of a warp: its mean, its squares, and how many elements it has
 };
 
-template <class X, class M, int kPacks, bool kAdd, Form kForm>
-__global__ void __launch_bounds__(kThreads) norm_packed(const __grid_constant__ Norm call) {
+struct Moments {
+  float mean;
+  float inverse;  // of the standard deviation, or of the root of the mean square
+};
+
+// Of a row, with one barrier: every warp centres its part on the mean of that part, and the parts are joined about the
+// mean of the first, as Chan, Golub and LeVeque (1979) join two. Not E[x^2] - mean^2: residual streams have channels a
+// thousand times larger than the rest. `count` is how many elements of the row the warp has, of_count 1 / count; what
+// is beyond the row must be zeros. No product here is left to the compiler to fuse, so that fused calls and separate ones
+// give the same bits.
+template <int kPacks>
+__device__ __forceinline__ Moments moments(const Norm& call, const float (&value)[kPacks][kPack], int packs,
+                                           float count, float of_count, Scratch& scratch) {
+  const float share = 1.f / static_cast<float>(call.channels);
+  float centre = 0.f;
+  if (!call.rms) {
+    float total = 0.f;
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      total += ((value[i][0] + value[i][1]) + (value[i][2] + value[i][3])) +
+               ((value[i][4] + value[i][5]) + (value[i][6] + value[i][7]));
+    }
+    centre = __fmul_rn(omni::warp_sum(total), of_count);
+  }
+  float squares = 0.f;
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i) {
+    if (i * blockDim.x + threadIdx.x >= packs) break;
+    float even = 0.f, odd = 0.f;
+#pragma unroll
+    for (int j = 0; j < kPack; j += 2) {
+      const float a = value[i][j] - centre, b = value[i][j + 1] - centre;
+      even = fmaf(a, a, even);
+      odd = fmaf(b, b, odd);
+    }
+    squares += even + odd;
+  }
+  squares = omni::warp_sum(squares);
+  const int warps = blockDim.x / omni::kWarp;
+  if (warps > 1) {
+    if (threadIdx.x % omni::kWarp == 0) {
+      scratch.part[threadIdx.x / omni::kWarp] = make_float4(centre, squares, count, 0.f);
+    }
+    __syncthreads();
+    const float first = scratch.part[0].x;
+    float apart = 0.f;
+    squares = 0.f;
+#pragma unroll 2
+    for (int warp = 0; warp < warps; ++warp) {
+      const float4 part = scratch.part[warp];
+      const float distance = part.x - first, moment = __fmul_rn(part.z, distance);
+      apart += moment;
+      squares += fmaf(moment, distance, part.y);
+    }
+    const float shift = __fmul_rn(apart, share);
+    centre = first + shift;
+    squares = fmaf(-apart, shift, squares);
+  }
+  return {centre, rsqrtf(fmaf(squares, share, call.eps))};
+}
+
+// Weight and bias, then scale and shift, whichever there are.
+template <class M>
+__device__ __forceinline__ void modulate(const Norm& call, int64_t row, int pack, float (&value)[kPack]) {
+  float a[kPack];
+  if (call.weight != nullptr) {
+    omni::load_pack<Reused>(static_cast<const M*>(call.weight) + pack * kPack, a);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) value[j] *= a[j];
+  }
+  if (call.bias != nullptr) {
+    omni::load_pack<Reused>(static_cast<const M*>(call.bias) + pack * kPack, a);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) value[j] += a[j];
+  }
+  if (call.scale != nullptr) {
+    omni::load_pack<Reused>(at_row<M>(call.scale, row, call.scale_stride) + pack * kPack, a);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) a[j] += call.base;
+    if (call.shift != nullptr) {
+      float b[kPack];
+      omni::load_pack<Reused>(at_row<M>(call.shift, row, call.shift_stride) + pack * kPack, b);
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) value[j] = fmaf(value[j], a[j], b[j]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) value[j] *= a[j];
+    }
+  } else if (call.shift != nullptr) {
+    omni::load_pack<Reused>(at_row<M>(call.shift, row, call.shift_stride) + pack * kPack, a);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) value[j] += a[j];
+  }
+}
+
+// kHeld: gate (where there is a sum), scale and shift and nothing else, as in an AdaLN block. A thread keeps its packs
+// of them in registers for as long as its rows take the same row of them.
+template <class X, class M, int kPacks, bool kAdd, Form kForm, bool kHeld>
+__global__ void __launch_bounds__(kThreads, omni::kRowBlocks<X, kPacks>)
+    norm_packed(const __grid_constant__ Norm call) {
+  constexpr bool kHeldGate = kHeld && kAdd, kHeldNorm = kHeld && kForm != Form::kSumOnly;
   __shared__ Scratch scratch[2];
   const int packs = static_cast<int>(call.channels / kPack);
-  const float share = 1.f / static_cast<float>(call.channels);
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
   int64_t next = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   if (next >= call.tokens) return;
@@ -52,18 +154,39 @@ __global__ void __launch_bounds__(kThreads) norm_packed(const __grid_constant__ 
   omni::RawRow<X, kAdd ? kPacks : 1> raw_y;
   raw_x.load(call.x, next, call.x_stride, packs);
   if constexpr (kAdd) raw_y.load(call.y, next, call.y_stride, packs);
-  int64_t next_row = modulation_row(call, next);
+  int64_t next_row = unchecked_row(call, next);
+
+  int share_of_warp = 0;
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i) {
+    const int first = i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x / omni::kWarp * omni::kWarp);
+    share_of_warp += max(0, min(omni::kWarp, packs - first)) * kPack;
+  }
+  const float count = static_cast<float>(share_of_warp), of_count = 1.f / fmaxf(count, 1.f);
+
+  omni::RawRow<M, kHeldGate ? kPacks : 1> gate;
+  omni::RawRow<M, kHeldNorm ? kPacks : 1> scale, shift;
+  int64_t held = -1;
 
   for (int turn = 0; next < call.tokens; turn ^= 1) {
     Scratch& mine = scratch[turn];
     const int64_t token = next, row = next_row;
+    check_row(call, row);
+    if (kHeld && row != held) {
+      held = row;
+      if constexpr (kHeldGate) gate.template load<Reused>(call.gate, row, call.gate_stride, packs);
+      if constexpr (kHeldNorm) {
+        scale.template load<Reused>(call.scale, row, call.scale_stride, packs);
+        shift.template load<Reused>(call.shift, row, call.shift_stride, packs);
+      }
+    }
     float value[kPacks][kPack];
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) raw_x.unpack(i, value[i]);
 
     if constexpr (kAdd) {
       float factor = 1.f;
-      if (call.y_weight != nullptr) {
+      if (!kHeld && call.y_weight != nullptr) {
         float squares = 0.f;
 #pragma unroll
         for (int i = 0; i < kPacks; ++i) {
@@ -72,7 +195,7 @@ __global__ void __launch_bounds__(kThreads) norm_packed(const __grid_constant__ 
 #pragma unroll
           for (int j = 0; j < kPack; ++j) squares += y[j] * y[j];
         }
-        factor = rsqrtf(omni::block_sum(squares, mine.y_squares) * share + call.eps);
+        factor = rsqrtf(omni::block_sum(squares, mine.y_squares) / static_cast<float>(call.channels) + call.eps);
       }
       X* sum = static_cast<X*>(call.sum) + token * call.channels;
 #pragma unroll
@@ -81,15 +204,19 @@ __global__ void __launch_bounds__(kThreads) norm_packed(const __grid_constant__ 
         if (pack >= packs) break;
         float y[kPack], a[kPack];
         raw_y.unpack(i, y);
-        if (call.y_weight != nullptr) {
+        if (!kHeld && call.y_weight != nullptr) {
           omni::load_pack<Reused>(static_cast<const M*>(call.y_weight) + pack * kPack, a);
 #pragma unroll
           for (int j = 0; j < kPack; ++j) y[j] *= factor * a[j];
         }
-        if (call.gate != nullptr) {
-          omni::load_pack<Reused>(at_row<M>(call.gate, row, call.gate_stride) + pack * kPack, a);
+        if (kHeld || call.gate != nullptr) {
+          if constexpr (kHeldGate) {
+            gate.unpack(i, a);
+          } else {
+            omni::load_pack<Reused>(at_row<M>(call.gate, row, call.gate_stride) + pack * kPack, a);
+          }
 #pragma unroll
-          for (int j = 0; j < kPack; ++j) value[i][j] += y[j] * a[j];
+          for (int j = 0; j < kPack; ++j) value[i][j] = fmaf(y[j], a[j], value[i][j]);
         } else {
 #pragma unroll
           for (int j = 0; j < kPack; ++j) value[i][j] += y[j];
@@ -102,65 +229,26 @@ __global__ void __launch_bounds__(kThreads) norm_packed(const __grid_constant__ 
     if (next < call.tokens) {
       raw_x.load(call.x, next, call.x_stride, packs);
       if constexpr (kAdd) raw_y.load(call.y, next, call.y_stride, packs);
-      next_row = modulation_row(call, next);
+      next_row = unchecked_row(call, next);
     }
     if constexpr (kForm == Form::kSumOnly) continue;
 
-    float mean = 0.f;
-    if (!call.rms) {
-      float total = 0.f;
-#pragma unroll
-      for (int i = 0; i < kPacks; ++i) {
-#pragma unroll
-        for (int j = 0; j < kPack; ++j) total += value[i][j];
-      }
-      mean = omni::block_sum(total, mine.total) * share;
-    }
-    // Centred, not E[x^2] - mean^2: residual streams have channels a thousand times larger than the rest.
-    float squares = 0.f;
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
-      if (i * blockDim.x + threadIdx.x >= packs) break;
-#pragma unroll
-      for (int j = 0; j < kPack; ++j) {
-        value[i][j] -= mean;
-        squares += value[i][j] * value[i][j];
-      }
-    }
-    const float inverse = rsqrtf(omni::block_sum(squares, mine.squares) * share + call.eps);
-
+    const Moments of = moments<kPacks>(call, value, packs, count, of_count, mine);
     float peak = 0.f;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       const int pack = i * blockDim.x + threadIdx.x;
       if (pack >= packs) break;
-      float a[kPack];
+      float a[kPack], b[kPack];
 #pragma unroll
-      for (int j = 0; j < kPack; ++j) value[i][j] *= inverse;
-      if (call.weight != nullptr) {
-        omni::load_pack<Reused>(static_cast<const M*>(call.weight) + pack * kPack, a);
+      for (int j = 0; j < kPack; ++j) value[i][j] = (value[i][j] - of.mean) * of.inverse;
+      if constexpr (kHeldNorm) {
+        scale.unpack(i, a);
+        shift.unpack(i, b);
 #pragma unroll
-        for (int j = 0; j < kPack; ++j) value[i][j] *= a[j];
-      }
-      if (call.bias != nullptr) {
-        omni::load_pack<Reused>(static_cast<const M*>(call.bias) + pack * kPack, a);
-#pragma unroll
-        for (int j = 0; j < kPack; ++j) value[i][j] += a[j];
-      }
-      if (call.scale != nullptr && call.shift != nullptr) {
-        float b[kPack];
-        omni::load_pack<Reused>(at_row<M>(call.scale, row, call.scale_stride) + pack * kPack, a);
-        omni::load_pack<Reused>(at_row<M>(call.shift, row, call.shift_stride) + pack * kPack, b);
-#pragma unroll
-        for (int j = 0; j < kPack; ++j) value[i][j] = value[i][j] * (call.base + a[j]) + b[j];
-      } else if (call.scale != nullptr) {
-        omni::load_pack<Reused>(at_row<M>(call.scale, row, call.scale_stride) + pack * kPack, a);
-#pragma unroll
-        for (int j = 0; j < kPack; ++j) value[i][j] *= call.base + a[j];
-      } else if (call.shift != nullptr) {
-        omni::load_pack<Reused>(at_row<M>(call.shift, row, call.shift_stride) + pack * kPack, a);
-#pragma unroll
-        for (int j = 0; j < kPack; ++j) value[i][j] += a[j];
+        for (int j = 0; j < kPack; ++j) value[i][j] = fmaf(value[i][j], call.base + a[j], b[j]);
+      } else {
+        modulate<M>(call, row, pack, value[i]);
       }
       if constexpr (kForm == Form::kPlain) {
         omni::store_pack(static_cast<X*>(call.out) + token * call.channels + pack * kPack, value[i]);
@@ -171,13 +259,13 @@ __global__ void __launch_bounds__(kThreads) norm_packed(const __grid_constant__ 
     }
 
     if constexpr (kForm == Form::kCoded) {
-      const omni::RowScale scale(omni::row_max(peak, mine.peak), call.code);
-      if (threadIdx.x == 0) call.out_scale[token] = scale.scale;
+      const omni::RowScale row_scale(omni::row_max(peak, mine.peak), call.code);
+      if (threadIdx.x == 0) call.out_scale[token] = row_scale.scale;
 #pragma unroll
       for (int i = 0; i < kPacks; ++i) {
         const int pack = i * blockDim.x + threadIdx.x;
         if (pack >= packs) break;
-        omni::store_codes(call.out, token * call.channels + pack * kPack, value[i], scale, call.code);
+        omni::store_codes(call.out, token * call.channels + pack * kPack, value[i], row_scale, call.code);
       }
     }
   }
@@ -191,7 +279,8 @@ __global__ void __launch_bounds__(kRowThreads) norm_scalar(const __grid_constant
   int turn = 0;
   for (int64_t token = blockIdx.x; token < call.tokens; token += gridDim.x, turn ^= 1) {
     Scratch& mine = scratch[turn];
-    const int64_t row = modulation_row(call, token);
+    const int64_t row = unchecked_row(call, token);
+    check_row(call, row);
     const X* x = at_row<X>(call.x, token, call.x_stride);
     const M* scale = at_row<M>(call.scale, row, call.scale_stride);
     const M* shift = at_row<M>(call.shift, row, call.shift_stride);
@@ -259,15 +348,27 @@ __global__ void __launch_bounds__(kRowThreads) norm_scalar(const __grid_constant
 
 using Kernel = void (*)(Norm);
 
-template <class X, class M, int kPacks>
+template <class X, class M, int kPacks, bool kHeld>
 Kernel packed_kernel(const Norm& call) {
   if (call.y == nullptr) {
-    return call.code == Code::kNone ? norm_packed<X, M, kPacks, false, Form::kPlain>
-                                    : norm_packed<X, M, kPacks, false, Form::kCoded>;
+    return call.code == Code::kNone ? norm_packed<X, M, kPacks, false, Form::kPlain, kHeld>
+                                    : norm_packed<X, M, kPacks, false, Form::kCoded, kHeld>;
   }
-  if (call.out == nullptr) return norm_packed<X, M, kPacks, true, Form::kSumOnly>;
-  return call.code == Code::kNone ? norm_packed<X, M, kPacks, true, Form::kPlain>
-                                  : norm_packed<X, M, kPacks, true, Form::kCoded>;
+  if (call.out == nullptr) return norm_packed<X, M, kPacks, true, Form::kSumOnly, kHeld>;
+  return call.code == Code::kNone ? norm_packed<X, M, kPacks, true, Form::kPlain, kHeld>
+                                  : norm_packed<X, M, kPacks, true, Form::kCoded, kHeld>;
+}
+
+template <class X, class M, int kPacks>
+Kernel packed_kernel(const Norm& call) {
+  // Where packs are of float32, registers do not hold three more rows.
+  if constexpr (sizeof(X) == 2 && kPacks * sizeof(M) <= 8) {
+    const bool gated = call.y == nullptr || (call.gate != nullptr && call.y_weight == nullptr);
+    const bool modulated = call.out == nullptr || (call.scale != nullptr && call.shift != nullptr &&
+                                                   call.weight == nullptr && call.bias == nullptr);
+    if (gated && modulated) return packed_kernel<X, M, kPacks, true>(call);
+  }
+  return packed_kernel<X, M, kPacks, false>(call);
 }
 
 template <class X, class M>
@@ -292,7 +393,7 @@ bool all_aligned(const Norm& call) {
 
 template <class X, class M>
 const char* launch(const Norm& call, cudaStream_t stream) {
-  const omni::RowLayout layout = omni::row_layout(call.channels / kPack, omni::kRowPacks<X>, kThreads / omni::kWarp);
+  const omni::RowLayout layout = omni::row_layout<X>(call.channels / kPack, kThreads / omni::kWarp);
   if (layout.warps > 0 && all_aligned<X, M>(call)) {
     return omni::launch_rows(packed_kernel<X, M>(call, layout.packs), call, omni::row_block(layout), stream);
   }

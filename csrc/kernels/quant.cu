@@ -33,8 +33,9 @@ __device__ __forceinline__ float activated(float x, float up) {
   }
 }
 
-template <class X, int kPacks, Activation kActivation, bool kCoded>
-__global__ void __launch_bounds__(kRowThreads) activate_packed(const __grid_constant__ Activate call) {
+template <class X, int kPacks, Activation kActivation>
+__global__ void __launch_bounds__(kRowThreads, omni::kRowBlocks<X, kPacks>)
+    activate_packed(const __grid_constant__ Activate call) {
   constexpr bool kUp = kActivation == Activation::kSiluMul;
   __shared__ uint32_t scratch[2][kRowWarps];  // rows take turns: nobody writes one before everybody has read it
   const int packs = static_cast<int>(call.channels / kPack);
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(kRowThreads) activate_packed(const __grid_cons
 #pragma unroll
       for (int j = 0; j < kPack; ++j) {
         value[i][j] = activated<kActivation>(x[j], kUp ? up[j] : 0.f);
-        if constexpr (kCoded) peak = omni::larger(peak, value[i][j]);
+        peak = omni::larger(peak, value[i][j]);
       }
     }
     next += step;
@@ -68,23 +69,52 @@ __global__ void __launch_bounds__(kRowThreads) activate_packed(const __grid_cons
       if constexpr (kUp) raw_up.load(call.up, next, call.up_stride, packs);
     }
 
-    if constexpr (kCoded) {
-      const omni::RowScale scale(omni::row_max(peak, scratch[turn]), call.code);
-      if (threadIdx.x == 0) call.out_scale[token] = scale.scale;
+    const omni::RowScale scale(omni::row_max(peak, scratch[turn]), call.code);
+    if (threadIdx.x == 0) call.out_scale[token] = scale.scale;
 #pragma unroll
-      for (int i = 0; i < kPacks; ++i) {
-        const int pack = i * blockDim.x + threadIdx.x;
-        if (pack >= packs) break;
-        omni::store_codes(call.out, token * call.channels + pack * kPack, value[i], scale, call.code);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kPacks; ++i) {
-        const int pack = i * blockDim.x + threadIdx.x;
-        if (pack >= packs) break;
-        omni::store_pack(static_cast<X*>(call.out) + token * call.channels + pack * kPack, value[i]);
-      }
+    for (int i = 0; i < kPacks; ++i) {
+      const int pack = i * blockDim.x + threadIdx.x;
+      if (pack >= packs) break;
+      omni::store_codes(call.out, token * call.channels + pack * kPack, value[i], scale, call.code);
     }
+  }
+}
+
+constexpr int kFlatThreads = 256;
+constexpr int kFlatPacks = 2;  // of a thread, all of them loaded before the first is used
+
+// Without codes a row is nothing to wait for: a thread for every two packs, and as many blocks as that takes.
+template <class X, Activation kActivation>
+__global__ void __launch_bounds__(kFlatThreads) activate_flat(const __grid_constant__ Activate call, uint32_t packs,
+                                                              uint32_t packs_of_row) {
+  constexpr bool kUp = kActivation == Activation::kSiluMul;
+  const bool apart = call.x_stride != call.channels || (kUp && call.up_stride != call.channels);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * (kFlatThreads * kFlatPacks) + threadIdx.x;
+  omni::RawRow<X, 1> x[kFlatPacks], up[kUp ? kFlatPacks : 1];
+#pragma unroll
+  for (int i = 0; i < kFlatPacks; ++i) {
+    const int64_t pack = first + i * kFlatThreads;
+    if (pack >= packs) break;
+    int64_t x_at = pack * kPack, up_at = x_at;
+    if (apart) {
+      const uint32_t row = static_cast<uint32_t>(pack) / packs_of_row;
+      const int64_t column = (static_cast<uint32_t>(pack) - row * packs_of_row) * static_cast<int64_t>(kPack);
+      x_at = row * call.x_stride + column;
+      up_at = row * call.up_stride + column;
+    }
+    x[i].load_pack(static_cast<const X*>(call.x) + x_at);
+    if constexpr (kUp) up[i].load_pack(static_cast<const X*>(call.up) + up_at);
+  }
+#pragma unroll
+  for (int i = 0; i < kFlatPacks; ++i) {
+    const int64_t pack = first + i * kFlatThreads;
+    if (pack >= packs) break;
+    float value[kPack], factor[kPack];
+    x[i].unpack(0, value);
+    if constexpr (kUp) up[i].unpack(0, factor);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) value[j] = activated<kActivation>(value[j], kUp ? factor[j] : 0.f);
+    omni::store_pack(static_cast<X*>(call.out) + pack * kPack, value);
   }
 }
 
@@ -117,25 +147,31 @@ __global__ void __launch_bounds__(kRowThreads) activate_scalar(const __grid_cons
 
 using Kernel = void (*)(Activate);
 
-template <class X, Activation kActivation, bool kCoded>
-Kernel packed_kernel(int packs) {
-  if (packs == 1) return activate_packed<X, 1, kActivation, kCoded>;
+template <class X, Activation kActivation>
+Kernel coded_kernel(int packs) {
+  if (packs == 1) return activate_packed<X, 1, kActivation>;
   if constexpr (omni::kRowPacks<X> == 4) {
-    if (packs == 3) return activate_packed<X, 3, kActivation, kCoded>;
-    if (packs == 4) return activate_packed<X, 4, kActivation, kCoded>;
+    if (packs == 3) return activate_packed<X, 3, kActivation>;
+    if (packs == 4) return activate_packed<X, 4, kActivation>;
   }
-  return activate_packed<X, 2, kActivation, kCoded>;
+  return activate_packed<X, 2, kActivation>;
 }
 
 template <class X, Activation kActivation>
 const char* launch(const Activate& call, cudaStream_t stream) {
-  const omni::RowLayout layout = omni::row_layout(call.channels / kPack, omni::kRowPacks<X>, kRowWarps);
   const bool packed = call.channels % kPack == 0 && omni::aligned(call.x, call.x_stride, sizeof(X)) &&
                       omni::aligned(call.up, call.up_stride, sizeof(X)) && omni::aligned(call.out, 0, 1);
-  if (layout.warps > 0 && packed) {
-    const Kernel kernel = call.code == Code::kNone ? packed_kernel<X, kActivation, false>(layout.packs)
-                                                   : packed_kernel<X, kActivation, true>(layout.packs);
-    return omni::launch_rows(kernel, call, omni::row_block(layout), stream);
+  const int64_t packs = call.channels / kPack, all = call.tokens * packs;
+  if (packed && call.code == Code::kNone && all > 0 && all <= UINT32_MAX) {
+    constexpr int64_t kOfBlock = kFlatThreads * kFlatPacks;
+    activate_flat<X, kActivation><<<static_cast<unsigned>((all + kOfBlock - 1) / kOfBlock), kFlatThreads, 0, stream>>>(
+        call, static_cast<uint32_t>(all), static_cast<uint32_t>(packs));
+    const cudaError_t error = cudaGetLastError();
+    return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  }
+  const omni::RowLayout layout = omni::row_layout<X>(packs, kRowWarps);
+  if (packed && call.code != Code::kNone && layout.warps > 0) {
+    return omni::launch_rows(coded_kernel<X, kActivation>(layout.packs), call, omni::row_block(layout), stream);
   }
   return omni::launch_rows(activate_scalar<X, kActivation>, call, omni::scalar_block(call.channels), stream);
 }

@@ -66,6 +66,15 @@ __device__ __forceinline__ uint32_t code_of(float value) {
   }
 }
 
+template <Codes kCodes>
+__device__ __forceinline__ uint32_t code_pair(float low, float high) {
+  if constexpr (kCodes == Codes::kInt8) {
+    return code_of<kCodes>(low) | code_of<kCodes>(high) << 8;
+  } else {
+    return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
+  }
+}
+
 __device__ __forceinline__ float affine_at(const void* values, omni::Dtype dtype, int64_t at) {
   return dtype == omni::Dtype::kFloat32 ? static_cast<const float*>(values)[at]
                                         : omni::to_float(static_cast<const __nv_bfloat16*>(values)[at]);
@@ -219,12 +228,15 @@ __device__ __forceinline__ void store_unit(const QkNormRope& call, int which, in
     if (!mine) return;
     const float scale = most > 0.f ? most / kLargest<kCodes> : 1.f;
     if (threadIdx.x % lanes == 0) call.scale[which][place * heads + head] = scale;
+    const float inverse = 1.f / scale;  // and no division for each of the values
     uint8_t* out = static_cast<uint8_t*>(call.out[which]) + row;
 #pragma unroll
     for (int pack = 0; pack < 2; ++pack) {
       uint32_t words[2] = {0, 0};
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) words[i / 4] |= code_of<kCodes>(value[pack][i] / scale) << (8 * (i % 4));
+      for (int i = 0; i < kPack; i += 2) {
+        words[i / 4] |= code_pair<kCodes>(value[pack][i] * inverse, value[pack][i + 1] * inverse) << (8 * (i % 4));
+      }
       *reinterpret_cast<uint2*>(out + unit.at[pack]) = make_uint2(words[0], words[1]);
     }
   }
