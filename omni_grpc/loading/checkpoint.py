@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from omni_grpc.errors import CheckpointError
 from omni_grpc.nn.linear import AnyLinear
-from omni_grpc.ops.host import Reading, Words
+from omni_grpc.ops.host import READ_THREADS, Reading, Words
 from omni_grpc.spec import WeightMap
 
 WEIGHT_FILE = "diffusion_pytorch_model.safetensors"
@@ -120,7 +120,7 @@ def load_weights(
         for name, weight in _ahead(read, others, threads):
             _give(module, name, weight)
         try:
-            reading.run()
+            reading.run(1 if threads == 1 else max(threads, READ_THREADS))
         except Words as error:
             raise CheckpointError(f"the weights in {folder} cannot be read: {error}") from error
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.errors import CheckpointError
+from omni_grpc.loading import checkpoint
 from omni_grpc.loading.checkpoint import INDEX_FILE, WEIGHT_FILE, _ahead, load_weights
 from omni_grpc.models.qwen_image import TRANSFORMER_WEIGHTS
 from omni_grpc.models.qwen_image.qwen_image_transformer import QwenImageTransformer
@@ -157,3 +158,15 @@ def test_what_a_thread_raises_ends_the_load() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         list(_ahead(read, {"a": [], "b": [], "c": []}, 2))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("omni_grpc-weights")]
+
+
+@pytest.mark.parametrize(("threads", "reading"), [(1, 1), (4, 8), (16, 16)])
+def test_what_goes_to_the_host_is_read_by_as_many(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int, reading: int
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(checkpoint.Reading, "run", lambda self, threads: asked.append(threads))
+    with torch.device("meta"):
+        module = QwenImageTransformer.from_config(json.loads((folder / "config.json").read_text()))
+    load_weights(module, folder, TRANSFORMER_WEIGHTS, device="cpu", dtype=torch.float32, threads=threads)
+    assert asked == [reading]
