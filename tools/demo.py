@@ -3,8 +3,7 @@
     python -m tools.demo
 
 Nothing in it is staged: the server is `python -m omni_grpc.serve` in a process of its own, the client is `python -m
-omni_grpc generate`, and what the picture shows is measured. As long as no trained model comes with the package, a tiny
-one with random weights stands in.
+omni_grpc generate`, and what the picture shows is measured.
 """
 
 from __future__ import annotations
@@ -23,10 +22,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from omni_grpc.config import BUNDLED
 from omni_grpc.scenes.judge import judge, look
 from omni_grpc.scenes.wish import Noun, Wish
-from tools.tiny.kept import kept_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGE = ROOT / "demo.png"
@@ -42,30 +39,26 @@ class DemoError(Exception):
 
 
 def main() -> int:
-    trained = BUNDLED.is_dir()
     try:
         IMAGE.unlink(missing_ok=True)
-        with served([] if trained else ["--model", str(kept_checkpoint())]) as address:
+        with served() as address:
             generate(address)
         picture = check_image()
     except (DemoError, subprocess.TimeoutExpired) as error:
         print(f"demo: failed: {error}", file=sys.stderr)
         return 1
     say(f"{IMAGE} is a {WIDTH} x {HEIGHT} PNG")
-    if trained:
-        say(verdict(picture))
-    else:
-        say("this checkpoint has random weights, so it draws noise; serve a trained one: make serve MODEL=DIR")
+    say(verdict(picture))
     return 0
 
 
 @contextlib.contextmanager
-def served(flags: list[str]) -> Iterator[str]:
+def served() -> Iterator[str]:
     """Runs the server for the length of the block and gives its address. What it prints is shown.
 
     Raises DemoError where it does not start, and where it does not stop cleanly when asked to.
     """
-    arguments = [*flags, "--host", "127.0.0.1", "--port", "0"]
+    arguments = ["--host", "127.0.0.1", "--port", "0"]
     say("starting the server")
     server = subprocess.Popen(
         [sys.executable, "-m", "omni_grpc.serve", *arguments],

@@ -9,16 +9,22 @@ from pathlib import Path
 import numpy as np
 import torch
 from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
+from safetensors.torch import load_file
 from transformers import Qwen2_5_VLTextConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
+from omni_grpc.config import BUNDLED
 from omni_grpc.models.qwen_image.pipeline_text_to_image import PREFIX, SUFFIX
 from omni_grpc.scenes.captions import known_words, say
 from omni_grpc.scenes.layout import arrange, paint
 from omni_grpc.scenes.wish import draw_wish
-from tools.train_demo import autoencoder, denoiser, pool, render
+from tools.train_demo import autoencoder, denoiser, pool, render, run
+from tools.train_demo.export import export
 from tools.train_demo.ranks import ALIGNED, Flat
+from tools.train_demo.unpack import unpack
 from tools.train_demo.words import PREFIX_TOKENS, template, tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_transformer_is_that_of_diffusers() -> None:
@@ -137,3 +143,20 @@ def test_pools_made_ahead_are_dealt_out_to_the_ranks(tmp_path: Path) -> None:
                 joined[rank::2] = getattr(part, name)
             assert np.array_equal(joined, getattr(whole, name))
         assert np.abs(parts[0].things - whole.things[::2]).max() <= 2**-11
+
+
+def test_the_checkpoint_is_a_state_to_go_on_from(tmp_path: Path) -> None:
+    unpack(BUNDLED, ROOT / "tools" / "train_demo" / "record.json", tmp_path)
+    assert export(tmp_path, tmp_path / "again").is_dir()
+    for part in ("transformer/diffusion_pytorch_model", "text_encoder/model", "vae/diffusion_pytorch_model"):
+        (mine, kept) = (load_file(folder / f"{part}.safetensors") for folder in (tmp_path / "again", BUNDLED))
+        assert mine.keys() == kept.keys()
+        assert all(torch.equal(mine[name], kept[name]) for name in kept)
+    model, state = run._resume(tmp_path, len(tokenizer()), fresh=False)
+    assert state is not None
+    assert "m" not in state
+    assert state["step"] == 19975
+    assert torch.equal(
+        model.transformer.img_in.weight.bfloat16(),
+        load_file(tmp_path / "parameters.safetensors")["transformer.img_in.weight"],
+    )

@@ -158,11 +158,12 @@ def train(
     if state is not None:
         step, records = state["step"], list(state["records"])
         average.copy_(flat.join(state["average"]))
-        optimizer.state[flat.value] = {
-            "step": torch.tensor(float(step), device="cuda"),
-            "exp_avg": flat.join(state["m"]),
-            "exp_avg_sq": flat.join(state["v"]).square(),
-        }
+        if "m" in state:
+            optimizer.state[flat.value] = {
+                "step": torch.tensor(float(step), device="cuda"),
+                "exp_avg": flat.join(state["m"]),
+                "exp_avg_sq": flat.join(state["v"]).square(),
+            }
 
     def current() -> dict[str, Any]:
         moments = optimizer.state[flat.value]

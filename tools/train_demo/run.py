@@ -177,7 +177,8 @@ def _resume(folder: Path, vocabulary: int, *, fresh: bool) -> tuple[Model, dict[
     model = Model(vocabulary)
     if fresh or not (folder / "average.safetensors").is_file():
         return model, None
-    parts = {name: load_file(folder / f"{name}.safetensors") for name in ("average", "parameters", "m", "v")}
+    kept = [name for name in ("average", "parameters", "m", "v") if (folder / f"{name}.safetensors").is_file()]
+    parts = {name: load_file(folder / f"{name}.safetensors") for name in kept}
     names = [name for name, _ in model.named_parameters()]
     model.load_state_dict({name: x.float() for name, x in parts["parameters"].items()})
     log = json.loads((folder / "log.json").read_text())
