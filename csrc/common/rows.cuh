@@ -22,7 +22,7 @@ constexpr int kRowPacks = 8 / sizeof(X);
 // Packs of a row in one thread where as many warps as that takes fit a block, and blocks of the largest size that a
 // multiprocessor is to have registers for: what `python benchmarks/tune_rows.py` compares.
 #ifndef OMNI_ROW_PACKS
-#define OMNI_ROW_PACKS 2
+#define OMNI_ROW_PACKS 4
 #endif
 #ifndef OMNI_ROW_BLOCKS
 #define OMNI_ROW_BLOCKS 1
