@@ -27,6 +27,7 @@ from typing import Any
 from huggingface_hub import HfApi, constants, hf_hub_download, is_offline_mode
 from huggingface_hub.errors import (
     DisabledRepoError,
+    EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
     LocalEntryNotFoundError,
@@ -241,6 +242,24 @@ def _header(repo: str, file: str, commit: str) -> sizes.Header:
     """The tensors of one file, of which only the beginning is read."""
     tensors = HfApi().parse_safetensors_file_metadata(repo, file, revision=commit).tensors
     return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+
+def fetch_file(repo: str, file: str) -> Path:
+    """One file of a repository on the hub, downloaded where the cache does not have it yet. Raises CheckpointError as
+    `fetch` does.
+    """
+    with _explained(repo, constants.DEFAULT_REVISION):
+        try:
+            return Path(hf_hub_download(repo, file, tqdm_class=_Bar))
+        except EntryNotFoundError as error:
+            offline = isinstance(error, LocalEntryNotFoundError)
+            if offline and not is_offline_mode():
+                raise
+            why = "HF_HUB_OFFLINE is set, and the cache lacks it" if offline else "there is no such file"
+            raise CheckpointError(
+                f"{repo}:{file}: {why}. `hf download {repo} {file}` fetches it; its files: {constants.ENDPOINT}/{repo}",
+                reason="HUB_OFFLINE" if offline else "MODEL_NOT_FOUND",
+            ) from error
 
 
 def discard_unfinished() -> None:
