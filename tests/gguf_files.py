@@ -165,7 +165,7 @@ def write(
     """
     writer = gguf.GGUFWriter(path, architecture or "")
     if architecture is None:
-        writer.kv_data[0].pop("general.architecture")
+        writer.kv_data[0].pop(gguf.Keys.General.ARCHITECTURE, None)
     numbers = {}
     for number, (name, tensor) in enumerate(tensors.items()):
         kind = kind_of(tensor, number) if kinds is None else kinds.get(name, "F32")
@@ -190,7 +190,7 @@ def convert(
     component: str = "transformer",
     **more: Any,
 ) -> Path:
-    """Writes the GGUF file of a checkpoint's denoiser; returns a copy of the checkpoint with the numbers of the file."""
+    """Writes the GGUF file of a checkpoint's denoiser, and returns a copy of the checkpoint with its numbers."""
     weights = safetensors.torch.load_file(folder / component / WEIGHT_FILE)
     pieces = names(weights)
     numbers = write(path, joined(weights, pieces), architecture, **more)
