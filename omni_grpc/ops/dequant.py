@@ -60,10 +60,10 @@ def dequantize(packed: Tensor, packing: Packing, out: Tensor) -> None:
     """Fills `out`, contiguous and of any shape, with what packed, uint8 [bytes] of as many elements in order, stands
     for: computed in float32, and rounded to the dtype of `out`.
 
-    Raises RuntimeError where shapes, dtypes or devices do not fit each other. A kernel on the CPU serves float32 and
-    bfloat16, the reference everything else.
+    Raises RuntimeError where shapes, dtypes or devices do not fit each other. A kernel on the CPU serves blocks to
+    float32 and bfloat16, the reference everything else.
     """
-    served = out.dtype in KERNEL_DTYPES and out.device.type == "cpu"
+    served = packing.elements > 1 and out.dtype in KERNEL_DTYPES and out.device.type == "cpu"
     (_dequantize if served else dequantize_reference)(packed, packing.number, out)
 
 
