@@ -71,7 +71,8 @@ def apply_settings(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
     for name, (component, key) in checkpoint.spec.settings.items():
         if (value := getattr(config.adapter, name)) is not None:
             configs[component] = {**configs[component], key: value}
-    return dataclasses.replace(checkpoint, configs=configs)
+    replaced = frozenset(gguf_files(config.quantization, checkpoint)) if config.quantization else frozenset()
+    return dataclasses.replace(checkpoint, configs=configs, replaced=replaced)
 
 
 def _stands_in(name: str, checkpoint: Checkpoint) -> bool:

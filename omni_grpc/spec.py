@@ -244,7 +244,7 @@ class Checkpoint:
     """A checkpoint folder and the spec that serves it. `name` is what requests call it.
 
     `siblings` are the same weights under other specs, for tasks that this one lacks; `refusals` say why some task is
-    lacking all the same. `preferences` win over the spec.
+    lacking all the same. `preferences` win over the spec. The weights of components in `replaced` come from elsewhere.
     """
 
     name: str
@@ -254,6 +254,7 @@ class Checkpoint:
     siblings: tuple[Checkpoint, ...] = ()
     refusals: Mapping[Task, str] = dataclasses.field(default_factory=dict)
     preferences: Preferences = Preferences()
+    replaced: frozenset[str] = frozenset()
 
     @property
     def described(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +19,8 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.errors import CheckpointError, ConfigError
 from omni_grpc.loading.checkpoint import WEIGHT_FILE
 from omni_grpc.loading.gguf import GgufFile
-from omni_grpc.registry import open_checkpoint, specs
-from omni_grpc.settle import check_settings
+from omni_grpc.registry import open_checkpoint, open_model, specs
+from omni_grpc.settle import apply_settings, check_settings
 from tests.gguf_files import FLUX, WAN, Z_IMAGE, convert, joined, original_names, parted, write
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
@@ -209,6 +210,19 @@ def test_settings_that_do_not_go_together_are_refused_before_any_work(
     with pytest.raises(ConfigError, match=message) as caught:
         check_settings(config, checkpoint)
     assert [violation.field for violation in caught.value.violations] == [field]
+
+
+def test_the_weights_that_a_file_replaces_are_known_and_may_be_absent(
+    file: Path, tiny_qwen_image: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_qwen_image, tmp_path / "c"))
+    (folder / "transformer" / WEIGHT_FILE).unlink()
+    config = EngineConfig.from_settings(model=str(folder), quantization="gguf", gguf_model=str(file))
+    checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
+    assert checkpoint.replaced == {"transformer"}
+    assert load(folder, file).ready.quantized_layers
+    plain = EngineConfig.from_settings(model=str(folder))
+    assert apply_settings(plain, open_checkpoint(folder)).replaced == frozenset()
 
 
 def test_of_two_denoisers_each_needs_a_file(tmp_path: Path, file: Path) -> None:
