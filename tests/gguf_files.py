@@ -16,7 +16,7 @@ from torch import Tensor
 
 from omni_grpc.loading.checkpoint import WEIGHT_FILE
 
-KINDS = ("Q4_K", "Q8_0", "Q5_K", "F16", "Q6_K", "Q4_0", "BF16")
+KINDS = ("Q4_K", "Q8_0", "Q5_K", "F16", "Q6_K", "Q4_0", "BF16", "Q5_0", "Q4_1", "Q5_1", "Q4_K")
 """In this order, tensor by tensor, so that a fused layer has unlike parts."""
 
 Pieces = dict[str, list[tuple[str, int | None]]]

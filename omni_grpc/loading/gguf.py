@@ -85,8 +85,9 @@ class GgufFile:
         for name, (kind, shape, offset) in found.items():
             shape = tuple(int(size) for size in fields.get(SHAPE_KEY + name, shape))
             tensors[name] = Packed(shape, (Segment(offset, math.prod(shape), PACKINGS[kind]),))
-        prefixed = all(name.startswith(PREFIX) for name in tensors)
-        plain = {name.removeprefix(PREFIX) if prefixed else name: tensor for name, tensor in tensors.items()}
+        # files of whole models have other components too, under prefixes of their own
+        mine = {name: tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
+        plain = {name.removeprefix(PREFIX): tensor for name, tensor in (mine or tensors).items()}
         layout = next((layout for layout in served.layouts if layout.mark in plain), None)
         return cls(path, plain if layout is None else _translated(path, plain, layout))
 

@@ -18,6 +18,8 @@ from torch import Tensor
 from omni_grpc.ops.library import declare
 
 KERNEL_DTYPES = frozenset({torch.float32, torch.bfloat16})
+KERNEL_TYPES = frozenset({"Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
+"""Those that models are packed in. Others are what is left where a row is no multiple of 256."""
 CHUNK: Mapping[str, int] = MappingProxyType({"cpu": 1 << 18, "cuda": 1 << 24})
 """Elements that the reference unpacks at a time: few enough to stay in a CPU's cache, and to be no memory on a GPU."""
 
@@ -45,6 +47,9 @@ PACKINGS: Mapping[str, Packing] = MappingProxyType(
             Packing("F32", 0, 1, 4),
             Packing("F16", 1, 1, 2),
             Packing("Q4_0", 2, 32, 18),
+            Packing("Q4_1", 3, 32, 20),
+            Packing("Q5_0", 6, 32, 22),
+            Packing("Q5_1", 7, 32, 24),
             Packing("Q8_0", 8, 32, 34),
             Packing("Q4_K", 12, 256, 144),
             Packing("Q5_K", 13, 256, 176),
@@ -60,10 +65,10 @@ def dequantize(packed: Tensor, packing: Packing, out: Tensor) -> None:
     """Fills `out`, contiguous and of any shape, with what packed, uint8 [bytes] of as many elements in order, stands
     for: computed in float32, and rounded to the dtype of `out`.
 
-    Raises RuntimeError where shapes, dtypes or devices do not fit each other. A kernel on the CPU serves blocks to
-    float32 and bfloat16, the reference everything else.
+    Raises RuntimeError where shapes, dtypes or devices do not fit each other. A kernel on the CPU serves most types
+    of blocks to float32 and bfloat16, the reference everything else.
     """
-    served = packing.elements > 1 and out.dtype in KERNEL_DTYPES and out.device.type == "cpu"
+    served = packing.name in KERNEL_TYPES and out.dtype in KERNEL_DTYPES and out.device.type == "cpu"
     (_dequantize if served else dequantize_reference)(packed, packing.number, out)
 
 
@@ -93,6 +98,26 @@ def _split(codes: Tensor, *shifts: int, mask: int) -> Tensor:
 def _q4_0(blocks: Tensor) -> Tensor:
     codes = _split(blocks[:, 2:].unsqueeze(1), 0, 4, mask=15).flatten(1)
     return _halves(blocks) * (codes.float() - 8)
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    codes = _split(blocks[:, 4:].unsqueeze(1), 0, 4, mask=15).flatten(1)
+    return _halves(blocks) * codes.float() + _halves(blocks, 2)
+
+
+def _five_bits(blocks: Tensor, at: int) -> Tensor:
+    """32 codes, of which the fifth bits come first, one after the other: float32 [n, 32]."""
+    high = _split(blocks[:, at : at + 4].unsqueeze(2), *range(8), mask=1).flatten(1)
+    low = _split(blocks[:, at + 4 :].unsqueeze(1), 0, 4, mask=15).flatten(1)
+    return (low | (high << 4)).float()
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    return _halves(blocks) * (_five_bits(blocks, 2) - 16)
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    return _halves(blocks) * _five_bits(blocks, 4) + _halves(blocks, 2)
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
@@ -137,6 +162,9 @@ UNPACK: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
         "F16": lambda blocks: blocks.view(torch.float16).float(),
         "BF16": lambda blocks: blocks.view(torch.bfloat16).float(),
         "Q4_0": _q4_0,
+        "Q4_1": _q4_1,
+        "Q5_0": _q5_0,
+        "Q5_1": _q5_1,
         "Q8_0": _q8_0,
         "Q4_K": _q4_k,
         "Q5_K": _q5_k,

@@ -115,6 +115,12 @@ def test_original_names_of_flux_keep_their_rows_in_order(tmp_path: Path) -> None
         assert torch.equal(back[name], weight)
 
 
+def test_of_a_whole_model_only_the_denoiser_is_read(tmp_path: Path) -> None:
+    tensors = {"model.diffusion_model.img_in.weight": torch.ones(4, 8), "first_stage_model.x.weight": torch.ones(2, 8)}
+    write(tmp_path / "w.gguf", tensors, None, kinds={})
+    assert opened(tmp_path / "w.gguf").tensors.keys() == {"img_in.weight"}
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 

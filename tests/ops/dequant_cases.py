@@ -15,7 +15,16 @@ import torch
 from omni_grpc.ops.dequant import CHUNK, PACKINGS, Packing, dequantize, dequantize_reference
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-SCALES = {"Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALES = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
 """Where a block has its float16 scales. All of its other bytes may be anything."""
 
 
