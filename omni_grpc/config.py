@@ -28,7 +28,7 @@ BUNDLED = Path(__file__).resolve().parent / "demo"
 NATIVE_CACHES = ("tea_cache",)
 DIFFUSERS_CACHES = ("first_block", "taylorseer", "mag", "faster", "pab", "sea", "text_kv")
 """Step caches that --cache-backend can name, by what runs the model."""
-QUANTIZATIONS = ("int8",)
+QUANTIZATIONS = ("int8", "gguf")
 
 
 def setting(
@@ -130,6 +130,11 @@ class QuantizationConfig:
     )
     ignored_layers: tuple[str, ...] = setting(
         (), "layers that are not quantised: parts of their names, separated by commas"
+    )
+    gguf_model: tuple[str, ...] = setting(
+        (),
+        "with --quantization gguf, the GGUF file of the denoiser: a path, or ORG/NAME:FILE on the hub; of a model with "
+        "two denoisers COMPONENT=FILE for each, separated by a comma",
     )
 
 

@@ -27,6 +27,7 @@ from typing import Any
 from huggingface_hub import HfApi, constants, hf_hub_download, is_offline_mode
 from huggingface_hub.errors import (
     DisabledRepoError,
+    EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
     LocalEntryNotFoundError,
@@ -64,7 +65,7 @@ class Transfer:
 
 Progress = Callable[[Transfer], None]
 """Calls come one at a time. What it raises ends the download."""
-Look = Callable[[Path], None]
+Look = Callable[[Path], Collection[str]]
 Count = Callable[[int], None]
 
 
@@ -82,15 +83,16 @@ class ProgressLog:
             logger.info("downloading %s: %d%% (%s of %s)", it.component, percent, *sizes)
 
 
-def _unseen(folder: Path) -> None:
+def _unseen(folder: Path) -> Collection[str]:
     """Nobody wants to look at a checkpoint before its weights are there."""
+    return ()
 
 
 def fetch(repo: str, *, revision: str | None = None, progress: Progress | None = None, look: Look = _unseen) -> Path:
     """The folder of a checkpoint of the hub (`org/name`), downloaded where the cache does not have it yet.
 
-    `look` gets the folder when all but the weights is in it, before these are downloaded; what it raises ends the
-    download. Without `progress` it is logged.
+    `look` gets the folder when all but the weights is in it, and returns the components whose weights are not needed;
+    what it raises ends the download. Without `progress` it is logged.
 
     Raises CheckpointError with the reason HUB_OFFLINE, MODEL_NOT_FOUND, MODEL_GATED, REVISION_NOT_FOUND,
     DOWNLOAD_FAILED, NO_MODEL_INDEX, UNSAFE_WEIGHTS or WEIGHTS_MISSING; the message says what to run.
@@ -100,15 +102,17 @@ def fetch(repo: str, *, revision: str | None = None, progress: Progress | None =
         raise CheckpointError(f"{revision!r} is no branch, tag or commit", reason="REVISION_NOT_FOUND")
     cache = _Cache(repo)
     if is_offline_mode():
-        return _cached(cache, revision)
+        return _cached(cache, revision, look)
     try:
         commit, sizes = _look_up(repo, revision)
     except (OSError, ValueError, _TRANSPORT_ERROR) as error:
         if not _unreachable(error):
             raise _failure(error, repo, revision) from error
         try:
-            folder = _cached(cache, revision)
-        except CheckpointError:
+            folder = _cached(cache, revision, look)
+        except CheckpointError as incomplete:
+            if incomplete.reason != "HUB_OFFLINE":
+                raise
             raise _failure(error, repo, revision) from error
         logger.warning("%s does not answer (%s); going on with the copy in the cache", constants.ENDPOINT, error)
         return folder
@@ -150,24 +154,32 @@ def _look_up(repo: str, revision: str) -> tuple[str, dict[str, int]]:
     return str(info.sha), {file.rfilename: file.size or 0 for file in info.siblings or ()}
 
 
-def _cached(cache: _Cache, revision: str) -> Path:
+def _cached(cache: _Cache, revision: str, look: Look = _unseen) -> Path:
     """The checkpoint without asking the hub. Raises CheckpointError where it is not there, or not complete."""
     commit = cache.commit(revision)
     folder = cache.snapshot(commit) if commit else None
-    try:
+    with _with_the_fix(cache.repo, revision):
         if folder is None or not (folder / layout.INDEX).is_file():
             raise CheckpointError(f"revision {revision!r} was never downloaded")
         index = _json(folder / layout.INDEX)
         files = layout.files_of(folder)
         layout.texts(index, files, "the copy")
-        weights = layout.weights(index, files, "the copy", lambda file: _json(folder / file))
+    without = look(folder)
+    with _with_the_fix(cache.repo, revision):
+        weights = layout.weights(index, files, "the copy", lambda file: _json(folder / file), without)
+    return with_plain_names(folder, weights)
+
+
+@contextlib.contextmanager
+def _with_the_fix(repo: str, revision: str) -> Iterator[None]:
+    try:
+        yield
     except CheckpointError as error:
         raise CheckpointError(
-            f"the cache {constants.HF_HUB_CACHE} does not hold {cache.repo} complete, and the hub is not asked "
-            f"(HF_HUB_OFFLINE): {error}. Run once with the network: HF_HUB_OFFLINE=0 {_pull(cache.repo, revision)}",
+            f"the cache {constants.HF_HUB_CACHE} does not hold {repo} complete, and the hub is not asked "
+            f"(HF_HUB_OFFLINE): {error}. Run once with the network: HF_HUB_OFFLINE=0 {_pull(repo, revision)}",
             reason="HUB_OFFLINE",
         ) from error
-    return with_plain_names(folder, weights)
 
 
 def _download(
@@ -177,7 +189,8 @@ def _download(
     folder = cache.snapshot(commit)
     # the small files first: a cache with all of the weights then has everything
     _transfer(cache.repo, commit, dict.fromkeys(texts, _uncounted))
-    look(folder)
+    without = look(folder)
+    weights = [part for part in weights if part.component not in without]
     absent = [file for part in weights for file in part.files if not (folder / file).is_file()]
     _check_space(cache, sum(files[file] for file in absent))
     if absent:
@@ -241,6 +254,22 @@ def _header(repo: str, file: str, commit: str) -> sizes.Header:
     """The tensors of one file, of which only the beginning is read."""
     tensors = HfApi().parse_safetensors_file_metadata(repo, file, revision=commit).tensors
     return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+
+def fetch_file(repo: str, file: str) -> Path:
+    """One file on the hub, downloaded where the cache does not have it yet. Raises CheckpointError as `fetch` does."""
+    with _explained(repo, constants.DEFAULT_REVISION):
+        try:
+            return Path(hf_hub_download(repo, file, tqdm_class=_Bar))
+        except EntryNotFoundError as error:
+            offline = isinstance(error, LocalEntryNotFoundError)
+            if offline and not is_offline_mode():
+                raise
+            why = "HF_HUB_OFFLINE is set, and the cache lacks it" if offline else "there is no such file"
+            raise CheckpointError(
+                f"{repo}:{file}: {why}. `hf download {repo} {file}` fetches it; its files: {constants.ENDPOINT}/{repo}",
+                reason="HUB_OFFLINE" if offline else "MODEL_NOT_FOUND",
+            ) from error
 
 
 def discard_unfinished() -> None:

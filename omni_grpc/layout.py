@@ -74,8 +74,10 @@ def texts(index: Mapping[str, Any], files: Collection[str], where: str) -> list[
     return found
 
 
-def weights(index: Mapping[str, Any], files: Collection[str], where: str, read: Read) -> list[Weights]:
-    """The safetensors files of every component that has weights.
+def weights(
+    index: Mapping[str, Any], files: Collection[str], where: str, read: Read, without: Collection[str] = ()
+) -> list[Weights]:
+    """The safetensors files of every component that has weights, but for those in `without`.
 
     Raises CheckpointError with the reason UNSAFE_WEIGHTS where a component has pickles alone, and WEIGHTS_MISSING where
     it has nothing to load, or lacks a shard.
@@ -84,7 +86,7 @@ def weights(index: Mapping[str, Any], files: Collection[str], where: str, read: 
     missing: dict[str, list[str]] = {}
     found = []
     for component, kind in components(index):
-        if _WITHOUT_WEIGHTS.search(kind):
+        if component in without or _WITHOUT_WEIGHTS.search(kind):
             continue
         chosen = _choose(component, files, where, read)
         if chosen is not None:

@@ -67,7 +67,7 @@ def _features(spec: ModelSpec) -> Record:
     kinds = spec.guidance
     return {
         "step_cache": [name for name in caches if _takes(spec, cache_backend=name)],
-        "quantization": [name for name in QUANTIZATIONS if _takes(spec, quantization=name)],
+        "quantization": [name for name in QUANTIZATIONS if _takes(spec, quantization=name) or _has_files(spec, name)],
         "lora": _takes(spec, lora={"name": "file"}),
         "layerwise_offload": _takes(spec, enable_layerwise_offload=True),
         "component_offload": _takes(spec, enable_cpu_offload=True),
@@ -85,6 +85,11 @@ def _takes(spec: ModelSpec, **settings: Any) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def _has_files(spec: ModelSpec, quantization: str) -> bool:
+    """Whether weights may come from a file, which a setting of its own names."""
+    return quantization == "gguf" and spec.single_file is not None
 
 
 def _cell(value: bool | str | Sequence[str]) -> str:

@@ -92,8 +92,8 @@ def open_model(
     if on_hub(config):
         from omni_grpc import hub  # here, since this leaf needs the standard library alone
 
-        def look(folder: Path) -> None:
-            opened(folder, config.model)
+        def look(folder: Path) -> frozenset[str]:
+            return opened(folder, config.model).replaced
 
         folder = hub.fetch(config.model, revision=config.revision, progress=progress, look=look)
         return opened(folder, config.model)

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
 
-from omni_grpc.config import DIFFUSERS_CACHES, NATIVE_CACHES, AdapterConfig, EngineConfig, ModelConfig
+from omni_grpc.config import (
+    DIFFUSERS_CACHES,
+    NATIVE_CACHES,
+    AdapterConfig,
+    EngineConfig,
+    ModelConfig,
+    QuantizationConfig,
+)
 from omni_grpc.errors import ConfigError, Violation
 from omni_grpc.opaque import OPAQUE_FAMILY
 from omni_grpc.plan import Ready
@@ -20,6 +30,9 @@ OF_ANY_VAE = ("vae_use_slicing", "vae_use_tiling")
 
 DEFAULT_THRESHOLD = 0.2
 """Of TeaCache, where neither the request nor --cache-config has one."""
+
+HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*):(.+)", re.ASCII)
+"""A file of a repository on the hub."""
 
 Faults = dict[str, str]
 """Setting -> what is wrong with it."""
@@ -58,7 +71,8 @@ def apply_settings(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
     for name, (component, key) in checkpoint.spec.settings.items():
         if (value := getattr(config.adapter, name)) is not None:
             configs[component] = {**configs[component], key: value}
-    return dataclasses.replace(checkpoint, configs=configs)
+    replaced = frozenset(gguf_files(config.quantization, checkpoint)) if config.quantization else frozenset()
+    return dataclasses.replace(checkpoint, configs=configs, replaced=replaced)
 
 
 def _stands_in(name: str, checkpoint: Checkpoint) -> bool:
@@ -74,6 +88,7 @@ def check_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
     native = checkpoint.spec.family != OPAQUE_FAMILY
     name = checkpoint.spec.name
     wrong = _adapter_faults(config, checkpoint, native) | _cache_faults(config, name, native)
+    wrong |= _gguf_faults(config.quantization or QuantizationConfig(), checkpoint, native)
     if config.profiler is not None and not config.profiler.enable_diffusion_pipeline_profiler:
         wrong["diffusion_pipeline_profiler_targets"] = "needs --enable-diffusion-pipeline-profiler"
     if not native:
@@ -87,7 +102,7 @@ def check_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
             wrong["lora"] = f"has no effect on {name}, which runs through diffusers; adapters are for native models"
         if config.offload is not None and config.offload.layerwise_resident_blocks:
             wrong["layerwise_resident_blocks"] = f"has no effect on {name}, which runs through diffusers"
-    elif config.quantization is not None and config.quantization.quantization is None:
+    elif (chosen := config.quantization) is not None and chosen.quantization is None and chosen.ignored_layers:
         wrong["ignored_layers"] = "needs --quantization"
     if config.offload is not None and not config.offload.enable_layerwise_offload:
         wrong["layerwise_resident_blocks"] = "needs --enable-layerwise-offload"
@@ -95,6 +110,45 @@ def check_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
         violations = tuple(Violation(field, why) for field, why in wrong.items())
         message = "; ".join(f"--{field.replace('_', '-')} {why}" for field, why in wrong.items())
         raise ConfigError(message, reason="SETTING_WITHOUT_EFFECT", violations=violations)
+
+
+def gguf_files(config: QuantizationConfig, checkpoint: Checkpoint) -> Mapping[str, str]:
+    """The GGUF file of each component, as it was named: a path or a file on the hub. One that stands alone is that of
+    the only denoiser; where there are two it has no component ("").
+    """
+    denoisers = _denoisers(checkpoint)
+    found = {}
+    for text in config.gguf_model:
+        component, equals, file = text.partition("=")
+        named = bool(equals) and component in checkpoint.spec.weights
+        found[component if named else denoisers[0] if len(denoisers) == 1 else ""] = file if named else text
+    return found
+
+
+def _denoisers(checkpoint: Checkpoint) -> list[str]:
+    return [component for component in checkpoint.spec.weights if component in checkpoint.configs]
+
+
+def _gguf_faults(config: QuantizationConfig, checkpoint: Checkpoint, native: bool) -> Faults:
+    name = checkpoint.spec.name
+    if config.quantization != "gguf":
+        return {"gguf_model": "needs --quantization gguf"} if config.gguf_model else {}
+    if not native:
+        return {"gguf_model": f"has no effect on {name}, which runs through diffusers"} if config.gguf_model else {}
+    wrong = {}
+    if config.ignored_layers:
+        wrong["ignored_layers"] = "has no effect with --quantization gguf: the file says how each layer is packed"
+    files, denoisers = gguf_files(config, checkpoint), _denoisers(checkpoint)
+    if checkpoint.spec.single_file is None:
+        wrong["quantization"] = f"gguf is not served yet for {name}, of whose GGUF files nothing is known"
+    elif not files:
+        wrong["gguf_model"] = "is required by --quantization gguf: a path, or ORG/NAME:FILE on the hub"
+    elif files.keys() != set(denoisers):
+        example = ",".join(f"{component}=FILE" for component in denoisers)
+        wrong["gguf_model"] = f"must name a file for each of {', '.join(denoisers)} of {name}: --gguf-model {example}"
+    elif absent := [file for file in files.values() if not (Path(file).is_file() or HUB_FILE.fullmatch(file))]:
+        wrong["gguf_model"] = f"{absent[0]} is neither a file here nor one on the hub (ORG/NAME:FILE)"
+    return wrong
 
 
 def _adapter_faults(config: EngineConfig, checkpoint: Checkpoint, native: bool) -> Faults:

@@ -134,6 +134,43 @@ class WeightMap:
     float32: tuple[str, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cut:
+    """Some rows of a tensor in a file: which module of the checkpoint they belong to, how many they are beside the
+    others of the tensor, and where they are among those that the module gets.
+    """
+
+    module: str
+    size: int = 1
+    place: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Names that single files of a model have in place of the checkpoint's.
+
+    `mark` is the name of a tensor by which such a file is known. `renames` are (regular expression, replacement) pairs
+    as in WeightMap, which make names of the checkpoint; `cuts` are modules (the last part of a path, after `renames`)
+    whose rows are shared out to several of the same parent, or put in another order. Tensors whose names `unused`
+    (regular expressions) finds belong to nothing.
+    """
+
+    mark: str
+    renames: tuple[tuple[str, str], ...]
+    cuts: Mapping[str, tuple[Cut, ...]] = dataclasses.field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SingleFile:
+    """The single files (GGUF) that a model's denoiser may come from: what they may say that they are, and the layouts
+    that they may have besides the checkpoint's own names.
+    """
+
+    architectures: tuple[str, ...]
+    layouts: tuple[Layout, ...] = ()
+
+
 def same(configs: Configs) -> Mapping[str, Any]:
     """The variant of a class that stands for one model."""
     return {}
@@ -165,7 +202,7 @@ class ModelSpec:
 
     What features have to know of the model: `cache_coefficients`, a polynomial, highest power first, from the relative
     change of a block stack's signal to that of its output, as TeaCache fits it; `sensitive_layers`, parts of the names
-    of layers that lose too much in fewer bits.
+    of layers that lose too much in fewer bits; `single_file`, files that stand in for the weights of a denoiser.
     """
 
     name: str
@@ -188,6 +225,7 @@ class ModelSpec:
     postprocess: Lazy = Lazy("omni_grpc.pipeline.outputs:postprocess")
     cache_coefficients: tuple[float, ...] = (1.0, 0.0)
     sensitive_layers: tuple[str, ...] = ()
+    single_file: SingleFile | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +244,7 @@ class Checkpoint:
     """A checkpoint folder and the spec that serves it. `name` is what requests call it.
 
     `siblings` are the same weights under other specs, for tasks that this one lacks; `refusals` say why some task is
-    lacking all the same. `preferences` win over the spec.
+    lacking all the same. `preferences` win over the spec. The weights of components in `replaced` come from elsewhere.
     """
 
     name: str
@@ -216,6 +254,7 @@ class Checkpoint:
     siblings: tuple[Checkpoint, ...] = ()
     refusals: Mapping[Task, str] = dataclasses.field(default_factory=dict)
     preferences: Preferences = Preferences()
+    replaced: frozenset[str] = frozenset()
 
     @property
     def described(self) -> bool:

@@ -5,7 +5,20 @@ import dataclasses
 from collections.abc import Mapping
 
 from omni_grpc.request import Guidance, Task
-from omni_grpc.spec import Configs, Defaults, GuidanceKind, Lazy, Limits, ModelSpec, Split, SplitKind, WeightMap
+from omni_grpc.spec import (
+    Configs,
+    Cut,
+    Defaults,
+    GuidanceKind,
+    Layout,
+    Lazy,
+    Limits,
+    ModelSpec,
+    SingleFile,
+    Split,
+    SplitKind,
+    WeightMap,
+)
 
 PATCH = 2
 """Latents are packed in patches of 2 x 2 into one token."""
@@ -88,6 +101,52 @@ TRANSFORMER_SPLITS: Mapping[str, Split] = {
     "stack.single.*.proj_out": Split(SplitKind.ROW, (1, 4)),
 }
 
+SINGLE_FILE = SingleFile(
+    architectures=("flux",),
+    layouts=(
+        # the names of https://github.com/black-forest-labs/flux
+        Layout(
+            mark="double_blocks.0.img_attn.qkv.weight",
+            renames=(
+                (r"^time_in\.", "time_text_embed.timestep_embedder."),
+                (r"^vector_in\.", "time_text_embed.text_embedder."),
+                (r"^guidance_in\.", "time_text_embed.guidance_embedder."),
+                (r"\.in_layer\.", ".linear_1."),
+                (r"\.out_layer\.", ".linear_2."),
+                (r"^img_in\.", "x_embedder."),
+                (r"^txt_in\.", "context_embedder."),
+                (r"^final_layer\.linear\.", "proj_out."),
+                (r"^final_layer\.adaLN_modulation\.1\.", "norm_out.linear."),
+                (r"^double_blocks\.", "transformer_blocks."),
+                (r"\.img_mod\.lin\.", ".norm1.linear."),
+                (r"\.txt_mod\.lin\.", ".norm1_context.linear."),
+                (r"\.img_attn\.qkv\.", ".attn.to_qkv."),
+                (r"\.txt_attn\.qkv\.", ".attn.add_qkv_proj."),
+                (r"\.txt_attn\.norm\.query_norm\.scale$", ".attn.norm_added_q.weight"),
+                (r"\.txt_attn\.norm\.key_norm\.scale$", ".attn.norm_added_k.weight"),
+                (r"(\.img_attn)?\.norm\.query_norm\.scale$", ".attn.norm_q.weight"),
+                (r"(\.img_attn)?\.norm\.key_norm\.scale$", ".attn.norm_k.weight"),
+                (r"\.img_attn\.proj\.", ".attn.to_out.0."),
+                (r"\.txt_attn\.proj\.", ".attn.to_add_out."),
+                (r"\.img_mlp\.0\.", ".ff.net.0.proj."),
+                (r"\.img_mlp\.2\.", ".ff.net.2."),
+                (r"\.txt_mlp\.0\.", ".ff_context.net.0.proj."),
+                (r"\.txt_mlp\.2\.", ".ff_context.net.2."),
+                (r"^single_blocks\.", "single_transformer_blocks."),
+                (r"\.modulation\.lin\.", ".norm.linear."),
+                (r"\.linear2\.", ".proj_out."),
+            ),
+            cuts={
+                "attn.to_qkv": (Cut("attn.to_q"), Cut("attn.to_k"), Cut("attn.to_v")),
+                "attn.add_qkv_proj": (Cut("attn.add_q_proj"), Cut("attn.add_k_proj"), Cut("attn.add_v_proj")),
+                "linear1": (Cut("attn.to_q"), Cut("attn.to_k"), Cut("attn.to_v"), Cut("proj_mlp", 4)),
+                # shift, then scale there; scale, then shift here
+                "norm_out.linear": (Cut("norm_out.linear", place=1), Cut("norm_out.linear", place=0)),
+            },
+        ),
+    ),
+)
+
 SPECS = (
     ModelSpec(
         name="FluxPipeline",
@@ -99,6 +158,7 @@ SPECS = (
         defaults=defaults,
         weights={"transformer": TRANSFORMER_WEIGHTS},
         tensor_parallel={"transformer": TRANSFORMER_SPLITS},
+        single_file=SINGLE_FILE,
         schedulers=SCHEDULERS,
         # published with TeaCache for FLUX.1-dev (https://arxiv.org/abs/2411.19108); not fitted here
         cache_coefficients=(498.651651, -283.781631, 55.8554382, -3.82021401, 0.264230861),
@@ -114,6 +174,7 @@ SPECS = (
         defaults=kontext_defaults,
         weights={"transformer": TRANSFORMER_WEIGHTS},
         tensor_parallel={"transformer": TRANSFORMER_SPLITS},
+        single_file=SINGLE_FILE,
         takes=frozenset({"images"}),
         schedulers=SCHEDULERS,
     ),

@@ -3,7 +3,17 @@
 from collections.abc import Mapping
 
 from omni_grpc.request import Guidance, GuidanceNorm, Task
-from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, Split, SplitKind, WeightMap
+from omni_grpc.spec import (
+    Configs,
+    Defaults,
+    GuidanceKind,
+    Limits,
+    ModelSpec,
+    SingleFile,
+    Split,
+    SplitKind,
+    WeightMap,
+)
 
 PATCH = 2
 """Latents are packed in patches of 2 x 2 into one token."""
@@ -60,6 +70,8 @@ SPECS = (
         defaults=defaults,
         weights={"transformer": TRANSFORMER_WEIGHTS},
         tensor_parallel={"transformer": TRANSFORMER_SPLITS},
+        # they have the checkpoint's own names
+        single_file=SingleFile(architectures=("qwen_image",)),
         # TeaCache's polynomial for this model's first modulated input, as other servers have it; not fitted here
         cache_coefficients=(-450.0, 280.0, -45.0, 3.2, -0.02),
     ),

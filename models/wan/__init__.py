@@ -5,7 +5,18 @@ from typing import Any
 
 from omni_grpc.errors import CheckpointError
 from omni_grpc.request import Guidance, Task
-from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, Split, SplitKind, WeightMap
+from omni_grpc.spec import (
+    Configs,
+    Defaults,
+    GuidanceKind,
+    Layout,
+    Limits,
+    ModelSpec,
+    SingleFile,
+    Split,
+    SplitKind,
+    WeightMap,
+)
 
 TEXT_TOKENS = 512
 """Length that every text is brought to: shorter ones get zeros, which are attended."""
@@ -116,6 +127,33 @@ TRANSFORMER_SPLITS: Mapping[str, Split] = {
     "*.ffn.down": Split(SplitKind.ROW),
 }
 
+SINGLE_FILE = SingleFile(
+    architectures=("wan",),
+    layouts=(
+        # the names of https://github.com/Wan-Video/Wan2.1
+        Layout(
+            mark="blocks.0.self_attn.q.weight",
+            renames=(
+                (r"^time_embedding\.0\.", "condition_embedder.time_embedder.linear_1."),
+                (r"^time_embedding\.2\.", "condition_embedder.time_embedder.linear_2."),
+                (r"^text_embedding\.0\.", "condition_embedder.text_embedder.linear_1."),
+                (r"^text_embedding\.2\.", "condition_embedder.text_embedder.linear_2."),
+                (r"^time_projection\.1\.", "condition_embedder.time_proj."),
+                (r"^head\.head\.", "proj_out."),
+                (r"^head\.modulation$", "scale_shift_table"),
+                (r"\.modulation$", ".scale_shift_table"),
+                (r"\.self_attn\.", ".attn1."),
+                (r"\.cross_attn\.", ".attn2."),
+                (r"\.(q|k|v)\.", r".to_\1."),
+                (r"\.o\.", ".to_out.0."),
+                (r"\.ffn\.0\.", ".ffn.net.0.proj."),
+                (r"\.ffn\.2\.", ".ffn.net.2."),
+                (r"\.norm3\.", ".norm2."),
+            ),
+        ),
+    ),
+)
+
 SPECS = (
     ModelSpec(
         name="WanPipeline",
@@ -128,6 +166,7 @@ SPECS = (
         variant=variant,
         weights={"transformer": TRANSFORMER_WEIGHTS, "transformer_2": TRANSFORMER_WEIGHTS},
         tensor_parallel={"transformer": TRANSFORMER_SPLITS, "transformer_2": TRANSFORMER_SPLITS},
+        single_file=SINGLE_FILE,
         takes=frozenset({"num_frames"}),
     ),
     ModelSpec(
@@ -141,6 +180,7 @@ SPECS = (
         variant=variant,
         weights={"transformer": TRANSFORMER_WEIGHTS, "transformer_2": TRANSFORMER_WEIGHTS},
         tensor_parallel={"transformer": TRANSFORMER_SPLITS, "transformer_2": TRANSFORMER_SPLITS},
+        single_file=SINGLE_FILE,
         takes=frozenset({"num_frames", "first_frame", "last_frame"}),
     ),
 )

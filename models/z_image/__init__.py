@@ -3,7 +3,19 @@
 from collections.abc import Mapping
 
 from omni_grpc.request import Guidance, Task
-from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, Split, SplitKind, WeightMap
+from omni_grpc.spec import (
+    Configs,
+    Cut,
+    Defaults,
+    GuidanceKind,
+    Layout,
+    Limits,
+    ModelSpec,
+    SingleFile,
+    Split,
+    SplitKind,
+    WeightMap,
+)
 
 PATCH = 2
 """Latents are packed in patches of 2 x 2 into one token."""
@@ -62,6 +74,25 @@ TRANSFORMER_SPLITS: Mapping[str, Split] = {
     "*.feed_forward.w2": Split(SplitKind.ROW),
 }
 
+SINGLE_FILE = SingleFile(
+    # as the model family that it is built like is called there
+    architectures=("lumina2", "z_image"),
+    layouts=(
+        # the names of https://github.com/Tongyi-MAI/Z-Image
+        Layout(
+            mark="layers.0.attention.qkv.weight",
+            renames=(
+                (r"^x_embedder\.", "all_x_embedder.2-1."),
+                (r"^final_layer\.", "all_final_layer.2-1."),
+                (r"\.attention\.out\.", ".attention.to_out.0."),
+                (r"\.attention\.(q|k)_norm\.", r".attention.norm_\1."),
+            ),
+            cuts={"attention.qkv": (Cut("attention.to_q"), Cut("attention.to_k"), Cut("attention.to_v"))},
+            unused=(r"^norm_final\.",),
+        ),
+    ),
+)
+
 SPECS = (
     ModelSpec(
         name="ZImagePipeline",
@@ -73,5 +104,6 @@ SPECS = (
         defaults=defaults,
         weights={"transformer": TRANSFORMER_WEIGHTS},
         tensor_parallel={"transformer": TRANSFORMER_SPLITS},
+        single_file=SINGLE_FILE,
     ),
 )

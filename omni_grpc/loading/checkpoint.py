@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from omni_grpc.errors import CheckpointError
 from omni_grpc.nn.linear import AnyLinear
+from omni_grpc.ops.dequant import Packing
 from omni_grpc.ops.host import READ_THREADS, Reading, Words
 from omni_grpc.spec import WeightMap
 
@@ -45,11 +46,12 @@ class Source:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
     """Where the weight of a checkpoint's module is in ours: the path of a module, and which rows of its weight (all of
-    them where `rows` is None).
+    them where `rows` is None). `packing` is how the file keeps it, where that is a file of packed weights.
     """
 
     path: str
     rows: slice | None = None
+    packing: Packing | None = None
 
 
 Places = Mapping[str, Place]
@@ -59,7 +61,7 @@ Places = Mapping[str, Place]
 def places(module: nn.Module, folder: Path, weights: WeightMap) -> Places:
     """What load_weights would put where. Raises CheckpointError as it does."""
     with _headers(folder) as (_, found):
-        matched = _match(_wanted(module), found, weights, folder)
+        matched = match(needs(module), found, weights, folder)
     return {
         source.key.removesuffix(".weight"): Place(name.removesuffix(".weight"), source.rows)
         for name, sources in matched.items()
@@ -86,7 +88,7 @@ def load_weights(
     Parameters end in memory of their own, never in a mapped file, and do not require gradients. Raises CheckpointError
     that names every missing, every unexpected and every misshapen weight.
     """
-    wanted, reading, header = _wanted(module), Reading(), functools.cache(_header)
+    wanted, reading, header = needs(module), Reading(), functools.cache(_header)
     with _headers(folder) as (handles, found):
 
         def precision(name: str) -> torch.dtype:
@@ -94,8 +96,8 @@ def load_weights(
             return torch.float32 if kept else dtype
 
         def copy(weight: Tensor, source: Source) -> None:
-            target = _part(weight, source)
-            target.copy_(handles[source.file].get_tensor(source.key).reshape(target.shape))
+            part = _part(weight, source)
+            part.copy_(handles[source.file].get_tensor(source.key).reshape(part.shape))
 
         def read(name: str, sources: Sequence[Source]) -> Tensor:
             weight = torch.empty(wanted[name], dtype=precision(name), device=device)
@@ -104,7 +106,7 @@ def load_weights(
             return weight
 
         others = {}
-        for name, sources in _match(wanted, found, weights, folder).items():
+        for name, sources in match(wanted, found, weights, folder).items():
             path, _, leaf = name.rpartition(".")
             owner = module.get_submodule(path)
             room = owner.room(leaf, precision(name)) if isinstance(owner, AnyLinear) else None
@@ -116,9 +118,9 @@ def load_weights(
                     reading.add(source.file, _begin(source, *header(source.file)), _part(room, source))
                 else:
                     copy(room, source)
-            _give(module, name, room)
-        for name, weight in _ahead(read, others, threads):
-            _give(module, name, weight)
+            give(module, name, room)
+        for name, weight in ahead(read, others, threads):
+            give(module, name, weight)
         try:
             reading.run(1 if threads == 1 else max(threads, READ_THREADS))
         except Words as error:
@@ -129,7 +131,8 @@ def _part(weight: Tensor, source: Source) -> Tensor:
     return weight if source.rows is None else weight[source.rows]
 
 
-def _give(module: nn.Module, name: str, weight: Tensor) -> None:
+def give(module: nn.Module, name: str, weight: Tensor) -> None:
+    """Makes a tensor a parameter, or hands it to the linear layer that it belongs to."""
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
     if isinstance(owner, AnyLinear):
@@ -156,7 +159,7 @@ def _header(file: Path) -> tuple[int, dict[str, Any]]:
         return length, json.loads(stream.read(length))
 
 
-def _ahead(
+def ahead(
     read: Callable[[str, Sequence[Source]], Tensor], matched: Mapping[str, Sequence[Source]], threads: int
 ) -> Iterator[tuple[str, Tensor]]:
     """Each parameter with what was read of it, in order, by so many threads."""
@@ -193,7 +196,7 @@ def _headers(folder: Path) -> Iterator[tuple[Mapping[Path, Any], list[Source]]]:
         )
 
 
-def _wanted(module: nn.Module) -> dict[str, tuple[int, ...]]:
+def needs(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """The name and the shape of everything that the module needs of a checkpoint."""
     return {
         f"{path}.{leaf}" if path else leaf: shape
@@ -238,14 +241,14 @@ def _files(folder: Path) -> list[Path]:
     return [folder / shard for shard in shards]
 
 
-def _match(
-    wanted: Mapping[str, tuple[int, ...]], found: Iterable[Source], weights: WeightMap, folder: Path
+def match(
+    wanted: Mapping[str, tuple[int, ...]], found: Iterable[Source], weights: WeightMap, where: Path
 ) -> dict[str, list[Source]]:
     """Parameter -> the sources that fill it, in order. Raises where the two sides do not fit each other exactly."""
     unexpected: list[str] = []
     pieces: dict[str, dict[int, Source]] = {}
     for source in found:
-        name, place = _target(source.key, weights)
+        name, place = target(source.key, weights)
         if name not in wanted or place in pieces.get(name, {}):
             unexpected.append(source.key)
         else:
@@ -266,11 +269,11 @@ def _match(
     problems = {"missing": missing, "unexpected": unexpected, "wrong shape": misshapen}
     if any(problems.values()):
         listed = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names)
-        raise CheckpointError(f"the weights in {folder} do not fit the model. {listed}")
+        raise CheckpointError(f"the weights in {where} do not fit the model. {listed}")
     return matched
 
 
-def _target(key: str, weights: WeightMap) -> tuple[str, int]:
+def target(key: str, weights: WeightMap) -> tuple[str, int]:
     """The parameter that a key of the checkpoint belongs to, and its place among the parts of that parameter."""
     for pattern, replacement in weights.renames:
         key = re.sub(pattern, replacement, key)

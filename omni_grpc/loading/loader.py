@@ -11,6 +11,7 @@ from torch import nn
 
 from omni_grpc.loading.checkpoint import Places, load_weights, places
 from omni_grpc.loading.components import load_module, load_tokenizer
+from omni_grpc.loading.gguf import GgufFile
 from omni_grpc.spec import Checkpoint
 
 M = TypeVar("M", bound=nn.Module)
@@ -23,7 +24,7 @@ Edit = Callable[[nn.Module, str, Places], None]
 class Loader:
     """A checkpoint, and where its weights go. `before` are the edits of a denoiser that has its modules and no weights
     yet, `after` those of one that has its weights; each in order. `loaded` are the components that it has given out;
-    `threads` read the weights of a denoiser.
+    `threads` read the weights of a denoiser. `files` have the weights of components in place of the checkpoint.
     """
 
     checkpoint: Checkpoint
@@ -32,20 +33,27 @@ class Loader:
     before: Sequence[Edit] = ()
     after: Sequence[Edit] = ()
     threads: int = 1
+    files: Mapping[str, GgufFile] = dataclasses.field(default_factory=dict)
     loaded: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def denoiser(self, component: str, build: Callable[[Mapping[str, Any]], M]) -> M:
         """Our own module of a component: `build` makes it of the component's config. Raises CheckpointError, see
-        load_weights.
+        load_weights and GgufFile.
         """
         with torch.device("meta"):
             module = build(self.checkpoint.configs[component]).eval()
         folder, weights = self.checkpoint.path / component, self.checkpoint.spec.weights[component]
-        # reads the headers of all files once more, which nobody needs who edits nothing
-        where = places(module, folder, weights) if self.before or self.after else {}
+        file = self.files.get(component)
+        where: Places = {}
+        if self.before or self.after:
+            # reads the headers of all files once more, which nobody needs who edits nothing
+            where = places(module, folder, weights) if file is None else file.places(module, weights)
         for edit in self.before:
             edit(module, component, where)
-        load_weights(module, folder, weights, device=self.device, dtype=self.dtype, threads=self.threads)
+        if file is None:
+            load_weights(module, folder, weights, device=self.device, dtype=self.dtype, threads=self.threads)
+        else:
+            file.load(module, weights, device=self.device, dtype=self.dtype, threads=self.threads)
         for edit in self.after:
             edit(module, component, where)
         self.loaded[component] = module

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from omni_grpc.config import EngineConfig
-from omni_grpc.features import Context, Effects, int8, layerwise_offload, lora, step_cache
+from omni_grpc.config import EngineConfig, QuantizationConfig
+from omni_grpc.features import Context, Effects, gguf, int8, layerwise_offload, lora, step_cache
+from omni_grpc.hub import fetch_file
+from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.loading.checkpoint import Places
+from omni_grpc.loading.gguf import GgufFile
 from omni_grpc.loading.loader import Edit, Loader
+from omni_grpc.settle import HUB_FILE, gguf_files
 from omni_grpc.worker.base import Setting
 
 Apply = Callable[[nn.Module, Any, Context], None]
@@ -25,8 +30,17 @@ class Feature:
     apply: Apply
 
 
+def _quantization(*schemes: str) -> Callable[[EngineConfig], QuantizationConfig | None]:
+    def section(config: EngineConfig) -> QuantizationConfig | None:
+        chosen = config.quantization
+        return chosen if chosen is not None and chosen.quantization in schemes else None
+
+    return section
+
+
 BEFORE: tuple[Feature, ...] = (
-    Feature(lambda config: config.quantization, int8.apply),
+    Feature(_quantization("int8"), int8.apply),
+    Feature(_quantization("gguf"), gguf.apply),
     # here, so that weights go to the host as they come; and first around the stack, so innermost
     Feature(lambda config: config.offload, layerwise_offload.apply),
 )
@@ -47,9 +61,26 @@ def loader(setting: Setting, effects: Effects) -> Loader:
         checkpoint=setting.checkpoint,
         device=setting.device,
         dtype=setting.dtype,
+        files=_files(setting),
         before=[_edit(feature, setting, effects) for feature in BEFORE if feature.section(setting.config) is not None],
         after=[_edit(feature, setting, effects) for feature in AFTER if feature.section(setting.config) is not None],
     )
+
+
+def _files(setting: Setting) -> dict[str, GgufFile]:
+    """The files that have the weights of denoisers, each open. Raises CheckpointError, see GgufFile.open."""
+    chosen, spec = _quantization("gguf")(setting.config), setting.checkpoint.spec
+    if chosen is None or spec.single_file is None:
+        return {}
+    opened = {}
+    for component, name in gguf_files(chosen, setting.checkpoint).items():
+        path = Path(name)
+        if not path.is_file() and (of_hub := HUB_FILE.fullmatch(name)):
+            setting.tell(Loading(phase=LoadPhase.DOWNLOADING, component=component, file=of_hub[2]))
+            path = fetch_file(*of_hub.groups())
+            setting.tell(Loading())
+        opened[component] = GgufFile.open(path, spec.single_file, spec.name)
+    return opened
 
 
 def _edit(feature: Feature, setting: Setting, effects: Effects) -> Edit:

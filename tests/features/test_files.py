@@ -21,7 +21,8 @@ FAMILIES = sorted({spec.family for spec in specs().values()})
 
 WORDS: Mapping[str, str] = {
     "step_cache": r"(step|tea|block)[ _-]?cache",
-    "int8": r"(?<!u)int8|quanti[sz]",
+    "int8": r"(?<!u)int8",
+    "gguf": r"gguf",
     "lora": r"(?<![a-z])lora|adapter",
     "layerwise_offload": r"offload",
     # Attention has an argument skip_sequence_parallel, whatever honours it
@@ -31,6 +32,9 @@ WORDS: Mapping[str, str] = {
 }
 """How a feature is spoken of. One that has no entry is spoken of by its name."""
 
+SCHEMES = ("int8", "gguf")
+"""Features that are quantisation, of which the others do not speak."""
+
 OTHER_MODELS = r"flux|wan_?\d?|z_?image|helios|hunyuan|ltx|cogvideo|stable[ _-]?(diffusion|audio)|sana|mochi"
 """Families that diffusers has, whether or not they are native here."""
 
@@ -38,6 +42,7 @@ OTHER_MODELS = r"flux|wan_?\d?|z_?image|helios|hunyuan|ltx|cogvideo|stable[ _-]?
 def named(feature: str, text: str) -> Iterator[str]:
     """The lines that name a model or another feature. What the configuration calls its sections is free."""
     others = [pattern for name, pattern in patterns().items() if name != feature]
+    others += [] if feature in SCHEMES else [r"quanti[sz]"]
     models = [re.escape(family).replace("_", "[ _-]?") for family in FAMILIES]
     words = re.compile(rf"\b({OTHER_MODELS}|{'|'.join(models)})(?![a-z])|{'|'.join(others)}", re.IGNORECASE)
     for number, line in enumerate(text.splitlines(), 1):
@@ -63,6 +68,8 @@ def test_a_feature_names_no_model_and_no_other_feature(feature: str) -> None:
         ("step_cache", "if isinstance(linear, Int8Linear):"),
         ("step_cache", "state.request.loras  # LoRA"),
         ("int8", "from omni_grpc.features.lora import LoraLinear"),
+        ("int8", "# or from a GGUF file"),
+        ("gguf", "if isinstance(linear, Int8Linear):"),
         ("int8", "if config.offload is not None:"),
         ("lora", "# the base may be quantised"),
         ("lora", "stack.wrap(StepCache())"),
@@ -96,7 +103,7 @@ def test_a_feature_is_one_function_of_module_config_and_context(feature: str) ->
 def test_every_feature_is_in_the_list_that_says_the_order() -> None:
     applied = [edit.apply.__module__.rpartition(".")[2] for edit in (*BEFORE, *AFTER)]
     assert len(set(applied)) == len(applied)
-    order = [name for name in ("int8", "layerwise_offload", "lora", "step_cache") if name in applied]
+    order = [name for name in (*SCHEMES, "layerwise_offload", "lora", "step_cache") if name in applied]
     assert order == [name for name in applied if name in order], "weights are wrapped from the inside to the outside"
     assert set(applied) <= set(FEATURES)
-    assert set(order) == {"int8", "layerwise_offload", "lora", "step_cache"}
+    assert set(order) == {*SCHEMES, "layerwise_offload", "lora", "step_cache"}
