@@ -1,8 +1,20 @@
 """Custom ops: one schema, one reference and the kernels for each. docs/adding-an-op.md says how to add one."""
 
-from omni_grpc.ops import attention, cache, image, norm, quant, rope, step
+from omni_grpc.ops import attention, cache, gemm, image, norm, quant, rope, step
 from omni_grpc.ops.library import NativeLibrary, kernels, load_native
 
 load_native()
 
-__all__ = ["NativeLibrary", "attention", "cache", "image", "kernels", "load_native", "norm", "quant", "rope", "step"]
+__all__ = [
+    "NativeLibrary",
+    "attention",
+    "cache",
+    "gemm",
+    "image",
+    "kernels",
+    "load_native",
+    "norm",
+    "quant",
+    "rope",
+    "step",
+]
