@@ -11,6 +11,7 @@ from torch import nn
 
 from omni_grpc.loading.checkpoint import Places, load_weights, places
 from omni_grpc.loading.components import load_module, load_tokenizer
+from omni_grpc.loading.sources import check_scheme
 from omni_grpc.spec import Checkpoint
 
 M = TypeVar("M", bound=nn.Module)
@@ -41,6 +42,7 @@ class Loader:
         with torch.device("meta"):
             module = build(self.checkpoint.configs[component]).eval()
         folder, weights = self.checkpoint.path / component, self.checkpoint.spec.weights[component]
+        check_scheme(self.checkpoint.configs[component], folder)
         # reads the headers of all files once more, which nobody needs who edits nothing
         where = places(module, folder, weights) if self.before or self.after else {}
         for edit in self.before:

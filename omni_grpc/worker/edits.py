@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from omni_grpc.config import EngineConfig
-from omni_grpc.features import Context, Effects, int8, layerwise_offload, lora, step_cache
+from omni_grpc.config import EngineConfig, QuantizationConfig
+from omni_grpc.features import Context, Effects, layerwise_offload, lora, quant, step_cache
 from omni_grpc.loading.checkpoint import Places
 from omni_grpc.loading.loader import Edit, Loader
 from omni_grpc.worker.base import Setting
@@ -26,7 +26,8 @@ class Feature:
 
 
 BEFORE: tuple[Feature, ...] = (
-    Feature(lambda config: config.quantization, int8.apply),
+    # on even where nothing is set: a checkpoint may be quantised as it is
+    Feature(lambda config: config.quantization or QuantizationConfig(), quant.apply),
     # here, so that weights go to the host as they come; and first around the stack, so innermost
     Feature(lambda config: config.offload, layerwise_offload.apply),
 )

@@ -21,7 +21,7 @@ FAMILIES = sorted({spec.family for spec in specs().values()})
 
 WORDS: Mapping[str, str] = {
     "step_cache": r"(step|tea|block)[ _-]?cache",
-    "int8": r"(?<!u)int8|quanti[sz]",
+    "quant": r"(?<!u)int8|fp8|quanti[sz]",
     "lora": r"(?<![a-z])lora|adapter",
     "layerwise_offload": r"offload",
     # Attention has an argument skip_sequence_parallel, whatever honours it
@@ -60,10 +60,10 @@ def test_a_feature_names_no_model_and_no_other_feature(feature: str) -> None:
         ("step_cache", "if spec.family == 'qwen_image':"),
         ("step_cache", "# Qwen-Image has two streams"),
         ("step_cache", "# as FLUX does"),
-        ("step_cache", "if isinstance(linear, Int8Linear):"),
+        ("step_cache", "if isinstance(linear, QuantizedLinear):"),
         ("step_cache", "state.request.loras  # LoRA"),
-        ("int8", "from omni_grpc.features.lora import LoraLinear"),
-        ("int8", "if config.offload is not None:"),
+        ("quant", "from omni_grpc.features.lora import LoraLinear"),
+        ("quant", "if config.offload is not None:"),
         ("lora", "# the base may be quantised"),
         ("lora", "stack.wrap(StepCache())"),
         ("layerwise_offload", "tea_cache"),
@@ -96,7 +96,7 @@ def test_a_feature_is_one_function_of_module_config_and_context(feature: str) ->
 def test_every_feature_is_in_the_list_that_says_the_order() -> None:
     applied = [edit.apply.__module__.rpartition(".")[2] for edit in (*BEFORE, *AFTER)]
     assert len(set(applied)) == len(applied)
-    order = [name for name in ("int8", "layerwise_offload", "lora", "step_cache") if name in applied]
+    order = [name for name in ("quant", "layerwise_offload", "lora", "step_cache") if name in applied]
     assert order == [name for name in applied if name in order], "weights are wrapped from the inside to the outside"
     assert set(applied) <= set(FEATURES)
-    assert set(order) == {"int8", "layerwise_offload", "lora", "step_cache"}
+    assert set(order) == {"quant", "layerwise_offload", "lora", "step_cache"}

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from omni_grpc.features.int8 import Int8Linear
 from omni_grpc.features.layerwise_offload import Offloaded
+from omni_grpc.features.quant import QuantizedLinear
 from omni_grpc.nn.linear import Linear
+from omni_grpc.ops.gemm import FP8_CAPABILITY
 from tests.features.offloaded import LAYER_BYTES, held, pair, run
 
 pytestmark = [
@@ -40,15 +41,18 @@ def test_offloaded_weights_are_pinned_and_two_blocks_at_most_take_memory() -> No
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 17, 300])
+@pytest.mark.parametrize(("kind", "close"), [(torch.int8, 1e-5), (torch.float8_e4m3fn, 3e-3)], ids=["int8", "fp8"])
 @torch.inference_mode()
-def test_int8_is_the_same_product_as_on_the_cpu(tokens: int) -> None:
+def test_a_layer_in_8_bits_is_the_same_product_as_on_the_cpu(tokens: int, kind: torch.dtype, close: float) -> None:
+    if kind == torch.float8_e4m3fn and torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        pytest.skip("this card has no products of float8")
     generator = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(rows, 64, generator=generator) for rows in (48, tokens))
 
     def out(device: str) -> Tensor:
         with torch.device("meta"):
-            layer = Int8Linear(Linear(64, 48, bias=False, stream="img"), "layer")
+            layer = QuantizedLinear(Linear(64, 48, bias=False, stream="img"), "layer", kind)
         layer.take("weight", weight.to(device))
         return layer(x.to(device)).cpu()
 
-    torch.testing.assert_close(out("cuda"), out("cpu"), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(out("cuda"), out("cpu"), rtol=close, atol=10 * close)
