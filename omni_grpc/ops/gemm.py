@@ -21,7 +21,9 @@ FP8_CAPABILITY = (8, 9)
 """The least compute capability with products of float8 (https://docs.nvidia.com/cuda/ada-tuning-guide)."""
 
 ALIGNMENT, FEWEST_ROWS = 16, 32
-"""What torch's products of 8 bits want on CUDA: features in multiples of 16, and for int8 more than 16 rows."""
+"""What torch's products of 8 bits want on CUDA: features in multiples of 16, and for int8 more than 16 rows. Few rows
+are a rare case of scales by row, so float8 gets as many.
+"""
 
 EXACT_WEIGHTS = 1 << 20
 """Weights that the reference has in float64 at a time: 8 MiB of them."""
@@ -103,15 +105,19 @@ def gemm_q_cuda(
     tokens, channels = x.shape[0], weight.shape[0]
     if not tokens or not channels or not x.shape[1]:
         return _finished(x_scale.new_zeros(tokens, channels), x_scale, weight_scale, bias, act, dtype)
+    fewer = max(FEWEST_ROWS - tokens, 0)
+    if fewer:
+        x, x_scale = F.pad(x.view(torch.uint8), (0, 0, 0, fewer)).view(x.dtype), F.pad(x_scale, (0, fewer))
+    x, weight = _padded(x), _padded(weight, rows=True)
     with torch.cuda.device(x.device):
-        x, weight = _padded(x), _padded(weight, rows=True)
         if x.dtype == torch.int8:
-            rows = max(FEWEST_ROWS - tokens, 0)
-            sums = torch._int_mm(F.pad(x, (0, 0, 0, rows)) if rows else x, weight.t())[:tokens, :channels]
-            return _finished(sums, x_scale, weight_scale, bias, act, dtype)
-        if torch.cuda.get_device_capability(x.device) < FP8_CAPABILITY:
-            return gemm_q_reference(x, x_scale, weight[:channels], weight_scale, bias, act, dtype)
-        return _scaled(x, x_scale, weight, weight_scale, bias, act, dtype)
+            sums = torch._int_mm(x, weight.t())[:, :channels]
+            out = _finished(sums, x_scale, weight_scale, bias, act, dtype)
+        elif torch.cuda.get_device_capability(x.device) < FP8_CAPABILITY:
+            out = gemm_q_reference(x, x_scale, weight[:channels], weight_scale, bias, act, dtype)
+        else:
+            out = _scaled(x, x_scale, weight, weight_scale, bias, act, dtype)
+    return out[:tokens]
 
 
 def _scaled(

@@ -127,6 +127,9 @@ def test_a_reader_that_wants_full_precision_gets_it() -> None:
         assert readers.wanted((block.attn.to_qkv, other)) is None
         assert isinstance(readers.gelu(x, (block.attn.to_qkv, other)), Tensor)
     assert Place("x").codes is None
+    float8 = quantised(lambda: ParallelSingleBlock(2, 32), "fp8").proj_mlp
+    assert readers.wanted((block.attn.to_qkv, float8)) is None
+    assert readers.wanted((float8, float8)) == CODES["fp8"]
 
 
 def test_without_quantisation_nothing_is() -> None:

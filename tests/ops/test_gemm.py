@@ -155,6 +155,7 @@ class Strict:
     ) -> Tensor:
         self._check(x, weight, 16)
         assert x.is_contiguous()
+        assert x.shape[0] > 16
         assert scale_a.is_contiguous()
         assert scale_b.is_contiguous()
         by_row = scale_a.numel() > 1 or scale_a.dim() == 2
