@@ -113,7 +113,7 @@ def advise(checkpoint: Checkpoint, parts: Sequence[Part], host: Host, config: En
         lacking=lacking,
         commands=tuple(_commands(config, flags, servers)),
         flags=() if lacking else flags,
-        also=() if lacking else tuple(_also(best, checkpoint)),
+        also=() if lacking else tuple(_also(best, case)),
         notes=tuple(_notes(case, servers, chosen, case.need(config))),
     )
 
@@ -227,8 +227,10 @@ def _needs(need: Need) -> str:
 
 
 def _quantised(config: EngineConfig, part: Part) -> int:
-    """Parameters in one byte: those of the blocks of a denoiser."""
-    return part.in_blocks if config.quantization is not None and part.denoiser else 0
+    """Parameters in one byte: those of the blocks of a denoiser, or as many of them as are stored so."""
+    if not part.denoiser:
+        return 0
+    return part.coded or (part.in_blocks if config.quantization is not None else 0)
 
 
 def _pixels(checkpoint: Checkpoint) -> int:
@@ -255,7 +257,8 @@ def _commands(config: EngineConfig, flags: Sequence[Reason], servers: int) -> It
         yield f"CUDA_VISIBLE_DEVICES={number} {line} --port {config.server.port + number}"
 
 
-def _also(config: EngineConfig, checkpoint: Checkpoint) -> Iterator[Reason]:
+def _also(config: EngineConfig, case: Case) -> Iterator[Reason]:
+    checkpoint = case.checkpoint
     spec = checkpoint.spec
     known = spec.cache_coefficients != ModelSpec.__dataclass_fields__["cache_coefficients"].default
     unsure = "" if known else "; no coefficients are known for this model, so compare what comes out"
@@ -266,7 +269,8 @@ def _also(config: EngineConfig, checkpoint: Checkpoint) -> Iterator[Reason]:
     ):
         why = f"a step whose input has hardly changed is answered from the one before{unsure}"
         yield Reason(flag="--cache-backend tea_cache", why=why, lossless=False)
-    if config.quantization is None and _taken(config, checkpoint, quantization="int8"):
+    coded = any(part.coded for part in case.parts if part.denoiser)
+    if config.quantization is None and not coded and _taken(config, checkpoint, quantization="int8"):
         why = "the linear layers of the denoiser take half of their memory; not promised to be faster"
         yield Reason(flag="--quantization int8", why=why, lossless=False)
 

@@ -28,7 +28,7 @@ BUNDLED = Path(__file__).resolve().parent / "demo"
 NATIVE_CACHES = ("tea_cache",)
 DIFFUSERS_CACHES = ("first_block", "taylorseer", "mag", "faster", "pab", "sea", "text_kv")
 """Step caches that --cache-backend can name, by what runs the model."""
-QUANTIZATIONS = ("int8", "gguf")
+QUANTIZATIONS = ("fp8", "int8", "gguf")
 
 
 def setting(
@@ -126,10 +126,12 @@ class QuantizationConfig:
     """Weights in fewer bits, of native models."""
 
     quantization: str | None = setting(
-        None, "how the denoiser's blocks keep their weights (default: as --dtype says)", choices=QUANTIZATIONS
+        None,
+        "how the denoiser's blocks keep their weights (default: in 8 bits where the checkpoint does, else by --dtype)",
+        choices=QUANTIZATIONS,
     )
     ignored_layers: tuple[str, ...] = setting(
-        (), "layers that are not quantised: parts of their names, separated by commas"
+        (), "layers that are not quantised, separated by commas: parts of their names, paths with *, or re:EXPRESSION"
     )
     gguf_model: tuple[str, ...] = setting(
         (),

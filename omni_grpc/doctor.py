@@ -182,6 +182,8 @@ def _devices() -> Iterator[Finding]:
     import torch
 
     yield Finding("devices", "cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} torch threads")
+    from omni_grpc.ops.gemm import FP8_CAPABILITY
+
     if not torch.cuda.is_available():
         built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
         yield Finding("devices", "cuda", f"none is visible to a torch built for {built_for}")
@@ -189,7 +191,8 @@ def _devices() -> Iterator[Finding]:
         properties = torch.cuda.get_device_properties(index)
         capability = f"{properties.major}.{properties.minor}"
         memory = f"{properties.total_memory / 2**30:.1f} GiB"
-        yield Finding("devices", f"cuda:{index}", f"{properties.name}, {memory}, capability {capability}")
+        products = "fp8 and int8" if (properties.major, properties.minor) >= FP8_CAPABILITY else "int8, no fp8"
+        yield Finding("devices", f"cuda:{index}", f"{properties.name}, {memory}, capability {capability}: {products}")
 
 
 def _ops() -> Iterator[Finding]:

@@ -89,8 +89,9 @@ class Ready:
 
     `warnings` belong to every reply of this worker (a fallback that was allowed, for example). `checkpoint` replaces
     the engine's where only loading the model tells what it can do, as with a pipeline that is not native.
-    `quantized_layers` counts layers by scheme; `loras` are the adapters that requests can name; `fixed_cache` is the
-    step cache of every request, whatever it asks for.
+    `quantized_layers` counts layers by scheme, `kept_layers` those of the blocks that are in full precision besides;
+    `loras` are the adapters that requests can name; `fixed_cache` is the step cache of every request, whatever it asks
+    for.
     """
 
     pid: int
@@ -101,6 +102,7 @@ class Ready:
     cost: CostModel = CostModel()
     attention_backend: str = ""
     quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    kept_layers: int = 0
     loras: tuple[Adapter, ...] = ()
     fixed_cache: FixedCache | None = None
     warnings: tuple[RequestWarning, ...] = ()

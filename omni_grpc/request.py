@@ -292,7 +292,7 @@ class RequestWarning:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Effective:
     """What was really done. `evals` counts denoiser forwards; `defaults_used` maps a field to the default it got;
-    `quantized_layers` counts layers by scheme.
+    `quantized_layers` counts layers by scheme, `kept_layers` those beside them in full precision.
     """
 
     width: int
@@ -314,6 +314,7 @@ class Effective:
     cache: TeaCache | FixedCache | None = None
     loras: tuple[AppliedLora, ...] = ()
     quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    kept_layers: int = 0
     defaults_used: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

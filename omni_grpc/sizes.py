@@ -17,6 +17,9 @@ from omni_grpc.spec import Checkpoint
 
 DENOISERS = ("transformer", "transformer_2", "unet", "prior", "decoder")
 """What diffusers calls the networks that predict."""
+CODES = ("F8_E4M3", "I8")
+"""Dtypes of weights that stay in 8 bits when they are loaded, as safetensors writes them."""
+
 LARGEST_HEADER = 100_000_000
 """Bytes; what safetensors itself takes."""
 
@@ -30,13 +33,14 @@ Header = Mapping[str, tuple[str, Sequence[int]]]
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One component with weights. `parameters` and those of them in blocks and in the largest block; `stored_bytes` are
-    those of its files. `denoiser`: it predicts, once in each step.
+    those of its files, `coded` those in blocks that are stored in 8 bits. `denoiser`: it predicts, once in each step.
     """
 
     name: str
     parameters: int
     stored_bytes: int
     in_blocks: int
+    coded: int
     largest_block: int
     denoiser: bool
 
@@ -83,7 +87,7 @@ def parts(checkpoint: Checkpoint, found: Mapping[str, Sequence[Header]]) -> list
 
 
 def _part(name: str, found: Sequence[Header], denoiser: bool) -> Part:
-    parameters, stored, blocks = 0, 0, Counter[tuple[str, str]]()
+    parameters, stored, coded, blocks = 0, 0, 0, Counter[tuple[str, str]]()
     for tensors in found:
         for tensor, (dtype, shape) in tensors.items():
             count = math.prod(shape)
@@ -92,12 +96,14 @@ def _part(name: str, found: Sequence[Header], denoiser: bool) -> Part:
             stored += count * int(bits[1]) // 8 if bits else count
             if block := _BLOCK.search(tensor):
                 blocks[block[1], block[2]] += count
+                coded += count if dtype in CODES else 0
     largest = max(blocks.values(), default=0)
     return Part(
         name=name,
         parameters=parameters,
         stored_bytes=stored,
         in_blocks=sum(blocks.values()),
+        coded=coded,
         largest_block=largest,
         denoiser=denoiser,
     )

@@ -201,8 +201,10 @@ class ModelSpec:
     call them; anyone else may, see docs/adding-a-model.md.
 
     What features have to know of the model: `cache_coefficients`, a polynomial, highest power first, from the relative
-    change of a block stack's signal to that of its output, as TeaCache fits it; `sensitive_layers`, parts of the names
-    of layers that lose too much in fewer bits; `single_file`, files that stand in for the weights of a denoiser.
+    change of a block stack's signal to that of its output, as TeaCache fits it; `sensitive_layers`, those that lose too
+    much in fewer bits: parts of their names, paths with `*`, or "re:" and a regular expression. Where nothing is said,
+    those that send a token to its experts: a small difference is another expert. `single_file`: files that stand in for
+    the weights of a denoiser.
     """
 
     name: str
@@ -224,7 +226,7 @@ class ModelSpec:
     preprocess: Lazy = Lazy("omni_grpc.pipeline.pictures:preprocess")
     postprocess: Lazy = Lazy("omni_grpc.pipeline.outputs:postprocess")
     cache_coefficients: tuple[float, ...] = (1.0, 0.0)
-    sensitive_layers: tuple[str, ...] = ()
+    sensitive_layers: tuple[str, ...] = (r"re:\.gate$",)
     single_file: SingleFile | None = None
 
 

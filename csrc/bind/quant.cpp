@@ -1,5 +1,5 @@
-// Binds the quant family, which has kernels on CUDA alone: on the CPU torch's own operators are as fast.
-#ifdef OMNI_GRPC_CUDA_ARCHS
+// Binds the quant family. On the CPU it has a kernel for rows alone: torch's own activations are as fast.
+#include <algorithm>
 #include <tuple>
 
 #include "../common/quant.h"
@@ -7,12 +7,39 @@
 
 namespace {
 
-using omni::Activate;
-using omni::Activation;
 using omni::dtype_of;
 using omni::ScalarType;
 using omni::Tensor;
 using omni::with_dense_rows;
+
+std::tuple<Tensor, Tensor> quantize_rows_cpu(Tensor x, bool int8) {
+  STD_TORCH_CHECK(x.dim() == 2, "quantize_rows: x must be [T, C], got ", x.dim(), " dimensions");
+  omni::QuantizeRows call{};
+  call.x_dtype = dtype_of(x, "quantize_rows", "x");
+  x = with_dense_rows(x);
+  Tensor codes = torch::stable::new_empty(x, x.sizes(), int8 ? ScalarType::Char : ScalarType::Float8_e4m3fn);
+  Tensor scales = torch::stable::new_empty(x, {x.size(0)}, ScalarType::Float);
+  call.x = x.const_data_ptr();
+  call.codes = codes.mutable_data_ptr();
+  call.scales = static_cast<float*>(scales.mutable_data_ptr());
+  call.channels = x.size(1);
+  call.x_stride = x.stride(0);
+  call.code = int8 ? omni::Code::kInt8 : omni::Code::kFloat8;
+  const int64_t grain = std::max<int64_t>(1, omni::kParallelElements / std::max<int64_t>(1, call.channels));
+  torch::stable::parallel_for(0, x.size(0), grain,
+                              [&](int64_t begin, int64_t end) { omni_quantize_rows_cpu(&call, begin, end); });
+  return {codes, scales};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CPU, m) { m.impl("quantize_rows", TORCH_BOX(&quantize_rows_cpu)); }
+
+#ifdef OMNI_GRPC_CUDA_ARCHS
+namespace {
+
+using omni::Activate;
+using omni::Activation;
 
 // The struct but for the output; x and up become rows that the caller keeps.
 Activate activate_call(const char* op, Activation activation, Tensor& x, Tensor* up) {

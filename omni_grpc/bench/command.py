@@ -98,6 +98,7 @@ def _settings(effective: Effective) -> dict[str, Any]:
         "scheduler": effective.scheduler,
         "cache": None if effective.cache is None else dataclasses.asdict(effective.cache),
         "quantized_layers": dict(effective.quantized_layers),
+        "kept_layers": effective.kept_layers,
     }
 
 

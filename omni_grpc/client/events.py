@@ -106,6 +106,7 @@ def effective(message: event_pb2.EffectiveParams) -> Effective:
             for lora in message.loras
         ),
         quantized_layers=dict(message.quantized_layers),
+        kept_layers=message.kept_layers,
         defaults_used=dict(message.defaults_used),
         dropped_tokens=dict(message.dropped_tokens),
     )

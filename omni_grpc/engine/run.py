@@ -167,6 +167,7 @@ class Run:
             cache=request.cache or (ready.fixed_cache if ready else None),
             loras=_applied(request.loras, ready.loras) if ready else (),
             quantized_layers=ready.quantized_layers if ready else {},
+            kept_layers=ready.kept_layers if ready else 0,
             defaults_used=self.job.defaults_used,
             dropped_tokens=self._dropped_tokens,
         )

@@ -17,15 +17,20 @@ from torch.distributed import ProcessGroup
 
 from omni_grpc.errors import ConfigError, Violation
 from omni_grpc.loading.checkpoint import Places
+from omni_grpc.request import RequestWarning
 from omni_grpc.spec import ModelSpec
 from omni_grpc.tuning import Adapter
 
 
 @dataclasses.dataclass(slots=True)
 class Effects:
-    """What features did to a model, for its worker to tell: layers by quantisation scheme, and adapters by id."""
+    """What features did to a model, for its worker to tell: layers by quantisation scheme, how many of the same kind
+    stayed as they are, adapters by id, and warnings that belong to every reply.
+    """
 
     quantized_layers: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    kept_layers: int = 0
+    warnings: list[RequestWarning] = dataclasses.field(default_factory=list)
     loras: dict[str, Adapter] = dataclasses.field(default_factory=dict)
 
     def check(self) -> None:

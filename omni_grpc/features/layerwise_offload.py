@@ -91,6 +91,10 @@ class Offloaded(AnyLinear):
         self._lock = threading.RLock()
         self._depth = 0
 
+    @property
+    def codes(self) -> torch.dtype | None:
+        return self.base.codes
+
     def forward(self, x: Tensor) -> Tensor:
         with self.present(None):
             out: Tensor = self.base(x)

@@ -95,6 +95,10 @@ class SplitLinear(AnyLinear):
         with whole.weight.device:
             self.inner: AnyLinear = Linear(in_features, out_features, bias, stream=whole.stream)
 
+    @property
+    def codes(self) -> torch.dtype | None:
+        return self.inner.codes
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes
 
@@ -143,6 +147,9 @@ class RowLinear(SplitLinear):
     def take(self, name: str, tensor: Tensor) -> None:
         if name == "bias":
             self.bias = nn.Parameter(tensor, requires_grad=False)
+        elif tensor.dim() == 1:
+            # of the rows, which are all here
+            self.inner.take(name, tensor)
         else:
             self.inner.take(name, torch.cat([tensor[:, kept] for kept in self.kept], 1))
 

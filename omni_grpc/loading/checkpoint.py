@@ -17,13 +17,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 import torch
 from torch import Tensor, nn
 
 from omni_grpc.errors import CheckpointError
+from omni_grpc.loading.sources import CODES, WEIGHT_SCALE, Source, codes, paired, scales, stored_as, value
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.ops.dequant import Packing
 from omni_grpc.ops.host import READ_THREADS, Reading, Words
@@ -34,28 +35,22 @@ INDEX_FILE = WEIGHT_FILE + ".index.json"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Source:
-    """One tensor of the checkpoint, and which rows of a parameter it fills (all of them where `rows` is None)."""
-
-    key: str
-    file: Path
-    shape: tuple[int, ...]
-    rows: slice | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Place:
     """Where the weight of a checkpoint's module is in ours: the path of a module, and which rows of its weight (all of
-    them where `rows` is None). `packing` is how the file keeps it, where that is a file of packed weights.
+    them where `rows` is None). `packing` is how the file keeps it, where that is a file of packed weights; `codes`: the
+    8 bits that all of that weight is stored in.
     """
 
     path: str
     rows: slice | None = None
     packing: Packing | None = None
+    codes: torch.dtype | None = None
 
 
 Places = Mapping[str, Place]
 """The places of all weights, by the name that the checkpoint gives the module."""
+
+T = TypeVar("T")
 
 
 def places(module: nn.Module, folder: Path, weights: WeightMap) -> Places:
@@ -63,7 +58,7 @@ def places(module: nn.Module, folder: Path, weights: WeightMap) -> Places:
     with _headers(folder) as (_, found):
         matched = match(needs(module), found, weights, folder)
     return {
-        source.key.removesuffix(".weight"): Place(name.removesuffix(".weight"), source.rows)
+        source.key.removesuffix(".weight"): Place(name.removesuffix(".weight"), source.rows, codes=stored_as(sources))
         for name, sources in matched.items()
         for source in sources
         if name.endswith(".weight")
@@ -84,7 +79,9 @@ def load_weights(
 
     `threads` read and convert side by side; no more parameters than that are on their way at a time. A linear layer
     takes its tensors itself, so that one which keeps a part of them, or keeps them in fewer bits, holds no more than
-    that; one that has room for them on the host gets them there, read from the files by several threads in the end.
+    that; one that has room for them on the host gets them there, read from the files by several threads in the end. A
+    weight that is stored in 8 bits goes to a layer that works in these as it is, the scale of each row before it; any
+    other module gets what it stands for.
     Parameters end in memory of their own, never in a mapped file, and do not require gradients. Raises CheckpointError
     that names every missing, every unexpected and every misshapen weight.
     """
@@ -96,14 +93,24 @@ def load_weights(
             return torch.float32 if kept else dtype
 
         def copy(weight: Tensor, source: Source) -> None:
-            part = _part(weight, source)
-            part.copy_(handles[source.file].get_tensor(source.key).reshape(part.shape))
+            target = _part(weight, source)
+            target.copy_(value(source, handles).reshape(target.shape))
 
-        def read(name: str, sources: Sequence[Source]) -> Tensor:
+        def read(name: str, sources: Sequence[Source]) -> dict[str, Tensor]:
+            """What becomes of one parameter: its tensor, or the scales of its rows and then its codes."""
+            path, _, leaf = name.rpartition(".")
+            owner, kind = module.get_submodule(path), stored_as(sources)
+            if kind is not None and isinstance(owner, AnyLinear) and owner.codes == kind and leaf == "weight":
+                scale = torch.empty(wanted[name][0], device=device)
+                weight = torch.empty(wanted[name], dtype=kind, device=device)
+                for source in sources:
+                    _part(scale, source).copy_(scales(source, handles))
+                    _part(weight, source).copy_(codes(source, handles).flatten(1))
+                return {f"{path}.{WEIGHT_SCALE}": scale, name: weight}
             weight = torch.empty(wanted[name], dtype=precision(name), device=device)
             for source in sources:
                 copy(weight, source)
-            return weight
+            return {name: weight}
 
         others = {}
         for name, sources in match(wanted, found, weights, folder).items():
@@ -119,8 +126,9 @@ def load_weights(
                 else:
                     copy(room, source)
             give(module, name, room)
-        for name, weight in ahead(read, others, threads):
-            give(module, name, weight)
+        for _, tensors in ahead(read, others, threads):
+            for name, tensor in tensors.items():
+                give(module, name, tensor)
         try:
             reading.run(1 if threads == 1 else max(threads, READ_THREADS))
         except Words as error:
@@ -160,14 +168,14 @@ def _header(file: Path) -> tuple[int, dict[str, Any]]:
 
 
 def ahead(
-    read: Callable[[str, Sequence[Source]], Tensor], matched: Mapping[str, Sequence[Source]], threads: int
-) -> Iterator[tuple[str, Tensor]]:
+    read: Callable[[str, Sequence[Source]], T], matched: Mapping[str, Sequence[Source]], threads: int
+) -> Iterator[tuple[str, T]]:
     """Each parameter with what was read of it, in order, by so many threads."""
     if threads == 1:
         yield from ((name, read(name, sources)) for name, sources in matched.items())
         return
     with ThreadPoolExecutor(threads, thread_name_prefix="omni_grpc-weights") as pool:
-        waiting: deque[tuple[str, Future[Tensor]]] = deque()
+        waiting: deque[tuple[str, Future[T]]] = deque()
         try:
             for name, sources in matched.items():
                 if len(waiting) == threads:
@@ -183,17 +191,16 @@ def ahead(
 
 @contextlib.contextmanager
 def _headers(folder: Path) -> Iterator[tuple[Mapping[Path, Any], list[Source]]]:
-    """The open files of a folder, and every tensor in them."""
+    """The open files of a folder, and every tensor in them, scales with their weights."""
     with contextlib.ExitStack() as stack:
         handles = {file: stack.enter_context(_open(file)) for file in _files(folder)}
-        yield (
-            handles,
-            [
-                Source(key, file, tuple(handle.get_slice(key).get_shape()))
-                for file, handle in handles.items()
-                for key in handle.keys()  # noqa: SIM118 - the handle is no mapping
-            ],
-        )
+        found = [
+            Source(key, file, tuple(part.get_shape()), codes=CODES.get(part.get_dtype()))
+            for file, handle in handles.items()
+            for key in handle.keys()  # noqa: SIM118 - the handle is no mapping
+            for part in (handle.get_slice(key),)
+        ]
+        yield handles, paired(found, folder)
 
 
 def needs(module: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.errors import CheckpointError
-from omni_grpc.loading.checkpoint import Place, Places, Source, ahead, give, match, needs, target
+from omni_grpc.loading.checkpoint import Place, Places, ahead, give, match, needs, target
+from omni_grpc.loading.sources import Source
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.nn.packed_linear import PackedLinear
 from omni_grpc.ops.dequant import PACKINGS, Packing, dequantize

@@ -12,6 +12,7 @@ from torch import nn
 from omni_grpc.loading.checkpoint import Places, load_weights, places
 from omni_grpc.loading.components import load_module, load_tokenizer
 from omni_grpc.loading.gguf import GgufFile
+from omni_grpc.loading.sources import check_scheme
 from omni_grpc.spec import Checkpoint
 
 M = TypeVar("M", bound=nn.Module)
@@ -45,6 +46,8 @@ class Loader:
         folder, weights = self.checkpoint.path / component, self.checkpoint.spec.weights[component]
         file = self.files.get(component)
         where: Places = {}
+        if file is None:
+            check_scheme(self.checkpoint.configs[component], folder)
         if self.before or self.after:
             # reads the headers of all files once more, which nobody needs who edits nothing
             where = places(module, folder, weights) if file is None else file.places(module, weights)

@@ -13,12 +13,13 @@ from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.dual_stream import IMG, TXT
 from omni_grpc.nn.embeddings import ScalarEmbedder, sinusoid
 from omni_grpc.nn.feed_forward import FeedForward
-from omni_grpc.nn.linear import Linear
+from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.norms import AcrossHeadsNorm, Float32LayerNorm
 from omni_grpc.nn.query_key import Projected, rotated
+from omni_grpc.nn.readers import Read, added_normed, normed
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
-from omni_grpc.ops.norm import gate_add, gate_add_norm_modulate, norm_modulate
+from omni_grpc.ops.norm import gate_add, norm_modulate
 
 TEXT_K, TEXT_V = "text_k", "text_v"
 
@@ -30,12 +31,12 @@ class SelfAttention(nn.Module):
         super().__init__()
         inner = num_heads * head_size
         self.head_size, self.stream = head_size, stream
-        self.to_qkv = Linear(channels, 3 * inner, stream=stream)
+        self.to_qkv: AnyLinear = Linear(channels, 3 * inner, stream=stream)
         self.norm_q, self.norm_k = AcrossHeadsNorm(inner, eps), AcrossHeadsNorm(inner, eps)
         self.attention = Attention(num_heads, head_size, role="self")
         self.to_out = Linear(inner, channels, stream=stream)
 
-    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x: Read, rows: Rows) -> Tensor:
         q, k, v = self.to_qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(1)
         q, k, v = rotated(Projected(q, k, v, self.norm_q, self.norm_k), rows["rope"])
         out: Tensor = self.to_out(self.attention(q, self.keys(k, rows), v, rows, over=self.stream).flatten(1))
@@ -53,7 +54,7 @@ class CrossAttention(nn.Module):
         super().__init__()
         inner = num_heads * head_size
         self.head_size = head_size
-        self.to_q = Linear(channels, inner, stream=IMG)
+        self.to_q: AnyLinear = Linear(channels, inner, stream=IMG)
         self.to_kv = Linear(channels, 2 * inner, stream=TXT)
         self.norm_q, self.norm_k = AcrossHeadsNorm(inner, eps), AcrossHeadsNorm(inner, eps)
         self.attention = Attention(num_heads, head_size, role="cross")
@@ -64,7 +65,7 @@ class CrossAttention(nn.Module):
         k, v = self.to_kv(txt).chunk(2, -1)
         return _heads(self.norm_k(k), self.head_size), _heads(v, self.head_size)
 
-    def forward(self, x: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x: Read, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         q = _heads(self.norm_q(self.to_q(x)), self.head_size)
         out: Tensor = self.to_out(self.attention(q, k, v, rows, over=IMG, kv=TXT).flatten(1))
         return out
@@ -108,20 +109,22 @@ class CrossDiTBlock(Block):
         index = rows.index[stream]
         shift, scale, gate, ff_shift, ff_scale, ff_gate = self._vectors(mod)
 
-        out = self.attn1(norm_modulate(x, scale, shift, index, self.eps), rows)
+        weight, bias, across = self.norm2.weight, self.norm2.bias, (self.attn2.to_q,)
+
+        out = self.attn1(normed(x, scale, shift, index, self.eps, (self.attn1.to_qkv,)), rows)
         if stream == JOINT:
             parts = rows.split(gate_add(x, out, gate, index))
-            img = parts[IMG] + self._across(self.norm2(parts[IMG]), rows, constants)
+            img = normed(parts[IMG], None, None, None, self.eps, across, weight=weight, bias=bias)
+            img = parts[IMG] + self._across(img, rows, constants)
             x = rows.join({**parts, IMG: img})
-            normed = norm_modulate(x, ff_scale, ff_shift, index, self.eps)
+            read = normed(x, ff_scale, ff_shift, index, self.eps, self.ffn.readers)
         else:
-            weight, bias = self.norm2.weight, self.norm2.bias
-            x, normed = gate_add_norm_modulate(x, out, gate, None, None, index, self.eps, weight=weight, bias=bias)
-            out = self._across(normed, rows, constants)
-            x, normed = gate_add_norm_modulate(x, out, None, ff_scale, ff_shift, index, self.eps)
-        return (gate_add(x, self.ffn(normed), ff_gate, index),)
+            x, read = added_normed(x, out, gate, None, None, index, self.eps, across, weight=weight, bias=bias)
+            out = self._across(read, rows, constants)
+            x, read = added_normed(x, out, None, ff_scale, ff_shift, index, self.eps, self.ffn.readers)
+        return (gate_add(x, self.ffn(read), ff_gate, index),)
 
-    def _across(self, x: Tensor, rows: Rows, constants: dict[str, Tensor]) -> Tensor:
+    def _across(self, x: Read, rows: Rows, constants: dict[str, Tensor]) -> Tensor:
         out: Tensor = self.attn2(x, constants[TEXT_K], constants[TEXT_V], rows)
         return out
 

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.feed_forward import FeedForward
-from omni_grpc.nn.linear import Linear
+from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.query_key import Projected, rotated_joint
+from omni_grpc.nn.readers import Read, Readers, added_normed, normed
 from omni_grpc.nn.rows import MOD, Rows
 from omni_grpc.nn.stack import Block
-from omni_grpc.ops.norm import gate_add, gate_add_norm_modulate, norm_modulate
+from omni_grpc.ops.norm import gate_add, norm_modulate
 
 TXT, IMG = "txt", "img"
 
@@ -27,15 +28,15 @@ class JointAttention(nn.Module):
         super().__init__()
         inner = num_heads * head_size
         self.head_size = head_size
-        self.to_qkv = Linear(channels, 3 * inner, stream=IMG)
-        self.add_qkv_proj = Linear(channels, 3 * inner, stream=TXT)
+        self.to_qkv: AnyLinear = Linear(channels, 3 * inner, stream=IMG)
+        self.add_qkv_proj: AnyLinear = Linear(channels, 3 * inner, stream=TXT)
         self.norm_q, self.norm_k = nn.RMSNorm(head_size, eps), nn.RMSNorm(head_size, eps)
         self.norm_added_q, self.norm_added_k = nn.RMSNorm(head_size, eps), nn.RMSNorm(head_size, eps)
         self.attention = Attention(num_heads, head_size, role="self", role_category="joint")
         self.to_out = Linear(inner, channels, stream=IMG)
         self.to_add_out = Linear(inner, channels, stream=TXT)
 
-    def forward(self, txt: Tensor, img: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    def forward(self, txt: Read, img: Read, rows: Rows) -> tuple[Tensor, Tensor]:
         streams = {
             TXT: Projected(*self._heads(self.add_qkv_proj(txt)), self.norm_added_q, self.norm_added_k),
             IMG: Projected(*self._heads(self.to_qkv(img)), self.norm_q, self.norm_k),
@@ -77,10 +78,12 @@ class DualStreamBlock(Block):
         txt_attn, txt_ff, img_attn, img_ff = (part.chunk(3, -1) for part in mod.chunk(4, -1))
 
         txt_out, img_out = self.attn(
-            self._normed(txt, txt_attn, txt_index), self._normed(img, img_attn, img_index), rows
+            self._normed(txt, txt_attn, txt_index, (self.attn.add_qkv_proj,)),
+            self._normed(img, img_attn, img_index, (self.attn.to_qkv,)),
+            rows,
         )
-        txt, txt_normed = self._added(txt, txt_out, txt_attn[2], txt_ff, txt_index)
-        img, img_normed = self._added(img, img_out, img_attn[2], img_ff, img_index)
+        txt, txt_normed = self._added(txt, txt_out, txt_attn[2], txt_ff, txt_index, self.txt_mlp.readers)
+        img, img_normed = self._added(img, img_out, img_attn[2], img_ff, img_index, self.img_mlp.readers)
 
         txt = gate_add(txt, self.txt_mlp(txt_normed), txt_ff[2], txt_index)
         img = gate_add(img, self.img_mlp(img_normed), img_ff[2], img_index)
@@ -88,15 +91,16 @@ class DualStreamBlock(Block):
 
     def signal(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> Tensor:
         """What the image's attention reads: the first modulated input."""
-        return self._normed(carry[1], mod.chunk(4, -1)[2].chunk(3, -1), rows.index[IMG])
+        shift, scale, _ = mod.chunk(4, -1)[2].chunk(3, -1)
+        return norm_modulate(carry[1], scale, shift, rows.index[IMG], self.eps)
 
-    def _normed(self, x: Tensor, mod: tuple[Tensor, ...], index: Tensor) -> Tensor:
+    def _normed(self, x: Tensor, mod: tuple[Tensor, ...], index: Tensor, readers: Readers) -> Read:
         shift, scale, _ = mod
-        return norm_modulate(x, scale, shift, index, self.eps)
+        return normed(x, scale, shift, index, self.eps, readers)
 
     def _added(
-        self, x: Tensor, y: Tensor, gate: Tensor, mod: tuple[Tensor, ...], index: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, y: Tensor, gate: Tensor, mod: tuple[Tensor, ...], index: Tensor, readers: Readers
+    ) -> tuple[Tensor, Read]:
         """The stream after the attention's output y, and what the feed-forward reads of it."""
         shift, scale, _ = mod
-        return gate_add_norm_modulate(x, y, gate, scale, shift, index, self.eps)
+        return added_normed(x, y, gate, scale, shift, index, self.eps, readers)

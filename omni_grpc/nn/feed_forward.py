@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from omni_grpc.nn.linear import Linear
-from omni_grpc.ops.quant import gelu_tanh, silu_mul
+from omni_grpc.nn.linear import AnyLinear, Linear
+from omni_grpc.nn.readers import Read, coded, gated_silu, gelu, wanted
 
 
 class FeedForward(nn.Module):
@@ -13,11 +13,16 @@ class FeedForward(nn.Module):
 
     def __init__(self, channels: int, hidden: int, *, stream: str) -> None:
         super().__init__()
-        self.up = Linear(channels, hidden, stream=stream)
-        self.down = Linear(hidden, channels, stream=stream)
+        self.up: AnyLinear = Linear(channels, hidden, stream=stream)
+        self.down: AnyLinear = Linear(hidden, channels, stream=stream)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(gelu_tanh(self.up(x)))
+    @property
+    def readers(self) -> tuple[AnyLinear, ...]:
+        """The layers that read its input."""
+        return (self.up,)
+
+    def forward(self, x: Read) -> Tensor:
+        out: Tensor = self.down(gelu(self.up(x), (self.down,)))
         return out
 
 
@@ -26,10 +31,18 @@ class SwiGLU(nn.Module):
 
     def __init__(self, channels: int, hidden: int, *, stream: str) -> None:
         super().__init__()
-        self.w1 = Linear(channels, hidden, bias=False, stream=stream)
-        self.w2 = Linear(hidden, channels, bias=False, stream=stream)
-        self.w3 = Linear(channels, hidden, bias=False, stream=stream)
+        self.w1: AnyLinear = Linear(channels, hidden, bias=False, stream=stream)
+        self.w2: AnyLinear = Linear(hidden, channels, bias=False, stream=stream)
+        self.w3: AnyLinear = Linear(channels, hidden, bias=False, stream=stream)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.w2(silu_mul(self.w1(x), self.w3(x)))
+    @property
+    def readers(self) -> tuple[AnyLinear, ...]:
+        """The layers that read its input."""
+        return self.w1, self.w3
+
+    def forward(self, x: Read) -> Tensor:
+        if isinstance(x, Tensor) and (kind := wanted(self.readers)):
+            # once for both
+            x = coded(x, kind)
+        out: Tensor = self.w2(gated_silu(self.w1(x), self.w3(x), (self.w2,)))
         return out

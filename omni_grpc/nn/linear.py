@@ -6,12 +6,22 @@ import abc
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from omni_grpc.nn.rows import Rows
+
+
+class Coded(NamedTuple):
+    """Tokens in 8 bits: codes [T, C] and float32 scales [T], as ops.quant makes them, of tokens in `dtype`."""
+
+    codes: Tensor
+    scale: Tensor
+    dtype: torch.dtype
+
 
 active: ContextVar[Rows] = ContextVar("active")
 """The rows being computed. Stack, predict and prepare set it; only per-row wrappers of Linear may read it."""
@@ -53,6 +63,14 @@ class AnyLinear(nn.Module, abc.ABC):
     def room(self, name: str, dtype: torch.dtype) -> Tensor | None:
         """Where a checkpoint's tensor is to be put before `take` gets it, for a layer that has a place for it on the
         host and keeps it as it comes; it may be filled after `take`. None: the layer's device.
+        """
+        return None
+
+    @property
+    def codes(self) -> torch.dtype | None:
+        """The 8 bits in which it works, None for one that works in full precision. Such a layer eats Coded tokens of
+        that dtype as it eats others, and takes a weight of that dtype as it is: "weight_scale", float32 [rows of the
+        weight], and then "weight".
         """
         return None
 

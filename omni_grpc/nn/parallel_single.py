@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.nn.attention import Attention
-from omni_grpc.nn.linear import Linear
+from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.query_key import Projected, rotated
+from omni_grpc.nn.readers import Read, normed
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
-from omni_grpc.ops.norm import gate_add, norm_modulate
+from omni_grpc.ops.norm import gate_add
 from omni_grpc.ops.quant import gelu_tanh
 
 
@@ -24,11 +25,11 @@ class SelfAttention(nn.Module):
     def __init__(self, channels: int, num_heads: int, head_size: int, eps: float) -> None:
         super().__init__()
         self.head_size = head_size
-        self.to_qkv = Linear(channels, 3 * num_heads * head_size, stream=JOINT)
+        self.to_qkv: AnyLinear = Linear(channels, 3 * num_heads * head_size, stream=JOINT)
         self.norm_q, self.norm_k = nn.RMSNorm(head_size, eps), nn.RMSNorm(head_size, eps)
         self.attention = Attention(num_heads, head_size, role="self", role_category="joint")
 
-    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x: Read, rows: Rows) -> Tensor:
         q, k, v = self.to_qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(1)
         q, k, v = rotated(Projected(q, k, v, self.norm_q, self.norm_k), rows["rope"])
         out: Tensor = self.attention(q, k, v, rows)
@@ -49,7 +50,7 @@ class ParallelSingleBlock(Block):
         self.eps = eps
         self.mod = Linear(channels, 3 * channels, stream=MOD)
         self.attn = SelfAttention(channels, num_heads, head_size, eps)
-        self.proj_mlp = Linear(channels, ff_ratio * channels, stream=JOINT)
+        self.proj_mlp: AnyLinear = Linear(channels, ff_ratio * channels, stream=JOINT)
         self.proj_out = Linear((1 + ff_ratio) * channels, channels, stream=JOINT)
 
     def modulation(self, temb: Tensor) -> Tensor:
@@ -60,6 +61,6 @@ class ParallelSingleBlock(Block):
         (x,) = carry
         index = rows.index[JOINT]
         shift, scale, gate = mod.chunk(3, -1)
-        normed = norm_modulate(x, scale, shift, index, self.eps)
-        halves = self.attn(normed, rows), gelu_tanh(self.proj_mlp(normed))
+        read = normed(x, scale, shift, index, self.eps, (self.attn.to_qkv, self.proj_mlp))
+        halves = self.attn(read, rows), gelu_tanh(self.proj_mlp(read))
         return (gate_add(x, self.proj_out(torch.cat(halves, -1)), gate, index),)

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.feed_forward import SwiGLU
-from omni_grpc.nn.linear import Linear
+from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.query_key import Projected, rotated
+from omni_grpc.nn.readers import Read, added_normed, normed
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
-from omni_grpc.ops.norm import gate_add, gate_add_norm_modulate, norm_modulate
+from omni_grpc.ops.norm import gate_add, norm_modulate
 
 QK_EPS = 1e-5
 """Of the norms of queries and keys. No config of these families changes it."""
@@ -27,14 +28,14 @@ class SingleStreamAttention(nn.Module):
         channels = num_heads * head_size
         self.stream = stream
         self.head_size = head_size
-        self.to_qkv = Linear(channels, (num_heads + 2 * num_kv_heads) * head_size, bias=False, stream=stream)
+        self.to_qkv: AnyLinear = Linear(channels, (num_heads + 2 * num_kv_heads) * head_size, bias=False, stream=stream)
         self.norm_q, self.norm_k = nn.RMSNorm(head_size, QK_EPS), nn.RMSNorm(head_size, QK_EPS)
         self.attention = Attention(
             num_heads, head_size, num_kv_heads, role="self", role_category=JOINT if stream == JOINT else None
         )
         self.to_out = Linear(channels, channels, bias=False, stream=stream)
 
-    def forward(self, x: Tensor, rope: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x: Read, rope: Tensor, rows: Rows) -> Tensor:
         """x [T, C], rope [T, head_size / 2, 2] -> [T, C]."""
         kv_heads = self.attention.num_kv_heads
         heads = (self.attention.num_heads, kv_heads, kv_heads)
@@ -96,8 +97,19 @@ class SingleStreamBlock(Block):
         index = rows.index[self.carry[0]]
         scale_attn, gate_attn, scale_ff, gate_ff = mod.chunk(4, -1)
 
-        out = self.attention(self._normed(x, scale_attn, index), rows[self.rope], rows)
-        x, normed = gate_add_norm_modulate(
+        first = normed(
+            x,
+            scale_attn,
+            None,
+            index,
+            self.eps,
+            (self.attention.to_qkv,),
+            weight=self.attention_norm1.weight,
+            rms=True,
+            base=0.0,
+        )
+        out = self.attention(first, rows[self.rope], rows)
+        x, second = added_normed(
             x,
             out,
             gate_attn,
@@ -105,19 +117,17 @@ class SingleStreamBlock(Block):
             None,
             index,
             self.eps,
+            self.feed_forward.readers,
             weight=self.ffn_norm1.weight,
             rms=True,
             base=0.0,
             y_weight=self.attention_norm2.weight,
         )
-        out = self.feed_forward(normed)
+        out = self.feed_forward(second)
         return (gate_add(x, out, gate_ff, index, self.eps, y_weight=self.ffn_norm2.weight),)
 
     def signal(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> Tensor:
         """What the attention reads: the first modulated input."""
-        return self._normed(carry[0], mod.chunk(4, -1)[0], rows.index[self.carry[0]])
-
-    def _normed(self, x: Tensor, scale: Tensor, index: Tensor) -> Tensor:
-        """What the attention reads. The scale is the factor itself."""
-        weight = self.attention_norm1.weight
-        return norm_modulate(x, scale, None, index, self.eps, weight=weight, rms=True, base=0.0)
+        index, scale, weight = rows.index[self.carry[0]], mod.chunk(4, -1)[0], self.attention_norm1.weight
+        # the scale is the factor itself
+        return norm_modulate(carry[0], scale, None, index, self.eps, weight=weight, rms=True, base=0.0)

@@ -33,10 +33,10 @@ def is_int8(dtype: torch.dtype) -> bool:
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """x [T, C] -> codes [T, C] in `dtype`, torch.float8_e4m3fn or torch.int8, and scales float32 [T].
 
-    Raises ValueError for another dtype and RuntimeError where x has other dimensions. A kernel on CUDA serves float32
-    and bfloat16, the reference everything else.
+    Raises ValueError for another dtype and RuntimeError where x has other dimensions. Kernels serve float32 and
+    bfloat16, the reference everything else.
     """
-    call = _quantize_rows if _served(x) else quantize_rows_reference
+    call = _quantize_rows if x.dtype in KERNEL_DTYPES else quantize_rows_reference
     codes, scales = call(x, is_int8(dtype))
     return codes, scales
 
@@ -75,7 +75,7 @@ def silu_mul_quantize_rows(x: Tensor, up: Tensor, dtype: torch.dtype) -> tuple[T
 
 
 def _served(x: Tensor) -> bool:
-    """Whether a kernel serves the tensor: on CUDA alone, for on the CPU torch's own operators are as fast."""
+    """Whether a kernel of an activation serves the tensor: on CUDA alone, for on the CPU torch's own are as fast."""
     return x.is_cuda and x.dtype in KERNEL_DTYPES
 
 

@@ -84,6 +84,8 @@ class Catalog:
             audio_formats=[f"AUDIO_FORMAT_{kind.value}" for kind in AudioFormat if Modality.AUDIO in makes],
             error=status(self._engine.failure) if self._engine.failure else None,
             weight_bytes=ready.weight_bytes if ready else 0,
+            quantized_layers=ready.quantized_layers if ready else {},
+            kept_layers=ready.kept_layers if ready else 0,
         )
 
     def _defaults(self) -> sampling_pb2.SamplingParams:

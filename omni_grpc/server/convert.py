@@ -155,6 +155,7 @@ def effective(value: Effective, of: Task) -> event_pb2.EffectiveParams:
             for lora in value.loras
         ],
         quantized_layers=value.quantized_layers,
+        kept_layers=value.kept_layers,
         dropped_tokens=value.dropped_tokens,
         defaults_used=value.defaults_used,
         strength=value.strength,

@@ -42,6 +42,7 @@ class Loaded:
     cost: CostModel = dataclasses.field(default_factory=CostModel)
     attention_backend: str = ""
     quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    kept_layers: int = 0
     loras: tuple[Adapter, ...] = ()
     fixed_cache: FixedCache | None = None
     warnings: tuple[RequestWarning, ...] = ()

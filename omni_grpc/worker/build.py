@@ -46,6 +46,7 @@ def build(
         cost=loaded.cost,
         attention_backend=loaded.attention_backend,
         quantized_layers=loaded.quantized_layers,
+        kept_layers=loaded.kept_layers,
         loras=loaded.loras,
         fixed_cache=loaded.fixed_cache,
         warnings=loaded.warnings,

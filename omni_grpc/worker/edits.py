@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from omni_grpc.config import EngineConfig, QuantizationConfig
-from omni_grpc.features import Context, Effects, gguf, int8, layerwise_offload, lora, step_cache
+from omni_grpc.features import Context, Effects, gguf, layerwise_offload, lora, quant, step_cache
 from omni_grpc.hub import fetch_file
 from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.loading.checkpoint import Places
@@ -21,6 +21,9 @@ from omni_grpc.worker.base import Setting
 
 Apply = Callable[[nn.Module, Any, Context], None]
 
+PACKED = "gguf"
+"""The quantisation that comes with a file of its own."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Feature:
@@ -30,17 +33,20 @@ class Feature:
     apply: Apply
 
 
-def _quantization(*schemes: str) -> Callable[[EngineConfig], QuantizationConfig | None]:
-    def section(config: EngineConfig) -> QuantizationConfig | None:
-        chosen = config.quantization
-        return chosen if chosen is not None and chosen.quantization in schemes else None
+def _eight_bits(config: EngineConfig) -> QuantizationConfig | None:
+    chosen = config.quantization or QuantizationConfig()
+    return None if chosen.quantization == PACKED else chosen
 
-    return section
+
+def _packed(config: EngineConfig) -> QuantizationConfig | None:
+    chosen = config.quantization
+    return chosen if chosen is not None and chosen.quantization == PACKED else None
 
 
 BEFORE: tuple[Feature, ...] = (
-    Feature(_quantization("int8"), int8.apply),
-    Feature(_quantization("gguf"), gguf.apply),
+    # on even where nothing is set: a checkpoint may be quantised as it is
+    Feature(_eight_bits, quant.apply),
+    Feature(_packed, gguf.apply),
     # here, so that weights go to the host as they come; and first around the stack, so innermost
     Feature(lambda config: config.offload, layerwise_offload.apply),
 )
@@ -69,7 +75,7 @@ def loader(setting: Setting, effects: Effects) -> Loader:
 
 def _files(setting: Setting) -> dict[str, GgufFile]:
     """The files that have the weights of denoisers, each open. Raises CheckpointError, see GgufFile.open."""
-    chosen, spec = _quantization("gguf")(setting.config), setting.checkpoint.spec
+    chosen, spec = _packed(setting.config), setting.checkpoint.spec
     if chosen is None or spec.single_file is None:
         return {}
     opened = {}

@@ -124,6 +124,8 @@ class PackedRunner(Runner):
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
             cost=warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds),
             quantized_layers=dict(effects.quantized_layers),
+            kept_layers=effects.kept_layers,
+            warnings=tuple(effects.warnings),
             loras=tuple(effects.loras.values()),
             components=parts.loaded,
         )

@@ -201,6 +201,19 @@ def test_sizes_are_those_of_the_weights(model: str, tmp_path: Path) -> None:
         assert not part.denoiser or part.in_blocks > part.parameters / 2
 
 
+def test_what_is_stored_in_8_bits_counts_so_and_no_other_scheme_is_named(qwen: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(qwen, tmp_path / "coded"))
+    write(
+        folder / "transformer" / "diffusion_pytorch_model.safetensors",
+        blocks("transformer_blocks", 60, 339 * 10**6, 60 * 10**6),
+        "F8_E4M3",
+    )
+    plain, coded = (told(model, machine(1, 80, 64)) for model in (qwen, str(folder)))
+    assert plain.need.device - coded.need.device == 60 * 339 * 10**6
+    assert INT8 in [reason.flag for reason in plain.also]
+    assert INT8 not in [reason.flag for reason in coded.also]
+
+
 def test_what_is_on_stays_on(qwen: str) -> None:
     config = EngineConfig.from_settings(model=qwen, quantization="int8")
     checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))

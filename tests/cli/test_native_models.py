@@ -27,7 +27,7 @@ async def test_features_are_those_that_a_server_would_start_with(run):
     records = {r["pipeline"]: r["features"] for r in json.loads((await run("models", "--features", "--json")).out)}
     assert records["FluxPipeline"] == {
         "step_cache": ["tea_cache"],
-        "quantization": ["int8", "gguf"],
+        "quantization": ["fp8", "int8", "gguf"],
         "lora": True,
         "layerwise_offload": True,
         "component_offload": False,
@@ -44,7 +44,19 @@ async def test_features_are_those_that_a_server_would_start_with(run):
     assert (other["quantization"], other["lora"], other["component_offload"]) == ([], False, True)
     table = (await run("models", "--features")).out.splitlines()
     (qwen,) = (row.split() for row in table if row.startswith("QwenImage"))
-    assert qwen == ["QwenImagePipeline", "tea_cache", "int8,", "gguf", "yes", "yes", "no", "yes", "TRUE_CFG", "-"]
+    assert qwen == [
+        "QwenImagePipeline",
+        "tea_cache",
+        "fp8,",
+        "int8,",
+        "gguf",
+        "yes",
+        "yes",
+        "no",
+        "yes",
+        "TRUE_CFG",
+        "-",
+    ]
     assert table[0].startswith("PIPELINE ")
     assert "LAYERWISE OFFLOAD" in table[0]
 

@@ -55,7 +55,7 @@ def files(outputs: list[compat.DiffusionOutput]) -> list[tuple[bytes, ...]]:
         (lambda: compat.OmniDiffusionConfig(enable_sleep_mode=True), ConfigError, "enable_sleep_mode"),
         (lambda: compat.OmniDiffusionConfig(quantization="int8", quantization_config="int8"), ConfigError, None),
         (lambda: compat.OmniDiffusionConfig(max_num_seqs=0), ConfigError, "max_num_seqs"),
-        (lambda: compat.Omni("m", quantization="fp8"), ConfigError, "quantization"),
+        (lambda: compat.Omni("m", quantization="nf4"), ConfigError, "quantization"),
         (lambda: compat.Omni("m", dtype="fp16"), ConfigError, "dtype"),
         (lambda: compat.Omni("m", stage_configs_path="x"), ConfigError, "stage_configs_path"),
         (lambda: compat.Omni("m", od_config=compat.OmniDiffusionConfig()), ConfigError, "model"),

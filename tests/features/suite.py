@@ -37,7 +37,7 @@ FIRST, SECOND = "first", "second"
 
 CACHE = {"cache_backend": "tea_cache", "cache_config": {"rel_l1_thresh": 0.0, "coefficients": list(IDENTITY)}}
 NEVER = CacheDraft(threshold=0.0)
-INT8 = {"quantization": "int8"}
+FP8, INT8 = {"quantization": "fp8"}, {"quantization": "int8"}
 OFFLOAD = {"enable_layerwise_offload": True}
 
 

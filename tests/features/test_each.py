@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from omni_grpc.features.quant import CODES
 from omni_grpc.loading.checkpoint import WEIGHT_FILE
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.nn.rows import MOD, LayoutCache, Rows
@@ -23,6 +24,7 @@ from omni_grpc.tuning import CacheDraft, Lora
 from tests.features.suite import (
     CACHE,
     FIRST,
+    FP8,
     INT8,
     NEVER,
     OFFLOAD,
@@ -45,8 +47,8 @@ pytestmark = pytest.mark.conformance
 TOLERANCE = 1e-5
 """How far a float32 result may be from itself in other company, or from the same written otherwise."""
 
-FLOOR = 0.999
-"""Least cosine of final latents in int8 and in float32, for tiny models with random weights."""
+FLOOR, FP8_FLOOR = 0.999, 0.99
+"""Least cosine of final latents in int8 and in fp8 to those in float32, for tiny models with random weights."""
 
 Runs = Mapping[str, Run]
 M = TypeVar("M", bound=Callable[..., Any])
@@ -203,22 +205,29 @@ def test_blocks_run_for_the_rows_that_are_not_answered_and_for_no_others(suite: 
     assert sum(seen) == sum(both["0"].computed) + sum(both["1"].evals)
 
 
-# --- int8 -------------------------------------------------------------------------------------------------------------
+# --- quantisation ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.shows("int8", "float32", "cosine 0.999")
-def test_int8_is_close_and_the_same_in_any_company(suite: Suite) -> None:
-    quantized, without = suite.load(INT8), suite.without
+@pytest.mark.parametrize(
+    ("scheme", "floor"),
+    [
+        pytest.param(FP8, FP8_FLOOR, marks=pytest.mark.shows("fp8", "float32", f"cosine {FP8_FLOOR}"), id="fp8"),
+        pytest.param(INT8, FLOOR, marks=pytest.mark.shows("int8", "float32", f"cosine {FLOOR}"), id="int8"),
+    ],
+)
+def test_8_bits_are_close_and_the_same_in_any_company(suite: Suite, scheme: dict[str, str], floor: float) -> None:
+    quantized, without = suite.load(scheme), suite.without
     mine = run(quantized, *company(quantized))
     for _, request in company(quantized):
         got = mine[request.id].latents
-        assert cosine(got, without[request.id].latents) > FLOOR
+        assert cosine(got, without[request.id].latents) > floor
         assert far(got, without[request.id].latents) > 0
     assert far(got, alone(quantized, request).latents) < TOLERANCE
 
 
-def test_every_layer_that_tokens_pass_in_a_block_is_quantized(suite: Suite) -> None:
-    plain, quantized = suite.load(), suite.load(INT8)
+@pytest.mark.parametrize("scheme", ["fp8", "int8"])
+def test_every_layer_that_tokens_pass_in_a_block_is_quantized(suite: Suite, scheme: str) -> None:
+    plain, quantized = suite.load(), suite.load({"quantization": scheme})
     count = 0
     for component in suite.components:
         before, after = (denoisers(model)[component] for model in (plain, quantized))
@@ -227,10 +236,10 @@ def test_every_layer_that_tokens_pass_in_a_block_is_quantized(suite: Suite) -> N
             if not isinstance(linear, AnyLinear):
                 continue
             inside = any(path.startswith(f"{stack}.") for stack in blocks) and linear.stream != MOD
-            sensitive = any(name in path for name in plain.spec.sensitive_layers)
-            assert (after.get_submodule(path).weight.dtype == torch.int8) == (inside and not sensitive), path
-            count += inside and not sensitive
-    assert quantized.ready.quantized_layers == {"int8": count}
+            assert (after.get_submodule(path).weight.dtype == CODES[scheme]) == inside, path
+            count += inside
+    assert quantized.ready.quantized_layers == {scheme: count}
+    assert quantized.ready.kept_layers == 0
     assert quantized.ready.weight_bytes < plain.ready.weight_bytes
 
 

@@ -21,7 +21,7 @@ FAMILIES = sorted({spec.family for spec in specs().values()})
 
 WORDS: Mapping[str, str] = {
     "step_cache": r"(step|tea|block)[ _-]?cache",
-    "int8": r"(?<!u)int8",
+    "quant": r"(?<!u)int8|fp8",
     "gguf": r"gguf",
     "lora": r"(?<![a-z])lora|adapter",
     "layerwise_offload": r"offload",
@@ -32,7 +32,7 @@ WORDS: Mapping[str, str] = {
 }
 """How a feature is spoken of. One that has no entry is spoken of by its name."""
 
-SCHEMES = ("int8", "gguf")
+SCHEMES = ("quant", "gguf")
 """Features that are quantisation, of which the others do not speak."""
 
 OTHER_MODELS = r"flux|wan_?\d?|z_?image|helios|hunyuan|ltx|cogvideo|stable[ _-]?(diffusion|audio)|sana|mochi"
@@ -65,12 +65,12 @@ def test_a_feature_names_no_model_and_no_other_feature(feature: str) -> None:
         ("step_cache", "if spec.family == 'qwen_image':"),
         ("step_cache", "# Qwen-Image has two streams"),
         ("step_cache", "# as FLUX does"),
-        ("step_cache", "if isinstance(linear, Int8Linear):"),
+        ("step_cache", "if isinstance(linear, QuantizedLinear):"),
         ("step_cache", "state.request.loras  # LoRA"),
-        ("int8", "from omni_grpc.features.lora import LoraLinear"),
-        ("int8", "# or from a GGUF file"),
-        ("gguf", "if isinstance(linear, Int8Linear):"),
-        ("int8", "if config.offload is not None:"),
+        ("quant", "from omni_grpc.features.lora import LoraLinear"),
+        ("quant", "# or from a GGUF file"),
+        ("gguf", "# like int8"),
+        ("quant", "if config.offload is not None:"),
         ("lora", "# the base may be quantised"),
         ("lora", "stack.wrap(StepCache())"),
         ("layerwise_offload", "tea_cache"),

@@ -51,6 +51,21 @@ def test_cuda_kernels_are_named_where_they_are_compiled_in(op: str) -> None:
     assert ("CUDA" in ops.kernels()[op]) == bool(ops.load_native().cuda_archs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("codes", CODES, ids=str)
+def test_the_cpu_kernel_gives_the_bits_of_the_reference(codes: torch.dtype, dtype: torch.dtype, seed: int) -> None:
+    """Magnitudes of all sizes in each row, those that e4m3 has no exponent for among them, and middles of two codes."""
+    assert ("CPU" in ops.kernels()["quantize_rows"]) == ops.load_native().loaded
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(37, 517, generator=generator) * torch.rand(37, 517, generator=generator) ** 8
+    x = (x * torch.logspace(-30, 30, 37)[:, None]).to(dtype)
+    x[:, 0], x[5] = x.abs().amax(1), torch.arange(517).to(dtype) - 258.5
+    for rows in (x, x[:, 3:400], x[::2]):
+        made, expected = quant.quantize_rows(rows, codes), quant.quantize_rows_reference(rows, codes == torch.int8)
+        assert torch.equal(made[0].view(torch.uint8), expected[0].view(torch.uint8))
+        assert torch.equal(made[1], expected[1])
+
+
 def test_codes_by_hand() -> None:
     x = torch.tensor([[1.27, -0.5, 0.004], [0.0, 0.0, 0.0], [-254.0, 3.0, 1.0]])
     codes, scales = quant.quantize_rows(x, torch.int8)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from omni_grpc.errors import ConfigError, InternalError
 from omni_grpc.features import (
     Context,
-    int8,
     layerwise_offload,
     lora,
+    quant,
     sequence_parallel,
     step_cache,
     tensor_parallel,
@@ -44,7 +44,7 @@ class Feature:
 
 FEATURES: Mapping[str, Feature] = {
     "tensor_parallel": Feature(tensor_parallel.apply, before=True),
-    "int8": Feature(int8.apply, before=True),
+    "quant": Feature(quant.apply, before=True),
     "layerwise_offload": Feature(layerwise_offload.apply, before=True),
     "lora": Feature(lora.apply),
     "ulysses": Feature(ulysses.apply),

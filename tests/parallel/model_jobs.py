@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.errors import ConfigError
-from omni_grpc.features.int8 import Int8Linear
+from omni_grpc.features.quant import QuantizedLinear
 from omni_grpc.loading.checkpoint import Places
 from omni_grpc.loading.loader import Edit, Loader
 from omni_grpc.pipeline.base import Pipeline
@@ -72,12 +72,12 @@ def refused(group: Group, checkpoint: Checkpoint, features: Features) -> str:
     return ""
 
 
-def int8_layers(group: Group, checkpoint: Checkpoint, features: Features) -> set[str]:
-    """The layers in int8, by the names that they have without what is around them."""
+def quantized_layers(group: Group, checkpoint: Checkpoint, features: Features) -> set[str]:
+    """The layers in 8 bits, by the names that they have without what is around them."""
     return {
         name.removesuffix(".inner")
         for name, module in load(group, checkpoint, features).named_modules()
-        if isinstance(module, Int8Linear)
+        if isinstance(module, QuantizedLinear)
     }
 
 

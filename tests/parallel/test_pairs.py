@@ -11,7 +11,7 @@ from omni_grpc.tuning import Lora, TeaCache
 from tests.features.suite import FAMILIES, FIRST, SECOND, Suite, cosine
 from tests.models.cases import ENTRIES
 from tests.parallel.alone import WAYS, WEIGHTS, Alone, Joins, close, differ, spread
-from tests.parallel.model_jobs import Features, int8_layers, refused
+from tests.parallel.model_jobs import Features, quantized_layers, refused
 from tests.parallel.ranks import PAIR, Ranks
 
 pytestmark = pytest.mark.conformance
@@ -20,7 +20,7 @@ FLOOR = 0.999
 """Least cosine of latents in int8 and in float32, for tiny models with random weights."""
 
 CACHE: Features = {"step_cache": CacheConfig(cache_backend="tea_cache")}
-INT8: Features = {"int8": QuantizationConfig(quantization="int8")}
+INT8: Features = {"quant": QuantizationConfig(quantization="int8")}
 OFFLOAD: Features = {"layerwise_offload": OffloadConfig(enable_layerwise_offload=True)}
 
 
@@ -70,11 +70,11 @@ def test_the_layers_that_a_rank_has_can_be_in_int8(alone: Adapted, ranks: Ranks,
 
 def test_layers_that_are_left_out_of_int8_are_left_out_where_they_are_spread(alone: Adapted, ranks: Ranks) -> None:
     """They can be given by the names of the checkpoint, which know nothing of what is around a layer."""
-    ignored = {"int8": QuantizationConfig(quantization="int8", ignored_layers=("to_out.0",))}
-    whole, fewer = (int8_layers(None, alone.checkpoint, features) for features in (INT8, ignored))
+    ignored = {"quant": QuantizationConfig(quantization="int8", ignored_layers=("to_out.0",))}
+    whole, fewer = (quantized_layers(None, alone.checkpoint, features) for features in (INT8, ignored))
     assert fewer < whole
     for features, expected in ((INT8, whole), (ignored, fewer)):
-        assert ranks.run(int8_layers, alone.checkpoint, {**features, **WEIGHTS}) == [expected] * PAIR
+        assert ranks.run(quantized_layers, alone.checkpoint, {**features, **WEIGHTS}) == [expected] * PAIR
 
 
 @spread(*WAYS, like="one process", close="2e-5", also="layerwise offload")

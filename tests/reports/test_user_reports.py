@@ -11,6 +11,7 @@ REPORTS: Mapping[str, tuple[int, ...]] = {
     "request validation": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 15, 16, 17),
     "determinism": (18, 19, 20, 21, 23, 24, 25, 26, 27),
     "guidance": (28, 29, 31, 32),
+    "quantisation": (57, 58, 59, 61, 62),
     "cancellation": (99, 101, 102, 103, 104, 105, 106, 107),
     "progress": (108, 110, 111, 112, 113),
     "concurrency": (114, 115, 116, 117, 118, 119),

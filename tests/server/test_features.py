@@ -27,7 +27,7 @@ STYLE, SKETCH = (
     )
     for name, keys in (("style", 8), ("sketch", 0))
 )
-WITH_LORAS = dataclasses.replace(READY, loras=(STYLE, SKETCH), quantized_layers={"int8": 16})
+WITH_LORAS = dataclasses.replace(READY, loras=(STYLE, SKETCH), quantized_layers={"int8": 16}, kept_layers=3)
 CACHE: dict[str, Any] = {
     "cache_backend": "tea_cache",
     "cache_config": {"rel_l1_thresh": 0.3, "coefficients": [2.0, 0.0]},
@@ -44,6 +44,7 @@ async def model(service: Service) -> model_pb2.Model:
 async def test_adapters_are_listed_with_what_became_of_their_keys() -> None:
     async with serving(WITH_LORAS) as service:
         found = await model(service)
+        assert (dict(found.quantized_layers), found.kept_layers) == ({"int8": 16}, 3)
         assert list(found.loras) == ["sketch", "style"]
         assert (found.limits.max_loras, found.limits.lora_scale.min, found.limits.lora_scale.max) == (8, -100, 100)
         assert "sampling.loras" not in [refused.feature for refused in found.refusals]
@@ -85,6 +86,7 @@ async def test_a_request_gets_its_adapters_and_is_told_of_their_keys() -> None:
     assert [(lora.target, lora.keys_applied) for lora in only.effective.loras] == [("transformer_2", 8)]
     assert list(plain.effective.loras) == []
     assert dict(plain.effective.quantized_layers) == {"int8": 16}
+    assert plain.effective.kept_layers == effective(plain.effective).kept_layers == 3
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_a_json_object_is_a_mapping_in_a_file(file):
         (["--model", "m", "--lora", "path"], "expected NAME=VALUE or a JSON object"),
         (["--model", "m", "--lora", "a=x", "--lora", "a=y"], "expected NAME=VALUE"),
         (["--model", "m", "--lora", '{"a": 1}'], "expected NAME=VALUE"),
-        (["--model", "m", "--quantization", "fp3"], "--quantization is 'fp3': expected one of int8, gguf"),
+        (["--model", "m", "--quantization", "fp3"], "--quantization is 'fp3': expected one of fp8, int8, gguf"),
         (["--config", "nothing.yaml"], "--config nothing.yaml: No such file or directory"),
     ],
 )

@@ -1,0 +1,191 @@
+"""Times the gemm family against torch's products: bfloat16, float8 and int8, with and without what follows them.
+
+    python benchmarks/bench_gemm.py             the GPU where there is one, else the CPU
+    python benchmarks/bench_gemm.py --device cpu
+
+As bench_norm.py does it. The rows of a shape:
+    bf16, bf16 bias        F.linear, the baseline of all
+    _scaled_mm             float8 by row and column, without bias; the ceiling of what cuBLASLt gives here
+    _int_mm                int8 to int32, which nobody can use as it is
+    fp8 ..., int8 ...      ours, from codes and scales to the layer's output, with each epilogue
+    linear fp8, linear int8    ours with the quantisation of the tokens before it: the whole layer
+TFLOP/s count 2 T N K, whatever the dtype. On the CPU fp32 stands beside bf16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.bench_norm import BEYOND_L2, _time_on_cpu, _time_on_gpu, _try
+from omni_grpc.ops.gemm import gemm_q
+from omni_grpc.ops.quant import quantize_rows
+
+F8, I8, BF16 = torch.float8_e4m3fn, torch.int8, torch.bfloat16
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """`teraflops`: 2 T N K over the time. `problem` says why there is none."""
+
+    tokens: int
+    outputs: int
+    inputs: int
+    what: str
+    microseconds: float | None
+    teraflops: float | None
+    problem: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """Of one call: x and weight in full precision, and the codes and scales of both by dtype."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    coded: Mapping[torch.dtype, tuple[Tensor, Tensor, Tensor, Tensor]]
+
+
+def ours(codes: torch.dtype, biased: bool, act: str, i: Operands) -> Tensor:
+    return gemm_q(*i.coded[codes], i.bias if biased else None, act=act, dtype=i.x.dtype)
+
+
+def whole(codes: torch.dtype, i: Operands) -> Tensor:
+    return gemm_q(*quantize_rows(i.x, codes), *i.coded[codes][2:], i.bias, dtype=i.x.dtype)
+
+
+def scaled_mm(i: Operands) -> Tensor:
+    x, x_scale, weight, weight_scale = i.coded[F8]
+    return torch._scaled_mm(
+        x,
+        weight.t(),
+        scale_a=x_scale[:, None],
+        scale_b=weight_scale[None],
+        out_dtype=BF16,
+        use_fast_accum=True,
+    )
+
+
+def _rows() -> Iterator[tuple[str, Callable[[Operands], Any]]]:
+    yield "bf16", lambda i: F.linear(i.x.to(BF16), i.weight.to(BF16))
+    yield "bf16 bias", lambda i: F.linear(i.x.to(BF16), i.weight.to(BF16), i.bias.to(BF16))
+    yield "_scaled_mm", scaled_mm
+    yield "_int_mm", lambda i: torch._int_mm(i.coded[I8][0], i.coded[I8][2].t())
+    for name, codes in (("fp8", F8), ("int8", I8)):
+        yield name, functools.partial(ours, codes, False, "none")
+        yield f"{name} bias", functools.partial(ours, codes, True, "none")
+        yield f"{name} bias gelu", functools.partial(ours, codes, True, "gelu_tanh")
+        yield f"linear {name}", functools.partial(whole, codes)
+
+
+ROWS: Mapping[str, Callable[[Operands], Any]] = MappingProxyType(dict(_rows()))
+
+GPU_SHAPES = (
+    (4608, 3072, 3072),
+    (4608, 9216, 3072),
+    (4608, 12288, 3072),
+    (4608, 3072, 12288),
+    (4608, 21504, 3072),
+    (8704, 3072, 3072),
+    (8704, 9216, 3072),
+    (8704, 12288, 3072),
+    (8704, 3072, 12288),
+    (1024, 3072, 3072),
+    (512, 12288, 3072),
+    (16384, 5120, 5120),
+    (32760, 13824, 5120),
+)
+"""Tokens, outputs, inputs: FLUX and Qwen-Image at 1024 x 1024 with one and two rows, texts, Wan 14B."""
+
+CPU_SHAPES = ((64, 384, 128), (260, 512, 128), (260, 128, 512), (1024, 1024, 1024), (260, 3072, 3072))
+
+
+def gpu(seconds: float) -> list[Measurement]:
+    return measure("cuda", GPU_SHAPES, BF16, seconds=seconds)
+
+
+def measure(
+    device: str, shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype, *, seconds: float = math.inf
+) -> list[Measurement]:
+    """Every row at every shape; nothing new starts after `seconds`."""
+    deadline, made = time.monotonic() + seconds, []
+    rows = dict(ROWS)
+    if device == "cpu":
+        del rows["_scaled_mm"]
+        rows = {"fp32": lambda i: F.linear(i.x.float(), i.weight.float(), i.bias.float()), **rows}
+    for shape in shapes:
+        if time.monotonic() > deadline:
+            break
+        sets = [(operands,) for operands in _operand_sets(device, *shape, dtype)]
+        for what, call in rows.items():
+            taken, problem = None, "no time left"
+            if time.monotonic() < deadline:
+                taken, problem = _try(_time_on_gpu if device == "cuda" else _time_on_cpu, call, sets)
+            flops = 2 * math.prod(shape)
+            made.append(
+                Measurement(
+                    *shape,
+                    what,
+                    microseconds=None if taken is None else taken * 1e6,
+                    teraflops=None if taken is None else flops / taken / 1e12,
+                    problem=problem,
+                )
+            )
+        del sets
+    return made
+
+
+def _operand_sets(device: str, tokens: int, outputs: int, inputs: int, dtype: torch.dtype) -> Iterator[Operands]:
+    taken = (tokens + outputs) * inputs
+    count = min(4, max(2, math.ceil(BEYOND_L2 / taken))) if device == "cuda" else 1
+    for _ in range(count):
+        x = torch.randn(tokens, inputs, device=device, dtype=dtype)
+        weight = torch.randn(outputs, inputs, device=device, dtype=dtype) / math.sqrt(inputs)
+        coded = {codes: (*quantize_rows(x, codes), *quantize_rows(weight, codes)) for codes in (F8, I8)}
+        yield Operands(x, weight, torch.randn(outputs, device=device, dtype=dtype), coded)
+
+
+def table(measurements: Sequence[Measurement]) -> str:
+    """A line for each shape and row; `speedup` is over bf16 with the bias."""
+    lines = [f"{'T x N x K':>20}  {'what':16} {'us':>9} {'TFLOP/s':>8} {'speedup':>8}"]
+    for shape, group in itertools.groupby(measurements, lambda m: (m.tokens, m.outputs, m.inputs)):
+        by_name = {m.what: m for m in group}
+        base = by_name["bf16 bias"].microseconds
+        for m in by_name.values():
+            start = f"{'x'.join(map(str, shape)):>20}  {m.what:16}"
+            if m.microseconds is None or m.teraflops is None:
+                lines.append(f"{start} {m.problem}")
+                continue
+            speedup = f"{base / m.microseconds:7.2f}x" if base else f"{'-':>8}"
+            lines.append(f"{start} {m.microseconds:9.1f} {m.teraflops:8.2f} {speedup}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="time products of 8 bits against torch's own and bfloat16")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    if parser.parse_args().device == "cuda":
+        print(table(gpu(math.inf)))
+        return
+    for dtype in (torch.float32, BF16):
+        print(f"outputs in {dtype}\n{table(measure('cpu', CPU_SHAPES, dtype))}")
+
+
+if __name__ == "__main__":
+    main()

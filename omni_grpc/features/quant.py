@@ -1,0 +1,189 @@
+"""Weights and activations in 8 bits (W8A8), float8 e4m3 or int8: per output channel, and per token as it comes.
+
+Weights are quantised one by one while they stream in, or come in 8 bits from the checkpoint. A token's scale depends on
+that token alone, so its result is the same in any company (see ops.gemm for what a GPU makes of sums of float8).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from omni_grpc.config import QuantizationConfig
+from omni_grpc.errors import CheckpointError, ConfigError, Violation
+from omni_grpc.features import Context
+from omni_grpc.nn.linear import AnyLinear, Coded, Linear
+from omni_grpc.nn.rows import MOD
+from omni_grpc.nn.stack import Stack
+from omni_grpc.ops.gemm import FP8_CAPABILITY, gemm_q
+from omni_grpc.ops.quant import quantize_rows
+from omni_grpc.request import RequestWarning
+
+logger = logging.getLogger(__name__)
+
+CODES: Mapping[str, torch.dtype] = MappingProxyType({"fp8": torch.float8_e4m3fn, "int8": torch.int8})
+"""Schemes by the names that --quantization has for them."""
+
+NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in CODES.items()})
+
+
+def apply(module: nn.Module, config: QuantizationConfig, context: Context) -> None:
+    """Replaces linear layers of the blocks before they get their weights: those that the checkpoint has in 8 bits, or
+    where it has none all that tokens pass. Left as they are: modulation, which reads a few vectors once and is
+    sensitive, and what the operator or the model excludes.
+
+    Raises ConfigError where no layer is left, where the checkpoint is quantised otherwise than is asked, and for float8
+    on a device that cannot multiply it.
+    """
+    stored = {place.path: place.codes for place in context.places.values() if place.codes is not None}
+    asked = CODES.get(config.quantization or "")
+    if asked is None and not stored:
+        if config.ignored_layers and config.quantization is None:
+            raise _refused("ignored_layers", "--ignored-layers leaves out layers of --quantization, which is not given")
+        return
+    if asked is not None and (others := {NAMES[kind] for kind in stored.values()} - {NAMES[asked]}):
+        why = f"--quantization {NAMES[asked]}: the weights of {context.component} are stored in {', '.join(others)}"
+        raise _refused("quantization", f"{why}; start without the flag, or from a checkpoint in full precision")
+    chosen, left = _choose(module, stored, asked, config, context)
+    for kind in set(chosen.values()):
+        _check_device(kind, context)
+    for path, kind in chosen.items():
+        linear = module.get_submodule(path)
+        assert isinstance(linear, Linear)
+        owner, _, leaf = path.rpartition(".")
+        setattr(module.get_submodule(owner), leaf, QuantizedLinear(linear, path, kind))
+        context.effects.quantized_layers[NAMES[kind]] += 1
+    if not chosen:
+        why = f"finds no layer of {context.component} to quantise; left out: {', '.join(left)}"
+        raise _refused("quantization", f"--quantization {config.quantization} {why}", reason="NOTHING_QUANTIZED")
+    context.effects.kept_layers += len(left)
+    logger.info("%s: %d layers in 8 bits, %d as they are: %s", context.component, len(chosen), len(left), left)
+
+
+def _choose(
+    module: nn.Module,
+    stored: Mapping[str, torch.dtype],
+    asked: torch.dtype | None,
+    config: QuantizationConfig,
+    context: Context,
+) -> tuple[dict[str, torch.dtype], list[str]]:
+    """Layers and their codes by path, and the paths of the others that tokens pass in a block."""
+    names: dict[str, list[str]] = {}
+    for checkpoint_name, place in context.places.items():
+        names.setdefault(place.path, []).append(checkpoint_name)
+    chosen, left, unused = {}, [], set(config.ignored_layers)
+    for path, linear in _linears(module):
+        outer = _outermost(path, module)
+        known_as = (path, *names.get(outer, ()))
+        ignored = {pattern for pattern in config.ignored_layers if _named(pattern, known_as)}
+        unused -= ignored
+        if stored:
+            kind = stored.get(outer)
+        else:
+            sensitive = linear.stream == MOD or any(_named(p, known_as) for p in context.spec.sensitive_layers)
+            kind = None if sensitive else asked
+        if kind is not None and not ignored:
+            chosen[path] = kind
+        elif linear.stream != MOD:
+            left.append(path)
+    for pattern in sorted(unused):
+        logger.warning("--ignored-layers %s: no layer of %s is called that", pattern, context.component)
+    return chosen, left
+
+
+def _linears(module: nn.Module) -> list[tuple[str, Linear]]:
+    """The plain linear layers of all blocks, by path. A subclass may have a meaning of its own."""
+    return [
+        (f"{path}.{name}", part)
+        for path, stack in module.named_modules()
+        if isinstance(stack, Stack)
+        for name, part in stack.named_modules()
+        if type(part) is Linear
+    ]
+
+
+def _outermost(path: str, module: nn.Module) -> str:
+    """The path of the layer itself, where `path` is inside of what another feature put around it."""
+    owner, _, _ = path.rpartition(".")
+    return _outermost(owner, module) if isinstance(module.get_submodule(owner), AnyLinear) else path
+
+
+def _named(pattern: str, names: Iterable[str]) -> bool:
+    """Whether a pattern means one of the names: "re:" and a regular expression that is found in it, a path with `*` for
+    any part of it, or a part of it.
+    """
+    if pattern.startswith("re:"):
+        return any(re.search(pattern[3:], name) for name in names)
+    if "*" in pattern:
+        return any(fnmatch.fnmatchcase(name, pattern) for name in names)
+    return any(pattern in name for name in names)
+
+
+def _check_device(kind: torch.dtype, context: Context) -> None:
+    if kind != torch.float8_e4m3fn:
+        return
+    if context.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(context.device)
+        if capability < FP8_CAPABILITY:
+            card, needed = ".".join(map(str, capability)), ".".join(map(str, FP8_CAPABILITY))
+            why = (
+                f"fp8 needs a GPU of compute capability {needed}, {context.device} has {card}; use --quantization int8"
+            )
+            raise _refused("quantization", why, reason="QUANTIZATION_NOT_SUPPORTED")
+        return
+    message = "fp8 saves memory on a CPU and costs time, as it has no products of float8; int8 saves both"
+    warning = RequestWarning(code="QUANTIZATION_WITHOUT_SPEED", field="", message=message, applied="fp8")
+    if warning not in context.effects.warnings:
+        logger.warning("%s", message)
+        context.effects.warnings.append(warning)
+
+
+def _refused(setting: str, why: str, reason: str = ConfigError.default_reason) -> ConfigError:
+    return ConfigError(why, reason=reason, violations=(Violation(setting, why),))
+
+
+class QuantizedLinear(AnyLinear):
+    """x W^T + b in 8 bits: weight [out, in] in `kind`, scale float32 [out], bias [out] in the model's dtype."""
+
+    def __init__(self, linear: Linear, path: str, kind: torch.dtype) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.stream = linear.in_features, linear.out_features, linear.stream
+        self.path, self.kind = path, kind
+        self.weight = linear.weight
+        self.scale = nn.Parameter(linear.weight.new_empty(linear.out_features), requires_grad=False)
+        self.bias = linear.bias
+
+    @property
+    def codes(self) -> torch.dtype:
+        return self.kind
+
+    def forward(self, x: Tensor | Coded) -> Tensor:
+        if not isinstance(x, Coded):
+            x = Coded(*quantize_rows(x, self.kind), x.dtype)
+        return gemm_q(x.codes, x.scale, self.weight, self.scale, self.bias, dtype=x.dtype)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": (self.out_features, self.in_features)} | (
+            {} if self.bias is None else {"bias": (self.out_features,)}
+        )
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        """Raises CheckpointError for a weight with a row of zeros, or of values that are not finite."""
+        if name == "weight_scale":
+            self.scale = nn.Parameter(tensor, requires_grad=False)
+            return
+        if name == "weight" and tensor.dtype != self.kind:
+            tensor, scale = quantize_rows(tensor, self.kind)
+            if not (scale.isfinite() & (scale > 0)).all():
+                raise CheckpointError(
+                    f"{self.path} has output channels without a scale: all zeros, or not finite. "
+                    f"Leave it out with --ignored-layers {self.path}"
+                )
+            self.scale = nn.Parameter(scale, requires_grad=False)
+        setattr(self, name, nn.Parameter(tensor, requires_grad=False))

@@ -1,0 +1,102 @@
+"""What linear layers read, made as they want it: where all that read a tensor work in the same 8 bits, it is Coded,
+once for all of them and on CUDA by the kernel that makes it; else it is in full precision.
+
+A block says who its `readers` are, and hands on what it gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from omni_grpc.nn.linear import AnyLinear, Coded
+from omni_grpc.ops.norm import (
+    gate_add_norm_modulate,
+    gate_add_norm_modulate_quantize,
+    norm_modulate,
+    norm_modulate_quantize,
+)
+from omni_grpc.ops.quant import (
+    gelu_tanh,
+    gelu_tanh_quantize_rows,
+    quantize_rows,
+    silu_mul,
+    silu_mul_quantize_rows,
+)
+
+Read = Tensor | Coded
+Readers = Sequence[AnyLinear]
+
+
+def normed(
+    x: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    index: Tensor | None,
+    eps: float,
+    readers: Readers,
+    **norm: Any,
+) -> Read:
+    """ops.norm.norm_modulate of [T, C], with its keywords."""
+    kind = wanted(readers)
+    if kind is None:
+        return norm_modulate(x, scale, shift, index, eps, **norm)
+    if not emits(x):
+        return coded(norm_modulate(x, scale, shift, index, eps, **norm), kind)
+    return Coded(*norm_modulate_quantize(x, scale, shift, index, kind, eps, **norm), x.dtype)
+
+
+def added_normed(
+    x: Tensor,
+    y: Tensor,
+    gate: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    index: Tensor | None,
+    eps: float,
+    readers: Readers,
+    **norm: Any,
+) -> tuple[Tensor, Read]:
+    """ops.norm.gate_add_norm_modulate of [T, C], with its keywords: the sum, and what the readers get of it."""
+    kind = wanted(readers)
+    if kind is None or not emits(x):
+        total, out = gate_add_norm_modulate(x, y, gate, scale, shift, index, eps, **norm)
+        return total, out if kind is None else coded(out, kind)
+    total, codes, scales = gate_add_norm_modulate_quantize(x, y, gate, scale, shift, index, kind, eps, **norm)
+    return total, Coded(codes, scales, x.dtype)
+
+
+def gelu(x: Tensor, readers: Readers) -> Read:
+    """ops.quant.gelu_tanh of [T, C]."""
+    kind = wanted(readers)
+    if kind is None:
+        return gelu_tanh(x)
+    return Coded(*gelu_tanh_quantize_rows(x, kind), x.dtype) if emits(x) else coded(gelu_tanh(x), kind)
+
+
+def gated_silu(x: Tensor, up: Tensor, readers: Readers) -> Read:
+    """ops.quant.silu_mul of [T, C]."""
+    kind = wanted(readers)
+    if kind is None:
+        return silu_mul(x, up)
+    return Coded(*silu_mul_quantize_rows(x, up, kind), x.dtype) if emits(x) else coded(silu_mul(x, up), kind)
+
+
+def wanted(readers: Readers) -> torch.dtype | None:
+    """The 8 bits that all of them work in; None where there are none, or several."""
+    kinds = {reader.codes for reader in readers}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def coded(x: Tensor, kind: torch.dtype) -> Coded:
+    return Coded(*quantize_rows(x, kind), x.dtype)
+
+
+def emits(x: Tensor) -> bool:
+    """Whether one kernel makes a tensor and its codes. Codes are then those of what was not rounded to x's dtype yet.
+    Off CUDA two are faster than the reference of the one.
+    """
+    return x.is_cuda

@@ -1,0 +1,139 @@
+"""Blocks whose layers work in 8 bits: what quantises on the way gives the same as what quantises by itself, and is all
+that quantises but behind an attention.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from omni_grpc.config import QuantizationConfig
+from omni_grpc.features import Context, lora, quant
+from omni_grpc.features.quant import CODES, QuantizedLinear
+from omni_grpc.loading.checkpoint import Place
+from omni_grpc.nn import readers
+from omni_grpc.nn.cross_dit import TEXT_K, TEXT_V, CrossDiTBlock
+from omni_grpc.nn.dual_stream import IMG, DualStreamBlock
+from omni_grpc.nn.linear import Coded, Linear
+from omni_grpc.nn.parallel_single import ParallelSingleBlock
+from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
+from omni_grpc.nn.single_stream import SingleStreamBlock
+from omni_grpc.nn.stack import Block, Stack
+from omni_grpc.ops import norm
+from tests.toy import toy_spec
+
+BLOCKS: Mapping[str, tuple[Callable[[], Block], int, int, int]] = {
+    # block, width of its modulation, attention outputs that are quantised alone, and what is emitted
+    "dual": (lambda: DualStreamBlock(2, 32), 12 * 64, 2, 6),
+    "single": (lambda: SingleStreamBlock(2, 32, 88, 48), 4 * 64, 1, 3),
+    "parallel single": (lambda: ParallelSingleBlock(2, 32), 3 * 64, 1, 1),
+    "cross": (lambda: CrossDiTBlock(2, 32, 88), 6 * 64, 2, 4),
+    "cross, joint": (lambda: CrossDiTBlock(2, 32, 88, stream=JOINT), 6 * 64, 2, 4),
+}
+
+
+class Counted(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.calls[func.name().partition("::")[2]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def quantised(make: Callable[[], Block], kind: str) -> Block:
+    torch.manual_seed(0)
+    module = torch.nn.ModuleDict({"stack": Stack(blocks=[make()])})
+    weights = {path: part for path, part in module.named_modules() if isinstance(part, Linear)}
+    context = Context(component="transformer", spec=toy_spec(), device=torch.device("cpu"), dtype=torch.float32)
+    quant.apply(module, QuantizationConfig(quantization=kind), context)
+    for path, linear in weights.items():
+        layer = module.get_submodule(path)
+        if isinstance(layer, QuantizedLinear):
+            for name, parameter in linear.named_parameters():
+                layer.take(name, parameter.detach())
+    return module["stack"].group("blocks")[0]
+
+
+def run(block: Block, width: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    torch.manual_seed(1)
+    rows = Rows([(None, "cond")], [Row.of(txt=3, img=8)], LayoutCache("cpu"))
+    stream = IMG if block.carry == (IMG,) else JOINT
+    rows.bind("rope", stream, [torch.randn(rows.stream(stream).total, 16, 2)])
+    cross = isinstance(block, CrossDiTBlock)
+    text = {TEXT_K: torch.randn(3, 2, 32), TEXT_V: torch.randn(3, 2, 32)} if cross else {}
+    carry = [torch.randn(rows.stream(name).total, 64) for name in block.carry]
+    with torch.no_grad():
+        return block(*carry, rows=rows, mod=torch.randn(1, width), **text)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+@pytest.mark.parametrize("name", sorted(BLOCKS))
+def test_a_block_that_quantises_on_the_way_computes_the_same(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, width, _, _ = BLOCKS[name]
+    block = quantised(make, kind)
+    alone = run(block, width)
+    # each layer for itself, as a layer does that is given full precision
+    monkeypatch.setattr(readers, "wanted", lambda some: None)
+    monkeypatch.setattr("omni_grpc.nn.feed_forward.wanted", lambda some: None)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(run(block, width), alone, strict=True))
+    monkeypatch.undo()
+    # the reference of both: another kernel of a norm rounds otherwise, and a code falls to the other side
+    monkeypatch.setattr(norm, "_served", lambda *tensors: False)
+    expected = run(block, width)
+    monkeypatch.setattr(readers, "emits", lambda x: True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(run(block, width), expected, strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(BLOCKS))
+def test_only_what_an_attention_gives_is_quantised_by_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, width, attentions, emitted = BLOCKS[name]
+    block, calls = quantised(make, "fp8"), collections.Counter[str]()
+    monkeypatch.setattr(readers, "emits", lambda x: True)
+    for module in (readers, quant):
+        for function in [name for name in vars(module) if name.endswith(("_quantize", "quantize_rows"))]:
+            original = getattr(module, function)
+
+            def counted(*args: Any, original: Any = original, function: str = function, **more: Any) -> Any:
+                calls[function] += 1
+                return original(*args, **more)
+
+            monkeypatch.setattr(module, function, counted)
+    run(block, width)
+    assert calls.pop("quantize_rows") == attentions
+    assert calls.total() == emitted
+
+
+def test_a_reader_that_wants_full_precision_gets_it() -> None:
+    """Also where another one reads the same: a layer with an adapter, and one that was left out."""
+    block = quantised(lambda: ParallelSingleBlock(2, 32), "int8")
+    assert readers.wanted((block.attn.to_qkv, block.proj_mlp)) == CODES["int8"]
+    x = torch.randn(4, 64)
+    assert isinstance(readers.gelu(x, (block.proj_mlp,)), Coded)
+    wrapped = lora.LoraLinear(block.proj_mlp, "transformer")
+    assert wrapped.codes is None
+    for other in (wrapped, Linear(64, 64, stream=JOINT)):
+        assert readers.wanted((block.attn.to_qkv, other)) is None
+        assert isinstance(readers.gelu(x, (block.attn.to_qkv, other)), Tensor)
+    assert Place("x").codes is None
+    float8 = quantised(lambda: ParallelSingleBlock(2, 32), "fp8").proj_mlp
+    assert readers.wanted((block.attn.to_qkv, float8)) is None
+    assert readers.wanted((float8, float8)) == CODES["fp8"]
+
+
+def test_without_quantisation_nothing_is() -> None:
+    block = DualStreamBlock(2, 32)
+    with Counted() as counted:
+        run(block, 12 * 64)
+    assert not [name for name in counted.calls if "quantize" in name]

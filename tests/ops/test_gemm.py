@@ -1,0 +1,199 @@
+"""The gemm family: the kernels that this process dispatches to, the reference and the two together."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from omni_grpc import ops
+from omni_grpc.ops import gemm
+from tests.ops.gemm_cases import BF16, CASES, CHECKS, CUDA_CHECKS, F8, F32, I8, Case, check_case, exact, inputs
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+OP = torch.ops.omni_grpc.gemm_q.default
+
+
+@pytest.fixture
+def seed() -> int:
+    return secrets.randbelow(2**32)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_float64(case: Case, seed: int) -> None:
+    check_case(case, "cpu", seed)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_check(check: Callable[[str, int], None], seed: int) -> None:
+    check("cpu", seed)
+
+
+@pytest.mark.gpu
+@CUDA
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cuda_matches_float64(case: Case, seed: int) -> None:
+    check_case(case, "cuda", seed)
+
+
+@pytest.mark.gpu
+@CUDA
+@pytest.mark.parametrize("check", CUDA_CHECKS, ids=lambda check: check.__name__)
+def test_cuda_check(check: Callable[[str, int], None], seed: int) -> None:
+    check("cuda", seed)
+
+
+def test_kernels_are_named() -> None:
+    assert "CUDA" in ops.kernels()["gemm_q"]
+    assert ("CPU" in ops.kernels()["gemm_q"]) == ops.load_native().loaded
+
+
+def test_by_hand() -> None:
+    x, weight = torch.tensor([[1, 2, -3], [127, 127, 127]]), torch.tensor([[10, 0, 1], [-127, -127, 127]])
+    scales, bias = (torch.tensor([0.5, 2.0]), torch.tensor([1.0, 0.25])), torch.tensor([0.0, 1.0])
+    for codes in (I8, F32):
+        if codes is F32:
+            # codes of float8 that stand for the same numbers: 127 has none
+            x, weight, codes = x.clamp(-3, 112), weight.clamp(-112, 112), F8
+        out = gemm.gemm_q(x.to(codes), scales[0], weight.to(codes), scales[1], bias, dtype=F32)
+        sums = x.double() @ weight.double().T
+        assert out.tolist() == [
+            [sums[0, 0] * 0.5, sums[0, 1] * 0.125 + 1],
+            [sums[1, 0] * 2, sums[1, 1] * 0.5 + 1],
+        ]
+
+
+def test_sums_of_float8_are_exact_however_they_are_ordered(seed: int) -> None:
+    """Largest and smallest codes together: float32 would lose the small ones, and how many by the order."""
+    generator = torch.Generator().manual_seed(seed)
+    pick = torch.tensor([448.0, -448.0, 2.0**-9, 3 * 2.0**-9, 0.0])
+    x, weight = (pick[torch.randint(0, 5, (8, 4096), generator=generator)].to(F8) for _ in range(2))
+    ones, order = torch.ones(8), torch.randperm(4096, generator=generator)
+    out = gemm.gemm_q(x, ones, weight, ones, dtype=torch.float64)
+    assert torch.equal(
+        out, gemm.gemm_q(x[:, order].contiguous(), ones, weight[:, order].contiguous(), ones, dtype=torch.float64)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_other_dtypes_are_served_by_the_reference(dtype: torch.dtype, seed: int) -> None:
+    case = Case(4, 24, 16, I8, dtype, dtype)
+    given = inputs(case, "cpu", seed)
+    out = gemm.gemm_q(*given.operands, dtype=dtype)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), exact(case, given), rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [Case(5, 16, 8, I8), Case(33, 24, 5, I8, F32, None, "gelu_tanh"), Case(0, 8, 8, I8), Case(3, 0, 8, I8)],
+    ids=str,
+)
+def test_opcheck(case: Case, seed: int) -> None:
+    torch.library.opcheck(OP, (*inputs(case, "cpu", seed).operands, case.act, case.dtype))
+
+
+def test_compiles_whole(seed: int) -> None:
+    given = [inputs(Case(17, 48, 24, codes), "cpu", seed) for codes in (I8, F8)]
+
+    def everything(*operands: Any) -> tuple[Tensor, ...]:
+        return (
+            gemm.gemm_q(*operands[:5], act="gelu_tanh", dtype=BF16),
+            gemm.gemm_q(*operands[5:], dtype=F32),
+        )
+
+    args = (*given[0].operands, *given[1].operands)
+    compiled = torch.compile(everything, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*args), everything(*args), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("function", [OP, gemm.gemm_q_reference])
+def test_wrong_inputs_are_refused_alike(function: Callable[..., Tensor], seed: int) -> None:
+    x, x_scale, weight, weight_scale, bias = inputs(Case(4, 16, 8, I8), "cpu", seed).operands
+    for message, operands in {
+        "x must be [T, K] and weight [N, K]": (x[:, 1:], x_scale, weight, weight_scale, bias),
+        "int8": (x.to(torch.uint8), x_scale, weight.to(torch.uint8), weight_scale, bias),
+        "x_scale must be float32 [4]": (x, x_scale[1:], weight, weight_scale, bias),
+        "weight_scale must be float32 [8]": (x, x_scale, weight, weight_scale.double(), bias),
+        "bias must be [8]": (x, x_scale, weight, weight_scale, bias[1:]),
+    }.items():
+        with pytest.raises(RuntimeError, match="gemm_q: ") as caught:
+            function(*operands, "none", BF16)
+        assert message in str(caught.value)
+    with pytest.raises(RuntimeError, match="act must be one of none, gelu_tanh, got 'relu'"):
+        function(x, x_scale, weight, weight_scale, bias, "relu", BF16)
+    with pytest.raises(RuntimeError, match="all tensors must be on one device"):
+        gemm.gemm_q_reference(x, x_scale, weight.to("meta"), weight_scale, bias, "none", BF16)
+
+
+class Strict:
+    """Stands for torch's products on CUDA: what they refuse (torch's native/cuda/Blas.cpp), and what they give."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def int_mm(self, x: Tensor, weight: Tensor) -> Tensor:
+        self._check(x, weight, 8)
+        assert x.shape[0] > 16
+        return (x.double() @ weight.double()).to(torch.int32)
+
+    def scaled_mm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        *,
+        scale_a: Tensor,
+        scale_b: Tensor,
+        out_dtype: torch.dtype,
+        bias: Tensor | None = None,
+        use_fast_accum: bool = False,
+    ) -> Tensor:
+        self._check(x, weight, 16)
+        assert x.is_contiguous()
+        assert x.shape[0] > 16
+        assert scale_a.is_contiguous()
+        assert scale_b.is_contiguous()
+        by_row = scale_a.numel() > 1 or scale_a.dim() == 2
+        if by_row:
+            assert scale_a.shape == (x.shape[0], 1)
+            assert scale_b.shape == (1, weight.shape[1])
+            assert out_dtype == BF16
+        assert bias is None or (bias.shape == weight.shape[1:] and bias.dtype == out_dtype == BF16)
+        out = x.double() @ weight.double() * scale_a * scale_b
+        return (out if bias is None else out + bias).to(out_dtype)
+
+    def _check(self, x: Tensor, weight: Tensor, step: int) -> None:
+        self.calls += 1
+        assert x.shape[1] == weight.shape[0] > 0
+        assert not x.shape[1] % step
+        assert not weight.shape[1] % step
+        assert weight.t().is_contiguous(), "column-major"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_cuda_is_given_is_what_its_products_take(case: Case, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    strict, given = Strict(), inputs(case, "cpu", seed)
+    expected = exact(case, given)
+    monkeypatch.setattr(torch, "_int_mm", strict.int_mm)
+    monkeypatch.setattr(torch, "_scaled_mm", strict.scaled_mm)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    out = gemm.gemm_q_cuda(*given.operands, case.act, case.dtype)
+    assert out.is_contiguous()
+    assert out.dtype == case.dtype
+    close = {F32: 1e-5, BF16: 2.0**-6}[case.dtype]
+    torch.testing.assert_close(out.double(), expected, rtol=close, atol=close)
+    assert strict.calls == bool(case.tokens and case.inputs and case.outputs)
+
+
+def test_a_card_without_float8_computes_it_by_the_reference(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(19, 33, 7, F8, F32)
+    given = inputs(case, "cpu", seed)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    assert torch.equal(gemm.gemm_q_cuda(*given.operands, "none", F32), gemm.gemm_q(*given.operands, dtype=F32))
