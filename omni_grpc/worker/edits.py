@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.features import Context, Effects, int8, layerwise_offload, lora, step_cache
+from omni_grpc.features import Context, Effects, attention, int8, layerwise_offload, lora, step_cache
 from omni_grpc.loading.checkpoint import Places
 from omni_grpc.loading.loader import Edit, Loader
 from omni_grpc.worker.base import Setting
@@ -34,6 +34,7 @@ BEFORE: tuple[Feature, ...] = (
 
 AFTER: tuple[Feature, ...] = (
     Feature(lambda config: config.loras, lora.apply),
+    Feature(lambda config: config.model.attention, attention.apply),
     Feature(lambda config: config.cache, step_cache.apply),
 )
 """Edits of modules with weights: LoRA, attention, compile, cache, pipeline and sequence parallel."""

@@ -22,7 +22,6 @@ NO_SUCH_CONFIG = {"quant_mapping": {"transformer": {"class": "Nope"}}}
 VALUES = {
     "diffusers_load_kwargs": {"variant": "fp16"},
     "diffusers_call_kwargs": {"eta": 0.0},
-    "diffusion_attention_backend": "TORCH_SDPA",
     "allow_attention_fallback": True,
     "boundary_ratio": 0.5,
     "flow_shift": 3.0,
