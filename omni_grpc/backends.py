@@ -92,7 +92,7 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "SAGE_ATTN": Backend(
         run=f"{_KERNELS}:sage",
-        what="SageAttention: queries and keys in 8 bits, one call for all rows",
+        what="SageAttention: queries and keys in 8 bits, one call for each run of rows of equal lengths",
         package="sageattention",
         install="pip install sageattention",
         capability=((8, 0), (12, 1)),

@@ -94,27 +94,14 @@ def flash_3(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, cau
 
 
 def sage(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    """What it makes of a row without keys is open, so those are set to zero."""
-    from sageattention import sageattn_varlen  # a package that may be missing
+    """Its function for packed rows subtracts one mean of keys from all of them, so that rows would see each other."""
+    from sageattention import sageattn  # a package that may be missing
 
-    out: Tensor = sageattn_varlen(
-        q,
-        k,
-        v,
-        offsets.cu_q,
-        offsets.cu_k,
-        offsets.longest_q,
-        offsets.longest_k,
-        is_causal=causal,
-        sm_scale=scale,
-    )
-    return zero_without_keys(out, offsets)
+    def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+        out: Tensor = sageattn(q, k, v, tensor_layout="HND", is_causal=causal, sm_scale=scale)
+        return out
 
-
-def zero_without_keys(out: Tensor, offsets: Offsets) -> Tensor:
-    """`out` [Tq, H, D] with zeros for every query whose row has no keys. Does not wait for the device."""
-    empty = (offsets.cu_k.diff() == 0).repeat_interleave(offsets.cu_q.diff(), output_size=out.shape[0])
-    return out.masked_fill(empty[:, None, None], 0.0)
+    return _by_runs(attend, q, k, v, offsets, scale, causal)
 
 
 Rows = Callable[[Tensor, Tensor, Tensor, float, bool], Tensor]

@@ -62,6 +62,12 @@ def test_a_native_model_refuses_every_setting_of_the_adapter(name, tiny):
             "layerwise_resident_blocks",
             "runs through diffusers",
         ),
+        (
+            "diffusers",
+            {"diffusion_attention_config": {"per_role": {"self": "sdpa"}, "default": {"precision": "bf16"}}},
+            "diffusion_attention_config",
+            "has per_role, precision, which has no effect",
+        ),
         ("diffusers", {"cache_backend": "tea_cache"}, "cache_backend", "runs through diffusers; it has first_block"),
         ("diffusers", {"quantization": "int8"}, "quantization", "quantization_config"),
         ("diffusers", {"lora": "a=b.safetensors"}, "lora", "adapters are for native models"),

@@ -18,7 +18,7 @@ from omni_grpc.backends import AUTO, BACKENDS, Backend, candidates, lack
 from omni_grpc.compat import Attention, AttentionMetadata
 from omni_grpc.errors import ConfigError
 from omni_grpc.ops.attention import use_of, varlen_attention
-from omni_grpc.ops.attention_kernels import Offsets, sdpa, zero_without_keys
+from omni_grpc.ops.attention_kernels import Offsets, sdpa
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 TOLERANCE = {F32: 2e-5, F16: 4e-3, BF16: 2e-2}
@@ -195,16 +195,6 @@ def a_mask_is_what_the_kept_keys_give(device: str, seed: int) -> None:
             torch.testing.assert_close(out[row].double(), want, atol=close, rtol=close, msg=f"{name}, seed {seed}")
 
 
-def zeros_stand_for_what_is_left_open(device: str, seed: int) -> None:
-    x = inputs(Case(lengths="rows without keys or queries"), device, seed)
-    cu_q, cu_k = x.host_q.to(device), x.host_k.to(device)
-    offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=33, longest_k=33)
-    out = zero_without_keys(torch.full_like(x.q, float("nan")), offsets)
-    assert not out[9:14].any()
-    assert out[:9].isnan().all()
-    assert out[14:].isnan().all()
-
-
 def doubled(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
     """A backend of nobody's: twice what attention is."""
     return 2 * sdpa(q, k, v, offsets, scale, causal)
@@ -250,7 +240,6 @@ def auto_is_the_best_that_can_run(device: str, seed: int) -> None:
 CHECKS = [
     a_row_does_not_see_another,
     a_mask_is_what_the_kept_keys_give,
-    zeros_stand_for_what_is_left_open,
     a_backend_is_a_row_of_the_table,
 ]
 CUDA_CHECKS = [*CHECKS, nothing_waits_for_the_device, auto_is_the_best_that_can_run]
