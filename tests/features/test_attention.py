@@ -14,14 +14,18 @@ import torch
 from torch import Tensor
 
 from omni_grpc.backends import AUTO, BACKENDS, canonical
+from omni_grpc.compat import OmniDiffusionConfig
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import ConfigError
 from omni_grpc.features import Context, Effects, attention
 from omni_grpc.nn.attention import Attention, described, in_use
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Block, Stack
+from omni_grpc.registry import open_checkpoint
 from omni_grpc.roles import Choice, Roles, Window, parse
 from omni_grpc.settings import settings
+from omni_grpc.settle import apply_settings
+from omni_grpc.worker.build import build
 from tests.ops.attention_cases import made_up
 from tests.parallel.toys import SPEC
 
@@ -294,6 +298,31 @@ def test_a_precision_is_for_its_role(seen: list[Any]) -> None:
     assert seen == [(BF16, 5)]
     assert isinstance(module.group("layers")[0].across, Attention)
     assert not isinstance(module.group("layers")[0].across, attention.PreciseAttention)
+
+
+def load(folder: Path, **asked: Any) -> str:
+    """What a worker says that it runs on."""
+    config = EngineConfig.from_settings(model=str(folder), device="cpu", warm_up_seconds=0.1, **asked)
+    checkpoint = apply_settings(config, open_checkpoint(folder))
+    return build(config, checkpoint, "omni-test-", lambda loading: None)[1].attention_backend
+
+
+def test_a_worker_says_what_it_runs_on_and_does_not_start_on_what_is_not_there(tiny_qwen_image: Path) -> None:
+    assert load(tiny_qwen_image) == load(tiny_qwen_image, diffusion_attention_backend="native") == "TORCH_SDPA"
+    inner = {"schedule": [{"steps": [0.1, 0.9], "precision": "bf16"}]}
+    assert load(tiny_qwen_image, diffusion_attention_config=inner) == "TORCH_SDPA + TORCH_SDPA in bfloat16"
+    with pytest.raises(ConfigError, match=r"per_role.cross: the model has no such role; it has joint, self"):
+        load(tiny_qwen_image, diffusion_attention_config={"per_role": {"cross": "TORCH_SDPA"}})
+    with pytest.raises(ConfigError, match="FLASH_ATTN_3 runs on cuda, and this is cpu; FLASH_ATTN_2 runs on cuda"):
+        load(tiny_qwen_image, diffusion_attention_backend="FLASH_ATTN")
+
+
+def test_the_python_names_of_vllm_omni_take_it() -> None:
+    given = {"per_role": {"self": {"backend": "TORCH_SDPA"}}}
+    config = OmniDiffusionConfig(model="m", diffusion_attention_config=given)
+    made = EngineConfig.from_settings(**config.settings()).model.attention
+    assert made is not None
+    assert made.per_role["self"].backend == "TORCH_SDPA"
 
 
 def test_choices_have_no_effect_where_nothing_is_asked() -> None:
