@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from omni_grpc import backends, roles
 from omni_grpc.errors import ConfigError, Violation
 
 ENVIRONMENT_PREFIX = "OMNI_GRPC_"
@@ -45,7 +46,7 @@ def setting(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which checkpoint, where and in which precision."""
+    """Which checkpoint, where, in which precision and on which attention."""
 
     model: str = setting(
         dataclasses.MISSING,
@@ -77,6 +78,24 @@ class ModelConfig:
     cpu_threads: int | None = setting(
         None, "torch threads of a CPU worker (default: cores - 1, so that events stay smooth)", minimum=1
     )
+    diffusion_attention_backend: str | None = setting(
+        None, f"attention of the denoiser: {', '.join(backends.names())} (default: auto, the platform's)"
+    )
+    diffusion_attention_config: dict[str, Any] | None = setting(
+        None,
+        "JSON object with default and per_role, each with backend and precision, and with schedule; also written "
+        "--diffusion-attention-config.per_role.self.backend NAME",
+    )
+
+    def __post_init__(self) -> None:
+        _ = self.attention  # a name that nothing has is an error at once
+
+    @property
+    def attention(self) -> roles.Roles | None:
+        """What attentions are to run on, None where nothing says so. Raises ConfigError, see `roles`."""
+        if self.diffusion_attention_backend is None and self.diffusion_attention_config is None:
+            return None
+        return roles.parse(self.diffusion_attention_backend, self.diffusion_attention_config)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +109,6 @@ class AdapterConfig:
     )
     diffusers_call_kwargs: dict[str, Any] | None = setting(
         None, "JSON object of arguments for every call of the pipeline; what a request says wins over them"
-    )
-    diffusion_attention_backend: str | None = setting(
-        None,
-        "attention of the denoiser (default: the library's own)",
-        choices=("FLASH_ATTN", "SAGE_ATTN", "CUDNN_ATTN", "TORCH_SDPA"),
     )
     allow_attention_fallback: bool = setting(
         False,

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from omni_grpc import advise, sizes
+from omni_grpc import advise, backends, sizes
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import InvalidArgument, OmniError
 from omni_grpc.registry import on_hub, open_checkpoint
@@ -40,7 +40,7 @@ def report() -> list[Finding]:
     """Looks at versions, compilers, devices and ops. Imports torch and the op library where torch is installed."""
     findings = [*_versions(), *_compilers()]
     if importlib.util.find_spec("torch") is not None:
-        findings += [*_devices(), *_ops()]
+        findings += [*_devices(), *_attention(), *_ops()]
     return findings
 
 
@@ -193,6 +193,22 @@ def _devices() -> Iterator[Finding]:
         memory = f"{properties.total_memory / 2**30:.1f} GiB"
         products = "fp8 and int8" if (properties.major, properties.minor) >= FP8_CAPABILITY else "int8, no fp8"
         yield Finding("devices", f"cuda:{index}", f"{properties.name}, {memory}, capability {capability}: {products}")
+
+
+def _attention() -> Iterator[Finding]:
+    """What each backend is or lacks here, for heads of 128 in the precision of the device, and what "auto" is."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    use = backends.Use(
+        device="cuda" if cuda else "cpu",
+        capability=torch.cuda.get_device_capability(0) if cuda else None,
+        dtype="bfloat16" if cuda else "float32",
+        head_size=128,
+    )
+    for name, backend in backends.BACKENDS.items():
+        yield Finding("attention", name, backends.lack(backend, use) or f"can be had: {backend.what}")
+    yield Finding("attention", backends.AUTO, backends.choose(backends.AUTO, use))
 
 
 def _ops() -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,9 @@ from omni_grpc.version import __version__
 
 DEGREES: Mapping[str, str] = {"--usp": "--ulysses-degree", "--ring": "--ring-degree"}
 """What vLLM-Omni's short flags are called in full."""
+
+SHORT: Mapping[str, str] = {"-dac": "--diffusion-attention-config"}
+"""vLLM-Omni's short flags of what is called the same here."""
 
 ALWAYS: Mapping[str, str] = {
     "--omni": "is what this server always does; leave it out",
@@ -32,14 +36,68 @@ def settings(argv: Sequence[str], environ: Mapping[str, str], *, prog: str, desc
     Raises ConfigError for a flag, variable or key that is unknown, and for a value that cannot be.
     """
     parser = _parser(prog, description)
+    argv, paths = _dotted(argv)
     known, unknown = parser.parse_known_args(argv)
     if unknown:
         raise _unknown_flag(unknown[0])
     flags = vars(known)
     _answer_aliases(flags)
+    objects = {option.name: option for option in options() if option.name in paths}
+    flags |= {
+        name: _merged(option.parse(flags[name]) if name in flags else {}, paths[name])
+        for name, option in objects.items()
+    }
     file = flags.pop("config", None)
     from_file = {} if file is None else from_mapping(_read_yaml(Path(file)))
     return EngineConfig.from_settings(**(from_file | from_environment(environ) | flags))
+
+
+def _dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Takes --SETTING.key.key VALUE out of a command line, for settings that are JSON objects: what is left, and the
+    objects. A value that is JSON is taken as that, else as text. Raises ConfigError for one without a value.
+    """
+    known = {option.flag: option.name for option in options() if option.type is dict and not option.pairs}
+    rest: list[str] = []
+    found: dict[str, Any] = {}
+    words = iter([_in_full(word) for word in argv])
+    for word in words:
+        flag, equals, value = word.partition("=")
+        head, dot, path = flag.partition(".")
+        if not dot or head not in known:
+            rest.append(word)
+            continue
+        if not equals and (value := next(words, "")) == "":
+            raise ConfigError(f"{flag} needs a value", violations=(Violation(known[head], "needs a value"),))
+        *outer, last = path.split(".")
+        inner: dict[str, Any] = {last: _json_or_text(value)}
+        for key in reversed(outer):
+            inner = {key: inner}
+        found[known[head]] = _merged(found.get(known[head], {}), inner)
+    return rest, found
+
+
+def _in_full(word: str) -> str:
+    for short, flag in SHORT.items():
+        if word == short or word.startswith((f"{short}.", f"{short}=")):
+            return flag + word.removeprefix(short)
+    return word
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, level by level; `above` wins."""
+    both = {
+        key: _merged(below[key], above[key])
+        for key in below.keys() & above.keys()
+        if isinstance(below[key], Mapping) and isinstance(above[key], Mapping)
+    }
+    return {**below, **above, **both}
 
 
 def _parser(prog: str, description: str) -> argparse.ArgumentParser:

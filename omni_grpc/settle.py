@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from omni_grpc.backends import AUTO
 from omni_grpc.config import (
     DIFFUSERS_CACHES,
     NATIVE_CACHES,
@@ -104,6 +105,8 @@ def check_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
             wrong["layerwise_resident_blocks"] = f"has no effect on {name}, which runs through diffusers"
     elif (chosen := config.quantization) is not None and chosen.quantization is None and chosen.ignored_layers:
         wrong["ignored_layers"] = "needs --quantization"
+    if not native and (why := _attention_fault(config)):
+        wrong["diffusion_attention_config"] = f"has {why}, which has no effect on {name}: it runs through diffusers"
     if config.offload is not None and not config.offload.enable_layerwise_offload:
         wrong["layerwise_resident_blocks"] = "needs --enable-layerwise-offload"
     if wrong:
@@ -164,6 +167,15 @@ def _adapter_faults(config: EngineConfig, checkpoint: Checkpoint, native: bool) 
                 "--diffusion-load-format diffusers"
             )
     return wrong
+
+
+def _attention_fault(config: EngineConfig) -> str:
+    """What is asked of attention beyond one backend for all of it."""
+    roles = config.model.attention
+    if roles is None:
+        return ""
+    asked = {"per_role": roles.per_role, "schedule": roles.schedule, "precision": roles.default.precision != AUTO}
+    return ", ".join(key for key, value in asked.items() if value)
 
 
 def _cache_faults(config: EngineConfig, name: str, native: bool) -> Faults:

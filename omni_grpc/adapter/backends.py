@@ -18,11 +18,15 @@ logger = logging.getLogger(__name__)
 
 ATTEMPTS: Mapping[str, tuple[str, ...]] = {
     "FLASH_ATTN": ("_flash_3_hub", "_flash_3", "flash_hub", "flash"),
+    "FLASH_ATTN_3": ("_flash_3_hub", "_flash_3"),
+    "FLASH_ATTN_2": ("flash_hub", "flash"),
     "SAGE_ATTN": ("sage_hub", "sage"),
     "CUDNN_ATTN": ("_native_cudnn",),
     "TORCH_SDPA": ("native",),
 }
-"""diffusers' names in the order in which they are tried: newer versions first, the kernels library before packages."""
+"""Names of `omni_grpc.backends`, and diffusers' names in the order in which they are tried: newer versions first, the
+kernels library before packages.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from omni_grpc.adapter.outputs import unpack
 from omni_grpc.adapter.parameters import arguments
 from omni_grpc.adapter.prompts import count_tokens
 from omni_grpc.adapter.session import Moved, Session
+from omni_grpc.backends import AUTO
 from omni_grpc.errors import Cancelled, InternalError, InvalidArgument
 from omni_grpc.plan import Broken, Decoded, DecodedPart, Prepared, Progress, Stepped
 from omni_grpc.request import PreviewImage, Request
@@ -69,9 +70,11 @@ class SessionRunner(Runner):
         if asked is not None and asked.cache_backend is not None:
             cache = caches.Cache(pipeline, denoisers, asked.cache_backend, asked.cache_config or {})
         found, checkpoint = members(pipeline, setting.checkpoint, adapter.diffusers_call_kwargs or {}, cache)
+        roles = setting.config.model.attention
+        named = AUTO if roles is None else roles.default.backend
         attention = backends.choose(
             denoisers,
-            adapter.diffusion_attention_backend,
+            None if named == AUTO else named,
             fallback=adapter.allow_attention_fallback,
             device=setting.device,
             dtype=setting.dtype,

@@ -64,8 +64,9 @@ class Attention(nn.Module):
         """query: [B, S_q, num_heads, head_size]; key, value: [B, S_k, num_kv_heads, head_size]. The shape of query.
 
         Every query gets its output, padding too; where the mask leaves a row no key, zeros. A mask is read on the host,
-        which synchronises a CUDA device. With `causal`, the last query sees all keys, see `ops.attention`. Raises
-        InvalidArgument for other shapes, for a mask that is not of keys, and for one together with `causal`.
+        which synchronises a CUDA device. With `causal`, the last query sees all keys, see `ops.attention`; with a mask
+        besides, queries are the tokens that keys are, and one that the mask leaves out gives zeros. Raises
+        InvalidArgument for other shapes, and for a mask that is not of keys.
         """
         if query.dim() != 4 or key.dim() != 4 or key.shape != value.shape or key.shape[0] != query.shape[0]:
             shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
@@ -73,24 +74,34 @@ class Attention(nn.Module):
         batch, queries = query.shape[:2]
         mask = None if attn_metadata is None else attn_metadata.attn_mask
         if mask is None:
-            counts = [key.shape[1]] * batch
-            k, v = key.flatten(0, 1), value.flatten(0, 1)
-        else:
-            keep = self._keep(mask, batch, key.shape[1])
-            counts = keep.sum(1).tolist()
-            k, v = key[keep], value[keep]
-        rows = Rows(
-            [(None, "cond")] * batch,
-            [Row.of(query=queries, key=count) for count in counts],
-            LayoutCache(query.device, capacity=1),
-        )
-        out: Tensor = self.packed(query.flatten(0, 1), k, v, rows, over="query", kv="key")
-        return out.reshape(query.shape)
+            q, k, v = (x.flatten(0, 1) for x in (query, key, value))
+            return self._attend(q, k, v, [queries] * batch, [key.shape[1]] * batch).reshape(query.shape)
+        keep = self._keep(mask, batch, key.shape[1], queries)
+        counts: list[int] = keep.sum(1).tolist()
+        if not self.causal:
+            out = self._attend(query.flatten(0, 1), key[keep], value[keep], [queries] * batch, counts)
+            return out.reshape(query.shape)
+        # the order among those that are kept is the order that causal means
+        spread = torch.zeros_like(query)
+        spread[keep] = self._attend(query[keep], key[keep], value[keep], counts, counts)
+        return spread
 
-    def _keep(self, mask: Tensor, batch: int, keys: int) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, queries: list[int], keys: list[int]) -> Tensor:
+        """Packed, with so many queries and keys in each row."""
+        rows = Rows(
+            [(None, "cond")] * len(keys),
+            [Row.of(query=n, key=m) for n, m in zip(queries, keys, strict=True)],
+            LayoutCache(q.device, capacity=1),
+        )
+        out: Tensor = self.packed(q, k, v, rows, over="query", kv="key")
+        return out
+
+    def _keep(self, mask: Tensor, batch: int, keys: int, queries: int) -> Tensor:
         """The mask as bool [B, S_k]."""
-        if self.causal:
-            raise _refused("attn_mask", "is set together with causal: not yet")
+        if self.causal and queries != keys:
+            raise _refused(
+                "attn_mask", f"is set together with causal, for {queries} queries of {keys} keys: they must be as many"
+            )
         if mask.dim() == 4 and mask.shape[1:3] == (1, 1):
             mask = mask[:, 0, 0]
         if mask.dim() != 2 or mask.shape[0] not in (1, batch) or mask.shape[1] != keys:

@@ -142,9 +142,7 @@ class _Memory:
     vae_use_slicing: bool = False
     vae_use_tiling: bool = False
     diffusion_attention_backend: str | None = None
-    diffusion_attention_config: Any = only(
-        None, "not yet by role; diffusion_attention_backend is for all attentions of a diffusers pipeline"
-    )
+    diffusion_attention_config: dict[str, Any] | None = None
     diffusion_kv_cache_dtype: str | None = only(None, "not yet")
 
 
@@ -200,6 +198,7 @@ class OmniDiffusionConfig(_Execution, _Weights, _Memory):
             "disable_multithread_weight_load": not self.enable_multithread_weight_load,
             "dtype": DTYPES.get(dtype, dtype),
             "diffusion_load_format": FORMATS.get(self.diffusion_load_format, self.diffusion_load_format),
+            "diffusion_attention_config": self.diffusion_attention_config or None,
             "diffusers_load_kwargs": self.diffusers_load_kwargs or None,
             "diffusers_call_kwargs": self.diffusers_call_kwargs or None,
             "cache_backend": None if self.cache_backend in (NO_CACHE, None) else self.cache_backend,

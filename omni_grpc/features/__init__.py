@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup
 from omni_grpc.errors import ConfigError, Violation
 from omni_grpc.loading.checkpoint import Places
 from omni_grpc.request import RequestWarning
+from omni_grpc.roles import Roles
 from omni_grpc.spec import ModelSpec
 from omni_grpc.tuning import Adapter
 
@@ -25,16 +26,23 @@ from omni_grpc.tuning import Adapter
 @dataclasses.dataclass(slots=True)
 class Effects:
     """What features did to a model, for its worker to tell: layers by quantisation scheme, how many of the same kind
-    stayed as they are, adapters by id, and warnings that belong to every reply.
+    stayed as they are, adapters by id, warnings that belong to every reply, and where backends were chosen by role
+    those of each, with the categories of the roles.
     """
 
     quantized_layers: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     kept_layers: int = 0
     warnings: list[RequestWarning] = dataclasses.field(default_factory=list)
     loras: dict[str, Adapter] = dataclasses.field(default_factory=dict)
+    attention: dict[str, dict[str, None]] = dataclasses.field(default_factory=dict)
+    categories: set[str] = dataclasses.field(default_factory=set)
+    asked: Roles = dataclasses.field(default_factory=Roles)
 
     def check(self) -> None:
-        """Raises ConfigError for an adapter that changes nothing, once all denoisers are loaded."""
+        """Raises ConfigError for an adapter that changes nothing, and for a role that nothing has, once all denoisers
+        are loaded.
+        """
+        self.asked.check(self.attention.keys() | self.categories)
         for adapter in self.loras.values():
             if not adapter.keys_applied:
                 first = ", ".join(adapter.skipped[:4])

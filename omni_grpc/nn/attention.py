@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import torch
 from torch import Tensor, nn
 
+from omni_grpc.backends import AUTO, Use, choose
 from omni_grpc.errors import InternalError
 from omni_grpc.nn.rows import JOINT, Rows
-from omni_grpc.ops.attention import varlen_attention
+from omni_grpc.ops.attention import use_of, varlen_attention
 
 
 class Attention(nn.Module):
@@ -16,7 +19,7 @@ class Attention(nn.Module):
     `num_kv_heads` below `num_heads` is grouped-query attention; `softmax_scale` defaults to head_size ** -0.5; `causal`
     is defined in `ops.attention`. `role`, `role_category` and `skip_sequence_parallel` change nothing here: they say
     what the attention is for ("self", "cross", ...), and are what a feature matches on when it chooses a backend for
-    some of a model's attentions and not for others.
+    some of a model's attentions and not for others. `backend` is that choice, a name of `omni_grpc.backends`.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Attention(nn.Module):
         self.role = role
         self.role_category = role if role_category is None else role_category
         self.skip_sequence_parallel = skip_sequence_parallel
+        self.backend = AUTO
         if num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
 
@@ -58,8 +62,45 @@ class Attention(nn.Module):
             k, v = rows.exchange.gather(source, torch.stack([k, v], 1)).unbind(1)
             keys = rows.whole.stream(source)
         return varlen_attention(
-            q, k, v, queries.cu, keys.cu, queries.longest, keys.longest, self.softmax_scale, self.causal
+            q,
+            k,
+            v,
+            queries.cu,
+            keys.cu,
+            queries.longest,
+            keys.longest,
+            self.softmax_scale,
+            self.causal,
+            self.backend,
+            queries.host,
+            keys.host,
         )
+
+    def uses(self, device: torch.device, dtype: torch.dtype) -> Use:
+        """What it asks of a backend there, in that precision."""
+        grouped = self.num_heads != self.num_kv_heads
+        return use_of(device, dtype, self.head_size, causal=self.causal, grouped=grouped)
 
     def extra_repr(self) -> str:
         return f"{self.num_heads} x {self.head_size}, kv {self.num_kv_heads}, role={self.role}"
+
+
+def leaves(module: nn.Module) -> list[tuple[str, Attention]]:
+    """The attentions of a module by name, without those that are around another one."""
+    found = [(name, part) for name, part in module.named_modules() if isinstance(part, Attention)]
+    return [(name, part) for name, part in found if not any(isinstance(child, Attention) for child in part.children())]
+
+
+def in_use(module: nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, dict[str, None]]:
+    """What the attentions of a module run on there, in that precision: role -> backends, each once."""
+    found: dict[str, dict[str, None]] = {}
+    for _, attention in leaves(module):
+        found.setdefault(attention.role, {})[choose(attention.backend, attention.uses(device, dtype))] = None
+    return found
+
+
+def described(found: Mapping[str, Iterable[str]]) -> str:
+    """For people: one name where all roles have the same, else role by role."""
+    each = {role: " + ".join(backends) for role, backends in sorted(found.items())}
+    alike = set(each.values())
+    return alike.pop() if len(alike) == 1 else ", ".join(f"{role}: {names}" for role, names in each.items())

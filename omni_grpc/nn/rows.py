@@ -79,9 +79,12 @@ class Row:
 
 
 class Stream:
-    """How one tensor is packed: lengths and offsets of its rows as ints, and `cu`, the offsets as int32 [R + 1]."""
+    """How one tensor is packed: lengths and offsets of its rows as ints, and `cu`, the offsets as int32 [R + 1]; `host`
+    is the same in the host's memory.
+    """
 
     cu: Tensor
+    host: Tensor
 
     def __init__(self, lengths: Iterable[int]) -> None:
         self.lengths = tuple(lengths)
@@ -129,6 +132,8 @@ class Layout:
             index[JOINT][place[name]] = index[name]
         cu = {name: torch.tensor(stream.offsets, dtype=torch.int32) for name, stream in self.streams.items()}
 
+        for name, stream in self.streams.items():
+            stream.host = cu[name]
         self.index, self.place, cu = _to_device([index, place, cu], device)
         for name, stream in self.streams.items():
             stream.cu = cu[name]

@@ -5,18 +5,15 @@ Shapes: T packed tokens, H query heads, K key/value heads (H is a multiple of K)
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+import functools
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from omni_grpc.backends import AUTO, BACKENDS, Use, choose
+from omni_grpc.ops.attention_kernels import Offsets
 from omni_grpc.ops.library import NAMESPACE, declare
-
-FLASH_DTYPES = frozenset({torch.float16, torch.bfloat16})
-FLASH_CAPABILITY = (8, 0)
-FLASH_HEAD_SIZE = 256
+from omni_grpc.spec import imported
 
 
 def varlen_attention(
@@ -29,6 +26,9 @@ def varlen_attention(
     longest_k: int,
     scale: float,
     causal: bool,
+    backend: str = AUTO,
+    host_q: Tensor | None = None,
+    host_k: Tensor | None = None,
 ) -> Tensor:
     """Attention of each row's queries to the same row's keys: softmax(scale * q k^T) v.
 
@@ -37,14 +37,27 @@ def varlen_attention(
     query of a row sees all of its keys, the one before it all but the last, and so on; a query that sees no key gives
     zeros, as does a row without keys. Returns a new contiguous [Tq, H, D].
 
-    On CUDA, float16 and bfloat16 run as one flash-attention call. Everything else is the reference, which reads cu on
-    the host: free on the CPU, a synchronisation of the device on CUDA.
+    `backend` is a name of `omni_grpc.backends`; one that cannot do this raises ConfigError, "auto" is the first of the
+    device's that can. host_q, host_k: cu_q and cu_k in the host's memory, for backends that start a kernel for each run
+    of like rows: without them those wait for the device.
     """
-    out: Tensor = _varlen_attention(q, k, v, cu_q, cu_k, longest_q, longest_k, scale, causal)
+    out: Tensor = _varlen_attention(q, k, v, cu_q, cu_k, longest_q, longest_k, scale, causal, backend, host_q, host_k)
     return out
 
 
-def varlen_attention_reference(
+def use_of(device: torch.device, dtype: torch.dtype, head_size: int, *, causal: bool, grouped: bool) -> Use:
+    """What the table of backends is asked."""
+    return Use(
+        device=device.type,
+        capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+        dtype=str(dtype).removeprefix("torch."),
+        head_size=head_size,
+        causal=causal,
+        grouped=grouped,
+    )
+
+
+def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -54,75 +67,23 @@ def varlen_attention_reference(
     longest_k: int,
     scale: float,
     causal: bool,
+    backend: str = AUTO,
+    host_q: Tensor | None = None,
+    host_k: Tensor | None = None,
 ) -> Tensor:
-    """The definition of `varlen_attention`. Neighbouring rows of equal lengths are one [B, S] batch of torch's SDPA."""
+    """`varlen_attention` without the dispatcher: the backend's own function."""
     _check(q, k, v, cu_q, cu_k)
-    parts = [
-        _like_rows(q[at_q : at_q + rows * n], k[at_k : at_k + rows * m], v[at_k : at_k + rows * m], rows, scale, causal)
-        for rows, n, m, at_q, at_k in _like_neighbours(cu_q, cu_k)
-    ]
-    if not parts:
-        return torch.empty_like(q, memory_format=torch.contiguous_format)
-    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
-
-
-def _like_neighbours(cu_q: Tensor, cu_k: Tensor) -> Iterator[tuple[int, int, int, int, int]]:
-    """(rows, queries and keys per row, first query, first key) of each run of neighbours of equal lengths."""
-    at_q = at_k = 0
-    for (n, m), run in itertools.groupby(zip(cu_q.diff().tolist(), cu_k.diff().tolist(), strict=True)):
-        rows = sum(1 for _ in run)
-        if n:
-            yield rows, n, m, at_q, at_k
-        at_q, at_k = at_q + rows * n, at_k + rows * m
-
-
-def _like_rows(q: Tensor, k: Tensor, v: Tensor, rows: int, scale: float, causal: bool) -> Tensor:
-    if k.shape[0] == 0:
-        return torch.zeros_like(q)
-    batch_q, batch_k, batch_v = (x.unflatten(0, (rows, -1)).transpose(1, 2) for x in (q, k, v))
-    n, m = batch_q.shape[2], batch_k.shape[2]
-    mask = torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n) if causal and n != m else None
-    out = F.scaled_dot_product_attention(
-        batch_q,
-        batch_k,
-        batch_v,
-        attn_mask=mask,
-        is_causal=causal and n == m,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-    if mask is not None and n > m:
-        # SDPA leaves open what a query without keys gives
-        out[:, :, : n - m] = 0
-    return out.transpose(1, 2).flatten(0, 1)
-
-
-def _varlen_attention_cuda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    longest_q: int,
-    longest_k: int,
-    scale: float,
-    causal: bool,
-) -> Tensor:
-    flash = (
-        q.dtype in FLASH_DTYPES
-        and q.shape[-1] % 8 == 0
-        and q.shape[-1] <= FLASH_HEAD_SIZE
-        and torch.cuda.get_device_capability(q.device) >= FLASH_CAPABILITY
-    )
-    if not flash:
-        return varlen_attention_reference(q, k, v, cu_q, cu_k, longest_q, longest_k, scale, causal)
-    _check(q, k, v, cu_q, cu_k)
+    chosen = _chosen(backend, q.device, q.dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
     if q.shape[0] == 0 or k.shape[0] == 0:
         return torch.zeros_like(q, memory_format=torch.contiguous_format)
-    out: Tensor = torch.ops.aten._flash_attention_forward(
-        q, k, v, cu_q, cu_k, longest_q, longest_k, 0.0, causal, False, scale=scale
-    )[0]
+    offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k, host_q=host_q, host_k=host_k)
+    out: Tensor = imported(BACKENDS[chosen].run)(q, k, v, offsets, scale, causal)
     return out.contiguous()
+
+
+@functools.lru_cache(maxsize=1024)
+def _chosen(backend: str, device: torch.device, dtype: torch.dtype, head_size: int, causal: bool, grouped: bool) -> str:
+    return choose(backend, use_of(device, dtype, head_size, causal=causal, grouped=grouped))
 
 
 def _varlen_attention_fake(
@@ -135,6 +96,9 @@ def _varlen_attention_fake(
     longest_k: int,
     scale: float,
     causal: bool,
+    backend: str = AUTO,
+    host_q: Tensor | None = None,
+    host_k: Tensor | None = None,
 ) -> Tensor:
     _check(q, k, v, cu_q, cu_k)
     return q.new_empty(q.shape)
@@ -168,8 +132,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> None:
 
 _varlen_attention = declare(
     "varlen_attention(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, SymInt longest_q, SymInt longest_k, "
-    "float scale, bool causal) -> Tensor",
-    reference=varlen_attention_reference,
+    "float scale, bool causal, str backend='auto', Tensor? host_q=None, Tensor? host_k=None) -> Tensor",
+    reference=attend,
     fake=_varlen_attention_fake,
 )
-torch.library.impl(f"{NAMESPACE}::varlen_attention", "cuda", _varlen_attention_cuda)
+# the same on CUDA: what runs there is the table's to say
+torch.library.impl(f"{NAMESPACE}::varlen_attention", "cuda", attend)

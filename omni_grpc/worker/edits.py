@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from omni_grpc.config import EngineConfig, QuantizationConfig
-from omni_grpc.features import Context, Effects, gguf, layerwise_offload, lora, quant, step_cache
+from omni_grpc.features import Context, Effects, attention, gguf, layerwise_offload, lora, quant, step_cache
 from omni_grpc.hub import fetch_file
 from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.loading.checkpoint import Places
@@ -54,6 +54,7 @@ BEFORE: tuple[Feature, ...] = (
 
 AFTER: tuple[Feature, ...] = (
     Feature(lambda config: config.loras, lora.apply),
+    Feature(lambda config: config.model.attention, attention.apply),
     Feature(lambda config: config.cache, step_cache.apply),
 )
 """Edits of modules with weights: LoRA, attention, compile, cache, pipeline and sequence parallel."""

@@ -16,6 +16,7 @@ from omni_grpc.features import Effects
 from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.loading.components import switch
 from omni_grpc.loading.loader import Loader
+from omni_grpc.nn.attention import described, in_use
 from omni_grpc.nn.rows import LayoutCache, Rows
 from omni_grpc.ops.readback import read_back
 from omni_grpc.pipeline.base import Again, Done, Next, Outcome, Pipeline, Segment
@@ -123,6 +124,7 @@ class PackedRunner(Runner):
             runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.latent_rgb),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
             cost=warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds),
+            attention_backend=described(effects.attention or in_use(pipeline, device, setting.dtype)),
             quantized_layers=dict(effects.quantized_layers),
             kept_layers=effects.kept_layers,
             warnings=tuple(effects.warnings),

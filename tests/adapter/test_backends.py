@@ -11,6 +11,7 @@ from diffusers.models import attention_dispatch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
 from omni_grpc.adapter.backends import ATTEMPTS, _offer_flash_3
+from omni_grpc.backends import AUTO, names
 from omni_grpc.errors import ConfigError
 
 from .conftest import equal
@@ -73,7 +74,18 @@ def test_a_backend_that_cannot_run_here_is_no_choice(register, load):
         load("flux", diffusion_attention_backend="FLASH_ATTN")
 
 
-@pytest.mark.parametrize("asked", ["FLASH_ATTN", "SAGE_ATTN"])
+def test_the_names_are_those_of_native_models():
+    assert {AUTO, *ATTEMPTS} == set(names())
+    assert ATTEMPTS["FLASH_ATTN"][:2] == ATTEMPTS["FLASH_ATTN_3"]
+    assert ATTEMPTS["FLASH_ATTN"][2:] == ATTEMPTS["FLASH_ATTN_2"]
+
+
+@pytest.mark.parametrize(("asked", "used"), [("auto", "native"), ("sdpa", "native")])
+def test_auto_and_other_names_are_known(asked, used, load):
+    assert load("flux", diffusion_attention_backend=asked).loaded.attention_backend == used
+
+
+@pytest.mark.parametrize("asked", ["FLASH_ATTN", "FLASH_ATTN_2", "SAGE_ATTN"])
 def test_all_failed_attempts_are_listed(asked, load):
     with pytest.raises(ConfigError, match="--allow-attention-fallback") as caught:
         load("flux", diffusion_attention_backend=asked)

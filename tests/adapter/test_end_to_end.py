@@ -51,7 +51,7 @@ def test_a_native_checkpoint_goes_through_the_adapter_too(tiny):
     assert [(event.step, event.total) for event in events if isinstance(event, Step)] == [(1, 3), (2, 3), (3, 3)]
     pixels = [np.frombuffer(result.files[0], np.uint8).astype(int) for result in (adapted, native)]
     assert np.abs(pixels[0] - pixels[1]).max() <= 1
-    assert (adapted.effective.attention_backend, native.effective.attention_backend) == ("native", "")
+    assert (adapted.effective.attention_backend, native.effective.attention_backend) == ("native", "TORCH_SDPA")
     assert adapted.effective.scheduler == "FlowMatchEulerDiscreteScheduler"
 
 

@@ -22,7 +22,6 @@ NO_SUCH_CONFIG = {"quant_mapping": {"transformer": {"class": "Nope"}}}
 VALUES = {
     "diffusers_load_kwargs": {"variant": "fp16"},
     "diffusers_call_kwargs": {"eta": 0.0},
-    "diffusion_attention_backend": "TORCH_SDPA",
     "allow_attention_fallback": True,
     "boundary_ratio": 0.5,
     "flow_shift": 3.0,
@@ -62,6 +61,12 @@ def test_a_native_model_refuses_every_setting_of_the_adapter(name, tiny):
             {"enable_layerwise_offload": True, "layerwise_resident_blocks": 1},
             "layerwise_resident_blocks",
             "runs through diffusers",
+        ),
+        (
+            "diffusers",
+            {"diffusion_attention_config": {"per_role": {"self": "sdpa"}, "default": {"precision": "bf16"}}},
+            "diffusion_attention_config",
+            "has per_role, precision, which has no effect",
         ),
         ("diffusers", {"cache_backend": "tea_cache"}, "cache_backend", "runs through diffusers; it has first_block"),
         ("diffusers", {"quantization": "int8"}, "quantization", "quantization_config"),

@@ -100,7 +100,6 @@ def test_roles_are_those_of_the_attention_inside() -> None:
         (MASK[:, :3], False, r"has shape \[4, 3\], expected \[4, 5\]"),
         (MASK[:3], False, r"has shape \[3, 5\]"),
         (MASK.float(), False, "torch.float32: not yet; give bool"),
-        (MASK, True, "together with causal: not yet"),
     ],
 )
 def test_other_masks_are_refused_by_name(mask: Tensor, causal: bool, message: str) -> None:
@@ -108,6 +107,23 @@ def test_other_masks_are_refused_by_name(mask: Tensor, causal: bool, message: st
         Attention(4, 8, causal=causal)(*operands(4, 4, 5), AttentionMetadata(mask))
     assert refused.value.code is Code.INVALID_ARGUMENT
     assert refused.value.violations[0].field == "attn_mask"
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2)])
+def test_a_mask_beside_causal_leaves_tokens_out(heads: int, kv_heads: int) -> None:
+    """Queries that are left out give zeros; the others see the keys that are kept, up to their own."""
+    query, key, value = operands(heads, kv_heads, 5)
+    key[~MASK], value[~MASK] = float("nan"), float("nan")
+    attention = Attention(heads, 8, causal=True, softmax_scale=0.3, num_kv_heads=kv_heads)
+    out = attention(query, key, value, AttentionMetadata(MASK))
+    q, k, v = (x.transpose(1, 2) for x in (query, key.nan_to_num(), value.nan_to_num()))
+    seen = MASK[:, None, None] & torch.ones(5, 5, dtype=torch.bool).tril()
+    expected = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=seen | torch.eye(5, dtype=torch.bool), scale=0.3, enable_gqa=heads != kv_heads
+    ).transpose(1, 2)
+    torch.testing.assert_close(out, expected * MASK[:, :, None, None], atol=1e-6, rtol=1e-5)
+    with pytest.raises(InvalidArgument, match="together with causal, for 3 queries of 5 keys"):
+        attention(query[:, :3], key, value, AttentionMetadata(MASK))
 
 
 def test_shapes_that_disagree_are_refused() -> None:

@@ -56,12 +56,12 @@ def test_a_degree_other_than_one_is_refused_by_name(flag: str, field: str, degre
 
 def test_the_variable_of_an_attention_backend_is_known_and_ours_wins() -> None:
     asked = load(DIFFUSION_ATTENTION_BACKEND="TORCH_SDPA")
-    assert asked.adapter.diffusion_attention_backend == "TORCH_SDPA"
+    assert asked.model.diffusion_attention_backend == "TORCH_SDPA"
     ours = {"OMNI_GRPC_DIFFUSION_ATTENTION_BACKEND": "FLASH_ATTN"}
     both = load(DIFFUSION_ATTENTION_BACKEND="TORCH_SDPA", **ours)
-    assert both.adapter.diffusion_attention_backend == "FLASH_ATTN"
+    assert both.model.diffusion_attention_backend == "FLASH_ATTN"
     flag = load("--diffusion-attention-backend", "CUDNN_ATTN", DIFFUSION_ATTENTION_BACKEND="TORCH_SDPA", **ours)
-    assert flag.adapter.diffusion_attention_backend == "CUDNN_ATTN"
+    assert flag.model.diffusion_attention_backend == "CUDNN_ATTN"
     with pytest.raises(ConfigError, match="--diffusion-attention-backend is 'NONE'"):
         load(DIFFUSION_ATTENTION_BACKEND="NONE")
 

@@ -38,6 +38,10 @@ FIRST, SECOND = "first", "second"
 CACHE = {"cache_backend": "tea_cache", "cache_config": {"rel_l1_thresh": 0.0, "coefficients": list(IDENTITY)}}
 NEVER = CacheDraft(threshold=0.0)
 FP8, INT8 = {"quantization": "fp8"}, {"quantization": "int8"}
+ATTENTION = {"diffusion_attention_backend": "sdpa", "diffusion_attention_config": {"default": {"precision": "fp32"}}}
+INNER_STEPS_BF16 = {
+    "diffusion_attention_config": {"schedule": [{"steps": [0.2, 0.8], "layers": [0, 1], "precision": "bf16"}]}
+}
 OFFLOAD = {"enable_layerwise_offload": True}
 
 

@@ -22,9 +22,11 @@ from omni_grpc.nn.stack import Block, Carry, Stack, convert
 from omni_grpc.pipeline.batch import assemble, predict
 from omni_grpc.tuning import CacheDraft, Lora
 from tests.features.suite import (
+    ATTENTION,
     CACHE,
     FIRST,
     FP8,
+    INNER_STEPS_BF16,
     INT8,
     NEVER,
     OFFLOAD,
@@ -68,6 +70,30 @@ def test_with_everything_on_requests_that_share_steps_get_what_each_gets_alone(s
         assert (solo.reused, solo.computed) == (together[request.id].reused, together[request.id].computed)
         assert far(solo.latents, together[request.id].latents) < TOLERANCE
     assert any(any(it.reused) for it in together.values())
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.shows("attention, backend and precision named", "what auto picks", "bit for bit")
+def test_naming_the_attention_that_is_there_changes_nothing(suite: Suite) -> None:
+    named = suite.load(ATTENTION)
+    assert equal(run(named, *company(named)), suite.without)
+    assert named.ready.attention_backend == suite.load().ready.attention_backend == "TORCH_SDPA"
+
+
+@pytest.mark.shows("attention in bfloat16, inner steps", "float32", "cosine 0.999")
+def test_attention_in_bfloat16_in_the_inner_steps_is_close(suite: Suite) -> None:
+    """Of requests that are at unlike steps, so that some rows of a forward are in bfloat16 and some are not."""
+    model, without = suite.load(INNER_STEPS_BF16), suite.without
+    mine = run(model, *company(model))
+    for _, request in company(model):
+        got = mine[request.id].latents
+        assert cosine(got, without[request.id].latents) > FLOOR
+        assert far(got, without[request.id].latents) > 0
+    one = model.request(model.draft(steps=1))
+    assert torch.equal(alone(model, one).latents, alone(suite.load(), one).latents), "its only step is the first"
+    assert model.ready.attention_backend.count("in bfloat16") >= 1
 
 
 # --- step cache -------------------------------------------------------------------------------------------------------

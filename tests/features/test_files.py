@@ -27,6 +27,8 @@ WORDS: Mapping[str, str] = {
     "layerwise_offload": r"offload",
     # Attention has an argument skip_sequence_parallel, whatever honours it
     "sequence_parallel": r"(?<!skip_)sequence[ _-]?parallel",
+    # every other one may edit attentions: what it is spoken of by is what it chooses
+    "attention": r"attention[ _-]backend|PreciseAttention|per[ _-]role",
     "tensor_parallel": r"tensor[ _-]?parallel",
     "ulysses": r"ulysses",
 }

@@ -24,10 +24,12 @@ from omni_grpc.features import (
     tensor_parallel,
     ulysses,
 )
+from omni_grpc.features import attention as by_role
 from omni_grpc.loading.checkpoint import load_weights
 from omni_grpc.nn import attention
 from omni_grpc.nn.rows import JOINT, LayoutCache, Rows
 from omni_grpc.nn.stack import Carry
+from omni_grpc.roles import Choice, Roles
 from omni_grpc.spec import ModelSpec, Split
 from tests.parallel import toys
 
@@ -42,11 +44,20 @@ class Feature:
     before: bool = False
 
 
+IN_DOUBLE = Roles(per_role={"self": Choice(backend="TORCH_SDPA", precision="float64")})
+"""A choice that shows and stays close."""
+
+
+def _by_role(module: nn.Module, config: Any, context: Context) -> None:
+    by_role.apply(module, config or IN_DOUBLE, context)
+
+
 FEATURES: Mapping[str, Feature] = {
     "tensor_parallel": Feature(tensor_parallel.apply, before=True),
     "quant": Feature(quant.apply, before=True),
     "layerwise_offload": Feature(layerwise_offload.apply, before=True),
     "lora": Feature(lora.apply),
+    "attention": Feature(_by_role),
     "ulysses": Feature(ulysses.apply),
     "step_cache": Feature(step_cache.apply),
     "sequence_parallel": Feature(sequence_parallel.apply),

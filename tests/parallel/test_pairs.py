@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from omni_grpc.config import CacheConfig, LoraConfig, OffloadConfig, QuantizationConfig
+from omni_grpc.roles import Roles, Window
 from omni_grpc.tuning import Lora, TeaCache
 from tests.features.suite import FAMILIES, FIRST, SECOND, Suite, cosine
 from tests.models.cases import ENTRIES
@@ -58,6 +60,18 @@ def test_adapters_change_the_tokens_of_a_rank(alone: Adapted, ranks: Ranks, way:
     made, _ = alone.on(ranks, {**alone.lora, **WAYS[way]}, joins)
     close(made, alone.run(alone.lora, joins))
     assert differ(made, alone.made)
+
+
+@spread(*WAYS, like="one process", close="2e-5", also="attention by step")
+def test_rows_whose_attention_differs_in_precision_are_computed_apart_by_every_rank(
+    alone: Adapted, ranks: Ranks, way: str
+) -> None:
+    """In float64 in the second half of the steps, so that requests that join late differ from the others."""
+    chosen: Features = {"attention": Roles(schedule=(Window(precision="float64", steps=(0.5, 1.0)),))}
+    made, _ = alone.on(ranks, {**chosen, **WAYS[way]}, alone.joins)
+    expected = alone.run(chosen, alone.joins)
+    close(made, expected)
+    assert not all(torch.equal(x, alone.made.latents[name]) for name, x in expected.latents.items())
 
 
 @spread(*WAYS, like="float32", close="cosine 0.999", also="int8")

@@ -44,6 +44,18 @@ def test_ranks_do_what_one_process_does(ranks: Ranks, name: str, features: tuple
             assert [work.keys for work in shares] == [alone.keys // size] * size, "heads are shared"
 
 
+@pytest.mark.parametrize(
+    "features",
+    [("attention", *PLAIN), ("attention", *ULYSSES), ("ulysses", "attention", "sequence_parallel")],
+    ids="+".join,
+)
+@pytest.mark.parametrize("name", toys.SERVED)
+def test_attention_that_was_chosen_by_role_is_spread_alike(ranks: Ranks, name: str, features: tuple[str, ...]) -> None:
+    """In float64 within, whichever is applied first."""
+    alone, shares = together(ranks, PAIR, name, features, (0, 2))
+    assert sum(work.queries for work in shares) == alone.queries
+
+
 def test_keys_that_every_rank_has_stay_where_they_are(ranks: Ranks) -> None:
     """Each of the two blocks has one attention within the image, whose heads are shared, and one to the text."""
     _, shares = together(ranks, PAIR, "cross", ULYSSES)

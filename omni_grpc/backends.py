@@ -1,0 +1,215 @@
+"""Attention backends: one table of what there is, what each needs and how it is called, and how one is chosen.
+
+Data alone: the server reads it without torch, `ops.attention` runs what it says. docs/adding-a-feature.md says how to
+add one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.util
+from collections.abc import Mapping
+
+from omni_grpc.errors import ConfigError, Violation
+
+AUTO = "auto"
+SETTING = "diffusion_attention_backend"
+HALF = frozenset({"float16", "bfloat16"})
+Capability = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """One way to compute attention over packed rows.
+
+    run: import string of its function, see `ops.attention_kernels`. what: one line for people.
+    package: a module that has to be there besides torch, and install: how to get it.
+    devices: types of device. capability: lowest and highest compute capability, both included.
+    dtypes: empty where it takes any. head_multiple, head_most: of head sizes. causal, grouped: whether it does causal
+    and grouped-query attention.
+
+    A mask of keys is no need of a backend: rows are packed by it before.
+    """
+
+    run: str
+    what: str
+    package: str = ""
+    install: str = ""
+    devices: tuple[str, ...] = ("cuda",)
+    capability: tuple[Capability, Capability] | None = None
+    dtypes: frozenset[str] = frozenset()
+    head_multiple: int = 1
+    head_most: int | None = None
+    causal: bool = True
+    grouped: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """What attention is for: type of device and its compute capability (None: it has none), and shape."""
+
+    device: str
+    capability: Capability | None
+    dtype: str
+    head_size: int
+    causal: bool = False
+    grouped: bool = False
+
+
+_KERNELS = "omni_grpc.ops.attention_kernels"
+BACKENDS: Mapping[str, Backend] = {
+    "TORCH_SDPA": Backend(
+        run=f"{_KERNELS}:sdpa",
+        what="torch's scaled_dot_product_attention, one call for each run of rows of equal lengths",
+        devices=(),
+    ),
+    "CUDNN_ATTN": Backend(
+        run=f"{_KERNELS}:cudnn",
+        what="cuDNN through torch, one call for each run of rows of equal lengths",
+        capability=((8, 0), (12, 1)),
+        dtypes=HALF,
+        head_multiple=8,
+        head_most=128,
+    ),
+    "FLASH_ATTN_3": Backend(
+        run=f"{_KERNELS}:flash_3",
+        what="FlashAttention 3 of the package fa3-fwd, one call for all rows",
+        package="fa3_fwd_interface",
+        install='pip install "omni-grpc[gpu]"',
+        capability=((9, 0), (9, 0)),
+        dtypes=frozenset({"bfloat16"}),
+        head_multiple=8,
+        head_most=256,
+    ),
+    "FLASH_ATTN_2": Backend(
+        run=f"{_KERNELS}:flash_2",
+        what="FlashAttention 2 as torch has it, one call for all rows",
+        capability=((8, 0), (12, 1)),
+        dtypes=HALF,
+        head_multiple=8,
+        head_most=256,
+    ),
+    "SAGE_ATTN": Backend(
+        run=f"{_KERNELS}:sage",
+        what="SageAttention: queries and keys in 8 bits, one call for each run of rows of equal lengths",
+        package="sageattention",
+        install="pip install sageattention",
+        capability=((8, 0), (12, 1)),
+        dtypes=HALF,
+        head_multiple=32,
+        head_most=128,
+        causal=False,
+    ),
+}
+"""By name. An empty `devices` is any device."""
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {"FLASH_ATTN": ("FLASH_ATTN_3", "FLASH_ATTN_2")}
+"""Names that stand for several backends: the first that can run."""
+
+DEFAULTS: Mapping[str, tuple[str, ...]] = {
+    "cuda": ("FLASH_ATTN_3", "FLASH_ATTN_2", "TORCH_SDPA"),
+    "cpu": ("TORCH_SDPA",),
+}
+"""What "auto" is on a platform: the first that can run. FlashAttention 3 was the fastest in bfloat16 at every shape
+measured on an H100; cuDNN, which is twice as fast as FlashAttention 2 there, wants a plan for each new shape.
+"""
+
+ALIASES: Mapping[str, str] = {
+    "SDPA": "TORCH_SDPA",
+    "NATIVE": "TORCH_SDPA",
+    "CUDNN": "CUDNN_ATTN",
+    "_NATIVE_CUDNN": "CUDNN_ATTN",
+    "FLASH": "FLASH_ATTN",
+    "FLASH_ATTENTION": "FLASH_ATTN",
+    "FA2": "FLASH_ATTN_2",
+    "FA3": "FLASH_ATTN_3",
+    "_FLASH_3": "FLASH_ATTN_3",
+    "SAGE": "SAGE_ATTN",
+}
+"""Other names, some of them diffusers', and what they are called here."""
+
+ELSEWHERE: Mapping[str, str] = {
+    "FLASHINFER_ATTN": "FLASH_ATTN",
+    "TRTLLM_ATTN": "FLASH_ATTN",
+    "FLASH_ATTN_HUB": "FLASH_ATTN_2",
+    "FLASH_ATTN_3_HUB": "FLASH_ATTN_3",
+    "SAGE_ATTN_3": "SAGE_ATTN",
+    "FASTVIDEO_VSA": "FLASH_ATTN",
+    "RAINFUSION_ATTN": "FLASH_ATTN",
+}
+"""Backends of vLLM-Omni that are not served yet, and what comes nearest here."""
+
+
+def names() -> tuple[str, ...]:
+    """Everything that a setting may be, but for aliases."""
+    return (AUTO, *FAMILIES, *BACKENDS)
+
+
+def canonical(name: object, field: str = SETTING) -> str:
+    """A backend's name as the table has it; case does not matter. Raises ConfigError for one that it does not have."""
+    flag = flag_of(field)
+    asked = name.upper() if isinstance(name, str) else ""
+    asked = AUTO if asked == AUTO.upper() else ALIASES.get(asked, asked)
+    if asked in names():
+        return asked
+    if asked in ELSEWHERE:
+        raise refused(field, f"{flag} is {name!r}: not yet; the nearest here is {ELSEWHERE[asked]}", "NOT_SUPPORTED")
+    close = difflib.get_close_matches(asked, (*names(), *ALIASES), n=1)
+    hint = f"; did you mean {ALIASES.get(close[0], close[0])}?" if close else ""
+    raise refused(field, f"{flag} is {name!r}: expected one of {', '.join(names())}{hint}")
+
+
+def flag_of(field: str) -> str:
+    """A setting, or a path in one, as a flag has it: "diffusion_attention_config.per_role" with dashes in its name."""
+    name, dot, path = field.partition(".")
+    return "--" + name.replace("_", "-") + dot + path
+
+
+def refused(field: str, message: str, reason: str = "BAD_CONFIGURATION") -> ConfigError:
+    return ConfigError(message, reason=reason, violations=(Violation(field, message),))
+
+
+def candidates(name: str, device: str) -> tuple[str, ...]:
+    """The backends that a name stands for on a type of device, best first."""
+    if name == AUTO:
+        return DEFAULTS.get(device, ("TORCH_SDPA",))
+    return FAMILIES.get(name, (name,))
+
+
+def choose(name: str, use: Use, field: str = SETTING) -> str:
+    """The first backend that a canonical name stands for and that can run. Raises ConfigError
+    (ATTENTION_UNAVAILABLE) where none can, with what each of them lacks.
+    """
+    lacks = {}
+    for candidate in candidates(name, use.device):
+        lacks[candidate] = lack(BACKENDS[candidate], use)
+        if not lacks[candidate]:
+            return candidate
+    why = "; ".join(f"{candidate} {reason}" for candidate, reason in lacks.items())
+    message = f"{flag_of(field)} {name} cannot be had here: {why}. Or leave it to {AUTO!r}"
+    raise refused(field, message, "ATTENTION_UNAVAILABLE")
+
+
+def lack(backend: Backend, use: Use) -> str:
+    """What keeps a backend from a use, with the fix where there is one; empty where nothing does."""
+    if backend.devices and use.device not in backend.devices:
+        return f"runs on {', '.join(backend.devices)}, and this is {use.device}"
+    if backend.capability is not None and use.capability is not None:
+        low, high = backend.capability
+        if not low <= use.capability <= high:
+            has, least, most = (".".join(map(str, each)) for each in (use.capability, low, high))
+            return f"needs compute capability {least if low == high else f'{least} to {most}'}, and this is {has}"
+    if backend.dtypes and use.dtype not in backend.dtypes:
+        dtypes = " or ".join(sorted(backend.dtypes))
+        return f"needs {dtypes}, and this is {use.dtype} (--dtype bfloat16, or precision bf16 for its role)"
+    if use.head_size % backend.head_multiple or use.head_size > (backend.head_most or use.head_size):
+        most = f" up to {backend.head_most}" if backend.head_most else ""
+        return f"takes head sizes that are multiples of {backend.head_multiple}{most}, and this is {use.head_size}"
+    if use.causal and not backend.causal:
+        return "does no causal attention"
+    if use.grouped and not backend.grouped:
+        return "does no grouped-query attention"
+    if backend.package and importlib.util.find_spec(backend.package) is None:
+        return f"needs the package {backend.package} ({backend.install})"
+    return ""

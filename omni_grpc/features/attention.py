@@ -1,0 +1,130 @@
+"""Attention backends and precisions by role, and a precision by step and layer.
+
+What computes an attention is chosen once, when the model is loaded: one that was named and cannot run stops the start.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from omni_grpc.backends import AUTO, choose, flag_of, refused
+from omni_grpc.features import Context
+from omni_grpc.nn.attention import Attention, leaves
+from omni_grpc.nn.rows import JOINT, Owner, Rows
+from omni_grpc.nn.stack import Stack
+from omni_grpc.ops.attention import varlen_attention
+from omni_grpc.roles import Choice, Roles, Window
+
+__all__ = ["apply"]
+
+TOKENS = 32
+"""Of each of the two rows that a backend is tried on."""
+
+
+def apply(module: nn.Module, config: Roles, context: Context) -> None:
+    """Gives every attention what its role is to have. Raises ConfigError for a backend that cannot run, by the setting
+    that named it; a role that no denoiser has is found by `Effects.check`.
+    """
+    layers, effects = _layers(module), context.effects
+    tried = functools.cache(functools.partial(_try, context.device))
+    effects.asked = config
+    for name, attention in leaves(module):
+        choice = config.of(attention.role, attention.role_category)
+        windows = [window for window in config.schedule if _covers(window.layers, layers.get(attention))]
+        used = effects.attention.setdefault(attention.role, {})
+        effects.categories.add(attention.role_category)
+        for precision in {choice.precision: None} | {window.precision: None for window in windows}:
+            dtype = context.dtype if precision == AUTO else getattr(torch, precision)
+            chosen = choose(choice.backend, attention.uses(context.device, dtype), choice.field)
+            used[chosen if dtype == context.dtype else f"{chosen} in {precision}"] = None
+            if choice.backend != AUTO:
+                tried(chosen, choice, dtype, attention.num_heads, attention.num_kv_heads, attention.head_size)
+        attention.backend = choice.backend
+        if windows or choice.precision != AUTO:
+            module.set_submodule(name, PreciseAttention(attention, choice.precision, windows))
+
+
+def _layers(module: nn.Module) -> dict[nn.Module, float]:
+    """Where in its stack each attention is: 0 in the first block, near 1 in the last."""
+    found: dict[nn.Module, float] = {}
+    for stack in [part for part in module.modules() if isinstance(part, Stack)]:
+        blocks = [block for name in stack.groups for block in stack.group(name)]
+        for number, block in enumerate(blocks):
+            found |= {attention: number / len(blocks) for _, attention in leaves(block)}
+    return found
+
+
+def _covers(span: tuple[float, float], at: float | None) -> bool:
+    """Whether a part of the steps or layers has this one in it; what is in no stack has no layer."""
+    return at is not None and span[0] <= at < span[1]
+
+
+def _try(
+    device: torch.device, backend: str, choice: Choice, dtype: torch.dtype, heads: int, kv_heads: int, size: int
+) -> None:
+    q, k, v = (torch.randn(2 * TOKENS, n, size, device=device, dtype=dtype) for n in (heads, kv_heads, kv_heads))
+    cu = torch.tensor([0, TOKENS, 2 * TOKENS], dtype=torch.int32)
+    there = cu.to(device)
+    try:
+        out = varlen_attention(q, k, v, there, there, TOKENS, TOKENS, size**-0.5, False, backend, cu, cu)
+        finite = bool(out.isfinite().all())
+    except Exception as error:
+        message = (
+            f"{flag_of(choice.field)} {choice.backend}: {backend} does not run here: {error}; use another, or auto"
+        )
+        raise refused(choice.field, message, "ATTENTION_UNAVAILABLE") from error
+    if not finite:
+        message = f"{flag_of(choice.field)} {choice.backend}: {backend} gives what is not finite; use another, or auto"
+        raise refused(choice.field, message, "ATTENTION_UNAVAILABLE")
+
+
+class PreciseAttention(Attention):
+    """Around another attention: what it reads is brought to a precision, and what it gives back to the model's.
+
+    `windows` are those of its layer; the first that covers the step of a row counts, else `precision`. Rows that differ
+    in it are computed apart.
+    """
+
+    def __init__(self, inner: Attention, precision: str, windows: Sequence[Window]) -> None:
+        super().__init__(
+            inner.num_heads,
+            inner.head_size,
+            inner.num_kv_heads,
+            inner.softmax_scale,
+            inner.causal,
+            inner.role,
+            inner.role_category,
+            inner.skip_sequence_parallel,
+        )
+        self.inner = inner
+        self.precision, self.windows = precision, tuple(windows)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
+        by_row = [self._of(owner) for owner in rows.owners] if self.windows else [self.precision]
+        if len(set(by_row)) == 1:
+            return self._attend(by_row[0], q, k, v, rows, over, kv)
+        out, queries, keys = torch.empty_like(q), rows.stream(over), rows.stream(kv or over)
+        bare = Rows(rows.owners, rows.layout.rows, rows.layouts, exchange=rows.exchange)
+        views = queries.split(out)
+        for precision in dict.fromkeys(by_row):
+            mine = [row for row, its in enumerate(by_row) if its == precision]
+            part = bare.narrow(mine)
+            taken = queries.take(q, mine), keys.take(k, mine), keys.take(v, mine)
+            done = self._attend(precision, *taken, part, over, kv)
+            for row, result in zip(mine, part.stream(over).split(done), strict=True):
+                views[row].copy_(result)
+        return out
+
+    def _of(self, owner: Owner) -> str:
+        state = owner[0]
+        at = state.index / state.schedule.steps
+        return next((window.precision for window in self.windows if _covers(window.steps, at)), self.precision)
+
+    def _attend(self, precision: str, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str, kv: str | None) -> Tensor:
+        dtype = q.dtype if precision == AUTO else getattr(torch, precision)
+        out: Tensor = self.inner(q.to(dtype), k.to(dtype), v.to(dtype), rows, over, kv)
+        return out.to(q.dtype)

@@ -1,0 +1,143 @@
+"""The functions behind `omni_grpc.backends`, each attention of packed rows.
+
+    run(q, k, v, offsets, scale, causal) -> out
+
+q: [Tq, H, D]. k, v: [Tk, K, D]. `out`: [Tq, H, D], of any strides. What they compute is what `varlen_attention` says, a
+row without keys and a query that sees none included. They get neither Tq nor Tk of 0, and only what their row of the
+table takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Offsets:
+    """Where the rows lie: int32 [R + 1] beside the tensors, bounds of a row's length, and where the caller has them the
+    same offsets in the host's memory.
+    """
+
+    cu_q: Tensor
+    cu_k: Tensor
+    longest_q: int
+    longest_k: int
+    host_q: Tensor | None = None
+    host_k: Tensor | None = None
+
+    def runs(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """(rows, queries and keys per row, first query, first key) of each run of neighbours of equal lengths that has
+        queries. Waits for a CUDA device where the offsets are only there.
+        """
+        lengths = (
+            (cu if host is None else host).diff().tolist()
+            for cu, host in ((self.cu_q, self.host_q), (self.cu_k, self.host_k))
+        )
+        at_q = at_k = 0
+        for (n, m), run in itertools.groupby(zip(*lengths, strict=True)):
+            rows = sum(1 for _ in run)
+            if n:
+                yield rows, n, m, at_q, at_k
+            at_q, at_k = at_q + rows * n, at_k + rows * m
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """The definition of them all."""
+    return _by_runs(_like_rows, q, k, v, offsets, scale, causal)
+
+
+def cudnn(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """cuDNN refuses a single key, whose softmax is 1: then every query gets its value."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return _by_runs(_cudnn_rows, q, k, v, offsets, scale, causal)
+
+
+def flash_2(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        q,
+        k,
+        v,
+        offsets.cu_q,
+        offsets.cu_k,
+        offsets.longest_q,
+        offsets.longest_k,
+        0.0,
+        causal,
+        False,
+        scale=scale,
+    )[0]
+    return out
+
+
+def flash_3(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    from fa3_fwd_interface import flash_attn_varlen_func  # a package that may be missing
+
+    out: Tensor = flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        offsets.cu_q,
+        offsets.cu_k,
+        offsets.longest_q,
+        offsets.longest_k,
+        softmax_scale=scale,
+        causal=causal,
+    )
+    return out
+
+
+def sage(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """Its function for packed rows subtracts one mean of keys from all of them, so that rows would see each other."""
+    from sageattention import sageattn  # a package that may be missing
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+        out: Tensor = sageattn(q, k, v, tensor_layout="HND", is_causal=causal, sm_scale=scale)
+        return out
+
+    return _by_runs(attend, q, k, v, offsets, scale, causal)
+
+
+Rows = Callable[[Tensor, Tensor, Tensor, float, bool], Tensor]
+
+
+def _by_runs(attend: Rows, q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """Each run of rows of equal lengths as one batch: q [B, H, n, D], k and v [B, K, m, D], of which m is not 0."""
+    parts = []
+    for rows, n, m, at_q, at_k in offsets.runs():
+        of_q, of_k = slice(at_q, at_q + rows * n), slice(at_k, at_k + rows * m)
+        if m == 0:
+            parts.append(torch.zeros_like(q[of_q]))
+            continue
+        bq, bk, bv = (x.unflatten(0, (rows, -1)).transpose(1, 2) for x in (q[of_q], k[of_k], v[of_k]))
+        parts.append(attend(bq, bk, bv, scale, causal).transpose(1, 2).flatten(0, 1))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _like_rows(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+    n, m = q.shape[2], k.shape[2]
+    if causal and n > m:
+        # SDPA leaves open what a query without keys gives
+        seeing = _like_rows(q[:, :, n - m :], k, v, scale, causal)
+        return torch.cat([torch.zeros_like(q[:, :, : n - m]), seeing], 2)
+    mask = torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n) if causal and n != m else None
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal and n == m, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def _cudnn_rows(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+    if q.shape[1] != k.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    n, m = q.shape[2], k.shape[2]
+    if m > 1:
+        return _like_rows(q, k, v, scale, causal)
+    # causal, the last query alone sees the one key
+    alone = v.expand_as(q)
+    return torch.cat([torch.zeros_like(q[:, :, 1:]), alone[:, :, :1]], 2) if causal and n > 1 else alone

@@ -1,0 +1,245 @@
+"""What every attention backend must hold, as plain functions: pytest runs them, and so does tools/gpu_test.py.
+
+A backend that the table does not let run on a device is checked to be refused there. Inputs are random and new in every
+run; a failure names the seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from omni_grpc.backends import AUTO, BACKENDS, Backend, candidates, lack
+from omni_grpc.compat import Attention, AttentionMetadata
+from omni_grpc.errors import ConfigError
+from omni_grpc.ops.attention import use_of, varlen_attention
+from omni_grpc.ops.attention_kernels import Offsets, sdpa
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+TOLERANCE = {F32: 2e-5, F16: 4e-3, BF16: 2e-2}
+EIGHT_BITS = 8e-2
+"""Of backends that keep queries and keys in 8 bits."""
+SCALE = 0.125
+
+LENGTHS: dict[str, list[tuple[int, int]]] = {
+    "one row": [(130, 130)],
+    "like rows": [(64, 64)] * 3,
+    "unlike rows": [(100, 100), (300, 300), (17, 17), (1, 1)],
+    "across": [(40, 7), (40, 7), (7, 130), (64, 3), (5, 1)],
+    "rows without keys or queries": [(9, 9), (0, 3), (5, 0), (33, 33)],
+    "no keys at all": [(5, 0), (3, 0)],
+    "nothing": [(0, 0)],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    backend: str = AUTO
+    lengths: str = "unlike rows"
+    dtype: torch.dtype = BF16
+    heads: int = 4
+    kv_heads: int = 4
+    size: int = 64
+    causal: bool = False
+
+    def __str__(self) -> str:
+        dtype, kind = str(self.dtype).removeprefix("torch."), "-causal" if self.causal else ""
+        shape = f"{self.heads}x{self.kv_heads}x{self.size}"
+        return f"{self.backend}-{self.lengths.replace(' ', '_')}-{dtype}-{shape}{kind}"
+
+
+CASES = [
+    *(
+        Case(backend, lengths, causal=causal)
+        for backend, lengths, causal in itertools.product((AUTO, "FLASH_ATTN", *BACKENDS), LENGTHS, (False, True))
+    ),
+    *(Case(backend, heads=6, kv_heads=2, size=128) for backend in (AUTO, *BACKENDS)),
+    *(Case(backend, lengths, dtype=F16, size=32) for backend in BACKENDS for lengths in ("across", "like rows")),
+    *(Case(backend, dtype=F32, size=40, causal=causal) for backend in (AUTO, *BACKENDS) for causal in (False, True)),
+    *(Case(backend, "across", dtype=F32, size=12, heads=3, kv_heads=1) for backend in (AUTO, *BACKENDS)),
+    *(Case(backend, "like rows", size=256) for backend in (AUTO, *BACKENDS)),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """q, k, v are views into one buffer [T, 3, H, D] where they are of one shape, as a model gives them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    host_q: Tensor
+    host_k: Tensor
+    lengths: list[tuple[int, int]]
+
+    def attend(self, backend: str, causal: bool, host: bool = True) -> Tensor:
+        q, k = (cu.to(self.q.device, non_blocking=True) for cu in (self.host_q, self.host_k))
+        return self.attend_at(q, k, backend, causal, host)
+
+    def attend_at(self, cu_q: Tensor, cu_k: Tensor, backend: str, causal: bool, host: bool = True) -> Tensor:
+        longest = [max(column) for column in zip(*self.lengths, strict=True)]
+        offsets = (self.host_q, self.host_k) if host else (None, None)
+        return varlen_attention(self.q, self.k, self.v, cu_q, cu_k, *longest, SCALE, causal, backend, *offsets)
+
+
+def inputs(case: Case, device: str, seed: int) -> Inputs:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = LENGTHS[case.lengths]
+    queries, keys = ([*itertools.accumulate(column, initial=0)] for column in zip(*lengths, strict=True))
+    if queries == keys and case.heads == case.kv_heads:
+        packed = torch.randn(queries[-1], 3, case.heads, case.size, generator=generator).to(device, case.dtype)
+        q, k, v = packed.unbind(1)
+    else:
+        shapes = [(queries[-1], case.heads), (keys[-1], case.kv_heads), (keys[-1], case.kv_heads)]
+        q, k, v = (torch.randn(*shape, case.size, generator=generator).to(device, case.dtype) for shape in shapes)
+    host_q, host_k = (torch.tensor(offsets, dtype=torch.int32) for offsets in (queries, keys))
+    return Inputs(q, k, v, host_q, host_k, lengths)
+
+
+def expected(x: Inputs, causal: bool) -> Tensor:
+    """Written out row by row in float64, on the host."""
+    q, k, v = (each.detach().cpu().double() for each in (x.q, x.k, x.v))
+    k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in (k, v))
+    out, at_q, at_k = torch.zeros_like(q), 0, 0
+    for n, m in x.lengths:
+        if n and m:
+            scores = SCALE * torch.einsum("nhd,mhd->hnm", q[at_q : at_q + n], k[at_k : at_k + m])
+            if causal:
+                hidden = ~torch.ones(n, m, dtype=torch.bool).tril(m - n)
+                scores = scores.masked_fill(hidden, float("-inf"))
+            weights = scores.softmax(-1).nan_to_num()
+            out[at_q : at_q + n] = torch.einsum("hnm,mhd->nhd", weights, v[at_k : at_k + m])
+        at_q, at_k = at_q + n, at_k + m
+    return out
+
+
+def runs(case: Case, device: str) -> list[str]:
+    """What the table lets run there, best first."""
+    kind, grouped = torch.device(device), case.heads != case.kv_heads
+    use = use_of(kind, case.dtype, case.size, causal=case.causal, grouped=grouped)
+    return [name for name in candidates(case.backend, kind.type) if not lack(BACKENDS[name], use)]
+
+
+def check_case(case: Case, device: str, seed: int) -> None:
+    x, can = inputs(case, device, seed), runs(case, device)
+    if not can:
+        check_refused(case, x)
+        return
+    close = EIGHT_BITS if "8 bits" in BACKENDS[can[0]].what else TOLERANCE[case.dtype]
+    want = expected(x, case.causal)
+    for host in (True, False):
+        out = x.attend(case.backend, case.causal, host)
+        assert out.is_contiguous(), f"seed {seed}"
+        torch.testing.assert_close(
+            out.cpu().double(), want, atol=close, rtol=close, msg=lambda text: f"{can[0]}, seed {seed}: {text}"
+        )
+    at = 0
+    for n, m in x.lengths:
+        assert m or not out[at : at + n].any(), f"a row without keys gives zeros, seed {seed}"
+        at += n
+
+
+def check_refused(case: Case, x: Inputs) -> None:
+    refusal: ConfigError | None = None
+    try:
+        x.attend(case.backend, case.causal)
+    except ConfigError as error:
+        refusal = error
+    assert refusal is not None, f"{case} ran, and the table says that it cannot"
+    assert refusal.reason == "ATTENTION_UNAVAILABLE"
+    assert all(name in str(refusal) for name in candidates(case.backend, x.q.device.type)), refusal
+
+
+def usable(device: str, dtype: torch.dtype = BF16) -> Iterator[str]:
+    """Every backend that runs there, with heads of 64."""
+    for name in BACKENDS:
+        if runs(Case(name, dtype=dtype), device):
+            yield name
+
+
+def a_row_does_not_see_another(device: str, seed: int) -> None:
+    for name in usable(device):
+        for lengths in ("like rows", "unlike rows"):
+            x = inputs(Case(name, lengths), device, seed)
+            want = x.attend(name, False)
+            start, end = x.lengths[0][0], x.lengths[0][0] + x.lengths[1][0]
+            # what is not finite in the second row stays there
+            x.k[start:end], x.v[start:end] = float("nan"), float("inf")
+            out = x.attend(name, False)
+            for part in (slice(0, start), slice(end, None)):
+                assert torch.equal(out[part], want[part]), f"{name}, {lengths}, seed {seed}"
+
+
+def a_mask_is_what_the_kept_keys_give(device: str, seed: int) -> None:
+    """Through the [B, S, H, D] contract, with a row that is masked out whole: zeros, and nothing that is not finite."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(3, 40, generator=generator) < 0.5
+    mask[1], mask[2, 0] = False, True
+    q, k, v = (torch.randn(3, 40, 4, 64, generator=generator).to(device, BF16) for _ in range(3))
+    k[~mask.to(device)], v[~mask.to(device)] = float("nan"), float("nan")
+    for name in usable(device):
+        attention = Attention(4, 64)
+        attention.packed.backend = name
+        out = attention(q, k, v, AttentionMetadata(attn_mask=mask.to(device)))
+        assert not out[1].any(), f"{name}, seed {seed}"
+        for row in (0, 2):
+            keep = mask[row].to(device)
+            scores = torch.einsum("nhd,mhd->hnm", q[row].double(), k[row, keep].double()) * 64**-0.5
+            want = torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v[row, keep].double())
+            close = EIGHT_BITS if "8 bits" in BACKENDS[name].what else TOLERANCE[BF16]
+            torch.testing.assert_close(out[row].double(), want, atol=close, rtol=close, msg=f"{name}, seed {seed}")
+
+
+def doubled(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """A backend of nobody's: twice what attention is."""
+    return 2 * sdpa(q, k, v, offsets, scale, causal)
+
+
+MADE_UP = {"MADE_UP": Backend(run="tests.ops.attention_cases:doubled", what="twice", devices=(), head_most=128)}
+"""What a test adds to the table, with `made_up`."""
+
+
+def made_up() -> mock._patch_dict:
+    return mock.patch.dict(BACKENDS, MADE_UP)  # type: ignore[arg-type]  # a dict underneath
+
+
+def a_backend_is_a_row_of_the_table(device: str, seed: int) -> None:
+    with made_up():
+        x = inputs(Case(lengths="across", dtype=F32), device, seed)
+        torch.testing.assert_close(x.attend("MADE_UP", False), 2 * x.attend("TORCH_SDPA", False))
+        check_refused(Case("MADE_UP", size=256), inputs(Case(size=256), device, seed))
+
+
+def nothing_waits_for_the_device(device: str, seed: int) -> None:
+    """With the offsets in the host's memory, for every backend that can run."""
+    for name in usable(device):
+        x = inputs(Case(name, "across"), device, seed)
+        cu_q, cu_k = x.host_q.to(device), x.host_k.to(device)
+        x.attend_at(cu_q, cu_k, name, False)  # what is built once may wait
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            x.attend_at(cu_q, cu_k, name, False)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def auto_is_the_best_that_can_run(device: str, seed: int) -> None:
+    """On a GPU from Ampere on, half precision never runs on SDPA."""
+    best = runs(Case(AUTO), device)[0]
+    assert best in ("FLASH_ATTN_3", "FLASH_ATTN_2"), best
+    x = inputs(Case(), device, seed)
+    assert torch.equal(x.attend(AUTO, False), x.attend(best, False))
+
+
+CHECKS = [
+    a_row_does_not_see_another,
+    a_mask_is_what_the_kept_keys_give,
+    a_backend_is_a_row_of_the_table,
+]
+CUDA_CHECKS = [*CHECKS, nothing_waits_for_the_device, auto_is_the_best_that_can_run]
