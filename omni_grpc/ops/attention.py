@@ -6,6 +6,8 @@ Shapes: T packed tokens, H query heads, K key/value heads (H is a multiple of K)
 from __future__ import annotations
 
 import functools
+import importlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,7 +15,6 @@ from torch import Tensor
 from omni_grpc.backends import AUTO, BACKENDS, Use, choose
 from omni_grpc.ops.attention_kernels import Offsets
 from omni_grpc.ops.library import NAMESPACE, declare
-from omni_grpc.spec import imported
 
 
 def varlen_attention(
@@ -77,8 +78,14 @@ def attend(
     if q.shape[0] == 0 or k.shape[0] == 0:
         return torch.zeros_like(q, memory_format=torch.contiguous_format)
     offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k, host_q=host_q, host_k=host_k)
-    out: Tensor = imported(BACKENDS[chosen].run)(q, k, v, offsets, scale, causal)
-    return out.contiguous()
+    return _function(BACKENDS[chosen].run)(q, k, v, offsets, scale, causal).contiguous()
+
+
+@functools.cache
+def _function(run: str) -> Callable[..., Tensor]:
+    module, _, name = run.partition(":")
+    function: Callable[..., Tensor] = getattr(importlib.import_module(module), name)
+    return function
 
 
 @functools.lru_cache(maxsize=1024)

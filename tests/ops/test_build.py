@@ -43,7 +43,8 @@ def tree(tmp_path: Path) -> Path:
     (copy / "LICENSE").write_text("see the project\n")
     shutil.copytree(ROOT / "csrc", copy / "csrc")
     shutil.copytree(ROOT / "omni_grpc" / "ops", copy / "omni_grpc" / "ops")
-    shutil.copy(ROOT / "omni_grpc" / "version.py", copy / "omni_grpc")
+    for file in ("version.py", "errors.py", "backends.py"):
+        shutil.copy(ROOT / "omni_grpc" / file, copy / "omni_grpc")
     (copy / "omni_grpc" / "__init__.py").write_text("")
     for file in BUNDLED:
         (copy / file).parent.mkdir(parents=True, exist_ok=True)

@@ -47,9 +47,17 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
     assert config.limits.max_outputs == 8
 
 
+CHECKED = {
+    "diffusion_attention_backend": ("CUDNN_ATTN", "CUDNN_ATTN"),
+    "diffusion_attention_config": ('{"default": "sdpa"}', {"default": "sdpa"}),
+}
+"""Values of settings that are looked at as soon as they are there."""
+
+
 @pytest.mark.parametrize("option", list(options()), ids=lambda option: option.name)
 def test_every_setting_has_a_flag(option):
-    text, value = (option.choices[-1],) * 2 if option.choices else PAIRS if option.pairs else VALUES[option.type]
+    usual = (option.choices[-1],) * 2 if option.choices else PAIRS if option.pairs else VALUES[option.type]
+    text, value = CHECKED.get(option.name, usual)
     argv = [option.flag, text] if option.name == "model" else ["--model", "m", option.flag, text]
     assert option.of(load(*argv)) == value
     given = {} if option.name == "model" else {"OMNI_GRPC_MODEL": "m"}
@@ -88,6 +96,12 @@ def test_a_switch_is_turned_off_again(text):
 def test_a_json_object_is_a_mapping_in_a_file(file):
     config = load("--config", file("model: m\ncache_config:\n  threshold: 0.1\nvae_use_tiling: true\n"))
     assert (config.cache.cache_config, config.adapter.vae_use_tiling) == ({"threshold": 0.1}, True)
+
+
+def test_a_json_object_is_a_path_for_each_value_on_the_command_line():
+    argv = ["--cache-config.rel_l1_thresh", "0.2", "--cache-config.a.b=[1, 2]", "--cache-config.a.c", "text"]
+    config = load("--model", "m", "--cache-config", '{"rel_l1_thresh": 0.1, "d": 4, "a": {"c": 3, "e": 5}}', *argv)
+    assert config.cache.cache_config == {"rel_l1_thresh": 0.2, "d": 4, "a": {"b": [1, 2], "c": "text", "e": 5}}
 
 
 @pytest.mark.parametrize(
