@@ -10,6 +10,8 @@ TORCH  ?=
 MODEL  ?=
 TESTS  ?= tests
 ARGS   ?=
+# a file's tests share servers and ranks, so they stay together; each worker takes a core and about 2 GB
+WORKERS := $(if $(filter tests,$(TESTS)),-n auto --maxprocesses 4 --dist loadfile)
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
@@ -28,7 +30,7 @@ demo: setup ## serve the small model and generate one image with streamed progre
 	@$(BIN)/python -m tools.demo
 
 test: setup ## run the tests that need no GPU (TESTS=tests/engine narrows them)
-	$(BIN)/python -m pytest -m "not gpu" $(strip $(TESTS) $(ARGS))
+	$(BIN)/python -m pytest -m "not gpu" $(WORKERS) $(strip $(TESTS) $(ARGS))
 
 lint: setup ## ruff, mypy, the import contracts and buf
 	@failed=0; for check in "ruff check ." "ruff format --check ." mypy lint-imports "buf lint"; do \

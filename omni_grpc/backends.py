@@ -108,11 +108,11 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {"FLASH_ATTN": ("FLASH_ATTN_3", "FLASH
 """Names that stand for several backends: the first that can run."""
 
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
-    "cuda": ("FLASH_ATTN_3", "FLASH_ATTN_2", "TORCH_SDPA"),
+    "cuda": ("FLASH_ATTN_2", "TORCH_SDPA"),
     "cpu": ("TORCH_SDPA",),
 }
-"""What "auto" is on a platform: the first that can run. FlashAttention 3 was the fastest in bfloat16 at every shape
-measured on an H100; cuDNN, which is twice as fast as FlashAttention 2 there, wants a plan for each new shape.
+"""What "auto" is on a platform: the first that can run, of those that have run there on packed rows. FlashAttention 3
+and cuDNN are faster on an H100, the latter with a plan for each new shape, and have to be named until they have.
 """
 
 ALIASES: Mapping[str, str] = {
