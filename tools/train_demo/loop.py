@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,19 +41,6 @@ class Model(nn.Module):
         mask = (places < lengths[:, None]) | (places >= text.shape[1])
         out: Tensor = self.transformer(latents, t, text, rope, mask[:, None, None])
         return out
-
-
-@contextlib.contextmanager
-def compiled(model: Model) -> Iterator[None]:
-    """The denoiser's blocks run as compiled code meanwhile."""
-    blocks = [*model.transformer.transformer_blocks, *model.text_encoder.layers]
-    for block in blocks:
-        block.compile(dynamic=True)
-    try:
-        yield
-    finally:
-        for block in blocks:
-            block._compiled_call_impl = None  # type: ignore[assignment]
 
 
 @dataclasses.dataclass(slots=True)

@@ -9,7 +9,6 @@ throws the rest away: its latents are another language.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import tempfile
@@ -23,7 +22,7 @@ from diffusers import AutoencoderKLQwenImage
 from safetensors.torch import load_file, save_file
 
 from tools.train_demo import autoencoder, pool, sample
-from tools.train_demo.loop import Data, Model, Plan, compiled, train
+from tools.train_demo.loop import Data, Model, Plan, train
 from tools.train_demo.ranks import agreed, averaged
 from tools.train_demo.words import tokenizer
 
@@ -42,7 +41,6 @@ def main() -> None:
     parser.add_argument("--before", type=float, default=0.0)
     parser.add_argument("--total", type=float, default=0.0)
     parser.add_argument("--until", type=float, default=1e9, help="seconds after the start at which training ends")
-    parser.add_argument("--compile", action="store_true", help="compile the denoiser's blocks")
     parser.add_argument("--judge", type=int, default=800, help="held-out captions that are drawn and judged at the end")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pools", type=Path, help="scenes that `python -m tools.train_demo.pool` made ahead")
@@ -147,8 +145,7 @@ def _denoiser(
     seconds = agreed(min(args.denoiser, args.until - (time.time() - args.began)))
     plan = Plan(seconds=seconds, before=args.before, total=args.total, seed=seed + 500, keep=keep)
     torch.manual_seed(seed)
-    with compiled(model) if args.compile else contextlib.nullcontext():
-        state = train(model, state, data, SHARES, empty, plan)
+    state = train(model, state, data, SHARES, empty, plan)
     keep(state)
     if rank:
         return
