@@ -34,6 +34,11 @@ from omni_grpc.v1.model_pb2 import ListModelsRequest, Model
 from omni_grpc.v1.model_pb2_grpc import ModelServiceStub
 from omni_grpc.v1.options_pb2 import ARTIFACT_DELIVERY_INLINE_CHUNKS, ARTIFACT_DELIVERY_REFERENCE
 
+REFUSED_WHILE_SENDING, UPLOAD_ATTEMPTS = "Internal error from Core", 5
+"""What grpc.aio makes of a refusal that comes while it sends: the server's own words are lost with it, so the upload is
+made again to hear them.
+"""
+
 
 class AsyncClient:
     """`Client` for asyncio: the same methods and errors. Make it inside the event loop that it is used in.
@@ -279,13 +284,16 @@ class AsyncClient:
         self, media: str | Path | bytes, *, mime_type: str = "", timeout: float | None = None
     ) -> UploadAssetResponse:
         """Stores media on the server, to be used in several requests. Media that are large are uploaded anyway."""
-        given = file_input(media)
-        call = self._artifacts.UploadAsset(upload_messages(given.data, mime_type or given.mime_type), timeout=timeout)
-        try:
-            stored: UploadAssetResponse = await call
-        except grpc.RpcError as error:
-            raise from_call(error, self.address).failure.error() from error
-        return stored
+        given, deadline, attempt = file_input(media), Deadline(timeout), 1
+        while True:
+            sent = upload_messages(given.data, mime_type or given.mime_type)
+            try:
+                stored: UploadAssetResponse = await self._artifacts.UploadAsset(sent, timeout=deadline.remaining())
+                return stored
+            except grpc.RpcError as error:
+                if error.details() != REFUSED_WHILE_SENDING or attempt == UPLOAD_ATTEMPTS:
+                    raise from_call(error, self.address).failure.error() from error
+            attempt += 1
 
     # --- the server -------------------------------------------------------------------------------------------------
 

@@ -40,8 +40,13 @@ class Download:
         return self._expect()
 
     def lost(self, ended: CallFailure) -> float:
-        """The call was cut off: seconds to wait before the next. Raises what was refused, or failed too often."""
-        if not self._connected or not ended.lost or self._attempt >= self._reconnect.attempts:
+        """The call was cut off: seconds to wait before the next. Raises what was refused, or failed too often.
+
+        A call that ends before its first message may have been cut off there, or have found nobody: it is made once
+        more, since gRPC itself does that only where not even headers came.
+        """
+        attempts = self._reconnect.attempts if self._connected else min(1, self._reconnect.attempts)
+        if not ended.lost or self._attempt >= attempts:
             offset = self._parts.offset if self._parts else 0
             message = f"artifact {self._artifact_id}, at byte {offset}: {ended.failure.message}"
             raise (dataclasses.replace(ended.failure, message=message) if self._connected else ended.failure).error()

@@ -144,6 +144,14 @@ async def test_a_full_store_is_an_error_of_the_call(kind):
         assert len(service.engine.jobs) == 0
 
 
+async def test_an_upload_says_why_it_was_refused_each_time(kind):
+    """Also where the refusal comes while the client still sends."""
+    async with serving_studio(asset_budget=1000) as service, kind(f"127.0.0.1:{service.server.port}") as client:
+        for _ in range(20):
+            with pytest.raises(Exception, match="the store holds 1000"):
+                await client.upload(png(1300, 1100))
+
+
 async def test_refusals_of_the_server_and_of_the_client(client, service, tmp_path):
     with pytest.raises(InvalidArgument, match=r"images\[0\]: is of no known type"):
         await client.edit_image("blue", images=[b"text"])

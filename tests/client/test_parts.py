@@ -91,6 +91,8 @@ def test_a_download_that_is_lost_too_often_is_given_up():
     download = Download(Reconnect(attempts=2, first_delay=0.0), "art_1")
     with pytest.raises(NotFound):
         download.lost(lost(Code.NOT_FOUND))
+    # before the first message once: nobody may be there
+    download.lost(lost())
     with pytest.raises(Unavailable):
         download.lost(lost())
     download.accept(DownloadArtifactResponse(metadata=artifact()))

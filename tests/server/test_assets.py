@@ -84,7 +84,7 @@ async def test_what_is_wrong_is_refused_and_leaves_nothing(service, sent, field,
 
 async def test_a_full_store_refuses_and_a_deleted_asset_makes_room(service):
     first = await upload(service, noise(1, 6000), "image/png")
-    error = await refusal(service.artifacts.UploadAsset(iter(messages(noise(2, 6000)))))
+    error = await upload_refusal(service, messages(noise(2, 6000)))
     assert (error.code, error.reason) == ("RESOURCE_EXHAUSTED", "ASSETS_FULL")
     assert error.details["RetryInfo"].retry_delay.seconds > 0
     await service.artifacts.DeleteArtifact(artifact_pb2.DeleteArtifactRequest(artifact_id=first.asset_id))
@@ -110,7 +110,7 @@ async def test_the_type_of_an_asset_is_held_against_its_bytes(service):
 async def test_fields_of_a_newer_client_are_refused(service):
     sent = messages()
     sent[1].MergeFromString(b"\xf8\x07\x01")
-    error = await refusal(service.artifacts.UploadAsset(iter(sent)))
+    error = await upload_refusal(service, sent)
     assert (error.reason, error.fields) == ("FIELD_NOT_SUPPORTED", ["#127"])
 
 
