@@ -23,7 +23,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.bench_norm import BEYOND_L2, _time_on_cpu, _time_on_gpu, _try
+from benchmarks.timing import BEYOND_L2, attempt, time_on_cpu, time_on_gpu
 from omni_grpc.ops.cache import compare_store
 from omni_grpc.ops.readback import read_back
 
@@ -97,7 +97,7 @@ def measure(
 
 def _measured(what: str, sets: list[Inputs], dtype: torch.dtype, deadline: float) -> Measurement:
     now = sets[0][0]
-    how: Callable[[Callable[..., Tensor], list[Inputs]], float] = _time_on_gpu if now.is_cuda else _time_on_cpu
+    how: Callable[[Callable[..., Tensor], list[Inputs]], float] = time_on_gpu if now.is_cuda else time_on_cpu
     call: Callable[..., Any] = {"copy": copy, "kernel": kernel}.get(what, eager)
     if what == "compile":
         torch.compiler.reset()
@@ -106,7 +106,7 @@ def _measured(what: str, sets: list[Inputs], dtype: torch.dtype, deadline: float
         how, call = _time_a_decision, decide if what == "decide" else tolist
     taken, problem = None, "no time left"
     if time.monotonic() < deadline:
-        taken, problem = _try(how, call, sets)
+        taken, problem = attempt(how, call, sets)
     moved = (2 if what == "copy" else 3) * now.nbytes
     return Measurement(
         tokens=now.shape[0],

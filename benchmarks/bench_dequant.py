@@ -22,7 +22,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.bench_norm import _time_on_cpu, _time_on_gpu
+from benchmarks.timing import time_on_cpu, time_on_gpu
 from omni_grpc.ops.dequant import PACKINGS, Packing, dequantize, dequantize_reference
 
 SHAPE = (3072, 3072)
@@ -61,7 +61,7 @@ def measure(device: str, *, seconds: float = math.inf) -> list[Measurement]:
         for what, call in candidates(packing, out).items():
             if time.monotonic() > deadline:
                 return measurements
-            taken = (_time_on_gpu if device == "cuda" else _time_on_cpu)(call, [(packed,)])
+            taken = (time_on_gpu if device == "cuda" else time_on_cpu)(call, [(packed,)])
             moved = (packed.nbytes + out.nbytes) / taken / 1e9
             name = str(dtype).removeprefix("torch.")
             measurements.append(Measurement(packing.name, name, what, round(1e6 * taken, 1), round(moved, 1)))

@@ -32,7 +32,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.bench_norm import BEYOND_L2, _time_on_cpu, _time_on_gpu, _try
+from benchmarks.timing import BEYOND_L2, attempt, time_on_cpu, time_on_gpu
 from omni_grpc.ops.gemm import gemm_q
 from omni_grpc.ops.quant import quantize_rows
 
@@ -136,7 +136,7 @@ def measure(
         for what, call in rows.items():
             taken, problem = None, "no time left"
             if time.monotonic() < deadline:
-                taken, problem = _try(_time_on_gpu if device == "cuda" else _time_on_cpu, call, sets)
+                taken, problem = attempt(time_on_gpu if device == "cuda" else time_on_cpu, call, sets)
             flops = 2 * math.prod(shape)
             made.append(
                 Measurement(

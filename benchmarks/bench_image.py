@@ -23,7 +23,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.bench_norm import BEYOND_L2, PASSES, _time_on_cpu, _time_on_gpu, _try
+from benchmarks.bench_norm import PASSES
+from benchmarks.timing import BEYOND_L2, attempt, time_on_cpu, time_on_gpu
 from omni_grpc.ops.image import latents_to_bytes, pixels_to_bytes
 
 PIXELS = {"cuda": ((1, 1024, 1024), (81, 480, 832)), "cpu": ((1, 128, 128), (1, 1024, 1024))}
@@ -113,7 +114,7 @@ def _measured(op: str, what: str, sets: list[tuple[Tensor]], deadline: float) ->
         call = OPS[op][what]
     taken, problem = None, "no time left"
     if time.monotonic() < deadline:
-        taken, problem = _try(_time_on_gpu if x.is_cuda else _time_on_cpu, call, sets)
+        taken, problem = attempt(time_on_gpu if x.is_cuda else time_on_cpu, call, sets)
     moved = x.nbytes + 3 * x.shape[-2] * x.shape[-1] * (x.shape[0] if op == "pixels" else 1)
     return Measurement(
         op=op,

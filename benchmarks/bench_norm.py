@@ -14,10 +14,9 @@ import argparse
 import dataclasses
 import itertools
 import math
-import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,15 +27,11 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.timing import BEYOND_L2, Call, attempt, time_on_cpu, time_on_gpu
 from omni_grpc.ops import norm
-
-Call = Callable[..., Any]
 
 EPS = 1e-6
 F8 = torch.float8_e4m3fn
-CALLS = 20
-REPEATS = 15
-BEYOND_L2 = 256 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,8 +198,8 @@ def _measured(
         call = part.kernel if what == "kernel" else part.eager
     taken, problem = None, "no time left"
     if time.monotonic() < deadline:
-        timer = _time_on_gpu if first.x.is_cuda else _time_on_cpu
-        taken, problem = _try(timer, call, [(inputs,) for inputs in sets])
+        timer = time_on_gpu if first.x.is_cuda else time_on_cpu
+        taken, problem = attempt(timer, call, [(inputs,) for inputs in sets])
     return Measurement(
         op=op,
         tokens=shape[0],
@@ -235,46 +230,6 @@ def input_sets(device: str, tokens: int, channels: int, rows: int, dtype: torch.
         )
         for _ in range(count)
     ]
-
-
-def _try(timer: Callable[[Call, Any], float], call: Call, sets: Any) -> tuple[float | None, str]:
-    try:
-        return timer(call, sets), ""
-    except Exception as error:  # noqa: BLE001 - torch.compile fails in many ways, and the other rows still count
-        return None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-
-
-def _time_on_gpu(call: Call, sets: Sequence[tuple[Any, ...]]) -> float:
-    """Seconds of one call, the median of REPEATS replays of a graph of CALLS."""
-    warm = torch.cuda.Stream()
-    warm.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(warm):
-        for inputs in sets[:2]:
-            call(*inputs)
-    torch.cuda.current_stream().wait_stream(warm)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = [call(*sets[i % len(sets)]) for i in range(CALLS)]
-    times = []
-    for _ in range(REPEATS + 3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3 / CALLS)
-    del outputs, graph
-    return statistics.median(times[3:])
-
-
-def _time_on_cpu(call: Call, sets: Sequence[tuple[Any, ...]]) -> float:
-    """Seconds of one call, the median of enough of them for 50 ms or REPEATS."""
-    times: list[float] = []
-    while len(times) < REPEATS + 3 or sum(times) < 0.05:
-        start = time.perf_counter()
-        call(*sets[0])
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[3:])
 
 
 def table(measurements: Sequence[Any]) -> str:

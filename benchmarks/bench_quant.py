@@ -26,17 +26,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.bench_norm import (
-    BEYOND_L2,
-    PASSES,
-    Call,
-    Measurement,
-    _time_on_cpu,
-    _time_on_gpu,
-    _try,
-    eager_quantize,
-    table,
-)
+from benchmarks.bench_norm import PASSES, Measurement, eager_quantize, table
+from benchmarks.timing import BEYOND_L2, Call, attempt, time_on_cpu, time_on_gpu
 from omni_grpc.ops import quant
 
 F8 = torch.float8_e4m3fn
@@ -122,7 +113,7 @@ def _measured(op: str, part: Op, what: str, sets: list[tuple[Tensor, Tensor]], d
         call = torch.compile(part.eager, dynamic=False, fullgraph=True)
     taken, problem = None, "no time left"
     if time.monotonic() < deadline:
-        taken, problem = _try(_time_on_gpu if x.is_cuda else _time_on_cpu, call, sets)
+        taken, problem = attempt(time_on_gpu if x.is_cuda else time_on_cpu, call, sets)
     return Measurement(
         op=op,
         tokens=x.shape[0],

@@ -26,7 +26,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.bench_norm import BEYOND_L2, EPS, _time_on_cpu, _time_on_gpu, _try
+from benchmarks.bench_norm import EPS
+from benchmarks.timing import BEYOND_L2, attempt, time_on_cpu, time_on_gpu
 from omni_grpc.ops.rope import Heads, qk_norm_rope, qk_norm_rope_quantize
 
 
@@ -177,7 +178,7 @@ def _measured(shape: Shape, what: str, sets: list[tuple[Inputs]], dtype: torch.d
         call = torch.compile(eager if what == "compile" else diffusers, dynamic=False)
     taken, problem = None, "no time left"
     if time.monotonic() < deadline:
-        taken, problem = _try(_time_on_gpu if sets[0][0].table.is_cuda else _time_on_cpu, call, sets)
+        taken, problem = attempt(time_on_gpu if sets[0][0].table.is_cuda else time_on_cpu, call, sets)
     return Measurement(
         shape=shape.name,
         tokens=sum(shape.tokens),

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.bench_norm import _time_on_gpu, _try
+from benchmarks.timing import attempt, time_on_gpu
 from omni_grpc.ops.step import Move, Norm, guide, guide_step
 
 GPU_SHAPES = ((1, 4096, 64), (8, 4096, 64), (1, 32760, 64))
@@ -121,10 +121,10 @@ def _measured(what: str, shape: tuple[int, int, int], kind: str, device: str, dt
     total = tokens * outputs * (1 if kind == "plain" else 2)
     sets = [(*torch.randn(2, total, channels, device=device).to(dtype).unbind(), steps) for _ in range(4)]
     launches = _launches(call, sets[0], kind)
-    host, problem = _try(_time_host, call, sets)
+    host, problem = attempt(_time_host, call, sets)
     on_device = None
     if device == "cuda":
-        on_device, problem = _try(_time_on_gpu, call, sets)
+        on_device, problem = attempt(time_on_gpu, call, sets)
     return Measurement(
         outputs=outputs,
         tokens=tokens,

@@ -91,9 +91,9 @@ def run(library: Path, repeats: int, turn: Path) -> dict[str, Any]:
     native = loaded(library)
     if not native.runs_on(torch.cuda.get_device_capability()):
         raise SystemExit(native.problem or f"compiled for {native.cuda_archs}")
-    from benchmarks import bench_norm
+    from benchmarks import timing
 
-    bench_norm.REPEATS = repeats
+    timing.REPEATS = repeats
     torch.cuda.synchronize()  # imports and the start of CUDA need no turn
     with turn.open("r+") as locked:
         fcntl.flock(locked, fcntl.LOCK_EX)
@@ -101,11 +101,11 @@ def run(library: Path, repeats: int, turn: Path) -> dict[str, Any]:
 
 
 def rates() -> dict[str, float]:
-    from benchmarks import bench_norm
+    from benchmarks import timing
 
     made: dict[str, float] = {}
     for name, moved, call, sets in timed():
-        taken, problem = bench_norm._try(bench_norm._time_on_gpu, call, sets)
+        taken, problem = timing.attempt(timing.time_on_gpu, call, sets)
         if taken is None:
             raise SystemExit(f"{name}: {problem}")
         made[name] = moved / taken / 1e9

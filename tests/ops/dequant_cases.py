@@ -74,4 +74,5 @@ def check_case(case: Case, device: str, seed: int) -> None:
     assert torch.equal(out.cpu(), wanted.to(case.dtype)), f"{case} differs from the reference, seed {seed}"
 
 
+CHECKS: tuple[object, ...] = ()
 CUDA_CHECKS: tuple[object, ...] = ()

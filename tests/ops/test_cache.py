@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
 from collections.abc import Callable
 
@@ -11,45 +10,9 @@ import torch
 
 from omni_grpc import ops
 from omni_grpc.ops.cache import compare_store, compare_store_reference
-from tests.ops.cache_cases import CASES, CHECKS, CUDA_CHECKS, Case, check_case, inputs
+from tests.ops.cache_cases import Case, check_case, inputs
 
 OP = torch.ops.omni_grpc.compare_store.default
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
-@pytest.fixture
-def seed() -> int:
-    return secrets.randbelow(2**32)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_matches_float64(case: Case, seed: int) -> None:
-    check_case(case, "cpu", seed)
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_check(check: Callable[[str, int], None], seed: int) -> None:
-    check("cpu", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_cuda_matches_float64(case: Case, seed: int) -> None:
-    check_case(case, "cuda", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("check", CUDA_CHECKS, ids=lambda check: check.__name__)
-def test_cuda_check(check: Callable[[str, int], None], seed: int) -> None:
-    check("cuda", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-def test_cuda_kernel_is_built() -> None:
-    assert "CUDA" in ops.kernels()["compare_store"], ops.load_native()
 
 
 def test_the_native_kernel_is_dispatched() -> None:

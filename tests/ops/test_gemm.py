@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -13,39 +12,9 @@ from torch import Tensor
 
 from omni_grpc import ops
 from omni_grpc.ops import gemm
-from tests.ops.gemm_cases import BF16, CASES, CHECKS, CUDA_CHECKS, F8, F32, I8, Case, check_case, exact, inputs
+from tests.ops.gemm_cases import BF16, CASES, F8, F32, I8, Case, exact, inputs
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 OP = torch.ops.omni_grpc.gemm_q.default
-
-
-@pytest.fixture
-def seed() -> int:
-    return secrets.randbelow(2**32)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_matches_float64(case: Case, seed: int) -> None:
-    check_case(case, "cpu", seed)
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_check(check: Callable[[str, int], None], seed: int) -> None:
-    check("cpu", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_cuda_matches_float64(case: Case, seed: int) -> None:
-    check_case(case, "cuda", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("check", CUDA_CHECKS, ids=lambda check: check.__name__)
-def test_cuda_check(check: Callable[[str, int], None], seed: int) -> None:
-    check("cuda", seed)
 
 
 def test_kernels_are_named() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,41 +10,10 @@ import torch
 from omni_grpc import ops
 from omni_grpc.ops import host
 from omni_grpc.ops.host import Region, TorchStreamer, Words, streamer
-from tests.ops.host_cases import CASES, CHECKS, CUDA_CHECKS, check_case
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 CPU = torch.device("cpu")
 
 pytestmark = pytest.mark.skipif(not ops.load_native().loaded, reason="no op library")
-
-
-@pytest.fixture
-def seed() -> int:
-    return secrets.randbelow(2**32)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_blocks_take_turns(case: tuple[int, int], seed: int) -> None:
-    check_case(case, "cpu", seed)
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_check(check: Callable[[str, int], None], seed: int) -> None:
-    check("cpu", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_blocks_take_turns_on_cuda(case: tuple[int, int], seed: int) -> None:
-    check_case(case, "cuda", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("check", CUDA_CHECKS, ids=lambda check: check.__name__)
-def test_cuda_check(check: Callable[[str, int], None], seed: int) -> None:
-    check("cuda", seed)
 
 
 def test_a_copy_waits_until_its_slot_is_free() -> None:

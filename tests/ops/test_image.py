@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,46 +15,9 @@ from omni_grpc.ops.image import (
     pixels_to_bytes,
     pixels_to_bytes_reference,
 )
-from tests.ops.image_cases import CASES, CHECKS, CUDA_CHECKS, Case, check_case, inputs
+from tests.ops.image_cases import Case, inputs
 
 NAMES = ("pixels_to_bytes", "latents_to_bytes")
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
-@pytest.fixture
-def seed() -> int:
-    return secrets.randbelow(2**32)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_bytes_are_those_of_torch(case: Case, seed: int) -> None:
-    check_case(case, "cpu", seed)
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_check(check: Callable[[str, int], None], seed: int) -> None:
-    check("cpu", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_cuda_bytes_are_those_of_torch(case: Case, seed: int) -> None:
-    check_case(case, "cuda", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("check", CUDA_CHECKS, ids=lambda check: check.__name__)
-def test_cuda_check(check: Callable[[str, int], None], seed: int) -> None:
-    check("cuda", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("name", NAMES)
-def test_cuda_kernel_is_built(name: str) -> None:
-    assert "CUDA" in ops.kernels()[name], ops.load_native()
 
 
 @pytest.mark.parametrize("name", NAMES)

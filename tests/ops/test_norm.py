@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -15,46 +14,9 @@ from torch import Tensor
 from omni_grpc import ops
 from omni_grpc.ops import norm
 from omni_grpc.ops.norm import gate_add, gate_add_norm_modulate, norm_modulate, norm_modulate_reference
-from tests.ops.norm_cases import CASES, CHECKS, CUDA_CHECKS, OPS, Case, Inputs, check_case, inputs
+from tests.ops.norm_cases import OPS, Case, Inputs, inputs
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 CPU_KERNELS = ("norm_modulate", "gate_add", "gate_add_norm_modulate")
-
-
-@pytest.fixture
-def seed() -> int:
-    return secrets.randbelow(2**32)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_matches_float64(case: Case, seed: int) -> None:
-    check_case(case, "cpu", seed)
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_check(check: Callable[[str, int], None], seed: int) -> None:
-    check("cpu", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_cuda_matches_float64(case: Case, seed: int) -> None:
-    check_case(case, "cuda", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("check", CUDA_CHECKS, ids=lambda check: check.__name__)
-def test_cuda_check(check: Callable[[str, int], None], seed: int) -> None:
-    check("cuda", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("op", OPS)
-def test_cuda_kernel_is_built(op: str) -> None:
-    assert "CUDA" in ops.kernels()[op], ops.load_native()
 
 
 def test_the_native_kernels_are_dispatched() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -12,38 +11,7 @@ from torch import Tensor
 
 from omni_grpc import ops
 from omni_grpc.ops import quant
-from tests.ops.quant_cases import CASES, CHECKS, CODES, CUDA_CHECKS, OPS, Case, check_case, inputs
-
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
-@pytest.fixture
-def seed() -> int:
-    return secrets.randbelow(2**32)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_matches_float64(case: Case, seed: int) -> None:
-    check_case(case, "cpu", seed)
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_check(check: Callable[[str, int], None], seed: int) -> None:
-    check("cpu", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_cuda_matches_float64(case: Case, seed: int) -> None:
-    check_case(case, "cuda", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("check", CUDA_CHECKS, ids=lambda check: check.__name__)
-def test_cuda_check(check: Callable[[str, int], None], seed: int) -> None:
-    check("cuda", seed)
+from tests.ops.quant_cases import CODES, OPS, Case, inputs
 
 
 @pytest.mark.parametrize("op", OPS)

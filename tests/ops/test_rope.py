@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -11,66 +10,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from omni_grpc import ops
 from omni_grpc.ops.rope import LARGEST_CODE, Heads, qk_norm_rope, qk_norm_rope_quantize, qk_norm_rope_reference
 from tests.ops.rope_cases import (
-    CASES,
-    CHECKS,
     CODE_CASES,
-    CUDA_CHECKS,
     Case,
     Inputs,
     apply,
-    check_case,
     check_codes,
     inputs,
 )
 
 OP = torch.ops.omni_grpc.qk_norm_rope.default
 QUANTIZE = torch.ops.omni_grpc.qk_norm_rope_quantize.default
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
-@pytest.fixture
-def seed() -> int:
-    return secrets.randbelow(2**32)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_matches_float64(case: Case, seed: int) -> None:
-    check_case(case, "cpu", seed)
 
 
 @pytest.mark.parametrize("codes", LARGEST_CODE, ids=str)
 @pytest.mark.parametrize("case", CODE_CASES, ids=str)
 def test_codes(case: Case, codes: torch.dtype, seed: int) -> None:
     check_codes(case, codes, "cpu", seed)
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_check(check: Callable[[str, int], None], seed: int) -> None:
-    check("cpu", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_cuda_matches_float64(case: Case, seed: int) -> None:
-    check_case(case, "cuda", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("check", CUDA_CHECKS, ids=lambda check: check.__name__)
-def test_cuda_check(check: Callable[[str, int], None], seed: int) -> None:
-    check("cuda", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("name", ["qk_norm_rope", "qk_norm_rope_quantize"])
-def test_cuda_kernel_is_built(name: str) -> None:
-    assert "CUDA" in ops.kernels()[name], ops.load_native()
 
 
 def test_the_native_kernel_is_dispatched() -> None:

@@ -2,53 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from omni_grpc import ops
 from omni_grpc.ops.step import Move, Norm, guide_step, guide_step_reference
-from tests.ops.step_cases import CASES, CHECKS, CUDA_CHECKS, KINDS, Case, check_case, inputs
+from tests.ops.step_cases import KINDS, Case, check_case, inputs
 
 OP = torch.ops.omni_grpc.guide_step.default
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
-@pytest.fixture
-def seed() -> int:
-    return secrets.randbelow(2**32)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_matches_float64(case: Case, seed: int) -> None:
-    check_case(case, "cpu", seed)
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_check(check: Callable[[str, int], None], seed: int) -> None:
-    check("cpu", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_cuda_matches_float64(case: Case, seed: int) -> None:
-    check_case(case, "cuda", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-@pytest.mark.parametrize("check", CUDA_CHECKS, ids=lambda check: check.__name__)
-def test_cuda_check(check: Callable[[str, int], None], seed: int) -> None:
-    check("cuda", seed)
-
-
-@pytest.mark.gpu
-@CUDA
-def test_cuda_kernel_is_built() -> None:
-    assert "CUDA" in ops.kernels()["guide_step"], ops.load_native()
 
 
 def test_by_hand() -> None:
