@@ -113,7 +113,7 @@ def _autoencoder(
         vae.load_state_dict(load_file(args.state / "vae.safetensors"))
         autoencoder.flat(vae.cuda())
         log = json.loads((args.state / "log.json").read_text())
-        card |= {name: log[name] for name in ("vae", "scaling")}
+        card |= {name: log[name] for name in ("vae", "scaling")} | {"runs": log.get("runs", [])}
     vae.eval().requires_grad_(False)
     if rank == 0:
         weights = {name: x.detach().contiguous().cpu().clone() for name, x in vae.state_dict().items()}
@@ -137,10 +137,13 @@ def _denoiser(
     ids, length = pool.encode(words, "") or (None, 0)
     empty = torch.from_numpy(ids.astype("int64")).cuda(), length
 
+    earlier = card.get("runs", [])
+
     def keep(state: dict[str, Any]) -> None:
         if rank == 0:
             _save(args.out, model, state)
             card["denoiser"], card["step"] = state["records"], state["step"]
+            card["runs"] = [*earlier, {name: card[name] for name in ("seed", "card", "ranks", "step")}]
             _write_log(args.out, card)
 
     seconds = agreed(min(args.denoiser, args.until - (time.time() - args.began)))
