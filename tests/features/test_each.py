@@ -269,6 +269,19 @@ def test_every_layer_that_tokens_pass_in_a_block_is_quantized(suite: Suite, sche
     assert quantized.ready.weight_bytes < plain.ready.weight_bytes
 
 
+# --- batch invariance -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", [{}, INT8], ids=["float32", "int8"])
+@pytest.mark.shows("batch invariance", "each request alone", "bit for bit")
+def test_batch_invariant_requests_are_the_same_in_any_company(suite: Suite, scheme: dict[str, str]) -> None:
+    model = suite.load(scheme, suite.lora, batch_invariant=True)
+    together = run(model, *company(model))
+    for _, request in company(model):
+        assert torch.equal(alone(model, request).latents, together[request.id].latents)
+    assert model.ready.batch_invariant
+
+
 # --- LoRA -------------------------------------------------------------------------------------------------------------
 
 
