@@ -46,6 +46,9 @@ DEFAULT_ARCHS = ("90a",)
 GIB_PER_JOB = 4
 """A CUTLASS translation unit takes 3.5 to 6 GiB; plain kernels take a tenth of that."""
 
+GENERATION = re.compile(r"_sm(\d+)$")
+"""How the name of a kernel ends that is written with CUTLASS for one generation of GPUs, or from it on."""
+
 CUTLASS_FLAGS = ("--expt-relaxed-constexpr", "-DNDEBUG")
 """An assert is a call, and around calls wgmma waits for each of its own (ptxas: C7510)."""
 
@@ -135,20 +138,31 @@ def kernel_sources() -> list[Path]:
     return sorted((CSRC / "kernels").glob("*.cu"))
 
 
-def generation_of(source: Path) -> str:
-    """The one that a kernel is written for with CUTLASS, "90a" of gemm_fp8_sm90.cu; "" for any, and without it."""
-    return "90a" if source.stem.endswith("_sm90") else ""
+def needs_cutlass(source: Path) -> bool:
+    return bool(GENERATION.search(source.stem))
+
+
+def archs_of(source: Path, archs: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `archs` that a kernel is for: gemm_fp8_sm90.cu is for 90a, gemm_int8_sm80.cu for 80 and all later."""
+    generation = GENERATION.search(source.stem)
+    if generation is None:
+        return archs
+    if generation[1] == "90":
+        return tuple(arch for arch in archs if arch == "90a")
+    return tuple(arch for arch in archs if int(arch.rstrip("af")) >= int(generation[1]))
 
 
 def nvcc_command(cuda: Path, source: Path, archs: tuple[str, ...], cutlass: Path | None) -> list[str] | None:
     """Compiles `source` for those of `archs` that it is for; None where that is none of them, or CUTLASS is missing."""
-    generation = generation_of(source)
-    if generation and (generation not in archs or cutlass is None):
+    wanted = archs_of(source, archs)
+    if not wanted or (needs_cutlass(source) and cutlass is None):
         return None
-    targets = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in ((generation,) if generation else archs)]
-    # system headers: their warnings are not ours
-    headers = [f"-isystem={cutlass / folder}" for folder in ("include", "tools/util/include")] if generation else []
-    return [str(cuda / "bin" / "nvcc"), *NVCC_FLAGS, *targets, *(CUTLASS_FLAGS if generation else ()), *headers]
+    command = [str(cuda / "bin" / "nvcc"), *NVCC_FLAGS]
+    command += [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in wanted]
+    if needs_cutlass(source):
+        # system headers: their warnings are not ours
+        command += [*CUTLASS_FLAGS, *(f"-isystem={cutlass}/{folder}" for folder in ("include", "tools/util/include"))]
+    return command
 
 
 def kernel_commands(cuda: Path | None, archs: tuple[str, ...]) -> dict[Path, list[str]]:
@@ -162,7 +176,7 @@ def kernel_commands(cuda: Path | None, archs: tuple[str, ...]) -> dict[Path, lis
 
 def missing_cutlass(archs: tuple[str, ...]) -> str:
     """What is left out for want of CUTLASS, in words; empty where nothing is."""
-    left = [source.name for source in kernel_sources() if generation_of(source) in archs]
+    left = [source.name for source in kernel_sources() if needs_cutlass(source) and archs_of(source, archs)]
     if not left or find_cutlass() is not None:
         return ""
     return f"{', '.join(left)} need CUTLASS and are left out: pip install --no-deps {cutlass_requirement()}"
@@ -232,8 +246,9 @@ def compiling_command() -> type[build_ext]:
             flags = [*CXX_FLAGS, *(f"-ffile-prefix-map={folder}/=" for folder in folders)]
             if self.cuda:
                 flags.append(f'-DOMNI_GRPC_CUDA_ARCHS="{",".join(self.archs)}"')
-            if any(generation_of(source) for source in self.kernels):
-                flags.append("-DOMNI_GRPC_GEMM_SM90")
+            # bind/gemm.cpp names the files that there are
+            names = [found[1] for source in self.kernels if (found := GENERATION.search(source.stem))]
+            flags += [f"-DOMNI_GRPC_GEMM_SM{number}" for number in sorted(set(names))]
             return CppExtension(
                 placeholder.name,
                 placeholder.sources,

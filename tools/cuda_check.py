@@ -22,9 +22,9 @@ from setup import (
     cutlass_requirement,
     find_cuda,
     find_cutlass,
-    generation_of,
     kernel_sources,
     max_jobs,
+    needs_cutlass,
     nvcc_command,
 )
 
@@ -45,7 +45,7 @@ def main() -> int:
     commands = {source: nvcc_command(cuda, source, archs, cutlass) for source in kernel_sources()}
     wanted = [(source, [*command, *STRICT]) for source, command in commands.items() if command is not None]
     # the slow ones first, so that none is left alone at the end
-    wanted.sort(key=lambda pair: not generation_of(pair[0]))
+    wanted.sort(key=lambda pair: not needs_cutlass(pair[0]))
     with ThreadPoolExecutor(max_jobs()) as pool:
         passed = sum(pool.map(lambda pair: compiles(*pair), wanted))
     print(f"cuda-check: {passed} of {len(wanted)} files compile for {archs}")

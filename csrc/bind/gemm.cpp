@@ -86,14 +86,20 @@ struct Listed {
 
 // The first of each kind is the one that serves any shape.
 std::vector<Listed> listed() {
+  return {
 #ifdef OMNI_GRPC_GEMM_SM90
-  return {{"sm90", "fp8", omni_gemm_fp8_sm90()},
-          {"sm90", "fp8", omni_gemm_fp8_few_sm90()},
-          {"sm90", "int8", omni_gemm_int8_sm90()},
-          {"sm90", "int8", omni_gemm_int8_few_sm90()}};
-#else
-  return {};
+      {"sm90", "fp8", omni_gemm_fp8_sm90()},
+      {"sm90", "fp8", omni_gemm_fp8_few_sm90()},
+      {"sm90", "int8", omni_gemm_int8_sm90()},
+      {"sm90", "int8", omni_gemm_int8_few_sm90()},
 #endif
+#ifdef OMNI_GRPC_GEMM_SM89
+      {"sm89", "fp8", omni_gemm_fp8_sm89()},
+#endif
+#ifdef OMNI_GRPC_GEMM_SM80
+      {"sm80", "int8", omni_gemm_int8_sm80()},
+#endif
+  };
 }
 
 }  // namespace
@@ -112,7 +118,7 @@ extern "C" __attribute__((visibility("default"))) const char* omni_grpc_gemm_con
   return lines.c_str();
 }
 
-#ifdef OMNI_GRPC_GEMM_SM90
+#if defined(OMNI_GRPC_GEMM_SM80) || defined(OMNI_GRPC_GEMM_SM89) || defined(OMNI_GRPC_GEMM_SM90)
 namespace {
 
 const omni::GemmConfig* find(const std::string& codes, const std::string& name) {

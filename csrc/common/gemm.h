@@ -68,4 +68,6 @@ omni::GemmConfigs omni_gemm_fp8_sm90(void);
 omni::GemmConfigs omni_gemm_fp8_few_sm90(void);
 omni::GemmConfigs omni_gemm_int8_sm90(void);
 omni::GemmConfigs omni_gemm_int8_few_sm90(void);
+omni::GemmConfigs omni_gemm_fp8_sm89(void);
+omni::GemmConfigs omni_gemm_int8_sm80(void);
 }

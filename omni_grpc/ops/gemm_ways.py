@@ -20,35 +20,41 @@ from omni_grpc.ops.tuning import Candidates, Shape, choices
 TORCH, AUTO, INVARIANT = "torch", "auto", "invariant"
 CODES: Mapping[torch.dtype, str] = MappingProxyType({torch.float8_e4m3fn: "fp8", torch.int8: "int8"})
 
-GENERATIONS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = MappingProxyType({"sm90": ((9, 0), (9, 0))})
-"""The least and the greatest compute capability that a file of kernels runs on, by the end of its name."""
+GENERATIONS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = MappingProxyType(
+    {"sm80": ((8, 0), (8, 9)), "sm89": ((8, 9), (8, 9)), "sm90": ((9, 0), (9, 0))}
+)
+"""The least and the greatest compute capability that a file of kernels is for, by the end of its name."""
 
 ORDERS = ("", "/c8", "/t8")
 """That are tried of every configuration."""
+
+GENERAL, FOR_FEW = ("pingpong_128x128", "mma_128x128"), ("pingpong_64x128", "mma_64x64")
+"""Configurations that serve any shape well, and those for few tokens; a device has one of each."""
 
 FEW = 256
 """Tokens up to which tiles of fewer rows are the better guess."""
 
 
 @functools.cache
-def configurations(codes: torch.dtype, capability: tuple[int, int]) -> tuple[str, ...]:
-    """Those of the library that run on a GPU of this capability, the most general one first."""
+def configurations(codes: torch.dtype, capability: tuple[int, int], *, older: bool = False) -> tuple[str, ...]:
+    """Those of the library that are for GPUs of this capability. older: and those for GPUs before it."""
     library = load_native()
     if not library.loaded:
         return ()
     listed = ctypes.CDLL(str(library.path)).omni_grpc_gemm_configs
     listed.restype = ctypes.c_char_p
-    return parsed(listed().decode(), codes, capability)
+    return parsed(listed().decode(), codes, capability, older=older)
 
 
-def parsed(lines: str, codes: torch.dtype, capability: tuple[int, int]) -> tuple[str, ...]:
+def parsed(lines: str, codes: torch.dtype, capability: tuple[int, int], *, older: bool = False) -> tuple[str, ...]:
     """From lines such as "sm90 fp8 pingpong_128x128"."""
+
+    def fits(generation: str) -> bool:
+        least, greatest = GENERATIONS[generation]
+        return least <= capability and (older or capability <= greatest)
+
     entries = (line.split() for line in lines.splitlines())
-    return tuple(
-        name
-        for generation, kind, name in entries
-        if kind == CODES[codes] and GENERATIONS[generation][0] <= capability <= GENERATIONS[generation][1]
-    )
+    return tuple(name for generation, kind, name in entries if kind == CODES[codes] and fits(generation))
 
 
 @functools.cache
@@ -73,7 +79,7 @@ def chosen(shape: Shape, codes: torch.dtype, device: torch.device, candidates: C
 
 def guess(shape: Shape, allowed: frozenset[str]) -> str:
     """The way of a shape that nothing is known of: what mostly wins on an H100."""
-    wanted = ("pingpong_64x128", "pingpong_128x128") if shape.size <= FEW else ("pingpong_128x128",)
+    wanted = (*FOR_FEW, *GENERAL) if shape.size <= FEW else GENERAL
     return next((name for name in wanted if name in allowed), TORCH)
 
 
@@ -87,4 +93,4 @@ def invariant(names: tuple[str, ...]) -> str | None:
     """The one for any number of tokens: a row's sums are added up in the same order whatever is beside it. None where
     the library has no such configuration for the device.
     """
-    return next((name for name in names if name == "pingpong_128x128"), None)
+    return next((name for name in GENERAL if name in names), None)

@@ -272,8 +272,15 @@ def test_every_layer_that_tokens_pass_in_a_block_is_quantized(suite: Suite, sche
 # --- batch invariance -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", [{}, INT8], ids=["float32", "int8"])
-@pytest.mark.shows("batch invariance", "each request alone", "bit for bit")
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        pytest.param({}, marks=pytest.mark.shows("batch invariance", "each request alone", "bit for bit"), id="plain"),
+        pytest.param(
+            INT8, marks=pytest.mark.shows("batch invariance, int8", "each request alone", "bit for bit"), id="int8"
+        ),
+    ],
+)
 def test_batch_invariant_requests_are_the_same_in_any_company(suite: Suite, scheme: dict[str, str]) -> None:
     model = suite.load(scheme, suite.lora, batch_invariant=True)
     together = run(model, *company(model))

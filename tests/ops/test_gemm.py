@@ -210,10 +210,18 @@ def test_what_configurations_are_given_is_what_they_take(
 
 
 def test_ways_by_generation_and_kind() -> None:
-    lines = "sm90 fp8 pingpong_128x128\nsm90 fp8 stream_k_128x128\nsm90 int8 pingpong_128x128\n"
+    lines = (
+        "sm90 fp8 pingpong_128x128\nsm90 fp8 stream_k_128x128\nsm90 int8 pingpong_128x128\n"
+        "sm89 fp8 mma_128x128\nsm80 int8 mma_64x64\n"
+    )
     assert gemm_ways.parsed(lines, F8, (9, 0)) == ("pingpong_128x128", "stream_k_128x128")
     assert gemm_ways.parsed(lines, I8, (9, 0)) == ("pingpong_128x128",)
-    assert gemm_ways.parsed(lines, F8, (10, 0)) == gemm_ways.parsed(lines, F8, (8, 9)) == ()
+    assert gemm_ways.parsed(lines, F8, (8, 9)) == ("mma_128x128",)
+    assert gemm_ways.parsed(lines, I8, (8, 6)) == ("mma_64x64",)
+    assert gemm_ways.parsed(lines, I8, (9, 0), older=True) == ("pingpong_128x128", "mma_64x64")
+    assert gemm_ways.parsed(lines, F8, (10, 0)) == gemm_ways.parsed(lines, F8, (8, 6)) == ()
+    assert gemm_ways.invariant(("pingpong_64x128", "mma_128x128")) == "mma_128x128"
+    assert gemm_ways.invariant(("stream_k_128x128",)) is None
 
 
 def test_a_shape_goes_by_the_table_and_without_times_by_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
