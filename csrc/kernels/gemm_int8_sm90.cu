@@ -8,9 +8,9 @@ using omni::Int8;
 
 constexpr omni::GemmConfig kConfigs[] = {
     GemmSm90<Int8, 128, 128, 128, 2, 1, true>::config("pingpong_128x128"),
+    GemmSm90<Int8, 128, 192, 128, 2, 1, true>::config("pingpong_128x192"),
     GemmSm90<Int8, 64, 256, 128, 2, 1, true>::config("pingpong_64x256"),
     GemmSm90<Int8, 128, 256, 128, 2, 1, false>::config("cooperative_128x256"),
-    GemmSm90<Int8, 256, 128, 128, 2, 1, false>::config("cooperative_256x128"),
 };
 
 }  // namespace
