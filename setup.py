@@ -49,8 +49,10 @@ GIB_PER_JOB = 4
 GENERATION = re.compile(r"_sm(\d+)$")
 """How the name of a kernel ends that is written with CUTLASS for one generation of GPUs, or from it on."""
 
-CUTLASS_FLAGS = ("--expt-relaxed-constexpr", "-DNDEBUG")
-"""An assert is a call, and around calls wgmma waits for each of its own (ptxas: C7510)."""
+CUTLASS_FLAGS = ("--expt-relaxed-constexpr", "-DNDEBUG", "-DCUTLASS_ENABLE_GDC_FOR_SM90")
+"""An assert is a call, and around calls wgmma waits for each of its own (ptxas: C7510). GDC: a kernel may be launched
+while the one before it ends (https://docs.nvidia.com/cuda/cuda-c-programming-guide, "programmatic dependent launch").
+"""
 
 NVCC_FLAGS = ("-O3", "-std=c++17", "-Xcompiler", "-fPIC,-fvisibility=hidden")
 CXX_FLAGS = ("-O3", "-g0", "-fvisibility=hidden", "-fopenmp-simd", f"-DTORCH_TARGET_VERSION={TORCH_TARGET}")

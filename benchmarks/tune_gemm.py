@@ -41,7 +41,7 @@ def shapes() -> Iterator[tuple[int, int, int]]:
 def every_order(shape: Shape, device: torch.device) -> Mapping[str, Call]:
     codes = torch.int8 if shape.kind[0] == "int8" else torch.float8_e4m3fn
     names = configurations(codes, torch.cuda.get_device_capability(device))
-    orders = [f"/{order}{wide}" for order, wide in itertools.product("tc", (1, 2, 4, 8))]
+    orders = [f"/{order}{wide}" for order, wide in itertools.product("tc", ("1", "2", "4", "8", "8e"))]
     return gemm_calls(shape, device, [TORCH, *(name + order for name in names for order in orders)])
 
 

@@ -134,8 +134,8 @@ bool is_ready(const Tensor& tensor) {
   return tensor.is_contiguous() && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
 }
 
-// `config` is a name, and after a slash the order of tiles: t (along tokens), c (along channels) or a (any), and how
-// wide a wave is at most.
+// `config` is a name, and after a slash the order of tiles: t (along tokens), c (along channels) or a (any), how wide a
+// wave is at most, and e for an early launch.
 void choose(const std::string& config, const std::string& codes, const omni::GemmConfig*& chosen, omni::GemmQ& call) {
   const size_t slash = config.find('/');
   chosen = find(codes, config.substr(0, slash));
@@ -143,9 +143,11 @@ void choose(const std::string& config, const std::string& codes, const omni::Gem
   call.raster = omni::GemmRaster::kAny;
   if (slash != std::string::npos) {
     const std::string order = config.substr(slash + 1);
-    const bool known = order.size() == 2 && std::string("atc").find(order[0]) != std::string::npos &&
+    const bool known = (order.size() == 2 || (order.size() == 3 && order[2] == 'e')) &&
+                       std::string("atc").find(order[0]) != std::string::npos &&
                        std::string("1248").find(order[1]) != std::string::npos;
-    STD_TORCH_CHECK(known, "gemm_q_configured: '", order, "' is no order of tiles, write a1, t4 or c8");
+    STD_TORCH_CHECK(known, "gemm_q_configured: '", order, "' is no order of tiles, write a1, t4 or c8e");
+    call.early = order.size() == 3;
     call.swizzle = order[1] - '0';
     call.raster = order[0] == 't'   ? omni::GemmRaster::kAlongTokens
                   : order[0] == 'c' ? omni::GemmRaster::kAlongChannels

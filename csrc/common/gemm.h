@@ -41,6 +41,7 @@ struct GemmQ {
   int32_t device;
   int32_t swizzle;  // tiles that a wave is wide, at most: 1, 2, 4 or 8
   GemmRaster raster;
+  bool early;  // launched while the kernel before it ends, and waiting for that before it reads
   bool gelu_tanh;
 };
 

@@ -105,7 +105,9 @@ struct GemmSm90 {
     if (Device::can_implement(arguments) != cutlass::Status::kSuccess) return "the configuration cannot do this shape";
     Device device;
     cutlass::Status status = device.initialize(arguments, call->workspace, static_cast<cudaStream_t>(stream));
-    if (status == cutlass::Status::kSuccess) status = device.run(static_cast<cudaStream_t>(stream));
+    // stream-K has its workspace set to zero just before
+    const bool early = call->early && !kStreamK;
+    if (status == cutlass::Status::kSuccess) status = device.run(static_cast<cudaStream_t>(stream), nullptr, early);
     return status == cutlass::Status::kSuccess ? nullptr : cutlass::cutlassGetStatusString(status);
   }
 

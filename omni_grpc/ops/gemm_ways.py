@@ -2,7 +2,8 @@
 
 A way is "torch" (cuBLASLt's products by torch, and what follows them), or a configuration of the compiled library such
 as "pingpong_128x128": a tile of the output and how warps share the work on it. "/c4" after it is the order of tiles: a
-wave goes along tokens (t), along channels (c) or as CUTLASS sees fit (a), and is up to so many tiles wide.
+wave goes along tokens (t), along channels (c) or as CUTLASS sees fit (a), and is up to so many tiles wide. With an "e"
+behind it, "/c4e", the kernel is launched while the one before it ends.
 """
 
 from __future__ import annotations
