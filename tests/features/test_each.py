@@ -269,6 +269,18 @@ def test_every_layer_that_tokens_pass_in_a_block_is_quantized(suite: Suite, sche
     assert quantized.ready.weight_bytes < plain.ready.weight_bytes
 
 
+# --- batch invariance -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.shows("batch invariance, int8", "each request alone", "bit for bit")
+def test_batch_invariant_requests_are_the_same_in_any_company(suite: Suite) -> None:
+    model = suite.load(INT8, suite.lora, batch_invariant=True)
+    together = run(model, *company(model))
+    for _, request in company(model)[-2:]:
+        assert torch.equal(alone(model, request).latents, together[request.id].latents)
+    assert model.ready.batch_invariant
+
+
 # --- LoRA -------------------------------------------------------------------------------------------------------------
 
 
