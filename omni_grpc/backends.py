@@ -24,16 +24,19 @@ class Backend:
     """One way to compute attention over packed rows.
 
     run: import string of its function, see `ops.attention_kernels`. what: one line for people.
+    apart: the same for its function that makes one call for each run of rows of equal lengths, where `run` makes one
+    for all of them.
     package: a module that has to be there besides torch, and install: how to get it.
     devices: types of device. capability: lowest and highest compute capability, both included.
     dtypes: empty where it takes any. head_multiple, head_most: of head sizes. causal, grouped: whether it does causal
-    and grouped-query attention.
+    and grouped-query attention. lossy: whether its result is further off than its dtype's rounding.
 
     A mask of keys is no need of a backend: rows are packed by it before.
     """
 
     run: str
     what: str
+    apart: str = ""
     package: str = ""
     install: str = ""
     devices: tuple[str, ...] = ("cuda",)
@@ -43,6 +46,7 @@ class Backend:
     head_most: int | None = None
     causal: bool = True
     grouped: bool = True
+    lossy: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,7 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "FLASH_ATTN_3": Backend(
         run=f"{_KERNELS}:flash_3",
+        apart=f"{_KERNELS}:flash_3_apart",
         what="FlashAttention 3 of the package fa3-fwd, one call for all rows",
         package="fa3_fwd_interface",
         install='pip install "omni-grpc[gpu]"',
@@ -81,6 +86,23 @@ BACKENDS: Mapping[str, Backend] = {
         dtypes=frozenset({"bfloat16"}),
         head_multiple=8,
         head_most=256,
+    ),
+    "FLASH_ATTN_3_FP8": Backend(
+        run=f"{_KERNELS}:flash_3_fp8",
+        what="FlashAttention 3 with queries, keys, values and weights in e4m3, one call for all rows",
+        package="fa3_fwd_interface",
+        install='pip install "omni-grpc[gpu]"',
+        capability=((9, 0), (9, 0)),
+        dtypes=frozenset({"bfloat16", "float32"}),
+        head_multiple=16,
+        head_most=256,
+        lossy=True,
+    ),
+    "FP8_EMULATION": Backend(
+        run=f"{_KERNELS}:fp8_emulated",
+        what="what FLASH_ATTN_3_FP8 computes, written out: to see on a CPU what it does to a model",
+        devices=("cpu",),
+        lossy=True,
     ),
     "FLASH_ATTN_2": Backend(
         run=f"{_KERNELS}:flash_2",
@@ -100,20 +122,32 @@ BACKENDS: Mapping[str, Backend] = {
         head_multiple=32,
         head_most=128,
         causal=False,
+        lossy=True,
     ),
 }
 """By name. An empty `devices` is any device."""
 
-FAMILIES: Mapping[str, tuple[str, ...]] = {"FLASH_ATTN": ("FLASH_ATTN_3", "FLASH_ATTN_2")}
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "FLASH_ATTN": ("FLASH_ATTN_3", "FLASH_ATTN_2"),
+    "FP8_ATTN": ("FLASH_ATTN_3_FP8", "FP8_EMULATION"),
+}
 """Names that stand for several backends: the first that can run."""
 
+CODED: Mapping[str, Mapping[str, str]] = {
+    "fp8": {
+        AUTO: "FP8_ATTN",
+        "FLASH_ATTN": "FLASH_ATTN_3_FP8",
+        "FLASH_ATTN_3": "FLASH_ATTN_3_FP8",
+        **{name: name for name in ("FP8_ATTN", "FLASH_ATTN_3_FP8", "FP8_EMULATION")},
+    }
+}
+"""Precisions that are no dtype of queries, keys and values: what a backend is in each."""
+
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
-    "cuda": ("FLASH_ATTN_2", "TORCH_SDPA"),
+    "cuda": ("FLASH_ATTN_3", "FLASH_ATTN_2", "TORCH_SDPA"),
     "cpu": ("TORCH_SDPA",),
 }
-"""What "auto" is on a platform: the first that can run, of those that have run there on packed rows. FlashAttention 3
-and cuDNN are faster on an H100, the latter with a plan for each new shape, and have to be named until they have.
-"""
+"""What "auto" is on a platform: the first that can run. cuDNN makes a plan for each new shape: it has to be named."""
 
 ALIASES: Mapping[str, str] = {
     "SDPA": "TORCH_SDPA",
@@ -175,6 +209,19 @@ def candidates(name: str, device: str) -> tuple[str, ...]:
     if name == AUTO:
         return DEFAULTS.get(device, ("TORCH_SDPA",))
     return FAMILIES.get(name, (name,))
+
+
+def in_precision(name: str, precision: str, field: str = SETTING) -> str:
+    """What a canonical name is in a precision. Raises ConfigError (NOT_SUPPORTED) for one that it does not have."""
+    forms = CODED.get(precision)
+    if forms is None:
+        return name
+    if name not in forms:
+        has = ", ".join(each for each in forms if each not in forms.values() or each == AUTO)
+        raise refused(
+            field, f"{flag_of(field)} {name} has no precision {precision}: not yet; {has} have", "NOT_SUPPORTED"
+        )
+    return forms[name]
 
 
 def choose(name: str, use: Use, field: str = SETTING) -> str:

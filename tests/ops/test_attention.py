@@ -62,8 +62,7 @@ def test_auto_is_the_first_of_the_platform_that_can_run(monkeypatch: pytest.Monk
     assert choose(AUTO, Use(**H100)) == choose("FLASH_ATTN", Use(**H100)) == "FLASH_ATTN_2"
     assert choose(AUTO, Use(**{**H100, "dtype": "float32"})) == "TORCH_SDPA"
     there.add("fa3_fwd_interface")
-    assert choose(AUTO, Use(**H100)) == "FLASH_ATTN_2"
-    assert choose("FLASH_ATTN", Use(**H100)) == "FLASH_ATTN_3"
+    assert choose(AUTO, Use(**H100)) == choose("FLASH_ATTN", Use(**H100)) == "FLASH_ATTN_3"
     assert choose(AUTO, Use(**{**H100, "capability": (8, 0)})) == "FLASH_ATTN_2"
     assert choose(AUTO, Use(**{**H100, "device": "mps", "capability": None})) == "TORCH_SDPA"
 
@@ -123,6 +122,8 @@ def test_runs_of_like_rows_are_right_where_cudnn_refuses(causal: bool, seed: int
 def test_every_row_of_the_table_has_a_function_and_runs_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda package: True)
     for name, backend in BACKENDS.items():
-        assert callable(imported(backend.run)), name
-        assert lack(backend, Use(**H100)) == "", name
+        for path in filter(None, (backend.run, backend.apart)):
+            assert callable(imported(path)), name
+        on = {} if "cuda" in (backend.devices or ("cuda",)) else {"device": "cpu", "capability": None}
+        assert lack(backend, Use(**{**H100, **on})) == "", name
     assert {name for names in FAMILIES.values() for name in names} <= set(BACKENDS)
