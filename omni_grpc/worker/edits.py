@@ -98,6 +98,7 @@ def _edit(feature: Feature, setting: Setting, effects: Effects) -> Edit:
             device=setting.device,
             dtype=setting.dtype,
             places=places,
+            batch_invariant=setting.config.model.batch_invariant,
             effects=effects,
         )
         feature.apply(module, feature.section(setting.config), context)
