@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.backends import AUTO, CODED, choose, flag_of, in_precision, refused
+from omni_grpc.backends import AUTO, CODED, INVARIANT, choose, flag_of, in_precision, refused
 from omni_grpc.features import Context
 from omni_grpc.nn.attention import Attention, leaves
 from omni_grpc.nn.rows import JOINT, Owner, Rows
@@ -45,7 +45,7 @@ def apply(module: nn.Module, config: Roles, context: Context) -> None:
             used[chosen if dtype == context.dtype else f"{chosen} in {precision}"] = None
             if named != AUTO:
                 tried(chosen, choice, dtype, attention.num_heads, attention.num_kv_heads, attention.head_size)
-        attention.backend = choice.backend
+        attention.backend = choice.backend + (INVARIANT if context.batch_invariant else "")
         if windows or choice.precision != AUTO:
             module.set_submodule(name, PreciseAttention(attention, choice.precision, windows))
 
@@ -133,12 +133,25 @@ class PreciseAttention(Attention):
                 views[row].copy_(result)
         return out
 
+    def runs_on(self, device: torch.device, dtype: torch.dtype) -> list[str]:
+        found = []
+        for precision in dict.fromkeys([self.precision, *(window.precision for window in self.windows)]):
+            own = _dtype(precision, dtype)
+            for name in self._with(precision).runs_on(device, own):
+                found.append(name if own == dtype else f"{name} in {precision}")
+        return found
+
+    def _with(self, precision: str) -> Attention:
+        found = self.coded[precision] if precision in CODED else self.inner
+        assert isinstance(found, Attention)
+        return found
+
     def _of(self, owner: Owner) -> str:
         state = owner[0]
         at = state.index / state.schedule.steps
         return next((window.precision for window in self.windows if _covers(window.steps, at)), self.precision)
 
     def _attend(self, precision: str, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str, kv: str | None) -> Tensor:
-        dtype, inner = _dtype(precision, q.dtype), self.coded[precision] if precision in CODED else self.inner
-        out: Tensor = inner(q.to(dtype), k.to(dtype), v.to(dtype), rows, over, kv)
+        dtype = _dtype(precision, q.dtype)
+        out: Tensor = self._with(precision)(q.to(dtype), k.to(dtype), v.to(dtype), rows, over, kv)
         return out.to(q.dtype)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ WEIGHT_SCALE = 256.0
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Offsets:
     """Where the rows lie: int32 [R + 1] beside the tensors, bounds of a row's length, and where the caller has them the
-    same offsets in the host's memory.
+    same offsets in the host's memory. `alone`: every row is a run of its own.
     """
 
     cu_q: Tensor
@@ -36,6 +36,7 @@ class Offsets:
     longest_k: int
     host_q: Tensor | None = None
     host_k: Tensor | None = None
+    alone: bool = False
 
     def lengths(self) -> list[tuple[int, int]]:
         """Queries and keys of each row. Waits like `runs`."""
@@ -48,11 +49,17 @@ class Offsets:
         queries. Waits for a CUDA device where the offsets are only there.
         """
         at_q = at_k = 0
-        for (n, m), run in itertools.groupby(self.lengths()):
-            rows = sum(1 for _ in run)
+        lengths = self.lengths()
+        runs = ((1, *each) for each in lengths) if self.alone else _runs(lengths)
+        for rows, n, m in runs:
             if n:
                 yield rows, n, m, at_q, at_k
             at_q, at_k = at_q + rows * n, at_k + rows * m
+
+
+def _runs(lengths: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    for (n, m), run in itertools.groupby(lengths):
+        yield sum(1 for _ in run), n, m
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:

@@ -102,6 +102,15 @@ class Choices:
                 return min(times, key=lambda name: (times[name], name))
         return None
 
+    def winners(self, op: str, kind: tuple[str | int, ...], allowed: frozenset[str]) -> set[str]:
+        """The ways that are the fastest at some size, of all kinds that begin like this one."""
+        start, found = " ".join(map(str, (op, *kind))) + " ", set()
+        for family, sizes in self._times.items():
+            for times in sizes.values() if f"{family} ".startswith(start) else ():
+                if able := {name: taken for name, taken in times.items() if name in allowed}:
+                    found.add(min(able, key=lambda name: (able[name], name)))
+        return found
+
     @contextlib.contextmanager
     def recorded(self) -> Iterator[Wanted]:
         """The shapes that ops ask for in the block, in the order in which they first do."""
@@ -144,10 +153,14 @@ class Choices:
         self._known.clear()
 
 
-@functools.cache
 def choices(device: torch.device) -> Choices:
-    """This process's choices for a CUDA device."""
-    card = torch.cuda.get_device_name(device)
+    """This process's choices for a CUDA device; "cuda" without an index is the current one."""
+    return _choices(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _choices(index: int) -> Choices:
+    card = torch.cuda.get_device_name(index)
     return Choices(shipped(card), kept_at(card))
 
 

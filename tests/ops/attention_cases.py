@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from omni_grpc.backends import AUTO, BACKENDS, Backend, candidates, lack
+from omni_grpc.backends import AUTO, BACKENDS, INVARIANT, Backend, candidates, lack
 from omni_grpc.compat import Attention, AttentionMetadata
 from omni_grpc.errors import ConfigError
 from omni_grpc.ops.attention import use_of, varlen_attention
@@ -210,7 +210,18 @@ def doubled(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, cau
     return 2 * sdpa(q, k, v, offsets, scale, causal)
 
 
-MADE_UP = {"MADE_UP": Backend(run="tests.ops.attention_cases:doubled", what="twice", devices=(), head_most=128)}
+def counting(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """A backend whose result tells how many rows it computes at once."""
+    out = sdpa(q, k, v, offsets, scale, causal)
+    for rows, n, _, at, _ in offsets.runs():
+        out[at : at + rows * n] += rows
+    return out
+
+
+MADE_UP = {
+    "MADE_UP": Backend(run="tests.ops.attention_cases:doubled", what="twice", devices=(), head_most=128),
+    "COUNTING": Backend(run="tests.ops.attention_cases:counting", what="and how many rows", devices=()),
+}
 """What a test adds to the table, with `made_up`."""
 
 
@@ -237,6 +248,21 @@ def nothing_waits_for_the_device(device: str, seed: int) -> None:
             x.attend_at(cu_q, cu_k, name, False)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def rows_are_the_same_in_any_batch(device: str, seed: int) -> None:
+    """Bit for bit, in the form that promises it; where a backend would see how many rows it gets, too."""
+    with made_up():
+        for name in (*usable(device), AUTO, "COUNTING"):
+            for lengths in ("like rows", "unlike rows"):
+                x = inputs(Case(name, lengths), device, seed)
+                out, at = x.attend(name + INVARIANT, False), 0
+                for n, m in x.lengths:
+                    cu_q, cu_k = (torch.tensor([0, length], dtype=torch.int32) for length in (n, m))
+                    mine = (each[at : at + n] for each in (x.q, x.k, x.v))
+                    alone = Inputs(*mine, cu_q, cu_k, [(n, m)]).attend(name + INVARIANT, False)
+                    assert torch.equal(out[at : at + n], alone), f"{name}, {lengths}, seed {seed}"
+                    at += n
 
 
 def forms_of_a_backend_agree(device: str, seed: int) -> None:
@@ -286,6 +312,7 @@ def auto_is_the_best_that_can_run(device: str, seed: int) -> None:
 
 CHECKS = [
     a_row_does_not_see_another,
+    rows_are_the_same_in_any_batch,
     a_mask_is_what_the_kept_keys_give,
     a_backend_is_a_row_of_the_table,
 ]
