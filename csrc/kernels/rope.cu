@@ -20,7 +20,8 @@ constexpr int kUnit = 2 * kPack;  // channels of a head that one thread has
 
 // Blocks of the largest size that a multiprocessor has room for: caps registers where that costs no spills.
 template <class X, QkNorm kNorm, Codes kCodes>
-constexpr int kBlocks = sizeof(X) == 2 && kNorm != QkNorm::kNone && kCodes == Codes::kNone ? 2 : 1;
+constexpr int kBlocks =
+    sizeof(X) == 2 && kNorm != QkNorm::kNone && (kCodes == Codes::kNone || kCodes == Codes::kE4m3ByRow) ? 2 : 1;
 
 // --- what both kernels do --------------------------------------------------------------------------------------------
 
@@ -52,6 +53,41 @@ __device__ __forceinline__ float over_lanes(float value, int lanes) {
     value = Of::of(value, __shfl_xor_sync(0xffffffffu, value, offset));
   }
   return value;
+}
+
+// The row of the result that a token is in: the last that does not begin behind it.
+__device__ __forceinline__ int64_t row_of(const QkNormRope& call, int64_t place) {
+  int64_t low = 0, high = call.rows - 1;
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (__ldg(call.cu + middle) <= place) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+__device__ __forceinline__ int64_t peak_at(const QkNormRope& call, int which, int64_t row, int64_t kv_head) {
+  return (which * call.rows + row) * call.kv_heads + kv_head;
+}
+
+__device__ __forceinline__ float row_scale(uint32_t peak) { return __uint_as_float(peak) / 448.f; }
+
+__device__ __forceinline__ float inverse_of(float scale) {
+  constexpr float kTiny = 1.17549435e-38f;
+  return 1.f / (scale < kTiny ? kTiny : scale);  // written so that a NaN stays one
+}
+
+// The block of a row's first token says what scales the row has.
+__device__ __forceinline__ void store_row_scales(const QkNormRope& call, int64_t row, int64_t place) {
+  if (place != __ldg(call.cu + row)) return;
+  const int all = 3 * static_cast<int>(call.kv_heads);
+  for (int i = threadIdx.x; i < all; i += blockDim.x) {
+    const int64_t at = peak_at(call, i / call.kv_heads, row, i % call.kv_heads);
+    call.row_scale[at] = row_scale(call.peaks[at]);
+  }
 }
 
 template <Codes kCodes>
@@ -212,7 +248,7 @@ __device__ __forceinline__ float squares_of(const float (&value)[2][kPack]) {
 
 template <class X, Codes kCodes>
 __device__ __forceinline__ void store_unit(const QkNormRope& call, int which, int heads, const Unit& unit,
-                                           int64_t place, int head, int lanes, bool mine,
+                                           int64_t place, int head, int lanes, bool mine, int64_t of_row,
                                            const float (&value)[2][kPack]) {
   const int64_t row = (place * heads + head) * call.head_size;
   if constexpr (kCodes == Codes::kNone) {
@@ -221,14 +257,21 @@ __device__ __forceinline__ void store_unit(const QkNormRope& call, int which, in
     omni::store_pack(out + unit.at[0], value[0]);
     omni::store_pack(out + unit.at[1], value[1]);
   } else {
-    float most = 0.f;
+    float inverse;  // and no division for each of the values
+    if constexpr (kCodes == Codes::kE4m3ByRow) {
+      if (!mine) return;
+      const int64_t kv_head = head / (heads / static_cast<int>(call.kv_heads));
+      inverse = inverse_of(row_scale(__ldg(call.peaks + peak_at(call, which, of_row, kv_head))));
+    } else {
+      float most = 0.f;
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) most = fmaxf(most, fabsf(value[i / kPack][i % kPack]));
-    most = over_lanes<Most>(most, lanes);
-    if (!mine) return;
-    const float scale = most > 0.f ? most / kLargest<kCodes> : 1.f;
-    if (threadIdx.x % lanes == 0) call.scale[which][place * heads + head] = scale;
-    const float inverse = 1.f / scale;  // and no division for each of the values
+      for (int i = 0; i < kUnit; ++i) most = fmaxf(most, fabsf(value[i / kPack][i % kPack]));
+      most = over_lanes<Most>(most, lanes);
+      if (!mine) return;
+      const float scale = most > 0.f ? most / kLargest<kCodes> : 1.f;
+      if (threadIdx.x % lanes == 0) call.scale[which][place * heads + head] = scale;
+      inverse = 1.f / scale;
+    }
     uint8_t* out = static_cast<uint8_t*>(call.out[which]) + row;
 #pragma unroll
     for (int pack = 0; pack < 2; ++pack) {
@@ -246,7 +289,7 @@ __device__ __forceinline__ void store_unit(const QkNormRope& call, int which, in
 template <class X, QkNorm kNorm, Codes kCodes>
 __device__ __forceinline__ void finish(const QkNormRope& call, const QkvStream& stream, int which, int heads,
                                        const Unit& unit, int64_t place, int head, int lanes, bool mine,
-                                       const Raw<X>& raw, float across) {
+                                       int64_t of_row, const Raw<X>& raw, float across) {
   const float size = static_cast<float>(call.head_size);
   float value[2][kPack];
   raw.unpack(value);
@@ -280,7 +323,7 @@ __device__ __forceinline__ void finish(const QkNormRope& call, const QkvStream& 
     }
   }
   if (mine) unit.apply(call.half, value);
-  store_unit<X, kCodes>(call, which, heads, unit, place, head, lanes, mine, value);
+  store_unit<X, kCodes>(call, which, heads, unit, place, head, lanes, mine, of_row, value);
 }
 
 // `lanes` threads have a head, of which the first head_size / kUnit have channels. A block holds as many heads as it
@@ -299,6 +342,7 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCodes>)
   const X* k = static_cast<const X*>(stream.k) + token * stream.k_stride;
   const X* v = static_cast<const X*>(stream.v) + token * stream.v_stride;
   Unit unit(call, lane);
+  int64_t of_row = 0;
 
   for (int first = 0; first < heads; first += step) {
     const int head = first + threadIdx.x / lanes, at = head * size;
@@ -314,6 +358,10 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCodes>)
       // only here is the place waited for, with all of that under way
       check_place(call, place);
       unit.load_turns(call, place);
+      if constexpr (kCodes == Codes::kE4m3ByRow) {
+        of_row = row_of(call, place);
+        store_row_scales(call, of_row, place);
+      }
     }
     if (stream.v != nullptr) {
       if constexpr (kCodes == Codes::kNone) {
@@ -322,7 +370,7 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCodes>)
       } else {
         float value[2][kPack];
         raw_v.unpack(value);
-        store_unit<X, kCodes>(call, 2, kv_heads, unit, place, head, lanes, has_k, value);
+        store_unit<X, kCodes>(call, 2, kv_heads, unit, place, head, lanes, has_k, of_row, value);
       }
     }
     float factor_q = 1.f, factor_k = 1.f;
@@ -335,8 +383,10 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCodes>)
       factor_q = rsqrtf(squares_q / static_cast<float>(heads * size) + call.eps);
       factor_k = rsqrtf(squares_k / static_cast<float>(kv_heads * size) + call.eps);
     }
-    finish<X, kNorm, kCodes>(call, stream, 0, heads, unit, place, head, lanes, has_q, raw_q, factor_q);
-    finish<X, kNorm, kCodes>(call, stream, 1, kv_heads, unit, place, head, lanes, has_k, raw_k, factor_k);
+    finish<X, kNorm, kCodes>(call, stream, 0, heads, unit, place, head, lanes, has_q, of_row, raw_q,
+                             factor_q);
+    finish<X, kNorm, kCodes>(call, stream, 1, kv_heads, unit, place, head, lanes, has_k, of_row, raw_k,
+                             factor_k);
   }
 }
 
@@ -381,6 +431,11 @@ __global__ void __launch_bounds__(kMaxThreads) qk_norm_rope_scalar(const __grid_
   const void* const from[3] = {stream.q, stream.k, stream.v};
   const int64_t strides[3] = {stream.q_stride, stream.k_stride, stream.v_stride};
   check_place(call, place);
+  int64_t of_row = 0;
+  if constexpr (kCodes == Codes::kE4m3ByRow) {
+    of_row = row_of(call, place);
+    store_row_scales(call, of_row, place);
+  }
 
 #pragma unroll
   for (int which = 0; which < 3; ++which) {
@@ -416,6 +471,13 @@ __global__ void __launch_bounds__(kMaxThreads) qk_norm_rope_scalar(const __grid_
       if constexpr (kCodes == Codes::kNone) {
         X* out = static_cast<X*>(call.out[which]) + row * size;
         for (int64_t c = lane; c < size; c += kWarp) omni::store(out + c, head.turned(c));
+      } else if constexpr (kCodes == Codes::kE4m3ByRow) {
+        const int64_t at = peak_at(call, which, of_row, h / (heads / call.kv_heads));
+        const float inverse = inverse_of(row_scale(call.peaks[at]));
+        uint8_t* out = static_cast<uint8_t*>(call.out[which]) + row * size;
+        for (int64_t c = lane; c < size; c += kWarp) {
+          out[c] = static_cast<uint8_t>(code_of<kCodes>(head.turned(c) * inverse));
+        }
       } else {
         float most = 0.f;
         for (int64_t c = lane; c < size; c += kWarp) most = fmaxf(most, fabsf(head.turned(c)));
@@ -428,6 +490,92 @@ __global__ void __launch_bounds__(kMaxThreads) qk_norm_rope_scalar(const __grid_
         }
       }
     }
+  }
+}
+
+// --- scales of rows --------------------------------------------------------------------------------------------------
+
+constexpr int kPeakTokens = 16;  // of a block
+constexpr int kPeakThreads = 512;
+constexpr int kMostKvHeads = 1024;
+
+// What a norm bounds: the root mean square of what leaves it is at most 1 but for its weights, so no channel is larger
+// than sqrt(channels) times the largest weight, and a turn does not change a head's length. One block for q, one for k.
+__device__ void bound_peaks(const QkNormRope& call, int which, uint32_t* peaks) {
+  const int kv_heads = static_cast<int>(call.kv_heads), size = static_cast<int>(call.head_size);
+  const int heads = which == 0 ? static_cast<int>(call.heads) : kv_heads;
+  const bool across = call.norm == QkNorm::kRmsAcross;
+  const int all = across ? heads * size : size, grouped = across ? heads / kv_heads * size : size;
+  for (int h = threadIdx.x; h < kv_heads; h += blockDim.x) peaks[h] = 0u;
+  __syncthreads();
+  for (int s = 0; s < call.stream_count; ++s) {
+    const void* weight = call.streams[s].weight[which];
+    if (call.streams[s].tokens == 0) continue;
+    for (int c = threadIdx.x; c < all; c += blockDim.x) {
+      const float size_of = weight == nullptr ? 1.f : fabsf(affine_at(weight, call.weight_dtype, c));
+      atomicMax(peaks + c / grouped, __float_as_uint(size_of) & 0x7fffffffu);
+    }
+  }
+  __syncthreads();
+  const float factor = sqrtf(static_cast<float>(all));
+  const int64_t entries = call.rows * kv_heads;
+  for (int64_t i = threadIdx.x; i < entries; i += blockDim.x) {
+    const float most = __uint_as_float(peaks[across ? i % kv_heads : 0]);
+    call.peaks[which * entries + i] = __float_as_uint(factor * most);
+  }
+}
+
+// The largest magnitudes of v's heads, row by row. Blocks have kPeakTokens tokens of one stream each, the last two have
+// what bounds q and k.
+template <class X, int kWidth>
+__global__ void __launch_bounds__(kPeakThreads) find_row_peaks(const __grid_constant__ QkNormRope call) {
+  __shared__ uint32_t peaks[kMostKvHeads];
+  const int which = static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x) + 2;
+  if (which >= 0) {
+    bound_peaks(call, which, peaks);
+    return;
+  }
+  int64_t block = blockIdx.x;
+  int s = 0;
+  for (; s < call.stream_count; ++s) {
+    const int64_t blocks = (call.streams[s].tokens + kPeakTokens - 1) / kPeakTokens;
+    if (block < blocks) break;
+    block -= blocks;
+  }
+  if (s == call.stream_count) return;
+  const QkvStream& stream = call.streams[s];
+  const int64_t first = block * kPeakTokens;
+  const int64_t last = first + kPeakTokens < stream.tokens ? first + kPeakTokens : stream.tokens;
+  const int kv_heads = static_cast<int>(call.kv_heads), size = static_cast<int>(call.head_size), all = kv_heads * size;
+  for (int64_t begin = first; begin < last;) {
+    // the same for the whole block: the tokens from here on that are of one row; a stream has its rows in order
+    const int64_t row = call.rows == 1 ? 0 : row_of(call, place_of(stream, begin));
+    int64_t end = last;
+    if (call.rows > 1 && row_of(call, place_of(stream, last - 1)) != row) {
+      for (end = begin + 1; row_of(call, place_of(stream, end)) == row;) ++end;
+    }
+    for (int h = threadIdx.x; h < kv_heads; h += blockDim.x) peaks[h] = 0u;
+    __syncthreads();
+    for (int at = threadIdx.x * kWidth; at < all; at += blockDim.x * kWidth) {
+      const X* v = static_cast<const X*>(stream.v) + at;
+      uint32_t peak = 0u;
+#pragma unroll 4
+      for (int64_t token = begin; token < end; ++token) {
+        float value[kWidth];
+        if constexpr (kWidth == kPack) {
+          omni::load_pack<omni::Streamed>(v + token * stream.v_stride, value);
+        } else {
+          value[0] = omni::to_float(v[token * stream.v_stride]);
+        }
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) peak = max(peak, __float_as_uint(value[j]) & 0x7fffffffu);  // a NaN is the most
+      }
+      atomicMax(peaks + at / size, peak);
+    }
+    __syncthreads();
+    for (int h = threadIdx.x; h < kv_heads; h += blockDim.x) atomicMax(call.peaks + peak_at(call, 2, row, h), peaks[h]);
+    __syncthreads();
+    begin = end;
   }
 }
 
@@ -455,11 +603,26 @@ bool fits_packs(const QkNormRope& call, int64_t element_size) {
   return true;
 }
 
+template <class X>
+void launch_peaks(const QkNormRope& call, cudaStream_t stream) {
+  int64_t blocks = 2;
+  bool packed = call.head_size % kPack == 0;
+  for (int64_t s = 0; s < call.stream_count; ++s) {
+    blocks += (call.streams[s].tokens + kPeakTokens - 1) / kPeakTokens;
+    packed = packed && omni::aligned(call.streams[s].v, call.streams[s].v_stride, sizeof(X));
+  }
+  const int64_t width = packed ? kPack : 1, warps = (call.kv_heads * call.head_size / width + kWarp - 1) / kWarp;
+  const auto threads = static_cast<unsigned>(warps < kPeakThreads / kWarp ? warps * kWarp : kPeakThreads);
+  const auto kernel = packed ? find_row_peaks<X, kPack> : find_row_peaks<X, 1>;
+  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(call);
+}
+
 using Packed = void (*)(QkNormRope, int);
 
 template <class X, Codes kCodes>
 void launch(const QkNormRope& call, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(call.tokens);
+  if constexpr (kCodes == Codes::kE4m3ByRow) launch_peaks<X>(call, stream);
   int lanes = 1;
   while (lanes < call.head_size / kUnit) lanes *= 2;
   const int64_t wanted = (call.heads * lanes + kWarp - 1) / kWarp * kWarp;
@@ -479,9 +642,11 @@ void launch(const QkNormRope& call, cudaStream_t stream) {
 
 using Launch = void (*)(const QkNormRope&, cudaStream_t);
 
-constexpr Launch kLaunches[2][3] = {
-    {launch<float, Codes::kNone>, launch<float, Codes::kE4m3>, launch<float, Codes::kInt8>},
-    {launch<__nv_bfloat16, Codes::kNone>, launch<__nv_bfloat16, Codes::kE4m3>, launch<__nv_bfloat16, Codes::kInt8>},
+constexpr Launch kLaunches[2][4] = {
+    {launch<float, Codes::kNone>, launch<float, Codes::kE4m3>, launch<float, Codes::kInt8>,
+     launch<float, Codes::kE4m3ByRow>},
+    {launch<__nv_bfloat16, Codes::kNone>, launch<__nv_bfloat16, Codes::kE4m3>, launch<__nv_bfloat16, Codes::kInt8>,
+     launch<__nv_bfloat16, Codes::kE4m3ByRow>},
 };
 
 }  // namespace
@@ -489,6 +654,7 @@ constexpr Launch kLaunches[2][3] = {
 const char* omni_qk_norm_rope_cuda(const QkNormRope* call, void* stream) {
   if (call->tokens > INT32_MAX) return "more tokens than a grid has blocks";
   if (call->heads * call->head_size > INT32_MAX) return "more channels than a block counts";
+  if (call->codes == Codes::kE4m3ByRow && call->kv_heads > kMostKvHeads) return "more key heads than a block counts";
   kLaunches[static_cast<int>(call->x_dtype)][static_cast<int>(call->codes)](*call, static_cast<cudaStream_t>(stream));
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
