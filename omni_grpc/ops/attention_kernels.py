@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from omni_grpc.backends import INVARIANT
 from omni_grpc.ops.heads import CODES, CodedHeads, quantize_heads
 
 WEIGHT_SCALE = 256.0
@@ -38,6 +39,10 @@ class Offsets:
     host_q: Tensor | None = None
     host_k: Tensor | None = None
     alone: bool = False
+
+    def of(self, way: str) -> Offsets:
+        """As a way to compute attention of these rows wants them."""
+        return dataclasses.replace(self, alone=True) if way.endswith(INVARIANT) else self
 
     def lengths(self) -> list[tuple[int, int]]:
         """Queries and keys of each row. Waits like `runs`."""

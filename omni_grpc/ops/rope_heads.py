@@ -83,8 +83,8 @@ def _bound(weights: Sequence[Tensor], x: Tensor, kv_heads: int, norm: str) -> Te
     """Of each key head's group, [K] or [1]."""
     most: Tensor = torch.stack([weight.to(x.dtype).abs() for weight in weights]).amax(0)
     channels = x.shape[2] * (x.shape[1] if norm == "rms_across" else 1)
-    groups: Tensor = most.view(1 if norm == "rms" else kv_heads, -1).amax(-1)
-    return groups * channels**0.5
+    bound: Tensor = most.view(1 if norm == "rms" else kv_heads, -1).amax(-1) * channels**0.5
+    return bound
 
 
 def _code_heads_fake(
