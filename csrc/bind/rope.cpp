@@ -261,7 +261,10 @@ Tensors qk_norm_rope_code_heads(const Tensors& q, const Tensors& k, const Tensor
   Tensor both = torch::stable::new_zeros(in.q[0], {2, 3, call.rows, call.kv_heads}, ScalarType::Float);
   call.row_scale = static_cast<float*>(both.mutable_data_ptr());
   call.peaks = reinterpret_cast<uint32_t*>(call.row_scale + 3 * call.rows * call.kv_heads);
-  if (call.tokens > 0 && call.head_size > 0 && call.rows > 0) run_cuda(call, in);
+  if (call.tokens > 0 && call.head_size > 0 && call.rows > 0) {
+    omni::launch(kOp, &omni_qk_row_peaks_cuda, call, in.q[0]);
+    run_cuda(call, in);
+  }
   out.push_back(torch::stable::select(both, 0, 0));
   return out;
 }

@@ -63,4 +63,7 @@ void omni_qk_norm_rope_cpu(const omni::QkNormRope* call, int64_t begin, int64_t 
 
 // Launches on `stream` (a cudaStream_t). Returns null, or what is wrong in words.
 const char* omni_qk_norm_rope_cuda(const omni::QkNormRope* call, void* stream);
+
+// What has to run before it for codes with a scale for each row: fills `peaks`.
+const char* omni_qk_row_peaks_cuda(const omni::QkNormRope* call, void* stream);
 }

@@ -1,14 +1,14 @@
 // The rope family on CUDA: one block for each token, with q, k and v of all its heads.
-#include <cuda_fp8.h>
-
 #include <cassert>
 
-#include "../common/device.cuh"
-#include "../common/rope.h"
+#include "../common/rope.cuh"
 
 namespace {
 
+using omni::code_of;
+using omni::code_pair;
 using omni::Codes;
+using omni::kLargest;
 using omni::kPack;
 using omni::kWarp;
 using omni::QkNorm;
@@ -31,10 +31,6 @@ __device__ __forceinline__ const QkvStream& stream_of(const QkNormRope& call, in
   return call.streams[s];
 }
 
-__device__ __forceinline__ int64_t place_of(const QkvStream& stream, int64_t token) {
-  return stream.place == nullptr ? token : stream.place[token];
-}
-
 __device__ __forceinline__ void check_place(const QkNormRope& call, int64_t place) {
   assert(place >= 0 && place < call.tokens && "place holds a row that the result lacks");
 }
@@ -53,67 +49,6 @@ __device__ __forceinline__ float over_lanes(float value, int lanes) {
     value = Of::of(value, __shfl_xor_sync(0xffffffffu, value, offset));
   }
   return value;
-}
-
-// The row of the result that a token is in: the last that does not begin behind it.
-__device__ __forceinline__ int64_t row_of(const QkNormRope& call, int64_t place) {
-  int64_t low = 0, high = call.rows - 1;
-  while (low < high) {
-    const int64_t middle = (low + high + 1) / 2;
-    if (__ldg(call.cu + middle) <= place) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
-}
-
-__device__ __forceinline__ int64_t peak_at(const QkNormRope& call, int which, int64_t row, int64_t kv_head) {
-  return (which * call.rows + row) * call.kv_heads + kv_head;
-}
-
-__device__ __forceinline__ float row_scale(uint32_t peak) { return __uint_as_float(peak) / 448.f; }
-
-__device__ __forceinline__ float inverse_of(float scale) {
-  constexpr float kTiny = 1.17549435e-38f;
-  return 1.f / (scale < kTiny ? kTiny : scale);  // written so that a NaN stays one
-}
-
-// The block of a row's first token says what scales the row has.
-__device__ __forceinline__ void store_row_scales(const QkNormRope& call, int64_t row, int64_t place) {
-  if (place != __ldg(call.cu + row)) return;
-  const int all = 3 * static_cast<int>(call.kv_heads);
-  for (int i = threadIdx.x; i < all; i += blockDim.x) {
-    const int64_t at = peak_at(call, i / call.kv_heads, row, i % call.kv_heads);
-    call.row_scale[at] = row_scale(call.peaks[at]);
-  }
-}
-
-template <Codes kCodes>
-constexpr float kLargest = kCodes == Codes::kInt8 ? 127.f : 448.f;
-
-template <Codes kCodes>
-__device__ __forceinline__ uint32_t code_of(float value) {
-  if constexpr (kCodes == Codes::kInt8) {
-    return static_cast<uint32_t>(max(-127, min(127, __float2int_rn(value)))) & 0xffu;
-  } else {
-    return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
-  }
-}
-
-template <Codes kCodes>
-__device__ __forceinline__ uint32_t code_pair(float low, float high) {
-  if constexpr (kCodes == Codes::kInt8) {
-    return code_of<kCodes>(low) | code_of<kCodes>(high) << 8;
-  } else {
-    return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
-  }
-}
-
-__device__ __forceinline__ float affine_at(const void* values, omni::Dtype dtype, int64_t at) {
-  return dtype == omni::Dtype::kFloat32 ? static_cast<const float*>(values)[at]
-                                        : omni::to_float(static_cast<const __nv_bfloat16*>(values)[at]);
 }
 
 __device__ __forceinline__ void affine_pack(const void* values, omni::Dtype dtype, int at, float (&out)[kPack]) {
@@ -261,7 +196,7 @@ __device__ __forceinline__ void store_unit(const QkNormRope& call, int which, in
     if constexpr (kCodes == Codes::kE4m3ByRow) {
       if (!mine) return;
       const int64_t kv_head = head / (heads / static_cast<int>(call.kv_heads));
-      inverse = inverse_of(row_scale(__ldg(call.peaks + peak_at(call, which, of_row, kv_head))));
+      inverse = omni::inverse_of(omni::row_scale(__ldg(call.peaks + omni::peak_at(call, which, of_row, kv_head))));
     } else {
       float most = 0.f;
 #pragma unroll
@@ -333,7 +268,7 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCodes>)
     qk_norm_rope_packed(const __grid_constant__ QkNormRope call, int lanes) {
   __shared__ float scratch[2][kMaxThreads / kWarp];
   const QkvStream& stream = stream_of(call, blockIdx.x);
-  const int64_t token = blockIdx.x - stream.begin, place = place_of(stream, token);
+  const int64_t token = blockIdx.x - stream.begin, place = omni::place_of(stream, token);
   const int lane = threadIdx.x % lanes, step = blockDim.x / lanes;
   const int heads = static_cast<int>(call.heads), kv_heads = static_cast<int>(call.kv_heads);
   const int size = static_cast<int>(call.head_size);
@@ -359,8 +294,8 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCodes>)
       check_place(call, place);
       unit.load_turns(call, place);
       if constexpr (kCodes == Codes::kE4m3ByRow) {
-        of_row = row_of(call, place);
-        store_row_scales(call, of_row, place);
+        of_row = omni::row_of(call, place);
+        omni::store_row_scales(call, of_row, place);
       }
     }
     if (stream.v != nullptr) {
@@ -407,8 +342,8 @@ struct ScalarHead {
   __device__ __forceinline__ float normed(int64_t c) const {
     float value = (omni::to_float(x[c]) - mean) * factor;
     if (which == 2) return value;
-    if (stream.weight[which] != nullptr) value *= affine_at(stream.weight[which], call.weight_dtype, start + c);
-    if (stream.bias[which] != nullptr) value += affine_at(stream.bias[which], call.weight_dtype, start + c);
+    if (stream.weight[which] != nullptr) value *= omni::affine_at(stream.weight[which], call.weight_dtype, start + c);
+    if (stream.bias[which] != nullptr) value += omni::affine_at(stream.bias[which], call.weight_dtype, start + c);
     return value;
   }
 
@@ -426,15 +361,15 @@ template <class X, Codes kCodes>
 __global__ void __launch_bounds__(kMaxThreads) qk_norm_rope_scalar(const __grid_constant__ QkNormRope call) {
   __shared__ float scratch[2][kMaxThreads / kWarp];
   const QkvStream& stream = stream_of(call, blockIdx.x);
-  const int64_t token = blockIdx.x - stream.begin, place = place_of(stream, token), size = call.head_size;
+  const int64_t token = blockIdx.x - stream.begin, place = omni::place_of(stream, token), size = call.head_size;
   const int lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
   const void* const from[3] = {stream.q, stream.k, stream.v};
   const int64_t strides[3] = {stream.q_stride, stream.k_stride, stream.v_stride};
   check_place(call, place);
   int64_t of_row = 0;
   if constexpr (kCodes == Codes::kE4m3ByRow) {
-    of_row = row_of(call, place);
-    store_row_scales(call, of_row, place);
+    of_row = omni::row_of(call, place);
+    omni::store_row_scales(call, of_row, place);
   }
 
 #pragma unroll
@@ -472,8 +407,8 @@ __global__ void __launch_bounds__(kMaxThreads) qk_norm_rope_scalar(const __grid_
         X* out = static_cast<X*>(call.out[which]) + row * size;
         for (int64_t c = lane; c < size; c += kWarp) omni::store(out + c, head.turned(c));
       } else if constexpr (kCodes == Codes::kE4m3ByRow) {
-        const int64_t at = peak_at(call, which, of_row, h / (heads / call.kv_heads));
-        const float inverse = inverse_of(row_scale(call.peaks[at]));
+        const int64_t at = omni::peak_at(call, which, of_row, h / (heads / call.kv_heads));
+        const float inverse = omni::inverse_of(omni::row_scale(call.peaks[at]));
         uint8_t* out = static_cast<uint8_t*>(call.out[which]) + row * size;
         for (int64_t c = lane; c < size; c += kWarp) {
           out[c] = static_cast<uint8_t>(code_of<kCodes>(head.turned(c) * inverse));
@@ -490,92 +425,6 @@ __global__ void __launch_bounds__(kMaxThreads) qk_norm_rope_scalar(const __grid_
         }
       }
     }
-  }
-}
-
-// --- scales of rows --------------------------------------------------------------------------------------------------
-
-constexpr int kPeakTokens = 16;  // of a block
-constexpr int kPeakThreads = 512;
-constexpr int kMostKvHeads = 1024;
-
-// What a norm bounds: the root mean square of what leaves it is at most 1 but for its weights, so no channel is larger
-// than sqrt(channels) times the largest weight, and a turn does not change a head's length. One block for q, one for k.
-__device__ void bound_peaks(const QkNormRope& call, int which, uint32_t* peaks) {
-  const int kv_heads = static_cast<int>(call.kv_heads), size = static_cast<int>(call.head_size);
-  const int heads = which == 0 ? static_cast<int>(call.heads) : kv_heads;
-  const bool across = call.norm == QkNorm::kRmsAcross;
-  const int all = across ? heads * size : size, grouped = across ? heads / kv_heads * size : size;
-  for (int h = threadIdx.x; h < kv_heads; h += blockDim.x) peaks[h] = 0u;
-  __syncthreads();
-  for (int s = 0; s < call.stream_count; ++s) {
-    const void* weight = call.streams[s].weight[which];
-    if (call.streams[s].tokens == 0) continue;
-    for (int c = threadIdx.x; c < all; c += blockDim.x) {
-      const float size_of = weight == nullptr ? 1.f : fabsf(affine_at(weight, call.weight_dtype, c));
-      atomicMax(peaks + c / grouped, __float_as_uint(size_of) & 0x7fffffffu);
-    }
-  }
-  __syncthreads();
-  const float factor = sqrtf(static_cast<float>(all));
-  const int64_t entries = call.rows * kv_heads;
-  for (int64_t i = threadIdx.x; i < entries; i += blockDim.x) {
-    const float most = __uint_as_float(peaks[across ? i % kv_heads : 0]);
-    call.peaks[which * entries + i] = __float_as_uint(factor * most);
-  }
-}
-
-// The largest magnitudes of v's heads, row by row. Blocks have kPeakTokens tokens of one stream each, the last two have
-// what bounds q and k.
-template <class X, int kWidth>
-__global__ void __launch_bounds__(kPeakThreads) find_row_peaks(const __grid_constant__ QkNormRope call) {
-  __shared__ uint32_t peaks[kMostKvHeads];
-  const int which = static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x) + 2;
-  if (which >= 0) {
-    bound_peaks(call, which, peaks);
-    return;
-  }
-  int64_t block = blockIdx.x;
-  int s = 0;
-  for (; s < call.stream_count; ++s) {
-    const int64_t blocks = (call.streams[s].tokens + kPeakTokens - 1) / kPeakTokens;
-    if (block < blocks) break;
-    block -= blocks;
-  }
-  if (s == call.stream_count) return;
-  const QkvStream& stream = call.streams[s];
-  const int64_t first = block * kPeakTokens;
-  const int64_t last = first + kPeakTokens < stream.tokens ? first + kPeakTokens : stream.tokens;
-  const int kv_heads = static_cast<int>(call.kv_heads), size = static_cast<int>(call.head_size), all = kv_heads * size;
-  for (int64_t begin = first; begin < last;) {
-    // the same for the whole block: the tokens from here on that are of one row; a stream has its rows in order
-    const int64_t row = call.rows == 1 ? 0 : row_of(call, place_of(stream, begin));
-    int64_t end = last;
-    if (call.rows > 1 && row_of(call, place_of(stream, last - 1)) != row) {
-      for (end = begin + 1; row_of(call, place_of(stream, end)) == row;) ++end;
-    }
-    for (int h = threadIdx.x; h < kv_heads; h += blockDim.x) peaks[h] = 0u;
-    __syncthreads();
-    for (int at = threadIdx.x * kWidth; at < all; at += blockDim.x * kWidth) {
-      const X* v = static_cast<const X*>(stream.v) + at;
-      uint32_t peak = 0u;
-#pragma unroll 4
-      for (int64_t token = begin; token < end; ++token) {
-        float value[kWidth];
-        if constexpr (kWidth == kPack) {
-          omni::load_pack<omni::Streamed>(v + token * stream.v_stride, value);
-        } else {
-          value[0] = omni::to_float(v[token * stream.v_stride]);
-        }
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) peak = max(peak, __float_as_uint(value[j]) & 0x7fffffffu);  // a NaN is the most
-      }
-      atomicMax(peaks + at / size, peak);
-    }
-    __syncthreads();
-    for (int h = threadIdx.x; h < kv_heads; h += blockDim.x) atomicMax(call.peaks + peak_at(call, 2, row, h), peaks[h]);
-    __syncthreads();
-    begin = end;
   }
 }
 
@@ -603,26 +452,11 @@ bool fits_packs(const QkNormRope& call, int64_t element_size) {
   return true;
 }
 
-template <class X>
-void launch_peaks(const QkNormRope& call, cudaStream_t stream) {
-  int64_t blocks = 2;
-  bool packed = call.head_size % kPack == 0;
-  for (int64_t s = 0; s < call.stream_count; ++s) {
-    blocks += (call.streams[s].tokens + kPeakTokens - 1) / kPeakTokens;
-    packed = packed && omni::aligned(call.streams[s].v, call.streams[s].v_stride, sizeof(X));
-  }
-  const int64_t width = packed ? kPack : 1, warps = (call.kv_heads * call.head_size / width + kWarp - 1) / kWarp;
-  const auto threads = static_cast<unsigned>(warps < kPeakThreads / kWarp ? warps * kWarp : kPeakThreads);
-  const auto kernel = packed ? find_row_peaks<X, kPack> : find_row_peaks<X, 1>;
-  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(call);
-}
-
 using Packed = void (*)(QkNormRope, int);
 
 template <class X, Codes kCodes>
 void launch(const QkNormRope& call, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(call.tokens);
-  if constexpr (kCodes == Codes::kE4m3ByRow) launch_peaks<X>(call, stream);
   int lanes = 1;
   while (lanes < call.head_size / kUnit) lanes *= 2;
   const int64_t wanted = (call.heads * lanes + kWarp - 1) / kWarp * kWarp;
@@ -654,7 +488,6 @@ constexpr Launch kLaunches[2][4] = {
 const char* omni_qk_norm_rope_cuda(const QkNormRope* call, void* stream) {
   if (call->tokens > INT32_MAX) return "more tokens than a grid has blocks";
   if (call->heads * call->head_size > INT32_MAX) return "more channels than a block counts";
-  if (call->codes == Codes::kE4m3ByRow && call->kv_heads > kMostKvHeads) return "more key heads than a block counts";
   kLaunches[static_cast<int>(call->x_dtype)][static_cast<int>(call->codes)](*call, static_cast<cudaStream_t>(stream));
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
