@@ -2,7 +2,7 @@
 
 A way has a name, such as a configuration of a kernel or a library that has one too. Its times come from three places:
 what this machine measured at an earlier start and kept in its cache, what is measured at warm-up on the shapes that the
-model runs, and what was measured before release and comes with the package (`tuned/<card>.json`). Nothing is measured
+model runs, and what was measured before release and comes with the package (`tuned/<card>*.json`). Nothing is measured
 while requests run. Given the same times, the same shape gets the same way: a shape without times of its own goes by
 those of the nearest size of its kind, and where there are none its op goes by a rule of its own.
 
@@ -206,8 +206,11 @@ def slug(text: str) -> str:
 
 
 def shipped(card: str, folder: Path = SHIPPED) -> dict[str, dict[int, Times]]:
-    """What comes with the package for a card; nothing for most."""
-    return read(folder / f"{slug(card)}.json")
+    """What comes with the package for a card, <card>.json and <card>_<family>.json; nothing for most."""
+    found: dict[str, dict[int, Times]] = {}
+    for path in [folder / f"{slug(card)}.json", *sorted(folder.glob(f"{slug(card)}_*.json"))]:
+        found |= read(path)
+    return found
 
 
 def kept_at(card: str) -> Path:
