@@ -90,17 +90,23 @@ class Choices:
             self._known[key] = self._fastest(shape, allowed)
         return self._known[key]
 
-    def _fastest(self, shape: Shape, allowed: frozenset[str]) -> str | None:
-        """Size by size from the nearest on: one may have been measured without what is allowed here."""
+    def near(self, shape: Shape, allowed: frozenset[str]) -> Times:
+        """The times that count for a shape, of the allowed ways: those of the nearest size that has any, empty where none
+        has. Size by size, since one may have been measured without what is allowed here.
+        """
         sizes = self._times.get(shape.family, {})
         if shape.size <= 0:
-            return None
+            return {}
         away = {size: abs(math.log(size / shape.size)) for size in sizes}
         for size in sorted(away, key=lambda size: (away[size], size)):
             times = {name: taken for name, taken in sizes[size].items() if name in allowed}
             if away[size] <= math.log(NEAR) and times:
-                return min(times, key=lambda name: (times[name], name))
-        return None
+                return times
+        return {}
+
+    def _fastest(self, shape: Shape, allowed: frozenset[str]) -> str | None:
+        times = self.near(shape, allowed)
+        return min(times, key=lambda name: (times[name], name), default=None)
 
     def winners(self, op: str, kind: tuple[str | int, ...], allowed: frozenset[str]) -> set[str]:
         """The ways that are the fastest at some size, of all kinds that begin like this one."""
