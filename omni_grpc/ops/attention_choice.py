@@ -54,6 +54,7 @@ def fastest(ways: tuple[str, ...], rows: Rows, q: Tensor, kv_heads: int, causal:
     return choices(q.device).of(shape, frozenset(ways), candidates) or ways[0]
 
 
+@functools.lru_cache(maxsize=4096)
 def shape_of(rows: Rows, dtype: str, heads: int, kv_heads: int, size: int, causal: bool) -> Shape:
     """Where it looks for times."""
     power = rows.count.bit_length() - 1

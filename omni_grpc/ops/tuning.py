@@ -91,7 +91,7 @@ class Choices:
         return self._known[key]
 
     def near(self, shape: Shape, allowed: frozenset[str]) -> Times:
-        """The times that count for a shape, of the allowed ways: those of the nearest size that has any, empty where none
+        """The times that count for a shape, of the allowed ways: those of the nearest size with any, empty where none
         has. Size by size, since one may have been measured without what is allowed here.
         """
         sizes = self._times.get(shape.family, {})
