@@ -24,16 +24,20 @@ class Backend:
     """One way to compute attention over packed rows.
 
     run: import string of its function, see `ops.attention_kernels`. what: one line for people.
+    apart: the same for its function that makes one call for each run of rows of equal lengths, where `run` makes one
+    for all of them.
     package: a module that has to be there besides torch, and install: how to get it.
     devices: types of device. capability: lowest and highest compute capability, both included.
     dtypes: empty where it takes any. head_multiple, head_most: of head sizes. causal, grouped: whether it does causal
-    and grouped-query attention.
+    and grouped-query attention. lossy: whether its result is further off than its dtype's rounding. together: whether
+    `run` is one call for all rows, of which none changes a bit of another.
 
     A mask of keys is no need of a backend: rows are packed by it before.
     """
 
     run: str
     what: str
+    apart: str = ""
     package: str = ""
     install: str = ""
     devices: tuple[str, ...] = ("cuda",)
@@ -43,6 +47,8 @@ class Backend:
     head_most: int | None = None
     causal: bool = True
     grouped: bool = True
+    lossy: bool = False
+    together: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +80,8 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "FLASH_ATTN_3": Backend(
         run=f"{_KERNELS}:flash_3",
+        together=True,
+        apart=f"{_KERNELS}:flash_3_apart",
         what="FlashAttention 3 of the package fa3-fwd, one call for all rows",
         package="fa3_fwd_interface",
         install='pip install "omni-grpc[gpu]"',
@@ -82,8 +90,28 @@ BACKENDS: Mapping[str, Backend] = {
         head_multiple=8,
         head_most=256,
     ),
+    "FLASH_ATTN_3_FP8": Backend(
+        run=f"{_KERNELS}:flash_3_fp8",
+        together=True,
+        what="FlashAttention 3 with queries, keys, values and weights in e4m3, one call for all rows",
+        package="fa3_fwd_interface",
+        install='pip install "omni-grpc[gpu]"',
+        capability=((9, 0), (9, 0)),
+        dtypes=frozenset({"bfloat16", "float32"}),
+        head_multiple=16,
+        head_most=256,
+        lossy=True,
+    ),
+    "FP8_EMULATION": Backend(
+        run=f"{_KERNELS}:fp8_emulated",
+        together=True,
+        what="what FLASH_ATTN_3_FP8 computes, written out: to see on a CPU what it does to a model",
+        devices=("cpu",),
+        lossy=True,
+    ),
     "FLASH_ATTN_2": Backend(
         run=f"{_KERNELS}:flash_2",
+        together=True,
         what="FlashAttention 2 as torch has it, one call for all rows",
         capability=((8, 0), (12, 1)),
         dtypes=HALF,
@@ -100,19 +128,45 @@ BACKENDS: Mapping[str, Backend] = {
         head_multiple=32,
         head_most=128,
         causal=False,
+        lossy=True,
     ),
 }
 """By name. An empty `devices` is any device."""
 
-FAMILIES: Mapping[str, tuple[str, ...]] = {"FLASH_ATTN": ("FLASH_ATTN_3", "FLASH_ATTN_2")}
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "FLASH_ATTN": ("FLASH_ATTN_3", "FLASH_ATTN_2"),
+    "FP8_ATTN": ("FLASH_ATTN_3_FP8", "FP8_EMULATION"),
+}
 """Names that stand for several backends: the first that can run."""
 
+CODED: Mapping[str, Mapping[str, str]] = {
+    "fp8": {
+        AUTO: "FP8_ATTN",
+        "FLASH_ATTN": "FLASH_ATTN_3_FP8",
+        "FLASH_ATTN_3": "FLASH_ATTN_3_FP8",
+        **{name: name for name in ("FP8_ATTN", "FLASH_ATTN_3_FP8", "FP8_EMULATION")},
+    }
+}
+"""Precisions that are no dtype of queries, keys and values: what a backend is in each."""
+
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
-    "cuda": ("FLASH_ATTN_2", "TORCH_SDPA"),
+    "cuda": ("FLASH_ATTN_3", "FLASH_ATTN_2", "TORCH_SDPA"),
     "cpu": ("TORCH_SDPA",),
 }
-"""What "auto" is on a platform: the first that can run, of those that have run there on packed rows. FlashAttention 3
-and cuDNN are faster on an H100, the latter with a plan for each new shape, and have to be named until they have.
+"""What "auto" is on a platform: the first that can run. cuDNN makes a plan for each new shape: it has to be named."""
+
+MEASURED: Mapping[str, tuple[str, ...]] = {"cuda": ("CUDNN_ATTN",)}
+"""What "auto" takes besides on a platform, where it was measured to be faster for a shape."""
+
+WITHOUT: Mapping[str, str] = {"CUDNN_ATTN": "FLASH_ATTN_3"}
+"""Which of these it takes only where another cannot run."""
+
+APART, TOGETHER = " apart", " together"
+"""Forms of a backend, added to its name: one call for each run of rows of equal lengths, one for all rows."""
+
+INVARIANT = " invariant"
+"""The form whose rows come out alike in any batch, bit for bit: one call for all rows where that computes each as if it
+were alone (`together`), else one for each row.
 """
 
 ALIASES: Mapping[str, str] = {
@@ -177,18 +231,54 @@ def candidates(name: str, device: str) -> tuple[str, ...]:
     return FAMILIES.get(name, (name,))
 
 
+def in_precision(name: str, precision: str, field: str = SETTING) -> str:
+    """What a canonical name, with or without a form, is in a precision. Raises ConfigError (NOT_SUPPORTED) for one that
+    does not have it.
+    """
+    forms = CODED.get(precision)
+    if forms is None:
+        return name
+    plain, space, form = name.partition(" ")
+    if plain not in forms:
+        has = ", ".join(each for each in forms if each not in forms.values())
+        message = f"{flag_of(field)} {plain} has no {precision} yet; {has} have it"
+        raise refused(field, message, "NOT_SUPPORTED")
+    return forms[plain] + space + form
+
+
 def choose(name: str, use: Use, field: str = SETTING) -> str:
-    """The first backend that a canonical name stands for and that can run. Raises ConfigError
+    """The first backend that a canonical name stands for and that can run; the name may have a form. Raises ConfigError
     (ATTENTION_UNAVAILABLE) where none can, with what each of them lacks.
     """
     lacks = {}
-    for candidate in candidates(name, use.device):
+    for candidate in candidates(name.partition(" ")[0], use.device):
         lacks[candidate] = lack(BACKENDS[candidate], use)
         if not lacks[candidate]:
             return candidate
     why = "; ".join(f"{candidate} {reason}" for candidate, reason in lacks.items())
     message = f"{flag_of(field)} {name} cannot be had here: {why}. Or leave it to {AUTO!r}"
     raise refused(field, message, "ATTENTION_UNAVAILABLE")
+
+
+def ways(name: str, use: Use) -> tuple[str, ...]:
+    """Backends with their forms that a canonical name leaves open, of which the fastest for a shape is to be taken; the
+    first where that is not known. Raises ConfigError like `choose`.
+    """
+    plain, _, form = name.partition(" ")
+    found = [choose(name, use)]
+    if form:
+        return (f"{found[0]} {form}",)
+    if plain == AUTO:
+        every = (*DEFAULTS.get(use.device, ()), *MEASURED.get(use.device, ()))
+        able = [each for each in every if not lack(BACKENDS[each], use)]
+        found += [each for each in able if each not in found and WITHOUT.get(each) not in able]
+    return tuple(each + form for each in found for form in ((TOGETHER, APART) if BACKENDS[each].apart else ("",)))
+
+
+def run_of(way: str) -> str:
+    """The import string of one of `ways`."""
+    name, _, form = way.partition(" ")
+    return BACKENDS[name].apart if form == APART.strip() else BACKENDS[name].run
 
 
 def lack(backend: Backend, use: Use) -> str:

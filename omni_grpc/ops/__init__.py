@@ -1,6 +1,6 @@
 """Custom ops: one schema, one reference and the kernels for each. docs/adding-an-op.md says how to add one."""
 
-from omni_grpc.ops import attention, attention_q, cache, dequant, gemm, image, norm, quant, rope, step
+from omni_grpc.ops import attention, attention_q, cache, dequant, gemm, heads, image, norm, quant, rope, step
 from omni_grpc.ops.library import NativeLibrary, kernels, load_native
 
 load_native()
@@ -12,6 +12,7 @@ __all__ = [
     "cache",
     "dequant",
     "gemm",
+    "heads",
     "image",
     "kernels",
     "load_native",

@@ -6,13 +6,12 @@ Shapes: T packed tokens, H query heads, K key/value heads (H is a multiple of K)
 from __future__ import annotations
 
 import functools
-import importlib
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from omni_grpc.backends import AUTO, BACKENDS, Use, choose
+from omni_grpc.backends import AUTO, INVARIANT, Use, run_of, ways
+from omni_grpc.ops.attention_choice import Rows, fastest, function
 from omni_grpc.ops.attention_kernels import Offsets
 from omni_grpc.ops.library import NAMESPACE, declare
 
@@ -38,9 +37,10 @@ def varlen_attention(
     query of a row sees all of its keys, the one before it all but the last, and so on; a query that sees no key gives
     zeros, as does a row without keys. Returns a new contiguous [Tq, H, D].
 
-    `backend` is a name of `omni_grpc.backends`; one that cannot do this raises ConfigError, "auto" is the first of the
-    device's that can. host_q, host_k: cu_q and cu_k in the host's memory, for backends that start a kernel for each run
-    of like rows: without them those wait for the device.
+    `backend` is a name of `omni_grpc.backends`, with or without a form; one that cannot do this raises ConfigError.
+    What it leaves open, and "auto" leaves all, is the fastest by the times of ops.tuning for rows like these. host_q,
+    host_k: cu_q and cu_k in the host's memory, for backends that start a kernel for each run of like rows: without
+    them those wait for the device.
     """
     out: Tensor = _varlen_attention(q, k, v, cu_q, cu_k, longest_q, longest_k, scale, causal, backend, host_q, host_k)
     return out
@@ -74,23 +74,31 @@ def attend(
 ) -> Tensor:
     """`varlen_attention` without the dispatcher: the backend's own function."""
     _check(q, k, v, cu_q, cu_k)
-    chosen = _chosen(backend, q.device, q.dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
+    rows = cu_q.shape[0] - 1
+    named = _ways(backend, q.device, q.dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
     if q.shape[0] == 0 or k.shape[0] == 0:
         return torch.zeros_like(q, memory_format=torch.contiguous_format)
-    offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k, host_q=host_q, host_k=host_k)
-    return _function(BACKENDS[chosen].run)(q, k, v, offsets, scale, causal).contiguous()
-
-
-@functools.cache
-def _function(run: str) -> Callable[..., Tensor]:
-    module, _, name = run.partition(":")
-    function: Callable[..., Tensor] = getattr(importlib.import_module(module), name)
-    return function
+    way = named[0]
+    if len(named) > 1:
+        like = rows * longest_q == q.shape[0] and rows * longest_k == k.shape[0]
+        way = fastest(named, Rows(rows, like, q.shape[0] // rows, k.shape[0] // rows), q, k.shape[1], causal)
+    offsets = Offsets(
+        cu_q=cu_q,
+        cu_k=cu_k,
+        longest_q=longest_q,
+        longest_k=longest_k,
+        host_q=host_q,
+        host_k=host_k,
+        alone=way.endswith(INVARIANT),
+    )
+    return function(run_of(way))(q, k, v, offsets, scale, causal).contiguous()
 
 
 @functools.lru_cache(maxsize=1024)
-def _chosen(backend: str, device: torch.device, dtype: torch.dtype, head_size: int, causal: bool, grouped: bool) -> str:
-    return choose(backend, use_of(device, dtype, head_size, causal=causal, grouped=grouped))
+def _ways(
+    backend: str, device: torch.device, dtype: torch.dtype, head_size: int, causal: bool, grouped: bool
+) -> tuple[str, ...]:
+    return ways(backend, use_of(device, dtype, head_size, causal=causal, grouped=grouped))
 
 
 def _varlen_attention_fake(

@@ -11,18 +11,23 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from omni_grpc.ops.heads import CODES, CodedHeads, quantize_heads
+
+WEIGHT_SCALE = 256.0
+"""What FlashAttention 3 multiplies weights by, of which the largest is 1, to make better use of e4m3."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Offsets:
     """Where the rows lie: int32 [R + 1] beside the tensors, bounds of a row's length, and where the caller has them the
-    same offsets in the host's memory.
+    same offsets in the host's memory. `alone`: every row is a run of its own.
     """
 
     cu_q: Tensor
@@ -31,21 +36,30 @@ class Offsets:
     longest_k: int
     host_q: Tensor | None = None
     host_k: Tensor | None = None
+    alone: bool = False
+
+    def lengths(self) -> list[tuple[int, int]]:
+        """Queries and keys of each row. Waits like `runs`."""
+        both = ((self.cu_q, self.host_q), (self.cu_k, self.host_k))
+        queries, keys = ((cu if host is None else host).diff().tolist() for cu, host in both)
+        return list(zip(queries, keys, strict=True))
 
     def runs(self) -> Iterator[tuple[int, int, int, int, int]]:
         """(rows, queries and keys per row, first query, first key) of each run of neighbours of equal lengths that has
         queries. Waits for a CUDA device where the offsets are only there.
         """
-        lengths = (
-            (cu if host is None else host).diff().tolist()
-            for cu, host in ((self.cu_q, self.host_q), (self.cu_k, self.host_k))
-        )
         at_q = at_k = 0
-        for (n, m), run in itertools.groupby(zip(*lengths, strict=True)):
-            rows = sum(1 for _ in run)
+        lengths = self.lengths()
+        runs = ((1, *each) for each in lengths) if self.alone else _runs(lengths)
+        for rows, n, m in runs:
             if n:
                 yield rows, n, m, at_q, at_k
             at_q, at_k = at_q + rows * n, at_k + rows * m
+
+
+def _runs(lengths: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    for (n, m), run in itertools.groupby(lengths):
+        yield sum(1 for _ in run), n, m
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
@@ -90,6 +104,77 @@ def flash_3(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, cau
         softmax_scale=scale,
         causal=causal,
     )
+    return out
+
+
+def flash_3_apart(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """One call for each run of rows of equal lengths: its kernel for whole batches has less to look up."""
+    from fa3_fwd_interface import flash_attn_func  # a package that may be missing
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out: Tensor = flash_attn_func(q, k, v, softmax_scale=scale, causal=causal)
+        return out.transpose(1, 2)
+
+    return _by_runs(attend, q, k, v, offsets, scale, causal)
+
+
+def flash_3_fp8(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    coded = quantize_heads(q, k, v, offsets.cu_q, offsets.cu_k, offsets.longest_q, offsets.longest_k)
+    return flash_3_coded(coded, offsets, scale, causal).to(q.dtype)
+
+
+def flash_3_coded(coded: CodedHeads, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """In bfloat16."""
+    from fa3_fwd_interface import flash_attn_varlen_func  # a package that may be missing
+
+    q_scale, k_scale, v_scale = coded.scales
+    out: Tensor = flash_attn_varlen_func(
+        coded.q,
+        coded.k,
+        coded.v,
+        offsets.cu_q,
+        offsets.cu_k,
+        offsets.longest_q,
+        offsets.longest_k,
+        softmax_scale=scale,
+        causal=causal,
+        q_descale=q_scale,
+        k_descale=k_scale,
+        v_descale=v_scale,
+    )
+    return out
+
+
+def fp8_emulated(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    coded = quantize_heads(q, k, v, offsets.cu_q, offsets.cu_k, offsets.longest_q, offsets.longest_k)
+    return coded_reference(coded, offsets, scale, causal).to(q.dtype)
+
+
+def coded_reference(coded: CodedHeads, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """What `flash_3_coded` computes, in float32: weights are rounded to e4m3 before they meet the values, and their sum
+    is of those that are not (https://arxiv.org/abs/2407.08608, section 3.3). The kernel rounds by the largest score of
+    the keys that it has seen so far, this one by that of all.
+    """
+    q, k, v = (x.float() for x in coded[:3])
+    out, groups, at_q, at_k = torch.zeros_like(q), q.shape[1] // k.shape[1], 0, 0
+    for row, (n, m) in enumerate(offsets.lengths()):
+        if n and m:
+            of_q, of_k = slice(at_q, at_q + n), slice(at_k, at_k + m)
+            q_scale, k_scale, v_scale = coded.scales[:, row].repeat_interleave(groups, 1)
+            keys, values = (x[of_k].repeat_interleave(groups, 1) for x in (k, v))
+            scores = torch.einsum("nhd,mhd->hnm", q[of_q], keys) * (scale * q_scale * k_scale)[:, None, None]
+            if causal:
+                hidden = ~torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n)
+                scores = scores.masked_fill(hidden, float("-inf"))
+            weights = (scores - scores.amax(-1, keepdim=True)).exp()
+            rounded = (weights * WEIGHT_SCALE).to(CODES).float() / WEIGHT_SCALE
+            summed = torch.einsum("hnm,mhd->hnd", rounded, values) / weights.sum(-1, keepdim=True)
+            result = (summed * v_scale[:, None, None]).transpose(0, 1)
+            if causal and n > m:
+                result[: n - m] = 0  # they see no key
+            out[of_q] = result
+        at_q, at_k = at_q + n, at_k + m
     return out
 
 

@@ -1,4 +1,6 @@
-"""Runs the denoiser once at a few sizes before the first request does, and fits the cost model to what that took."""
+"""Before the first request: measures which kernels are the fastest for this model on a GPU, then runs the denoiser at a
+few sizes and fits the cost model to what that took.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import numpy as np
 import torch
 
 from omni_grpc.nn.rows import LayoutCache
+from omni_grpc.ops.tuning import choices
 from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.pipeline.batch import assemble
 from omni_grpc.plan import CostModel
@@ -27,6 +30,8 @@ Sample = tuple[tuple[int, ...], float]
 def warm_up(pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, seconds: float) -> CostModel:
     """Measures steps of growing size until `seconds` are spent, and fits their cost. With 0 it measures nothing."""
     until = time.monotonic() + seconds
+    if device.type == "cuda" and seconds:
+        tune(pipeline, checkpoint, device, seconds / 2)
     samples: list[Sample] = []
     for size, frames, outputs in _sizes(checkpoint):
         if time.monotonic() >= until:
@@ -36,6 +41,18 @@ def warm_up(pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, se
     cost = fit(samples)
     logger.info("warm-up: %d sizes, %s", len(samples), cost)
     return cost
+
+
+def tune(pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, seconds: float) -> None:
+    """Measures what the ops of one step at the default size have to choose from, but for what was measured before."""
+    kept, usual = choices(device), checkpoint.defaults
+    frames = usual.num_frames or checkpoint.limits.frame_offset + checkpoint.limits.frame_multiple
+    request = placeholder(checkpoint, size=min(usual.width, usual.height), frames=frames, outputs=1)
+    with kept.recorded() as wanted:
+        states = pipeline.prepare(request)
+        pipeline.predict(assemble(states, LayoutCache(device, capacity=1)))
+    done = kept.tune(wanted, device, seconds)
+    logger.info("warm-up: %d of %d shapes measured for the choice of kernels", done, len(wanted))
 
 
 def fit(samples: Sequence[Sample]) -> CostModel:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
+from typing import cast
+from unittest import mock
 
 import pytest
 import torch
 
-from omni_grpc.backends import AUTO, BACKENDS, FAMILIES, Use, choose, lack
+from omni_grpc.backends import AUTO, BACKENDS, FAMILIES, Use, choose, lack, run_of, ways
 from omni_grpc.errors import ConfigError
-from omni_grpc.ops import attention_kernels
-from omni_grpc.ops.attention_kernels import Offsets, sdpa
+from omni_grpc.ops import attention_choice, attention_kernels
+from omni_grpc.ops.attention_choice import Rows
+from omni_grpc.ops.attention_kernels import Offsets, coded_reference, sdpa
+from omni_grpc.ops.heads import CodedHeads
+from omni_grpc.ops.tuning import Choices
 from omni_grpc.spec import imported
-from tests.ops.attention_cases import SCALE, Case, expected, inputs
+from tests.ops.attention_cases import EIGHT_BITS, SCALE, Case, expected, inputs
 
 H100 = {"device": "cuda", "capability": (9, 0), "dtype": "bfloat16", "head_size": 128}
 
@@ -62,14 +67,105 @@ def test_auto_is_the_first_of_the_platform_that_can_run(monkeypatch: pytest.Monk
     assert choose(AUTO, Use(**H100)) == choose("FLASH_ATTN", Use(**H100)) == "FLASH_ATTN_2"
     assert choose(AUTO, Use(**{**H100, "dtype": "float32"})) == "TORCH_SDPA"
     there.add("fa3_fwd_interface")
-    assert choose(AUTO, Use(**H100)) == "FLASH_ATTN_2"
-    assert choose("FLASH_ATTN", Use(**H100)) == "FLASH_ATTN_3"
+    assert choose(AUTO, Use(**H100)) == choose("FLASH_ATTN", Use(**H100)) == "FLASH_ATTN_3"
     assert choose(AUTO, Use(**{**H100, "capability": (8, 0)})) == "FLASH_ATTN_2"
     assert choose(AUTO, Use(**{**H100, "device": "mps", "capability": None})) == "TORCH_SDPA"
 
 
+def test_what_auto_leaves_open_is_the_fastest_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    there: set[str] = set()
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: True if package in there else None)
+    assert ways(AUTO, Use(**H100)) == ("FLASH_ATTN_2", "TORCH_SDPA", "CUDNN_ATTN")
+    assert ways(AUTO, Use(**{**H100, "dtype": "float32"})) == ("TORCH_SDPA",)
+    there.add("fa3_fwd_interface")
+    both = ("FLASH_ATTN_3 together", "FLASH_ATTN_3 apart")
+    # a plan for each new shape is worth it where nothing is as fast without
+    assert ways(AUTO, Use(**H100)) == (*both, "FLASH_ATTN_2", "TORCH_SDPA")
+    assert ways("FLASH_ATTN", Use(**H100)) == ways("FLASH_ATTN_3", Use(**H100)) == both
+    assert ways("FLASH_ATTN_3 apart", Use(**H100)) == ("FLASH_ATTN_3 apart",)
+    assert ways("auto invariant", Use(**H100)) == ("FLASH_ATTN_3 invariant",)
+    assert [run_of(way).partition(":")[2] for way in both] == ["flash_3", "flash_3_apart"]
+    assert run_of("FLASH_ATTN_3 invariant").endswith(":flash_3")
+    with pytest.raises(ConfigError, match="FLASH_ATTN_3 runs on cuda, and this is cpu"):
+        ways("FLASH_ATTN_3 apart", Use(**{**H100, "device": "cpu", "capability": None}))
+
+
+def on_a_gpu(heads: int = 24, size: int = 128) -> torch.Tensor:
+    """As much of a tensor as a choice looks at."""
+    there = types.SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.bfloat16, shape=(0, heads, size))
+    return cast(torch.Tensor, there)
+
+
+def test_times_decide_row_by_row_and_size_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = "attention bfloat16 24x24x128 full"
+    known = Choices(
+        {
+            f"{start} one self": {1500: {"A": 2.0, "B": 1.0}, 9000: {"A": 1.0, "B": 2.0}},
+            f"{start} unlike4 self": {1500: {"A": 1.0, "B apart": 0.5}},
+            f"{start} unlike16 self": {1500: {"A": 1.0, "B apart": 0.5}},
+            f"{start} one keys512": {32000: {"A": 3.0, "B": 2.0}},
+        }
+    )
+    monkeypatch.setattr(attention_choice, "choices", lambda device: known)
+
+    def taken(rows: Rows, *ways: str, causal: bool = False) -> str:
+        return attention_choice.fastest(ways or ("A", "B"), rows, on_a_gpu(), 24, causal)
+
+    assert taken(Rows(1, True, 1536, 1536)) == "B"
+    assert taken(Rows(1, True, 9216, 9216)) == "A"
+    assert taken(Rows(1, True, 32760, 700)) == "B"
+    # no times: the first
+    assert taken(Rows(1, True, 1536, 1536), causal=True) == "A"
+    assert taken(Rows(2, True, 1536, 1536)) == "A"
+    assert taken(Rows(5, False, 1536, 1536), "A", "B apart") == "B apart"
+    # the host would not keep up with one call for each of so many rows
+    assert taken(Rows(17, False, 1536, 1536), "A", "B apart") == "A"
+    there = torch.device("cuda", 0)
+    assert attention_choice.taken(("A", "B", "B apart"), there, "bfloat16", "24x24x128", False) == ["A", "B"]
+    assert attention_choice.taken(("C", "A"), there, "bfloat16", "40x40x128", False) == ["C"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "keys"),
+    [
+        (Rows(1, True, 50, 50), [50], [50]),
+        (Rows(3, True, 50, 50), [50, 50], [50, 50]),
+        (Rows(5, False, 50, 50), [30, 43, 57, 70], [30, 43, 57, 70]),
+        (Rows(2, False, 50, 20), [30, 70], [10, 22]),
+    ],
+)
+def test_a_shape_is_measured_on_rows_like_it(rows: Rows, tokens: list[int], keys: list[int]) -> None:
+    shape = attention_choice.shape_of(rows, "float32", 4, 2, 8, False)
+    made: dict[str, object] = {}
+
+    def spy(q, k, v, offsets, scale, causal):
+        made.update(lengths=offsets.lengths(), q=q.shape, k=k.shape, scale=scale, causal=causal)
+        return sdpa(q, k, v, offsets, scale, causal)
+
+    with mock.patch.object(attention_kernels, "sdpa", spy):
+        attention_choice.function.cache_clear()
+        calls = attention_choice.operands(shape, torch.device("cpu"), ("TORCH_SDPA",))
+        calls["TORCH_SDPA"]()
+    attention_choice.function.cache_clear()
+    assert made["lengths"] == list(zip(tokens, keys, strict=True))
+    assert made["q"] == (sum(tokens), 4, 8)
+    assert made["k"] == (sum(keys), 2, 8)
+    assert (made["scale"], made["causal"]) == (8**-0.5, False)
+
+
+def test_what_takes_long_is_not_measured_at_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Choices({})
+    monkeypatch.setattr(attention_choice, "choices", lambda device: known)
+    with known.recorded() as wanted:
+        for tokens in (1536, 75600):
+            attention_choice.fastest(("A", "B"), Rows(1, True, tokens, tokens), on_a_gpu(), 24, False)
+    assert [shape.size for shape in wanted] == [1536]
+
+
 STAND_INS: dict[str, tuple[str, str]] = {
     "flash_3": ("fa3_fwd_interface", "flash_attn_varlen_func"),
+    "flash_3_apart": ("fa3_fwd_interface", "flash_attn_func"),
+    "flash_3_fp8": ("fa3_fwd_interface", "flash_attn_varlen_func"),
     "sage": ("sageattention", "sageattn"),
 }
 """Functions of backends, with the package and the function that they call."""
@@ -83,12 +179,35 @@ def test_a_package_is_called_as_it_wants_to_be(
     """A function of the package's own signature, which computes on the CPU, stands in for it."""
 
     def flash_attn_varlen_func(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None, causal=False
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        softmax_scale=None,
+        causal=False,
+        q_descale=None,
+        k_descale=None,
+        v_descale=None,
     ):
         assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
         assert (max_seqlen_q, max_seqlen_k) == (64, 130)
         at = Offsets(cu_q=cu_seqlens_q, cu_k=cu_seqlens_k, longest_q=max_seqlen_q, longest_k=max_seqlen_k)
+        if q.dtype == torch.float8_e4m3fn:
+            scales = torch.stack([q_descale, k_descale, v_descale])
+            return coded_reference(CodedHeads(q, k, v, scales), at, softmax_scale, causal).bfloat16()
         return sdpa(q, k, v, at, softmax_scale, causal)
+
+    def flash_attn_func(q, k, v, softmax_scale=None, causal=False):
+        # [B, n, H, D]; causal from the last query back, and zeros where a query sees no key
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        assert k.shape[2] > 0, "rows without keys never get there"
+        n, m = q.shape[2], k.shape[2]
+        mask = torch.ones(n, m, dtype=torch.bool).tril(m - n) if causal else None
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=softmax_scale)
+        return out.nan_to_num().transpose(1, 2)
 
     def sageattn(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None):
         assert tensor_layout == "HND"
@@ -99,14 +218,16 @@ def test_a_package_is_called_as_it_wants_to_be(
 
     package, function = STAND_INS[name]
     stand_in = types.ModuleType(package)
-    setattr(stand_in, function, {"flash_3": flash_attn_varlen_func, "sage": sageattn}[name])
+    setattr(stand_in, function, locals()[function])
     monkeypatch.setitem(sys.modules, package, stand_in)
     x = inputs(Case(lengths="across", dtype=torch.float32), "cpu", seed)
     run = imported(f"omni_grpc.ops.attention_kernels:{name}")
     at = Offsets(cu_q=x.host_q, cu_k=x.host_k, longest_q=64, longest_k=130)
-    torch.testing.assert_close(
-        run(x.q, x.k, x.v, at, SCALE, causal).double(), expected(x, causal), atol=2e-5, rtol=2e-5
-    )
+    out, want = run(x.q, x.k, x.v, at, SCALE, causal).double(), expected(x, causal)
+    if name == "flash_3_fp8":
+        assert 1e-3 < (out - want).norm() / want.norm() < EIGHT_BITS
+    else:
+        torch.testing.assert_close(out, want, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -123,6 +244,8 @@ def test_runs_of_like_rows_are_right_where_cudnn_refuses(causal: bool, seed: int
 def test_every_row_of_the_table_has_a_function_and_runs_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda package: True)
     for name, backend in BACKENDS.items():
-        assert callable(imported(backend.run)), name
-        assert lack(backend, Use(**H100)) == "", name
+        for path in filter(None, (backend.run, backend.apart)):
+            assert callable(imported(path)), name
+        on = {} if "cuda" in (backend.devices or ("cuda",)) else {"device": "cpu", "capability": None}
+        assert lack(backend, Use(**{**H100, **on})) == "", name
     assert {name for names in FAMILIES.values() for name in names} <= set(BACKENDS)

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from omni_grpc.loading.loader import Loader
+from omni_grpc.ops import tuning
+from omni_grpc.ops.tuning import Choices, Shape
 from omni_grpc.plan import CostModel
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.worker import warm_up as warm_up_module
@@ -59,6 +61,31 @@ def test_a_warm_up_predicts_growing_steps(tiny_qwen_image):
     cost = warm_up(pipeline, checkpoint, device, seconds=60)
     assert 0 < cost.step_ms((20,)) < cost.step_ms((4096,))
     assert warm_up(pipeline, checkpoint, device, seconds=0) == CostModel()
+
+
+def test_on_a_gpu_what_the_step_of_the_usual_size_asks_for_is_measured(tiny_qwen_image, monkeypatch):
+    from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
+
+    checkpoint = open_checkpoint(tiny_qwen_image, name="tiny")
+    device, allowed = torch.device("cpu"), frozenset({"one", "other"})
+    pipeline = QwenImagePipeline.load(Loader(checkpoint=checkpoint, device=device, dtype=torch.float32))
+    kept, predict = Choices({}), pipeline.predict
+
+    def ways(shape, device):
+        return {"one": lambda: 2.0, "other": lambda: 1.0}
+
+    def asking(rows):
+        latent = checkpoint.defaults.width // 16 * (checkpoint.defaults.height // 16)
+        (row,) = rows.layout.rows
+        assert latent < sum(row.lengths) < 2 * latent
+        kept.of(Shape("product", (), 4), allowed, ways)
+        return predict(rows)
+
+    monkeypatch.setattr(warm_up_module, "choices", lambda device: kept)
+    monkeypatch.setattr(tuning, "cuda_clock", lambda call, calls: call())
+    monkeypatch.setattr(pipeline, "predict", asking)
+    warm_up_module.tune(pipeline, checkpoint, device, seconds=60)
+    assert kept.of(Shape("product", (), 4), allowed) == "other"
 
 
 def test_a_warm_up_of_a_video_model_goes_on_to_more_frames(tmp_path, monkeypatch):
