@@ -109,6 +109,26 @@ BACKENDS: Mapping[str, Backend] = {
         devices=("cpu",),
         lossy=True,
     ),
+    "OMNI_INT8": Backend(
+        run=f"{_KERNELS}:int8",
+        together=True,
+        what="our own kernel: queries and keys in int8, values and weights in e4m3, one call for all rows",
+        capability=((9, 0), (9, 0)),
+        dtypes=frozenset({"bfloat16", "float32"}),
+        head_multiple=128,
+        head_most=128,
+        causal=False,
+        lossy=True,
+    ),
+    "INT8_EMULATION": Backend(
+        run=f"{_KERNELS}:int8",
+        together=True,
+        what="what OMNI_INT8 computes, written out: to see on a CPU what it does to a model",
+        devices=("cpu",),
+        head_most=128,
+        causal=False,
+        lossy=True,
+    ),
     "FLASH_ATTN_2": Backend(
         run=f"{_KERNELS}:flash_2",
         together=True,
@@ -136,6 +156,7 @@ BACKENDS: Mapping[str, Backend] = {
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "FLASH_ATTN": ("FLASH_ATTN_3", "FLASH_ATTN_2"),
     "FP8_ATTN": ("FLASH_ATTN_3_FP8", "FP8_EMULATION"),
+    "INT8_ATTN": ("OMNI_INT8", "INT8_EMULATION"),
 }
 """Names that stand for several backends: the first that can run."""
 
@@ -145,7 +166,8 @@ CODED: Mapping[str, Mapping[str, str]] = {
         "FLASH_ATTN": "FLASH_ATTN_3_FP8",
         "FLASH_ATTN_3": "FLASH_ATTN_3_FP8",
         **{name: name for name in ("FP8_ATTN", "FLASH_ATTN_3_FP8", "FP8_EMULATION")},
-    }
+    },
+    "int8": {AUTO: "INT8_ATTN", **{name: name for name in ("INT8_ATTN", "OMNI_INT8", "INT8_EMULATION")}},
 }
 """Precisions that are no dtype of queries, keys and values: what a backend is in each."""
 
