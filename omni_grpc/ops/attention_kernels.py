@@ -182,7 +182,7 @@ def coded_reference(coded: CodedHeads, offsets: Offsets, scale: float, causal: b
 
 
 def int8(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    """Smaller heads get channels of zeros, which change nothing. Raises RuntimeError on CUDA without a kernel for it."""
+    """Smaller heads get channels of zeros, which change nothing. RuntimeError on CUDA without a kernel for it."""
     size, dtype = q.shape[2], torch.bfloat16 if q.is_cuda else q.dtype
     if q.is_cuda and not _has_int8():
         raise RuntimeError("the op library lacks its kernel: build it with nvcc, for 90a")
