@@ -141,6 +141,7 @@ Tensor attention_q(const Tensor& q, const Tensor& q_scale, const Tensor& k, cons
              q.size(1), k.size(1)};
   call.scale = static_cast<float>(scale);
   call.plan = plan_of(plan);
+  call.persistent = true;
   Tensor out = torch::stable::new_empty(q, {queries, heads, omni::kHeadSize}, ScalarType::BFloat16);
   call.out = out.mutable_data_ptr();
   if (queries > 0) omni::launch(kOp, &omni_attention_q_cuda, call, q);

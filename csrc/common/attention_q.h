@@ -60,6 +60,7 @@ struct AttentionQ {
   void* out;    // bfloat16 [queries, heads, kHeadSize]
   float scale;  // of the scores
   AttentionPlan plan;
+  bool persistent;  // one block for each multiprocessor, which takes work after work
 };
 
 }  // namespace omni

@@ -35,7 +35,8 @@ struct Room {
   static constexpr uint32_t kKeys = kGroups * kQueryBytes;
   static constexpr uint32_t kValues = kKeys + kStages * kTileBytes;
   static constexpr uint32_t kQueriesFull = kValues + kStages * kTileBytes;  // a barrier, as are the next, for each stage
-  static constexpr uint32_t kKeysFull = kQueriesFull + kBarrier;
+  static constexpr uint32_t kQueriesFree = kQueriesFull + kBarrier;
+  static constexpr uint32_t kKeysFull = kQueriesFree + kBarrier;
   static constexpr uint32_t kKeysFree = kKeysFull + kStages * kBarrier;
   static constexpr uint32_t kValuesFull = kKeysFree + kStages * kBarrier;
   static constexpr uint32_t kValuesFree = kValuesFull + kStages * kBarrier;
@@ -45,18 +46,45 @@ struct Room {
   static constexpr uint32_t kAll = kEnd + kAlign;
 };
 
-// What a block is to do.
-struct Work {
-  int first;         // query of the row
-  int queries;       // of the row
-  int keys;          // of the row
-  int tiles;         // of its keys
-  int64_t token;     // of the batch, the row's first query
-  int64_t q_tile;    // of all heads, the block's first
-  int64_t k_tile;    // of all heads, the row's first
+template <int kGroups>
+__host__ __device__ __forceinline__ int tiles_of(const omni::PackedRows& rows) {
+  return static_cast<int>(rows.queries / (kGroups * kTileQueries) + rows.rows);
+}
 
+// What a block does next: 64 queries for each group, of one head and row.
+struct Work {
+  int head;
+  int first;       // query of the row
+  int queries;     // of the row
+  int keys;        // of the row
+  int tiles;       // of its keys
+  int64_t token;   // of the batch, the row's first query
+  int64_t q_tile;  // of all heads, the first
+  int64_t k_tile;  // of all heads, the row's first
+
+  __device__ __forceinline__ bool there() const { return first < queries; }
   __device__ __forceinline__ int tile_at(int turn) const { return turn == 0 ? tiles - 1 : turn - 1; }  // ragged first
 };
+
+// Neighbours have the same keys, of which the L2 cache then holds one copy.
+template <int kGroups>
+__device__ __forceinline__ Work work_at(const AttentionQ& call, int64_t number) {
+  const auto& rows = call.rows;
+  const int each = tiles_of<kGroups>(rows), kv_group = static_cast<int>(rows.heads / rows.kv_heads);
+  const int head = static_cast<int>(number / each);
+  const omni::Tile tile = omni::find_tile(rows.cu_q, static_cast<int>(rows.rows), kGroups * kTileQueries,
+                                          static_cast<int>(number - static_cast<int64_t>(head) * each));
+  Work work;
+  work.head = head;
+  work.first = tile.first;
+  work.queries = tile.length;
+  work.keys = rows.cu_k[tile.row + 1] - rows.cu_k[tile.row];
+  work.tiles = (work.keys + kTileKeys - 1) / kTileKeys;
+  work.token = rows.cu_q[tile.row];
+  work.q_tile = head * call.in.q_tiles + omni::first_tile(rows.cu_q, tile.row, kTileQueries) + tile.number * kGroups;
+  work.k_tile = head / kv_group * call.in.k_tiles + omni::first_tile(rows.cu_k, tile.row, kTileKeys);
+  return work;
+}
 
 struct Ring {
   int stage = 0;
@@ -67,24 +95,32 @@ struct Ring {
   }
 };
 
+// The thread that copies. What it has to wait for is freed by the others in the order in which it fills it.
 template <int kGroups>
-__device__ void copy_tiles(const AttentionQ& call, const Work& work, uint32_t room) {
+__device__ void copy_tiles(const AttentionQ& call, int64_t numbers, uint32_t room) {
   using R = Room<kGroups>;
-  const int left = (work.queries - work.first + kTileQueries - 1) / kTileQueries;
-  const uint32_t bytes = min(left, kGroups) * kQueryBytes;
-  omni::barrier_expect(room + R::kQueriesFull, bytes);
-  omni::bulk_load(room, call.in.q + work.q_tile * kQueryBytes, bytes, room + R::kQueriesFull);
   Ring ring;
-  for (int turn = 0; turn < work.tiles; ++turn) {
-    const int64_t from = (work.k_tile + work.tile_at(turn)) * kTileBytes;
-    const uint32_t stage = ring.stage * kTileBytes, barrier = room + ring.stage * kBarrier;
-    omni::barrier_wait(barrier + R::kKeysFree, ring.parity ^ 1);
-    omni::barrier_expect(barrier + R::kKeysFull, kTileBytes);
-    omni::bulk_load(room + R::kKeys + stage, call.in.k + from, kTileBytes, barrier + R::kKeysFull);
-    omni::barrier_wait(barrier + R::kValuesFree, ring.parity ^ 1);
-    omni::barrier_expect(barrier + R::kValuesFull, kTileBytes);
-    omni::bulk_load(room + R::kValues + stage, call.in.v + from, kTileBytes, barrier + R::kValuesFull);
-    ring.advance();
+  uint32_t parity = 0;
+  for (int64_t number = blockIdx.x; number < numbers; number += gridDim.x) {
+    const Work work = work_at<kGroups>(call, number);
+    if (!work.there() || work.keys == 0) continue;
+    const int left = (work.queries - work.first + kTileQueries - 1) / kTileQueries;
+    const uint32_t bytes = min(left, kGroups) * kQueryBytes;
+    omni::barrier_wait(room + R::kQueriesFree, parity ^ 1);
+    omni::barrier_expect(room + R::kQueriesFull, bytes);
+    omni::bulk_load(room, call.in.q + work.q_tile * kQueryBytes, bytes, room + R::kQueriesFull);
+    parity ^= 1;
+    for (int turn = 0; turn < work.tiles; ++turn) {
+      const int64_t from = (work.k_tile + work.tile_at(turn)) * kTileBytes;
+      const uint32_t stage = ring.stage * kTileBytes, barrier = room + ring.stage * kBarrier;
+      omni::barrier_wait(barrier + R::kKeysFree, ring.parity ^ 1);
+      omni::barrier_expect(barrier + R::kKeysFull, kTileBytes);
+      omni::bulk_load(room + R::kKeys + stage, call.in.k + from, kTileBytes, barrier + R::kKeysFull);
+      omni::barrier_wait(barrier + R::kValuesFree, ring.parity ^ 1);
+      omni::barrier_expect(barrier + R::kValuesFull, kTileBytes);
+      omni::bulk_load(room + R::kValues + stage, call.in.v + from, kTileBytes, barrier + R::kValuesFull);
+      ring.advance();
+    }
   }
 }
 
@@ -197,6 +233,9 @@ struct Consumer {
   __device__ __forceinline__ uint64_t values_at(const Ring& ring) const {
     return omni::lines_at(room + R::kValues + ring.stage * kTileBytes);
   }
+  __device__ __forceinline__ void free_queries() const {
+    if (speaks) omni::barrier_arrive(room + R::kQueriesFree);
+  }
   __device__ __forceinline__ void free_keys(const Ring& ring) const {
     if (speaks) omni::barrier_arrive(room + R::kKeysFree + ring.stage * kBarrier);
   }
@@ -210,9 +249,8 @@ struct Consumer {
   }
 
   // One product after the other; warpgroups overlap as it comes.
-  __device__ __forceinline__ void plain(const Work& work, Lines& lines, float (&out)[64]) const {
+  __device__ __forceinline__ void plain(const Work& work, Lines& lines, float (&out)[64], Ring& ring) const {
     const int left = work.keys - (work.tiles - 1) * kTileKeys;
-    Ring ring;
     for (int turn = 0; turn < work.tiles; ++turn) {
       const float of_keys = __ldg(k_scale + work.tile_at(turn)), of_values = __ldg(v_scale + work.tile_at(turn));
       int score[64];
@@ -222,6 +260,7 @@ struct Consumer {
       omni::wgmma_commit();
       omni::wgmma_wait<0>(score);
       free_keys(ring);
+      if (turn + 1 == work.tiles) free_queries();
       uint32_t weight[16];
       float decay[2], made[64];
       if (turn == 0) {
@@ -243,10 +282,10 @@ struct Consumer {
   // The scores of a tile while the values of the one before are added up. With kTurns, the two warpgroups start their
   // products in turns, so that one computes weights while the other's products run.
   template <bool kTurns>
-  __device__ __forceinline__ void overlapped(const Work& work, Lines& lines, float (&out)[64], int group) const {
+  __device__ __forceinline__ void overlapped(const Work& work, Lines& lines, float (&out)[64], Ring& ring,
+                                             int group) const {
     Flight odd, even;  // the registers of a product may not change while it runs, so weights are made in the other ones
-    Ring ring;
-    begin<kTurns>(work, lines, even, ring, group);
+    begin(work, lines, even, ring);
     int turn = 1;
     for (; turn + 1 < work.tiles; turn += 2) {
       step<kTurns>(work, lines, out, even, odd, ring, turn, group);
@@ -254,10 +293,13 @@ struct Consumer {
     }
     if (turn < work.tiles) {
       step<kTurns>(work, lines, out, even, odd, ring, turn, group);
+      free_queries();
       end(out, odd, ring);
     } else {
+      free_queries();
       end(out, even, ring);
     }
+    ring.advance();
   }
 
   // The weights of a tile whose values are still to be added up.
@@ -267,9 +309,7 @@ struct Consumer {
     float of_values;
   };
 
-  template <bool kTurns>
-  __device__ __forceinline__ void begin(const Work& work, Lines& lines, Flight& made, const Ring& ring,
-                                        int group) const {
+  __device__ __forceinline__ void begin(const Work& work, Lines& lines, Flight& made, const Ring& ring) const {
     const float of_keys = __ldg(k_scale + work.tile_at(0));
     made.of_values = __ldg(v_scale + work.tile_at(0));
     int score[64];
@@ -280,7 +320,6 @@ struct Consumer {
     omni::wgmma_wait<0>(score);
     free_keys(ring);
     weigh<true>(score, made.weight, made.decay, lines, of_keys, work.keys - (work.tiles - 1) * kTileKeys);
-    if (kTurns && group == 1 && work.tiles > 1) omni::named_arrive(kFirstTurn, 2 * kGroup);
   }
 
   template <bool kTurns>
@@ -300,8 +339,7 @@ struct Consumer {
     omni::wgmma_commit();
     omni::start_values(sum, now.weight, values_at(ring));
     omni::wgmma_commit();
-    // the last turn of the second group is followed by none of the first
-    if (kTurns && (group == 0 || turn + 1 < work.tiles)) omni::named_arrive(kFirstTurn + (group ^ 1), 2 * kGroup);
+    if constexpr (kTurns) omni::named_arrive(kFirstTurn + (group ^ 1), 2 * kGroup);
     omni::wgmma_wait<1>(score);
     free_keys(ahead);
     weigh<false>(score, next.weight, next.decay, lines, of_keys, kTileKeys);
@@ -324,31 +362,18 @@ struct Consumer {
   }
 };
 
-template <int kGroups, AttentionPlan kPlan>
-__device__ __forceinline__ void consume(const AttentionQ& call, const Work& work, uint32_t room, int group, int head,
-                                        int kv_head) {
-  const int thread = threadIdx.x % kGroup, line = thread / 32 * 16 + thread % 32 / 4;
-  const int first = work.first + group * kTileQueries;
-  Lines lines;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const bool there = first + line + 8 * r < work.queries;
-    const int64_t at = (work.q_tile + group) * kTileQueries + line + 8 * r;
-    lines.factor[r] = there ? call.in.q_scale[at] * call.scale * 1.44269504f : 0.f;
-    lines.most[r] = -INFINITY;
-    lines.sum[r] = 0.f;
+// Of queries without keys.
+__device__ __forceinline__ void store_zeros(const AttentionQ& call, const Work& work, int first) {
+  const int queries = min(kTileQueries, work.queries - first), chunks = kHeadSize / omni::kPack;
+  for (int i = threadIdx.x % kGroup; i < queries * chunks; i += kGroup) {
+    const int64_t token = work.token + first + i / chunks;
+    auto* to = static_cast<__nv_bfloat16*>(call.out) + (token * call.rows.heads + work.head) * kHeadSize;
+    reinterpret_cast<uint4*>(to)[i % chunks] = make_uint4(0, 0, 0, 0);
   }
-  const Consumer<kGroups> consumer{room, omni::lines_at(room + group * kQueryBytes), call.in.k_scale + work.k_tile,
-                                   call.in.v_scale + work.k_tile, thread % 32 == 0};
-  float out[64];
-#pragma unroll
-  for (int i = 0; i < 64; ++i) out[i] = 0.f;
-  omni::barrier_wait(room + Room<kGroups>::kQueriesFull, 0);
-  if constexpr (kPlan == AttentionPlan::kPlain) {
-    consumer.plain(work, lines, out);
-  } else {
-    consumer.template overlapped<kPlan == AttentionPlan::kPingPong>(work, lines, out, group);
-  }
+}
+
+__device__ __forceinline__ void store_lines(const AttentionQ& call, const Work& work, int first, int line,
+                                            const Lines& lines, const float (&out)[64]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float sum = lines.sum[r];
@@ -358,7 +383,7 @@ __device__ __forceinline__ void consume(const AttentionQ& call, const Work& work
     const int query = first + line + 8 * r;
     if (query >= work.queries) continue;
     auto* to = static_cast<__nv_bfloat16*>(call.out) +
-               ((work.token + query) * call.rows.heads + head) * kHeadSize + thread % 4 * 2;
+               ((work.token + query) * call.rows.heads + work.head) * kHeadSize + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       const float low = out[4 * j + 2 * r] * inverse, high = out[4 * j + 2 * r + 1] * inverse;
@@ -367,40 +392,58 @@ __device__ __forceinline__ void consume(const AttentionQ& call, const Work& work
   }
 }
 
-// Of queries without keys.
-template <int kGroups>
-__device__ void store_zeros(const AttentionQ& call, const Work& work, int head) {
-  const int queries = min(kGroups * kTileQueries, work.queries - work.first), chunks = kHeadSize / omni::kPack;
-  for (int i = threadIdx.x; i < queries * chunks; i += blockDim.x) {
-    const int64_t token = work.token + work.first + i / chunks;
-    auto* to = static_cast<__nv_bfloat16*>(call.out) + (token * call.rows.heads + head) * kHeadSize;
-    reinterpret_cast<uint4*>(to)[i % chunks] = make_uint4(0, 0, 0, 0);
+template <int kGroups, AttentionPlan kPlan>
+__device__ __forceinline__ void consume(const AttentionQ& call, int64_t numbers, uint32_t room, int group) {
+  constexpr bool kTurns = kPlan == AttentionPlan::kPingPong;
+  const int thread = threadIdx.x % kGroup, line = thread / 32 * 16 + thread % 32 / 4;
+  Ring ring;
+  uint32_t parity = 0;
+  if (kTurns && group == 1) omni::named_arrive(kFirstTurn, 2 * kGroup);
+  for (int64_t number = blockIdx.x; number < numbers; number += gridDim.x) {
+    const Work work = work_at<kGroups>(call, number);
+    if (!work.there()) continue;
+    const int first = work.first + group * kTileQueries;
+    if (work.keys == 0) {
+      store_zeros(call, work, first);
+      continue;
+    }
+    Lines lines;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool there = first + line + 8 * r < work.queries;
+      const int64_t at = (work.q_tile + group) * kTileQueries + line + 8 * r;
+      lines.factor[r] = there ? call.in.q_scale[at] * call.scale * 1.44269504f : 0.f;
+      lines.most[r] = -INFINITY;
+      lines.sum[r] = 0.f;
+    }
+    const Consumer<kGroups> consumer{room, omni::lines_at(room + group * kQueryBytes), call.in.k_scale + work.k_tile,
+                                     call.in.v_scale + work.k_tile, thread % 32 == 0};
+    float out[64];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) out[i] = 0.f;
+    omni::barrier_wait(room + Room<kGroups>::kQueriesFull, parity);
+    parity ^= 1;
+    if constexpr (kPlan == AttentionPlan::kPlain) {
+      consumer.plain(work, lines, out, ring);
+    } else {
+      consumer.template overlapped<kTurns>(work, lines, out, ring, group);
+    }
+    store_lines(call, work, first, line, lines, out);
   }
+  // takes the last turn, which the second group has given
+  if (kTurns && group == 0) omni::named_sync(kFirstTurn, 2 * kGroup);
 }
 
 template <int kGroups, AttentionPlan kPlan>
-__global__ void __launch_bounds__((kGroups + 1) * kGroup, 1) attend(const __grid_constant__ AttentionQ call) {
+__global__ void __launch_bounds__((kGroups + 1) * kGroup, 1)
+    attend(const __grid_constant__ AttentionQ call, int64_t numbers) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using R = Room<kGroups>;
-  constexpr int kQueries = kGroups * kTileQueries;
   extern __shared__ uint8_t shared[];
   const uint32_t room = (omni::shared_address(shared) + R::kAlign - 1) / R::kAlign * R::kAlign;
-  const int rows = static_cast<int>(call.rows.rows);
-  const omni::Tile tile = omni::find_tile(call.rows.cu_q, rows, kQueries, blockIdx.x);
-  if (!tile.there()) return;
-  const int head = blockIdx.y, kv_head = head / static_cast<int>(call.rows.heads / call.rows.kv_heads);
-  Work work;
-  work.first = tile.first;
-  work.queries = tile.length;
-  work.keys = call.rows.cu_k[tile.row + 1] - call.rows.cu_k[tile.row];
-  work.tiles = (work.keys + kTileKeys - 1) / kTileKeys;
-  work.token = call.rows.cu_q[tile.row];
-  work.q_tile = head * call.in.q_tiles + omni::first_tile(call.rows.cu_q, tile.row, kTileQueries) +
-                tile.number * kGroups;
-  work.k_tile = kv_head * call.in.k_tiles + omni::first_tile(call.rows.cu_k, tile.row, kTileKeys);
-  if (work.keys == 0) return store_zeros<kGroups>(call, work, head);
   if (threadIdx.x == 0) {
     omni::barrier_init(room + R::kQueriesFull, 1);
+    omni::barrier_init(room + R::kQueriesFree, kGroups * 4);
     for (int stage = 0; stage < kStages; ++stage) {
       omni::barrier_init(room + R::kKeysFull + stage * kBarrier, 1);
       omni::barrier_init(room + R::kValuesFull + stage * kBarrier, 1);
@@ -413,23 +456,23 @@ __global__ void __launch_bounds__((kGroups + 1) * kGroup, 1) attend(const __grid
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroup, 0) - 1;
   if (group < 0) {
     omni::fewer_registers<kGroups == 2 ? 24 : 32>();
-    if (threadIdx.x == 0) copy_tiles<kGroups>(call, work, room);
+    if (threadIdx.x == 0) copy_tiles<kGroups>(call, numbers, room);
   } else {
     omni::more_registers<kGroups == 2 ? 240 : 160>();
-    consume<kGroups, kPlan>(call, work, room, group, head, kv_head);
+    consume<kGroups, kPlan>(call, numbers, room, group);
   }
 #endif
 }
 
 template <int kGroups, AttentionPlan kPlan>
-const char* launch(const AttentionQ& call, cudaStream_t stream) {
+const char* launch(const AttentionQ& call, int processors, cudaStream_t stream) {
   constexpr uint32_t kBytes = Room<kGroups>::kAll;
-  const int64_t tiles = call.rows.queries / (kGroups * kTileQueries) + call.rows.rows;
+  const int64_t numbers = tiles_of<kGroups>(call.rows) * call.rows.heads;
+  const int64_t blocks = call.persistent && processors < numbers ? processors : numbers;
   cudaError_t error =
       cudaFuncSetAttribute(attend<kGroups, kPlan>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error == cudaSuccess) {
-    const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(call.rows.heads));
-    attend<kGroups, kPlan><<<grid, (kGroups + 1) * kGroup, kBytes, stream>>>(call);
+    attend<kGroups, kPlan><<<static_cast<unsigned>(blocks), (kGroups + 1) * kGroup, kBytes, stream>>>(call, numbers);
     error = cudaGetLastError();
   }
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
@@ -438,21 +481,21 @@ const char* launch(const AttentionQ& call, cudaStream_t stream) {
 }  // namespace
 
 extern "C" const char* omni_attention_q_cuda(const AttentionQ* call, void* stream) {
-  int device = 0, major = 0, minor = 0;
+  int device = 0, major = 0, minor = 0, processors = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (major != 9 || minor != 0) return "8-bit attention needs compute capability 9.0 (H100, H200)";
   if (call->rows.queries == 0) return nullptr;
-  if (call->rows.heads > 65535) return "more than 65535 heads";
   const auto on = static_cast<cudaStream_t>(stream);
   switch (call->plan) {
     case AttentionPlan::kPlain:
-      return launch<2, AttentionPlan::kPlain>(*call, on);
+      return launch<2, AttentionPlan::kPlain>(*call, processors, on);
     case AttentionPlan::kOverlapped:
-      return launch<2, AttentionPlan::kOverlapped>(*call, on);
+      return launch<2, AttentionPlan::kOverlapped>(*call, processors, on);
     case AttentionPlan::kPingPong:
-      return launch<2, AttentionPlan::kPingPong>(*call, on);
+      return launch<2, AttentionPlan::kPingPong>(*call, processors, on);
   }
   return "no such plan";
 }
