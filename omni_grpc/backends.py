@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Mapping
 
 from omni_grpc.errors import ConfigError, Violation
@@ -26,11 +28,11 @@ class Backend:
     run: import string of its function, see `ops.attention_kernels`. what: one line for people.
     apart: the same for its function that makes one call for each run of rows of equal lengths, where `run` makes one
     for all of them.
-    package: a module that has to be there besides torch, and install: how to get it.
+    package: a module that has to be there besides torch, install: how to get it, least: the first version that will do.
     devices: types of device. capability: lowest and highest compute capability, both included.
     dtypes: empty where it takes any. head_multiple, head_most: of head sizes. causal, grouped: whether it does causal
-    and grouped-query attention. lossy: whether its result is further off than its dtype's rounding. together: whether
-    `run` is one call for all rows, of which none changes a bit of another.
+    and grouped-query attention. lossy: whether its result is further off than its dtype's rounding. seeps:
+    whether `run` lets what is not finite in a row into the row before it.
 
     A mask of keys is no need of a backend: rows are packed by it before.
     """
@@ -38,17 +40,21 @@ class Backend:
     run: str
     what: str
     apart: str = ""
+    coded: str = ""
+    coded_apart: str = ""
     package: str = ""
     install: str = ""
+    least: tuple[int, ...] = ()
     devices: tuple[str, ...] = ("cuda",)
     capability: tuple[Capability, Capability] | None = None
     dtypes: frozenset[str] = frozenset()
     head_multiple: int = 1
+    head_least: int = 1
     head_most: int | None = None
     causal: bool = True
     grouped: bool = True
     lossy: bool = False
-    together: bool = False
+    seeps: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +86,7 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "FLASH_ATTN_3": Backend(
         run=f"{_KERNELS}:flash_3",
-        together=True,
+        seeps=True,
         apart=f"{_KERNELS}:flash_3_apart",
         what="FlashAttention 3 of the package fa3-fwd, one call for all rows",
         package="fa3_fwd_interface",
@@ -92,7 +98,10 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "FLASH_ATTN_3_FP8": Backend(
         run=f"{_KERNELS}:flash_3_fp8",
-        together=True,
+        apart=f"{_KERNELS}:flash_3_fp8_apart",
+        coded=f"{_KERNELS}:flash_3_coded",
+        coded_apart=f"{_KERNELS}:flash_3_coded_apart",
+        seeps=True,
         what="FlashAttention 3 with queries, keys, values and weights in e4m3, one call for all rows",
         package="fa3_fwd_interface",
         install='pip install "omni-grpc[gpu]"',
@@ -104,7 +113,7 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "FP8_EMULATION": Backend(
         run=f"{_KERNELS}:fp8_emulated",
-        together=True,
+        coded=f"{_KERNELS}:coded_reference",
         what="what FLASH_ATTN_3_FP8 computes, written out: to see on a CPU what it does to a model",
         devices=("cpu",),
         lossy=True,
@@ -131,7 +140,6 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "FLASH_ATTN_2": Backend(
         run=f"{_KERNELS}:flash_2",
-        together=True,
         what="FlashAttention 2 as torch has it, one call for all rows",
         capability=((8, 0), (12, 1)),
         dtypes=HALF,
@@ -142,10 +150,12 @@ BACKENDS: Mapping[str, Backend] = {
         run=f"{_KERNELS}:sage",
         what="SageAttention: queries and keys in 8 bits, one call for each run of rows of equal lengths",
         package="sageattention",
-        install="pip install sageattention",
+        install="from source, github.com/thu-ml/SageAttention: what PyPI has is wrong for many lengths of rows",
+        least=(2, 1, 1),
         capability=((8, 0), (12, 1)),
         dtypes=HALF,
         head_multiple=32,
+        head_least=64,
         head_most=128,
         causal=False,
         lossy=True,
@@ -177,18 +187,17 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
 }
 """What "auto" is on a platform: the first that can run. cuDNN makes a plan for each new shape: it has to be named."""
 
-MEASURED: Mapping[str, tuple[str, ...]] = {"cuda": ("CUDNN_ATTN",)}
-"""What "auto" takes besides on a platform, where it was measured to be faster for a shape."""
-
-WITHOUT: Mapping[str, str] = {"CUDNN_ATTN": "FLASH_ATTN_3"}
-"""Which of these it takes only where another cannot run."""
+COMPARED: Mapping[str, tuple[str, ...]] = {"FLASH_ATTN_2": ("CUDNN_ATTN",)}
+"""What "auto" takes in the place of its first choice where it was measured to be faster. cuDNN, to which torch's SDPA
+leaves half precision on Hopper, makes a plan for each new shape: FlashAttention 3, which is as fast, makes none.
+"""
 
 APART, TOGETHER = " apart", " together"
 """Forms of a backend, added to its name: one call for each run of rows of equal lengths, one for all rows."""
 
 INVARIANT = " invariant"
-"""The form whose rows come out alike in any batch, bit for bit: one call for all rows where that computes each as if it
-were alone (`together`), else one for each row.
+"""The form whose rows come out alike in any batch, bit for bit, and whatever is in other rows: one call for each row,
+but of kernels that compute every row of a call as if it were alone.
 """
 
 ALIASES: Mapping[str, str] = {
@@ -291,16 +300,16 @@ def ways(name: str, use: Use) -> tuple[str, ...]:
     if form:
         return (f"{found[0]} {form}",)
     if plain == AUTO:
-        every = (*DEFAULTS.get(use.device, ()), *MEASURED.get(use.device, ()))
-        able = [each for each in every if not lack(BACKENDS[each], use)]
-        found += [each for each in able if each not in found and WITHOUT.get(each) not in able]
+        found += [each for each in COMPARED.get(found[0], ()) if not lack(BACKENDS[each], use)]
     return tuple(each + form for each in found for form in ((TOGETHER, APART) if BACKENDS[each].apart else ("",)))
 
 
-def run_of(way: str) -> str:
-    """The import string of one of `ways`."""
+def run_of(way: str, coded: bool = False) -> str:
+    """The import string of one of `ways`, of codes where these are what there is."""
     name, _, form = way.partition(" ")
-    return BACKENDS[name].apart if form == APART.strip() else BACKENDS[name].run
+    backend = BACKENDS[name]
+    together, apart = (backend.coded, backend.coded_apart) if coded else (backend.run, backend.apart)
+    return apart if apart and form != TOGETHER.strip() and form else together
 
 
 def lack(backend: Backend, use: Use) -> str:
@@ -315,13 +324,20 @@ def lack(backend: Backend, use: Use) -> str:
     if backend.dtypes and use.dtype not in backend.dtypes:
         dtypes = " or ".join(sorted(backend.dtypes))
         return f"needs {dtypes}, and this is {use.dtype} (--dtype bfloat16, or precision bf16 for its role)"
-    if use.head_size % backend.head_multiple or use.head_size > (backend.head_most or use.head_size):
+    largest = backend.head_most or use.head_size
+    if use.head_size % backend.head_multiple or not backend.head_least <= use.head_size <= largest:
+        lowest = f" from {backend.head_least}" if backend.head_least > 1 else ""
         most = f" up to {backend.head_most}" if backend.head_most else ""
-        return f"takes head sizes that are multiples of {backend.head_multiple}{most}, and this is {use.head_size}"
+        sizes = f"multiples of {backend.head_multiple}{lowest}{most}"
+        return f"takes head sizes that are {sizes}, and this is {use.head_size}"
     if use.causal and not backend.causal:
         return "does no causal attention"
     if use.grouped and not backend.grouped:
         return "does no grouped-query attention"
     if backend.package and importlib.util.find_spec(backend.package) is None:
         return f"needs the package {backend.package} ({backend.install})"
+    if backend.least:
+        has = importlib.metadata.version(backend.package)
+        if tuple(map(int, re.findall(r"\d+", has)[: len(backend.least)])) < backend.least:
+            return f"needs {backend.package} {'.'.join(map(str, backend.least))}, and this is {has} ({backend.install})"
     return ""

@@ -18,6 +18,7 @@ from omni_grpc.nn.attention import Attention, leaves
 from omni_grpc.nn.rows import JOINT, Owner, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.attention import varlen_attention
+from omni_grpc.ops.heads import CodedHeads
 from omni_grpc.roles import Choice, Roles, Window
 
 __all__ = ["apply"]
@@ -110,12 +111,12 @@ class PreciseAttention(Attention):
         )
         self.inner = inner
         self.precision, self.windows = precision, tuple(windows)
-        self.coded = nn.ModuleDict()
+        self.in_codes = nn.ModuleDict()
         for each in {precision} | {window.precision for window in windows}:
             if each in CODED:
                 coded = copy.copy(inner)
                 coded.backend = in_precision(inner.backend, each)
-                self.coded[each] = coded
+                self.in_codes[each] = coded
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
         by_row = [self._of(owner) for owner in rows.owners] if self.windows else [self.precision]
@@ -133,6 +134,15 @@ class PreciseAttention(Attention):
                 views[row].copy_(result)
         return out
 
+    def reads_codes(self, x: Tensor, rows: Rows) -> bool:
+        """Where its rows have one precision and that has codes."""
+        by_row = {self._of(owner) for owner in rows.owners} if self.windows else {self.precision}
+        return len(by_row) == 1 and by_row <= CODED.keys() and self._with(*by_row).reads_codes(x, rows)
+
+    def coded(self, given: CodedHeads, dtype: torch.dtype, rows: Rows, over: str = JOINT) -> Tensor:
+        precision = self._of(rows.owners[0]) if self.windows else self.precision
+        return self._with(precision).coded(given, dtype, rows, over)
+
     def runs_on(self, device: torch.device, dtype: torch.dtype) -> list[str]:
         found = []
         for precision in dict.fromkeys([self.precision, *(window.precision for window in self.windows)]):
@@ -142,7 +152,7 @@ class PreciseAttention(Attention):
         return found
 
     def _with(self, precision: str) -> Attention:
-        found = self.coded[precision] if precision in CODED else self.inner
+        found = self.in_codes[precision] if precision in CODED else self.inner
         assert isinstance(found, Attention)
         return found
 

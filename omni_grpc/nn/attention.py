@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.backends import AUTO, Use, ways
+from omni_grpc.backends import AUTO, Use, run_of, ways
 from omni_grpc.errors import InternalError
 from omni_grpc.nn.rows import JOINT, Rows
-from omni_grpc.ops.attention import use_of, varlen_attention
+from omni_grpc.ops.attention import use_of, varlen_attention, varlen_attention_coded
 from omni_grpc.ops.attention_choice import taken
+from omni_grpc.ops.heads import CodedHeads
 
 
 class Attention(nn.Module):
@@ -76,6 +77,28 @@ class Attention(nn.Module):
             self.backend,
             queries.host,
             keys.host,
+        )
+
+    def reads_codes(self, x: Tensor, rows: Rows) -> bool:
+        """Whether it makes codes of queries, keys and values like x [T, H, D], so that `coded` may bring them."""
+        named = ways(self.backend, self.uses(x.device, x.dtype))
+        return rows.exchange is None and bool(run_of(named[0], coded=True))
+
+    def coded(self, given: CodedHeads, dtype: torch.dtype, rows: Rows, over: str = JOINT) -> Tensor:
+        """Self attention of what was in that dtype, where it `reads_codes`."""
+        stream = rows.stream(over)
+        return varlen_attention_coded(
+            given,
+            stream.cu,
+            stream.cu,
+            stream.longest,
+            stream.longest,
+            self.softmax_scale,
+            self.causal,
+            dtype,
+            self.backend,
+            stream.host,
+            stream.host,
         )
 
     def uses(self, device: torch.device, dtype: torch.dtype) -> Use:

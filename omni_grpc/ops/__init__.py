@@ -1,6 +1,19 @@
 """Custom ops: one schema, one reference and the kernels for each. docs/adding-an-op.md says how to add one."""
 
-from omni_grpc.ops import attention, attention_q, cache, dequant, gemm, heads, image, norm, quant, rope, step
+from omni_grpc.ops import (
+    attention,
+    attention_q,
+    cache,
+    dequant,
+    gemm,
+    heads,
+    image,
+    norm,
+    quant,
+    rope,
+    rope_heads,
+    step,
+)
 from omni_grpc.ops.library import NativeLibrary, kernels, load_native
 
 load_native()
@@ -19,5 +32,6 @@ __all__ = [
     "norm",
     "quant",
     "rope",
+    "rope_heads",
     "step",
 ]

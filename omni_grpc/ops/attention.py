@@ -10,9 +10,10 @@ import functools
 import torch
 from torch import Tensor
 
-from omni_grpc.backends import AUTO, INVARIANT, Use, run_of, ways
+from omni_grpc.backends import AUTO, Use, run_of, ways
 from omni_grpc.ops.attention_choice import Rows, fastest, function
 from omni_grpc.ops.attention_kernels import Offsets
+from omni_grpc.ops.heads import CodedHeads
 from omni_grpc.ops.library import NAMESPACE, declare
 
 
@@ -46,6 +47,28 @@ def varlen_attention(
     return out
 
 
+def varlen_attention_coded(
+    given: CodedHeads,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    longest_q: int,
+    longest_k: int,
+    scale: float,
+    causal: bool,
+    dtype: torch.dtype,
+    backend: str,
+    host_q: Tensor | None = None,
+    host_k: Tensor | None = None,
+) -> Tensor:
+    """`varlen_attention` of queries, keys and values that are in 8 bits already, by a backend that has them so; `dtype`
+    is what the result has, and what they had.
+    """
+    out: Tensor = _varlen_attention_coded(
+        *given, cu_q, cu_k, longest_q, longest_k, scale, causal, dtype, backend, host_q, host_k
+    )
+    return out
+
+
 def use_of(device: torch.device, dtype: torch.dtype, head_size: int, *, causal: bool, grouped: bool) -> Use:
     """What the table of backends is asked."""
     return Use(
@@ -74,24 +97,48 @@ def attend(
 ) -> Tensor:
     """`varlen_attention` without the dispatcher: the backend's own function."""
     _check(q, k, v, cu_q, cu_k)
-    rows = cu_q.shape[0] - 1
-    named = _ways(backend, q.device, q.dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
     if q.shape[0] == 0 or k.shape[0] == 0:
+        _ways(backend, q.device, q.dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
         return torch.zeros_like(q, memory_format=torch.contiguous_format)
-    way = named[0]
-    if len(named) > 1:
-        like = rows * longest_q == q.shape[0] and rows * longest_k == k.shape[0]
-        way = fastest(named, Rows(rows, like, q.shape[0] // rows, k.shape[0] // rows), q, k.shape[1], causal)
-    offsets = Offsets(
-        cu_q=cu_q,
-        cu_k=cu_k,
-        longest_q=longest_q,
-        longest_k=longest_k,
-        host_q=host_q,
-        host_k=host_k,
-        alone=way.endswith(INVARIANT),
-    )
-    return function(run_of(way))(q, k, v, offsets, scale, causal).contiguous()
+    offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k, host_q=host_q, host_k=host_k)
+    way = _way(backend, q.dtype, q, k, offsets, causal)
+    return function(run_of(way))(q, k, v, offsets.of(way), scale, causal).contiguous()
+
+
+def attend_coded(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scales: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    longest_q: int,
+    longest_k: int,
+    scale: float,
+    causal: bool,
+    dtype: torch.dtype,
+    backend: str = AUTO,
+    host_q: Tensor | None = None,
+    host_k: Tensor | None = None,
+) -> Tensor:
+    """`varlen_attention_coded` without the dispatcher."""
+    _check(q, k, v, cu_q, cu_k)
+    if q.shape[0] == 0 or k.shape[0] == 0:
+        return q.new_zeros(q.shape, dtype=dtype)
+    offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k, host_q=host_q, host_k=host_k)
+    way = _way(backend, dtype, q, k, offsets, causal)
+    out = function(run_of(way, coded=True))(CodedHeads(q, k, v, scales), offsets.of(way), scale, causal)
+    return out.to(dtype).contiguous()
+
+
+def _way(backend: str, dtype: torch.dtype, q: Tensor, k: Tensor, offsets: Offsets, causal: bool) -> str:
+    """What the attention is computed with, where queries, keys and values come in that precision."""
+    named = _ways(backend, q.device, dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
+    if len(named) == 1:
+        return named[0]
+    count = offsets.cu_q.shape[0] - 1
+    like = count * offsets.longest_q == q.shape[0] and count * offsets.longest_k == k.shape[0]
+    return fastest(named, Rows(count, like, q.shape[0] // count, k.shape[0] // count), q, k.shape[1], causal)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -117,6 +164,26 @@ def _varlen_attention_fake(
 ) -> Tensor:
     _check(q, k, v, cu_q, cu_k)
     return q.new_empty(q.shape)
+
+
+def _varlen_attention_coded_fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scales: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    longest_q: int,
+    longest_k: int,
+    scale: float,
+    causal: bool,
+    dtype: torch.dtype,
+    backend: str = AUTO,
+    host_q: Tensor | None = None,
+    host_k: Tensor | None = None,
+) -> Tensor:
+    _check(q, k, v, cu_q, cu_k)
+    return q.new_empty(q.shape, dtype=dtype)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> None:
@@ -151,5 +218,13 @@ _varlen_attention = declare(
     reference=attend,
     fake=_varlen_attention_fake,
 )
+_varlen_attention_coded = declare(
+    "varlen_attention_coded(Tensor q, Tensor k, Tensor v, Tensor scales, Tensor cu_q, Tensor cu_k, SymInt longest_q, "
+    "SymInt longest_k, float scale, bool causal, ScalarType dtype, str backend='auto', Tensor? host_q=None, "
+    "Tensor? host_k=None) -> Tensor",
+    reference=attend_coded,
+    fake=_varlen_attention_coded_fake,
+)
 # the same on CUDA: what runs there is the table's to say
 torch.library.impl(f"{NAMESPACE}::varlen_attention", "cuda", attend)
+torch.library.impl(f"{NAMESPACE}::varlen_attention_coded", "cuda", attend_coded)

@@ -18,9 +18,11 @@ from torch import Tensor
 
 from omni_grpc.backends import APART, run_of
 from omni_grpc.ops.attention_kernels import Offsets
+from omni_grpc.ops.heads import CODES, quantize_heads
 from omni_grpc.ops.tuning import Call, Shape, choices
 
 OP = "attention"
+CODED_DTYPE = str(CODES).removeprefix("torch.")
 MOST_CALLS = 8
 """Runs of rows for which one call each is considered: the host is slower than the device where there are more."""
 MOST_FLOPS = 4e13
@@ -77,8 +79,10 @@ def operands(shape: Shape, device: torch.device, ways: tuple[str, ...]) -> Mappi
     heads, kv_heads, size = map(int, heads_of.split("x"))
     queries = lengths(alike, shape.size)
     keys = queries if keyed == "self" else lengths(alike, int(keyed.removeprefix("keys")))
+    coded = dtype == CODED_DTYPE
+    made = torch.bfloat16 if coded else getattr(torch, dtype)
     q, k, v = (
-        torch.randn(sum(rows), n, size, device=device, dtype=torch.float32).to(getattr(torch, dtype))
+        torch.randn(sum(rows), n, size, device=device, dtype=torch.float32).to(made)
         for rows, n in ((queries, heads), (keys, kv_heads), (keys, kv_heads))
     )
     host_q, host_k = (torch.tensor([0, *itertools.accumulate(rows)], dtype=torch.int32) for rows in (queries, keys))
@@ -91,8 +95,12 @@ def operands(shape: Shape, device: torch.device, ways: tuple[str, ...]) -> Mappi
         host_k=host_k,
     )
 
+    given: tuple[object, ...] = (q, k, v)
+    if coded:
+        given = (quantize_heads(q, k, v, offsets.cu_q, offsets.cu_k, offsets.longest_q, offsets.longest_k),)
+
     def call(way: str) -> Tensor:
-        return function(run_of(way))(q, k, v, offsets, size**-0.5, masked == "causal").contiguous()
+        return function(run_of(way, coded))(*given, offsets, size**-0.5, masked == "causal").contiguous()
 
     return {way: functools.partial(call, way) for way in ways}
 

@@ -13,12 +13,14 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from omni_grpc.backends import INVARIANT
 from omni_grpc.ops.attention_q import HEAD_SIZE, attention_q, attention_quantize
 from omni_grpc.ops.heads import CODES, CodedHeads, quantize_heads
 from omni_grpc.ops.library import kernels
@@ -41,23 +43,27 @@ class Offsets:
     host_k: Tensor | None = None
     alone: bool = False
 
+    def of(self, way: str) -> Offsets:
+        """As a way to compute attention of these rows wants them."""
+        return dataclasses.replace(self, alone=True) if way.endswith(INVARIANT) else self
+
     def lengths(self) -> list[tuple[int, int]]:
         """Queries and keys of each row. Waits like `runs`."""
         both = ((self.cu_q, self.host_q), (self.cu_k, self.host_k))
         queries, keys = ((cu if host is None else host).diff().tolist() for cu, host in both)
         return list(zip(queries, keys, strict=True))
 
-    def runs(self) -> Iterator[tuple[int, int, int, int, int]]:
-        """(rows, queries and keys per row, first query, first key) of each run of neighbours of equal lengths that has
-        queries. Waits for a CUDA device where the offsets are only there.
+    def runs(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+        """(rows, queries and keys per row, first row, query and key) of each run of neighbours of equal lengths that
+        has queries. Waits for a CUDA device where the offsets are only there.
         """
-        at_q = at_k = 0
+        row = at_q = at_k = 0
         lengths = self.lengths()
         runs = ((1, *each) for each in lengths) if self.alone else _runs(lengths)
         for rows, n, m in runs:
             if n:
-                yield rows, n, m, at_q, at_k
-            at_q, at_k = at_q + rows * n, at_k + rows * m
+                yield rows, n, m, row, at_q, at_k
+            row, at_q, at_k = row + rows, at_q + rows * n, at_k + rows * m
 
 
 def _runs(lengths: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
@@ -94,64 +100,85 @@ def flash_2(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, cau
 
 
 def flash_3(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    from fa3_fwd_interface import flash_attn_varlen_func  # a package that may be missing
-
-    out: Tensor = flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        offsets.cu_q,
-        offsets.cu_k,
-        offsets.longest_q,
-        offsets.longest_k,
-        softmax_scale=scale,
-        causal=causal,
-    )
-    return out
+    return _flash_3_together(q, k, v, offsets, scale, causal)
 
 
 def flash_3_apart(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    """One call for each run of rows of equal lengths: its kernel for whole batches has less to look up."""
-    from fa3_fwd_interface import flash_attn_func  # a package that may be missing
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        out: Tensor = flash_attn_func(q, k, v, softmax_scale=scale, causal=causal)
-        return out.transpose(1, 2)
-
-    return _by_runs(attend, q, k, v, offsets, scale, causal)
+    return _flash_3_apart(q, k, v, offsets, scale, causal)
 
 
 def flash_3_fp8(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    coded = quantize_heads(q, k, v, offsets.cu_q, offsets.cu_k, offsets.longest_q, offsets.longest_k)
-    return flash_3_coded(coded, offsets, scale, causal).to(q.dtype)
+    return flash_3_coded(_coded(q, k, v, offsets), offsets, scale, causal).to(q.dtype)
+
+
+def flash_3_fp8_apart(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    return flash_3_coded_apart(_coded(q, k, v, offsets), offsets, scale, causal).to(q.dtype)
 
 
 def flash_3_coded(coded: CodedHeads, offsets: Offsets, scale: float, causal: bool) -> Tensor:
     """In bfloat16."""
-    from fa3_fwd_interface import flash_attn_varlen_func  # a package that may be missing
+    return _flash_3_together(coded.q, coded.k, coded.v, offsets, scale, causal, coded.scales)
 
-    q_scale, k_scale, v_scale = coded.scales
-    out: Tensor = flash_attn_varlen_func(
-        coded.q,
-        coded.k,
-        coded.v,
-        offsets.cu_q,
-        offsets.cu_k,
-        offsets.longest_q,
-        offsets.longest_k,
-        softmax_scale=scale,
-        causal=causal,
-        q_descale=q_scale,
-        k_descale=k_scale,
-        v_descale=v_scale,
+
+def flash_3_coded_apart(coded: CodedHeads, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """In bfloat16."""
+    return _flash_3_apart(coded.q, coded.k, coded.v, offsets, scale, causal, coded.scales)
+
+
+def _coded(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets) -> CodedHeads:
+    return quantize_heads(q, k, v, offsets.cu_q, offsets.cu_k, offsets.longest_q, offsets.longest_k)
+
+
+def _flash_3_together(
+    q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool, scales: Tensor | None = None
+) -> Tensor:
+    return _flash_3(
+        q,
+        k,
+        v,
+        scale,
+        causal,
+        scales,
+        cu_seqlens_q=offsets.cu_q,
+        cu_seqlens_k=offsets.cu_k,
+        max_seqlen_q=offsets.longest_q,
+        max_seqlen_k=offsets.longest_k,
     )
+
+
+def _flash_3_apart(
+    q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool, scales: Tensor | None = None
+) -> Tensor:
+    """One call for each run of rows of equal lengths: its kernel for whole batches has less to look up, and what is not
+    finite in a row stays there.
+    """
+    out = torch.empty(q.shape, dtype=q.dtype if scales is None else torch.bfloat16, device=q.device)
+    for rows, n, m, row, at_q, at_k in offsets.runs():
+        into = out[at_q : at_q + rows * n].view(rows, n, *out.shape[1:])
+        if m == 0:
+            into.zero_()
+            continue
+        bq = q[at_q : at_q + rows * n].unflatten(0, (rows, n))
+        bk, bv = (x[at_k : at_k + rows * m].unflatten(0, (rows, m)) for x in (k, v))
+        _flash_3(bq, bk, bv, scale, causal, None if scales is None else scales[:, row : row + rows], out=into)
+    return out
+
+
+def _flash_3(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, scales: Tensor | None, **more: Any) -> Tensor:
+    """The kernel's own op: the package's functions around it take the host longer than a small attention the GPU. One
+    split, so that keys are summed up in the same order whatever else there is.
+    """
+    from fa3_fwd_interface import fa3_fwd_cuda  # a package that may be missing
+
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    if scales is not None:
+        more |= dict(zip(("q_descale", "k_descale", "v_descale"), scales, strict=True))
+    out: Tensor = fa3_fwd_cuda.fwd.default(q, k, v, softmax_scale=scale, is_causal=causal, num_splits=1, **more)[0]
     return out
 
 
 def fp8_emulated(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    coded = quantize_heads(q, k, v, offsets.cu_q, offsets.cu_k, offsets.longest_q, offsets.longest_k)
-    return coded_reference(coded, offsets, scale, causal).to(q.dtype)
+    return coded_reference(_coded(q, k, v, offsets), offsets, scale, causal).to(q.dtype)
 
 
 def coded_reference(coded: CodedHeads, offsets: Offsets, scale: float, causal: bool) -> Tensor:
@@ -216,7 +243,7 @@ Rows = Callable[[Tensor, Tensor, Tensor, float, bool], Tensor]
 def _by_runs(attend: Rows, q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
     """Each run of rows of equal lengths as one batch: q [B, H, n, D], k and v [B, K, m, D], of which m is not 0."""
     parts = []
-    for rows, n, m, at_q, at_k in offsets.runs():
+    for rows, n, m, _, at_q, at_k in offsets.runs():
         of_q, of_k = slice(at_q, at_q + rows * n), slice(at_k, at_k + rows * m)
         if m == 0:
             parts.append(torch.zeros_like(q[of_q]))

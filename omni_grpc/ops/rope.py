@@ -61,8 +61,8 @@ def qk_norm_rope(
     queries and keys: https://arxiv.org/abs/2302.05442, section 2; rotation: https://arxiv.org/abs/2104.09864,
     equation 34.
     """
-    q, k, v, weights, biases = _parts(streams)
-    op = _qk_norm_rope if _has_kernel(streams, table) else qk_norm_rope_reference
+    q, k, v, weights, biases = parts_of(streams)
+    op = _qk_norm_rope if has_kernel(streams, table) else qk_norm_rope_reference
     out = op(q, k, v if place else [], weights, biases, table, list(place), norm, pairs, eps)
     return out[0], out[1], out[2] if place else streams[0].v
 
@@ -82,8 +82,8 @@ def qk_norm_rope_quantize(
     codes: torch.float8_e4m3fn or torch.int8. Returns q, k, v in that dtype, then their scales, float32 [T, H], [T, K]
     and [T, K]: the head's largest magnitude over 448 or 127, and 1 where that is zero.
     """
-    q, k, v, weights, biases = _parts(streams)
-    op = _qk_norm_rope_quantize if _has_kernel(streams, table) else qk_norm_rope_quantize_reference
+    q, k, v, weights, biases = parts_of(streams)
+    op = _qk_norm_rope_quantize if has_kernel(streams, table) else qk_norm_rope_quantize_reference
     return tuple(op(q, k, v, weights, biases, table, list(place), norm, pairs, eps, codes))
 
 
@@ -104,7 +104,7 @@ def qk_norm_rope_reference(
     weights and biases hold q's and k's of each stream in turn.
     """
     _check(q, k, v, weights, biases, table, place, norm, pairs)
-    made = _joined(q, k, v, weights, biases, table, place, norm, pairs, eps)
+    made = joined(q, k, v, weights, biases, table, place, norm, pairs, eps)
     return [x.to(q[0].dtype) for x in made]
 
 
@@ -126,7 +126,7 @@ def qk_norm_rope_quantize_reference(
     _check_codes(v, codes)
     most = LARGEST_CODE[codes]
     made, scales = [], []
-    for x in _joined(q, k, v, weights, biases, table, place, norm, pairs, eps):
+    for x in joined(q, k, v, weights, biases, table, place, norm, pairs, eps):
         amax = x.abs().amax(-1)
         scale = torch.where(amax > 0, amax / most, 1.0)
         scaled = x / scale[..., None]
@@ -135,7 +135,7 @@ def qk_norm_rope_quantize_reference(
     return [*made, *scales]
 
 
-def _parts(streams: Sequence[Heads]) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+def parts_of(streams: Sequence[Heads]) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
     """The streams' tensors as the op takes them: q, k, v, weights, biases."""
     return (
         [stream.q for stream in streams],
@@ -146,12 +146,13 @@ def _parts(streams: Sequence[Heads]) -> tuple[list[Tensor], list[Tensor], list[T
     )
 
 
-def _has_kernel(streams: Sequence[Heads], table: Tensor | None) -> bool:
+def has_kernel(streams: Sequence[Heads], table: Tensor | None) -> bool:
+    """Whether the dtypes are those that a kernel takes."""
     tensors = [x for stream in streams for x in (stream.q, *stream.weights, *stream.biases)]
     return all(x.dtype in KERNEL_DTYPES for x in tensors) and (table is None or table.dtype == torch.float32)
 
 
-def _joined(
+def joined(
     q: Sequence[Tensor],
     k: Sequence[Tensor],
     v: Sequence[Tensor],

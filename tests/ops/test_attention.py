@@ -43,7 +43,8 @@ def test_the_op_is_what_its_schema_and_its_fake_say(seed: int) -> None:
         ("CUDNN_ATTN", {"head_size": 256}, "multiples of 8 up to 128, and this is 256"),
         ("FLASH_ATTN_2", {"head_size": 36}, "multiples of 8 up to 256, and this is 36"),
         ("SAGE_ATTN", {"causal": True}, "does no causal attention"),
-        ("SAGE_ATTN", {}, r"needs the package sageattention \(pip install sageattention\)"),
+        ("SAGE_ATTN", {"head_size": 32}, "multiples of 32 from 64 up to 128, and this is 32"),
+        ("SAGE_ATTN", {}, r"needs the package sageattention \(from source"),
         (
             "FLASH_ATTN",
             {"device": "cpu", "capability": None},
@@ -75,17 +76,21 @@ def test_auto_is_the_first_of_the_platform_that_can_run(monkeypatch: pytest.Monk
 def test_what_auto_leaves_open_is_the_fastest_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     there: set[str] = set()
     monkeypatch.setattr("importlib.util.find_spec", lambda package: True if package in there else None)
-    assert ways(AUTO, Use(**H100)) == ("FLASH_ATTN_2", "TORCH_SDPA", "CUDNN_ATTN")
+    assert ways(AUTO, Use(**H100)) == ("FLASH_ATTN_2", "CUDNN_ATTN")
     assert ways(AUTO, Use(**{**H100, "dtype": "float32"})) == ("TORCH_SDPA",)
     there.add("fa3_fwd_interface")
     both = ("FLASH_ATTN_3 together", "FLASH_ATTN_3 apart")
     # a plan for each new shape is worth it where nothing is as fast without
-    assert ways(AUTO, Use(**H100)) == (*both, "FLASH_ATTN_2", "TORCH_SDPA")
+    assert ways(AUTO, Use(**H100)) == both
     assert ways("FLASH_ATTN", Use(**H100)) == ways("FLASH_ATTN_3", Use(**H100)) == both
     assert ways("FLASH_ATTN_3 apart", Use(**H100)) == ("FLASH_ATTN_3 apart",)
     assert ways("auto invariant", Use(**H100)) == ("FLASH_ATTN_3 invariant",)
     assert [run_of(way).partition(":")[2] for way in both] == ["flash_3", "flash_3_apart"]
-    assert run_of("FLASH_ATTN_3 invariant").endswith(":flash_3")
+    assert run_of("FLASH_ATTN_3 invariant").endswith(":flash_3_apart")
+    assert run_of("FLASH_ATTN_2 invariant").endswith(":flash_2")
+    assert run_of("FLASH_ATTN_3_FP8 together", coded=True).endswith(":flash_3_coded")
+    assert run_of("FLASH_ATTN_3_FP8 apart", coded=True).endswith(":flash_3_coded_apart")
+    assert run_of("FP8_EMULATION", coded=True).endswith(":coded_reference")
     with pytest.raises(ConfigError, match="FLASH_ATTN_3 runs on cuda, and this is cpu"):
         ways("FLASH_ATTN_3 apart", Use(**{**H100, "device": "cpu", "capability": None}))
 
@@ -162,13 +167,42 @@ def test_what_takes_long_is_not_measured_at_a_start(monkeypatch: pytest.MonkeyPa
     assert [shape.size for shape in wanted] == [1536]
 
 
-STAND_INS: dict[str, tuple[str, str]] = {
-    "flash_3": ("fa3_fwd_interface", "flash_attn_varlen_func"),
-    "flash_3_apart": ("fa3_fwd_interface", "flash_attn_func"),
-    "flash_3_fp8": ("fa3_fwd_interface", "flash_attn_varlen_func"),
-    "sage": ("sageattention", "sageattn"),
-}
-"""Functions of backends, with the package and the function that they call."""
+STAND_INS = ("flash_3", "flash_3_apart", "flash_3_fp8", "flash_3_fp8_apart", "sage")
+
+
+def flash_3_op(
+    q, k, v, *, softmax_scale, is_causal, num_splits, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
+    max_seqlen_k=None, q_descale=None, k_descale=None, v_descale=None, out=None,
+):  # fmt: skip
+    """What the op of fa3-fwd takes of its own signature, and gives, computed on the CPU."""
+    assert num_splits == 1
+    if cu_seqlens_q is not None:
+        assert out is None
+        assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+        assert (max_seqlen_q, max_seqlen_k) == (64, 130)
+        assert q_descale is None or q_descale.shape == (len(cu_seqlens_q) - 1, k.shape[1])
+        at = Offsets(cu_q=cu_seqlens_q, cu_k=cu_seqlens_k, longest_q=max_seqlen_q, longest_k=max_seqlen_k)
+        packed = q, k, v
+    else:
+        assert k.shape[1] > 0, "rows without keys never get there"
+        offsets = (torch.arange(x.shape[0] + 1, dtype=torch.int32) * x.shape[1] for x in (q, k))
+        at = Offsets(**dict(zip(("cu_q", "cu_k"), offsets, strict=True)), longest_q=q.shape[1], longest_k=k.shape[1])
+        packed = tuple(x.flatten(0, 1) for x in (q, k, v))
+    if q.dtype == torch.float8_e4m3fn:
+        scales = torch.stack([q_descale, k_descale, v_descale])
+        made = coded_reference(CodedHeads(*packed, scales), at, softmax_scale, is_causal).bfloat16()
+    else:
+        made = sdpa(*packed, at, softmax_scale, is_causal)
+    made = made.view(q.shape)
+    return made if out is None else out.copy_(made), None, None, None
+
+
+def sageattn(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None):
+    assert tensor_layout == "HND"
+    assert k.shape[2] > 0, "rows without keys never get there"
+    n, m = q.shape[2], k.shape[2]
+    mask = torch.ones(n, m, dtype=torch.bool).tril(m - n) if is_causal else None
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=sm_scale).nan_to_num()
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -177,57 +211,27 @@ def test_a_package_is_called_as_it_wants_to_be(
     name: str, causal: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A function of the package's own signature, which computes on the CPU, stands in for it."""
-
-    def flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        softmax_scale=None,
-        causal=False,
-        q_descale=None,
-        k_descale=None,
-        v_descale=None,
-    ):
-        assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
-        assert (max_seqlen_q, max_seqlen_k) == (64, 130)
-        at = Offsets(cu_q=cu_seqlens_q, cu_k=cu_seqlens_k, longest_q=max_seqlen_q, longest_k=max_seqlen_k)
-        if q.dtype == torch.float8_e4m3fn:
-            scales = torch.stack([q_descale, k_descale, v_descale])
-            return coded_reference(CodedHeads(q, k, v, scales), at, softmax_scale, causal).bfloat16()
-        return sdpa(q, k, v, at, softmax_scale, causal)
-
-    def flash_attn_func(q, k, v, softmax_scale=None, causal=False):
-        # [B, n, H, D]; causal from the last query back, and zeros where a query sees no key
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        assert k.shape[2] > 0, "rows without keys never get there"
-        n, m = q.shape[2], k.shape[2]
-        mask = torch.ones(n, m, dtype=torch.bool).tril(m - n) if causal else None
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=softmax_scale)
-        return out.nan_to_num().transpose(1, 2)
-
-    def sageattn(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None):
-        assert tensor_layout == "HND"
-        assert k.shape[2] > 0, "rows without keys never get there"
-        n, m = q.shape[2], k.shape[2]
-        mask = torch.ones(n, m, dtype=torch.bool).tril(m - n) if is_causal else None
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=sm_scale).nan_to_num()
-
-    package, function = STAND_INS[name]
-    stand_in = types.ModuleType(package)
-    setattr(stand_in, function, locals()[function])
-    monkeypatch.setitem(sys.modules, package, stand_in)
+    fa3, sage = types.ModuleType("fa3_fwd_interface"), types.ModuleType("sageattention")
+    fa3.fa3_fwd_cuda = types.SimpleNamespace(fwd=types.SimpleNamespace(default=flash_3_op))  # type: ignore[attr-defined]
+    sage.sageattn = sageattn  # type: ignore[attr-defined]
+    for module in (fa3, sage):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     x = inputs(Case(lengths="across", dtype=torch.float32), "cpu", seed)
     run = imported(f"omni_grpc.ops.attention_kernels:{name}")
     at = Offsets(cu_q=x.host_q, cu_k=x.host_k, longest_q=64, longest_k=130)
     out, want = run(x.q, x.k, x.v, at, SCALE, causal).double(), expected(x, causal)
-    if name == "flash_3_fp8":
+    if "fp8" in name:
         assert 1e-3 < (out - want).norm() / want.norm() < EIGHT_BITS
     else:
         torch.testing.assert_close(out, want, atol=2e-5, rtol=2e-5)
+
+
+def test_a_version_that_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: True)
+    for version, fine in (("1.0.6", False), ("2.1.0", False), ("2.1.1", True), ("2.2.0+cu130", True)):
+        monkeypatch.setattr("importlib.metadata.version", lambda package, version=version: version)
+        why = lack(BACKENDS["SAGE_ATTN"], Use(**H100))
+        assert why == "" if fine else why.startswith(f"needs sageattention 2.1.1, and this is {version} (from source")
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -243,8 +247,9 @@ def test_runs_of_like_rows_are_right_where_cudnn_refuses(causal: bool, seed: int
 
 def test_every_row_of_the_table_has_a_function_and_runs_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda package: True)
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "9.9.9")
     for name, backend in BACKENDS.items():
-        for path in filter(None, (backend.run, backend.apart)):
+        for path in filter(None, (backend.run, backend.apart, backend.coded, backend.coded_apart)):
             assert callable(imported(path)), name
         on = {} if "cuda" in (backend.devices or ("cuda",)) else {"device": "cpu", "capability": None}
         assert lack(backend, Use(**{**H100, **on})) == "", name
