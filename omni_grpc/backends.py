@@ -120,7 +120,6 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "OMNI_INT8": Backend(
         run=f"{_KERNELS}:int8",
-        together=True,
         what="our own kernel: queries and keys in int8, values and weights in e4m3, one call for all rows",
         capability=((9, 0), (9, 0)),
         dtypes=frozenset({"bfloat16", "float32"}),
@@ -131,7 +130,6 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "INT8_EMULATION": Backend(
         run=f"{_KERNELS}:int8",
-        together=True,
         what="what OMNI_INT8 computes, written out: to see on a CPU what it does to a model",
         devices=("cpu",),
         head_most=128,
