@@ -4,6 +4,7 @@
 
 #include "../common/attention_q.h"
 #include "bind.h"
+#include "tiles.h"
 
 #ifdef OMNI_GRPC_CUDA_ARCHS
 namespace {
@@ -12,38 +13,15 @@ using omni::ScalarType;
 using omni::Tensor;
 using Tensors = std::vector<Tensor>;
 
-bool on_same_device(const Tensor& like, const Tensors& others) {
-  for (const Tensor& other : others) {
-    if (other.device() != like.device()) return false;
-  }
-  return true;
-}
-
-// cu_q and cu_k become tensors that the caller keeps.
-omni::PackedRows rows_of(const char* op, const Tensor& like, Tensor& cu_q, Tensor& cu_k) {
-  STD_TORCH_CHECK(cu_q.scalar_type() == ScalarType::Int && cu_k.scalar_type() == ScalarType::Int && cu_q.dim() == 1 &&
-                      cu_k.dim() == 1 && cu_k.size(0) == cu_q.size(0),
-                  op, ": cu_q and cu_k must be int32 and as long as each other");
-  STD_TORCH_CHECK(cu_q.size(0) > 0, op, ": cu_q is empty; it begins with 0");
-  STD_TORCH_CHECK(on_same_device(like, {cu_q, cu_k}), op, ": all tensors must be on one device");
-  cu_q = torch::stable::contiguous(cu_q);
-  cu_k = torch::stable::contiguous(cu_k);
-  omni::PackedRows rows{};
-  rows.cu_q = static_cast<const int32_t*>(cu_q.const_data_ptr());
-  rows.cu_k = static_cast<const int32_t*>(cu_k.const_data_ptr());
-  rows.rows = cu_q.size(0) - 1;
-  return rows;
-}
-
-// Pieces of 16 bytes wherever a token and a head begin.
-Tensor in_pieces(const Tensor& x) {
+// A token's heads side by side, and each token at a multiple of 16 bytes.
+Tensor with_dense_heads(const Tensor& x) {
   constexpr int64_t kPiece = 8;
-  const bool fits = x.stride(2) == 1 && x.stride(0) % kPiece == 0 && x.stride(1) % kPiece == 0 &&
+  const bool fits = x.stride(2) == 1 && (x.stride(1) == x.size(2) || x.size(1) == 1) && x.stride(0) % kPiece == 0 &&
                     reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
   return fits ? x : torch::stable::contiguous(x);
 }
 
-Tensors attention_quantize(const Tensor& q, const Tensor& k, const Tensor& v, Tensor cu_q, Tensor cu_k) {
+Tensors attention_quantize(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k) {
   constexpr const char* kOp = "attention_quantize";
   STD_TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.dim() == 3, kOp, ": q, k, v must be [T, H, D], got ", q.dim(), ", ",
                   k.dim(), " and ", v.dim(), " dimensions");
@@ -54,44 +32,26 @@ Tensors attention_quantize(const Tensor& q, const Tensor& k, const Tensor& v, Te
                   omni::kHeadSize, " channels, q has ", q.size(2), " and k ", k.size(2));
   STD_TORCH_CHECK(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, kOp, ": ", heads,
                   " query heads are no multiple of ", kv_heads, " key heads");
-  Tensors x{q, k, v};
+  const Tensors x{with_dense_heads(q), with_dense_heads(k), with_dense_heads(v)};
   for (const Tensor& each : x) {
     STD_TORCH_CHECK(each.scalar_type() == ScalarType::BFloat16, kOp, ": the kernel takes bfloat16 alone");
   }
-  STD_TORCH_CHECK(on_same_device(q, x), kOp, ": all tensors must be on one device");
-  omni::AttentionQuantize call{};
-  call.rows = rows_of(kOp, q, cu_q, cu_k);
+  STD_TORCH_CHECK(omni::on_same_device(q, x), kOp, ": all tensors must be on one device");
+  omni::AttentionCode call{};
+  auto& stream = call.from.streams[0];
+  stream.q = x[0].const_data_ptr();
+  stream.k = x[1].const_data_ptr();
+  stream.v = x[2].const_data_ptr();
+  stream.q_stride = x[0].stride(0);
+  stream.k_stride = x[1].stride(0);
+  stream.v_stride = x[2].stride(0);
+  call.from.stream_count = 1;
+  call.from.norm = omni::QkNorm::kNone;
   call.rows.queries = q.size(0);
   call.rows.keys = k.size(0);
   call.rows.heads = heads;
   call.rows.kv_heads = kv_heads;
-  for (int i = 0; i < 3; ++i) {
-    x[i] = in_pieces(x[i]);
-    call.x[i] = x[i].const_data_ptr();
-    call.token_stride[i] = x[i].stride(0);
-    call.head_stride[i] = x[i].stride(1);
-  }
-  const int64_t q_tiles = call.rows.queries / omni::kTileQueries + call.rows.rows;
-  const int64_t k_tiles = call.rows.keys / omni::kTileKeys + call.rows.rows;
-  const auto make = [&q](std::vector<int64_t> size, ScalarType type) {
-    return torch::stable::new_empty(q, size, type);
-  };
-  Tensors out{make({heads, q_tiles, omni::kTileQueries, omni::kHeadSize}, ScalarType::Char),
-              make({heads, q_tiles, omni::kTileQueries}, ScalarType::Float),
-              make({kv_heads, k_tiles, omni::kTileKeys, omni::kHeadSize}, ScalarType::Char),
-              make({kv_heads, k_tiles}, ScalarType::Float),
-              make({kv_heads, k_tiles, omni::kHeadSize, omni::kTileKeys}, ScalarType::Float8_e4m3fn),
-              make({kv_heads, k_tiles}, ScalarType::Float)};
-  call.out.q = static_cast<int8_t*>(out[0].mutable_data_ptr());
-  call.out.q_scale = static_cast<float*>(out[1].mutable_data_ptr());
-  call.out.k = static_cast<int8_t*>(out[2].mutable_data_ptr());
-  call.out.k_scale = static_cast<float*>(out[3].mutable_data_ptr());
-  call.out.v = static_cast<uint8_t*>(out[4].mutable_data_ptr());
-  call.out.v_scale = static_cast<float*>(out[5].mutable_data_ptr());
-  call.out.q_tiles = q_tiles;
-  call.out.k_tiles = k_tiles;
-  if (call.rows.rows > 0) omni::launch(kOp, &omni_attention_quantize_cuda, call, q);
-  return out;
+  return omni::code_tiles(kOp, call, q, cu_q, cu_k);
 }
 
 omni::AttentionPlan plan_of(const std::string& plan) {
@@ -102,7 +62,7 @@ omni::AttentionPlan plan_of(const std::string& plan) {
 }
 
 Tensor attention_q(const Tensor& q, const Tensor& q_scale, const Tensor& k, const Tensor& k_scale, const Tensor& v,
-                   const Tensor& v_scale, Tensor cu_q, Tensor cu_k, int64_t queries, double scale,
+                   const Tensor& v_scale, const Tensor& cu_q, const Tensor& cu_k, int64_t queries, double scale,
                    const std::string& plan) {
   constexpr const char* kOp = "attention_q";
   STD_TORCH_CHECK(q.scalar_type() == ScalarType::Char && k.scalar_type() == ScalarType::Char &&
@@ -110,7 +70,7 @@ Tensor attention_q(const Tensor& q, const Tensor& q_scale, const Tensor& k, cons
                   kOp, ": q and k must be int8 and v float8_e4m3fn");
   STD_TORCH_CHECK(scale > 0, kOp, ": scale must be above 0, got ", scale);
   omni::AttentionQ call{};
-  call.rows = rows_of(kOp, q, cu_q, cu_k);
+  const Tensors offsets = omni::set_rows(kOp, call.rows, q, cu_q, cu_k);
   const int64_t heads = q.dim() == 4 ? q.size(0) : 0, kv_heads = k.dim() == 4 ? k.size(0) : 0;
   STD_TORCH_CHECK(heads > 0 && q.size(1) == queries / omni::kTileQueries + call.rows.rows &&
                       q.size(2) == omni::kTileQueries && q.size(3) == omni::kHeadSize,
@@ -127,7 +87,7 @@ Tensor attention_q(const Tensor& q, const Tensor& q_scale, const Tensor& k, cons
   const Tensors parts{torch::stable::contiguous(q),       torch::stable::contiguous(k),
                       torch::stable::contiguous(v),       torch::stable::contiguous(q_scale),
                       torch::stable::contiguous(k_scale), torch::stable::contiguous(v_scale)};
-  STD_TORCH_CHECK(on_same_device(q, parts), kOp, ": all tensors must be on one device");
+  STD_TORCH_CHECK(omni::on_same_device(q, parts), kOp, ": all tensors must be on one device");
   for (int i = 3; i < 6; ++i) {
     STD_TORCH_CHECK(parts[i].scalar_type() == ScalarType::Float, kOp, ": scales must be float32");
   }

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "dtype.h"
+#include "rope.h"
 
 namespace omni {
 
@@ -41,13 +41,16 @@ struct PackedRows {
   int64_t kv_heads;
 };
 
-// One call of attention_quantize: bfloat16, channels side by side, everything a multiple of 16 bytes apart.
-struct AttentionQuantize {
+// One call of attention_quantize or qk_norm_rope_code_tiles, from bfloat16. What `from` says is done to queries and keys
+// before they become codes: norms of heads or across them, without biases, and turns of neighbouring channels.
+struct AttentionCode {
+  QkNormRope from;  // but for its outputs; where q and k are of unlike lengths it has one stream
   PackedRows rows;
-  const void* x[3];  // q, k, v
-  int64_t token_stride[3];
-  int64_t head_stride[3];
   CodedQkv out;
+  // to work with
+  int32_t* source;  // [tokens] for each row of the result the token of all streams; null where they are the same
+  float* factor;    // [2, tokens] by row of the result, of a norm across heads; null where there is none
+  float* centre;    // [rows, kv_heads, kHeadSize] what is taken from keys
 };
 
 // Ways to compute the same. The second one has run on no card yet where a comment of the launcher does not say so.
@@ -68,6 +71,6 @@ struct AttentionQ {
 extern "C" {
 
 // Launch on `stream` (a cudaStream_t). Return null, or what is wrong in words.
-const char* omni_attention_quantize_cuda(const omni::AttentionQuantize* call, void* stream);
+const char* omni_attention_code_cuda(const omni::AttentionCode* call, void* stream);
 const char* omni_attention_q_cuda(const omni::AttentionQ* call, void* stream);
 }

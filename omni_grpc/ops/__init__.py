@@ -12,6 +12,7 @@ from omni_grpc.ops import (
     quant,
     rope,
     rope_heads,
+    rope_tiles,
     step,
 )
 from omni_grpc.ops.library import NativeLibrary, kernels, load_native
@@ -33,5 +34,6 @@ __all__ = [
     "quant",
     "rope",
     "rope_heads",
+    "rope_tiles",
     "step",
 ]

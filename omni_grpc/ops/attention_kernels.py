@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from omni_grpc.backends import INVARIANT
-from omni_grpc.ops.attention_q import HEAD_SIZE, attention_q, attention_quantize
+from omni_grpc.ops.attention_q import attention_q, attention_quantize, with_whole_heads
 from omni_grpc.ops.heads import CODES, CodedHeads, quantize_heads
 from omni_grpc.ops.library import kernels
 
@@ -213,9 +213,7 @@ def int8(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal
     size, dtype = q.shape[2], torch.bfloat16 if q.is_cuda else q.dtype
     if q.is_cuda and not _has_int8():
         raise RuntimeError("the op library lacks its kernel: build it with nvcc, for 90a")
-    mine, keys, values = (
-        F.pad(x.to(dtype), (0, HEAD_SIZE - size)) if size < HEAD_SIZE else x.to(dtype) for x in (q, k, v)
-    )
+    mine, keys, values = (with_whole_heads(x.to(dtype)) for x in (q, k, v))
     coded = attention_quantize(mine, keys, values, offsets.cu_q, offsets.cu_k)
     out = attention_q(coded, offsets.cu_q, offsets.cu_k, q.shape[0], scale)
     return out[..., :size].to(q.dtype)

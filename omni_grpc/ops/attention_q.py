@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from omni_grpc.ops.library import declare
@@ -33,7 +34,7 @@ _INT8, _E4M3 = 127.0, 448.0
 _LOG2_E = 1.44269504
 
 
-class Coded(NamedTuple):
+class CodedTiles(NamedTuple):
     """What `attention_quantize` gives: q int8 [H, Q, 64, D] with a scale for each query [H, Q, 64], k int8 [K, N, 128,
     D] and v e4m3 [K, N, D, 128] with a scale for each tile [K, N].
     """
@@ -46,16 +47,18 @@ class Coded(NamedTuple):
     v_scale: Tensor
 
 
-def attention_quantize(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> Coded:
+def attention_quantize(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> CodedTiles:
     """The operands of `attention_q`. q: [Tq, H, D]. k, v: [Tk, K, D]. cu_q, cu_k: int32 [R + 1]. bfloat16 on CUDA.
 
     What is taken from the keys of a row and head is the mean of 64 of them, spread over the row. A NaN in a query or
     key is one in its scale, one in a value is one among the codes. Raises RuntimeError for other head sizes.
     """
-    return Coded(*_attention_quantize(q, k, v, cu_q, cu_k))
+    return CodedTiles(*_attention_quantize(q, k, v, cu_q, cu_k))
 
 
-def attention_q(coded: Coded, cu_q: Tensor, cu_k: Tensor, queries: int, scale: float, plan: str = PLANS[0]) -> Tensor:
+def attention_q(
+    coded: CodedTiles, cu_q: Tensor, cu_k: Tensor, queries: int, scale: float, plan: str = PLANS[0]
+) -> Tensor:
     """softmax(scale * q k^T) v, each row's queries to its keys; `queries` is Tq. Returns bfloat16 [Tq, H, D].
 
     Not causal. A row without keys gives zeros. `scale` is above 0. On CUDA it needs compute capability 9.0.
@@ -88,7 +91,7 @@ def attention_quantize_reference(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, 
     codes_v = (tiles_v / v_scale[..., None, None]).clamp(-_E4M3, _E4M3).to(torch.float8_e4m3fn)
     lines = _by_weights(codes_v.view(torch.uint8).transpose(-1, -2))
     parts = (_swizzled(codes_q), q_scale, _swizzled(codes_k), k_scale, _swizzled(lines), v_scale)
-    coded = Coded(*(part.contiguous() for part in parts))
+    coded = CodedTiles(*(part.contiguous() for part in parts))
     return [*coded._replace(v=coded.v.view(torch.float8_e4m3fn))]
 
 
@@ -106,7 +109,7 @@ def attention_q_reference(
     plan: str,
 ) -> Tensor:
     """The definition of `attention_q`: tile after tile of keys, the last and perhaps ragged one first."""
-    coded = Coded(q, q_scale, k, k_scale, v, v_scale)
+    coded = CodedTiles(q, q_scale, k, k_scale, v, v_scale)
     _check_coded(coded, cu_q, cu_k, queries, scale, plan)
     heads, group = q.shape[0], q.shape[0] // k.shape[0]
     lines_q, lines_k = _swizzled(q).float(), _swizzled(k).float()
@@ -187,7 +190,12 @@ def _by_keys(lines: Tensor) -> Tensor:
     return groups.transpose(-2, -3).flatten(-4)
 
 
-def _attention_quantize_fake(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> list[Tensor]:
+def with_whole_heads(x: Tensor) -> Tensor:
+    """x [T, H, D] with heads of 128 channels: smaller ones get zeros, which change no score."""
+    return F.pad(x, (0, HEAD_SIZE - x.shape[2])) if x.shape[2] < HEAD_SIZE else x
+
+
+def attention_quantize_fake(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> list[Tensor]:
     _check_inputs(q, k, v, cu_q, cu_k)
     rows, heads, kv_heads = cu_q.shape[0] - 1, q.shape[1], k.shape[1]
     tiles_q, tiles_k = q.shape[0] // TILE_QUERIES + rows, k.shape[0] // TILE_KEYS + rows
@@ -215,7 +223,7 @@ def _attention_q_fake(
     scale: float,
     plan: str,
 ) -> Tensor:
-    _check_coded(Coded(q, q_scale, k, k_scale, v, v_scale), cu_q, cu_k, queries, scale, plan)
+    _check_coded(CodedTiles(q, q_scale, k, k_scale, v, v_scale), cu_q, cu_k, queries, scale, plan)
     return q.new_empty((queries, q.shape[0], HEAD_SIZE), dtype=torch.bfloat16)
 
 
@@ -251,7 +259,7 @@ def _check_rows(op: str, q: Tensor, cu_q: Tensor, cu_k: Tensor) -> None:
     )
 
 
-def _check_coded(coded: Coded, cu_q: Tensor, cu_k: Tensor, queries: int, scale: float, plan: str) -> None:
+def _check_coded(coded: CodedTiles, cu_q: Tensor, cu_k: Tensor, queries: int, scale: float, plan: str) -> None:
     op, (q, k, v) = "attention_q", (coded.q, coded.k, coded.v)
     rows = cu_q.shape[0] - 1
     torch._check(
@@ -282,7 +290,7 @@ def _check_coded(coded: Coded, cu_q: Tensor, cu_k: Tensor, queries: int, scale: 
 _attention_quantize = declare(
     "attention_quantize(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k) -> Tensor[]",
     reference=attention_quantize_reference,
-    fake=_attention_quantize_fake,
+    fake=attention_quantize_fake,
 )
 _attention_q = declare(
     "attention_q(Tensor q, Tensor q_scale, Tensor k, Tensor k_scale, Tensor v, Tensor v_scale, Tensor cu_q, "

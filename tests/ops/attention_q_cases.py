@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,12 +17,15 @@ from omni_grpc.ops.attention_q import (
     PLANS,
     TILE_KEYS,
     TILE_QUERIES,
-    Coded,
+    CodedTiles,
     attention_q,
     attention_q_reference,
     attention_quantize,
     attention_quantize_reference,
 )
+from omni_grpc.ops.rope import parts_of
+from omni_grpc.ops.rope_tiles import NORMS, qk_norm_rope_code_tiles, qk_norm_rope_code_tiles_reference
+from tests.ops import rope_cases
 
 SCALE = HEAD_SIZE**-0.5
 Lengths = tuple[tuple[int, int], ...]
@@ -67,7 +71,7 @@ class Inputs:
     cu_k: Tensor
     lengths: Lengths
 
-    def coded(self) -> Coded:
+    def coded(self) -> CodedTiles:
         return attention_quantize(self.q, self.k, self.v, self.cu_q, self.cu_k)
 
     def attend(self, plan: str = PLANS[0]) -> Tensor:
@@ -136,7 +140,7 @@ def check_case(case: Case, device: str, seed: int) -> None:
     x = inputs(case, device, seed)
     about = f"{case} on {device}, seed {seed}"
     coded = x.coded()
-    check_codes(x, coded, about)
+    check_codes(coded, attention_quantize_reference(x.q, x.k, x.v, x.cu_q, x.cu_k), x.cu_q, x.cu_k, about)
     _poison(x.q)
     out = attention_q(coded, x.cu_q, x.cu_k, x.q.shape[0], SCALE, case.plan)
     assert out.shape == x.q.shape, about
@@ -160,35 +164,64 @@ def _poison(like: Tensor) -> None:
     torch.full_like(like, float("nan"), memory_format=torch.contiguous_format)
 
 
-def check_codes(x: Inputs, coded: Coded, about: str) -> None:
+def check_codes(coded: CodedTiles, want: Sequence[Tensor], cu_q: Tensor, cu_k: Tensor, about: str) -> None:
     """Against the definition, in the tiles that rows reach: scales to a few units in the last place, codes within a
     step, which a value halfway between two of them may be off.
     """
-    want = attention_quantize_reference(x.q, x.k, x.v, x.cu_q, x.cu_k)
-    used_q, used_k = _used(x, 0, TILE_QUERIES), _used(x, 1, TILE_KEYS)
-    for name, used, mine, true in zip(
-        Coded._fields, (used_q, used_q, used_k, used_k, used_k, used_k), coded, want, strict=True
-    ):
+    used = dict.fromkeys(CodedTiles._fields, _used(cu_k, TILE_KEYS)) | dict.fromkeys(
+        ("q", "q_scale"), _used(cu_q, TILE_QUERIES)
+    )
+    for name, mine, true in zip(CodedTiles._fields, coded, want, strict=True):
         assert mine.shape == true.shape, f"{about}: {name} has shape {tuple(mine.shape)}"
         assert mine.dtype == true.dtype, f"{about}: {name} has {mine.dtype}"
-        mine, true = mine[:, used], true[:, used]
+        mine, true = mine[:, used[name]], true[:, used[name]]
         if "scale" in name:
-            torch.testing.assert_close(mine, true, rtol=1e-5, atol=0.0, msg=lambda text, n=name: f"{about}: {n} {text}")
+            torch.testing.assert_close(mine, true, rtol=3e-5, atol=0.0, msg=lambda text, n=name: f"{about}: {n} {text}")
             continue
         apart = (mine.double() - true.double()).abs()
         step = 1.0 if name in "qk" else (true.double().abs() / 8).clamp_min(2.0**-9)
         assert (apart <= step * 1.001).all(), f"{about}: codes of {name} are off by {apart.max().item()}"
-        assert not apart.numel() or (apart > 0).double().mean() < 2e-3, f"{about}: codes of {name} differ"
+        assert not apart.numel() or (apart > 0).double().mean() < 4e-3, f"{about}: codes of {name} differ"
 
 
-def _used(x: Inputs, column: int, size: int) -> Tensor:
-    cu = (x.cu_q, x.cu_k)[column].tolist()
+def _used(cu: Tensor, size: int) -> Tensor:
+    at = cu.tolist()
     used = [
-        cu[row] // size + row + number
-        for row, lengths in enumerate(x.lengths)
-        for number in range(-(-lengths[column] // size))
+        start // size + row + number
+        for row, (start, end) in enumerate(itertools.pairwise(at))
+        for number in range(-(-(end - start) // size))
     ]
-    return torch.tensor(used, dtype=torch.int64, device=x.q.device)
+    return torch.tensor(used, dtype=torch.int64, device=cu.device)
+
+
+def _fused_cases() -> Iterator[rope_cases.Case]:
+    for norm, dtype in itertools.product(NORMS, (torch.float32, torch.bfloat16)):
+        affine = "" if norm == "none" else "weights"
+        yield rope_cases.Case(
+            (150, 331), 6, 2, HEAD_SIZE, norm=norm, dtype=torch.bfloat16, weight_dtype=dtype, affine=affine
+        )
+    for norm in NORMS[1:]:
+        yield rope_cases.Case((300,), 4, 4, HEAD_SIZE, norm=norm, dtype=torch.bfloat16, placed=False)
+        yield rope_cases.Case((300, 5), 5, 5, HEAD_SIZE, norm=norm, dtype=torch.bfloat16, view="odd")
+    yield rope_cases.Case((70, 9), 3, 3, HEAD_SIZE, norm="rms", dtype=torch.bfloat16, turning=0)
+    yield rope_cases.Case((70, 9), 3, 3, HEAD_SIZE, norm="rms", dtype=torch.bfloat16, turning=20)
+
+
+def codes_are_made_where_heads_are_normed_and_turned(device: str, seed: int) -> None:
+    """In one pass, of streams in any order, those of the definition."""
+    for case in _fused_cases():
+        given, total = rope_cases.inputs(case, device, seed), sum(case.tokens)
+        generator = torch.Generator().manual_seed(seed)
+        cuts = sorted(torch.randint(0, total + 1, (2,), generator=generator).tolist())
+        cu = torch.tensor([0, *cuts, total], dtype=torch.int32, device=device)
+        made = qk_norm_rope_code_tiles(given.streams, given.table, given.place, cu, norm=case.norm)
+        q, k, v, weights, _ = parts_of(given.streams)
+        want = qk_norm_rope_code_tiles_reference(q, k, v, weights, given.table, given.place, cu, case.norm, 1e-6)
+        about = f"{case} on {device}, seed {seed}"
+        check_codes(made, want, cu, cu, about)
+        heads = rope_cases.apply(case, given)
+        apart = error(*(attention_q(each, cu, cu, total, SCALE) for each in (made, attention_quantize(*heads, cu, cu))))
+        assert apart < 3e-2, f"{about}: {apart:.2g} from what two passes give"
 
 
 def rows_do_not_see_each_other(device: str, seed: int) -> None:
@@ -245,7 +278,13 @@ def plans_agree(device: str, seed: int) -> None:
         assert torch.equal(x.attend(plan), first), f"{plan}, seed {seed}"
 
 
-CHECKS = [rows_do_not_see_each_other, nan_stays, centre_of_keys_does_not_show, plans_agree]
+CHECKS = [
+    rows_do_not_see_each_other,
+    nan_stays,
+    centre_of_keys_does_not_show,
+    plans_agree,
+    codes_are_made_where_heads_are_normed_and_turned,
+]
 CUDA_CHECKS = CHECKS
 
 

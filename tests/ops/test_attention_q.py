@@ -7,6 +7,7 @@ import torch
 
 from omni_grpc.ops.attention_q import attention_q, attention_quantize
 from tests.ops import attention_q_cases as cases
+from tests.ops import rope_cases
 from tests.ops.attention_q_cases import SCALE, Case, inputs
 
 OPS = torch.ops.omni_grpc
@@ -26,6 +27,10 @@ def test_the_ops_are_what_their_schemas_and_fakes_say(seed: int) -> None:
     x = inputs(Case("across", heads=4), "cpu", seed)
     first = OPS.attention_quantize.default
     torch.library.opcheck(first, (x.q, x.k, x.v, x.cu_q, x.cu_k), test_utils=("test_schema", "test_faketensor"))
+    (stream,) = rope_cases.inputs(rope_cases.Case((130,), size=128, placed=False), "cpu", seed).streams
+    cu = torch.tensor([0, 70, 130], dtype=torch.int32)
+    one = ([stream.q], [stream.k], [stream.v], [*stream.weights], None, [], cu, "rms", 1e-6)
+    torch.library.opcheck(OPS.qk_norm_rope_code_tiles.default, one, test_utils=("test_schema", "test_faketensor"))
     arguments = (*x.coded(), x.cu_q, x.cu_k, x.q.shape[0], SCALE, "plain")
     # without test_schema, which cannot compare inputs of float8
     torch.library.opcheck(OPS.attention_q.default, arguments, test_utils=("test_faketensor",))
