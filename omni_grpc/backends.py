@@ -28,6 +28,7 @@ class Backend:
     run: import string of its function, see `ops.attention_kernels`. what: one line for people.
     apart: the same for its function that makes one call for each run of rows of equal lengths, where `run` makes one
     for all of them.
+    tiles: whether it reads what `ops.rope_tiles` makes.
     package: a module that has to be there besides torch, install: how to get it, least: the first version that will do.
     devices: types of device. capability: lowest and highest compute capability, both included.
     dtypes: empty where it takes any. head_multiple, head_most: of head sizes. causal, grouped: whether it does causal
@@ -42,6 +43,7 @@ class Backend:
     apart: str = ""
     coded: str = ""
     coded_apart: str = ""
+    tiles: bool = False
     package: str = ""
     install: str = ""
     least: tuple[int, ...] = ()
@@ -118,6 +120,26 @@ BACKENDS: Mapping[str, Backend] = {
         devices=("cpu",),
         lossy=True,
     ),
+    "OMNI_INT8": Backend(
+        run=f"{_KERNELS}:int8",
+        tiles=True,
+        what="our own kernel: queries and keys in int8, values and weights in e4m3, one call for all rows",
+        capability=((9, 0), (9, 0)),
+        dtypes=frozenset({"bfloat16", "float32"}),
+        head_multiple=128,
+        head_most=128,
+        causal=False,
+        lossy=True,
+    ),
+    "INT8_EMULATION": Backend(
+        run=f"{_KERNELS}:int8",
+        tiles=True,
+        what="what OMNI_INT8 computes, written out: to see on a CPU what it does to a model",
+        devices=("cpu",),
+        head_most=128,
+        causal=False,
+        lossy=True,
+    ),
     "FLASH_ATTN_2": Backend(
         run=f"{_KERNELS}:flash_2",
         what="FlashAttention 2 as torch has it, one call for all rows",
@@ -146,6 +168,7 @@ BACKENDS: Mapping[str, Backend] = {
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "FLASH_ATTN": ("FLASH_ATTN_3", "FLASH_ATTN_2"),
     "FP8_ATTN": ("FLASH_ATTN_3_FP8", "FP8_EMULATION"),
+    "INT8_ATTN": ("OMNI_INT8", "INT8_EMULATION"),
 }
 """Names that stand for several backends: the first that can run."""
 
@@ -155,7 +178,8 @@ CODED: Mapping[str, Mapping[str, str]] = {
         "FLASH_ATTN": "FLASH_ATTN_3_FP8",
         "FLASH_ATTN_3": "FLASH_ATTN_3_FP8",
         **{name: name for name in ("FP8_ATTN", "FLASH_ATTN_3_FP8", "FP8_EMULATION")},
-    }
+    },
+    "int8": {AUTO: "INT8_ATTN", **{name: name for name in ("INT8_ATTN", "OMNI_INT8", "INT8_EMULATION")}},
 }
 """Precisions that are no dtype of queries, keys and values: what a backend is in each."""
 

@@ -5,6 +5,7 @@
 
 #include "../common/rope.h"
 #include "bind.h"
+#include "tiles.h"
 
 namespace {
 
@@ -269,6 +270,34 @@ Tensors qk_norm_rope_code_heads(const Tensors& q, const Tensors& k, const Tensor
   return out;
 }
 
+Tensors qk_norm_rope_code_tiles(const Tensors& q, const Tensors& k, const Tensors& v, const Tensors& weights,
+                                const std::optional<Tensor>& table, const Tensors& place, const Tensor& cu,
+                                const std::string& norm, double eps) {
+  STD_TORCH_CHECK(!v.empty(), "qk_norm_rope: codes are made of q, k and v, and there is no v");
+  Operands in{q, k, v, weights, {}, place, table};
+  const QkNorm kind = norm_of(norm);
+  check(in, kind, "interleaved");
+  STD_TORCH_CHECK(in.q[0].size(2) == omni::kHeadSize, "qk_norm_rope: tiles of codes are for heads of ",
+                  omni::kHeadSize, " channels, and these have ", in.q[0].size(2));
+  make_dense(in);
+  for (Tensors* part : {&in.q, &in.k, &in.v}) {
+    for (Tensor& x : *part) {
+      STD_TORCH_CHECK(x.scalar_type() == ScalarType::BFloat16, "qk_norm_rope: tiles of codes are made of bfloat16");
+      const bool aligned = x.stride(0) % 8 == 0 && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+      if (!aligned) x = torch::stable::clone(x);
+    }
+  }
+  for (Tensor& weight : in.weights) {
+    if (reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % 16 != 0) weight = torch::stable::clone(weight);
+  }
+  omni::AttentionCode call{};
+  call.from = call_of(in, kind, "interleaved", eps);
+  call.rows.queries = call.rows.keys = call.from.tokens;
+  call.rows.heads = call.from.heads;
+  call.rows.kv_heads = call.from.kv_heads;
+  return omni::code_tiles(kOp, call, in.q[0], cu, cu);
+}
+
 #endif
 
 }  // namespace
@@ -280,5 +309,6 @@ STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CUDA, m) {
   m.impl("qk_norm_rope", TORCH_BOX(&qk_norm_rope<run_cuda>));
   m.impl("qk_norm_rope_quantize", TORCH_BOX(&qk_norm_rope_quantize));
   m.impl("qk_norm_rope_code_heads", TORCH_BOX(&qk_norm_rope_code_heads));
+  m.impl("qk_norm_rope_code_tiles", TORCH_BOX(&qk_norm_rope_code_tiles));
 }
 #endif

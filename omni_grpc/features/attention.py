@@ -18,6 +18,7 @@ from omni_grpc.nn.attention import Attention, leaves
 from omni_grpc.nn.rows import JOINT, Owner, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.attention import varlen_attention
+from omni_grpc.ops.attention_q import CodedTiles
 from omni_grpc.ops.heads import CodedHeads
 from omni_grpc.roles import Choice, Roles, Window
 
@@ -134,12 +135,14 @@ class PreciseAttention(Attention):
                 views[row].copy_(result)
         return out
 
-    def reads_codes(self, x: Tensor, rows: Rows) -> bool:
+    def reads_codes(self, x: Tensor, rows: Rows) -> type[CodedHeads] | type[CodedTiles] | None:
         """Where its rows have one precision and that has codes."""
         by_row = {self._of(owner) for owner in rows.owners} if self.windows else {self.precision}
-        return len(by_row) == 1 and by_row <= CODED.keys() and self._with(*by_row).reads_codes(x, rows)
+        if len(by_row) != 1 or not by_row <= CODED.keys():
+            return None
+        return self._with(*by_row).reads_codes(x, rows)
 
-    def coded(self, given: CodedHeads, dtype: torch.dtype, rows: Rows, over: str = JOINT) -> Tensor:
+    def coded(self, given: CodedHeads | CodedTiles, dtype: torch.dtype, rows: Rows, over: str = JOINT) -> Tensor:
         precision = self._of(rows.owners[0]) if self.windows else self.precision
         return self._with(precision).coded(given, dtype, rows, over)
 

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.backends import AUTO, Use, run_of
+from omni_grpc.backends import AUTO, BACKENDS, Use, run_of
 from omni_grpc.errors import InternalError
 from omni_grpc.nn.rows import JOINT, Rows
 from omni_grpc.ops.attention import use_of, varlen_attention, varlen_attention_coded, ways_of
 from omni_grpc.ops.attention_choice import taken
+from omni_grpc.ops.attention_q import CodedTiles, attention_q
 from omni_grpc.ops.heads import CodedHeads
 
 
@@ -79,14 +80,21 @@ class Attention(nn.Module):
             keys.host,
         )
 
-    def reads_codes(self, x: Tensor, rows: Rows) -> bool:
-        """Whether it makes codes of queries, keys and values like x [T, H, D], so that `coded` may bring them."""
-        named = self._ways(x.device, x.dtype)
-        return rows.exchange is None and bool(run_of(named[0], coded=True))
+    def reads_codes(self, x: Tensor, rows: Rows) -> type[CodedHeads] | type[CodedTiles] | None:
+        """What it makes of queries, keys and values like x [T, H, D], if these are codes: `coded` may bring them."""
+        named = self._ways(x.device, x.dtype)[0]
+        if rows.exchange is not None:
+            return None
+        if BACKENDS[named.partition(" ")[0]].tiles:
+            return None if x.is_cuda and x.dtype != torch.bfloat16 else CodedTiles
+        return CodedHeads if run_of(named, coded=True) else None
 
-    def coded(self, given: CodedHeads, dtype: torch.dtype, rows: Rows, over: str = JOINT) -> Tensor:
-        """Self attention of what was in that dtype, where it `reads_codes`."""
+    def coded(self, given: CodedHeads | CodedTiles, dtype: torch.dtype, rows: Rows, over: str = JOINT) -> Tensor:
+        """Self attention of what was in that dtype, where it `reads_codes` like these."""
         stream = rows.stream(over)
+        if isinstance(given, CodedTiles):
+            out = attention_q(given, stream.cu, stream.cu, stream.total, self.softmax_scale)
+            return out[..., : self.head_size].to(dtype)
         return varlen_attention_coded(
             given,
             stream.cu,

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.norms import AcrossHeadsNorm
 from omni_grpc.nn.rows import JOINT, Rows
+from omni_grpc.ops.attention_q import CodedTiles
 from omni_grpc.ops.rope import Heads, qk_norm_rope
 from omni_grpc.ops.rope_heads import qk_norm_rope_code_heads
+from omni_grpc.ops.rope_tiles import qk_norm_rope_code_tiles
 
 
 class Projected(NamedTuple):
@@ -54,9 +56,9 @@ def _attended(
 ) -> Tensor:
     """Where attention works in 8 bits, norms that bound what leaves them let one pass make the codes."""
     kind, x = _kind(parts), parts[0].q
-    if kind and attention.reads_codes(x, rows):
-        cu = rows.stream(over).cu
-        coded = qk_norm_rope_code_heads(_fused(parts), table, place, cu, norm=kind, eps=_eps(parts))
+    if kind and (codes := attention.reads_codes(x, rows)):
+        make = qk_norm_rope_code_tiles if codes is CodedTiles else qk_norm_rope_code_heads
+        coded = make(_fused(parts), table, place, rows.stream(over).cu, norm=kind, eps=_eps(parts))
         return attention.coded(coded, x.dtype, rows, over)
     out: Tensor = attention(*_rotated(parts, table, place), rows, over=over)
     return out
