@@ -27,8 +27,8 @@ def attempt(timer: Callable[[Call, Any], float], call: Call, sets: Any) -> tuple
         return None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-def time_on_gpu(call: Call, sets: Sequence[tuple[Any, ...]]) -> float:
-    """Seconds of one call, the median of REPEATS replays of a graph of CALLS."""
+def time_on_gpu(call: Call, sets: Sequence[tuple[Any, ...]], *, calls: int = CALLS, repeats: int = REPEATS) -> float:
+    """Seconds of one call, the median of so many replays of a graph of so many calls."""
     warm = torch.cuda.Stream()
     warm.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(warm):
@@ -37,15 +37,15 @@ def time_on_gpu(call: Call, sets: Sequence[tuple[Any, ...]]) -> float:
     torch.cuda.current_stream().wait_stream(warm)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        outputs = [call(*sets[i % len(sets)]) for i in range(CALLS)]
+        outputs = [call(*sets[i % len(sets)]) for i in range(calls)]
     times = []
-    for _ in range(REPEATS + 3):
+    for _ in range(repeats + 3):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3 / CALLS)
+        times.append(start.elapsed_time(end) / 1e3 / calls)
     del outputs, graph
     return statistics.median(times[3:])
 
