@@ -51,6 +51,7 @@ def _cases() -> Iterator[Case]:
         yield Case(5, 0, 16, codes)
         yield Case(5, 16, 0, codes)
         yield Case(21, 12288, 40, codes, F32)
+        yield Case(18, 100, 66, codes, strided=True)
 
 
 CASES = tuple(_cases())
