@@ -35,7 +35,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.timing import BEYOND_L2, attempt, time_on_cpu, time_on_gpu
+from benchmarks.timing import BEYOND_L2, CALLS, attempt, time_on_cpu, time_on_gpu
 from omni_grpc.ops.gemm import gemm_q
 from omni_grpc.ops.quant import quantize_rows
 
@@ -120,6 +120,9 @@ GPU_SHAPES = (
 )
 """Tokens, outputs, inputs: FLUX and Qwen-Image at 1024 x 1024 with one and two rows, texts, Wan 14B."""
 
+OF_A_GRAPH = 8e12
+"""Operations of the calls that are timed in one go."""
+
 CPU_SHAPES = ((64, 384, 128), (260, 512, 128), (260, 128, 512), (1024, 1024, 1024), (260, 3072, 3072))
 
 
@@ -140,11 +143,14 @@ def measure(
         if time.monotonic() > deadline:
             break
         sets = [(operands,) for operands in _operand_sets(device, *shape, dtype)]
+        flops = 2 * math.prod(shape)
+        # a graph of 5 to 15 ms
+        calls = max(2, min(CALLS, math.ceil(OF_A_GRAPH / flops)))
+        timer = functools.partial(time_on_gpu, calls=calls, repeats=7) if device == "cuda" else time_on_cpu
         for what, call in rows.items():
             taken, problem = None, "no time left"
             if time.monotonic() < deadline:
-                taken, problem = attempt(time_on_gpu if device == "cuda" else time_on_cpu, call, sets)
-            flops = 2 * math.prod(shape)
+                taken, problem = attempt(timer, call, sets)
             made.append(
                 Measurement(
                     *shape,

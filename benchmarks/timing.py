@@ -33,10 +33,8 @@ def attempt(timer: Callable[[Call, Any], float], call: Call, sets: Any) -> tuple
         return None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-def time_on_gpu(
-    call: Call, sets: Sequence[tuple[Any, ...]], *, calls: int = CALLS, repeats: int | None = None
-) -> float:
-    """Seconds of one call, the median of REPEATS replays of a graph of CALLS; fewer where one takes long."""
+def time_on_gpu(call: Call, sets: Sequence[tuple[Any, ...]], calls: int = CALLS, repeats: int | None = None) -> float:
+    """Seconds of one call, the median of REPEATS (or `repeats`) replays of a graph of `calls`."""
     repeats = REPEATS if repeats is None else repeats
     warm = torch.cuda.Stream()
     warm.wait_stream(torch.cuda.current_stream())

@@ -1,10 +1,11 @@
 """Measures every way to compute gemm_q on this GPU at shapes that models have: what comes with the package.
 
-    python benchmarks/tune_gemm.py --out FILE            the ways that a warm-up would try
-    python benchmarks/tune_gemm.py --out FILE --orders   each configuration in every order of tiles
+    python benchmarks/tune_gemm.py                       into omni_grpc/ops/tuned/<card>_gemm.json
+    python benchmarks/tune_gemm.py --results FOLDER
+    python benchmarks/tune_gemm.py --orders              each configuration in every order of tiles
 
-FILE becomes omni_grpc/ops/tuned/<card>.json; shapes that it has are not measured again. Each line of the table has
-TFLOP/s of torch and of the best order of each configuration, for one shape and epilogue.
+Shapes that the file has are not measured again. It keeps the times of torch and of the best few ways. Each line of the
+table has TFLOP/s of torch and of the best order of each configuration, for one shape and epilogue.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.bench_gemm import GPU_SHAPES
 from omni_grpc.ops.gemm import candidates, gemm_calls
 from omni_grpc.ops.gemm_ways import TORCH, configurations, shape_of
-from omni_grpc.ops.tuning import Call, Candidates, Choices, Shape, read
+from omni_grpc.ops.tuning import SHIPPED, Call, Candidates, Choices, Shape, Times, read, slug, write
 
 FEATURES = ((3072, 3072), (9216, 3072), (12288, 3072), (3072, 12288))
 """Outputs and inputs of FLUX.1 and Qwen-Image."""
 
+KEPT = 3
 TEXTS = (32, 64, 128, 256, 512)
 EPILOGUES = ((False, "none"), (True, "none"), (True, "gelu_tanh"))
 
@@ -56,16 +58,23 @@ def line(shape: Shape, times: Mapping[str, float]) -> str:
     return f"{shape.size}x{outputs}x{inputs} {shape.kind[0]} {shape.kind[1]}: {', '.join(parts)}"
 
 
+def best(times: Mapping[str, float]) -> Times:
+    """Those of torch and of the KEPT fastest."""
+    fastest = sorted(times, key=times.__getitem__)[:KEPT]
+    return {way: taken for way, taken in times.items() if way in fastest or way == TORCH}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--results", type=Path, default=SHIPPED, help="folder of the JSON file")
     parser.add_argument("--orders", action="store_true", help="every order of tiles")
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--epilogues", type=int, nargs="*", default=(0, 1, 2), help="none, bias, bias and GELU")
     options = parser.parse_args()
     device, deadline = torch.device("cuda", 0), time.monotonic() + options.seconds
     make: Candidates = every_order if options.orders else candidates
-    kept = Choices({}, options.out)
+    path = options.results / f"{slug(torch.cuda.get_device_name(device))}_gemm.json"
+    kept, measured = Choices({}, path), {}
     for (tokens, outputs, inputs), codes, number in itertools.product(
         shapes(), (torch.float8_e4m3fn, torch.int8), options.epilogues
     ):
@@ -75,8 +84,13 @@ def main() -> None:
             continue
         shape = shape_of(codes, tokens, outputs, inputs, bias=bias, act=act)
         kept.tune({shape: make}, device, max(0.0, deadline - time.monotonic()))
-        if times := read(options.out).get(shape.family, {}).get(shape.size):
+        times = read(path).get(shape.family, {}).get(shape.size)
+        if times:
+            measured.setdefault(shape.family, {})[shape.size] = best(times)
             print(line(shape, times), flush=True)
+    # written anew: `write` would keep what is left out
+    path.unlink(missing_ok=True)
+    write(path, measured)
 
 
 if __name__ == "__main__":

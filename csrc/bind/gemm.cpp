@@ -89,9 +89,7 @@ std::vector<Listed> listed() {
   return {
 #ifdef OMNI_GRPC_GEMM_SM90
       {"sm90", "fp8", omni_gemm_fp8_sm90()},
-      {"sm90", "fp8", omni_gemm_fp8_few_sm90()},
       {"sm90", "int8", omni_gemm_int8_sm90()},
-      {"sm90", "int8", omni_gemm_int8_few_sm90()},
 #endif
 #ifdef OMNI_GRPC_GEMM_SM89
       {"sm89", "fp8", omni_gemm_fp8_sm89()},

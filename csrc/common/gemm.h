@@ -66,9 +66,7 @@ void omni_finish_cpu(const omni::Finish* call, int64_t begin, int64_t end);
 
 // The configurations of each file of kernels/.
 omni::GemmConfigs omni_gemm_fp8_sm90(void);
-omni::GemmConfigs omni_gemm_fp8_few_sm90(void);
 omni::GemmConfigs omni_gemm_int8_sm90(void);
-omni::GemmConfigs omni_gemm_int8_few_sm90(void);
 omni::GemmConfigs omni_gemm_fp8_sm89(void);
 omni::GemmConfigs omni_gemm_int8_sm80(void);
 }

@@ -39,7 +39,7 @@ struct Int8 {
 
 // kM x kN is a tile of the output, and a block takes kK inputs at a time. kClusterM x kClusterN blocks share what they
 // load. Ping-pong: two warp groups on two tiles, of which one computes while the other writes. Else both share a tile.
-template <class Kind, int kM, int kN, int kK, int kClusterM, int kClusterN, bool kPingPong, bool kStreamK = false>
+template <class Kind, int kM, int kN, int kK, int kClusterM, int kClusterN, bool kPingPong>
 struct GemmSm90 {
   using Element = typename Kind::Element;
   using Out = cutlass::bfloat16_t;
@@ -48,7 +48,6 @@ struct GemmSm90 {
   using Schedule = std::conditional_t<kPingPong, typename Kind::PingPong, typename Kind::Cooperative>;
   using EpilogueSchedule = std::conditional_t<kPingPong, cutlass::epilogue::TmaWarpSpecialized,
                                               cutlass::epilogue::TmaWarpSpecializedCooperative>;
-  using Scheduler = std::conditional_t<kStreamK, cutlass::gemm::StreamKScheduler, cutlass::gemm::PersistentScheduler>;
 
   using OfToken = cute::Stride<cute::_1, cute::_0, cute::_0>;
   using OfChannel = cute::Stride<cute::_0, cute::_1, cute::_0>;
@@ -70,7 +69,8 @@ struct GemmSm90 {
       cutlass::layout::ColumnMajor, kAlignment, typename Kind::Sum, Tile, Cluster,
       cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue::SharedStorage))>,
       Schedule>::CollectiveOp;
-  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue, Scheduler>;
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue,
+                                                      cutlass::gemm::PersistentScheduler>;
   using Device = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
 
   static typename Kernel::Arguments arguments_of(const GemmQ& call) {
@@ -105,9 +105,9 @@ struct GemmSm90 {
     if (Device::can_implement(arguments) != cutlass::Status::kSuccess) return "the configuration cannot do this shape";
     Device device;
     cutlass::Status status = device.initialize(arguments, call->workspace, static_cast<cudaStream_t>(stream));
-    // stream-K has its workspace set to zero just before
-    const bool early = call->early && !kStreamK;
-    if (status == cutlass::Status::kSuccess) status = device.run(static_cast<cudaStream_t>(stream), nullptr, early);
+    if (status == cutlass::Status::kSuccess) {
+      status = device.run(static_cast<cudaStream_t>(stream), nullptr, call->early);
+    }
     return status == cutlass::Status::kSuccess ? nullptr : cutlass::cutlassGetStatusString(status);
   }
 

@@ -124,7 +124,7 @@ def gemm_q_cuda(
         return _finished(x_scale.new_zeros(tokens, channels), x_scale, weight_scale, bias, act, dtype)
     fits = dtype == torch.bfloat16 and (bias is None or bias.dtype == dtype)
     if config == INVARIANT:
-        config = _invariant(x, fits)
+        config = _invariant(x, channels, fits)
     elif config == AUTO and fits and not inputs % ALIGNMENT and not channels % ALIGNMENT:
         shape = shape_of(x.dtype, tokens, channels, inputs, bias=bias is not None, act=act)
         config = chosen(shape, x.dtype, x.device, candidates)
@@ -140,11 +140,10 @@ def gemm_q_cuda(
     return out[:, :channels].contiguous()
 
 
-def _invariant(x: Tensor, fits: bool) -> str:
+def _invariant(x: Tensor, channels: int, fits: bool) -> str:
     """The way for any number of tokens. Sums of int8 are exact, so that any way will do."""
-    if x.dtype == torch.int8:
-        return TORCH if not fits else invariant(configurations(x.dtype, _capability(x))) or TORCH
-    return (invariant(configurations(x.dtype, _capability(x))) if fits else None) or REFERENCE
+    names = configurations(x.dtype, _capability(x)) if fits else ()
+    return invariant(names, channels, x.shape[1]) or (TORCH if x.dtype == torch.int8 else REFERENCE)
 
 
 def _capability(x: Tensor) -> tuple[int, int]:
@@ -190,19 +189,20 @@ def _scaled(
     act: str,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Products of float8 with aligned features. Scales by row and column come with bfloat16 alone."""
+    """Products of float8 with aligned features. Scales by row and column come with bfloat16 alone, bias included."""
     channels, more = weight_scale.shape[0], weight.shape[0] - weight_scale.shape[0]
-    if dtype != torch.bfloat16:
+    if dtype != torch.bfloat16 or (bias is not None and bias.dtype != dtype):
         one = torch.ones((), device=x.device)
         sums = torch._scaled_mm(x, weight.t(), scale_a=one, scale_b=one, out_dtype=torch.float32)[:, :channels]
         return _finished(sums, x_scale, weight_scale, bias, act, dtype)
-    added = None if bias is None else F.pad(bias.to(torch.bfloat16), (0, more)).contiguous()
+    if more:
+        weight_scale, bias = F.pad(weight_scale, (0, more)), None if bias is None else F.pad(bias, (0, more))
     out = torch._scaled_mm(
         x,
         weight.t(),
         scale_a=x_scale.contiguous()[:, None],
-        scale_b=F.pad(weight_scale, (0, more)).contiguous()[None],
-        bias=added,
+        scale_b=weight_scale.contiguous()[None],
+        bias=None if bias is None else bias.contiguous(),
         out_dtype=torch.bfloat16,
         use_fast_accum=True,
     )[:, :channels]

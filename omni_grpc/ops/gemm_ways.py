@@ -26,14 +26,15 @@ GENERATIONS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = MappingProx
 )
 """The least and the greatest compute capability that a file of kernels is for, by the end of its name."""
 
-ORDERS = ("", "/c8", "/t8")
+ORDERS = ("/t1", "/c1", "/c2", "/t1e", "/c1e", "/c2e")
 """That are tried of every configuration."""
 
-GENERAL, FOR_FEW = ("pingpong_128x128", "mma_128x128"), ("pingpong_64x128", "mma_64x64")
-"""Configurations that serve any shape well, and those for few tokens; a device has one of each."""
+GENERAL = ("pingpong_128x128", "mma_128x128")
+FOR_WIDENING = ("pingpong_128x192", *GENERAL)
+FOR_FEW = ("pingpong_64x128", "mma_64x64")
+"""The better guess for any shape, for layers with more outputs than inputs, and for up to FEW tokens."""
 
 FEW = 256
-"""Tokens up to which tiles of fewer rows are the better guess."""
 
 
 @functools.cache
@@ -72,26 +73,28 @@ def shape_of(codes: torch.dtype, tokens: int, outputs: int, inputs: int, *, bias
 
 def chosen(shape: Shape, codes: torch.dtype, device: torch.device, candidates: Candidates) -> str:
     """By the table; where that has nothing of this shape or near it, by a rule."""
-    allowed = ways(codes, device)
-    if len(allowed) == 1:
+    names = configurations(codes, torch.cuda.get_device_capability(device))
+    if not names:
         return TORCH
-    return choices(device).of(shape, allowed, candidates) or guess(shape, allowed)
+    return choices(device).of(shape, ways(codes, device), candidates) or guess(shape, names)
 
 
-def guess(shape: Shape, allowed: frozenset[str]) -> str:
-    """The way of a shape that nothing is known of: what mostly wins on an H100."""
-    wanted = (*FOR_FEW, *GENERAL) if shape.size <= FEW else GENERAL
-    return next((name for name in wanted if name in allowed), TORCH)
+def guess(shape: Shape, names: tuple[str, ...]) -> str:
+    """The way of a shape that nothing is known of: what mostly wins on a card that was measured."""
+    if shape.size > FEW:
+        return invariant(names, shape.kind[-2], shape.kind[-1]) or TORCH
+    return next((name for name in (*FOR_FEW, *GENERAL) if name in names), TORCH)
 
 
 def has_invariant(codes: torch.dtype, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether results in this dtype can be the same for any number of tokens, at the speed of a kernel."""
     names = configurations(codes, torch.cuda.get_device_capability(device))
-    return dtype == torch.bfloat16 and invariant(names) is not None
+    return dtype == torch.bfloat16 and invariant(names, 1, 1) is not None
 
 
-def invariant(names: tuple[str, ...]) -> str | None:
-    """The one for any number of tokens: a row's sums are added up in the same order whatever is beside it. None where
-    the library has no such configuration for the device.
+def invariant(names: tuple[str, ...], outputs: int | str, inputs: int | str) -> str | None:
+    """The configuration for any number of tokens: a row's sums are added up in the same order whatever is beside it.
+    None where the library has no such one for the device.
     """
-    return next((name for name in GENERAL if name in names), None)
+    wanted = FOR_WIDENING if int(outputs) >= 2 * int(inputs) else GENERAL
+    return next((name for name in wanted if name in names), None)

@@ -42,8 +42,11 @@ NEAR = 2.0
 """Times of a size are taken for those of another up to so many times as large or small."""
 
 WARM_CALLS, CALLS, ROUNDS = 2, 5, 5
-AHEAD = 1_000_000
-"""GPU cycles, about half a millisecond, in which the host gets ahead of what is timed."""
+ENOUGH = 1000.0
+"""Microseconds of a round after which it has no further call."""
+
+AHEAD, MOST_AHEAD = 1_000_000, 16_000_000
+"""GPU cycles, from about half a millisecond on, in which the host gets ahead of what is timed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -177,31 +180,39 @@ def measure(candidates: Mapping[str, Call], clock: Callable[[Call, int], float])
     """Microseconds of each, the median of ROUNDS in which all take turns, so that none has the cooler card. What does
     not run is left out.
     """
-    running: dict[str, Call] = {}
+    running: dict[str, tuple[Call, int]] = {}
     for name, call in candidates.items():
         try:
-            clock(call, WARM_CALLS)
+            taken = clock(call, WARM_CALLS)
         except Exception as error:  # noqa: BLE001 - a way that fails here, whyever, is one that is not taken
             logger.info("%s does not run: %s", name, error)
         else:
-            running[name] = call
+            running[name] = call, max(1, min(CALLS, math.ceil(ENOUGH / taken)))
     found: dict[str, list[float]] = {name: [] for name in running}
     for _ in range(ROUNDS):
-        for name, call in running.items():
-            found[name].append(clock(call, CALLS))
+        for name, (call, calls) in running.items():
+            found[name].append(clock(call, calls))
     return {name: round(statistics.median(times), 2) for name, times in found.items()}
 
 
 def cuda_clock(call: Call, calls: int) -> float:
-    """Of the current device's time alone: the host is ahead of it."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(AHEAD)
-    start.record()
-    for _ in range(calls):
-        call()
-    end.record()
-    end.synchronize()
-    return 1e3 * float(start.elapsed_time(end)) / calls
+    """Of the current device's time alone: it sleeps for as long as the host takes to start the calls."""
+    ahead = AHEAD
+    while True:
+        before, start, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        torch.cuda.synchronize()
+        before.record()
+        torch.cuda._sleep(ahead)
+        start.record()
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        started = 1e3 * (time.perf_counter() - began)
+        end.record()
+        end.synchronize()
+        if started < before.elapsed_time(start) or ahead >= MOST_AHEAD:
+            return 1e3 * float(start.elapsed_time(end)) / calls
+        ahead *= 2
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

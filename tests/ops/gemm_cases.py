@@ -51,6 +51,7 @@ def _cases() -> Iterator[Case]:
         yield Case(5, 0, 16, codes)
         yield Case(5, 16, 0, codes)
         yield Case(21, 12288, 40, codes, F32)
+        yield Case(18, 100, 66, codes, strided=True)
 
 
 CASES = tuple(_cases())
@@ -152,7 +153,9 @@ def check_large_values(device: str, seed: int) -> None:
         scale = torch.full((32,), 1e-4, device=device)
         out = gemm.gemm_q(x, scale, x, scale, dtype=BF16)
         expected = 1024 * quant.LARGEST[codes] ** 2 * 1e-8
-        assert ((out.float() - expected).abs() < expected / 200).all(), f"{codes} on {device}, seed {seed}"
+        # a product of float8 beside a sum a thousand times as large loses what tensor cores have no bits for
+        close = expected / (30 if codes == F8 and device != "cpu" else 200)
+        assert ((out.float() - expected).abs() < close).all(), f"{codes} on {device}, seed {seed}"
 
 
 def check_large_shapes(device: str, seed: int) -> None:
@@ -182,10 +185,29 @@ def check_invariant_rows(device: str, seed: int) -> None:
             assert torch.equal(some, many[first:last]), f"{codes} {first}:{last} of {inputs}, {outputs}, seed {seed}"
 
 
+def check_early_launch(device: str, seed: int) -> None:
+    """A kernel that is launched while the one before it ends reads what that wrote."""
+    for codes, name in itertools.product((I8, F8), ("pingpong_128x128", "pingpong_128x192", "pingpong_64x128")):
+        if name not in configurations(codes, torch.cuda.get_device_capability(device)):
+            continue
+        given = inputs_of(Case(1500, 2048, 2048, codes, bias=None), device, seed)
+        outcomes = []
+        for config, apart in ((f"{name}/c1e", False), (f"{name}/c1", True)):
+            x, x_scale = given.x, given.x_scale
+            for _ in range(20):
+                out = gemm.gemm_q(x, x_scale, *given.operands[2:], config=config)
+                if apart:
+                    torch.cuda.synchronize()
+                # the rows' scales keep the size of what goes round
+                x, x_scale = quant.quantize_rows(out / out.float().abs().amax(1, keepdim=True).to(BF16), codes)
+            outcomes.append(out)
+        assert torch.equal(*outcomes), f"{name}, {codes} on {device}, seed {seed}"
+
+
 CHECKS: tuple[Callable[[str, int], None], ...] = (
     check_row_is_independent,
     check_what_is_not_finite,
     check_large_values,
     check_invariant_rows,
 )
-CUDA_CHECKS: tuple[Callable[[str, int], None], ...] = (*CHECKS, check_large_shapes, check_every_way)
+CUDA_CHECKS: tuple[Callable[[str, int], None], ...] = (*CHECKS, check_large_shapes, check_every_way, check_early_launch)

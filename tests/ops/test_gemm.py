@@ -220,21 +220,27 @@ def test_ways_by_generation_and_kind() -> None:
     assert gemm_ways.parsed(lines, I8, (8, 6)) == ("mma_64x64",)
     assert gemm_ways.parsed(lines, I8, (9, 0), older=True) == ("pingpong_128x128", "mma_64x64")
     assert gemm_ways.parsed(lines, F8, (10, 0)) == gemm_ways.parsed(lines, F8, (8, 6)) == ()
-    assert gemm_ways.invariant(("pingpong_64x128", "mma_128x128")) == "mma_128x128"
-    assert gemm_ways.invariant(("stream_k_128x128",)) is None
+    names = ("pingpong_64x128", "pingpong_128x192", "pingpong_128x128")
+    assert gemm_ways.invariant(names, 9216, 3072) == "pingpong_128x192"
+    assert gemm_ways.invariant(names, 3072, 3072) == "pingpong_128x128"
+    assert gemm_ways.invariant(("mma_64x64", "mma_128x128"), 9216, 3072) == "mma_128x128"
+    assert gemm_ways.invariant(("pingpong_64x128",), 9216, 3072) is None
 
 
 def test_a_shape_goes_by_the_table_and_without_times_by_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", 0)
     names = ("pingpong_128x128", "pingpong_64x128")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(gemm_ways, "configurations", lambda codes, capability: names)
     monkeypatch.setattr(gemm_ways, "ways", lambda codes, device: frozenset((*names, "torch")))
     few, many = (gemm_ways.shape_of(F8, n, 3072, 3072, bias=True, act="gelu_tanh") for n in (64, 4608))
     table = Choices({"gemm_q fp8 bias+gelu_tanh 3072 3072": {4608: {"torch": 90.0, "pingpong_128x128": 91.0}}})
     monkeypatch.setattr(gemm_ways, "choices", lambda device: table)
     assert gemm_ways.chosen(many, F8, device, gemm.candidates) == "torch"
     assert gemm_ways.chosen(few, F8, device, gemm.candidates) == "pingpong_64x128"
-    assert gemm_ways.guess(many, frozenset((*names, "torch"))) == "pingpong_128x128"
-    monkeypatch.setattr(gemm_ways, "ways", lambda codes, device: frozenset({"torch"}))
+    assert gemm_ways.guess(many, names) == "pingpong_128x128"
+    assert gemm_ways.guess(many, ()) == "torch"
+    monkeypatch.setattr(gemm_ways, "configurations", lambda codes, capability: ())
     assert gemm_ways.chosen(few, F8, device, gemm.candidates) == "torch"
 
 
