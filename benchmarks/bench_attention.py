@@ -2,6 +2,7 @@
 
     python benchmarks/bench_attention.py             the GPU where there is one, else the CPU
     python benchmarks/bench_attention.py --device cpu
+    python benchmarks/bench_attention.py --seconds 60 --results benchmarks/results
 
 Measured as timing.py measures: on a GPU the device's time alone, and beside it what a call takes as a model makes it,
 with the host's part. "apart" is a backend with one call for each run of rows of equal lengths in place of one for all,
@@ -30,7 +31,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.timing import BEYOND_L2, attempt, time_on_cpu, time_on_gpu, time_with_host
+from benchmarks.timing import BEYOND_L2, attempt, record, time_on_cpu, time_on_gpu, time_with_host
 from omni_grpc.backends import AUTO, BACKENDS, lack
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.norms import AcrossHeadsNorm
@@ -44,7 +45,7 @@ from omni_grpc.spec import imported
 
 DRAWN = 64
 """Queries that the error is of."""
-PIECE = 0.025
+PIECE = 0.012
 """Seconds of the device that one measurement is to have at least, and seven times that all in all."""
 
 
@@ -353,8 +354,14 @@ def table(measurements: Sequence[Measurement]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="time the attention backends that run here")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    if parser.parse_args().device == "cuda":
-        print(table(gpu(math.inf)))
+    parser.add_argument("--seconds", type=float, default=math.inf, help="nothing new starts after that, on a GPU")
+    parser.add_argument("--results", type=Path, help="folder of a JSON file, for a GPU")
+    options = parser.parse_args()
+    if options.device == "cuda":
+        made = gpu(options.seconds)
+        print(table(made))
+        if options.results is not None:
+            print(f"written: {record('benchmarks/bench_attention.py', 'attention', made, options.results)}")
         return
     for dtype in (torch.float32, torch.bfloat16):
         print(dtype)

@@ -141,11 +141,21 @@ def _way(backend: str, dtype: torch.dtype, q: Tensor, k: Tensor, offsets: Offset
     return fastest(named, Rows(count, like, q.shape[0] // count, k.shape[0] // count), q, k.shape[1], causal)
 
 
-@functools.lru_cache(maxsize=1024)
 def ways_of(
     backend: str, device: torch.device, dtype: torch.dtype, head_size: int, causal: bool, grouped: bool
 ) -> tuple[str, ...]:
     """What a backend leaves open there, see `backends.ways`. Looked up once: it asks which packages there are."""
+    return _ways_of(backend, device, dtype, head_size, causal, grouped)
+
+
+# for blocks that are compiled: not to be traced through the search for packages
+torch.compiler.assume_constant_result(ways_of)
+
+
+@functools.lru_cache(maxsize=1024)
+def _ways_of(
+    backend: str, device: torch.device, dtype: torch.dtype, head_size: int, causal: bool, grouped: bool
+) -> tuple[str, ...]:
     return ways(backend, use_of(device, dtype, head_size, causal=causal, grouped=grouped))
 
 
