@@ -82,13 +82,6 @@ __device__ __forceinline__ void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-__device__ __forceinline__ void named_sync(int number, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void named_arrive(int number, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
 // --- products --------------------------------------------------------------------------------------------------------
 
 // Describes lines of 128 bytes with the swizzle of 128 bytes, the first line at a multiple of 1024: the operand's other
@@ -152,6 +145,20 @@ __device__ __forceinline__ void start_values(float (&d)[64], const uint32_t (&p)
       : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b));
 #pragma unroll
   for (int link = 1; link < 4; ++link) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " OMNI_ACCUMULATORS
+        ", {%64, %65, %66, %67}, %68, p, 1, 1;\n}\n"
+        : OMNI_64("+f", d)
+        : "r"(p[4 * link]), "r"(p[4 * link + 1]), "r"(p[4 * link + 2]), "r"(p[4 * link + 3]),
+          "l"(b + link * kNextLink));
+  }
+}
+
+// d += p b^T.
+__device__ __forceinline__ void start_more_values(float (&d)[64], const uint32_t (&p)[16], uint64_t b) {
+#pragma unroll
+  for (int link = 0; link < 4; ++link) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " OMNI_ACCUMULATORS
