@@ -56,7 +56,8 @@ Tensors attention_quantize(const Tensor& q, const Tensor& k, const Tensor& v, co
 
 omni::AttentionPlan plan_of(const std::string& plan) {
   if (plan == "together") return omni::AttentionPlan::kTogether;
-  STD_TORCH_CHECK(plan == "apart", "attention_q: plan must be one of together, apart, got ", plan);
+  if (plan == "turns") return omni::AttentionPlan::kTurns;
+  STD_TORCH_CHECK(plan == "apart", "attention_q: plan must be one of together, turns, apart, got ", plan);
   return omni::AttentionPlan::kApart;
 }
 

@@ -54,8 +54,8 @@ struct AttentionCode {
 };
 
 // Ways to compute the same. kTogether adds up what all tiles of keys give on the tensor cores, which have few bits for
-// it; kApart does that in float32, tile by tile.
-enum class AttentionPlan : int32_t { kTogether, kApart };
+// it; kApart does that in float32, tile by tile. kTurns is kTogether with warpgroups that start their products in turns.
+enum class AttentionPlan : int32_t { kTogether, kTurns, kApart };
 
 // One call of attention_q.
 struct AttentionQ {

@@ -25,6 +25,7 @@ constexpr int kGroup = 128;  // threads of a warpgroup
 constexpr int kStages = 4;
 constexpr uint32_t kQueryBytes = kTileQueries * kHeadSize;
 constexpr uint32_t kTileBytes = kTileKeys * kHeadSize;
+constexpr int kFirstTurn = 1;  // named barrier; 0 is that of the block
 constexpr int kBarrier = 8;    // bytes
 
 template <int kGroups>
@@ -127,12 +128,14 @@ __device__ void copy_tiles(const AttentionQ& call, int numbers, uint32_t room) {
 template <int kGroups, AttentionPlan kPlan>
 struct Consumer {
   static constexpr bool kApart = kPlan == AttentionPlan::kApart;
+  static constexpr bool kTurns = kPlan == AttentionPlan::kTurns;
   using R = Room<kGroups>;
   uint32_t room;
   uint64_t queries;  // its descriptor
   const float* k_scale;
   const float* v_scale;
   bool speaks;  // one thread of each warp
+  int group;
 
   __device__ __forceinline__ void wait_keys(const Ring& ring) const {
     omni::barrier_wait(room + R::kKeysFull + ring.stage * kBarrier, ring.parity);
@@ -241,6 +244,7 @@ struct Consumer {
     int score[64];
     wait_keys(ahead);
     wait_values(ring);
+    if constexpr (kTurns) omni::named_sync(kFirstTurn + group, 2 * kGroup);
     omni::wgmma_fence(now.weight);
     omni::start_scores(score, queries, keys_at(ahead));
     omni::wgmma_commit();
@@ -259,6 +263,11 @@ struct Consumer {
       omni::start_more_values(out, now.weight, values_at(ring));
       omni::wgmma_commit();
       omni::wgmma_wait<1>(score);
+      if constexpr (kTurns) {
+        // from here on the other one's products run while weights are made
+        omni::named_arrive(kFirstTurn + (group ^ 1), 2 * kGroup);
+        wait_keys(ahead);  // done, but nothing is moved ahead of a branch
+      }
       free_keys(ahead);
       omni::weigh<false>(score, next.weight, next.decay, lines, of_keys, 0, lift_of(next.of_values, highest));
       pin(lines);
@@ -320,8 +329,11 @@ __device__ __forceinline__ void store_lines(const AttentionQ& call, const Work& 
 template <int kGroups, AttentionPlan kPlan>
 __device__ __forceinline__ void consume(const AttentionQ& call, int numbers, uint32_t room, int group) {
   const int thread = threadIdx.x % kGroup, line = thread / 32 * 16 + thread % 32 / 4;
+  constexpr bool kTurns = kPlan == AttentionPlan::kTurns;
+  static_assert(!kTurns || kGroups == 2);
   Ring ring;
   uint32_t parity = 0;
+  if (kTurns && group == 1) omni::named_arrive(kFirstTurn, 2 * kGroup);  // the other one is the first
   for (int number = blockIdx.x; number < numbers; number += gridDim.x) {
     const Work work = work_at<kGroups>(call, number);
     if (!work.there()) continue;
@@ -340,7 +352,7 @@ __device__ __forceinline__ void consume(const AttentionQ& call, int numbers, uin
       lines.sum[r] = 0.f;
     }
     const Consumer<kGroups, kPlan> consumer{room, omni::lines_at(room + group * kQueryBytes), call.in.k_scale + work.k_tile,
-                                     call.in.v_scale + work.k_tile, thread % 32 == 0};
+                                     call.in.v_scale + work.k_tile, thread % 32 == 0, group};
     float out[64];
 #pragma unroll
     for (int i = 0; i < 64; ++i) out[i] = 0.f;
@@ -349,6 +361,8 @@ __device__ __forceinline__ void consume(const AttentionQ& call, int numbers, uin
     const float unit = consumer.run(work, lines, out, ring);
     store_lines(call, work_at<kGroups>(call, number), group, line, lines, out, unit);  // found again: registers are short
   }
+  // takes the last turn, which the second one has given
+  if (kTurns && group == 0) omni::named_sync(kFirstTurn, 2 * kGroup);
 }
 
 template <int kGroups, AttentionPlan kPlan>
@@ -411,6 +425,8 @@ extern "C" const char* omni_attention_q_cuda(const AttentionQ* call, void* strea
   switch (call->plan) {
     case AttentionPlan::kTogether:
       return launch<2, AttentionPlan::kTogether>(*call, processors, on);
+    case AttentionPlan::kTurns:
+      return launch<2, AttentionPlan::kTurns>(*call, processors, on);
     case AttentionPlan::kApart:
       return launch<2, AttentionPlan::kApart>(*call, processors, on);
   }

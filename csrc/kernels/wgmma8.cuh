@@ -82,6 +82,13 @@ __device__ __forceinline__ void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+__device__ __forceinline__ void named_sync(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_arrive(int number, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 // --- products --------------------------------------------------------------------------------------------------------
 
 // Describes lines of 128 bytes with the swizzle of 128 bytes, the first line at a multiple of 1024: the operand's other

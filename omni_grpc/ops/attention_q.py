@@ -28,9 +28,10 @@ LEAST_AMAX = 1e-30
 CENTRE_SAMPLES = 64
 WEIGHT = 8.0
 """Weights are e4m3 times 2 to this."""
-PLANS = ("together", "apart")
-"""Of the kernel: whether what all tiles of keys give is added up on the tensor cores, which have few bits for it, or in
-float32, tile by tile. What that changes is far below what 8 bits do.
+PLANS = ("together", "turns", "apart")
+"""Of the kernel: what all tiles of keys give is added up on the tensor cores, which have few bits for it, or apart, in
+float32 tile by tile; what that changes is far below what 8 bits do. "turns" is "together" with warpgroups that start
+their products in turns.
 """
 _INT8, _E4M3 = 127.0, 448.0
 _LOG2_E = 1.44269504
