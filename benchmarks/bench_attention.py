@@ -2,10 +2,12 @@
 
     python benchmarks/bench_attention.py             the GPU where there is one, else the CPU
     python benchmarks/bench_attention.py --device cpu
+    python benchmarks/bench_attention.py --seconds 60 --results benchmarks/results
 
 Measured as timing.py measures: on a GPU the device's time alone, and beside it what a call takes as a model makes it,
 with the host's part. "apart" is a backend with one call for each run of rows of equal lengths in place of one for all,
-"codes" its kernel alone, on what is in 8 bits already.
+"codes" its kernel alone, on what is in 8 bits already. "block" is what a model calls: the pass that norms and turns,
+and attention by what auto takes, or in fp8. `first` is what the first call of a shape takes.
 `error` is relative to float64 at queries that are drawn. On a CPU the shapes are those of a small model: what rows of
 unlike lengths reach is to be compared with what as many of one length reach, which are one call of torch's attention,
 and with the two matrix products alone, which no attention can beat.
@@ -29,16 +31,21 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.timing import BEYOND_L2, attempt, time_on_cpu, time_on_gpu, time_with_host
-from omni_grpc.backends import BACKENDS, lack
+from benchmarks.timing import BEYOND_L2, attempt, record, time_on_cpu, time_on_gpu, time_with_host
+from omni_grpc.backends import AUTO, BACKENDS, lack
+from omni_grpc.nn.attention import Attention
+from omni_grpc.nn.norms import AcrossHeadsNorm
+from omni_grpc.nn.query_key import Projected, attended
+from omni_grpc.nn.rows import LayoutCache, Row
+from omni_grpc.nn.rows import Rows as NnRows
 from omni_grpc.ops.attention import use_of
-from omni_grpc.ops.attention_kernels import Offsets, flash_3_coded
+from omni_grpc.ops.attention_kernels import Offsets, flash_3_coded, flash_3_coded_apart
 from omni_grpc.ops.heads import CodedHeads, quantize_heads
 from omni_grpc.spec import imported
 
 DRAWN = 64
 """Queries that the error is of."""
-PIECE = 0.025
+PIECE = 0.012
 """Seconds of the device that one measurement is to have at least, and seven times that all in all."""
 
 
@@ -79,6 +86,7 @@ class Measurement:
     tflop_per_s: float | None
     with_host: float | None = None
     error: float | None = None
+    first: float | None = None
     problem: str = ""
 
 
@@ -144,7 +152,8 @@ def measure(
             elif not missing:
                 made.append(_on_cpu(shape, dtype, name, call, sets))
         if device == "cuda":
-            made.append(_codes_on_gpu(shape, dtype, sets))
+            made += _codes_on_gpu(shape, dtype, sets)
+            made += _blocks_on_gpu(shape, dtype)
         if device == "cpu":
             made.append(_on_cpu(shape, dtype, "products alone", functools.partial(_products, shape), sets))
     return made
@@ -210,26 +219,70 @@ def _on_gpu(
     sets: list[Inputs],
     made_of: list[Inputs] | None = None,
 ) -> Measurement:
-    """`sets` are inputs of the call, `made_of` what they were made of, which the error is of."""
-    taken, error, with_host, calls = None, None, None, _calls(shape)
+    """`sets` are inputs of the call, `made_of` what they were made of, which the error is of; [] where it has none."""
+    taken, error, first, with_host, calls = None, None, None, None, _calls(shape)
     repeats = max(2, min(15, int(6 * PIECE / (calls * shape.flops / 4e14))))
     if not problem:
+        first, problem = attempt(_first, call, sets[0])
+    if not problem and made_of != []:
         exact = sets if made_of is None else made_of
         error, problem = attempt(lambda call, inputs: _error(shape, exact[0], call(*inputs)), call, sets[0])
     if not problem:
         taken, problem = attempt(functools.partial(time_on_gpu, calls=calls, repeats=repeats), call, sets)
         if shape.flops < 1e12:
             with_host, problem = attempt(functools.partial(time_with_host, calls=calls), call, sets)
-    return _measurement(shape, dtype, what, taken, problem, with_host, error)
+    return _measurement(shape, dtype, what, taken, problem, with_host, error, first)
 
 
-def _codes_on_gpu(shape: Shape, dtype: torch.dtype, sets: list[Inputs]) -> Measurement:
-    at, name = _offsets(shape, "cuda"), "FLASH_ATTN_3_FP8"
-    coded, call = [], lambda *parts: flash_3_coded(CodedHeads(*parts), at, shape.size**-0.5, False)
+def _first(call: Call, inputs: Inputs) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call(*inputs)
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _codes_on_gpu(shape: Shape, dtype: torch.dtype, sets: list[Inputs]) -> list[Measurement]:
+    at, name, made = _offsets(shape, "cuda"), "FLASH_ATTN_3_FP8", []
     missing = _missing(name, shape, "cuda", dtype)
+    coded: list[Inputs] = []
     if not missing:
         coded = [quantize_heads(*inputs, at.cu_q, at.cu_k, at.longest_q, at.longest_k) for inputs in sets]
-    return _on_gpu(shape, dtype, f"{name} codes", call, missing, coded, sets)
+    for what, run in ((f"{name} codes", flash_3_coded), (f"{name} codes apart", flash_3_coded_apart)):
+
+        def call(*parts: Tensor, run: Call = run) -> Tensor:
+            return run(CodedHeads(*parts), at, shape.size**-0.5, False)
+
+        made.append(_on_gpu(shape, dtype, what, call, missing, coded, sets))
+    return made
+
+
+def _blocks_on_gpu(shape: Shape, dtype: torch.dtype) -> list[Measurement]:
+    """From what the projections of a block make to what its attention gives. Wan's norms, of 40 heads, are over all."""
+    if shape.keys or shape.kv_heads:
+        return []
+    across = shape.heads == 40
+    rows = NnRows([(None, "cond")] * len(shape.rows), [Row.of(img=n) for n in shape.rows], LayoutCache("cuda"))
+    norm = AcrossHeadsNorm(shape.heads * shape.size, 1e-6) if across else torch.nn.RMSNorm(shape.size, 1e-6)
+    norm = norm.to("cuda", dtype).requires_grad_(False)
+    tokens = sum(shape.rows)
+    angles = torch.rand(tokens, shape.size // 2, device="cuda")
+    table = torch.stack([angles.cos(), angles.sin()], -1)
+    sets = [
+        (torch.randn(tokens, 3, shape.heads, shape.size, device="cuda").to(dtype),)
+        for _ in range(min(_calls(shape), max(1, BEYOND_L2 // (3 * tokens * shape.heads * shape.size * 2))))
+    ]
+    made = []
+    for backend in (AUTO, "FLASH_ATTN_3_FP8"):
+        attention = Attention(shape.heads, shape.size)
+        attention.backend = backend
+
+        def call(qkv: Tensor, attention: Attention = attention) -> Tensor:
+            return attended(attention, Projected(*qkv.unbind(1), norm, norm), table, rows, over="img")
+
+        missing = "" if backend == AUTO else _missing(backend, shape, "cuda", dtype)
+        made.append(_on_gpu(shape, dtype, f"block, {backend}", call, missing, sets, []))
+    return made
 
 
 def _on_cpu(shape: Shape, dtype: torch.dtype, what: str, call: Call, sets: list[Inputs]) -> Measurement:
@@ -245,6 +298,7 @@ def _measurement(
     problem: str,
     with_host: float | None = None,
     error: float | None = None,
+    first: float | None = None,
 ) -> Measurement:
     return Measurement(
         shape=shape.name,
@@ -260,6 +314,7 @@ def _measurement(
         tflop_per_s=None if taken is None else shape.flops / taken / 1e12,
         with_host=None if with_host is None else with_host * 1e6,
         error=error,
+        first=None if first is None else first * 1e6,
         problem=problem,
     )
 
@@ -290,7 +345,8 @@ def table(measurements: Sequence[Measurement]) -> str:
         error = "" if m.error is None else f"{m.error:.1e}"
         figures = m.problem[:60]
         if m.microseconds is not None:
-            figures = f"{m.microseconds:9.1f} {m.tflop_per_s:8.3f} {host:>9} {error:>8}"
+            first = "" if m.first is None else f"{m.first:.0f}"
+            figures = f"{m.microseconds:9.1f} {m.tflop_per_s:8.3f} {host:>9} {error:>8} {first:>10}"
         lines.append(f"{start} {figures}")
     return "\n".join(lines)
 
@@ -298,8 +354,14 @@ def table(measurements: Sequence[Measurement]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="time the attention backends that run here")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    if parser.parse_args().device == "cuda":
-        print(table(gpu(math.inf)))
+    parser.add_argument("--seconds", type=float, default=math.inf, help="nothing new starts after that, on a GPU")
+    parser.add_argument("--results", type=Path, help="folder of a JSON file, for a GPU")
+    options = parser.parse_args()
+    if options.device == "cuda":
+        made = gpu(options.seconds)
+        print(table(made))
+        if options.results is not None:
+            print(f"written: {record('benchmarks/bench_attention.py', 'attention', made, options.results)}")
         return
     for dtype in (torch.float32, torch.bfloat16):
         print(dtype)

@@ -14,12 +14,8 @@ its end.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import datetime
 import importlib
 import importlib.util
-import json
-import re
 import secrets
 import subprocess
 import sys
@@ -139,21 +135,12 @@ def run_checks(family: str) -> list[str]:
 
 
 def run_benchmark(family: str, results: Path, seconds: float, failures: list[str]) -> list[str]:
+    from benchmarks import timing
+
     bench = importlib.import_module(f"benchmarks.bench_{family}")
     measurements = bench.gpu(seconds)
-    card = torch.cuda.get_device_name()
-    record = {
-        "script": "tools/gpu_test.py",
-        "card": card,
-        "torch": torch.__version__,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "failed_checks": failures,
-        "measurements": [dataclasses.asdict(measurement) for measurement in measurements],
-    }
-    results.mkdir(parents=True, exist_ok=True)
-    file = results / f"{re.sub(r'[^a-z0-9]+', '-', card.lower())}-{family}.json"
-    file.write_text(json.dumps(record, indent=1) + "\n")
-    return [f"{card}, torch {torch.__version__}", bench.table(measurements), f"written: {file}"]
+    file = timing.record("tools/gpu_test.py", family, measurements, results, failed_checks=failures)
+    return [f"{torch.cuda.get_device_name()}, torch {torch.__version__}", bench.table(measurements), f"written: {file}"]
 
 
 def print_doctor() -> None:

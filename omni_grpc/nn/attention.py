@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.backends import AUTO, BACKENDS, Use, run_of, ways
+from omni_grpc.backends import AUTO, BACKENDS, Use, run_of
 from omni_grpc.errors import InternalError
 from omni_grpc.nn.rows import JOINT, Rows
-from omni_grpc.ops.attention import use_of, varlen_attention, varlen_attention_coded
+from omni_grpc.ops.attention import use_of, varlen_attention, varlen_attention_coded, ways_of
 from omni_grpc.ops.attention_choice import taken
 from omni_grpc.ops.attention_q import CodedTiles, attention_q
 from omni_grpc.ops.heads import CodedHeads
@@ -82,9 +82,9 @@ class Attention(nn.Module):
 
     def reads_codes(self, x: Tensor, rows: Rows) -> type[CodedHeads] | type[CodedTiles] | None:
         """What it makes of queries, keys and values like x [T, H, D], if these are codes: `coded` may bring them."""
-        named = ways(self.backend, self.uses(x.device, x.dtype))[0]
         if rows.exchange is not None:
             return None
+        named = self._ways(x.device, x.dtype)[0]
         if BACKENDS[named.partition(" ")[0]].tiles:
             return None if x.is_cuda and x.dtype != torch.bfloat16 else CodedTiles
         return CodedHeads if run_of(named, coded=True) else None
@@ -109,6 +109,10 @@ class Attention(nn.Module):
             stream.host,
         )
 
+    def _ways(self, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+        grouped = self.num_heads != self.num_kv_heads
+        return ways_of(self.backend, device, dtype, self.head_size, self.causal, grouped)
+
     def uses(self, device: torch.device, dtype: torch.dtype) -> Use:
         """What it asks of a backend there, in that precision."""
         grouped = self.num_heads != self.num_kv_heads
@@ -117,7 +121,7 @@ class Attention(nn.Module):
     def runs_on(self, device: torch.device, dtype: torch.dtype) -> list[str]:
         """The backends that it takes there for what comes in that precision."""
         heads = f"{self.num_heads}x{self.num_kv_heads}x{self.head_size}"
-        named = ways(self.backend, self.uses(device, dtype))
+        named = self._ways(device, dtype)
         return taken(named, device, str(dtype).removeprefix("torch."), heads, self.causal)
 
     def extra_repr(self) -> str:

@@ -98,7 +98,7 @@ def attend(
     """`varlen_attention` without the dispatcher: the backend's own function."""
     _check(q, k, v, cu_q, cu_k)
     if q.shape[0] == 0 or k.shape[0] == 0:
-        _ways(backend, q.device, q.dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
+        ways_of(backend, q.device, q.dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
         return torch.zeros_like(q, memory_format=torch.contiguous_format)
     offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k, host_q=host_q, host_k=host_k)
     way = _way(backend, q.dtype, q, k, offsets, causal)
@@ -133,7 +133,7 @@ def attend_coded(
 
 def _way(backend: str, dtype: torch.dtype, q: Tensor, k: Tensor, offsets: Offsets, causal: bool) -> str:
     """What the attention is computed with, where queries, keys and values come in that precision."""
-    named = _ways(backend, q.device, dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
+    named = ways_of(backend, q.device, dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
     if len(named) == 1:
         return named[0]
     count = offsets.cu_q.shape[0] - 1
@@ -141,8 +141,19 @@ def _way(backend: str, dtype: torch.dtype, q: Tensor, k: Tensor, offsets: Offset
     return fastest(named, Rows(count, like, q.shape[0] // count, k.shape[0] // count), q, k.shape[1], causal)
 
 
+def ways_of(
+    backend: str, device: torch.device, dtype: torch.dtype, head_size: int, causal: bool, grouped: bool
+) -> tuple[str, ...]:
+    """What a backend leaves open there, see `backends.ways`. Looked up once: it asks which packages there are."""
+    return _ways_of(backend, device, dtype, head_size, causal, grouped)
+
+
+# for blocks that are compiled: not to be traced through the search for packages
+torch.compiler.assume_constant_result(ways_of)
+
+
 @functools.lru_cache(maxsize=1024)
-def _ways(
+def _ways_of(
     backend: str, device: torch.device, dtype: torch.dtype, head_size: int, causal: bool, grouped: bool
 ) -> tuple[str, ...]:
     return ways(backend, use_of(device, dtype, head_size, causal=causal, grouped=grouped))

@@ -42,25 +42,31 @@ class Rows:
 
 
 def fastest(ways: tuple[str, ...], rows: Rows, q: Tensor, kv_heads: int, causal: bool) -> str:
-    """Of the ways to compute attention of these rows; the first where no times are near."""
+    """Of the ways to compute attention of these rows. Where no times are near it is the first; rows that are all alike
+    are one call in a form of their own, if there is one.
+    """
     if q.device.type != "cuda":
         return ways[0]
     if not rows.like and rows.count > MOST_CALLS:
-        ways = tuple(way for way in ways if not way.endswith(APART)) or ways
+        ways = tuple(way for way in ways if not way.endswith(APART))
+    if len(ways) == 1:
+        return ways[0]
     dtype = str(q.dtype).removeprefix("torch.")
     shape = shape_of(rows, dtype, q.shape[1], kv_heads, q.shape[2], causal)
     measurable = 4.0 * rows.count * rows.tokens * rows.keys * q.shape[1] * q.shape[2] <= MOST_FLOPS
     candidates = functools.partial(operands, ways=ways) if measurable else None
-    return choices(q.device).of(shape, frozenset(ways), candidates) or ways[0]
+    likely = ways[1] if rows.like and ways[1].endswith(APART) else ways[0]
+    return choices(q.device).of(shape, frozenset(ways), candidates) or likely
 
 
+@functools.lru_cache(maxsize=4096)
 def shape_of(rows: Rows, dtype: str, heads: int, kv_heads: int, size: int, causal: bool) -> Shape:
     """Where it looks for times."""
     power = rows.count.bit_length() - 1
     alike = "one" if rows.count == 1 else f"{'like' if rows.like else 'unlike'}{2**power}"
-    keys = "self" if rows.keys == rows.tokens else f"keys{2 ** (rows.keys.bit_length() - 1)}"
+    keys = "self" if rows.keys == rows.tokens else f"keys{2 ** (max(1, rows.keys).bit_length() - 1)}"
     kind = (dtype, f"{heads}x{kv_heads}x{size}", "causal" if causal else "full", alike, keys)
-    return Shape(OP, kind, rows.tokens)
+    return Shape(OP, kind, max(1, rows.tokens))
 
 
 def taken(ways: tuple[str, ...], device: torch.device, dtype: str, heads: str, causal: bool) -> list[str]:

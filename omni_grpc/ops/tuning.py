@@ -2,7 +2,7 @@
 
 A way has a name, such as a configuration of a kernel or a library that has one too. Its times come from three places:
 what this machine measured at an earlier start and kept in its cache, what is measured at warm-up on the shapes that the
-model runs, and what was measured before release and comes with the package (`tuned/<card>.json`). Nothing is measured
+model runs, and what was measured before release and comes with the package (`tuned/<card>*.json`). Nothing is measured
 while requests run. Given the same times, the same shape gets the same way: a shape without times of its own goes by
 those of the nearest size of its kind, and where there are none its op goes by a rule of its own.
 
@@ -90,17 +90,23 @@ class Choices:
             self._known[key] = self._fastest(shape, allowed)
         return self._known[key]
 
-    def _fastest(self, shape: Shape, allowed: frozenset[str]) -> str | None:
-        """Size by size from the nearest on: one may have been measured without what is allowed here."""
+    def near(self, shape: Shape, allowed: frozenset[str]) -> Times:
+        """The times that count for a shape, of the allowed ways: those of the nearest size with any, empty where none
+        has. Size by size, since one may have been measured without what is allowed here.
+        """
         sizes = self._times.get(shape.family, {})
         if shape.size <= 0:
-            return None
+            return {}
         away = {size: abs(math.log(size / shape.size)) for size in sizes}
         for size in sorted(away, key=lambda size: (away[size], size)):
             times = {name: taken for name, taken in sizes[size].items() if name in allowed}
             if away[size] <= math.log(NEAR) and times:
-                return min(times, key=lambda name: (times[name], name))
-        return None
+                return times
+        return {}
+
+    def _fastest(self, shape: Shape, allowed: frozenset[str]) -> str | None:
+        times = self.near(shape, allowed)
+        return min(times, key=lambda name: (times[name], name), default=None)
 
     def winners(self, op: str, kind: tuple[str | int, ...], allowed: frozenset[str]) -> set[str]:
         """The ways that are the fastest at some size, of all kinds that begin like this one."""
@@ -206,8 +212,11 @@ def slug(text: str) -> str:
 
 
 def shipped(card: str, folder: Path = SHIPPED) -> dict[str, dict[int, Times]]:
-    """What comes with the package for a card; nothing for most."""
-    return read(folder / f"{slug(card)}.json")
+    """What comes with the package for a card, <card>.json and <card>_<family>.json; nothing for most."""
+    found: dict[str, dict[int, Times]] = {}
+    for path in [folder / f"{slug(card)}.json", *sorted(folder.glob(f"{slug(card)}_*.json"))]:
+        found |= read(path)
+    return found
 
 
 def kept_at(card: str) -> Path:

@@ -17,6 +17,9 @@ from torch import Tensor
 from omni_grpc.backends import APART, AUTO, BACKENDS, INVARIANT, TOGETHER, Backend, candidates, lack
 from omni_grpc.compat import Attention, AttentionMetadata
 from omni_grpc.errors import ConfigError
+from omni_grpc.nn.query_key import Projected, attended_joint
+from omni_grpc.nn.rows import LayoutCache, Row
+from omni_grpc.nn.rows import Rows as NnRows
 from omni_grpc.ops.attention import use_of, varlen_attention
 from omni_grpc.ops.attention_kernels import Offsets, coded_reference, flash_3_coded, flash_3_coded_apart, sdpa
 from omni_grpc.ops.heads import quantize_heads
@@ -315,6 +318,30 @@ def codes_give_what_is_written_out(device: str, seed: int) -> None:
             assert off < 2e-2, f"{lengths}, causal {causal}, {heads} key heads, seed {seed}: {off:.3g} off"
 
 
+def a_block_in_fp8_is_near_one_that_is_not(device: str, seed: int) -> None:
+    """From projections on: norms, turns and codes in one pass, where a backend reads codes."""
+    for name in ("FLASH_ATTN_3_FP8", "FP8_EMULATION"):
+        if not runs(Case(name, size=128), device):
+            continue
+        generator = torch.Generator().manual_seed(seed)
+        lengths = [(20, 300), (7, 100), (0, 5)]
+        layouts = [Row.of(txt=txt, img=img) for txt, img in lengths]
+        rows = NnRows([(None, "cond")] * len(lengths), layouts, LayoutCache(device))
+        parts = {}
+        for stream in ("txt", "img"):
+            qkv = torch.randn(rows.stream(stream).total, 3, 4, 128, generator=generator).to(device, BF16)
+            norms = (torch.nn.RMSNorm(128, 1e-6).to(device, BF16).requires_grad_(False) for _ in range(2))
+            parts[stream] = Projected(*qkv.unbind(1), *norms)
+        angles = torch.randn(rows.stream("joint").total, 64, generator=generator).to(device)
+        table, attention = torch.stack([angles.cos(), angles.sin()], -1), Attention(4, 128).packed
+        attention.backend = "TORCH_SDPA"
+        want = attended_joint(attention, parts, table, rows).double()
+        attention.backend = name
+        assert attention.reads_codes(parts["img"].q, rows)
+        off = ((attended_joint(attention, parts, table, rows).double() - want).norm() / want.norm()).item()
+        assert 1e-3 < off < EIGHT_BITS, f"{name}, seed {seed}: {off:.3g} off"
+
+
 def auto_is_the_best_that_can_run(device: str, seed: int) -> None:
     """On a GPU from Ampere on, half precision never runs on SDPA."""
     best = runs(Case(AUTO), device)[0]
@@ -327,6 +354,7 @@ def auto_is_the_best_that_can_run(device: str, seed: int) -> None:
 CHECKS = [
     a_row_does_not_see_another,
     rows_are_the_same_in_any_batch,
+    a_block_in_fp8_is_near_one_that_is_not,
     a_row_that_is_not_finite_stays_alone_in_the_form_that_promises_it,
     a_mask_is_what_the_kept_keys_give,
     a_backend_is_a_row_of_the_table,

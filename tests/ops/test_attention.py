@@ -123,6 +123,9 @@ def test_times_decide_row_by_row_and_size_by_size(monkeypatch: pytest.MonkeyPatc
     assert taken(Rows(1, True, 1536, 1536), causal=True) == "A"
     assert taken(Rows(2, True, 1536, 1536)) == "A"
     assert taken(Rows(5, False, 1536, 1536), "A", "B apart") == "B apart"
+    forms = ("FLASH_ATTN_3 together", "FLASH_ATTN_3 apart")
+    assert taken(Rows(3, True, 20000, 20000), *forms) == forms[1]
+    assert taken(Rows(3, False, 20000, 20000), *forms) == forms[0]
     # the host would not keep up with one call for each of so many rows
     assert taken(Rows(17, False, 1536, 1536), "A", "B apart") == "A"
     there = torch.device("cuda", 0)
@@ -137,6 +140,7 @@ def test_times_decide_row_by_row_and_size_by_size(monkeypatch: pytest.MonkeyPatc
         (Rows(3, True, 50, 50), [50, 50], [50, 50]),
         (Rows(5, False, 50, 50), [30, 43, 57, 70], [30, 43, 57, 70]),
         (Rows(2, False, 50, 20), [30, 70], [10, 22]),
+        (Rows(2, False, 0, 0), [1, 1], [1, 1]),
     ],
 )
 def test_a_shape_is_measured_on_rows_like_it(rows: Rows, tokens: list[int], keys: list[int]) -> None:

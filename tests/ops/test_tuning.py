@@ -147,8 +147,21 @@ def test_files_are_named_by_card_and_versions(monkeypatch: pytest.MonkeyPatch, t
     assert tuning.kept_at("any").parent == Path.home() / ".cache/omni_grpc/tuning"
 
 
+def test_families_of_ops_have_files_of_their_own(tmp_path: Path) -> None:
+    for name, op in (("a-card", "a"), ("a-card_b", "b"), ("a-card-nvl", "c")):
+        (tmp_path / f"{name}.json").write_text(json.dumps({f"{op} kind": {"1": {"way": 1.0}}}))
+    assert tuning.shipped("A card", tmp_path).keys() == {"a kind", "b kind"}
+
+
+def test_what_wins_somewhere_is_found_by_how_its_kind_begins() -> None:
+    known = Choices({"op f8 3": {1: {"x": 1.0, "y": 2.0}, 9: {"x": 2.0, "y": 1.0}}, "op f8 30": {1: {"z": 1.0}}})
+    assert known.winners("op", ("f8", 3), frozenset("xyz")) == {"x", "y"}
+    assert known.winners("op", ("f8",), frozenset("xz")) == {"x", "z"}
+    assert known.winners("op", ("int8",), frozenset("xz")) == set()
+
+
 def test_what_comes_with_the_package_can_be_read() -> None:
     for path in tuning.SHIPPED.glob("*.json"):
-        assert path.stem == tuning.slug(path.stem)
+        assert all(part == tuning.slug(part) for part in path.stem.split("_", 1))
         assert tuning._parsed(json.loads(path.read_text())), path
     assert tuning.shipped("no such card") == {}
