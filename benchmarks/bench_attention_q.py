@@ -2,9 +2,11 @@
 
     python benchmarks/bench_attention_q.py
 
-A measurement is a CUDA graph of calls, timed with events. Times of the attention alone have their operands in 8 bits
-already; "with codes" counts making them from bfloat16, as one pass of its own. Errors are those of 256 queries of 4
-heads against attention in float32, on normal data, or on what the shape's name says.
+A measurement is a CUDA graph of calls, timed with events. "together" and "apart" are the plans of the attention alone,
+whose operands are in 8 bits already; "codes" is making them from bfloat16 in a pass of its own, "with codes" both.
+"normed" is what models have before attention: norms of heads and turns of queries and keys, in bfloat16 or with codes
+made in the same pass, and that with the attention after it. Errors are those of 256 queries of 4 heads against
+attention in float32, on normal data, or on what the shape's name says.
 """
 
 from __future__ import annotations
@@ -28,10 +30,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from omni_grpc.backends import BACKENDS, lack
 from omni_grpc.ops.attention import use_of, varlen_attention
 from omni_grpc.ops.attention_q import HEAD_SIZE, PLANS, attention_q, attention_quantize
+from omni_grpc.ops.rope import Heads, qk_norm_rope
+from omni_grpc.ops.rope_tiles import qk_norm_rope_code_tiles
 
 SCALE = HEAD_SIZE**-0.5
 MOST_CALLS, LEAST_REPEATS, MOST_REPEATS = 20, 3, 9
-SECONDS_EACH = 0.25
+SECONDS_EACH = 0.12
+PASSES = ("codes", "normed bf16", "normed codes")
 QUERIES, HEADS = 256, 4
 """Of what the error is measured on."""
 
@@ -55,11 +60,11 @@ SHAPES = (
     Shape("32k", (32760,), 40),
     Shape("1.5k", (1536,), 24),
     Shape("9k", (9216,), 24),
-    Shape("32k, 24 heads", (32760,), 24),
     Shape("mixture", (4608, 1300, 2500, 4096, 1100, 4608), 24),
     Shape("key bias", (4608,), 24, "key bias"),
     Shape("query outliers", (4608,), 24, "query outliers"),
     Shape("value outliers", (4608,), 24, "value outliers"),
+    Shape("32k, 24 heads", (32760,), 24),
     Shape("75k", (75600,), 40),
 )
 """FLUX or Qwen-Image, Wan at 480p, small images, two mid-sized ones, requests of unlike sizes, Wan at 720p."""
@@ -97,26 +102,27 @@ def measure(shape: Shape, plans: Sequence[str] = PLANS) -> Iterator[Measurement]
     cu, longest, tokens = host.cuda(), max(shape.rows), sum(shape.rows)
     true = exact(q, k, v, shape.rows[0])
     coded = attention_quantize(q, k, v, cu, cu)
-    calls: dict[str, Callable[[], Tensor]] = {}
-    if len(shape.rows) == 1 and importlib.util.find_spec("fa3_fwd_interface") is not None:
-        from fa3_fwd_interface import flash_attn_func  # a package that may be missing
-
-        batch = [x[None] for x in (q, k, v)]
-        calls["fa3 bf16, one row"] = lambda: flash_attn_func(*batch, softmax_scale=SCALE)[0]
-    use = use_of(q.device, q.dtype, HEAD_SIZE, causal=False, grouped=False)
-    for name in ("FLASH_ATTN_3", "CUDNN_ATTN"):
-        if not lack(BACKENDS[name], use):
-            calls[f"{name} bf16"] = lambda name=name: varlen_attention(  # type: ignore[misc]
-                q, k, v, cu, cu, longest, longest, SCALE, False, name, host, host
-            )
+    calls = {**_baselines(q, k, v, cu, host, longest, len(shape.rows) == 1)}
+    bf16 = next(iter(calls), "")
     for plan in plans:
         calls[plan] = lambda plan=plan: attention_q(coded, cu, cu, tokens, SCALE, plan)  # type: ignore[misc]
     calls["codes"] = lambda: attention_quantize(q, k, v, cu, cu)[0]
     calls["with codes"] = lambda: attention_q(attention_quantize(q, k, v, cu, cu), cu, cu, tokens, SCALE)
+    weight = torch.ones(HEAD_SIZE, device="cuda", dtype=torch.bfloat16)
+    angles = torch.randn(tokens, HEAD_SIZE // 2, device="cuda")
+    table, heads = torch.stack([angles.cos(), angles.sin()], -1), [Heads(q, k, v, (weight, weight))]
+    calls["normed bf16"] = lambda: qk_norm_rope(heads, table)[0]
+    calls["normed codes"] = lambda: qk_norm_rope_code_tiles(heads, table, (), cu, norm="rms")[0]
+    if bf16:
+        after = _baselines(*qk_norm_rope(heads, table), cu, host, longest, len(shape.rows) == 1)[bf16]
+        calls[f"normed, {bf16}"] = lambda: (qk_norm_rope(heads, table), after())[1]
+    calls["normed, with codes"] = lambda: attention_q(
+        qk_norm_rope_code_tiles(heads, table, (), cu, norm="rms"), cu, cu, tokens, SCALE
+    )
     for what, call in calls.items():
         error = cosine = None
         try:
-            if what != "codes":
+            if "normed" not in what and what != "codes":
                 error, cosine = apart(call(), true)
             taken, problem = seconds_of(call), ""
         except Exception as failure:  # noqa: BLE001 - one that fails says so, and the others still count
@@ -128,11 +134,29 @@ def measure(shape: Shape, plans: Sequence[str] = PLANS) -> Iterator[Measurement]
             rows=len(shape.rows),
             what=what,
             microseconds=None if taken is None else taken * 1e6,
-            tflop_per_s=None if taken is None or what == "codes" else shape.flops / taken / 1e12,
+            tflop_per_s=None if taken is None or what in PASSES else shape.flops / taken / 1e12,
             error=error,
             cosine=cosine,
             problem=problem,
         )
+
+
+def _baselines(
+    q: Tensor, k: Tensor, v: Tensor, cu: Tensor, host: Tensor, longest: int, one_row: bool
+) -> dict[str, Callable[[], Tensor]]:
+    """Of bfloat16, the fastest one first."""
+    calls: dict[str, Callable[[], Tensor]] = {}
+    if one_row and importlib.util.find_spec("fa3_fwd_interface") is not None:
+        from fa3_fwd_interface import flash_attn_func  # a package that may be missing
+
+        calls["fa3 bf16"] = lambda: flash_attn_func(q[None], k[None], v[None], softmax_scale=SCALE)[0]
+    use = use_of(q.device, q.dtype, HEAD_SIZE, causal=False, grouped=False)
+    for name in ("FLASH_ATTN_3", "CUDNN_ATTN"):
+        if (not calls or name == "CUDNN_ATTN") and not lack(BACKENDS[name], use):
+            calls[f"{name} bf16"] = lambda name=name: varlen_attention(  # type: ignore[misc]
+                q, k, v, cu, cu, longest, longest, SCALE, False, name, host, host
+            )
+    return calls
 
 
 def drawn(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,10 +218,10 @@ def seconds_of(call: Callable[[], Tensor]) -> float:
 
 
 def table(measurements: Sequence[Measurement]) -> str:
-    columns = f"{'shape':>14} {'rows':>4} {'tokens':>6} {'heads':>5}  {'what':18} {'us':>9} {'TFLOP/s':>7}"
+    columns = f"{'shape':>14} {'rows':>4} {'tokens':>6} {'heads':>5}  {'what':24} {'us':>9} {'TFLOP/s':>7}"
     lines = [f"{columns} {'error':>8} cosine"]
     for m in measurements:
-        start = f"{m.shape:>14} {m.rows:>4} {m.tokens:>6} {m.heads:>5}  {m.what:18}"
+        start = f"{m.shape:>14} {m.rows:>4} {m.tokens:>6} {m.heads:>5}  {m.what:24}"
         time_taken = m.problem if m.microseconds is None else f"{m.microseconds:9.1f}"
         rate = f"{'':>7}" if m.tflop_per_s is None else f"{m.tflop_per_s:7.0f}"
         close = "" if m.error is None or m.cosine is None else f"{m.error:8.4f} {m.cosine:.6f}"

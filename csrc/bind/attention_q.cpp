@@ -55,10 +55,10 @@ Tensors attention_quantize(const Tensor& q, const Tensor& k, const Tensor& v, co
 }
 
 omni::AttentionPlan plan_of(const std::string& plan) {
-  if (plan == "plain") return omni::AttentionPlan::kPlain;
-  if (plan == "overlapped") return omni::AttentionPlan::kOverlapped;
-  STD_TORCH_CHECK(plan == "ping_pong", "attention_q: plan must be one of plain, overlapped, ping_pong, got ", plan);
-  return omni::AttentionPlan::kPingPong;
+  if (plan == "together") return omni::AttentionPlan::kTogether;
+  if (plan == "turns") return omni::AttentionPlan::kTurns;
+  STD_TORCH_CHECK(plan == "apart", "attention_q: plan must be one of together, turns, apart, got ", plan);
+  return omni::AttentionPlan::kApart;
 }
 
 Tensor attention_q(const Tensor& q, const Tensor& q_scale, const Tensor& k, const Tensor& k_scale, const Tensor& v,

@@ -25,7 +25,7 @@ struct CodedQkv {
   int8_t* k;       // [kv_heads, k_tiles, kTileKeys, kHeadSize]
   float* k_scale;  // [kv_heads, k_tiles]
   uint8_t* v;      // e4m3 [kv_heads, k_tiles, kHeadSize, kTileKeys]
-  float* v_scale;  // [kv_heads, k_tiles]
+  float* v_scale;  // [kv_heads, k_tiles], powers of 2
   int64_t q_tiles;
   int64_t k_tiles;
 };
@@ -53,8 +53,9 @@ struct AttentionCode {
   float* centre;    // [rows, kv_heads, kHeadSize] what is taken from keys
 };
 
-// Ways to compute the same. The second one has run on no card yet where a comment of the launcher does not say so.
-enum class AttentionPlan : int32_t { kPlain, kOverlapped, kPingPong };
+// Ways to compute the same. kTogether adds up what all tiles of keys give on the tensor cores, which have few bits for
+// it; kApart does that in float32, tile by tile. kTurns is kTogether with warpgroups that start their products in turns.
+enum class AttentionPlan : int32_t { kTogether, kTurns, kApart };
 
 // One call of attention_q.
 struct AttentionQ {

@@ -35,8 +35,14 @@ __device__ __forceinline__ float most_of(float a, float b) {
   return most;
 }
 
-__device__ __forceinline__ float scale_of(float amax, float largest) {
-  return amax < omni::kLeastAmax ? 1.f : amax / largest;  // NaN stays NaN
+__device__ __forceinline__ float scale_of(float amax) {
+  return amax < omni::kLeastAmax ? 1.f : amax / 127.f;  // NaN stays NaN
+}
+
+// A power of 2, so that codes of tiles with unlike scales can be added up.
+__device__ __forceinline__ float value_scale_of(float amax) {
+  const uint32_t bits = __float_as_uint(fmaxf(amax, omni::kLeastAmax) / 448.f);
+  return __uint_as_float((bits + 0x7fffffu) >> 23 << 23);
 }
 
 __device__ __forceinline__ uint32_t int8_code(float value) {
@@ -272,7 +278,7 @@ __device__ __forceinline__ void store_queries(const AttentionCode& call, const T
   for (int j = 0; j < kPack; ++j) amax = most_of(amax, fabsf(value[j]));
   amax = most_over_head(amax);
   if (token / kSize * kSize >= tile.length) return;  // that tile may be the next row's
-  const float scale = scale_of(amax, 127.f);
+  const float scale = scale_of(amax);
   const int64_t at = head * call.out.q_tiles + omni::first_tile(call.rows.cu_q, tile.row, kSize) + token / kSize;
   store_codes(call.out.q + at * kSize * kHeadSize, token % kSize, int8_codes(value, 1.f / scale));
   if (threadIdx.x % kLanes == 0) call.out.q_scale[at * kSize + token % kSize] = scale;
@@ -286,7 +292,7 @@ __device__ __forceinline__ void store_keys(const AttentionCode& call, const Tile
 #pragma unroll
     for (int j = 0; j < kPack; ++j) amax = most_of(amax, fabsf(value[i][j]));
   }
-  const float scale = scale_of(most_over_block(amax, scratch), 127.f), inverse = 1.f / scale;
+  const float scale = scale_of(most_over_block(amax, scratch)), inverse = 1.f / scale;
   const int64_t at = head * call.out.k_tiles + omni::first_tile(call.rows.cu_k, tile.row, kTokens) + tile.number;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -364,7 +370,7 @@ __device__ __forceinline__ void code_values(const AttentionCode& call, const Til
       for (int j = 0; j < kPack; ++j) amax = fmaxf(amax, fabsf(value[i][j]));  // a NaN is its channel's alone
     }
     // whoever is here has read what `turned` had before
-    const float scale = scale_of(most_over_block(amax, scratch[head % 2]), 448.f), inverse = 1.f / scale;
+    const float scale = value_scale_of(most_over_block(amax, scratch[head % 2])), inverse = 1.f / scale;
 #pragma unroll
     for (int j = 0; j < kPack; ++j) {
       turned[(lane * kPack + j) * kLineWords + (word + 2 * lane) % kLineWords] = e4m3_codes(

@@ -6,10 +6,9 @@
 // is made in registers of its own and then added in float32, since Hopper's 8-bit products add up with few bits.
 #include <cuda_fp8.h>
 
-#include <climits>
-
 #include "../common/attention_q.h"
 #include "../common/device.cuh"
+#include "attention_softmax.cuh"
 #include "packed_rows.cuh"
 #include "wgmma8.cuh"
 
@@ -20,15 +19,14 @@ using omni::AttentionQ;
 using omni::kHeadSize;
 using omni::kTileKeys;
 using omni::kTileQueries;
+using omni::Lines;
 
 constexpr int kGroup = 128;  // threads of a warpgroup
 constexpr int kStages = 4;
 constexpr uint32_t kQueryBytes = kTileQueries * kHeadSize;
 constexpr uint32_t kTileBytes = kTileKeys * kHeadSize;
-constexpr int kBarrier = 8;    // bytes
-constexpr float kWeight = 8;   // weights of e4m3 are times 2 to this
 constexpr int kFirstTurn = 1;  // named barrier; 0 is that of the block
-constexpr int kHidden = -(1 << 30);  // a score below all others
+constexpr int kBarrier = 8;    // bytes
 
 template <int kGroups>
 struct Room {
@@ -64,16 +62,17 @@ struct Work {
 
   __device__ __forceinline__ bool there() const { return first < queries; }
   __device__ __forceinline__ int tile_at(int turn) const { return turn == 0 ? tiles - 1 : turn - 1; }  // ragged first
+  __device__ __forceinline__ int ragged() const { return keys - (tiles - 1) * kTileKeys; }
 };
 
 // Neighbours have the same keys, of which the L2 cache then holds one copy.
 template <int kGroups>
-__device__ __forceinline__ Work work_at(const AttentionQ& call, int64_t number) {
+__device__ __forceinline__ Work work_at(const AttentionQ& call, int number) {
   const auto& rows = call.rows;
   const int each = tiles_of<kGroups>(rows), kv_group = static_cast<int>(rows.heads / rows.kv_heads);
-  const int head = static_cast<int>(number / each);
+  const int head = number / each;
   const omni::Tile tile = omni::find_tile(rows.cu_q, static_cast<int>(rows.rows), kGroups * kTileQueries,
-                                          static_cast<int>(number - static_cast<int64_t>(head) * each));
+                                          number - head * each);
   Work work;
   work.head = head;
   work.first = tile.first;
@@ -97,11 +96,11 @@ struct Ring {
 
 // The thread that copies. What it has to wait for is freed by the others in the order in which it fills it.
 template <int kGroups>
-__device__ void copy_tiles(const AttentionQ& call, int64_t numbers, uint32_t room) {
+__device__ void copy_tiles(const AttentionQ& call, int numbers, uint32_t room) {
   using R = Room<kGroups>;
   Ring ring;
   uint32_t parity = 0;
-  for (int64_t number = blockIdx.x; number < numbers; number += gridDim.x) {
+  for (int number = blockIdx.x; number < numbers; number += gridDim.x) {
     const Work work = work_at<kGroups>(call, number);
     if (!work.there() || work.keys == 0) continue;
     const int left = (work.queries - work.first + kTileQueries - 1) / kTileQueries;
@@ -124,102 +123,19 @@ __device__ void copy_tiles(const AttentionQ& call, int64_t numbers, uint32_t roo
   }
 }
 
-// --- softmax ---------------------------------------------------------------------------------------------------------
-
-// A thread has, of 64 lines and 128 columns, lines l and l + 8 with l = 16 * warp + lane / 4; element 4 j + 2 r + e is
-// of line l + 8 r and column 8 j + 2 * (lane % 4) + e.
-struct Lines {
-  float most[2];    // of the scores so far, in the exponent of 2
-  float sum[2];     // of this thread's weights
-  float factor[2];  // from a score, over the scale of the keys, to the exponent of 2
-};
-
-__device__ __forceinline__ float exp2_of(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ uint32_t e4m3_codes(float a, float b, float c, float d) {
-  uint32_t codes;
-  asm("{\n.reg .b16 low, high;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n}\n"
-      : "=r"(codes)
-      : "f"(a), "f"(b), "f"(c), "f"(d));
-  return codes;
-}
-
-// Scores to weights, as the product with the values takes them: of 16 keys, the thread's 4 are side by side there.
-// `decay` is what comes to what has been added up so far. Where kRagged, `left` keys are there.
-template <bool kRagged>
-__device__ __forceinline__ void weigh(int (&score)[64], uint32_t (&weight)[16], float (&decay)[2], Lines& lines,
-                                      float k_scale, int left) {
-  const int column = threadIdx.x % 4 * 2;
-  if constexpr (kRagged) {
-#pragma unroll
-    for (int i = 0; i < 64; ++i) {
-      if (i / 4 * 8 + column + i % 2 >= left) score[i] = kHidden;
-    }
-  }
-  int most[4] = {INT_MIN, INT_MIN, INT_MIN, INT_MIN};
-#pragma unroll
-  for (int i = 0; i < 64; ++i) most[i % 4] = max(most[i % 4], score[i]);
-  float factor[2], shift[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    int top = max(most[2 * r], most[2 * r + 1]);
-    top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    factor[r] = lines.factor[r] * k_scale;
-    const float now = fmaxf(lines.most[r], static_cast<float>(top) * factor[r]);
-    decay[r] = exp2_of(lines.most[r] - now);
-    lines.most[r] = now;
-    shift[r] = kWeight - now;
-  }
-  float sum[4] = {};
-#pragma unroll
-  for (int link = 0; link < 4; ++link) {
-    float e[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int r = i / 2 % 2;
-      e[i] = exp2_of(fmaf(static_cast<float>(score[16 * link + i]), factor[r], shift[r]));
-      if constexpr (kRagged) {
-        if (link * 32 + i / 4 * 8 + column + i % 2 >= left) e[i] = 0.f;
-      }
-      sum[i % 4] += e[i];
-    }
-    weight[4 * link] = e4m3_codes(e[0], e[1], e[4], e[5]);
-    weight[4 * link + 1] = e4m3_codes(e[2], e[3], e[6], e[7]);
-    weight[4 * link + 2] = e4m3_codes(e[8], e[9], e[12], e[13]);
-    weight[4 * link + 3] = e4m3_codes(e[10], e[11], e[14], e[15]);
-  }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) lines.sum[r] = fmaf(lines.sum[r], decay[r], sum[2 * r] + sum[2 * r + 1]);
-}
-
-__device__ __forceinline__ void add(float (&out)[64], const float (&made)[64], const float (&decay)[2], float scale) {
-  if (__all_sync(0xffffffffu, decay[0] == 1.f && decay[1] == 1.f)) {
-#pragma unroll
-    for (int i = 0; i < 64; ++i) out[i] = fmaf(made[i], scale, out[i]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 64; ++i) out[i] = fmaf(made[i], scale, out[i] * decay[i / 2 % 2]);
-  }
-}
-
 // --- a warpgroup -----------------------------------------------------------------------------------------------------
 
-template <int kGroups>
+template <int kGroups, AttentionPlan kPlan>
 struct Consumer {
+  static constexpr bool kApart = kPlan == AttentionPlan::kApart;
+  static constexpr bool kTurns = kPlan == AttentionPlan::kTurns;
   using R = Room<kGroups>;
   uint32_t room;
   uint64_t queries;  // its descriptor
   const float* k_scale;
   const float* v_scale;
   bool speaks;  // one thread of each warp
+  int group;
 
   __device__ __forceinline__ void wait_keys(const Ring& ring) const {
     omni::barrier_wait(room + R::kKeysFull + ring.stage * kBarrier, ring.parity);
@@ -248,51 +164,53 @@ struct Consumer {
     if (speaks) omni::shared_store(room + R::kPins + threadIdx.x / omni::kWarp * 4, lines.sum[0] + lines.sum[1]);
   }
 
-  // One product after the other; warpgroups overlap as it comes.
-  __device__ __forceinline__ void plain(const Work& work, Lines& lines, float (&out)[64], Ring& ring) const {
-    const int left = work.keys - (work.tiles - 1) * kTileKeys;
-    for (int turn = 0; turn < work.tiles; ++turn) {
-      const float of_keys = __ldg(k_scale + work.tile_at(turn)), of_values = __ldg(v_scale + work.tile_at(turn));
-      int score[64];
-      wait_keys(ring);
-      omni::wgmma_fence();
-      omni::start_scores(score, queries, keys_at(ring));
-      omni::wgmma_commit();
-      omni::wgmma_wait<0>(score);
-      free_keys(ring);
-      if (turn + 1 == work.tiles) free_queries();
-      uint32_t weight[16];
-      float decay[2], made[64];
-      if (turn == 0) {
-        weigh<true>(score, weight, decay, lines, of_keys, left);
-      } else {
-        weigh<false>(score, weight, decay, lines, of_keys, left);
-      }
-      wait_values(ring);
-      omni::wgmma_fence(weight);
-      omni::start_values(made, weight, values_at(ring));
-      omni::wgmma_commit();
-      omni::wgmma_wait<0>(made);
-      free_values(ring);
-      add(out, made, decay, of_values);
-      ring.advance();
-    }
+  __device__ __forceinline__ void start(int (&score)[64], const Ring& ring) const {
+    wait_keys(ring);
+    omni::wgmma_fence();
+    omni::start_scores(score, queries, keys_at(ring));
+    omni::wgmma_commit();
   }
 
-  // The scores of a tile while the values of the one before are added up. With kTurns, the two warpgroups start their
-  // products in turns, so that one computes weights while the other's products run.
-  template <bool kTurns>
-  __device__ __forceinline__ void overlapped(const Work& work, Lines& lines, float (&out)[64], Ring& ring,
-                                             int group) const {
-    Flight odd, even;  // the registers of a product may not change while it runs, so weights are made in the other ones
-    begin(work, lines, even, ring);
+  // The exponent of the largest scale of values, which are powers of 2: their products add up in one unit.
+  __device__ __forceinline__ int highest_of(const Work& work) const {
+    int highest = 0;
+    for (int tile = threadIdx.x % omni::kWarp; tile < work.tiles; tile += omni::kWarp) {
+      highest = max(highest, __float_as_int(__ldg(v_scale + tile)));
+    }
+#pragma unroll
+    for (int offset = omni::kWarp / 2; offset > 0; offset /= 2) {
+      highest = max(highest, __shfl_xor_sync(0xffffffffu, highest, offset));
+    }
+    return highest >> 23;
+  }
+
+  // What weights of a tile are times 2 to, so that its values count as if they were in that unit.
+  __device__ __forceinline__ float lift_of(float of_values, int highest) const {
+    if constexpr (kApart) return 0.f;
+    constexpr int kLeast = -20;  // below it nothing of the tile is left
+    return static_cast<float>(max((__float_as_int(of_values) >> 23) - highest, kLeast));
+  }
+
+  // The weights of a tile whose values are still to be added up. The registers of a product may not change while it
+  // runs, so neighbours have different ones.
+  struct Flight {
+    uint32_t weight[16];
+    float decay[2];
+    float of_values;
+  };
+
+  // The scores of a tile while the values of the one before are added up. Returns the unit of `out`.
+  __device__ __forceinline__ float run(const Work& work, Lines& lines, float (&out)[64], Ring& ring) const {
+    const int highest = kApart ? 0 : highest_of(work);
+    Flight odd, even;
+    begin(work, lines, even, ring, highest);
     int turn = 1;
     for (; turn + 1 < work.tiles; turn += 2) {
-      step<kTurns>(work, lines, out, even, odd, ring, turn, group);
-      step<kTurns>(work, lines, out, odd, even, ring, turn + 1, group);
+      step(work, lines, out, even, odd, ring, turn, highest);
+      step(work, lines, out, odd, even, ring, turn + 1, highest);
     }
     if (turn < work.tiles) {
-      step<kTurns>(work, lines, out, even, odd, ring, turn, group);
+      step(work, lines, out, even, odd, ring, turn, highest);
       free_queries();
       end(out, odd, ring);
     } else {
@@ -300,16 +218,11 @@ struct Consumer {
       end(out, even, ring);
     }
     ring.advance();
+    return kApart ? 1.f : __int_as_float(highest << 23);
   }
 
-  // The weights of a tile whose values are still to be added up.
-  struct Flight {
-    uint32_t weight[16];
-    float decay[2];
-    float of_values;
-  };
-
-  __device__ __forceinline__ void begin(const Work& work, Lines& lines, Flight& made, const Ring& ring) const {
+  __device__ __forceinline__ void begin(const Work& work, Lines& lines, Flight& made, const Ring& ring,
+                                        int highest) const {
     const float of_keys = __ldg(k_scale + work.tile_at(0));
     made.of_values = __ldg(v_scale + work.tile_at(0));
     int score[64];
@@ -319,46 +232,67 @@ struct Consumer {
     omni::wgmma_commit();
     omni::wgmma_wait<0>(score);
     free_keys(ring);
-    weigh<true>(score, made.weight, made.decay, lines, of_keys, work.keys - (work.tiles - 1) * kTileKeys);
+    omni::weigh<true>(score, made.weight, made.decay, lines, of_keys, work.ragged(), lift_of(made.of_values, highest));
   }
 
-  template <bool kTurns>
   __device__ __forceinline__ void step(const Work& work, Lines& lines, float (&out)[64], Flight& now, Flight& next,
-                                       Ring& ring, int turn, int group) const {
+                                       Ring& ring, int turn, int highest) const {
     const float of_keys = __ldg(k_scale + work.tile_at(turn));
     next.of_values = __ldg(v_scale + work.tile_at(turn));
     Ring ahead = ring;
     ahead.advance();
     int score[64];
-    float sum[64];
     wait_keys(ahead);
     wait_values(ring);
     if constexpr (kTurns) omni::named_sync(kFirstTurn + group, 2 * kGroup);
     omni::wgmma_fence(now.weight);
     omni::start_scores(score, queries, keys_at(ahead));
     omni::wgmma_commit();
-    omni::start_values(sum, now.weight, values_at(ring));
-    omni::wgmma_commit();
-    if constexpr (kTurns) omni::named_arrive(kFirstTurn + (group ^ 1), 2 * kGroup);
-    omni::wgmma_wait<1>(score);
-    free_keys(ahead);
-    weigh<false>(score, next.weight, next.decay, lines, of_keys, kTileKeys);
-    pin(lines);
-    omni::wgmma_wait_after<0>(sum, next.weight);
-    free_values(ring);
-    add(out, sum, now.decay, now.of_values);
+    if constexpr (kApart) {
+      float sum[64];
+      omni::start_values(sum, now.weight, values_at(ring));
+      omni::wgmma_commit();
+      omni::wgmma_wait<1>(score);
+      free_keys(ahead);
+      omni::weigh<false>(score, next.weight, next.decay, lines, of_keys, 0, 0.f);
+      pin(lines);
+      omni::wgmma_wait_after<0>(sum, next.weight);
+      free_values(ring);
+      omni::add(out, sum, now.decay, now.of_values);
+    } else {
+      omni::start_more_values(out, now.weight, values_at(ring));
+      omni::wgmma_commit();
+      omni::wgmma_wait<1>(score);
+      if constexpr (kTurns) {
+        // from here on the other one's products run while weights are made
+        omni::named_arrive(kFirstTurn + (group ^ 1), 2 * kGroup);
+        wait_keys(ahead);  // done, but nothing is moved ahead of a branch
+      }
+      free_keys(ahead);
+      omni::weigh<false>(score, next.weight, next.decay, lines, of_keys, 0, lift_of(next.of_values, highest));
+      pin(lines);
+      omni::wgmma_wait_after<0>(out, next.weight);
+      free_values(ring);
+      omni::fade(out, next.decay);
+    }
     ring = ahead;
   }
 
   __device__ __forceinline__ void end(float (&out)[64], Flight& now, const Ring& ring) const {
-    float sum[64];
     wait_values(ring);
     omni::wgmma_fence(now.weight);
-    omni::start_values(sum, now.weight, values_at(ring));
-    omni::wgmma_commit();
-    omni::wgmma_wait<0>(sum);
+    if constexpr (kApart) {
+      float sum[64];
+      omni::start_values(sum, now.weight, values_at(ring));
+      omni::wgmma_commit();
+      omni::wgmma_wait<0>(sum);
+      omni::add(out, sum, now.decay, now.of_values);
+    } else {
+      omni::start_more_values(out, now.weight, values_at(ring));
+      omni::wgmma_commit();
+      omni::wgmma_wait<0>(out);
+    }
     free_values(ring);
-    add(out, sum, now.decay, now.of_values);
   }
 };
 
@@ -372,15 +306,15 @@ __device__ __forceinline__ void store_zeros(const AttentionQ& call, const Work& 
   }
 }
 
-__device__ __forceinline__ void store_lines(const AttentionQ& call, const Work& work, int first, int line,
-                                            const Lines& lines, const float (&out)[64]) {
+__device__ __forceinline__ void store_lines(const AttentionQ& call, const Work& work, int group, int line,
+                                            const Lines& lines, const float (&out)[64], float unit) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float sum = lines.sum[r];
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    const float inverse = 1.f / sum;
-    const int query = first + line + 8 * r;
+    const float inverse = unit / sum;
+    const int query = work.first + group * kTileQueries + line + 8 * r;
     if (query >= work.queries) continue;
     auto* to = static_cast<__nv_bfloat16*>(call.out) +
                ((work.token + query) * call.rows.heads + work.head) * kHeadSize + threadIdx.x % 4 * 2;
@@ -393,13 +327,14 @@ __device__ __forceinline__ void store_lines(const AttentionQ& call, const Work& 
 }
 
 template <int kGroups, AttentionPlan kPlan>
-__device__ __forceinline__ void consume(const AttentionQ& call, int64_t numbers, uint32_t room, int group) {
-  constexpr bool kTurns = kPlan == AttentionPlan::kPingPong;
+__device__ __forceinline__ void consume(const AttentionQ& call, int numbers, uint32_t room, int group) {
   const int thread = threadIdx.x % kGroup, line = thread / 32 * 16 + thread % 32 / 4;
+  constexpr bool kTurns = kPlan == AttentionPlan::kTurns;
+  static_assert(!kTurns || kGroups == 2);
   Ring ring;
   uint32_t parity = 0;
-  if (kTurns && group == 1) omni::named_arrive(kFirstTurn, 2 * kGroup);
-  for (int64_t number = blockIdx.x; number < numbers; number += gridDim.x) {
+  if (kTurns && group == 1) omni::named_arrive(kFirstTurn, 2 * kGroup);  // the other one is the first
+  for (int number = blockIdx.x; number < numbers; number += gridDim.x) {
     const Work work = work_at<kGroups>(call, number);
     if (!work.there()) continue;
     const int first = work.first + group * kTileQueries;
@@ -416,27 +351,23 @@ __device__ __forceinline__ void consume(const AttentionQ& call, int64_t numbers,
       lines.most[r] = -INFINITY;
       lines.sum[r] = 0.f;
     }
-    const Consumer<kGroups> consumer{room, omni::lines_at(room + group * kQueryBytes), call.in.k_scale + work.k_tile,
-                                     call.in.v_scale + work.k_tile, thread % 32 == 0};
+    const Consumer<kGroups, kPlan> consumer{room, omni::lines_at(room + group * kQueryBytes), call.in.k_scale + work.k_tile,
+                                     call.in.v_scale + work.k_tile, thread % 32 == 0, group};
     float out[64];
 #pragma unroll
     for (int i = 0; i < 64; ++i) out[i] = 0.f;
     omni::barrier_wait(room + Room<kGroups>::kQueriesFull, parity);
     parity ^= 1;
-    if constexpr (kPlan == AttentionPlan::kPlain) {
-      consumer.plain(work, lines, out, ring);
-    } else {
-      consumer.template overlapped<kTurns>(work, lines, out, ring, group);
-    }
-    store_lines(call, work, first, line, lines, out);
+    const float unit = consumer.run(work, lines, out, ring);
+    store_lines(call, work_at<kGroups>(call, number), group, line, lines, out, unit);  // found again: registers are short
   }
-  // takes the last turn, which the second group has given
+  // takes the last turn, which the second one has given
   if (kTurns && group == 0) omni::named_sync(kFirstTurn, 2 * kGroup);
 }
 
 template <int kGroups, AttentionPlan kPlan>
 __global__ void __launch_bounds__((kGroups + 1) * kGroup, 1)
-    attend(const __grid_constant__ AttentionQ call, int64_t numbers) {
+    attend(const __grid_constant__ AttentionQ call, int numbers) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using R = Room<kGroups>;
   extern __shared__ uint8_t shared[];
@@ -468,11 +399,13 @@ template <int kGroups, AttentionPlan kPlan>
 const char* launch(const AttentionQ& call, int processors, cudaStream_t stream) {
   constexpr uint32_t kBytes = Room<kGroups>::kAll;
   const int64_t numbers = tiles_of<kGroups>(call.rows) * call.rows.heads;
+  if (numbers > INT32_MAX) return "more than 2^31 pieces of work";
   const int64_t blocks = call.persistent && processors < numbers ? processors : numbers;
   cudaError_t error =
       cudaFuncSetAttribute(attend<kGroups, kPlan>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error == cudaSuccess) {
-    attend<kGroups, kPlan><<<static_cast<unsigned>(blocks), (kGroups + 1) * kGroup, kBytes, stream>>>(call, numbers);
+    attend<kGroups, kPlan><<<static_cast<unsigned>(blocks), (kGroups + 1) * kGroup, kBytes, stream>>>(
+        call, static_cast<int>(numbers));
     error = cudaGetLastError();
   }
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
@@ -490,12 +423,12 @@ extern "C" const char* omni_attention_q_cuda(const AttentionQ* call, void* strea
   if (call->rows.queries == 0) return nullptr;
   const auto on = static_cast<cudaStream_t>(stream);
   switch (call->plan) {
-    case AttentionPlan::kPlain:
-      return launch<2, AttentionPlan::kPlain>(*call, processors, on);
-    case AttentionPlan::kOverlapped:
-      return launch<2, AttentionPlan::kOverlapped>(*call, processors, on);
-    case AttentionPlan::kPingPong:
-      return launch<2, AttentionPlan::kPingPong>(*call, processors, on);
+    case AttentionPlan::kTogether:
+      return launch<2, AttentionPlan::kTogether>(*call, processors, on);
+    case AttentionPlan::kTurns:
+      return launch<2, AttentionPlan::kTurns>(*call, processors, on);
+    case AttentionPlan::kApart:
+      return launch<2, AttentionPlan::kApart>(*call, processors, on);
   }
   return "no such plan";
 }

@@ -162,4 +162,18 @@ __device__ __forceinline__ void start_values(float (&d)[64], const uint32_t (&p)
   }
 }
 
+// d += p b^T.
+__device__ __forceinline__ void start_more_values(float (&d)[64], const uint32_t (&p)[16], uint64_t b) {
+#pragma unroll
+  for (int link = 0; link < 4; ++link) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " OMNI_ACCUMULATORS
+        ", {%64, %65, %66, %67}, %68, p, 1, 1;\n}\n"
+        : OMNI_64("+f", d)
+        : "r"(p[4 * link]), "r"(p[4 * link + 1]), "r"(p[4 * link + 2]), "r"(p[4 * link + 3]),
+          "l"(b + link * kNextLink));
+  }
+}
+
 }  // namespace omni

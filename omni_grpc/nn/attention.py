@@ -82,9 +82,9 @@ class Attention(nn.Module):
 
     def reads_codes(self, x: Tensor, rows: Rows) -> type[CodedHeads] | type[CodedTiles] | None:
         """What it makes of queries, keys and values like x [T, H, D], if these are codes: `coded` may bring them."""
-        named = self._ways(x.device, x.dtype)[0]
         if rows.exchange is not None:
             return None
+        named = self._ways(x.device, x.dtype)[0]
         if BACKENDS[named.partition(" ")[0]].tiles:
             return None if x.is_cuda and x.dtype != torch.bfloat16 else CodedTiles
         return CodedHeads if run_of(named, coded=True) else None

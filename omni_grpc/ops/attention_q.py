@@ -28,15 +28,18 @@ LEAST_AMAX = 1e-30
 CENTRE_SAMPLES = 64
 WEIGHT = 8.0
 """Weights are e4m3 times 2 to this."""
-PLANS = ("plain", "overlapped", "ping_pong")
-"""Of the kernel, see csrc/kernels/attention_q_sm90.cu; the results are alike."""
+PLANS = ("together", "turns", "apart")
+"""Of the kernel: what all tiles of keys give is added up on the tensor cores, which have few bits for it, or apart, in
+float32 tile by tile; what that changes is far below what 8 bits do. "turns" is "together" with warpgroups that start
+their products in turns.
+"""
 _INT8, _E4M3 = 127.0, 448.0
 _LOG2_E = 1.44269504
 
 
 class CodedTiles(NamedTuple):
     """What `attention_quantize` gives: q int8 [H, Q, 64, D] with a scale for each query [H, Q, 64], k int8 [K, N, 128,
-    D] and v e4m3 [K, N, D, 128] with a scale for each tile [K, N].
+    D] and v e4m3 [K, N, D, 128] with a scale for each tile [K, N], of v a power of 2.
     """
 
     q: Tensor
@@ -81,9 +84,8 @@ def attention_quantize_reference(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, 
         _in_tiles(x, at, size)
         for x, at, size in ((q, at_q, TILE_QUERIES), (centred, at_k, TILE_KEYS), (v, at_k, TILE_KEYS))
     )
-    q_scale = _scale(tiles_q.abs().amax(-1), _INT8)
-    k_scale = _scale(tiles_k.abs().amax((-2, -1)), _INT8)
-    v_scale = _scale(tiles_v.abs().nan_to_num(0.0, float("inf")).amax((-2, -1)), _E4M3)
+    q_scale, k_scale = _scale(tiles_q.abs().amax(-1)), _scale(tiles_k.abs().amax((-2, -1)))
+    v_scale = _power_of_2(tiles_v.abs().nan_to_num(0.0, float("inf")).amax((-2, -1)).clamp_min(LEAST_AMAX) / _E4M3)
     codes_q, codes_k = (
         (tile / scale).nan_to_num().round().clamp(-_INT8, _INT8).to(torch.int8)
         for tile, scale in ((tiles_q, q_scale[..., None]), (tiles_k, k_scale[..., None, None]))
@@ -167,8 +169,14 @@ def _in_tiles(x: Tensor, at: Sequence[int], size: int) -> Tensor:
     return made
 
 
-def _scale(amax: Tensor, largest: float) -> Tensor:
-    return torch.where(amax < LEAST_AMAX, 1.0, amax / largest)
+def _scale(amax: Tensor) -> Tensor:
+    return torch.where(amax < LEAST_AMAX, 1.0, amax / _INT8)
+
+
+def _power_of_2(x: Tensor) -> Tensor:
+    """The next one, of numbers above 0 in float32."""
+    exponents: Tensor = (x.contiguous().view(torch.int32) + 0x7FFFFF) >> 23
+    return (exponents << 23).view(torch.float32)
 
 
 def _swizzled(lines: Tensor) -> Tensor:

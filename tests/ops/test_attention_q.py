@@ -13,7 +13,7 @@ from tests.ops.attention_q_cases import SCALE, Case, inputs
 OPS = torch.ops.omni_grpc
 
 
-@pytest.mark.parametrize("case", [case for case in cases.CASES if case.plan == "plain"], ids=str)
+@pytest.mark.parametrize("case", [case for case in cases.CASES if case.plan == "together"], ids=str)
 def test_case(case: Case, seed: int) -> None:
     cases.check_case(case, "cpu", seed)
 
@@ -31,7 +31,7 @@ def test_the_ops_are_what_their_schemas_and_fakes_say(seed: int) -> None:
     cu = torch.tensor([0, 70, 130], dtype=torch.int32)
     one = ([stream.q], [stream.k], [stream.v], [*stream.weights], None, [], cu, "rms", 1e-6)
     torch.library.opcheck(OPS.qk_norm_rope_code_tiles.default, one, test_utils=("test_schema", "test_faketensor"))
-    arguments = (*x.coded(), x.cu_q, x.cu_k, x.q.shape[0], SCALE, "plain")
+    arguments = (*x.coded(), x.cu_q, x.cu_k, x.q.shape[0], SCALE, "together")
     # without test_schema, which cannot compare inputs of float8
     torch.library.opcheck(OPS.attention_q.default, arguments, test_utils=("test_faketensor",))
 
@@ -46,7 +46,7 @@ def test_attention_refuses_by_name(seed: int) -> None:
     x = inputs(Case("one row of 65"), "cpu", seed)
     coded = x.coded()
     for why, change in {"scale must be above 0": {"scale": 0.0}, "plan must be one of": {"plan": "fast"}}.items():
-        given = {"queries": 65, "scale": SCALE, "plan": "plain"} | change
+        given = {"queries": 65, "scale": SCALE, "plan": "together"} | change
         with pytest.raises(RuntimeError, match=why):
             attention_q(coded, x.cu_q, x.cu_k, **given)
     with pytest.raises(RuntimeError, match="what attention_quantize gives for 130 queries"):
