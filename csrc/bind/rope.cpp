@@ -8,7 +8,7 @@
 
 namespace {
 
-using omni::Codes;
+using omni::Code;
 using omni::dtype_of;
 using omni::QkNorm;
 using omni::QkNormRope;
@@ -220,7 +220,7 @@ Tensors qk_norm_rope_quantize(const Tensors& q, const Tensors& k, const Tensors&
   check(in, kind, pairs);
   make_dense(in);
   QkNormRope call = call_of(in, kind, pairs, eps);
-  call.codes = codes == ScalarType::Char ? Codes::kInt8 : Codes::kE4m3;
+  call.code = codes == ScalarType::Char ? Code::kInt8 : Code::kFloat8;
   Tensors out, scales;
   for (const int64_t heads : {call.heads, call.kv_heads, call.kv_heads}) {
     out.push_back(torch::stable::new_empty(in.q[0], {call.tokens, heads, call.head_size}, codes));

@@ -11,8 +11,6 @@ constexpr int kMostStreams = 8;
 
 enum class QkNorm : int32_t { kNone, kRms, kRmsAcross, kLayer };
 
-enum class Codes : int32_t { kNone, kE4m3, kInt8 };
-
 // One stream of a call: `tokens` tokens of q, k and v, whose heads lie side by side, rows a stride apart.
 struct QkvStream {
   const void* q;
@@ -43,7 +41,7 @@ struct QkNormRope {
   float eps;
   QkNorm norm;
   bool half;  // pairs are (i, i + pairs), else (2i, 2i + 1)
-  Codes codes;
+  Code code;
   Dtype x_dtype;
   Dtype weight_dtype;
 };

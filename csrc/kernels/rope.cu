@@ -1,42 +1,28 @@
 // The rope family on CUDA: one block for each token, with q, k and v of all its heads.
 #include <cuda_fp8.h>
 
-#include <cassert>
-
-#include "../common/device.cuh"
-#include "../common/rope.h"
+#include "rope.cuh"
 
 namespace {
 
-using omni::Codes;
+using omni::Code;
+using omni::check_place;
 using omni::kPack;
+using omni::kUnit;
 using omni::kWarp;
 using omni::QkNorm;
 using omni::QkNormRope;
+using omni::place_of;
 using omni::QkvStream;
+using omni::stream_of;
 
 constexpr int kMaxThreads = 384;
-constexpr int kUnit = 2 * kPack;  // channels of a head that one thread has
 
 // Blocks of the largest size that a multiprocessor has room for: caps registers where that costs no spills.
-template <class X, QkNorm kNorm, Codes kCodes>
-constexpr int kBlocks = sizeof(X) == 2 && kNorm != QkNorm::kNone && kCodes == Codes::kNone ? 2 : 1;
+template <class X, QkNorm kNorm, Code kCode>
+constexpr int kBlocks = sizeof(X) == 2 && kNorm != QkNorm::kNone && kCode == Code::kNone ? 2 : 1;
 
 // --- what both kernels do --------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ const QkvStream& stream_of(const QkNormRope& call, int64_t token) {
-  int s = 0;
-  while (s + 1 < call.stream_count && token >= call.streams[s + 1].begin) ++s;
-  return call.streams[s];
-}
-
-__device__ __forceinline__ int64_t place_of(const QkvStream& stream, int64_t token) {
-  return stream.place == nullptr ? token : stream.place[token];
-}
-
-__device__ __forceinline__ void check_place(const QkNormRope& call, int64_t place) {
-  assert(place >= 0 && place < call.tokens && "place holds a row that the result lacks");
-}
 
 struct Sum {
   static __device__ __forceinline__ float of(float a, float b) { return a + b; }
@@ -54,22 +40,22 @@ __device__ __forceinline__ float over_lanes(float value, int lanes) {
   return value;
 }
 
-template <Codes kCodes>
-constexpr float kLargest = kCodes == Codes::kInt8 ? 127.f : 448.f;
+template <Code kCode>
+constexpr float kLargest = kCode == Code::kInt8 ? 127.f : 448.f;
 
-template <Codes kCodes>
+template <Code kCode>
 __device__ __forceinline__ uint32_t code_of(float value) {
-  if constexpr (kCodes == Codes::kInt8) {
+  if constexpr (kCode == Code::kInt8) {
     return static_cast<uint32_t>(max(-127, min(127, __float2int_rn(value)))) & 0xffu;
   } else {
     return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
   }
 }
 
-template <Codes kCodes>
+template <Code kCode>
 __device__ __forceinline__ uint32_t code_pair(float low, float high) {
-  if constexpr (kCodes == Codes::kInt8) {
-    return code_of<kCodes>(low) | code_of<kCodes>(high) << 8;
+  if constexpr (kCode == Code::kInt8) {
+    return code_of<kCode>(low) | code_of<kCode>(high) << 8;
   } else {
     return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
   }
@@ -78,14 +64,6 @@ __device__ __forceinline__ uint32_t code_pair(float low, float high) {
 __device__ __forceinline__ float affine_at(const void* values, omni::Dtype dtype, int64_t at) {
   return dtype == omni::Dtype::kFloat32 ? static_cast<const float*>(values)[at]
                                         : omni::to_float(static_cast<const __nv_bfloat16*>(values)[at]);
-}
-
-__device__ __forceinline__ void affine_pack(const void* values, omni::Dtype dtype, int at, float (&out)[kPack]) {
-  if (dtype == omni::Dtype::kFloat32) {
-    omni::load_pack<omni::Reused>(static_cast<const float*>(values) + at, out);
-  } else {
-    omni::load_pack<omni::Reused>(static_cast<const __nv_bfloat16*>(values) + at, out);
-  }
 }
 
 // --- packs -----------------------------------------------------------------------------------------------------------
@@ -139,39 +117,22 @@ struct Raw {
 };
 
 // What a thread does is the same for every head: its channels, and the turns of its pairs.
-struct Unit {
-  int at[2];     // first channels of its packs
-  bool turns[2];  // by halves the packs turn together
+struct Unit : omni::UnitPlace {
   float turn[2 * kPack];
 
-  __device__ __forceinline__ Unit(const QkNormRope& call, int lane) {
-    const int size = static_cast<int>(call.head_size), pairs = static_cast<int>(call.pairs);
-    if (call.half) {
-      const int turning = pairs / kPack;
-      const bool mine = lane < turning;
-      at[0] = mine ? lane * kPack : 2 * pairs + (lane - turning) * kPack;
-      at[1] = at[0] + (mine ? pairs : size / 2 - pairs);
-      turns[0] = turns[1] = mine;
-    } else {
-      at[0] = lane * kPack;
-      at[1] = at[0] + size / 2;
-      turns[0] = at[0] < 2 * pairs;
-      turns[1] = at[1] < 2 * pairs;
-    }
-  }
+  __device__ __forceinline__ Unit(const QkNormRope& call, int lane) : UnitPlace(call, lane) {}
 
   __device__ __forceinline__ void load_turns(const QkNormRope& call, int64_t place) {
     const float* table = call.table + place * call.pairs * 2;
-    if (turns[0]) load(table + (call.half ? 2 * at[0] : at[0]), 0);
-    if (turns[1]) load(table + (call.half ? 2 * at[0] + kPack : at[1]), 1);
-  }
-
-  __device__ __forceinline__ void load(const float* table, int which) {
-    const float4* from = reinterpret_cast<const float4*>(table);
-    const float4 low = __ldg(from), high = __ldg(from + 1);
-    float* to = turn + which * kPack;
-    to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-    to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      if (!turns[which]) continue;
+      const auto* from = reinterpret_cast<const float4*>(table + turn_at[which]);
+      const float4 low = __ldg(from), high = __ldg(from + 1);
+      float* to = turn + which * kPack;
+      to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+      to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+    }
   }
 
   __device__ __forceinline__ void apply(bool half, float (&value)[2][kPack]) const {
@@ -210,12 +171,12 @@ __device__ __forceinline__ float squares_of(const float (&value)[2][kPack]) {
   return sum;
 }
 
-template <class X, Codes kCodes>
+template <class X, Code kCode>
 __device__ __forceinline__ void store_unit(const QkNormRope& call, int which, int heads, const Unit& unit,
                                            int64_t place, int head, int lanes, bool mine,
                                            const float (&value)[2][kPack]) {
   const int64_t row = (place * heads + head) * call.head_size;
-  if constexpr (kCodes == Codes::kNone) {
+  if constexpr (kCode == Code::kNone) {
     if (!mine) return;
     X* out = static_cast<X*>(call.out[which]) + row;
     omni::store_pack(out + unit.at[0], value[0]);
@@ -226,7 +187,7 @@ __device__ __forceinline__ void store_unit(const QkNormRope& call, int which, in
     for (int i = 0; i < kUnit; ++i) most = fmaxf(most, fabsf(value[i / kPack][i % kPack]));
     most = over_lanes<Most>(most, lanes);
     if (!mine) return;
-    const float scale = most > 0.f ? most / kLargest<kCodes> : 1.f;
+    const float scale = most > 0.f ? most / kLargest<kCode> : 1.f;
     if (threadIdx.x % lanes == 0) call.scale[which][place * heads + head] = scale;
     const float inverse = 1.f / scale;  // and no division for each of the values
     uint8_t* out = static_cast<uint8_t*>(call.out[which]) + row;
@@ -235,7 +196,7 @@ __device__ __forceinline__ void store_unit(const QkNormRope& call, int which, in
       uint32_t words[2] = {0, 0};
 #pragma unroll
       for (int i = 0; i < kPack; i += 2) {
-        words[i / 4] |= code_pair<kCodes>(value[pack][i] * inverse, value[pack][i + 1] * inverse) << (8 * (i % 4));
+        words[i / 4] |= code_pair<kCode>(value[pack][i] * inverse, value[pack][i + 1] * inverse) << (8 * (i % 4));
       }
       *reinterpret_cast<uint2*>(out + unit.at[pack]) = make_uint2(words[0], words[1]);
     }
@@ -243,7 +204,7 @@ __device__ __forceinline__ void store_unit(const QkNormRope& call, int which, in
 }
 
 // Norms, turns and stores one head of q or k. `across` is the factor of a norm across heads.
-template <class X, QkNorm kNorm, Codes kCodes>
+template <class X, QkNorm kNorm, Code kCode>
 __device__ __forceinline__ void finish(const QkNormRope& call, const QkvStream& stream, int which, int heads,
                                        const Unit& unit, int64_t place, int head, int lanes, bool mine,
                                        const Raw<X>& raw, float across) {
@@ -268,25 +229,25 @@ __device__ __forceinline__ void finish(const QkNormRope& call, const QkvStream& 
       for (int i = 0; i < kPack; ++i) value[pack][i] *= factor;
       float affine[kPack];
       if (mine && stream.weight[which] != nullptr) {
-        affine_pack(stream.weight[which], call.weight_dtype, start + unit.at[pack], affine);
+        omni::affine_pack(stream.weight[which], call.weight_dtype, start + unit.at[pack], affine);
 #pragma unroll
         for (int i = 0; i < kPack; ++i) value[pack][i] *= affine[i];
       }
       if (mine && stream.bias[which] != nullptr) {
-        affine_pack(stream.bias[which], call.weight_dtype, start + unit.at[pack], affine);
+        omni::affine_pack(stream.bias[which], call.weight_dtype, start + unit.at[pack], affine);
 #pragma unroll
         for (int i = 0; i < kPack; ++i) value[pack][i] += affine[i];
       }
     }
   }
   if (mine) unit.apply(call.half, value);
-  store_unit<X, kCodes>(call, which, heads, unit, place, head, lanes, mine, value);
+  store_unit<X, kCode>(call, which, heads, unit, place, head, lanes, mine, value);
 }
 
 // `lanes` threads have a head, of which the first head_size / kUnit have channels. A block holds as many heads as it
 // has lanes for, and takes several rounds for more of them; a norm across heads has all of them in one.
-template <class X, QkNorm kNorm, Codes kCodes>
-__global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCodes>)
+template <class X, QkNorm kNorm, Code kCode>
+__global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCode>)
     qk_norm_rope_packed(const __grid_constant__ QkNormRope call, int lanes) {
   __shared__ float scratch[2][kMaxThreads / kWarp];
   const QkvStream& stream = stream_of(call, blockIdx.x);
@@ -316,13 +277,13 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCodes>)
       unit.load_turns(call, place);
     }
     if (stream.v != nullptr) {
-      if constexpr (kCodes == Codes::kNone) {
+      if constexpr (kCode == Code::kNone) {
         X* out = static_cast<X*>(call.out[2]) + place * kv_heads * size + at;
         if (has_k) raw_v.store(out + unit.at[0], out + unit.at[1]);
       } else {
         float value[2][kPack];
         raw_v.unpack(value);
-        store_unit<X, kCodes>(call, 2, kv_heads, unit, place, head, lanes, has_k, value);
+        store_unit<X, kCode>(call, 2, kv_heads, unit, place, head, lanes, has_k, value);
       }
     }
     float factor_q = 1.f, factor_k = 1.f;
@@ -335,8 +296,8 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCodes>)
       factor_q = rsqrtf(squares_q / static_cast<float>(heads * size) + call.eps);
       factor_k = rsqrtf(squares_k / static_cast<float>(kv_heads * size) + call.eps);
     }
-    finish<X, kNorm, kCodes>(call, stream, 0, heads, unit, place, head, lanes, has_q, raw_q, factor_q);
-    finish<X, kNorm, kCodes>(call, stream, 1, kv_heads, unit, place, head, lanes, has_k, raw_k, factor_k);
+    finish<X, kNorm, kCode>(call, stream, 0, heads, unit, place, head, lanes, has_q, raw_q, factor_q);
+    finish<X, kNorm, kCode>(call, stream, 1, kv_heads, unit, place, head, lanes, has_k, raw_k, factor_k);
   }
 }
 
@@ -372,7 +333,7 @@ struct ScalarHead {
   }
 };
 
-template <class X, Codes kCodes>
+template <class X, Code kCode>
 __global__ void __launch_bounds__(kMaxThreads) qk_norm_rope_scalar(const __grid_constant__ QkNormRope call) {
   __shared__ float scratch[2][kMaxThreads / kWarp];
   const QkvStream& stream = stream_of(call, blockIdx.x);
@@ -413,18 +374,18 @@ __global__ void __launch_bounds__(kMaxThreads) qk_norm_rope_scalar(const __grid_
         head.factor = rsqrtf(over_lanes<Sum>(squares, kWarp) / static_cast<float>(size) + call.eps);
       }
       const int64_t row = place * heads + h;
-      if constexpr (kCodes == Codes::kNone) {
+      if constexpr (kCode == Code::kNone) {
         X* out = static_cast<X*>(call.out[which]) + row * size;
         for (int64_t c = lane; c < size; c += kWarp) omni::store(out + c, head.turned(c));
       } else {
         float most = 0.f;
         for (int64_t c = lane; c < size; c += kWarp) most = fmaxf(most, fabsf(head.turned(c)));
         most = over_lanes<Most>(most, kWarp);
-        const float scale = most > 0.f ? most / kLargest<kCodes> : 1.f;
+        const float scale = most > 0.f ? most / kLargest<kCode> : 1.f;
         if (lane == 0) call.scale[which][row] = scale;
         uint8_t* out = static_cast<uint8_t*>(call.out[which]) + row * size;
         for (int64_t c = lane; c < size; c += kWarp) {
-          out[c] = static_cast<uint8_t>(code_of<kCodes>(head.turned(c) / scale));
+          out[c] = static_cast<uint8_t>(code_of<kCode>(head.turned(c) / scale));
         }
       }
     }
@@ -457,7 +418,7 @@ bool fits_packs(const QkNormRope& call, int64_t element_size) {
 
 using Packed = void (*)(QkNormRope, int);
 
-template <class X, Codes kCodes>
+template <class X, Code kCode>
 void launch(const QkNormRope& call, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(call.tokens);
   int lanes = 1;
@@ -465,14 +426,14 @@ void launch(const QkNormRope& call, cudaStream_t stream) {
   const int64_t wanted = (call.heads * lanes + kWarp - 1) / kWarp * kWarp;
   const bool across = call.norm == QkNorm::kRmsAcross;
   if (!fits_packs(call, sizeof(X)) || (across && wanted > kMaxThreads)) {
-    qk_norm_rope_scalar<X, kCodes><<<blocks, 256, 0, stream>>>(call);
+    qk_norm_rope_scalar<X, kCode><<<blocks, 256, 0, stream>>>(call);
     return;
   }
   const int64_t rounds = (wanted + kMaxThreads - 1) / kMaxThreads;
   const auto threads = static_cast<unsigned>((wanted / kWarp + rounds - 1) / rounds * kWarp);
   constexpr Packed kernels[] = {
-      qk_norm_rope_packed<X, QkNorm::kNone, kCodes>, qk_norm_rope_packed<X, QkNorm::kRms, kCodes>,
-      qk_norm_rope_packed<X, QkNorm::kRmsAcross, kCodes>, qk_norm_rope_packed<X, QkNorm::kLayer, kCodes>,
+      qk_norm_rope_packed<X, QkNorm::kNone, kCode>, qk_norm_rope_packed<X, QkNorm::kRms, kCode>,
+      qk_norm_rope_packed<X, QkNorm::kRmsAcross, kCode>, qk_norm_rope_packed<X, QkNorm::kLayer, kCode>,
   };
   kernels[static_cast<int>(call.norm)]<<<blocks, threads, 0, stream>>>(call, lanes);
 }
@@ -480,8 +441,8 @@ void launch(const QkNormRope& call, cudaStream_t stream) {
 using Launch = void (*)(const QkNormRope&, cudaStream_t);
 
 constexpr Launch kLaunches[2][3] = {
-    {launch<float, Codes::kNone>, launch<float, Codes::kE4m3>, launch<float, Codes::kInt8>},
-    {launch<__nv_bfloat16, Codes::kNone>, launch<__nv_bfloat16, Codes::kE4m3>, launch<__nv_bfloat16, Codes::kInt8>},
+    {launch<float, Code::kNone>, launch<float, Code::kFloat8>, launch<float, Code::kInt8>},
+    {launch<__nv_bfloat16, Code::kNone>, launch<__nv_bfloat16, Code::kFloat8>, launch<__nv_bfloat16, Code::kInt8>},
 };
 
 }  // namespace
@@ -489,7 +450,11 @@ constexpr Launch kLaunches[2][3] = {
 const char* omni_qk_norm_rope_cuda(const QkNormRope* call, void* stream) {
   if (call->tokens > INT32_MAX) return "more tokens than a grid has blocks";
   if (call->heads * call->head_size > INT32_MAX) return "more channels than a block counts";
-  kLaunches[static_cast<int>(call->x_dtype)][static_cast<int>(call->codes)](*call, static_cast<cudaStream_t>(stream));
+  const int64_t element_size = call->x_dtype == omni::Dtype::kFloat32 ? 4 : 2;
+  if (fits_packs(*call, element_size) && omni::rope_fits_bulk(*call)) {
+    return omni::launch_rope_bulk(*call, static_cast<cudaStream_t>(stream));
+  }
+  kLaunches[static_cast<int>(call->x_dtype)][static_cast<int>(call->code)](*call, static_cast<cudaStream_t>(stream));
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

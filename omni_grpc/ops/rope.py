@@ -6,7 +6,7 @@ R <= D / 2 rotary pairs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from omni_grpc.ops.library import declare
+from omni_grpc.ops.quant import LARGEST
 
 KERNEL_DTYPES = frozenset({torch.float32, torch.bfloat16})
 TABLE_DTYPES = frozenset({torch.float32, torch.float64})
 MOST_STREAMS = 8
 NORMS = ("none", "rms", "rms_across", "layer")
 PAIRS = ("interleaved", "half")
-LARGEST_CODE: Mapping[torch.dtype, float] = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 
 class Heads(NamedTuple):
@@ -124,7 +124,7 @@ def qk_norm_rope_quantize_reference(
     """The definition of `qk_norm_rope_quantize`: three tensors of codes and their three scales."""
     _check(q, k, v, weights, biases, table, place, norm, pairs)
     _check_codes(v, codes)
-    most = LARGEST_CODE[codes]
+    most = LARGEST[codes]
     made, scales = [], []
     for x in _joined(q, k, v, weights, biases, table, place, norm, pairs, eps):
         amax = x.abs().amax(-1)
@@ -243,7 +243,7 @@ def _qk_norm_rope_quantize_fake(
 
 
 def _check_codes(v: Sequence[Tensor], codes: torch.dtype) -> None:
-    torch._check(codes in LARGEST_CODE, lambda: f"qk_norm_rope: codes must be float8_e4m3fn or int8, got {codes}")
+    torch._check(codes in LARGEST, lambda: f"qk_norm_rope: codes must be float8_e4m3fn or int8, got {codes}")
     torch._check(len(v) > 0, lambda: "qk_norm_rope: codes are made of q, k and v, and there is no v")
 
 
