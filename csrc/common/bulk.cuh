@@ -14,7 +14,9 @@ namespace omni {
 constexpr int64_t kMostBulkTokens = 1 << 30;  // of kernels that count them in 32 bits, two launches ahead
 constexpr int kBulkCapability = 9;  // the major one of devices that copy in bulk
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// Around the body of a kernel that copies in bulk: it is empty, and its helpers are unused, where it is compiled for a
+// device that cannot.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define OMNI_BULK 1
 #endif
 
@@ -30,7 +32,6 @@ class BulkStages {
   // Every thread calls it. full: two in shared memory; memory: 2 * bytes, aligned to 128.
   __device__ __forceinline__ BulkStages(uint64_t* full, uint8_t* memory, uint32_t bytes)
       : full_(shared_address(full)), memory_(memory), bytes_(bytes) {
-#ifdef OMNI_BULK
     if (threadIdx.x == 0) {
       for (int stage = 0; stage < 2; ++stage) {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier(stage)) : "memory");
@@ -38,30 +39,24 @@ class BulkStages {
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
-#endif
     __syncthreads();
   }
 
   // The first thread says how much comes to a stage, then loads it: pieces of a multiple of 16 bytes, aligned to 16.
   __device__ __forceinline__ void expect(int stage, uint32_t bytes) const {
-#ifdef OMNI_BULK
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier(stage)), "r"(bytes) : "memory");
-#endif
   }
 
   __device__ __forceinline__ void load(int stage, uint32_t at, const void* from, uint32_t bytes) const {
-#ifdef OMNI_BULK
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
             shared_address(memory_) + stage * bytes_ + at),
         "l"(from), "r"(bytes), "r"(barrier(stage))
         : "memory");
-#endif
   }
 
   // What came to the stage whose turn it is.
   __device__ __forceinline__ const uint8_t* wait() const {
-#ifdef OMNI_BULK
     uint32_t there;
     do {
       asm volatile(
@@ -72,7 +67,6 @@ class BulkStages {
           : "r"(barrier(stage_)), "r"(parity_)
           : "memory");
     } while (there == 0);
-#endif
     return memory_ + stage_ * bytes_;
   }
 

@@ -47,7 +47,7 @@ __device__ __forceinline__ float sum_over(float value, float (&scratch)[kWarps])
   return total;
 }
 
-__device__ __forceinline__ float sum_of(const float (&v)[kPack]) {
+[[maybe_unused]] __device__ __forceinline__ float sum_of(const float (&v)[kPack]) {
   return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
 }
 
@@ -86,6 +86,7 @@ struct Held {
 // bits. A thread keeps its part of scale and shift for as long as rows take the same row of them.
 template <class M, int kPacks, int kWarps, bool kAdd, Form kForm>
 __global__ void __maxnreg__(registers_of<M>(kPacks)) norm_bulk(const __grid_constant__ Norm call, uint32_t to_high) {
+#ifdef OMNI_BULK
   constexpr int kThreads = kWarps * kWarp, kChannels = kThreads * kPacks * kPack;
   constexpr uint32_t kBytes = kChannels * sizeof(X);
   constexpr float kShare = 1.f / kChannels;
@@ -195,6 +196,7 @@ __global__ void __maxnreg__(registers_of<M>(kPacks)) norm_bulk(const __grid_cons
       omni::store_row_codes<kPacks, kThreads>(static_cast<uint8_t*>(call.out) + start, value, row_scale, call.code);
     }
   }
+#endif
 }
 
 using Kernel = void (*)(Norm, uint32_t);

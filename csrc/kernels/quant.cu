@@ -82,6 +82,7 @@ constexpr int kBulkWarps = 20;  // of a row at most
 template <int kPacks, Activation kActivation>
 __global__ void __maxnreg__(kPacks == 5 ? 80 : 64)
     activate_bulk(const __grid_constant__ Activate call, uint32_t to_high) {
+#ifdef OMNI_BULK
   using X = __nv_bfloat16;
   constexpr bool kUp = kActivation == Activation::kSiluMul;
   extern __shared__ __align__(128) uint8_t memory[];
@@ -125,6 +126,7 @@ __global__ void __maxnreg__(kPacks == 5 ? 80 : 64)
     if (threadIdx.x == 0) call.out_scale[token] = scale.scale;
     omni::store_row_codes<kPacks>(call.out, token * call.channels, value, kPacks * blockDim.x, scale, call.code);
   }
+#endif
 }
 
 constexpr int kFlatThreads = 256;

@@ -23,13 +23,13 @@ constexpr uint32_t kHeadBytes = kHead * sizeof(X);
 constexpr int kRegisters = 80;  // of a thread
 
 // Over the lanes of a head; every lane of the warp takes part.
-__device__ __forceinline__ float head_sum(float value) {
+[[maybe_unused]] __device__ __forceinline__ float head_sum(float value) {
 #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
   return value;
 }
 
-__device__ __forceinline__ float head_max(float value) {
+[[maybe_unused]] __device__ __forceinline__ float head_max(float value) {
 #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) {
     value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
@@ -37,14 +37,14 @@ __device__ __forceinline__ float head_max(float value) {
   return value;
 }
 
-__device__ __forceinline__ float sum_of(const float (&value)[2][kPack]) {
+[[maybe_unused]] __device__ __forceinline__ float sum_of(const float (&value)[2][kPack]) {
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) sum += value[i / kPack][i % kPack];
   return sum;
 }
 
-__device__ __forceinline__ float squares_of(const float (&value)[2][kPack]) {
+[[maybe_unused]] __device__ __forceinline__ float squares_of(const float (&value)[2][kPack]) {
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) sum = fmaf(value[i / kPack][i % kPack], value[i / kPack][i % kPack], sum);
@@ -57,8 +57,8 @@ __device__ __forceinline__ void turn(float& a, float& b, float cosine, float sin
   b = b * cosine + first * sine;
 }
 
-__device__ __forceinline__ void turn(const omni::UnitPlace& unit, bool half, const float* table,
-                                     float (&value)[2][kPack]) {
+[[maybe_unused]] __device__ __forceinline__ void turn(const omni::UnitPlace& unit, bool half, const float* table,
+                                                      float (&value)[2][kPack]) {
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
     if (!unit.turns[which]) continue;
@@ -81,8 +81,9 @@ __device__ __forceinline__ void turn(const omni::UnitPlace& unit, bool half, con
   }
 }
 
-__device__ __forceinline__ void affine(const QkNormRope& call, const QkvStream& stream, int which, int start,
-                                       const omni::UnitPlace& unit, float factor, float (&value)[2][kPack]) {
+[[maybe_unused]] __device__ __forceinline__ void affine(const QkNormRope& call, const QkvStream& stream, int which,
+                                                        int start, const omni::UnitPlace& unit, float factor,
+                                                        float (&value)[2][kPack]) {
 #pragma unroll
   for (int pack = 0; pack < 2; ++pack) {
     float by[kPack];
@@ -155,6 +156,7 @@ bool is_plain(const QkNormRope& call) {
 // kMovesV: v goes into the result, too. kPlain: see is_plain.
 template <QkNorm kNorm, bool kCoded, bool kMovesV, bool kPlain>
 __global__ void __maxnreg__(kRegisters) rope_bulk(const __grid_constant__ QkNormRope call, uint32_t to_high) {
+#ifdef OMNI_BULK
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t full[2];
   __shared__ int64_t places[2];
@@ -282,6 +284,7 @@ __global__ void __maxnreg__(kRegisters) rope_bulk(const __grid_constant__ QkNorm
       store<kCoded>(call, which, row, unit, mine[which], value);
     }
   }
+#endif
 }
 
 using Kernel = void (*)(QkNormRope, uint32_t);
