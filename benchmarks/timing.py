@@ -33,8 +33,9 @@ def attempt(timer: Callable[[Call, Any], float], call: Call, sets: Any) -> tuple
         return None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-def time_on_gpu(call: Call, sets: Sequence[tuple[Any, ...]], calls: int = CALLS) -> float:
-    """Seconds of one call, the median of REPEATS replays of a graph of `calls`."""
+def time_on_gpu(call: Call, sets: Sequence[tuple[Any, ...]], calls: int = CALLS, repeats: int | None = None) -> float:
+    """Seconds of one call, the median of REPEATS (or `repeats`) replays of a graph of `calls`."""
+    repeats = REPEATS if repeats is None else repeats
     warm = torch.cuda.Stream()
     warm.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(warm):
@@ -45,7 +46,7 @@ def time_on_gpu(call: Call, sets: Sequence[tuple[Any, ...]], calls: int = CALLS)
     with torch.cuda.graph(graph):
         outputs = [call(*sets[i % len(sets)]) for i in range(calls)]
     times = []
-    for _ in range(REPEATS + 3):
+    for _ in range(repeats + 3):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         graph.replay()
@@ -54,6 +55,19 @@ def time_on_gpu(call: Call, sets: Sequence[tuple[Any, ...]], calls: int = CALLS)
         times.append(start.elapsed_time(end) / 1e3 / calls)
     del outputs, graph
     return statistics.median(times[3:])
+
+
+def time_with_host(call: Call, sets: Sequence[tuple[Any, ...]], *, calls: int = CALLS, repeats: int = 5) -> float:
+    """Seconds of one call as a model makes it, without a graph: of the host's and the device's time the longer one."""
+    times = []
+    for _ in range(repeats + 1):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for i in range(calls):
+            call(*sets[i % len(sets)])
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / calls)
+    return statistics.median(times[1:])
 
 
 def time_on_cpu(call: Call, sets: Sequence[tuple[Any, ...]]) -> float:

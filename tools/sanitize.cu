@@ -14,6 +14,7 @@
 namespace {
 
 using omni::Code;
+using omni::Codes;
 using omni::Dtype;
 
 int failures = 0;
@@ -99,7 +100,8 @@ void activate(int64_t tokens, int64_t channels, Dtype dtype, omni::Activation ac
   check("activate", omni_activate_cuda(&call, nullptr));
 }
 
-void rope(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size, omni::QkNorm norm, bool half, Code code) {
+void rope(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size, omni::QkNorm norm, bool half,
+          Codes codes) {
   Memory memory;
   constexpr Dtype kDtype = Dtype::kBFloat16;
   omni::QkNormRope call{};
@@ -122,10 +124,10 @@ void rope(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size, omni::Q
   call.table = static_cast<const float*>(memory.numbers(call.tokens * size, Dtype::kFloat32));
   for (int which = 0; which < 3; ++which) {
     const size_t rows = call.tokens * (which == 0 ? heads : kv_heads);
-    call.out[which] = memory.made(rows * size * (code == Code::kNone ? 2 : 1));
+    call.out[which] = memory.made(rows * size * (codes == Codes::kNone ? 2 : 1));
     call.scale[which] = static_cast<float*>(memory.made(rows * sizeof(float)));
   }
-  call.eps = 1e-6f, call.norm = norm, call.half = half, call.code = code;
+  call.eps = 1e-6f, call.norm = norm, call.half = half, call.codes = codes;
   call.x_dtype = call.weight_dtype = kDtype;
   check("rope", omni_qk_norm_rope_cuda(&call, nullptr));
 }
@@ -164,10 +166,13 @@ int main() {
     for (const auto activation : {omni::Activation::kGeluTanh, omni::Activation::kSiluMul}) {
       for (const int64_t channels : {768, 1280, 3072, 520, 67}) activate(kTokens, channels, kHalf, activation, code);
     }
+  }
+  for (const Codes codes : {Codes::kNone, Codes::kE4m3, Codes::kInt8}) {
     for (const auto norm : {omni::QkNorm::kRms, omni::QkNorm::kRmsAcross, omni::QkNorm::kLayer}) {
-      rope(kTokens / 2, 8, 4, 128, norm, false, code);
-      rope(kTokens / 2, 5, 5, 128, norm, true, code);
-      rope(20, 8, 8, 64, norm, false, code);
+      rope(kTokens / 2, 8, 8, 128, norm, false, codes);
+      rope(kTokens / 2, 8, 4, 128, norm, false, codes);
+      rope(kTokens / 2, 5, 5, 128, norm, true, codes);
+      rope(20, 8, 8, 64, norm, false, codes);
     }
   }
   for (const Dtype dtype : {kHalf, kFull}) compare(100003, dtype);

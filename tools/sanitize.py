@@ -48,8 +48,10 @@ def build() -> None:
         raise SystemExit("sanitize: no nvcc (looked at CUDA_HOME, CUDA_PATH, PATH and /usr/local/cuda)")
     kernels = [path for family in FAMILIES for path in sorted((ROOT / "csrc" / "kernels").glob(f"{family}*.cu"))]
     PROGRAM.parent.mkdir(exist_ok=True)
-    command = [*nvcc_command(cuda, visible_archs() or DEFAULT_ARCHS), "-lineinfo"]
-    subprocess.run([*command, str(ROOT / "tools" / "sanitize.cu"), *map(str, kernels), "-o", str(PROGRAM)], check=True)
+    program = ROOT / "tools" / "sanitize.cu"
+    command = nvcc_command(cuda, program, visible_archs() or DEFAULT_ARCHS, None)
+    assert command is not None, "it is for every architecture"
+    subprocess.run([*command, "-lineinfo", str(program), *map(str, kernels), "-o", str(PROGRAM)], check=True)
 
 
 if __name__ == "__main__":

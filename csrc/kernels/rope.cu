@@ -1,26 +1,30 @@
 // The rope family on CUDA: one block for each token, with q, k and v of all its heads.
-#include <cuda_fp8.h>
-
-#include "rope.cuh"
+#include "../common/rope.cuh"
 
 namespace {
 
-using omni::Code;
 using omni::check_place;
+using omni::code_of;
+using omni::code_pair;
+using omni::Codes;
+using omni::kLargest;
 using omni::kPack;
 using omni::kUnit;
 using omni::kWarp;
 using omni::QkNorm;
 using omni::QkNormRope;
-using omni::place_of;
 using omni::QkvStream;
 using omni::stream_of;
 
 constexpr int kMaxThreads = 384;
 
 // Blocks of the largest size that a multiprocessor has room for: caps registers where that costs no spills.
-template <class X, QkNorm kNorm, Code kCode>
-constexpr int kBlocks = sizeof(X) == 2 && kNorm != QkNorm::kNone && kCode == Code::kNone ? 2 : 1;
+template <class X, QkNorm kNorm, Codes kCodes>
+constexpr int kBlocks =
+    sizeof(X) == 2 && kNorm != QkNorm::kNone &&
+            (kCodes == Codes::kNone || (kCodes == Codes::kE4m3ByRow && kNorm != QkNorm::kLayer))
+        ? 2
+        : 1;
 
 // --- what both kernels do --------------------------------------------------------------------------------------------
 
@@ -38,32 +42,6 @@ __device__ __forceinline__ float over_lanes(float value, int lanes) {
     value = Of::of(value, __shfl_xor_sync(0xffffffffu, value, offset));
   }
   return value;
-}
-
-template <Code kCode>
-constexpr float kLargest = kCode == Code::kInt8 ? 127.f : 448.f;
-
-template <Code kCode>
-__device__ __forceinline__ uint32_t code_of(float value) {
-  if constexpr (kCode == Code::kInt8) {
-    return static_cast<uint32_t>(max(-127, min(127, __float2int_rn(value)))) & 0xffu;
-  } else {
-    return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
-  }
-}
-
-template <Code kCode>
-__device__ __forceinline__ uint32_t code_pair(float low, float high) {
-  if constexpr (kCode == Code::kInt8) {
-    return code_of<kCode>(low) | code_of<kCode>(high) << 8;
-  } else {
-    return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
-  }
-}
-
-__device__ __forceinline__ float affine_at(const void* values, omni::Dtype dtype, int64_t at) {
-  return dtype == omni::Dtype::kFloat32 ? static_cast<const float*>(values)[at]
-                                        : omni::to_float(static_cast<const __nv_bfloat16*>(values)[at]);
 }
 
 // --- packs -----------------------------------------------------------------------------------------------------------
@@ -171,32 +149,39 @@ __device__ __forceinline__ float squares_of(const float (&value)[2][kPack]) {
   return sum;
 }
 
-template <class X, Code kCode>
+template <class X, Codes kCodes>
 __device__ __forceinline__ void store_unit(const QkNormRope& call, int which, int heads, const Unit& unit,
-                                           int64_t place, int head, int lanes, bool mine,
+                                           int64_t place, int head, int lanes, bool mine, int64_t of_row,
                                            const float (&value)[2][kPack]) {
   const int64_t row = (place * heads + head) * call.head_size;
-  if constexpr (kCode == Code::kNone) {
+  if constexpr (kCodes == Codes::kNone) {
     if (!mine) return;
     X* out = static_cast<X*>(call.out[which]) + row;
     omni::store_pack(out + unit.at[0], value[0]);
     omni::store_pack(out + unit.at[1], value[1]);
   } else {
-    float most = 0.f;
+    float inverse;  // and no division for each of the values
+    if constexpr (kCodes == Codes::kE4m3ByRow) {
+      if (!mine) return;
+      const int64_t kv_head = head / (heads / static_cast<int>(call.kv_heads));
+      inverse = omni::inverse_of(omni::row_scale(__ldg(call.peaks + omni::peak_at(call, which, of_row, kv_head))));
+    } else {
+      float most = 0.f;
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) most = fmaxf(most, fabsf(value[i / kPack][i % kPack]));
-    most = over_lanes<Most>(most, lanes);
-    if (!mine) return;
-    const float scale = most > 0.f ? most / kLargest<kCode> : 1.f;
-    if (threadIdx.x % lanes == 0) call.scale[which][place * heads + head] = scale;
-    const float inverse = 1.f / scale;  // and no division for each of the values
+      for (int i = 0; i < kUnit; ++i) most = fmaxf(most, fabsf(value[i / kPack][i % kPack]));
+      most = over_lanes<Most>(most, lanes);
+      if (!mine) return;
+      const float scale = most > 0.f ? most / kLargest<kCodes> : 1.f;
+      if (threadIdx.x % lanes == 0) call.scale[which][place * heads + head] = scale;
+      inverse = 1.f / scale;
+    }
     uint8_t* out = static_cast<uint8_t*>(call.out[which]) + row;
 #pragma unroll
     for (int pack = 0; pack < 2; ++pack) {
       uint32_t words[2] = {0, 0};
 #pragma unroll
       for (int i = 0; i < kPack; i += 2) {
-        words[i / 4] |= code_pair<kCode>(value[pack][i] * inverse, value[pack][i + 1] * inverse) << (8 * (i % 4));
+        words[i / 4] |= code_pair<kCodes>(value[pack][i] * inverse, value[pack][i + 1] * inverse) << (8 * (i % 4));
       }
       *reinterpret_cast<uint2*>(out + unit.at[pack]) = make_uint2(words[0], words[1]);
     }
@@ -204,10 +189,10 @@ __device__ __forceinline__ void store_unit(const QkNormRope& call, int which, in
 }
 
 // Norms, turns and stores one head of q or k. `across` is the factor of a norm across heads.
-template <class X, QkNorm kNorm, Code kCode>
+template <class X, QkNorm kNorm, Codes kCodes>
 __device__ __forceinline__ void finish(const QkNormRope& call, const QkvStream& stream, int which, int heads,
                                        const Unit& unit, int64_t place, int head, int lanes, bool mine,
-                                       const Raw<X>& raw, float across) {
+                                       int64_t of_row, const Raw<X>& raw, float across) {
   const float size = static_cast<float>(call.head_size);
   float value[2][kPack];
   raw.unpack(value);
@@ -241,17 +226,17 @@ __device__ __forceinline__ void finish(const QkNormRope& call, const QkvStream& 
     }
   }
   if (mine) unit.apply(call.half, value);
-  store_unit<X, kCode>(call, which, heads, unit, place, head, lanes, mine, value);
+  store_unit<X, kCodes>(call, which, heads, unit, place, head, lanes, mine, of_row, value);
 }
 
 // `lanes` threads have a head, of which the first head_size / kUnit have channels. A block holds as many heads as it
 // has lanes for, and takes several rounds for more of them; a norm across heads has all of them in one.
-template <class X, QkNorm kNorm, Code kCode>
-__global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCode>)
+template <class X, QkNorm kNorm, Codes kCodes>
+__global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCodes>)
     qk_norm_rope_packed(const __grid_constant__ QkNormRope call, int lanes) {
   __shared__ float scratch[2][kMaxThreads / kWarp];
   const QkvStream& stream = stream_of(call, blockIdx.x);
-  const int64_t token = blockIdx.x - stream.begin, place = place_of(stream, token);
+  const int64_t token = blockIdx.x - stream.begin, place = omni::place_of(stream, token);
   const int lane = threadIdx.x % lanes, step = blockDim.x / lanes;
   const int heads = static_cast<int>(call.heads), kv_heads = static_cast<int>(call.kv_heads);
   const int size = static_cast<int>(call.head_size);
@@ -260,6 +245,7 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCode>)
   const X* k = static_cast<const X*>(stream.k) + token * stream.k_stride;
   const X* v = static_cast<const X*>(stream.v) + token * stream.v_stride;
   Unit unit(call, lane);
+  int64_t of_row = 0;
 
   for (int first = 0; first < heads; first += step) {
     const int head = first + threadIdx.x / lanes, at = head * size;
@@ -275,15 +261,19 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCode>)
       // only here is the place waited for, with all of that under way
       check_place(call, place);
       unit.load_turns(call, place);
+      if constexpr (kCodes == Codes::kE4m3ByRow) {
+        of_row = omni::row_of(call, place);
+        omni::store_row_scales(call, of_row, place);
+      }
     }
     if (stream.v != nullptr) {
-      if constexpr (kCode == Code::kNone) {
+      if constexpr (kCodes == Codes::kNone) {
         X* out = static_cast<X*>(call.out[2]) + place * kv_heads * size + at;
         if (has_k) raw_v.store(out + unit.at[0], out + unit.at[1]);
       } else {
         float value[2][kPack];
         raw_v.unpack(value);
-        store_unit<X, kCode>(call, 2, kv_heads, unit, place, head, lanes, has_k, value);
+        store_unit<X, kCodes>(call, 2, kv_heads, unit, place, head, lanes, has_k, of_row, value);
       }
     }
     float factor_q = 1.f, factor_k = 1.f;
@@ -296,8 +286,10 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCode>)
       factor_q = rsqrtf(squares_q / static_cast<float>(heads * size) + call.eps);
       factor_k = rsqrtf(squares_k / static_cast<float>(kv_heads * size) + call.eps);
     }
-    finish<X, kNorm, kCode>(call, stream, 0, heads, unit, place, head, lanes, has_q, raw_q, factor_q);
-    finish<X, kNorm, kCode>(call, stream, 1, kv_heads, unit, place, head, lanes, has_k, raw_k, factor_k);
+    finish<X, kNorm, kCodes>(call, stream, 0, heads, unit, place, head, lanes, has_q, of_row, raw_q,
+                             factor_q);
+    finish<X, kNorm, kCodes>(call, stream, 1, kv_heads, unit, place, head, lanes, has_k, of_row, raw_k,
+                             factor_k);
   }
 }
 
@@ -318,8 +310,8 @@ struct ScalarHead {
   __device__ __forceinline__ float normed(int64_t c) const {
     float value = (omni::to_float(x[c]) - mean) * factor;
     if (which == 2) return value;
-    if (stream.weight[which] != nullptr) value *= affine_at(stream.weight[which], call.weight_dtype, start + c);
-    if (stream.bias[which] != nullptr) value += affine_at(stream.bias[which], call.weight_dtype, start + c);
+    if (stream.weight[which] != nullptr) value *= omni::affine_at(stream.weight[which], call.weight_dtype, start + c);
+    if (stream.bias[which] != nullptr) value += omni::affine_at(stream.bias[which], call.weight_dtype, start + c);
     return value;
   }
 
@@ -333,15 +325,20 @@ struct ScalarHead {
   }
 };
 
-template <class X, Code kCode>
+template <class X, Codes kCodes>
 __global__ void __launch_bounds__(kMaxThreads) qk_norm_rope_scalar(const __grid_constant__ QkNormRope call) {
   __shared__ float scratch[2][kMaxThreads / kWarp];
   const QkvStream& stream = stream_of(call, blockIdx.x);
-  const int64_t token = blockIdx.x - stream.begin, place = place_of(stream, token), size = call.head_size;
+  const int64_t token = blockIdx.x - stream.begin, place = omni::place_of(stream, token), size = call.head_size;
   const int lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
   const void* const from[3] = {stream.q, stream.k, stream.v};
   const int64_t strides[3] = {stream.q_stride, stream.k_stride, stream.v_stride};
   check_place(call, place);
+  int64_t of_row = 0;
+  if constexpr (kCodes == Codes::kE4m3ByRow) {
+    of_row = omni::row_of(call, place);
+    omni::store_row_scales(call, of_row, place);
+  }
 
 #pragma unroll
   for (int which = 0; which < 3; ++which) {
@@ -374,18 +371,25 @@ __global__ void __launch_bounds__(kMaxThreads) qk_norm_rope_scalar(const __grid_
         head.factor = rsqrtf(over_lanes<Sum>(squares, kWarp) / static_cast<float>(size) + call.eps);
       }
       const int64_t row = place * heads + h;
-      if constexpr (kCode == Code::kNone) {
+      if constexpr (kCodes == Codes::kNone) {
         X* out = static_cast<X*>(call.out[which]) + row * size;
         for (int64_t c = lane; c < size; c += kWarp) omni::store(out + c, head.turned(c));
+      } else if constexpr (kCodes == Codes::kE4m3ByRow) {
+        const int64_t at = omni::peak_at(call, which, of_row, h / (heads / call.kv_heads));
+        const float inverse = omni::inverse_of(omni::row_scale(call.peaks[at]));
+        uint8_t* out = static_cast<uint8_t*>(call.out[which]) + row * size;
+        for (int64_t c = lane; c < size; c += kWarp) {
+          out[c] = static_cast<uint8_t>(code_of<kCodes>(head.turned(c) * inverse));
+        }
       } else {
         float most = 0.f;
         for (int64_t c = lane; c < size; c += kWarp) most = fmaxf(most, fabsf(head.turned(c)));
         most = over_lanes<Most>(most, kWarp);
-        const float scale = most > 0.f ? most / kLargest<kCode> : 1.f;
+        const float scale = most > 0.f ? most / kLargest<kCodes> : 1.f;
         if (lane == 0) call.scale[which][row] = scale;
         uint8_t* out = static_cast<uint8_t*>(call.out[which]) + row * size;
         for (int64_t c = lane; c < size; c += kWarp) {
-          out[c] = static_cast<uint8_t>(code_of<kCode>(head.turned(c) / scale));
+          out[c] = static_cast<uint8_t>(code_of<kCodes>(head.turned(c) / scale));
         }
       }
     }
@@ -418,7 +422,7 @@ bool fits_packs(const QkNormRope& call, int64_t element_size) {
 
 using Packed = void (*)(QkNormRope, int);
 
-template <class X, Code kCode>
+template <class X, Codes kCodes>
 void launch(const QkNormRope& call, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(call.tokens);
   int lanes = 1;
@@ -426,23 +430,25 @@ void launch(const QkNormRope& call, cudaStream_t stream) {
   const int64_t wanted = (call.heads * lanes + kWarp - 1) / kWarp * kWarp;
   const bool across = call.norm == QkNorm::kRmsAcross;
   if (!fits_packs(call, sizeof(X)) || (across && wanted > kMaxThreads)) {
-    qk_norm_rope_scalar<X, kCode><<<blocks, 256, 0, stream>>>(call);
+    qk_norm_rope_scalar<X, kCodes><<<blocks, 256, 0, stream>>>(call);
     return;
   }
   const int64_t rounds = (wanted + kMaxThreads - 1) / kMaxThreads;
   const auto threads = static_cast<unsigned>((wanted / kWarp + rounds - 1) / rounds * kWarp);
   constexpr Packed kernels[] = {
-      qk_norm_rope_packed<X, QkNorm::kNone, kCode>, qk_norm_rope_packed<X, QkNorm::kRms, kCode>,
-      qk_norm_rope_packed<X, QkNorm::kRmsAcross, kCode>, qk_norm_rope_packed<X, QkNorm::kLayer, kCode>,
+      qk_norm_rope_packed<X, QkNorm::kNone, kCodes>, qk_norm_rope_packed<X, QkNorm::kRms, kCodes>,
+      qk_norm_rope_packed<X, QkNorm::kRmsAcross, kCodes>, qk_norm_rope_packed<X, QkNorm::kLayer, kCodes>,
   };
   kernels[static_cast<int>(call.norm)]<<<blocks, threads, 0, stream>>>(call, lanes);
 }
 
 using Launch = void (*)(const QkNormRope&, cudaStream_t);
 
-constexpr Launch kLaunches[2][3] = {
-    {launch<float, Code::kNone>, launch<float, Code::kFloat8>, launch<float, Code::kInt8>},
-    {launch<__nv_bfloat16, Code::kNone>, launch<__nv_bfloat16, Code::kFloat8>, launch<__nv_bfloat16, Code::kInt8>},
+constexpr Launch kLaunches[2][4] = {
+    {launch<float, Codes::kNone>, launch<float, Codes::kE4m3>, launch<float, Codes::kInt8>,
+     launch<float, Codes::kE4m3ByRow>},
+    {launch<__nv_bfloat16, Codes::kNone>, launch<__nv_bfloat16, Codes::kE4m3>, launch<__nv_bfloat16, Codes::kInt8>,
+     launch<__nv_bfloat16, Codes::kE4m3ByRow>},
 };
 
 }  // namespace
@@ -454,7 +460,7 @@ const char* omni_qk_norm_rope_cuda(const QkNormRope* call, void* stream) {
   if (fits_packs(*call, element_size) && omni::rope_fits_bulk(*call)) {
     return omni::launch_rope_bulk(*call, static_cast<cudaStream_t>(stream));
   }
-  kLaunches[static_cast<int>(call->x_dtype)][static_cast<int>(call->code)](*call, static_cast<cudaStream_t>(stream));
+  kLaunches[static_cast<int>(call->x_dtype)][static_cast<int>(call->codes)](*call, static_cast<cudaStream_t>(stream));
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

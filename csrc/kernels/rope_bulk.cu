@@ -1,12 +1,13 @@
 // The rope family where the device copies rows in bulk (common/bulk.cuh): bfloat16 heads of 128 channels. A block has a
 // token at a time, with q, k, v of all its heads and the token's row of the table.
 #include "../common/bulk.cuh"
+#include "../common/rope.cuh"
 #include "../common/rows.cuh"
-#include "rope.cuh"
 
 namespace {
 
 using omni::Code;
+using omni::Codes;
 using omni::kPack;
 using omni::kUnit;
 using omni::kWarp;
@@ -117,12 +118,13 @@ __device__ __forceinline__ void store(const QkNormRope& call, int which, int64_t
     for (int i = 0; i < kUnit; ++i) most = fmaxf(most, fabsf(value[i / kPack][i % kPack]));
     most = head_max(most);
     if (!mine) return;
-    omni::RowScale scale(__float_as_uint(most), call.code);
+    const Code code = call.codes == Codes::kInt8 ? Code::kInt8 : Code::kFloat8;
+    omni::RowScale scale(__float_as_uint(most), code);
     if (most == 0.f) scale.scale = 1.f;
     if (threadIdx.x % kLanes == 0) call.scale[which][row] = scale.scale;
 #pragma unroll
     for (int pack = 0; pack < 2; ++pack) {
-      omni::store_codes(call.out[which], row * kHead + unit.at[pack], value[pack], scale, call.code);
+      omni::store_codes(call.out[which], row * kHead + unit.at[pack], value[pack], scale, code);
     }
   }
 }
@@ -311,12 +313,12 @@ unsigned threads_of(const QkNormRope& call) {
 }  // namespace
 
 bool omni::rope_fits_bulk(const QkNormRope& call) {
-  return call.x_dtype == omni::Dtype::kBFloat16 && call.head_size == kHead && call.heads <= kMostThreads / kLanes &&
-         call.tokens > 0 && omni::fits_bulk(Layout(call, moves_v(call)).bytes);
+  return call.codes != Codes::kE4m3ByRow && call.x_dtype == omni::Dtype::kBFloat16 && call.head_size == kHead &&
+         call.heads <= kMostThreads / kLanes && call.tokens > 0 && omni::fits_bulk(Layout(call, moves_v(call)).bytes);
 }
 
 const char* omni::launch_rope_bulk(const QkNormRope& call, cudaStream_t stream) {
-  const Kernel kernel = call.code != Code::kNone ? kernel_of<true, true>(call)
+  const Kernel kernel = call.codes != Codes::kNone ? kernel_of<true, true>(call)
                         : moves_v(call)          ? kernel_of<false, true>(call)
                                                  : kernel_of<false, false>(call);
   return omni::launch_bulk(kernel, call, threads_of(call), Layout(call, moves_v(call)).bytes, stream);

@@ -76,8 +76,8 @@ def qk_norm_rope(
     queries and keys: https://arxiv.org/abs/2302.05442, section 2; rotation: https://arxiv.org/abs/2104.09864,
     equation 34.
     """
-    q, k, v, weights, biases = _parts(streams)
-    op = _qk_norm_rope if _has_kernel(streams, table) else qk_norm_rope_reference
+    q, k, v, weights, biases = parts_of(streams)
+    op = _qk_norm_rope if has_kernel(streams, table) else qk_norm_rope_reference
     out = op(q, k, v if place else [], weights, biases, table, list(place), norm, pairs, eps)
     return out[0], out[1], out[2] if place else streams[0].v
 
@@ -97,8 +97,8 @@ def qk_norm_rope_quantize(
     codes: torch.float8_e4m3fn or torch.int8. Returns q, k, v in that dtype, then their scales, float32 [T, H], [T, K]
     and [T, K]: the head's largest magnitude over 448 or 127, and 1 where that is zero.
     """
-    q, k, v, weights, biases = _parts(streams)
-    op = _qk_norm_rope_quantize if _has_kernel(streams, table) else qk_norm_rope_quantize_reference
+    q, k, v, weights, biases = parts_of(streams)
+    op = _qk_norm_rope_quantize if has_kernel(streams, table) else qk_norm_rope_quantize_reference
     return tuple(op(q, k, v, weights, biases, table, list(place), norm, pairs, eps, codes))
 
 
@@ -117,7 +117,7 @@ def qk_norm_rope_reference(
     """The definition of `qk_norm_rope`, of `Operands`: what its kernels are compared with. q, k and, where given, v."""
     given = Operands(q, k, v, weights, biases, table, place, norm, pairs, eps)
     _check(given)
-    return [x.to(q[0].dtype) for x in _joined(given)]
+    return [x.to(q[0].dtype) for x in joined(given)]
 
 
 def qk_norm_rope_quantize_reference(
@@ -140,7 +140,7 @@ def qk_norm_rope_quantize_reference(
     torch._check(len(v) > 0, lambda: "qk_norm_rope: codes are made of q, k and v, and there is no v")
     most = LARGEST[codes]
     made, scales = [], []
-    for x in _joined(given):
+    for x in joined(given):
         amax = x.abs().amax(-1)
         scale = torch.where(amax > 0, amax / most, 1.0)
         scaled = x / scale[..., None]
@@ -149,7 +149,7 @@ def qk_norm_rope_quantize_reference(
     return [*made, *scales]
 
 
-def _parts(streams: Sequence[Heads]) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+def parts_of(streams: Sequence[Heads]) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
     """The streams' tensors as the op takes them: q, k, v, weights, biases."""
     return (
         [stream.q for stream in streams],
@@ -160,12 +160,13 @@ def _parts(streams: Sequence[Heads]) -> tuple[list[Tensor], list[Tensor], list[T
     )
 
 
-def _has_kernel(streams: Sequence[Heads], table: Tensor | None) -> bool:
+def has_kernel(streams: Sequence[Heads], table: Tensor | None) -> bool:
+    """Whether the dtypes are those that a kernel takes."""
     tensors = [x for stream in streams for x in (stream.q, *stream.weights, *stream.biases)]
     return all(x.dtype in KERNEL_DTYPES for x in tensors) and (table is None or table.dtype == torch.float32)
 
 
-def _joined(given: Operands) -> list[Tensor]:
+def joined(given: Operands) -> list[Tensor]:
     """q, k and, where given, v in the order of the result, in the dtype of the computation."""
     q, k, v, weights, biases, table, place, norm, pairs, eps = given
     math = torch.promote_types(q[0].dtype, torch.float32)

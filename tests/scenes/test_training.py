@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo.testing
 from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
 from safetensors.torch import load_file
 from transformers import Qwen2_5_VLTextConfig
@@ -18,7 +19,7 @@ from omni_grpc.models.qwen_image.pipeline_text_to_image import PREFIX, SUFFIX
 from omni_grpc.scenes.captions import known_words, say
 from omni_grpc.scenes.layout import arrange, paint
 from omni_grpc.scenes.wish import draw_wish
-from tools.train_demo import autoencoder, denoiser, pool, render, run
+from tools.train_demo import autoencoder, denoiser, loop, pool, render, run
 from tools.train_demo.export import export
 from tools.train_demo.ranks import ALIGNED, Flat
 from tools.train_demo.unpack import unpack
@@ -59,6 +60,32 @@ def test_the_text_encoder_is_that_of_transformers() -> None:
     with torch.inference_mode():
         wanted = theirs(ids).last_hidden_state[:, PREFIX_TOKENS:]
         torch.testing.assert_close(mine(ids), wanted, rtol=0, atol=1e-5)
+
+
+def test_compiled_layers_train_as_others_do_and_each_kind_is_compiled_once() -> None:
+    torch.manual_seed(0)
+    model = loop.Model(100)
+    for parameter in model.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.05)
+    batch = (torch.randn(2, 6, 64), torch.tensor([0.3, 0.9]), torch.randint(100, (2, PREFIX_TOKENS + 9)))
+
+    def gradients() -> list[torch.Tensor]:
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        model(*batch, torch.tensor([4, 9]), denoiser.rope(9, 2, 3)).square().mean().backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    wanted = gradients()
+    torch._dynamo.reset()
+    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    with loop.compiled_layers(model, graphs):
+        got = gradients()
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-7)
+    assert graphs.frame_count == 2
+    gradients()
+    assert graphs.frame_count == 2
+    assert all(gradient.any() for gradient in wanted[:20])
 
 
 def test_one_frame_goes_through_the_flat_autoencoder_as_through_the_deep_one() -> None:

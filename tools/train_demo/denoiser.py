@@ -28,12 +28,16 @@ EPS = 1e-6
 
 def _rotate(x: Tensor, weight: Tensor, turns: Tensor) -> Tensor:
     """RMSNorm over the last dimension of x [B, T, 2, H, D], by weight [T, 2, 1, D], then a turn of interleaved pairs by
-    complex [T, 1, 1, D / 2].
+    cosines and sines [T, 1, 1, D / 2, 2].
     """
     with torch.autocast(x.device.type, enabled=False):
         normed = F.rms_norm(x, x.shape[-1:], eps=EPS) * weight
-    pairs = torch.view_as_complex(normed.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+    pairs = normed.float().unflatten(-1, (-1, 2))
+    if torch.compiler.is_compiling():
+        # the compiler leaves complex numbers as they are, and makes one pass of the whole without them
+        (a, b), (cos, sin) = pairs.unbind(-1), turns.unbind(-1)
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).to(x.dtype)
+    return torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(turns)).flatten(-2).to(x.dtype)
 
 
 def _rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -80,7 +84,7 @@ class Attention(nn.Module):
             for q, k in ((self.norm_added_q, self.norm_added_k), (self.norm_q, self.norm_k))
         )
         weight = torch.cat([text.expand(txt.shape[1], -1, -1, -1), image.expand(img.shape[1], -1, -1, -1)])
-        q, k = _rotate(qk, weight, torch.view_as_complex(rope)[:, None, None]).permute(2, 0, 3, 1, 4)
+        q, k = _rotate(qk, weight, rope[:, None, None]).permute(2, 0, 3, 1, 4)
         out = F.scaled_dot_product_attention(q, k, v[:, :, 0].transpose(1, 2), attn_mask=mask)
         text, image = out.transpose(1, 2).flatten(2).split([txt.shape[1], img.shape[1]], 1)
         return self.to_out[0](image), self.to_add_out(text)

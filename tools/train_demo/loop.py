@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,19 @@ class Model(nn.Module):
         return out
 
 
+@contextlib.contextmanager
+def compiled_layers(model: Model, backend: str | Callable[..., Any] = "inductor") -> Iterator[None]:
+    """Layers run compiled inside, each kind for the shapes it meets: elementwise passes bound so small a model."""
+    layers = [*model.text_encoder.layers, *model.transformer.transformer_blocks]
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=False, backend=backend)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
 @dataclasses.dataclass(slots=True)
 class Data:
     """The scenes of one size on the GPU: latents [n, N, 64], ids [n, P + TEXT], lengths [n], rotary tables."""
@@ -67,11 +81,15 @@ class Data:
 class Step:
     """Forward and backward of one size as a CUDA graph: so small a model is otherwise bound by launches."""
 
-    def __init__(self, model: Model, data: Data, empty: tuple[Tensor, int]) -> None:
+    def __init__(self, model: Model, data: Data, empty: tuple[Tensor, int], *, compiled: bool = False) -> None:
         count = TOKENS // (data.latents.shape[1] + TEXT)
         self.data, self.count = data, count
         self.latents = torch.zeros_like(data.latents[:count])
         self.ids, self.lengths = torch.zeros_like(data.ids[:count]), torch.ones_like(data.lengths[:count])
+        with compiled_layers(model) if compiled else contextlib.nullcontext():
+            self._record(model, empty)
+
+    def _record(self, model: Model, empty: tuple[Tensor, int]) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -110,7 +128,7 @@ class Step:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How long this run trains, and which part of the whole training it is: seconds before it and in all. `keep` gets
-    the state every `every` seconds.
+    the state every `every` seconds. No size is compiled that comes after `compile` seconds.
     """
 
     seconds: float
@@ -119,6 +137,19 @@ class Plan:
     seed: int
     keep: Callable[[dict[str, Any]], None]
     every: float = 120.0
+    compile: float = 0.0
+
+
+def _step(model: Model, data: Data, empty: tuple[Tensor, int], until: float) -> Step:
+    compiled = time.monotonic() < until
+    step = Step(model, data, empty, compiled=compiled)
+    torch.cuda.synchronize()
+    began = time.monotonic()
+    for _ in range(20):
+        step.graph.replay()
+    torch.cuda.synchronize()
+    print(f"{data.size}: {50 * (time.monotonic() - began):.1f} ms{', compiled' if compiled else ''}", flush=True)
+    return step
 
 
 def rate(share: float, step: int) -> float:
@@ -161,7 +192,7 @@ def train(
         }
         return {"step": step, "records": records} | {name: flat.split(x.cpu()) for name, x in tensors.items()}
 
-    steps = [Step(model, part, empty) for part in data]
+    steps = [_step(model, part, empty, began + plan.compile) for part in data]
     generator = torch.Generator("cuda").manual_seed(plan.seed)
     chooser = np.random.default_rng(plan.seed)
     share_of = np.array(weights) / sum(weights)

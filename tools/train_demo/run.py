@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--denoiser", type=float, default=0.0)
     parser.add_argument("--before", type=float, default=0.0)
     parser.add_argument("--total", type=float, default=0.0)
+    parser.add_argument("--compile", type=float, default=0.0, help="seconds in which further sizes may be compiled")
     parser.add_argument("--until", type=float, default=1e9, help="seconds after the start at which training ends")
     parser.add_argument("--judge", type=int, default=800, help="held-out captions that are drawn and judged at the end")
     parser.add_argument("--seed", type=int, default=1)
@@ -143,7 +144,14 @@ def _denoiser(
             _write_log(args.out, card)
 
     seconds = agreed(min(args.denoiser, args.until - (time.time() - args.began)))
-    plan = Plan(seconds=seconds, before=args.before, total=args.total, seed=seed + 500, keep=keep)
+    plan = Plan(
+        seconds=seconds,
+        before=args.before,
+        total=args.total,
+        seed=seed + 500,
+        keep=keep,
+        compile=args.compile,
+    )
     torch.manual_seed(seed)
     state = train(model, state, data, SHARES, empty, plan)
     keep(state)
