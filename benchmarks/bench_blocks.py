@@ -1,6 +1,6 @@
 """Times one full-size block of Qwen-Image, FLUX.1 and Wan 2.2 A14B in bfloat16: diffusers eager, diffusers compiled,
-and ours; and ours again with one family of kernels at a time replaced by its references, or with torch's attention in
-place of the fastest there is: what that is worth.
+and ours; and ours again with one family of kernels at a time replaced by its references: what that family is worth. All
+of them with torch's attention, as diffusers has it; and ours with the backend that it takes by itself.
 
     python -m benchmarks.bench_blocks [--seconds 150] [--results FOLDER]     on a GPU
 
@@ -29,22 +29,23 @@ from torch import Tensor, nn
 
 from benchmarks import timing
 from omni_grpc import ops
-from omni_grpc.backends import AUTO
+from omni_grpc.backends import AUTO, choose
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.cross_dit import CrossDiTBlock, text_constants
 from omni_grpc.nn.dual_stream import DualStreamBlock
 from omni_grpc.nn.parallel_single import ParallelSingleBlock
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
+from omni_grpc.ops.attention import use_of
 
 DEVICE, DTYPE = "cuda", torch.bfloat16
 FAMILIES: Mapping[str, tuple[str, ...]] = {"norm": ("norm",), "rope": ("rope",), "activation": ("quant",)}
 """A row of the table -> the modules of omni_grpc.ops whose ops give way to their references in it."""
 
-PLAIN_ATTENTION = "TORCH_SDPA"
+OWN_ATTENTION = "ours, its own attention"
 PASSES = (
     ("ours", "diffusers eager"),
-    (*(f"ours without {family} kernels" for family in FAMILIES), f"ours, attention {PLAIN_ATTENTION}"),
+    (*(f"ours without {family} kernels" for family in FAMILIES), OWN_ATTENTION),
     ("diffusers compiled",),
 )
 
@@ -239,7 +240,7 @@ def _candidate(case: Case, what: str) -> Callable[[], Call]:
     if what == "diffusers compiled":
         torch.compiler.reset()
         return lambda: torch.compile(case.theirs(), dynamic=False)
-    return lambda: case.ours(PLAIN_ATTENTION if what.endswith(PLAIN_ATTENTION) else AUTO)
+    return lambda: case.ours(AUTO if what == OWN_ATTENTION else "TORCH_SDPA")
 
 
 def _replaced(what: str) -> contextlib.AbstractContextManager[None]:
@@ -267,11 +268,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--results", type=Path, default=timing.RESULTS, help="folder of the JSON file")
     options = parser.parse_args()
+    own = choose(AUTO, use_of(torch.device(DEVICE), DTYPE, 128, causal=False, grouped=False))
     measurements: list[Measurement] = []
     for made in measure(options.seconds):
         measurements.append(made)
-        timing.record("benchmarks/bench_blocks.py", "blocks", measurements, options.results)
-    print(table(measurements))
+        timing.record("benchmarks/bench_blocks.py", "blocks", measurements, options.results, own_attention=own)
+    print(f"{table(measurements)}\nits own attention: {own}")
     print({name: keys for name, keys in ops.kernels().items() if keys})
 
 

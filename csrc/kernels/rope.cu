@@ -1,39 +1,32 @@
 // The rope family on CUDA: one block for each token, with q, k and v of all its heads.
-#include <cassert>
-
 #include "../common/rope.cuh"
 
 namespace {
 
+using omni::check_place;
 using omni::code_of;
 using omni::code_pair;
 using omni::Codes;
 using omni::kLargest;
 using omni::kPack;
+using omni::kUnit;
 using omni::kWarp;
 using omni::QkNorm;
 using omni::QkNormRope;
 using omni::QkvStream;
+using omni::stream_of;
 
 constexpr int kMaxThreads = 384;
-constexpr int kUnit = 2 * kPack;  // channels of a head that one thread has
 
 // Blocks of the largest size that a multiprocessor has room for: caps registers where that costs no spills.
 template <class X, QkNorm kNorm, Codes kCodes>
 constexpr int kBlocks =
-    sizeof(X) == 2 && kNorm != QkNorm::kNone && (kCodes == Codes::kNone || kCodes == Codes::kE4m3ByRow) ? 2 : 1;
+    sizeof(X) == 2 && kNorm != QkNorm::kNone &&
+            (kCodes == Codes::kNone || (kCodes == Codes::kE4m3ByRow && kNorm != QkNorm::kLayer))
+        ? 2
+        : 1;
 
 // --- what both kernels do --------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ const QkvStream& stream_of(const QkNormRope& call, int64_t token) {
-  int s = 0;
-  while (s + 1 < call.stream_count && token >= call.streams[s + 1].begin) ++s;
-  return call.streams[s];
-}
-
-__device__ __forceinline__ void check_place(const QkNormRope& call, int64_t place) {
-  assert(place >= 0 && place < call.tokens && "place holds a row that the result lacks");
-}
 
 struct Sum {
   static __device__ __forceinline__ float of(float a, float b) { return a + b; }
@@ -49,14 +42,6 @@ __device__ __forceinline__ float over_lanes(float value, int lanes) {
     value = Of::of(value, __shfl_xor_sync(0xffffffffu, value, offset));
   }
   return value;
-}
-
-__device__ __forceinline__ void affine_pack(const void* values, omni::Dtype dtype, int at, float (&out)[kPack]) {
-  if (dtype == omni::Dtype::kFloat32) {
-    omni::load_pack<omni::Reused>(static_cast<const float*>(values) + at, out);
-  } else {
-    omni::load_pack<omni::Reused>(static_cast<const __nv_bfloat16*>(values) + at, out);
-  }
 }
 
 // --- packs -----------------------------------------------------------------------------------------------------------
@@ -110,39 +95,22 @@ struct Raw {
 };
 
 // What a thread does is the same for every head: its channels, and the turns of its pairs.
-struct Unit {
-  int at[2];     // first channels of its packs
-  bool turns[2];  // by halves the packs turn together
+struct Unit : omni::UnitPlace {
   float turn[2 * kPack];
 
-  __device__ __forceinline__ Unit(const QkNormRope& call, int lane) {
-    const int size = static_cast<int>(call.head_size), pairs = static_cast<int>(call.pairs);
-    if (call.half) {
-      const int turning = pairs / kPack;
-      const bool mine = lane < turning;
-      at[0] = mine ? lane * kPack : 2 * pairs + (lane - turning) * kPack;
-      at[1] = at[0] + (mine ? pairs : size / 2 - pairs);
-      turns[0] = turns[1] = mine;
-    } else {
-      at[0] = lane * kPack;
-      at[1] = at[0] + size / 2;
-      turns[0] = at[0] < 2 * pairs;
-      turns[1] = at[1] < 2 * pairs;
-    }
-  }
+  __device__ __forceinline__ Unit(const QkNormRope& call, int lane) : UnitPlace(call, lane) {}
 
   __device__ __forceinline__ void load_turns(const QkNormRope& call, int64_t place) {
     const float* table = call.table + place * call.pairs * 2;
-    if (turns[0]) load(table + (call.half ? 2 * at[0] : at[0]), 0);
-    if (turns[1]) load(table + (call.half ? 2 * at[0] + kPack : at[1]), 1);
-  }
-
-  __device__ __forceinline__ void load(const float* table, int which) {
-    const float4* from = reinterpret_cast<const float4*>(table);
-    const float4 low = __ldg(from), high = __ldg(from + 1);
-    float* to = turn + which * kPack;
-    to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-    to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      if (!turns[which]) continue;
+      const auto* from = reinterpret_cast<const float4*>(table + turn_at[which]);
+      const float4 low = __ldg(from), high = __ldg(from + 1);
+      float* to = turn + which * kPack;
+      to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+      to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+    }
   }
 
   __device__ __forceinline__ void apply(bool half, float (&value)[2][kPack]) const {
@@ -246,12 +214,12 @@ __device__ __forceinline__ void finish(const QkNormRope& call, const QkvStream& 
       for (int i = 0; i < kPack; ++i) value[pack][i] *= factor;
       float affine[kPack];
       if (mine && stream.weight[which] != nullptr) {
-        affine_pack(stream.weight[which], call.weight_dtype, start + unit.at[pack], affine);
+        omni::affine_pack(stream.weight[which], call.weight_dtype, start + unit.at[pack], affine);
 #pragma unroll
         for (int i = 0; i < kPack; ++i) value[pack][i] *= affine[i];
       }
       if (mine && stream.bias[which] != nullptr) {
-        affine_pack(stream.bias[which], call.weight_dtype, start + unit.at[pack], affine);
+        omni::affine_pack(stream.bias[which], call.weight_dtype, start + unit.at[pack], affine);
 #pragma unroll
         for (int i = 0; i < kPack; ++i) value[pack][i] += affine[i];
       }
@@ -488,6 +456,10 @@ constexpr Launch kLaunches[2][4] = {
 const char* omni_qk_norm_rope_cuda(const QkNormRope* call, void* stream) {
   if (call->tokens > INT32_MAX) return "more tokens than a grid has blocks";
   if (call->heads * call->head_size > INT32_MAX) return "more channels than a block counts";
+  const int64_t element_size = call->x_dtype == omni::Dtype::kFloat32 ? 4 : 2;
+  if (fits_packs(*call, element_size) && omni::rope_fits_bulk(*call)) {
+    return omni::launch_rope_bulk(*call, static_cast<cudaStream_t>(stream));
+  }
   kLaunches[static_cast<int>(call->x_dtype)][static_cast<int>(call->codes)](*call, static_cast<cudaStream_t>(stream));
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from omni_grpc.ops.heads import CODES, LARGEST, CodedHeads
 from omni_grpc.ops.library import declare
-from omni_grpc.ops.rope import Heads, has_kernel, joined, parts_of
+from omni_grpc.ops.rope import Heads, Operands, has_kernel, joined, parts_of
 
 NORMS = ("rms", "rms_across")
 
@@ -56,7 +56,7 @@ def qk_norm_rope_code_heads_reference(
 ) -> list[Tensor]:
     """The definition of `qk_norm_rope_code_heads`: codes of q, k and v, and scales [3, R, K]."""
     _check(v, cu, norm)
-    made = joined(q, k, v, weights, [], table, place, norm, pairs, eps)
+    made = joined(Operands(q, k, v, weights, [], table, place, norm, pairs, eps))
     kv_heads, count = k[0].shape[1], cu.shape[0] - 1
     rows = torch.arange(count, device=cu.device).repeat_interleave(cu.diff())
     codes, scales = [], []

@@ -14,7 +14,7 @@ from omni_grpc.ops.attention_q import (
     with_whole_heads,
 )
 from omni_grpc.ops.library import declare
-from omni_grpc.ops.rope import Heads, joined, parts_of
+from omni_grpc.ops.rope import Heads, Operands, joined, parts_of
 
 NORMS = ("none", "rms", "rms_across")
 
@@ -52,7 +52,7 @@ def qk_norm_rope_code_tiles_reference(
     """The definition of `qk_norm_rope_code_tiles`."""
     _check(v, norm)
     whole_q, whole_k, whole_v = map(
-        with_whole_heads, joined(q, k, v, weights, [], table, place, norm, "interleaved", eps)
+        with_whole_heads, joined(Operands(q, k, v, weights, [], table, place, norm, "interleaved", eps))
     )
     return attention_quantize_reference(whole_q, whole_k, whole_v, cu, cu)
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from omni_grpc.ops.rope import LARGEST_CODE, NORMS, PAIRS, Heads, parts_of, qk_norm_rope, qk_norm_rope_quantize
+from omni_grpc.ops.quant import LARGEST
+from omni_grpc.ops.rope import NORMS, PAIRS, Heads, parts_of, qk_norm_rope, qk_norm_rope_quantize
 from omni_grpc.ops.rope_heads import qk_norm_rope_code_heads, qk_norm_rope_code_heads_reference
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -54,10 +55,16 @@ def _cases() -> Iterator[Case]:
         yield Case(size=size, norm=norm, turning=size // 2)
     for heads, kv_heads, norm in itertools.product((72, 40, 24), (8, 4), ("rms", "rms_across", "layer")):
         yield Case((3,), heads, kv_heads, 128, norm=norm, dtype=BF16, weight_dtype=BF16)
+    for heads, norm in itertools.product((24, 40), ("rms", "rms_across")):
+        yield Case((3, 4), heads, heads, 128, norm=norm, dtype=BF16, weight_dtype=BF16)
     for heads, norm in itertools.product((1, 3, 70), ("rms", "rms_across")):
         yield Case((2, 3), heads, 1, 128, norm=norm)
     for size, turning, pairs in itertools.product((64, 96), (0, 8, 12, 16, 6), PAIRS):
         yield Case(size=size, turning=turning, pairs=pairs, dtype=BF16)
+    for turning, pairs, norm in itertools.product((0, 8, 12, 16, 64), PAIRS, ("layer", "none")):
+        yield Case(
+            size=128, turning=turning, pairs=pairs, norm=norm, dtype=BF16, affine="" if norm == "none" else "both"
+        )
     for view, norm, dtype in itertools.product(("whole", "odd", "transposed"), ("rms", "rms_across"), (F32, BF16)):
         yield Case(norm=norm, view=view, dtype=dtype)
     for affine, norm in itertools.product(("", "biases", "odd"), ("rms", "rms_across", "layer")):
@@ -157,7 +164,7 @@ def check_codes(case: Case, codes: torch.dtype, device: str, seed: int) -> None:
     given = inputs(case, device, seed)
     made = qk_norm_rope_quantize(given.streams, given.table, given.place, codes=codes, norm=case.norm, pairs=case.pairs)
     exact = apply(case, given.double())
-    most = LARGEST_CODE[codes]
+    most = LARGEST[codes]
     for name, code, scale, true in zip("qkv", made[:3], made[3:], exact, strict=True):
         about = f"{case} in {codes} on {device}, seed {seed}: {name}"
         assert code.dtype == codes, f"{about} has {code.dtype}"
@@ -176,7 +183,10 @@ def _code_cases() -> Iterator[Case]:
     for size, norm, pairs, dtype in itertools.product((128, 96, 20), NORMS[1:], PAIRS, (F32, BF16)):
         yield Case(size=size, norm=norm, pairs=pairs, dtype=dtype)
     yield Case((0,))
-    yield Case((300,), 40, 8, 128, norm="rms_across", dtype=BF16, view="odd")
+    for heads, norm in itertools.product((24, 40), ("rms", "rms_across")):
+        yield Case((3, 4), heads, heads, 128, norm=norm, dtype=BF16, weight_dtype=BF16)
+    for view, norm in itertools.product(("odd", "fused"), ("rms", "rms_across")):
+        yield Case((300,), 40, 8, 128, norm=norm, dtype=BF16, view=view)
 
 
 CODE_CASES = tuple(_code_cases())
@@ -228,7 +238,7 @@ def check_current_stream(device: str, seed: int) -> None:
 
 
 def check_all_codes(device: str, seed: int) -> None:
-    for case, codes in itertools.product(CODE_CASES, LARGEST_CODE):
+    for case, codes in itertools.product(CODE_CASES, LARGEST):
         check_codes(case, codes, device, seed)
 
 
