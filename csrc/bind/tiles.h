@@ -54,7 +54,9 @@ inline std::vector<Tensor> code_tiles(const char* op, AttentionCode& call, const
   const Tensor centre = make({rows.rows, rows.kv_heads, kHeadSize}, ScalarType::Float);
   call.centre = static_cast<float*>(centre.mutable_data_ptr());
   std::vector<Tensor> work;
-  if (call.from.streams[0].place != nullptr) {
+  bool placed = false;  // a stream without tokens may have no address
+  for (int s = 0; s < call.from.stream_count; ++s) placed = placed || call.from.streams[s].place != nullptr;
+  if (placed) {
     work.push_back(make({rows.queries}, ScalarType::Int));
     call.source = static_cast<int32_t*>(work.back().mutable_data_ptr());
   }
