@@ -16,6 +16,9 @@ using omni::Norm;
 
 using X = __nv_bfloat16;
 
+// Of x and y: none, x + y, x + gate * y. No branch where packs are loaded, so that all loads are under way at once.
+enum class Sum { kNone, kPlain, kGated };
+
 // Of a thread: what it holds of the row, of scale and of shift, and the rest.
 template <class M>
 constexpr int registers_of(int packs) {
@@ -84,13 +87,13 @@ struct Held {
 // The squares are of distances from the mean, not E[x^2] - mean^2: residual streams have channels a thousand times
 // larger than the rest. No product is left to the compiler to fuse, so that fused calls and separate ones give the same
 // bits. A thread keeps its part of scale and shift for as long as rows take the same row of them.
-template <class M, int kPacks, int kWarps, bool kAdd, Form kForm>
+template <class M, int kPacks, int kWarps, Sum kSum, Form kForm>
 __global__ void __maxnreg__(registers_of<M>(kPacks)) norm_bulk(const __grid_constant__ Norm call, uint32_t to_high) {
 #ifdef OMNI_BULK
   constexpr int kThreads = kWarps * kWarp, kChannels = kThreads * kPacks * kPack;
   constexpr uint32_t kBytes = kChannels * sizeof(X);
   constexpr float kShare = 1.f / kChannels;
-  constexpr bool kNorms = kForm != Form::kSumOnly;
+  constexpr bool kAdd = kSum != Sum::kNone, kNorms = kForm != Form::kSumOnly;
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t full[2];
   __shared__ Scratch<kWarps> scratch[2];
@@ -130,7 +133,7 @@ __global__ void __maxnreg__(registers_of<M>(kPacks)) norm_bulk(const __grid_cons
       if constexpr (kAdd) {
         float y[kPack];
         omni::unpack_bfloat16(x_row[(kPacks + i) * kThreads], to_high, y);
-        if (call.gate != nullptr) {
+        if constexpr (kSum == Sum::kGated) {
           Held<M, 1, kThreads> gate;
           gate.load(omni::at_row<M>(call.gate, row, call.gate_stride) + i * kThreads * kPack, 0, 0);
           float a[kPack];
@@ -201,15 +204,20 @@ __global__ void __maxnreg__(registers_of<M>(kPacks)) norm_bulk(const __grid_cons
 
 using Kernel = void (*)(Norm, uint32_t);
 
+template <class M, int kPacks, int kWarps, Sum kSum>
+Kernel kernel_of_sum(const Norm& call) {
+  if constexpr (kSum != Sum::kNone) {
+    if (call.out == nullptr) return norm_bulk<M, kPacks, kWarps, kSum, Form::kSumOnly>;
+  }
+  return call.code == Code::kNone ? norm_bulk<M, kPacks, kWarps, kSum, Form::kPlain>
+                                  : norm_bulk<M, kPacks, kWarps, kSum, Form::kCoded>;
+}
+
 template <class M, int kPacks, int kWarps>
 Kernel kernel_of(const Norm& call) {
-  if (call.y == nullptr) {
-    return call.code == Code::kNone ? norm_bulk<M, kPacks, kWarps, false, Form::kPlain>
-                                    : norm_bulk<M, kPacks, kWarps, false, Form::kCoded>;
-  }
-  if (call.out == nullptr) return norm_bulk<M, kPacks, kWarps, true, Form::kSumOnly>;
-  return call.code == Code::kNone ? norm_bulk<M, kPacks, kWarps, true, Form::kPlain>
-                                  : norm_bulk<M, kPacks, kWarps, true, Form::kCoded>;
+  if (call.y == nullptr) return kernel_of_sum<M, kPacks, kWarps, Sum::kNone>(call);
+  return call.gate == nullptr ? kernel_of_sum<M, kPacks, kWarps, Sum::kPlain>(call)
+                              : kernel_of_sum<M, kPacks, kWarps, Sum::kGated>(call);
 }
 
 // As few warps as registers allow: what a warp does for a row is then for more of it.
