@@ -1,4 +1,4 @@
-"""Builds the op library `omni_grpc/_native.so`: the C++ sources always, the CUDA kernels where nvcc is found.
+"""Builds the op library `omni_grpc/_native.so`: the C++ sources always, CUDA kernels where nvcc and a GPU are found.
 
 torch must be installed first and the build must see it, `pip install --no-build-isolation -e .`, since an isolated
 build would download a CUDA torch. Without a C++ compiler the package installs without the library: its ops run on their
@@ -6,7 +6,7 @@ references.
 
 Environment:
     OMNI_GRPC_BUILD       auto (default), or cpu: leave nvcc out
-    OMNI_GRPC_CUDA_ARCHS  such as 90a or 90a,100a (default: the visible GPUs', or 90a where there is none)
+    OMNI_GRPC_CUDA_ARCHS  such as 90a or 90a,100a: builds kernels for these, GPU or not (default: the visible GPUs')
     MAX_JOBS              compilers at a time (default: one for each core, as far as memory allows)
     CUDA_HOME, CXX        where the compilers are
     CUTLASS_PATH          a checkout of CUTLASS 4, instead of the package nvidia-cutlass
@@ -94,7 +94,9 @@ def wanted_cuda() -> Path | None:
     mode = os.environ.get("OMNI_GRPC_BUILD", "auto")
     if mode not in ("auto", "cpu"):
         raise SystemExit(f"OMNI_GRPC_BUILD={mode!r} is neither auto nor cpu")
-    return find_cuda() if mode == "auto" else None
+    # kernels that nothing here runs take minutes to compile; who builds for another machine says for which
+    needed = os.environ.get("OMNI_GRPC_CUDA_ARCHS") or visible_archs()
+    return find_cuda() if mode == "auto" and needed else None
 
 
 def cuda_archs() -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 // Configurations of float8 e4m3 on Hopper: two for many tokens, one for tiles that come out as few waves, one for few tokens.
 //
-// Others lost at every shape of benchmarks/tune_gemm.py: 64 x 256 in ping-pong, 128 x 256 and 256 x 128 together, and
-// stream-K.
+// Tried and left out, see docs/performance.md: 64 x 256 in ping-pong, 128 x 256 and 256 x 128 together, and stream-K.
 #include "gemm_sm90.cuh"
 
 namespace {

@@ -98,7 +98,8 @@ def attend(
     host_k: Tensor | None = None,
 ) -> Tensor:
     """`varlen_attention` without the dispatcher: the backend's own function."""
-    _check(q, k, v, cu_q, cu_k)
+    if not _fits(q, k, v, cu_q, cu_k):
+        _check(q, k, v, cu_q, cu_k)
     if q.shape[0] == 0 or k.shape[0] == 0:
         ways_of(backend, q.device, q.dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
         return torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -124,7 +125,8 @@ def attend_coded(
     host_k: Tensor | None = None,
 ) -> Tensor:
     """`varlen_attention_coded` without the dispatcher."""
-    _check(q, k, v, cu_q, cu_k)
+    if not _fits(q, k, v, cu_q, cu_k):
+        _check(q, k, v, cu_q, cu_k)
     if q.shape[0] == 0 or k.shape[0] == 0:
         return q.new_zeros(q.shape, dtype=dtype)
     offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k, host_q=host_q, host_k=host_k)
@@ -197,6 +199,21 @@ def _varlen_attention_coded_fake(
 ) -> Tensor:
     _check(q, k, v, cu_q, cu_k)
     return q.new_empty(q.shape, dtype=dtype)
+
+
+def _fits(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> bool:
+    """What `_check` checks, at a third of the host's time, of tensors whose sizes are numbers."""
+    return (
+        q.ndim == 3
+        and k.ndim == 3
+        and k.shape == v.shape
+        and q.shape[2] == k.shape[2]
+        and q.shape[1] % k.shape[1] == 0
+        and q.dtype == k.dtype == v.dtype
+        and cu_q.dtype == cu_k.dtype == torch.int32
+        and cu_q.ndim == 1
+        and cu_q.shape == cu_k.shape
+    )
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> None:

@@ -53,6 +53,12 @@ class Offsets:
         queries, keys = ((cu if host is None else host).diff().tolist() for cu, host in both)
         return list(zip(queries, keys, strict=True))
 
+    def whole(self, q: Tensor, k: Tensor) -> int:
+        """How many rows there are where all are alike and one run, else 0. It does not look at offsets."""
+        rows = self.cu_q.shape[0] - 1
+        alike = rows * self.longest_q == q.shape[0] and rows * self.longest_k == k.shape[0]
+        return rows if alike and (rows == 1 or not self.alone) else 0
+
     def runs(self) -> Iterator[tuple[int, int, int, int, int, int]]:
         """(rows, queries and keys per row, first row, query and key) of each run of neighbours of equal lengths that
         has queries. Waits for a CUDA device where the offsets are only there.
@@ -152,6 +158,9 @@ def _flash_3_apart(
     """One call for each run of rows of equal lengths: its kernel for whole batches has less to look up, and what is not
     finite in a row stays there.
     """
+    if rows := offsets.whole(q, k):
+        bq, bk, bv = (x.view(rows, -1, *x.shape[1:]) for x in (q, k, v))
+        return _flash_3(bq, bk, bv, scale, causal, scales).view(q.shape)
     out = torch.empty(q.shape, dtype=q.dtype if scales is None else torch.bfloat16, device=q.device)
     for rows, n, m, row, at_q, at_k in offsets.runs():
         into = out[at_q : at_q + rows * n].view(rows, n, *out.shape[1:])
@@ -241,7 +250,9 @@ Rows = Callable[[Tensor, Tensor, Tensor, float, bool], Tensor]
 def _by_runs(attend: Rows, q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
     """Each run of rows of equal lengths as one batch: q [B, H, n, D], k and v [B, K, m, D], of which m is not 0."""
     parts = []
-    for rows, n, m, _, at_q, at_k in offsets.runs():
+    rows = offsets.whole(q, k)
+    runs = [(rows, offsets.longest_q, offsets.longest_k, 0, 0, 0)] if rows else offsets.runs()
+    for rows, n, m, _, at_q, at_k in runs:
         of_q, of_k = slice(at_q, at_q + rows * n), slice(at_k, at_k + rows * m)
         if m == 0:
             parts.append(torch.zeros_like(q[of_q]))

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from omni_grpc.ops.gemm_ways import AUTO, INVARIANT, TORCH, chosen, configurations, invariant, shape_of, ways
+from omni_grpc.ops.gemm_ways import AUTO, CODES, INVARIANT, TORCH, chosen, configurations, invariant, ways
 from omni_grpc.ops.library import NAMESPACE, declare
 from omni_grpc.ops.quant import KERNEL_DTYPES, LARGEST, quantize_rows
 from omni_grpc.ops.tuning import Call, Shape
@@ -59,6 +59,9 @@ def gemm_q(
     "invariant" the same for any T, so that a token's result never depends on how many there are.
     Any T, N and K, zero included. Raises RuntimeError where shapes, dtypes or devices disagree.
     """
+    if type(x) is Tensor and x.is_cuda and not torch.compiler.is_compiling():
+        # what the op does there, without the dispatcher's way back into Python
+        return gemm_q_cuda(x, x_scale, weight, weight_scale, bias, act, dtype, config)
     served = x.is_cuda or (x.dtype == torch.int8 and dtype in KERNEL_DTYPES and _plain(bias))
     call = _gemm_q if served else gemm_q_reference
     out: Tensor = call(x, x_scale, weight, weight_scale, bias, act, dtype, config)
@@ -118,16 +121,24 @@ def gemm_q_cuda(
     """By a configuration of the library, or by torch's own products (cuBLASLt, CUTLASS). Sizes that neither takes are
     padded with zeros, which add nothing.
     """
+    fits = dtype == torch.bfloat16 and (bias is None or bias.dtype == dtype) and x.dtype in CODES
+    if fits and config == AUTO and x.dim() == weight.dim() == 2:
+        (tokens, inputs), channels = x.shape, weight.shape[0]
+        if tokens and channels and inputs and not (inputs | channels) % ALIGNMENT:
+            config = chosen(x.dtype, tokens, channels, inputs, bias is not None, act, x.device, candidates)
+            if config != TORCH:
+                # which checks its operands itself
+                added = None if bias is None else _ready(bias)
+                direct: Tensor = gemm_q_configured(
+                    _ready(x), _ready(x_scale), _ready(weight), _ready(weight_scale), added, act, config
+                )
+                return direct
     _check(x, x_scale, weight, weight_scale, bias, act, dtype)
     tokens, channels, inputs = x.shape[0], weight.shape[0], x.shape[1]
     if not tokens or not channels or not inputs:
         return _finished(x_scale.new_zeros(tokens, channels), x_scale, weight_scale, bias, act, dtype)
-    fits = dtype == torch.bfloat16 and (bias is None or bias.dtype == dtype)
     if config == INVARIANT:
         config = _invariant(x, channels, fits)
-    elif config == AUTO and fits and not inputs % ALIGNMENT and not channels % ALIGNMENT:
-        shape = shape_of(x.dtype, tokens, channels, inputs, bias=bias is not None, act=act)
-        config = chosen(shape, x.dtype, x.device, candidates)
     if config in (AUTO, TORCH):
         return _by_torch(x, x_scale, weight, weight_scale, bias, act, dtype)
     if config == REFERENCE:
@@ -152,7 +163,9 @@ def _capability(x: Tensor) -> tuple[int, int]:
 
 def _ready(x: Tensor) -> Tensor:
     """As kernels take it: contiguous, from a multiple of 16 bytes on."""
-    return x.contiguous() if x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
+    if x.data_ptr() % 16:
+        return x.clone(memory_format=torch.contiguous_format)
+    return x.contiguous()
 
 
 def _by_torch(

@@ -26,7 +26,7 @@ GENERATIONS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = MappingProx
 )
 """The least and the greatest compute capability that a file of kernels is for, by the end of its name."""
 
-ORDERS = ("/t1", "/c1", "/c2", "/t1e", "/c1e", "/c2e")
+ORDERS = ("/t1e", "/c1e", "/c2e")
 """That are tried of every configuration."""
 
 GENERAL = ("pingpong_128x128", "mma_128x128")
@@ -71,19 +71,33 @@ def shape_of(codes: torch.dtype, tokens: int, outputs: int, inputs: int, *, bias
     return Shape("gemm_q", (CODES[codes], epilogue if act == "none" else f"{epilogue}+{act}", outputs, inputs), tokens)
 
 
-def chosen(shape: Shape, codes: torch.dtype, device: torch.device, candidates: Candidates) -> str:
-    """By the table; where that has nothing of this shape or near it, by a rule."""
-    names = configurations(codes, torch.cuda.get_device_capability(device))
-    if not names:
-        return TORCH
-    return choices(device).of(shape, ways(codes, device), candidates) or guess(shape, names)
+def chosen(
+    codes: torch.dtype,
+    tokens: int,
+    outputs: int,
+    inputs: int,
+    bias: bool,
+    act: str,
+    device: torch.device,
+    candidates: Candidates,
+) -> str:
+    """By the table; where that has nothing of this shape or near it, by a rule. A step asks some hundred times."""
+    table = choices(device)
+    key = codes, tokens, outputs, inputs, bias, act
+    way = table.memo.get(key)
+    if way is None:
+        names = configurations(codes, torch.cuda.get_device_capability(device))
+        shape = shape_of(codes, tokens, outputs, inputs, bias=bias, act=act)
+        known = table.of(shape, ways(codes, device), candidates) if names else TORCH
+        way = table.memo[key] = known or guess(shape, names)
+    return way
 
 
 def guess(shape: Shape, names: tuple[str, ...]) -> str:
     """The way of a shape that nothing is known of: what mostly wins on a card that was measured."""
     if shape.size > FEW:
         return invariant(names, shape.kind[-2], shape.kind[-1]) or TORCH
-    return next((name for name in (*FOR_FEW, *GENERAL) if name in names), TORCH)
+    return next((f"{name}/c1e" for name in (*FOR_FEW, *GENERAL) if name in names), TORCH)
 
 
 def has_invariant(codes: torch.dtype, dtype: torch.dtype, device: torch.device) -> bool:
@@ -96,5 +110,5 @@ def invariant(names: tuple[str, ...], outputs: int | str, inputs: int | str) -> 
     """The configuration for any number of tokens: a row's sums are added up in the same order whatever is beside it.
     None where the library has no such one for the device.
     """
-    wanted = FOR_WIDENING if int(outputs) >= 2 * int(inputs) else GENERAL
-    return next((name for name in wanted if name in names), None)
+    wanted, order = (FOR_WIDENING, "/t1e") if int(outputs) >= 2 * int(inputs) else (GENERAL, "/c1e")
+    return next((name + order for name in wanted if name in names), None)

@@ -23,7 +23,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,8 @@ class Choices:
         self._path = path
         self._wanted: Wanted | None = None
         self._known: dict[tuple[Shape, frozenset[str]], str | None] = {}
+        self.memo: dict[Hashable, str] = {}
+        """Where an op may keep what it made of answers. Emptied when those may change, and when it is to ask again."""
         if path is not None:
             self._take(read(path))
 
@@ -125,10 +127,12 @@ class Choices:
         """The shapes that ops ask for in the block, in the order in which they first do."""
         wanted: Wanted = {}
         self._wanted = wanted
+        self.memo.clear()
         try:
             yield wanted
         finally:
             self._wanted = None
+            self.memo.clear()
 
     def tune(
         self,
@@ -160,6 +164,7 @@ class Choices:
             self._own.setdefault(family, {}).update(sizes)
             self._times.setdefault(family, {}).update(sizes)
         self._known.clear()
+        self.memo.clear()
 
 
 def choices(device: torch.device) -> Choices:

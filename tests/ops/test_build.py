@@ -175,7 +175,14 @@ def test_cuda_archs(setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_p
         setup_py.cuda_archs()
 
 
-def test_build_mode(setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_mode(setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(setup_py, "find_cuda", lambda: tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("OMNI_GRPC_CUDA_ARCHS", raising=False)
+    monkeypatch.setenv("OMNI_GRPC_BUILD", "auto")
+    assert setup_py.wanted_cuda() is None, "there is no GPU, and nobody asked for kernels"
+    monkeypatch.setenv("OMNI_GRPC_CUDA_ARCHS", "90a")
+    assert setup_py.wanted_cuda() == tmp_path
     monkeypatch.setenv("OMNI_GRPC_BUILD", "cpu")
     assert setup_py.wanted_cuda() is None
     monkeypatch.setenv("OMNI_GRPC_BUILD", "gpu")

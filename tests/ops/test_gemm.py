@@ -171,7 +171,7 @@ class Configured:
         self, x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, act: str, name: str
     ) -> Tensor:
         self.calls += 1
-        assert name == "pingpong_128x128"
+        assert name.startswith("pingpong_128x128")
         assert not x.shape[1] % 16
         assert not weight.shape[0] % 8
         assert min(x.shape) > 0
@@ -195,7 +195,7 @@ def test_what_configurations_are_given_is_what_they_take(
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(gemm, "configurations", lambda codes, capability: ("pingpong_128x128",))
-    monkeypatch.setattr(gemm, "chosen", lambda shape, codes, device, candidates: "pingpong_128x128")
+    monkeypatch.setattr(gemm, "chosen", lambda *asked: "pingpong_128x128")
     monkeypatch.setattr(gemm, "gemm_q_configured", configured)
     out = gemm.gemm_q_cuda(*given.operands, case.act, case.dtype, config)
     assert out.is_contiguous()
@@ -221,9 +221,9 @@ def test_ways_by_generation_and_kind() -> None:
     assert gemm_ways.parsed(lines, I8, (9, 0), older=True) == ("pingpong_128x128", "mma_64x64")
     assert gemm_ways.parsed(lines, F8, (10, 0)) == gemm_ways.parsed(lines, F8, (8, 6)) == ()
     names = ("pingpong_64x128", "pingpong_128x192", "pingpong_128x128")
-    assert gemm_ways.invariant(names, 9216, 3072) == "pingpong_128x192"
-    assert gemm_ways.invariant(names, 3072, 3072) == "pingpong_128x128"
-    assert gemm_ways.invariant(("mma_64x64", "mma_128x128"), 9216, 3072) == "mma_128x128"
+    assert gemm_ways.invariant(names, 9216, 3072) == "pingpong_128x192/t1e"
+    assert gemm_ways.invariant(names, 3072, 3072) == "pingpong_128x128/c1e"
+    assert gemm_ways.invariant(("mma_64x64", "mma_128x128"), 9216, 3072) == "mma_128x128/t1e"
     assert gemm_ways.invariant(("pingpong_64x128",), 9216, 3072) is None
 
 
@@ -233,15 +233,27 @@ def test_a_shape_goes_by_the_table_and_without_times_by_a_rule(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(gemm_ways, "configurations", lambda codes, capability: names)
     monkeypatch.setattr(gemm_ways, "ways", lambda codes, device: frozenset((*names, "torch")))
-    few, many = (gemm_ways.shape_of(F8, n, 3072, 3072, bias=True, act="gelu_tanh") for n in (64, 4608))
+    many = gemm_ways.shape_of(F8, 4608, 3072, 3072, bias=True, act="gelu_tanh")
+
+    def chosen(tokens: int) -> str:
+        return gemm_ways.chosen(F8, tokens, 3072, 3072, True, "gelu_tanh", device, gemm.candidates)
+
     table = Choices({"gemm_q fp8 bias+gelu_tanh 3072 3072": {4608: {"torch": 90.0, "pingpong_128x128": 91.0}}})
     monkeypatch.setattr(gemm_ways, "choices", lambda device: table)
-    assert gemm_ways.chosen(many, F8, device, gemm.candidates) == "torch"
-    assert gemm_ways.chosen(few, F8, device, gemm.candidates) == "pingpong_64x128"
-    assert gemm_ways.guess(many, names) == "pingpong_128x128"
+    assert chosen(4608) == chosen(4608) == "torch"
+    assert chosen(64) == "pingpong_64x128/c1e"
+    # what is measured meanwhile counts, and while shapes are recorded each is asked for
+    with table.recorded() as wanted:
+        chosen(64)
+    assert [shape.size for shape in wanted] == [64]
+    ways = {"torch": lambda: 1.0, names[0]: lambda: 2.0}
+    table.tune({many: lambda shape, device: ways}, device, 60, lambda call, calls: 3.0 - call())
+    assert chosen(4608) == names[0]
+    assert gemm_ways.guess(many, names) == "pingpong_128x128/c1e"
     assert gemm_ways.guess(many, ()) == "torch"
     monkeypatch.setattr(gemm_ways, "configurations", lambda codes, capability: ())
-    assert gemm_ways.chosen(few, F8, device, gemm.candidates) == "torch"
+    table.memo.clear()
+    assert chosen(64) == "torch"
 
 
 def test_shapes_differ_by_all_that_times_hang_on() -> None:
