@@ -35,7 +35,7 @@ __device__ __forceinline__ float activated(float x, float up) {
 }
 
 template <class X, int kPacks, Activation kActivation>
-__global__ void __launch_bounds__(kRowThreads, 1)
+__global__ void __launch_bounds__(kRowThreads)
     activate_packed(const __grid_constant__ Activate call) {
   constexpr bool kUp = kActivation == Activation::kSiluMul;
   __shared__ uint32_t scratch[2][kRowWarps];  // rows take turns: nobody writes one before everybody has read it
