@@ -111,11 +111,11 @@ def measure(shape: Shape, plans: Sequence[str] = PLANS) -> Iterator[Measurement]
     weight = torch.ones(HEAD_SIZE, device="cuda", dtype=torch.bfloat16)
     angles = torch.randn(tokens, HEAD_SIZE // 2, device="cuda")
     table, heads = torch.stack([angles.cos(), angles.sin()], -1), [Heads(q, k, v, (weight, weight))]
-    calls["normed bf16"] = lambda: qk_norm_rope(heads, table)[0]
+    calls["normed bf16"] = lambda: qk_norm_rope(heads, table, norm="rms")[0]
     calls["normed codes"] = lambda: qk_norm_rope_code_tiles(heads, table, (), cu, norm="rms")[0]
     if bf16:
-        after = _baselines(*qk_norm_rope(heads, table), cu, host, longest, len(shape.rows) == 1)[bf16]
-        calls[f"normed, {bf16}"] = lambda: (qk_norm_rope(heads, table), after())[1]
+        after = _baselines(*qk_norm_rope(heads, table, norm="rms"), cu, host, longest, len(shape.rows) == 1)[bf16]
+        calls[f"normed, {bf16}"] = lambda: (qk_norm_rope(heads, table, norm="rms"), after())[1]
     calls["normed, with codes"] = lambda: attention_q(
         qk_norm_rope_code_tiles(heads, table, (), cu, norm="rms"), cu, cu, tokens, SCALE
     )

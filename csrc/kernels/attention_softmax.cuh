@@ -1,4 +1,4 @@
-// Online softmax of the tiles of scores that a warpgroup has in registers: see attention_q_sm90.cu.
+// Online softmax of the tiles of scores that a warpgroup has in registers: see attention_q.cu.
 #pragma once
 
 #include <climits>

@@ -94,7 +94,7 @@ class Attention(nn.Module):
         stream = rows.stream(over)
         if isinstance(given, CodedTiles):
             out = attention_q(given, stream.cu, stream.cu, stream.total, self.softmax_scale)
-            return out[..., : self.head_size].to(dtype)
+            return (out if out.shape[2] == self.head_size else out[..., : self.head_size]).to(dtype)
         return varlen_attention_coded(
             given,
             stream.cu,
