@@ -84,8 +84,9 @@ Tensor attention_q(const Tensor& q, const Tensor& q_scale, const Tensor& k, cons
   STD_TORCH_CHECK(q_scale.numel() == heads * q.size(1) * omni::kTileQueries && k_scale.numel() == kv_heads * k.size(1) &&
                       v_scale.numel() == k_scale.numel(),
                   kOp, ": the scales do not fit the codes");
-  const Tensors parts{omni::as_contiguous(q),       omni::as_contiguous(k),       omni::as_contiguous(v),
-                      omni::as_contiguous(q_scale), omni::as_contiguous(k_scale), omni::as_contiguous(v_scale)};
+  const Tensors parts{torch::stable::contiguous(q),       torch::stable::contiguous(k),
+                      torch::stable::contiguous(v),       torch::stable::contiguous(q_scale),
+                      torch::stable::contiguous(k_scale), torch::stable::contiguous(v_scale)};
   STD_TORCH_CHECK(omni::on_same_device(q, parts), kOp, ": all tensors must be on one device");
   for (int i = 3; i < 6; ++i) {
     STD_TORCH_CHECK(parts[i].scalar_type() == ScalarType::Float, kOp, ": scales must be float32");
@@ -101,7 +102,7 @@ Tensor attention_q(const Tensor& q, const Tensor& q_scale, const Tensor& k, cons
   call.scale = static_cast<float>(scale);
   call.plan = plan_of(plan);
   call.persistent = true;
-  Tensor out = omni::empty_beside(q, {queries, heads, omni::kHeadSize}, ScalarType::BFloat16);
+  Tensor out = torch::stable::new_empty(q, {queries, heads, omni::kHeadSize}, ScalarType::BFloat16);
   call.out = out.mutable_data_ptr();
   if (queries > 0) omni::launch(kOp, &omni_attention_q_cuda, call, q);
   return out;

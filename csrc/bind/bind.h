@@ -12,9 +12,6 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
-#include <algorithm>
-#include <vector>
-
 #include "../common/dtype.h"
 
 namespace omni {
@@ -36,27 +33,6 @@ inline Dtype dtype_of(const Tensor& tensor, const char* op, const char* name) {
 inline Tensor with_dense_rows(const Tensor& tensor) {
   const int64_t last = tensor.dim() - 1;
   return tensor.stride(last) == 1 || tensor.size(last) == 1 ? tensor : torch::stable::contiguous(tensor);
-}
-
-// The tensor where it is contiguous: what torch::stable::contiguous gives too, after a trip through the dispatcher.
-inline Tensor as_contiguous(const Tensor& tensor) {
-  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
-}
-
-// An empty tensor beside `like`, without the dispatcher's boxes: for what makes many of them.
-inline Tensor empty_beside(const Tensor& like, std::vector<int64_t> sizes, ScalarType type) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t i = sizes.size(); i > 1; --i) strides[i - 2] = strides[i - 1] * std::max<int64_t>(1, sizes[i - 1]);
-  int32_t device_type = 0, device_index = 0;
-  STD_TORCH_CHECK(aoti_torch_get_device_type(like.get(), &device_type) == AOTI_TORCH_SUCCESS &&
-                      aoti_torch_get_device_index(like.get(), &device_index) == AOTI_TORCH_SUCCESS,
-                  "torch does not say where a tensor is");
-  const int32_t dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
-  AtenTensorHandle made = nullptr;
-  STD_TORCH_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype,
-                                           device_type, device_index, &made) == AOTI_TORCH_SUCCESS,
-                  "torch has no memory for a tensor");
-  return Tensor(made);
 }
 
 #ifdef OMNI_GRPC_CUDA_ARCHS

@@ -1,7 +1,6 @@
 // What the bindings share that make operands of 8-bit attention.
 #pragma once
 
-#include <utility>
 #include <vector>
 
 #include "../common/attention_q.h"
@@ -26,7 +25,7 @@ inline std::vector<Tensor> set_rows(const char* op, PackedRows& rows, const Tens
                   op, ": cu_q and cu_k must be int32 and as long as each other");
   STD_TORCH_CHECK(cu_q.size(0) > 0, op, ": cu_q is empty; it begins with 0");
   STD_TORCH_CHECK(on_same_device(like, {cu_q, cu_k}), op, ": all tensors must be on one device");
-  std::vector<Tensor> offsets{as_contiguous(cu_q), as_contiguous(cu_k)};
+  std::vector<Tensor> offsets{torch::stable::contiguous(cu_q), torch::stable::contiguous(cu_k)};
   rows.cu_q = static_cast<const int32_t*>(offsets[0].const_data_ptr());
   rows.cu_k = static_cast<const int32_t*>(offsets[1].const_data_ptr());
   rows.rows = cu_q.size(0) - 1;
@@ -40,7 +39,7 @@ inline std::vector<Tensor> code_tiles(const char* op, AttentionCode& call, const
   const auto& rows = call.rows;
   const int64_t q_tiles = rows.queries / kTileQueries + rows.rows, k_tiles = rows.keys / kTileKeys + rows.rows;
   const auto make = [&like](std::vector<int64_t> size, ScalarType type) {
-    return empty_beside(like, std::move(size), type);
+    return torch::stable::new_empty(like, size, type);
   };
   std::vector<Tensor> out{make({rows.heads, q_tiles, kTileQueries, kHeadSize}, ScalarType::Char),
                           make({rows.heads, q_tiles, kTileQueries}, ScalarType::Float),
@@ -52,15 +51,19 @@ inline std::vector<Tensor> code_tiles(const char* op, AttentionCode& call, const
               static_cast<int8_t*>(out[2].mutable_data_ptr()),  static_cast<float*>(out[3].mutable_data_ptr()),
               static_cast<uint8_t*>(out[4].mutable_data_ptr()), static_cast<float*>(out[5].mutable_data_ptr()),
               q_tiles, k_tiles};
+  const Tensor centre = make({rows.rows, rows.kv_heads, kHeadSize}, ScalarType::Float);
+  call.centre = static_cast<float*>(centre.mutable_data_ptr());
+  std::vector<Tensor> work;
   bool placed = false;  // a stream without tokens may have no address
   for (int s = 0; s < call.from.stream_count; ++s) placed = placed || call.from.streams[s].place != nullptr;
-  // what it takes lies in one piece: centres, then factors and sources where there are any
-  const int64_t centres = rows.rows * rows.kv_heads * kHeadSize;
-  const int64_t factors = call.from.norm == QkNorm::kRmsAcross ? 2 * rows.queries : 0;
-  const Tensor work = make({centres + factors + (placed ? rows.queries : 0)}, ScalarType::Float);
-  call.centre = static_cast<float*>(work.mutable_data_ptr());
-  if (factors > 0) call.factor = call.centre + centres;
-  if (placed) call.source = reinterpret_cast<int32_t*>(call.centre + centres + factors);
+  if (placed) {
+    work.push_back(make({rows.queries}, ScalarType::Int));
+    call.source = static_cast<int32_t*>(work.back().mutable_data_ptr());
+  }
+  if (call.from.norm == QkNorm::kRmsAcross) {
+    work.push_back(make({2, rows.queries}, ScalarType::Float));
+    call.factor = static_cast<float*>(work.back().mutable_data_ptr());
+  }
   if (rows.rows > 0) launch(op, &omni_attention_code_cuda, call, like);
   return out;
 }

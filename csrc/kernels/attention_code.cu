@@ -147,12 +147,6 @@ __device__ __forceinline__ uint4 load_raw(const __nv_bfloat16* from, int head) {
   return omni::Streamed::load(reinterpret_cast<const uint4*>(from + head * kHeadSize) + threadIdx.x % kLanes);
 }
 
-__device__ __forceinline__ void turn_pair(float& a, float& b, float cosine, float sine) {
-  const float first = a;
-  a = first * cosine - b * sine;
-  b = b * cosine + first * sine;
-}
-
 // Norms and turns the thread's channels. `across`: the factor of a norm across heads. `turns`: the cosines and sines of the token, from its first channel on.
 template <QkNorm kNorm, int kWhich>
 __device__ __forceinline__ void finish(const AttentionCode& call, float (&value)[kPack], int stream, int head,
@@ -183,10 +177,10 @@ __device__ __forceinline__ void finish(const AttentionCode& call, float (&value)
   }
   if (channel < 2 * call.from.pairs) {
 #pragma unroll
-    for (int i = 0; i < kPack; i += 4) {
-      const float4 two = *reinterpret_cast<const float4*>(turns + channel + i);  // cosine, sine, cosine, sine
-      turn_pair(value[i], value[i + 1], two.x, two.y);
-      turn_pair(value[i + 2], value[i + 3], two.z, two.w);
+    for (int i = 0; i < kPack; i += 2) {
+      const float cosine = turns[channel + i], sine = turns[channel + i + 1], first = value[i];
+      value[i] = first * cosine - value[i + 1] * sine;
+      value[i + 1] = value[i + 1] * cosine + first * sine;
     }
   }
 }
