@@ -1,4 +1,4 @@
-"""Builds the op library `omni_grpc/_native.so`: the C++ sources always, the CUDA kernels where nvcc is found.
+"""Builds the op library `omni_grpc/_native.so`: the C++ sources always, CUDA kernels where nvcc and a GPU are found.
 
 torch must be installed first and the build must see it, `pip install --no-build-isolation -e .`, since an isolated
 build would download a CUDA torch. Without a C++ compiler the package installs without the library: its ops run on their
@@ -6,19 +6,22 @@ references.
 
 Environment:
     OMNI_GRPC_BUILD       auto (default), or cpu: leave nvcc out
-    OMNI_GRPC_CUDA_ARCHS  such as 90a or 90a,100a (default: the visible GPUs', or 90a where there is none)
+    OMNI_GRPC_CUDA_ARCHS  such as 90a or 90a,100a: builds kernels for these, GPU or not (default: the visible GPUs')
     MAX_JOBS              compilers at a time (default: one for each core, as far as memory allows)
     CUDA_HOME, CXX        where the compilers are
+    CUTLASS_PATH          a checkout of CUTLASS 4, instead of the package nvidia-cutlass
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,14 @@ TORCH_TARGET = "0x020b000000000000"
 DEFAULT_ARCHS = ("90a",)
 GIB_PER_JOB = 4
 """A CUTLASS translation unit takes 3.5 to 6 GiB; plain kernels take a tenth of that."""
+
+GENERATION = re.compile(r"_sm(\d+)$")
+"""How the name of a kernel ends that is written with CUTLASS for one generation of GPUs, or from it on."""
+
+CUTLASS_FLAGS = ("--expt-relaxed-constexpr", "-DNDEBUG", "-DCUTLASS_ENABLE_GDC_FOR_SM90")
+"""An assert is a call, and around calls wgmma waits for each of its own (ptxas: C7510). GDC: a kernel may be launched
+while the one before it ends (https://docs.nvidia.com/cuda/cuda-c-programming-guide, "programmatic dependent launch").
+"""
 
 NVCC_FLAGS = ("-O3", "-std=c++17", "-Xcompiler", "-fPIC,-fvisibility=hidden")
 CXX_FLAGS = ("-O3", "-g0", "-fvisibility=hidden", "-fopenmp-simd", f"-DTORCH_TARGET_VERSION={TORCH_TARGET}")
@@ -83,7 +94,9 @@ def wanted_cuda() -> Path | None:
     mode = os.environ.get("OMNI_GRPC_BUILD", "auto")
     if mode not in ("auto", "cpu"):
         raise SystemExit(f"OMNI_GRPC_BUILD={mode!r} is neither auto nor cpu")
-    return find_cuda() if mode == "auto" else None
+    # kernels that nothing here runs take minutes to compile; who builds for another machine says for which
+    needed = os.environ.get("OMNI_GRPC_CUDA_ARCHS") or visible_archs()
+    return find_cuda() if mode == "auto" and needed else None
 
 
 def cuda_archs() -> tuple[str, ...]:
@@ -115,13 +128,62 @@ def max_jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), int(gib / GIB_PER_JOB)))
 
 
+def find_cutlass() -> Path | None:
+    """The root of CUTLASS, whose headers the kernels of one generation are made from."""
+    package = importlib.util.find_spec("cutlass_library")
+    of_package = Path(package.origin).parent / "source" if package and package.origin else None
+    for root in (os.environ.get("CUTLASS_PATH"), of_package):
+        if root and (Path(root) / "include" / "cutlass" / "cutlass.h").is_file():
+            return Path(root)
+    return None
+
+
 def kernel_sources() -> list[Path]:
     return sorted((CSRC / "kernels").glob("*.cu"))
 
 
-def nvcc_command(cuda: Path, archs: tuple[str, ...]) -> list[str]:
-    targets = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
-    return [str(cuda / "bin" / "nvcc"), *NVCC_FLAGS, *targets]
+def needs_cutlass(source: Path) -> bool:
+    return bool(GENERATION.search(source.stem))
+
+
+def archs_of(source: Path, archs: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `archs` that a kernel is for: gemm_fp8_sm90.cu is for 90a, gemm_int8_sm80.cu for 80 and all later."""
+    generation = GENERATION.search(source.stem)
+    if generation is None:
+        return archs
+    if generation[1] == "90":
+        return tuple(arch for arch in archs if arch == "90a")
+    return tuple(arch for arch in archs if int(arch.rstrip("af")) >= int(generation[1]))
+
+
+def nvcc_command(cuda: Path, source: Path, archs: tuple[str, ...], cutlass: Path | None) -> list[str] | None:
+    """Compiles `source` for those of `archs` that it is for; None where that is none of them, or CUTLASS is missing."""
+    wanted = archs_of(source, archs)
+    if not wanted or (needs_cutlass(source) and cutlass is None):
+        return None
+    command = [str(cuda / "bin" / "nvcc"), *NVCC_FLAGS]
+    command += [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in wanted]
+    if needs_cutlass(source):
+        # system headers: their warnings are not ours
+        command += [*CUTLASS_FLAGS, *(f"-isystem={cutlass}/{folder}" for folder in ("include", "tools/util/include"))]
+    return command
+
+
+def kernel_commands(cuda: Path | None, archs: tuple[str, ...]) -> dict[Path, list[str]]:
+    """What compiles each kernel that can be compiled here."""
+    if cuda is None:
+        return {}
+    cutlass = find_cutlass()
+    commands = {source: nvcc_command(cuda, source, archs, cutlass) for source in kernel_sources()}
+    return {source: command for source, command in commands.items() if command is not None}
+
+
+def missing_cutlass(archs: tuple[str, ...]) -> str:
+    """What is left out for want of CUTLASS, in words; empty where nothing is."""
+    left = [source.name for source in kernel_sources() if needs_cutlass(source) and archs_of(source, archs)]
+    if not left or find_cutlass() is not None:
+        return ""
+    return f"{', '.join(left)} need CUTLASS and are left out: pip install --no-deps {cutlass_requirement()}"
 
 
 # --- the build -------------------------------------------------------------------------------------------------------
@@ -169,12 +231,17 @@ def compiling_command() -> type[build_ext]:
             os.environ.setdefault("CXX", "c++")
             self.cuda = wanted_cuda()
             self.archs = cuda_archs() if self.cuda else ()
+            self.kernels = kernel_commands(self.cuda, self.archs)
+            left = missing_cutlass(self.archs) if self.cuda else ""
+            if left:
+                self.warn(left)
             self.distribution.ext_modules = [
                 self._extension(placeholder) for placeholder in self.distribution.ext_modules
             ]
             super().finalize_options()
             # One folder for each way to build, outside of pip's temporary ones: what is current is not compiled again.
             kind = "-".join(self.archs) or "cpu"
+            kind += "-without-cutlass" if left else ""
             self.build_temp = str(ROOT / "build" / "native" / f"torch{torch.__version__}-{kind}")
 
         def _extension(self, placeholder: Extension) -> Extension:
@@ -183,6 +250,9 @@ def compiling_command() -> type[build_ext]:
             flags = [*CXX_FLAGS, *(f"-ffile-prefix-map={folder}/=" for folder in folders)]
             if self.cuda:
                 flags.append(f'-DOMNI_GRPC_CUDA_ARCHS="{",".join(self.archs)}"')
+            # bind/gemm.cpp names the files that there are
+            names = [found[1] for source in self.kernels if (found := GENERATION.search(source.stem))]
+            flags += [f"-DOMNI_GRPC_GEMM_SM{number}" for number in sorted(set(names))]
             return CppExtension(
                 placeholder.name,
                 placeholder.sources,
@@ -200,7 +270,10 @@ def compiling_command() -> type[build_ext]:
             target = Path(self.get_ext_fullpath(extension.name))
             build_lib, self.build_lib = self.build_lib, str(Path(self.build_temp) / "lib")
             if self.cuda:
-                extension.extra_objects = [*self._compile_kernels(), str(find_cudart(self.cuda))]
+                extension.extra_objects = [
+                    *compile_kernels(self.kernels, Path(self.build_temp)),
+                    str(find_cudart(self.cuda)),
+                ]
                 extension.libraries += ["dl", "rt", "pthread"]
             # Force copying, not linking: what was asked for now may be older than what lies at the target.
             self.force = False
@@ -210,26 +283,37 @@ def compiling_command() -> type[build_ext]:
             self.mkpath(str(target.parent))
             self.copy_file(built, str(target))
 
-        def _compile_kernels(self) -> list[str]:
-            """Compiles csrc/kernels/*.cu with ninja; returns the objects."""
-            folder = Path(self.build_temp).relative_to(ROOT) / "kernels"
-            (ROOT / folder).mkdir(parents=True, exist_ok=True)
-            objects = {source: str(folder / f"{source.stem}.o") for source in kernel_sources()}
-            compile_one = shlex.join(nvcc_command(self.cuda, self.archs))
-            # Relative paths, which a device assert prints.
-            rules = [
-                f"builddir = {folder}",
-                "rule nvcc",
-                f"  command = {compile_one} -MD -MF $out.d -c $in -o $out",
-                "  depfile = $out.d",
-                "  deps = gcc",
-                *(f"build {made}: nvcc {source.relative_to(ROOT)}" for source, made in objects.items()),
-            ]
-            (ROOT / folder / "build.ninja").write_text("\n".join(rules) + "\n")
-            subprocess.run(["ninja", "-f", f"{folder}/build.ninja", "-j", str(max_jobs())], check=True, cwd=ROOT)
-            return [str(ROOT / made) for made in objects.values()]
-
     return Compile
+
+
+def compile_kernels(commands: dict[Path, list[str]], build_temp: Path) -> list[str]:
+    """Compiles kernels with ninja; returns the objects."""
+    folder = build_temp.relative_to(ROOT) / "kernels"
+    (ROOT / folder).mkdir(parents=True, exist_ok=True)
+    objects = {source: str(folder / f"{source.stem}.o") for source in commands}
+    # Relative paths, which a device assert prints.
+    rules = [
+        f"builddir = {folder}",
+        "rule nvcc",
+        "  command = $compile -MD -MF $out.d -c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        *(
+            f"build {made}: nvcc {source.relative_to(ROOT)}\n  compile = {shlex.join(commands[source])}"
+            for source, made in objects.items()
+        ),
+    ]
+    (ROOT / folder / "build.ninja").write_text("\n".join(rules) + "\n")
+    subprocess.run(["ninja", "-f", f"{folder}/build.ninja", "-j", str(max_jobs())], check=True, cwd=ROOT)
+    return [str(ROOT / made) for made in objects.values()]
+
+
+def cutlass_requirement() -> str:
+    """Installed without its dependencies, which are those of its Python tools."""
+    requirement: str = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["omni-grpc"][
+        "cutlass"
+    ]
+    return requirement
 
 
 def _put_ninja_on_path() -> None:

@@ -1,10 +1,12 @@
 """Times one full-size block of Qwen-Image, FLUX.1 and Wan 2.2 A14B in bfloat16: diffusers eager, diffusers compiled,
-and ours; and ours again with one family of kernels at a time replaced by its references: what that family is worth.
+and ours; and ours again with one family of kernels at a time replaced by its references: what that family is worth. All
+of them with torch's attention, as diffusers has it; and ours with the backend that it takes by itself.
 
-    python -m benchmarks.bench_blocks [--seconds 150]     on a GPU
+    python -m benchmarks.bench_blocks [--seconds 150] [--results FOLDER]     on a GPU
 
-A measurement is a CUDA graph of one call where that can be captured, timed with events. Weights are random. Ours has
-its modulation and its text's keys computed ahead, as in a request; diffusers' computes them in the block.
+A measurement is a CUDA graph of one call, timed with events. Weights are random. Ours has its modulation and its text's
+keys computed ahead, as in a request; diffusers' computes them in the block. torch.compile comes last, as it takes
+longest; what is measured is in the results at once.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
-import statistics
-import sys
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -25,28 +27,38 @@ from diffusers.models.transformers.transformer_qwenimage import QwenImageTransfo
 from diffusers.models.transformers.transformer_wan import WanTransformerBlock
 from torch import Tensor, nn
 
+from benchmarks import timing
 from omni_grpc import ops
+from omni_grpc.backends import AUTO, choose
+from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.cross_dit import CrossDiTBlock, text_constants
 from omni_grpc.nn.dual_stream import DualStreamBlock
 from omni_grpc.nn.parallel_single import ParallelSingleBlock
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
+from omni_grpc.ops.attention import use_of
 
 DEVICE, DTYPE = "cuda", torch.bfloat16
-REPEATS = 12
 FAMILIES: Mapping[str, tuple[str, ...]] = {"norm": ("norm",), "rope": ("rope",), "activation": ("quant",)}
-"""A row of the table -> the modules of omni_grpc.ops whose functions go back to their references in it."""
+"""A row of the table -> the modules of omni_grpc.ops whose ops give way to their references in it."""
+
+OWN_ATTENTION = "ours, its own attention"
+PASSES = (
+    ("ours", "diffusers eager"),
+    (*(f"ours without {family} kernels" for family in FAMILIES), OWN_ATTENTION),
+    ("diffusers compiled",),
+)
 
 Call = Callable[[], object]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Case:
-    """One block: what diffusers does, and what we do for the same tokens."""
+    """One block: what diffusers does, and what we do for the same tokens with the attention of that name."""
 
     name: str
     theirs: Callable[[], Call]
-    ours: Callable[[], Call]
+    ours: Callable[[str], Call]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +73,10 @@ def _random(*shape: int) -> Tensor:
     return torch.randn(*shape, device=DEVICE, dtype=DTYPE)
 
 
-def _weights(module: nn.Module) -> nn.Module:
+def _weights(make: Callable[[], nn.Module]) -> nn.Module:
     """Small random weights, so that nothing overflows."""
-    module = module.to(DEVICE, DTYPE).eval().requires_grad_(False)
+    with torch.device(DEVICE):
+        module = make().to(DTYPE).eval().requires_grad_(False)
     for parameter in module.parameters():
         parameter.normal_(std=0.02)
     return module
@@ -73,9 +86,15 @@ def _angles(tokens: int, pairs: int) -> Tensor:
     return torch.rand(tokens, pairs, device=DEVICE) * 6.28
 
 
-def _ours(block: nn.Module, row: Row, carry: tuple[str, ...], channels: int, modulation: int) -> Call:
+def _ours(
+    make: Callable[[], nn.Module], row: Row, carry: tuple[str, ...], channels: int, modulation: int, attention: str
+) -> Call:
     """One row through a stack of one block."""
-    stack = Stack(blocks=[_weights(block)])  # type: ignore[list-item]
+    block = _weights(make)
+    stack = Stack(blocks=[block])  # type: ignore[list-item]
+    for part in block.modules():
+        if isinstance(part, Attention):
+            part.backend = attention
     rows = Rows([(None, "cond")], [row], LayoutCache(DEVICE))
     where = "joint" if row.joined == row.names else "img"
     tokens = rows.stream(where).total
@@ -92,7 +111,7 @@ def _ours(block: nn.Module, row: Row, carry: tuple[str, ...], channels: int, mod
 
 def qwen_image(txt: int = 256, img: int = 4096) -> Case:
     def theirs() -> Call:
-        block = _weights(QwenImageTransformerBlock(3072, 24, 128))
+        block = _weights(lambda: QwenImageTransformerBlock(3072, 24, 128))
         inputs = {
             "hidden_states": _random(1, img, 3072),
             "encoder_hidden_states": _random(1, txt, 3072),
@@ -107,13 +126,18 @@ def qwen_image(txt: int = 256, img: int = 4096) -> Case:
     return Case(
         "Qwen-Image",
         theirs,
-        lambda: _ours(DualStreamBlock(24, 128), Row.of(txt=txt, img=img), ("txt", "img"), 3072, 12),
+        lambda attention: _ours(
+            lambda: DualStreamBlock(24, 128), Row.of(txt=txt, img=img), ("txt", "img"), 3072, 12, attention
+        ),
     )
 
 
 def flux_dual(txt: int = 512, img: int = 4096) -> Case:
     def theirs() -> Call:
-        block, angles = _weights(FluxTransformerBlock(3072, 24, 128)), _angles(txt + img, 64).repeat_interleave(2, 1)
+        block, angles = (
+            _weights(lambda: FluxTransformerBlock(3072, 24, 128)),
+            _angles(txt + img, 64).repeat_interleave(2, 1),
+        )
         inputs = {
             "hidden_states": _random(1, img, 3072),
             "encoder_hidden_states": _random(1, txt, 3072),
@@ -125,14 +149,16 @@ def flux_dual(txt: int = 512, img: int = 4096) -> Case:
     return Case(
         "FLUX.1 dual",
         theirs,
-        lambda: _ours(DualStreamBlock(24, 128), Row.of(txt=txt, img=img), ("txt", "img"), 3072, 12),
+        lambda attention: _ours(
+            lambda: DualStreamBlock(24, 128), Row.of(txt=txt, img=img), ("txt", "img"), 3072, 12, attention
+        ),
     )
 
 
 def flux_single(txt: int = 512, img: int = 4096) -> Case:
     def theirs() -> Call:
         block, angles = (
-            _weights(FluxSingleTransformerBlock(3072, 24, 128)),
+            _weights(lambda: FluxSingleTransformerBlock(3072, 24, 128)),
             _angles(txt + img, 64).repeat_interleave(2, 1),
         )
         inputs = {
@@ -146,13 +172,15 @@ def flux_single(txt: int = 512, img: int = 4096) -> Case:
     return Case(
         "FLUX.1 single",
         theirs,
-        lambda: _ours(ParallelSingleBlock(24, 128), Row.of(txt=txt, img=img), ("joint",), 3072, 3),
+        lambda attention: _ours(
+            lambda: ParallelSingleBlock(24, 128), Row.of(txt=txt, img=img), ("joint",), 3072, 3, attention
+        ),
     )
 
 
 def wan(txt: int = 512, img: int = 32760) -> Case:
     def theirs() -> Call:
-        block = _weights(WanTransformerBlock(5120, 13824, 40, cross_attn_norm=True))
+        block = _weights(lambda: WanTransformerBlock(5120, 13824, 40, cross_attn_norm=True))
         angles = _angles(img, 64).repeat_interleave(2, 1)[None, :, None]
         inputs = {
             "hidden_states": _random(1, img, 5120),
@@ -165,7 +193,14 @@ def wan(txt: int = 512, img: int = 32760) -> Case:
     return Case(
         "Wan2.2 A14B 480p 81 frames",
         theirs,
-        lambda: _ours(CrossDiTBlock(40, 128, 13824), Row.of(txt=txt, img=img, aside=("txt",)), ("img",), 5120, 6),
+        lambda attention: _ours(
+            lambda: CrossDiTBlock(40, 128, 13824),
+            Row.of(txt=txt, img=img, aside=("txt",)),
+            ("img",),
+            5120,
+            6,
+            attention,
+        ),
     )
 
 
@@ -174,78 +209,54 @@ CASES = (qwen_image, flux_dual, flux_single, wan)
 
 @contextlib.contextmanager
 def references(family: str) -> Iterator[None]:
-    """Layers call the references of a family's functions in the block below."""
+    """In the block below, a family's functions call the references of its ops: torch's operators, in float32."""
     with contextlib.ExitStack() as patches:
-        for module in FAMILIES[family]:
-            functions = vars(importlib.import_module(f"omni_grpc.ops.{module}"))
-            for name, function in functions.items():
-                reference = functions.get(f"{name}_reference")
-                if reference is None:
-                    continue
-                for user in [m for path, m in sys.modules.items() if path.startswith("omni_grpc.nn.")]:
-                    for own, value in list(vars(user).items()):
-                        if value is function:
-                            patches.enter_context(mock.patch.object(user, own, reference))
+        for module in (importlib.import_module(f"omni_grpc.ops.{name}") for name in FAMILIES[family]):
+            names = dict(vars(module))
+            for op in names:
+                if f"{op[1:]}_reference" in names:
+                    patches.enter_context(mock.patch.object(module, op, names[f"{op[1:]}_reference"]))
         yield
 
 
-def measure(seconds: float) -> list[Measurement]:
-    """Every candidate of every block. Nothing new starts after `seconds`."""
-    deadline, measurements = time.monotonic() + seconds, []
-    for make in CASES:
-        case = make()
-        candidates: dict[str, Callable[[], Call]] = {
-            "diffusers eager": case.theirs,
-            "ours": case.ours,
-            **{f"ours without {family} kernels": case.ours for family in FAMILIES},
-            "diffusers compiled": lambda case=case: torch.compile(case.theirs()),  # type: ignore[misc]
-        }
-        for what, build in candidates.items():
-            family = what.removeprefix("ours without ").removesuffix(" kernels")
-            context = references(family) if family in FAMILIES else contextlib.nullcontext()
+def measure(seconds: float) -> Iterator[Measurement]:
+    """Every candidate of every block, in the order of PASSES. Nothing new starts after `seconds`."""
+    deadline = time.monotonic() + seconds
+    for names, make in itertools.product(PASSES, CASES):
+        for what in names:
             taken, problem = None, "no time left"
+            case = make()
             if time.monotonic() < deadline:
-                with context, torch.inference_mode():
-                    taken, problem = _try(build)
-            measurements.append(Measurement(case.name, what, taken, problem))
+                torch.manual_seed(0)
+                with _replaced(what), torch.inference_mode():
+                    taken, problem = timing.attempt(_seconds, _candidate(case, what), None)
+            yield Measurement(case.name, what, taken and 1e3 * taken, problem)
             torch.cuda.empty_cache()
-    return measurements
 
 
-def _try(build: Callable[[], Call]) -> tuple[float | None, str]:
-    try:
-        torch.manual_seed(0)
-        return _milliseconds(build()), ""
-    except Exception as error:  # noqa: BLE001 - a compiler fails in many ways, and the other rows still count
-        return None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+def _candidate(case: Case, what: str) -> Callable[[], Call]:
+    if what == "diffusers eager":
+        return case.theirs
+    if what == "diffusers compiled":
+        torch.compiler.reset()
+        return lambda: torch.compile(case.theirs(), dynamic=False)
+    return lambda: case.ours(AUTO if what == OWN_ATTENTION else "TORCH_SDPA")
 
 
-def _milliseconds(call: Call) -> float:
-    warm = torch.cuda.Stream()
-    warm.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(warm):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(warm)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    times = []
-    for _ in range(REPEATS + 3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times[3:])
+def _replaced(what: str) -> contextlib.AbstractContextManager[None]:
+    family = what.removeprefix("ours without ").removesuffix(" kernels")
+    return references(family) if family in FAMILIES else contextlib.nullcontext()
 
 
-def table(measurements: list[Measurement]) -> str:
+def _seconds(build: Callable[[], Call], _: object) -> float:
+    return timing.time_on_gpu(build(), [(), ()], calls=1)
+
+
+def table(measurements: Sequence[Measurement]) -> str:
     """Milliseconds of each candidate, and its time over ours."""
     ours = {m.block: m.milliseconds for m in measurements if m.what == "ours"}
     lines = []
-    for m in measurements:
+    for m in sorted(measurements, key=lambda m: list(ours).index(m.block)):
         base = ours[m.block]
         ratio = f"{m.milliseconds / base:5.2f}x" if m.milliseconds and base else ""
         lines.append(f"{m.block:28} {m.what:34} {m.problem or f'{m.milliseconds:8.3f} ms'} {ratio}")
@@ -255,7 +266,14 @@ def table(measurements: list[Measurement]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="time full-size blocks against diffusers")
     parser.add_argument("--seconds", type=float, default=150.0)
-    print(table(measure(parser.parse_args().seconds)))
+    parser.add_argument("--results", type=Path, default=timing.RESULTS, help="folder of the JSON file")
+    options = parser.parse_args()
+    own = choose(AUTO, use_of(torch.device(DEVICE), DTYPE, 128, causal=False, grouped=False))
+    measurements: list[Measurement] = []
+    for made in measure(options.seconds):
+        measurements.append(made)
+        timing.record("benchmarks/bench_blocks.py", "blocks", measurements, options.results, own_attention=own)
+    print(f"{table(measurements)}\nits own attention: {own}")
     print({name: keys for name, keys in ops.kernels().items() if keys})
 
 

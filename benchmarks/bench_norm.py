@@ -36,11 +36,12 @@ F8 = torch.float8_e4m3fn
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """Of one call. The modulation is six slices of one row, as models have it."""
+    """Of one call. The modulation is six slices of one row, as models have it; exact_mod is in float32, as in Wan."""
 
     x: Tensor
     y: Tensor
     mod: tuple[Tensor, ...]
+    exact_mod: tuple[Tensor, ...]
     weight: Tensor
     index: Tensor
 
@@ -95,6 +96,12 @@ def eager_gate_add_norm_modulate(i: Inputs) -> tuple[Tensor, Tensor]:
     return total, eager_norm_modulate(dataclasses.replace(i, x=total))
 
 
+def eager_add_norm_exactly(i: Inputs) -> tuple[Tensor, Tensor]:
+    total = i.x + i.y
+    scale, shift = gathered(dataclasses.replace(i, mod=i.exact_mod), 0, 1)
+    return total, (F.layer_norm(total.float(), (i.x.shape[1],), eps=EPS) * (1 + scale) + shift).to(i.x.dtype)
+
+
 def eager_sandwich(i: Inputs) -> tuple[Tensor, Tensor]:
     shape, (gate, scale) = (i.x.shape[1],), gathered(i, 2, 0)
     total = i.x + gate * F.rms_norm(i.y, shape, i.weight, EPS)
@@ -134,6 +141,12 @@ OPS: Mapping[str, Op] = MappingProxyType(
             2,
             1,
             codes=True,
+        ),
+        "gate_add_norm_modulate, no gate, float32 modulation": Op(
+            lambda i: norm.gate_add_norm_modulate(i.x, i.y, None, i.exact_mod[0], i.exact_mod[1], i.index, EPS),
+            eager_add_norm_exactly,
+            2,
+            2,
         ),
         "sandwich": Op(
             lambda i: norm.gate_add_norm_modulate(
@@ -225,6 +238,7 @@ def input_sets(device: str, tokens: int, channels: int, rows: int, dtype: torch.
             x=torch.randn(tokens, channels, device=device).to(dtype),
             y=torch.randn(tokens, channels, device=device).to(dtype),
             mod=torch.randn(rows, 6 * channels, device=device).to(dtype).chunk(6, -1),
+            exact_mod=torch.randn(rows, 6 * channels, device=device).chunk(6, -1),
             weight=torch.randn(channels, device=device).to(dtype),
             index=index,
         )

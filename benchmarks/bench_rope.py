@@ -4,7 +4,8 @@
     python benchmarks/bench_rope.py --device cpu
 
 Measured as bench_norm measures. `eager` is the code of this package's blocks without the op, `diffusers` the way its
-attention processors write it (attention_processor.py and embeddings.apply_rotary_emb); `e4m3` and `int8` write codes.
+attention processors write it (attention_processor.py and embeddings.apply_rotary_emb); `e4m3` and `int8` write codes
+with a scale for each head of each token, `e4m3 rows` with one for each head of the one row there is.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.bench_norm import EPS
 from benchmarks.timing import BEYOND_L2, attempt, time_on_cpu, time_on_gpu
 from omni_grpc.ops.rope import Heads, qk_norm_rope, qk_norm_rope_quantize
+from omni_grpc.ops.rope_heads import qk_norm_rope_code_heads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Inputs:
     cosine: Tensor
     sine: Tensor
     place: list[Tensor]
+    rows: Tensor
     norm: str
 
 
@@ -132,6 +135,11 @@ def codes(given: Inputs, dtype: torch.dtype) -> tuple[Tensor, ...]:
     return qk_norm_rope_quantize(_streams(given), given.table, given.place, codes=dtype, norm=given.norm, eps=EPS)
 
 
+def row_codes(given: Inputs) -> tuple[Tensor, ...]:
+    cu = given.rows
+    return qk_norm_rope_code_heads(_streams(given), given.table, given.place, cu, norm=given.norm, eps=EPS)
+
+
 def copy(given: Inputs) -> list[Tensor]:
     moved = 3 if given.place else 2
     return [qkv.flatten()[: qkv.numel() * moved // 3].clone() for qkv in given.qkv]
@@ -145,10 +153,11 @@ CANDIDATES: Mapping[str, Callable[[Inputs], object]] = MappingProxyType(
         "kernel": kernel,
         "e4m3": functools.partial(codes, dtype=torch.float8_e4m3fn),
         "int8": functools.partial(codes, dtype=torch.int8),
+        "e4m3 rows": row_codes,
     }
 )
-PASSES = (("copy", "kernel", "e4m3", "int8"), ("eager", "diffusers"), ("compile", "compile2"))
-ORDER = ("copy", "eager", "diffusers", "compile", "compile2", "kernel", "e4m3", "int8")
+PASSES = (("copy", "kernel", "e4m3", "e4m3 rows", "int8"), ("eager", "diffusers"), ("compile", "compile2"))
+ORDER = ("copy", "eager", "diffusers", "compile", "compile2", "kernel", "e4m3", "e4m3 rows", "int8")
 """`compile` is eager compiled, `compile2` diffusers."""
 
 
@@ -195,8 +204,8 @@ def _measured(shape: Shape, what: str, sets: list[tuple[Inputs]], dtype: torch.d
 
 def _moved(shape: Shape, dtype: torch.dtype, what: str) -> int:
     values = sum(shape.tokens) * shape.heads * shape.size
-    if what in ("e4m3", "int8"):
-        scales = 3 * sum(shape.tokens) * shape.heads * 4
+    if what in ("e4m3", "e4m3 rows", "int8"):
+        scales = 0 if what == "e4m3 rows" else 3 * sum(shape.tokens) * shape.heads * 4
         return 3 * values * (dtype.itemsize + 1) + scales + sum(shape.tokens) * shape.size * 4
     parts = 3 if len(shape.tokens) > 1 else 2
     table = 0 if what == "copy" else sum(shape.tokens) * shape.size * 4
@@ -226,6 +235,7 @@ def _input_sets(device: str, shape: Shape, dtype: torch.dtype) -> list[Inputs]:
             cosine,
             sine,
             list(place) if len(shape.tokens) > 1 else [],
+            torch.tensor([0, total], dtype=torch.int32, device=device),
             shape.norm,
         )
         for _ in range(count)

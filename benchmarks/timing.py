@@ -6,9 +6,14 @@ Inputs rotate through more memory than the L2 cache holds, and every call has an
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import json
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +23,7 @@ Call = Callable[..., Any]
 CALLS = 20
 REPEATS = 15
 BEYOND_L2 = 256 * 2**20
+RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def attempt(timer: Callable[[Call, Any], float], call: Call, sets: Any) -> tuple[float | None, str]:
@@ -27,8 +33,9 @@ def attempt(timer: Callable[[Call, Any], float], call: Call, sets: Any) -> tuple
         return None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-def time_on_gpu(call: Call, sets: Sequence[tuple[Any, ...]]) -> float:
-    """Seconds of one call, the median of REPEATS replays of a graph of CALLS."""
+def time_on_gpu(call: Call, sets: Sequence[tuple[Any, ...]], calls: int = CALLS, repeats: int | None = None) -> float:
+    """Seconds of one call, the median of REPEATS (or `repeats`) replays of a graph of `calls`."""
+    repeats = REPEATS if repeats is None else repeats
     warm = torch.cuda.Stream()
     warm.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(warm):
@@ -37,17 +44,30 @@ def time_on_gpu(call: Call, sets: Sequence[tuple[Any, ...]]) -> float:
     torch.cuda.current_stream().wait_stream(warm)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        outputs = [call(*sets[i % len(sets)]) for i in range(CALLS)]
+        outputs = [call(*sets[i % len(sets)]) for i in range(calls)]
     times = []
-    for _ in range(REPEATS + 3):
+    for _ in range(repeats + 3):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3 / CALLS)
+        times.append(start.elapsed_time(end) / 1e3 / calls)
     del outputs, graph
     return statistics.median(times[3:])
+
+
+def time_with_host(call: Call, sets: Sequence[tuple[Any, ...]], *, calls: int = CALLS, repeats: int = 5) -> float:
+    """Seconds of one call as a model makes it, without a graph: of the host's and the device's time the longer one."""
+    times = []
+    for _ in range(repeats + 1):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for i in range(calls):
+            call(*sets[i % len(sets)])
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / calls)
+    return statistics.median(times[1:])
 
 
 def time_on_cpu(call: Call, sets: Sequence[tuple[Any, ...]]) -> float:
@@ -58,3 +78,15 @@ def time_on_cpu(call: Call, sets: Sequence[tuple[Any, ...]]) -> float:
         call(*sets[0])
         times.append(time.perf_counter() - start)
     return statistics.median(times[3:])
+
+
+def record(script: str, name: str, measurements: Sequence[Any], folder: Path, **more: Any) -> Path:
+    """Writes what was measured on this GPU, dataclasses, to a file whose name begins with the card's."""
+    card = torch.cuda.get_device_name()
+    about = {"script": script, "card": card, "torch": torch.__version__}
+    about["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
+    made = about | more | {"measurements": [dataclasses.asdict(measurement) for measurement in measurements]}
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{re.sub(r'[^a-z0-9]+', '-', card.lower())}-{name}.json"
+    file.write_text(json.dumps(made, indent=1) + "\n")
+    return file

@@ -4,7 +4,7 @@
     python benchmarks/tune_rows.py --repeats 5 *.so
 
 Every library runs in a process of its own; they start together and take turns on the GPU. The table has a row for each
-op and shape and a column for each library. The knobs of a build are the macros OMNI_ROW_PACKS and OMNI_ROW_BLOCKS of
+op and shape and a column for each library. They differ by what a branch changes, or by the macro OMNI_ROW_PACKS of
 csrc/common/rows.cuh, which nvcc takes from NVCC_APPEND_FLAGS.
 """
 
@@ -129,7 +129,7 @@ Timed = tuple[str, int, Callable[..., Any], Sequence[tuple[Any, ...]]]
 
 def timed() -> Iterator[Timed]:
     """Names, bytes of a call, the call, and inputs beyond the L2 cache."""
-    from benchmarks import bench_norm, bench_quant
+    from benchmarks import bench_cache, bench_norm, bench_quant
 
     for tokens, channels, rows in SHAPES:
         given = bench_norm.input_sets("cuda", tokens, channels, rows, torch.bfloat16)
@@ -146,6 +146,12 @@ def timed() -> Iterator[Timed]:
             yield f"{name} {at}", moved, part.kernel, pairs
         del given, sets, pairs, x
     yield from timed_rope()
+    for tokens, channels in bench_cache.GPU_SHAPES:
+        sets = bench_cache._input_sets("cuda", tokens, channels, torch.bfloat16)
+        at, moved = f"{tokens}x{channels}", sets[0][0].nbytes
+        yield f"copy {at}", 2 * moved, bench_cache.copy, sets
+        yield f"compare_store {at}", 3 * moved, bench_cache.kernel, sets
+        del sets
 
 
 def timed_rope() -> Iterator[Timed]:
@@ -167,10 +173,10 @@ def timed_rope() -> Iterator[Timed]:
 
 def failures() -> list[str]:
     """A part of what tests/ops checks: every third case and every check."""
-    from tests.ops import norm_cases, quant_cases, rope_cases
+    from tests.ops import cache_cases, norm_cases, quant_cases, rope_cases
 
     failed = []
-    for family in (norm_cases, quant_cases, rope_cases):
+    for family in (norm_cases, quant_cases, rope_cases, cache_cases):
         checks = {f"{case}": functools.partial(family.check_case, case) for case in family.CASES[::3]}
         checks |= {check.__name__: check for check in family.CUDA_CHECKS}
         for name, check in checks.items():

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Mapping
 
 from omni_grpc.errors import ConfigError, Violation
@@ -24,25 +26,37 @@ class Backend:
     """One way to compute attention over packed rows.
 
     run: import string of its function, see `ops.attention_kernels`. what: one line for people.
-    package: a module that has to be there besides torch, and install: how to get it.
+    apart: the same for its function that makes one call for each run of rows of equal lengths, where `run` makes one
+    for all of them.
+    tiles: whether it reads what `ops.rope_tiles` makes.
+    package: a module that has to be there besides torch, install: how to get it, least: the first version that will do.
     devices: types of device. capability: lowest and highest compute capability, both included.
     dtypes: empty where it takes any. head_multiple, head_most: of head sizes. causal, grouped: whether it does causal
-    and grouped-query attention.
+    and grouped-query attention. lossy: whether its result is further off than its dtype's rounding. seeps:
+    whether `run` lets what is not finite in a row into the row before it.
 
     A mask of keys is no need of a backend: rows are packed by it before.
     """
 
     run: str
     what: str
+    apart: str = ""
+    coded: str = ""
+    coded_apart: str = ""
+    tiles: bool = False
     package: str = ""
     install: str = ""
+    least: tuple[int, ...] = ()
     devices: tuple[str, ...] = ("cuda",)
     capability: tuple[Capability, Capability] | None = None
     dtypes: frozenset[str] = frozenset()
     head_multiple: int = 1
+    head_least: int = 1
     head_most: int | None = None
     causal: bool = True
     grouped: bool = True
+    lossy: bool = False
+    seeps: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +88,8 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "FLASH_ATTN_3": Backend(
         run=f"{_KERNELS}:flash_3",
+        seeps=True,
+        apart=f"{_KERNELS}:flash_3_apart",
         what="FlashAttention 3 of the package fa3-fwd, one call for all rows",
         package="fa3_fwd_interface",
         install='pip install "omni-grpc[gpu]"',
@@ -81,6 +97,48 @@ BACKENDS: Mapping[str, Backend] = {
         dtypes=frozenset({"bfloat16"}),
         head_multiple=8,
         head_most=256,
+    ),
+    "FLASH_ATTN_3_FP8": Backend(
+        run=f"{_KERNELS}:flash_3_fp8",
+        apart=f"{_KERNELS}:flash_3_fp8_apart",
+        coded=f"{_KERNELS}:flash_3_coded",
+        coded_apart=f"{_KERNELS}:flash_3_coded_apart",
+        seeps=True,
+        what="FlashAttention 3 with queries, keys, values and weights in e4m3, one call for all rows",
+        package="fa3_fwd_interface",
+        install='pip install "omni-grpc[gpu]"',
+        capability=((9, 0), (9, 0)),
+        dtypes=frozenset({"bfloat16", "float32"}),
+        head_multiple=16,
+        head_most=256,
+        lossy=True,
+    ),
+    "FP8_EMULATION": Backend(
+        run=f"{_KERNELS}:fp8_emulated",
+        coded=f"{_KERNELS}:coded_reference",
+        what="what FLASH_ATTN_3_FP8 computes, written out: to see on a CPU what it does to a model",
+        devices=("cpu",),
+        lossy=True,
+    ),
+    "OMNI_INT8": Backend(
+        run=f"{_KERNELS}:int8",
+        tiles=True,
+        what="our own kernel: queries and keys in int8, values and weights in e4m3, one call for all rows",
+        capability=((9, 0), (9, 0)),
+        dtypes=frozenset({"bfloat16", "float32"}),
+        head_multiple=128,
+        head_most=128,
+        causal=False,
+        lossy=True,
+    ),
+    "INT8_EMULATION": Backend(
+        run=f"{_KERNELS}:int8",
+        tiles=True,
+        what="what OMNI_INT8 computes, written out: to see on a CPU what it does to a model",
+        devices=("cpu",),
+        head_most=128,
+        causal=False,
+        lossy=True,
     ),
     "FLASH_ATTN_2": Backend(
         run=f"{_KERNELS}:flash_2",
@@ -94,25 +152,54 @@ BACKENDS: Mapping[str, Backend] = {
         run=f"{_KERNELS}:sage",
         what="SageAttention: queries and keys in 8 bits, one call for each run of rows of equal lengths",
         package="sageattention",
-        install="pip install sageattention",
+        install="from source, github.com/thu-ml/SageAttention: what PyPI has is wrong for many lengths of rows",
+        least=(2, 1, 1),
         capability=((8, 0), (12, 1)),
         dtypes=HALF,
         head_multiple=32,
+        head_least=64,
         head_most=128,
         causal=False,
+        lossy=True,
     ),
 }
 """By name. An empty `devices` is any device."""
 
-FAMILIES: Mapping[str, tuple[str, ...]] = {"FLASH_ATTN": ("FLASH_ATTN_3", "FLASH_ATTN_2")}
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "FLASH_ATTN": ("FLASH_ATTN_3", "FLASH_ATTN_2"),
+    "FP8_ATTN": ("FLASH_ATTN_3_FP8", "FP8_EMULATION"),
+    "INT8_ATTN": ("OMNI_INT8", "INT8_EMULATION"),
+}
 """Names that stand for several backends: the first that can run."""
 
+CODED: Mapping[str, Mapping[str, str]] = {
+    "fp8": {
+        AUTO: "FP8_ATTN",
+        "FLASH_ATTN": "FLASH_ATTN_3_FP8",
+        "FLASH_ATTN_3": "FLASH_ATTN_3_FP8",
+        **{name: name for name in ("FP8_ATTN", "FLASH_ATTN_3_FP8", "FP8_EMULATION")},
+    },
+    "int8": {AUTO: "INT8_ATTN", **{name: name for name in ("INT8_ATTN", "OMNI_INT8", "INT8_EMULATION")}},
+}
+"""Precisions that are no dtype of queries, keys and values: what a backend is in each."""
+
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
-    "cuda": ("FLASH_ATTN_2", "TORCH_SDPA"),
+    "cuda": ("FLASH_ATTN_3", "FLASH_ATTN_2", "TORCH_SDPA"),
     "cpu": ("TORCH_SDPA",),
 }
-"""What "auto" is on a platform: the first that can run, of those that have run there on packed rows. FlashAttention 3
-and cuDNN are faster on an H100, the latter with a plan for each new shape, and have to be named until they have.
+"""What "auto" is on a platform: the first that can run. cuDNN makes a plan for each new shape: it has to be named."""
+
+COMPARED: Mapping[str, tuple[str, ...]] = {"FLASH_ATTN_2": ("CUDNN_ATTN",)}
+"""What "auto" takes in the place of its first choice where it was measured to be faster. cuDNN, to which torch's SDPA
+leaves half precision on Hopper, makes a plan for each new shape: FlashAttention 3, which is as fast, makes none.
+"""
+
+APART, TOGETHER = " apart", " together"
+"""Forms of a backend, added to its name: one call for each run of rows of equal lengths, one for all rows."""
+
+INVARIANT = " invariant"
+"""The form whose rows come out alike in any batch, bit for bit, and whatever is in other rows: one call for each row,
+but of kernels that compute every row of a call as if it were alone.
 """
 
 ALIASES: Mapping[str, str] = {
@@ -177,18 +264,54 @@ def candidates(name: str, device: str) -> tuple[str, ...]:
     return FAMILIES.get(name, (name,))
 
 
+def in_precision(name: str, precision: str, field: str = SETTING) -> str:
+    """What a canonical name, with or without a form, is in a precision. Raises ConfigError (NOT_SUPPORTED) for one that
+    does not have it.
+    """
+    forms = CODED.get(precision)
+    if forms is None:
+        return name
+    plain, space, form = name.partition(" ")
+    if plain not in forms:
+        has = ", ".join(each for each in forms if each not in forms.values())
+        message = f"{flag_of(field)} {plain} has no {precision} yet; {has} have it"
+        raise refused(field, message, "NOT_SUPPORTED")
+    return forms[plain] + space + form
+
+
 def choose(name: str, use: Use, field: str = SETTING) -> str:
-    """The first backend that a canonical name stands for and that can run. Raises ConfigError
+    """The first backend that a canonical name stands for and that can run; the name may have a form. Raises ConfigError
     (ATTENTION_UNAVAILABLE) where none can, with what each of them lacks.
     """
     lacks = {}
-    for candidate in candidates(name, use.device):
+    for candidate in candidates(name.partition(" ")[0], use.device):
         lacks[candidate] = lack(BACKENDS[candidate], use)
         if not lacks[candidate]:
             return candidate
     why = "; ".join(f"{candidate} {reason}" for candidate, reason in lacks.items())
     message = f"{flag_of(field)} {name} cannot be had here: {why}. Or leave it to {AUTO!r}"
     raise refused(field, message, "ATTENTION_UNAVAILABLE")
+
+
+def ways(name: str, use: Use) -> tuple[str, ...]:
+    """Backends with their forms that a canonical name leaves open, of which the fastest for a shape is to be taken; the
+    first where that is not known. Raises ConfigError like `choose`.
+    """
+    plain, _, form = name.partition(" ")
+    found = [choose(name, use)]
+    if form:
+        return (f"{found[0]} {form}",)
+    if plain == AUTO:
+        found += [each for each in COMPARED.get(found[0], ()) if not lack(BACKENDS[each], use)]
+    return tuple(each + form for each in found for form in ((TOGETHER, APART) if BACKENDS[each].apart else ("",)))
+
+
+def run_of(way: str, coded: bool = False) -> str:
+    """The import string of one of `ways`, of codes where these are what there is."""
+    name, _, form = way.partition(" ")
+    backend = BACKENDS[name]
+    together, apart = (backend.coded, backend.coded_apart) if coded else (backend.run, backend.apart)
+    return apart if apart and form != TOGETHER.strip() and form else together
 
 
 def lack(backend: Backend, use: Use) -> str:
@@ -203,13 +326,20 @@ def lack(backend: Backend, use: Use) -> str:
     if backend.dtypes and use.dtype not in backend.dtypes:
         dtypes = " or ".join(sorted(backend.dtypes))
         return f"needs {dtypes}, and this is {use.dtype} (--dtype bfloat16, or precision bf16 for its role)"
-    if use.head_size % backend.head_multiple or use.head_size > (backend.head_most or use.head_size):
+    largest = backend.head_most or use.head_size
+    if use.head_size % backend.head_multiple or not backend.head_least <= use.head_size <= largest:
+        lowest = f" from {backend.head_least}" if backend.head_least > 1 else ""
         most = f" up to {backend.head_most}" if backend.head_most else ""
-        return f"takes head sizes that are multiples of {backend.head_multiple}{most}, and this is {use.head_size}"
+        sizes = f"multiples of {backend.head_multiple}{lowest}{most}"
+        return f"takes head sizes that are {sizes}, and this is {use.head_size}"
     if use.causal and not backend.causal:
         return "does no causal attention"
     if use.grouped and not backend.grouped:
         return "does no grouped-query attention"
     if backend.package and importlib.util.find_spec(backend.package) is None:
         return f"needs the package {backend.package} ({backend.install})"
+    if backend.least:
+        has = importlib.metadata.version(backend.package)
+        if tuple(map(int, re.findall(r"\d+", has)[: len(backend.least)])) < backend.least:
+            return f"needs {backend.package} {'.'.join(map(str, backend.least))}, and this is {has} ({backend.install})"
     return ""

@@ -78,6 +78,11 @@ class ModelConfig:
     cpu_threads: int | None = setting(
         None, "torch threads of a CPU worker (default: cores - 1, so that events stay smooth)", minimum=1
     )
+    batch_invariant: bool = setting(
+        False,
+        "compute a request's rows to the same bits whatever else is in the batch, where kernels would be chosen by the "
+        "number of tokens; native models alone",
+    )
     diffusion_attention_backend: str | None = setting(
         None, f"attention of the denoiser: {', '.join(backends.names())} (default: auto, the platform's)"
     )

@@ -196,7 +196,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _attention() -> Iterator[Finding]:
-    """What each backend is or lacks here, for heads of 128 in the precision of the device, and what "auto" is."""
+    """What each backend is or lacks here, for heads of 128 in the device's precision, and what "auto" is and why."""
     import torch
 
     cuda = torch.cuda.is_available()
@@ -208,7 +208,25 @@ def _attention() -> Iterator[Finding]:
     )
     for name, backend in backends.BACKENDS.items():
         yield Finding("attention", name, backends.lack(backend, use) or f"can be had: {backend.what}")
-    yield Finding("attention", backends.AUTO, backends.choose(backends.AUTO, use))
+    named = backends.ways(backends.AUTO, use)
+    why = "the first that can run" if len(named) == 1 else f"the fastest by time of {', '.join(named)}"
+    yield Finding("attention", backends.AUTO, f"{backends.choose(backends.AUTO, use)}: {why}")
+    if cuda:
+        yield from _times(named)
+
+
+def _times(named: Sequence[str]) -> Iterator[Finding]:
+    """What "auto" takes for one picture of 1024 x 1024 and for a video, and the times that it goes by."""
+    import torch
+
+    from omni_grpc.ops.attention_choice import Rows, shape_of
+    from omni_grpc.ops.tuning import choices
+
+    for heads, tokens in ((24, 4608), (40, 32760)):
+        shape = shape_of(Rows(1, True, tokens, tokens), "bfloat16", heads, heads, 128, False)
+        times = sorted(choices(torch.device("cuda", 0)).near(shape, frozenset(named)).items(), key=lambda item: item[1])
+        said = ", ".join(f"{name} {taken:.0f} us" for name, taken in times) or f"no times near: {named[0]}"
+        yield Finding("attention", f"auto, {heads} heads, {tokens} tokens", said)
 
 
 def _ops() -> Iterator[Finding]:

@@ -91,7 +91,7 @@ class Ready:
     the engine's where only loading the model tells what it can do, as with a pipeline that is not native.
     `quantized_layers` counts layers by scheme, `kept_layers` those of the blocks that are in full precision besides;
     `loras` are the adapters that requests can name; `fixed_cache` is the step cache of every request, whatever it asks
-    for.
+    for; `batch_invariant` says whether rows are computed alike in any batch.
     """
 
     pid: int
@@ -105,6 +105,7 @@ class Ready:
     kept_layers: int = 0
     loras: tuple[Adapter, ...] = ()
     fixed_cache: FixedCache | None = None
+    batch_invariant: bool = False
     warnings: tuple[RequestWarning, ...] = ()
     checkpoint: Checkpoint | None = None
 

@@ -28,9 +28,8 @@ class Task(enum.StrEnum):
 
     @property
     def modality(self) -> Modality:
-        if self is Task.TEXT_TO_AUDIO:
-            return Modality.AUDIO
-        return Modality.VIDEO if "VIDEO" in self.value else Modality.IMAGE
+        seen = Modality.VIDEO if "VIDEO" in self.value else Modality.IMAGE
+        return Modality.AUDIO if self is Task.TEXT_TO_AUDIO else seen
 
 
 class ImageFormat(enum.StrEnum):
@@ -291,8 +290,8 @@ class RequestWarning:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Effective:
-    """What was really done. `evals` counts denoiser forwards; `defaults_used` maps a field to the default it got;
-    `quantized_layers` counts layers by scheme, `kept_layers` those beside them in full precision.
+    """What was really done. `evals` counts denoiser forwards; `quantized_layers` layers by scheme, `kept_layers` those
+    beside them in full precision; `defaults_used` maps a field to the default it got.
     """
 
     width: int
@@ -315,6 +314,7 @@ class Effective:
     loras: tuple[AppliedLora, ...] = ()
     quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
     kept_layers: int = 0
+    batch_invariant: bool = False
     defaults_used: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

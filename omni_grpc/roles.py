@@ -17,9 +17,11 @@ PRECISIONS: Mapping[str, str] = {
     "float16": "float16",
     "fp32": "float32",
     "float32": "float32",
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "int8": "int8",
 }
-"""What a setting may say, and the dtype that it is."""
-EIGHT_BITS = ("fp8", "fp8_e4m3", "int8")
+"""What a setting may say, and the dtype that it is, or one of `backends.CODED`."""
 RANGES = ("steps", "layers")
 
 
@@ -121,12 +123,9 @@ def _choice(given: Any, field: str) -> Choice:
 
 
 def _precision(given: Any, field: str) -> str:
-    if given in EIGHT_BITS:
-        rule = "not yet: there is no 8-bit attention kernel for any card; use bf16, or the backend SAGE_ATTN"
-        raise refused(field, f"{flag_of(field)} is {given!r}: {rule}", "NOT_SUPPORTED")
     if given == AUTO or (isinstance(given, str) and given in PRECISIONS):
         return PRECISIONS.get(given, AUTO)
-    raise _wrong(field, given, "expected auto, bf16, fp16 or fp32")
+    raise _wrong(field, given, "expected auto, bf16, fp16, fp32, fp8 or int8")
 
 
 def _window(given: Any, field: str) -> Window:

@@ -96,6 +96,8 @@ def check_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
         for field in ("num_weight_load_threads", "disable_multithread_weight_load"):
             if getattr(config.model, field) != ModelConfig.__dataclass_fields__[field].default:
                 wrong[field] = f"has no effect on {name}, whose weights diffusers reads"
+        if config.model.batch_invariant:
+            wrong["batch_invariant"] = f"has no effect on {name}, which runs through diffusers"
         if config.quantization is not None:
             own = "--diffusers-load-kwargs has a quantization_config"
             wrong["quantization"] = f"has no effect on {name}, which runs through diffusers; {own}"

@@ -1,6 +1,7 @@
-"""Compiles every CUDA kernel with nvcc and nothing else: no GPU, no torch. `make cuda-check` runs it.
+"""Compiles every CUDA kernel with nvcc and CUTLASS and nothing else: no GPU, no torch. `make cuda-check` runs it.
 
-Fails where nvcc is missing, where a kernel does not compile or warns, and where one spills registers to local memory.
+Fails where either is missing, where a kernel does not compile or warns, and where one spills registers to local memory.
+As many compilers run as setup.py would let run.
 """
 
 from __future__ import annotations
@@ -11,11 +12,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from setup import ROOT, find_cuda, kernel_sources, nvcc_command
+from setup import (
+    ROOT,
+    cutlass_requirement,
+    find_cuda,
+    find_cutlass,
+    kernel_sources,
+    max_jobs,
+    needs_cutlass,
+    nvcc_command,
+)
 
 ARCHS = ("90a",)
 STRICT = ("-Werror", "all-warnings", "-Xptxas", "-v")
@@ -26,10 +37,19 @@ def main() -> int:
     if cuda is None:
         print("cuda-check: no nvcc (looked at CUDA_HOME, CUDA_PATH, PATH and /usr/local/cuda)", file=sys.stderr)
         return 1
+    cutlass = find_cutlass()
+    if cutlass is None:
+        print(f"cuda-check: no CUTLASS; pip install --no-deps {cutlass_requirement()}", file=sys.stderr)
+        return 1
     archs = tuple(os.environ["OMNI_GRPC_CUDA_ARCHS"].split(",")) if "OMNI_GRPC_CUDA_ARCHS" in os.environ else ARCHS
-    failed = [source for source in kernel_sources() if not compiles(source, [*nvcc_command(cuda, archs), *STRICT])]
-    print(f"cuda-check: {len(kernel_sources()) - len(failed)} of {len(kernel_sources())} files compile for {archs}")
-    return 1 if failed else 0
+    commands = {source: nvcc_command(cuda, source, archs, cutlass) for source in kernel_sources()}
+    wanted = [(source, [*command, *STRICT]) for source, command in commands.items() if command is not None]
+    # the slow ones first, so that none is left alone at the end
+    wanted.sort(key=lambda pair: not needs_cutlass(pair[0]))
+    with ThreadPoolExecutor(max_jobs()) as pool:
+        passed = sum(pool.map(lambda pair: compiles(*pair), wanted))
+    print(f"cuda-check: {passed} of {len(wanted)} files compile for {archs}")
+    return 0 if passed == len(wanted) else 1
 
 
 def compiles(source: Path, command: list[str]) -> bool:

@@ -14,12 +14,8 @@ its end.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import datetime
 import importlib
 import importlib.util
-import json
-import re
 import secrets
 import subprocess
 import sys
@@ -33,8 +29,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 CASES = ROOT / "tests" / "ops"
 BENCHMARK_SECONDS = 60
-ON_THE_CPU_ALONE = ("dequantize",)
-"""Ops whose reference serves CUDA, see their functions."""
 FITS = """
 import sys, torch
 from omni_grpc import ops
@@ -98,7 +92,7 @@ def without_kernel() -> list[str]:
     from omni_grpc import ops
 
     found = ops.kernels().items()
-    return [f"{op} has no CUDA kernel" for op, keys in found if "CUDA" not in keys and op not in ON_THE_CPU_ALONE]
+    return [f"{op} has no CUDA kernel" for op, keys in found if "CUDA" not in keys]
 
 
 def run_features() -> list[str]:
@@ -139,21 +133,12 @@ def run_checks(family: str) -> list[str]:
 
 
 def run_benchmark(family: str, results: Path, seconds: float, failures: list[str]) -> list[str]:
+    from benchmarks import timing
+
     bench = importlib.import_module(f"benchmarks.bench_{family}")
     measurements = bench.gpu(seconds)
-    card = torch.cuda.get_device_name()
-    record = {
-        "script": "tools/gpu_test.py",
-        "card": card,
-        "torch": torch.__version__,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "failed_checks": failures,
-        "measurements": [dataclasses.asdict(measurement) for measurement in measurements],
-    }
-    results.mkdir(parents=True, exist_ok=True)
-    file = results / f"{re.sub(r'[^a-z0-9]+', '-', card.lower())}-{family}.json"
-    file.write_text(json.dumps(record, indent=1) + "\n")
-    return [f"{card}, torch {torch.__version__}", bench.table(measurements), f"written: {file}"]
+    file = timing.record("tools/gpu_test.py", family, measurements, results, failed_checks=failures)
+    return [f"{torch.cuda.get_device_name()}, torch {torch.__version__}", bench.table(measurements), f"written: {file}"]
 
 
 def print_doctor() -> None:

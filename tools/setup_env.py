@@ -88,6 +88,8 @@ def make_environment(torch: str | None) -> None:
     project = read_project()
     # --no-build-isolation: the build links against the torch that was just installed, so it brings no tools of its own.
     pip_install(pip, *project["build-system"]["requires"], "ninja")
+    if compilers()["nvcc"]:
+        install_cutlass(pip, project["tool"]["omni-grpc"]["cutlass"])
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder, "constraints.txt")
         constraints.write_text(f"torch=={installed_version(VENV, 'torch')}\n", encoding="utf-8")
@@ -141,6 +143,13 @@ def torch_choices(asked: str | None, *, gpu: bool, platform: str) -> tuple[str, 
     # PyPI does not have the CPU build, but a machine may have an index or a folder of its own that does.
     build = f"torch=={CPU_TORCH}+cpu"
     return "no NVIDIA GPU here, TORCH= overrides", [[build], ["--index-url", CPU_INDEX, build]]
+
+
+def install_cutlass(pip: Pip, requirement: str) -> None:
+    """Without its dependencies, which are those of its Python tools. The library can do without it."""
+    failure = pip.try_install("--no-deps", requirement)
+    if failure:
+        say(f"no {requirement}, so products of 8 bits are torch's, and cuda-check fails: {failure.splitlines()[-1]}")
 
 
 class Pip:

@@ -1,4 +1,4 @@
-// Binds the dequant family, which has kernels on the CPU alone.
+// Binds the dequant family.
 #include "../common/dequant.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ const char* name_of(Packing packing) {
   return nullptr;
 }
 
-void dequantize_cpu(Tensor packed, int64_t number, Tensor out) {
+Dequantize checked(const Tensor& packed, int64_t number, const Tensor& out) {
   const Packing packing = static_cast<Packing>(number);
   const char* name = name_of(packing);
   STD_TORCH_CHECK(name != nullptr, "dequantize: ggml's type ", number, " is not served");
@@ -52,8 +52,13 @@ void dequantize_cpu(Tensor packed, int64_t number, Tensor out) {
   call.blocks = blocks;
   call.packing = packing;
   call.out_dtype = omni::dtype_of(out, "dequantize", "out");
-  const int64_t grain = std::max<int64_t>(1, omni::kParallelElements / block.elements);
-  torch::stable::parallel_for(0, blocks, grain, [&](int64_t begin, int64_t end) {
+  return call;
+}
+
+void dequantize_cpu(Tensor packed, int64_t number, Tensor out) {
+  const Dequantize call = checked(packed, number, out);
+  const int64_t grain = std::max<int64_t>(1, omni::kParallelElements / omni::block_of(call.packing).elements);
+  torch::stable::parallel_for(0, call.blocks, grain, [&](int64_t begin, int64_t end) {
     omni_dequantize_cpu(&call, begin, end);
   });
 }
@@ -61,3 +66,18 @@ void dequantize_cpu(Tensor packed, int64_t number, Tensor out) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CPU, m) { m.impl("dequantize", TORCH_BOX(&dequantize_cpu)); }
+
+#ifdef OMNI_GRPC_CUDA_ARCHS
+namespace {
+
+void dequantize_cuda(Tensor packed, int64_t number, Tensor out) {
+  // kernels read two bytes at a time
+  if (reinterpret_cast<uintptr_t>(packed.const_data_ptr()) % 2 != 0) packed = torch::stable::clone(packed);
+  const Dequantize call = checked(packed, number, out);
+  if (call.blocks > 0) omni::launch("dequantize", &omni_dequantize_cuda, call, out);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CUDA, m) { m.impl("dequantize", TORCH_BOX(&dequantize_cuda)); }
+#endif

@@ -1,10 +1,12 @@
-// Binds the gemm family on the CPU: torch's product of int8, and one pass over its sums. On CUDA it is bound in Python.
+// Binds the gemm family. On the CPU: torch's product of int8, and one pass over its sums. On CUDA: the configurations
+// that were compiled, each by its name; which one computes what is for Python to say.
 #include "../common/gemm.h"
 
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "bind.h"
 
@@ -28,7 +30,8 @@ void check_scale(const char* name, const Tensor& scale, const Tensor& x, int64_t
 }
 
 Tensor gemm_q_cpu(const Tensor& x, const Tensor& x_scale, const Tensor& weight, const Tensor& weight_scale,
-                  const std::optional<Tensor>& bias, const std::string& act, ScalarType dtype) {
+                  const std::optional<Tensor>& bias, const std::string& act, ScalarType dtype,
+                  const std::string& /*config: there is one way*/) {
   STD_TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1),
                   "gemm_q: x must be [T, K] and weight [N, K]");
   STD_TORCH_CHECK(x.scalar_type() == ScalarType::Char && weight.scalar_type() == ScalarType::Char,
@@ -72,3 +75,130 @@ Tensor gemm_q_cpu(const Tensor& x, const Tensor& x_scale, const Tensor& weight, 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CPU, m) { m.impl("gemm_q", TORCH_BOX(&gemm_q_cpu)); }
+
+namespace {
+
+struct Listed {
+  const char* generation;
+  const char* codes;
+  omni::GemmConfigs configs;
+};
+
+// The first of each kind is the one that serves any shape.
+std::vector<Listed> listed() {
+  return {
+#ifdef OMNI_GRPC_GEMM_SM90
+      {"sm90", "fp8", omni_gemm_fp8_sm90()},
+      {"sm90", "int8", omni_gemm_int8_sm90()},
+#endif
+#ifdef OMNI_GRPC_GEMM_SM89
+      {"sm89", "fp8", omni_gemm_fp8_sm89()},
+#endif
+#ifdef OMNI_GRPC_GEMM_SM80
+      {"sm80", "int8", omni_gemm_int8_sm80()},
+#endif
+  };
+}
+
+}  // namespace
+
+// The configurations that this library has, "sm90 fp8 pingpong_128x128" and so on, a line for each.
+extern "C" __attribute__((visibility("default"))) const char* omni_grpc_gemm_configs() {
+  static const std::string lines = [] {
+    std::string text;
+    for (const Listed& file : listed()) {
+      for (int64_t i = 0; i < file.configs.count; ++i) {
+        text += std::string(file.generation) + " " + file.codes + " " + file.configs.first[i].name + "\n";
+      }
+    }
+    return text;
+  }();
+  return lines.c_str();
+}
+
+#if defined(OMNI_GRPC_GEMM_SM80) || defined(OMNI_GRPC_GEMM_SM89) || defined(OMNI_GRPC_GEMM_SM90)
+namespace {
+
+const omni::GemmConfig* find(const std::string& codes, const std::string& name) {
+  for (const Listed& file : listed()) {
+    for (int64_t i = 0; file.codes == codes && i < file.configs.count; ++i) {
+      if (file.configs.first[i].name == name) return file.configs.first + i;
+    }
+  }
+  return nullptr;
+}
+
+bool is_ready(const Tensor& tensor) {
+  return tensor.is_contiguous() && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+}
+
+// `config` is a name, and after a slash the order of tiles: t (along tokens), c (along channels) or a (any), how wide a
+// wave is at most, and e for an early launch.
+void choose(const std::string& config, const std::string& codes, const omni::GemmConfig*& chosen, omni::GemmQ& call) {
+  const size_t slash = config.find('/');
+  chosen = find(codes, config.substr(0, slash));
+  call.swizzle = 1;
+  call.raster = omni::GemmRaster::kAny;
+  if (slash != std::string::npos) {
+    const std::string order = config.substr(slash + 1);
+    const bool known = (order.size() == 2 || (order.size() == 3 && order[2] == 'e')) &&
+                       std::string("atc").find(order[0]) != std::string::npos &&
+                       std::string("1248").find(order[1]) != std::string::npos;
+    STD_TORCH_CHECK(known, "gemm_q_configured: '", order, "' is no order of tiles, write a1, t4 or c8e");
+    call.early = order.size() == 3;
+    call.swizzle = order[1] - '0';
+    call.raster = order[0] == 't'   ? omni::GemmRaster::kAlongTokens
+                  : order[0] == 'c' ? omni::GemmRaster::kAlongChannels
+                                    : omni::GemmRaster::kAny;
+  }
+  STD_TORCH_CHECK(chosen != nullptr, "gemm_q_configured: this library has no configuration '", config, "' of ", codes);
+}
+
+Tensor gemm_q_configured_cuda(const Tensor& x, const Tensor& x_scale, const Tensor& weight, const Tensor& weight_scale,
+                              const std::optional<Tensor>& bias, const std::string& act, const std::string& config) {
+  constexpr const char* kOp = "gemm_q_configured";
+  STD_TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1), kOp,
+                  ": x must be [T, K] and weight [N, K]");
+  const bool int8 = x.scalar_type() == ScalarType::Char;
+  STD_TORCH_CHECK((int8 || x.scalar_type() == ScalarType::Float8_e4m3fn) && weight.scalar_type() == x.scalar_type(), kOp,
+                  ": x and weight must both be int8 or float8_e4m3fn");
+  STD_TORCH_CHECK(act == "none" || act == "gelu_tanh", kOp, ": act must be one of none, gelu_tanh, got '", act, "'");
+  const int64_t tokens = x.size(0), channels = weight.size(0), inputs = x.size(1);
+  check_scale("x_scale", x_scale, x, tokens);
+  check_scale("weight_scale", weight_scale, x, channels);
+  STD_TORCH_CHECK(weight.device() == x.device() && (!bias || bias->device() == x.device()), kOp,
+                  ": all tensors must be on one device");
+  STD_TORCH_CHECK(inputs % 16 == 0 && channels % 8 == 0 && inputs > 0 && std::max({tokens, channels, inputs}) < 1 << 30,
+                  kOp, ": inputs must be a multiple of 16 and channels of 8, got ", inputs, " and ", channels);
+  STD_TORCH_CHECK(!bias || (bias->dim() == 1 && bias->size(0) == channels &&
+                            bias->scalar_type() == ScalarType::BFloat16 && is_ready(*bias)),
+                  kOp, ": bias must be bfloat16 [", channels, "], contiguous and aligned to 16 bytes");
+  STD_TORCH_CHECK(is_ready(x) && is_ready(weight) && is_ready(x_scale) && is_ready(weight_scale), kOp,
+                  ": operands must be contiguous and aligned to 16 bytes");
+  omni::GemmQ call{};
+  const omni::GemmConfig* chosen = nullptr;
+  choose(config, int8 ? "int8" : "fp8", chosen, call);
+  Tensor out = torch::stable::new_empty(x, {tokens, channels}, ScalarType::BFloat16);
+  if (tokens == 0 || channels == 0) return out;
+  call.x = x.const_data_ptr();
+  call.weight = weight.const_data_ptr();
+  call.x_scale = static_cast<const float*>(x_scale.const_data_ptr());
+  call.weight_scale = static_cast<const float*>(weight_scale.const_data_ptr());
+  call.bias = bias ? bias->const_data_ptr() : nullptr;
+  call.out = out.mutable_data_ptr();
+  call.tokens = tokens;
+  call.channels = channels;
+  call.inputs = inputs;
+  call.device = x.get_device_index();
+  call.gelu_tanh = act == "gelu_tanh";
+  const int64_t bytes = static_cast<int64_t>(chosen->workspace(&call));
+  const Tensor workspace = torch::stable::new_empty(x, {std::max<int64_t>(bytes, 1)}, ScalarType::Byte);
+  call.workspace = const_cast<void*>(workspace.const_data_ptr());
+  omni::launch(kOp, chosen->launch, call, x);
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CUDA, m) { m.impl("gemm_q_configured", TORCH_BOX(&gemm_q_configured_cuda)); }
+#endif

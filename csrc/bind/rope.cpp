@@ -5,6 +5,7 @@
 
 #include "../common/rope.h"
 #include "bind.h"
+#include "tiles.h"
 
 namespace {
 
@@ -233,6 +234,70 @@ Tensors qk_norm_rope_quantize(const Tensors& q, const Tensors& k, const Tensors&
   return out;
 }
 
+Tensors qk_norm_rope_code_heads(const Tensors& q, const Tensors& k, const Tensors& v, const Tensors& weights,
+                                const std::optional<Tensor>& table, const Tensors& place, const Tensor& cu,
+                                const std::string& norm, const std::string& pairs, double eps) {
+  STD_TORCH_CHECK(!v.empty(), "qk_norm_rope: codes are made of q, k and v, and there is no v");
+  Operands in{q, k, v, weights, {}, place, table};
+  const QkNorm kind = norm_of(norm);
+  STD_TORCH_CHECK(kind == QkNorm::kRms || kind == QkNorm::kRmsAcross,
+                  "qk_norm_rope: codes with a scale for each row need a norm that bounds q and k, got ", norm);
+  check(in, kind, pairs);
+  STD_TORCH_CHECK(cu.scalar_type() == ScalarType::Int && cu.dim() == 1 && cu.size(0) > 0 &&
+                      cu.device() == in.q[0].device(),
+                  "qk_norm_rope: cu must be int32 [R + 1] beside q");
+  make_dense(in);
+  const Tensor offsets = torch::stable::contiguous(cu);
+  QkNormRope call = call_of(in, kind, pairs, eps);
+  call.codes = Codes::kE4m3ByRow;
+  call.rows = offsets.size(0) - 1;
+  call.cu = static_cast<const int32_t*>(offsets.const_data_ptr());
+  Tensors out;
+  for (const int64_t heads : {call.heads, call.kv_heads, call.kv_heads}) {
+    out.push_back(
+        torch::stable::new_empty(in.q[0], {call.tokens, heads, call.head_size}, ScalarType::Float8_e4m3fn));
+    call.out[out.size() - 1] = out.back().mutable_data_ptr();
+  }
+  // the peaks beside the scales, for one pass that clears both
+  Tensor both = torch::stable::new_zeros(in.q[0], {2, 3, call.rows, call.kv_heads}, ScalarType::Float);
+  call.row_scale = static_cast<float*>(both.mutable_data_ptr());
+  call.peaks = reinterpret_cast<uint32_t*>(call.row_scale + 3 * call.rows * call.kv_heads);
+  if (call.tokens > 0 && call.head_size > 0 && call.rows > 0) {
+    omni::launch(kOp, &omni_qk_row_peaks_cuda, call, in.q[0]);
+    run_cuda(call, in);
+  }
+  out.push_back(torch::stable::select(both, 0, 0));
+  return out;
+}
+
+Tensors qk_norm_rope_code_tiles(const Tensors& q, const Tensors& k, const Tensors& v, const Tensors& weights,
+                                const std::optional<Tensor>& table, const Tensors& place, const Tensor& cu,
+                                const std::string& norm, double eps) {
+  STD_TORCH_CHECK(!v.empty(), "qk_norm_rope: codes are made of q, k and v, and there is no v");
+  Operands in{q, k, v, weights, {}, place, table};
+  const QkNorm kind = norm_of(norm);
+  check(in, kind, "interleaved");
+  STD_TORCH_CHECK(in.q[0].size(2) == omni::kHeadSize, "qk_norm_rope: tiles of codes are for heads of ",
+                  omni::kHeadSize, " channels, and these have ", in.q[0].size(2));
+  make_dense(in);
+  for (Tensors* part : {&in.q, &in.k, &in.v}) {
+    for (Tensor& x : *part) {
+      STD_TORCH_CHECK(x.scalar_type() == ScalarType::BFloat16, "qk_norm_rope: tiles of codes are made of bfloat16");
+      const bool aligned = x.stride(0) % 8 == 0 && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+      if (!aligned) x = torch::stable::clone(x);
+    }
+  }
+  for (Tensor& weight : in.weights) {
+    if (reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % 16 != 0) weight = torch::stable::clone(weight);
+  }
+  omni::AttentionCode call{};
+  call.from = call_of(in, kind, "interleaved", eps);
+  call.rows.queries = call.rows.keys = call.from.tokens;
+  call.rows.heads = call.from.heads;
+  call.rows.kv_heads = call.from.kv_heads;
+  return omni::code_tiles(kOp, call, in.q[0], cu, cu);
+}
+
 #endif
 
 }  // namespace
@@ -243,5 +308,7 @@ STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CPU, m) { m.impl("qk_norm_rope", TORCH_BOX(
 STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CUDA, m) {
   m.impl("qk_norm_rope", TORCH_BOX(&qk_norm_rope<run_cuda>));
   m.impl("qk_norm_rope_quantize", TORCH_BOX(&qk_norm_rope_quantize));
+  m.impl("qk_norm_rope_code_heads", TORCH_BOX(&qk_norm_rope_code_heads));
+  m.impl("qk_norm_rope_code_tiles", TORCH_BOX(&qk_norm_rope_code_tiles));
 }
 #endif

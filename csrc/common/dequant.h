@@ -41,4 +41,7 @@ extern "C" {
 
 // Unpacks the blocks [begin, end) on the calling thread.
 void omni_dequantize_cpu(const omni::Dequantize* call, int64_t begin, int64_t end);
+
+// Unpacks all of them. `packed` is a multiple of two bytes.
+const char* omni_dequantize_cuda(const omni::Dequantize* call, void* stream);
 }

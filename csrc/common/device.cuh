@@ -60,9 +60,13 @@ __device__ __forceinline__ uint32_t bfloat16_pair(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
+__device__ __forceinline__ uint4 bfloat16_pack(const float (&value)[kPack]) {
+  return make_uint4(bfloat16_pair(value[0], value[1]), bfloat16_pair(value[2], value[3]),
+                    bfloat16_pair(value[4], value[5]), bfloat16_pair(value[6], value[7]));
+}
+
 __device__ __forceinline__ void store_pack(__nv_bfloat16* where, const float (&value)[kPack]) {
-  *reinterpret_cast<uint4*>(where) = make_uint4(bfloat16_pair(value[0], value[1]), bfloat16_pair(value[2], value[3]),
-                                                bfloat16_pair(value[4], value[5]), bfloat16_pair(value[6], value[7]));
+  *reinterpret_cast<uint4*>(where) = bfloat16_pack(value);
 }
 
 __device__ __forceinline__ float warp_sum(float value) {

@@ -11,7 +11,8 @@ constexpr int kMostStreams = 8;
 
 enum class QkNorm : int32_t { kNone, kRms, kRmsAcross, kLayer };
 
-enum class Codes : int32_t { kNone, kE4m3, kInt8 };
+// kE4m3, kInt8: with a scale for each head of each token. kE4m3ByRow: with one for each head of each row of tokens.
+enum class Codes : int32_t { kNone, kE4m3, kInt8, kE4m3ByRow };
 
 // One stream of a call: `tokens` tokens of q, k and v, whose heads lie side by side, rows a stride apart.
 struct QkvStream {
@@ -46,6 +47,11 @@ struct QkNormRope {
   Codes codes;
   Dtype x_dtype;
   Dtype weight_dtype;
+  // of kE4m3ByRow; kv_heads may be fewer than heads, which then share a scale
+  const int32_t* cu;  // [rows + 1], offsets of the rows in the result
+  uint32_t* peaks;    // [3, rows, kv_heads], zeros: bits of the largest magnitudes, of q and k as their norms bound them
+  float* row_scale;   // [3, rows, kv_heads], zeros where a row has no tokens
+  int64_t rows;
 };
 
 }  // namespace omni
@@ -57,4 +63,7 @@ void omni_qk_norm_rope_cpu(const omni::QkNormRope* call, int64_t begin, int64_t 
 
 // Launches on `stream` (a cudaStream_t). Returns null, or what is wrong in words.
 const char* omni_qk_norm_rope_cuda(const omni::QkNormRope* call, void* stream);
+
+// What has to run before it for codes with a scale for each row: fills `peaks`.
+const char* omni_qk_row_peaks_cuda(const omni::QkNormRope* call, void* stream);
 }

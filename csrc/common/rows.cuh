@@ -5,6 +5,7 @@
 #include <cuda_fp8.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "device.cuh"
 #include "dtype.h"
@@ -19,18 +20,13 @@ constexpr int kRowsPerBlock = 4;  // where one warp holds a row
 template <class X>
 constexpr int kRowPacks = 8 / sizeof(X);
 
-// Packs of a row in one thread where as many warps as that takes fit a block, and blocks of the largest size that a
-// multiprocessor is to have registers for: what `python benchmarks/tune_rows.py` compares.
+// Packs of a row in one thread where as many warps as that takes fit a block: what `python benchmarks/tune_rows.py`
+// compares.
 #ifndef OMNI_ROW_PACKS
 #define OMNI_ROW_PACKS 4
 #endif
-#ifndef OMNI_ROW_BLOCKS
-#define OMNI_ROW_BLOCKS 1
-#endif
 template <class X>
 constexpr int kWantedPacks = OMNI_ROW_PACKS < kRowPacks<X> ? OMNI_ROW_PACKS : kRowPacks<X>;
-template <class X, int kPacks>
-constexpr int kRowBlocks = sizeof(X) == 2 && kPacks <= 2 ? OMNI_ROW_BLOCKS : 1;
 
 __device__ __forceinline__ void unpack_bfloat16(const uint4& raw, float (&value)[kPack]) {
   const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -44,8 +40,7 @@ __device__ __forceinline__ void unpack_bfloat16(const uint4& raw, float (&value)
 // Stores eight elements and leaves in `value` what was stored, rounded: what a later kernel would read.
 __device__ __forceinline__ void store_rounded(float* where, float (&value)[kPack]) { store_pack(where, value); }
 __device__ __forceinline__ void store_rounded(__nv_bfloat16* where, float (&value)[kPack]) {
-  const uint4 raw = make_uint4(bfloat16_pair(value[0], value[1]), bfloat16_pair(value[2], value[3]),
-                               bfloat16_pair(value[4], value[5]), bfloat16_pair(value[6], value[7]));
+  const uint4 raw = bfloat16_pack(value);
   *reinterpret_cast<uint4*>(where) = raw;
   unpack_bfloat16(raw, value);
 }
@@ -82,6 +77,11 @@ struct RawRow {
     for (int p = 0; p < kParts; ++p) part[0][p] = __ldcs(reinterpret_cast<const uint4*>(where) + p);
   }
 
+  __device__ __forceinline__ void store_pack(int i, X* where) const {
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) reinterpret_cast<uint4*>(where)[p] = part[i][p];
+  }
+
   __device__ __forceinline__ void unpack(int i, float (&value)[kPack]) const {
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
@@ -110,9 +110,8 @@ __device__ __forceinline__ float larger(float peak, float value) {
 #endif
 }
 
-// The bits of the largest magnitude of a row, which is one warp or a block of whole warps; scratch as block_sum has it.
-// Bits order as the numbers do, with NaN above infinity.
-__device__ __forceinline__ uint32_t row_max(float peak, uint32_t* scratch) {
+// The bits of the largest magnitude of a warp. Bits order as the numbers do, with NaN above infinity.
+__device__ __forceinline__ uint32_t warp_max(float peak) {
   uint32_t value = __float_as_uint(peak) & 0x7fffffffu;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   value = __reduce_max_sync(0xffffffffu, value);
@@ -120,6 +119,12 @@ __device__ __forceinline__ uint32_t row_max(float peak, uint32_t* scratch) {
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, offset));
 #endif
+  return value;
+}
+
+// The same of a row, which is one warp or a block of whole warps; scratch as block_sum has it.
+__device__ __forceinline__ uint32_t row_max(float peak, uint32_t* scratch) {
+  const uint32_t value = warp_max(peak);
   const int warps = blockDim.x / kWarp;
   if (warps == 1) return value;
   if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = value;
@@ -129,7 +134,8 @@ __device__ __forceinline__ uint32_t row_max(float peak, uint32_t* scratch) {
   return most;
 }
 
-// How a row becomes codes: value = code * scale, where the largest magnitude has the largest code.
+// How a row becomes codes: value = code * scale, where the largest magnitude has the largest code. To one unit in the
+// last place: no division.
 struct RowScale {
   float scale;    // NaN or infinity where the row has one: every value then reads as NaN
   float inverse;  // finite for every finite row, also for one of zeros
@@ -137,8 +143,9 @@ struct RowScale {
 
   __device__ __forceinline__ RowScale(uint32_t peak, Code code) {
     constexpr float kTiny = 1.17549435e-38f;
-    scale = __uint_as_float(peak) / (code == Code::kInt8 ? 127.f : 448.f);
-    inverse = 1.f / (scale < kTiny ? kTiny : scale);  // written so that a NaN stays one
+    scale = __uint_as_float(peak) * (code == Code::kInt8 ? 1.f / 127.f : 1.f / 448.f);
+    const float most = scale < kTiny ? kTiny : scale;  // written so that a NaN stays one
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(most));
     finite = peak < 0x7f800000u;
   }
 };
@@ -149,7 +156,7 @@ __device__ __forceinline__ uint32_t float8_pair(float low, float high) {
 
 // Adding 1.5 * 2^23 rounds to an integer, ties to even, whose low bits are the last ones of the sum.
 __device__ __forceinline__ uint32_t int8_bits(float value, float inverse) {
-  return __float_as_uint(fmaf(value, inverse, 12582912.f)) & 0xffu;
+  return __float_as_uint(fmaf(value, inverse, 12582912.f));
 }
 
 __device__ __forceinline__ void store_code(void* out, int64_t at, float value, const RowScale& row, Code code) {
@@ -158,24 +165,65 @@ __device__ __forceinline__ void store_code(void* out, int64_t at, float value, c
   static_cast<uint8_t*>(out)[at] = static_cast<uint8_t>(bits);
 }
 
+__device__ __forceinline__ uint32_t float8_word(const float* value, float inverse) {
+  return float8_pair(value[0] * inverse, value[1] * inverse) |
+         float8_pair(value[2] * inverse, value[3] * inverse) << 16;
+}
+
+__device__ __forceinline__ uint32_t int8_word(const float* value, float inverse) {
+  const uint32_t low = __byte_perm(int8_bits(value[0], inverse), int8_bits(value[1], inverse), 0x0040);
+  const uint32_t high = __byte_perm(int8_bits(value[2], inverse), int8_bits(value[3], inverse), 0x0040);
+  return __byte_perm(low, high, 0x5410);
+}
+
 // Eight codes as one store of 8 bytes. A row that is not finite has int8 codes of zero.
+template <bool kInt8>
+__device__ __forceinline__ void store_codes(void* out, int64_t at, const float (&value)[kPack], const RowScale& row) {
+  uint2 words = kInt8 ? make_uint2(int8_word(value, row.inverse), int8_word(value + 4, row.inverse))
+                      : make_uint2(float8_word(value, row.inverse), float8_word(value + 4, row.inverse));
+  if (kInt8 && !row.finite) words = make_uint2(0u, 0u);
+  *reinterpret_cast<uint2*>(static_cast<uint8_t*>(out) + at) = words;
+}
+
 __device__ __forceinline__ void store_codes(void* out, int64_t at, const float (&value)[kPack], const RowScale& row,
                                             Code code) {
-  uint32_t words[2] = {0u, 0u};
-  if (code == Code::kFloat8) {
-#pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      words[w] = float8_pair(value[4 * w] * row.inverse, value[4 * w + 1] * row.inverse) |
-                 float8_pair(value[4 * w + 2] * row.inverse, value[4 * w + 3] * row.inverse) << 16;
-    }
-  } else if (row.finite) {
-#pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      words[w] = int8_bits(value[4 * w], row.inverse) | int8_bits(value[4 * w + 1], row.inverse) << 8 |
-                 int8_bits(value[4 * w + 2], row.inverse) << 16 | int8_bits(value[4 * w + 3], row.inverse) << 24;
-    }
+  if (code == Code::kInt8) {
+    store_codes<true>(out, at, value, row);
+  } else {
+    store_codes<false>(out, at, value, row);
   }
-  *reinterpret_cast<uint2*>(static_cast<uint8_t*>(out) + at) = make_uint2(words[0], words[1]);
+}
+
+// The codes of a row that whole warps hold exactly, from a thread's first pack on.
+template <int kPacks, int kThreads>
+__device__ __forceinline__ void store_row_codes(uint8_t* first, const float (&value)[kPacks][kPack],
+                                                const RowScale& row, Code code) {
+  if (code == Code::kInt8) {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) store_codes<true>(first, i * kThreads * kPack, value[i], row);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) store_codes<false>(first, i * kThreads * kPack, value[i], row);
+  }
+}
+
+// The codes of a row, of which a thread has the packs threadIdx.x, threadIdx.x + blockDim.x, ...
+template <int kPacks>
+__device__ __forceinline__ void store_row_codes(void* out, int64_t row_at, const float (&value)[kPacks][kPack],
+                                                int packs, const RowScale& row, Code code) {
+  const auto store = [&](auto int8) {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      const int pack = i * blockDim.x + threadIdx.x;
+      if (pack >= packs) break;
+      store_codes<decltype(int8)::value>(out, row_at + pack * kPack, value[i], row);
+    }
+  };
+  if (code == Code::kInt8) {
+    store(std::true_type{});
+  } else {
+    store(std::false_type{});
+  }
 }
 
 // --- launching -------------------------------------------------------------------------------------------------------

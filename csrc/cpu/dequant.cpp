@@ -8,7 +8,7 @@
 #pragma GCC optimize("fp-contract=off")
 #endif
 
-#include "../common/dequant.h"
+#include "../common/dequant_blocks.h"
 
 #include "../common/cpu.h"
 
@@ -16,26 +16,11 @@ namespace {
 
 using omni::BFloat16;
 using omni::Dequantize;
+using omni::half_at;
 using omni::Packing;
+using omni::Part;
+using omni::part_of;
 using omni::store;
-
-OMNI_INLINE float half_at(const uint8_t* where) {
-  uint16_t bits;
-  std::memcpy(&bits, where, sizeof bits);
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
-  const uint32_t rest = bits & 0x7fffu;
-  float value;
-  if (rest >= 0x7c00u) {  // infinite or no number
-    const uint32_t wide = 0x7f800000u | ((rest & 0x3ffu) << 13);
-    std::memcpy(&value, &wide, sizeof value);
-  } else if (rest >= 0x400u) {
-    const uint32_t wide = (rest << 13) + ((127u - 15u) << 23);
-    std::memcpy(&value, &wide, sizeof value);
-  } else {
-    value = static_cast<float>(rest) * (1.f / 16777216.f);  // subnormal: units of 2^-24
-  }
-  return sign != 0 ? -value : value;
-}
 
 OMNI_INLINE void q4_0(const uint8_t* __restrict__ block, float* __restrict__ out) {
   const float d = half_at(block);
@@ -51,20 +36,6 @@ OMNI_INLINE void q8_0(const uint8_t* __restrict__ block, float* __restrict__ out
   const float d = half_at(block);
 #pragma omp simd
   for (int i = 0; i < 32; ++i) out[i] = static_cast<float>(static_cast<int8_t>(block[2 + i])) * d;
-}
-
-// Scale and minimum of one of the eight parts of a block: 6 bits each, of the last four in two places.
-struct Part {
-  float scale, minimum;
-};
-
-OMNI_INLINE Part part_of(const uint8_t* block, int part) {
-  const uint8_t* scales = block + 4;
-  const int at = part & 3, rest = scales[8 + at];
-  const int low = scales[at], high = scales[4 + at];
-  const int scale = part < 4 ? low & 63 : (rest & 15) | ((low >> 2) & 48);
-  const int minimum = part < 4 ? high & 63 : (rest >> 4) | ((high >> 2) & 48);
-  return {half_at(block) * static_cast<float>(scale), half_at(block + 2) * static_cast<float>(minimum)};
 }
 
 OMNI_INLINE void q4_k(const uint8_t* __restrict__ block, float* __restrict__ out) {

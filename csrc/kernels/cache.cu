@@ -1,7 +1,7 @@
 // The cache family on CUDA: one block for each chunk of a row, which leaves two partial sums; then one block for each
 // row, which adds them. Both orders depend on the row's length alone.
 #include "../common/cache.h"
-#include "../common/device.cuh"
+#include "../common/rows.cuh"
 
 namespace {
 
@@ -11,7 +11,7 @@ using omni::kPack;
 using omni::kWarp;
 
 constexpr int kThreads = 256;
-constexpr int kSumThreads = 1024;  // a long video has ten thousands of chunks
+constexpr int kSumThreads = 512;
 constexpr int kPacks = static_cast<int>(omni::kChunk / (kThreads * kPack));  // of a thread, all in flight at once
 static_assert(kPacks * kThreads * kPack == omni::kChunk, "a chunk is what a block moves");
 
@@ -29,54 +29,64 @@ __device__ __forceinline__ int row_of(const CompareStore& call, int64_t chunk) {
 }
 
 // Eight elements, of which `count` are there. What is missing is 0, in the one as in the other: it adds nothing.
-template <class X, bool kVector>
+template <class X>
 __device__ __forceinline__ void load(const X* where, int64_t count, float (&value)[kPack]) {
-  if (kVector && count >= kPack) {
-    omni::load_pack<omni::Streamed>(where, value);
-    return;
-  }
 #pragma unroll
   for (int j = 0; j < kPack; ++j) value[j] = j < count ? omni::to_float(where[j]) : 0.f;
 }
 
 template <class X, bool kVector>
 __global__ void __launch_bounds__(kThreads) compare_chunks(const __grid_constant__ CompareStore call) {
-  __shared__ float scratch[2][kThreads / kWarp];
+  __shared__ float2 scratch[kThreads / kWarp];
   const int64_t chunk = blockIdx.x;
   const int row = row_of(call, chunk);
   const int64_t start = (chunk - call.first_chunk[row]) * omni::kChunk;
-  const int64_t left = call.elements[row] - start;
+  const int64_t left = min(call.elements[row] - start, omni::kChunk);
   const X* now = static_cast<const X*>(call.now[row]) + start;
   X* before = static_cast<X*>(call.before[row]) + start;
   const bool known = call.known[row];
 
-  float a[kPacks][kPack], b[kPacks][kPack];
-#pragma unroll
-  for (int i = 0; i < kPacks; ++i) {
-    const int64_t at = static_cast<int64_t>(i * kThreads + threadIdx.x) * kPack;
-    load<X, kVector>(now + at, left - at, a[i]);
-    load<X, kVector>(before + at, known ? left - at : 0, b[i]);
-  }
+  // All loads before the first use. What is now, the model reads next; what was before is read once.
+  const int whole = kVector ? static_cast<int>(left / kPack) : 0;
+  omni::RawRow<X, kPacks> raw_now, raw_before;
+  raw_now.template load<omni::Reused>(now, 0, 0, whole);
+  raw_before.load(before, 0, 0, known ? whole : 0);
   float moved = 0.f, norm = 0.f;
 #pragma unroll
   for (int i = 0; i < kPacks; ++i) {
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) {
-      moved += fabsf(a[i][j] - b[i][j]);
-      norm += fabsf(b[i][j]);
-    }
-    const int64_t at = static_cast<int64_t>(i * kThreads + threadIdx.x) * kPack;
-    if (kVector && left - at >= kPack) {
-      omni::store_pack(before + at, a[i]);
+    const int pack = i * kThreads + threadIdx.x;
+    const int64_t at = static_cast<int64_t>(pack) * kPack;
+    float a[kPack], b[kPack];
+    if (pack < whole) {
+      raw_now.unpack(i, a);
+      raw_before.unpack(i, b);
+      raw_now.store_pack(i, before + at);
     } else {
+      load(now + at, left - at, a);
+      load(before + at, known ? left - at : 0, b);
 #pragma unroll
       for (int j = 0; j < kPack; ++j)
-        if (j < left - at) omni::store(before + at + j, a[i][j]);
+        if (j < left - at) omni::store(before + at + j, a[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) {
+      moved += fabsf(a[j] - b[j]);
+      norm += fabsf(b[j]);
     }
   }
-  moved = omni::block_sum(moved, scratch[0]);
-  norm = omni::block_sum(norm, scratch[1]);
-  if (threadIdx.x == 0) reinterpret_cast<float2*>(call.partials)[chunk] = make_float2(moved, norm);
+  moved = omni::warp_sum(moved);
+  norm = omni::warp_sum(norm);
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = make_float2(moved, norm);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    float2 sums = make_float2(0.f, 0.f);
+#pragma unroll
+    for (const float2& of_warp : scratch) sums = make_float2(sums.x + of_warp.x, sums.y + of_warp.y);
+    reinterpret_cast<float2*>(call.partials)[chunk] = sums;
+  }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
 }
 
 __device__ __forceinline__ double block_sum(double value, double* scratch) {
@@ -94,6 +104,9 @@ __global__ void __launch_bounds__(kSumThreads) add_partials(const __grid_constan
   const int row = blockIdx.x;
   const auto* partials = reinterpret_cast<const float2*>(call.partials);
   const bool counts = call.known[row] && call.before[row] != nullptr;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();  // it was launched while the last chunks were under way
+#endif
   const int64_t end = counts ? call.first_chunk[row + 1] : call.first_chunk[row];
   double moved = 0., norm = 0.;
 #pragma unroll 4
@@ -112,6 +125,23 @@ __global__ void __launch_bounds__(kSumThreads) add_partials(const __grid_constan
 
 using Kernel = void (*)(CompareStore);
 
+// Launches the sums such that their blocks are there when the chunks end, where the device can.
+cudaError_t launch_sums(const CompareStore& call, cudaStream_t stream) {
+  int device = 0, major = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(call.rows));
+  config.blockDim = dim3(kSumThreads);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = major >= 9 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, add_partials, call);
+}
+
 }  // namespace
 
 const char* omni_compare_store_cuda(const CompareStore* call, void* stream) {
@@ -125,7 +155,7 @@ const char* omni_compare_store_cuda(const CompareStore* call, void* stream) {
   const auto queue = static_cast<cudaStream_t>(stream);
   if (chunks > 0)
     kernels[static_cast<int>(call->dtype)][vector]<<<static_cast<unsigned>(chunks), kThreads, 0, queue>>>(*call);
-  add_partials<<<static_cast<unsigned>(call->rows), kSumThreads, 0, queue>>>(*call);
-  const cudaError_t error = cudaGetLastError();
+  cudaError_t error = launch_sums(*call, queue);
+  if (const cudaError_t earlier = cudaGetLastError(); error == cudaSuccess) error = earlier;
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

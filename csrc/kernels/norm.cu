@@ -1,37 +1,21 @@
 // The norm family on CUDA: a row in registers between its one read and its one write, and the next one on its way.
-#include <cassert>
-
-#include "../common/norm.h"
 #include "../common/rows.cuh"
+#include "norm.cuh"
 
 namespace {
 
 using omni::Code;
-using omni::Dtype;
+using omni::at_row;
+using omni::check_row;
+using omni::Form;
 using omni::kPack;
 using omni::kRowThreads;
 using omni::kRowWarps;
 using omni::Norm;
 using omni::Reused;
+using omni::unchecked_row;
 
 constexpr int kThreads = 384;  // of a packed row at most: 12288 channels in bfloat16, and 168 registers for each
-
-enum class Form { kSumOnly, kPlain, kCoded };  // what follows the sum: nothing, a row in x's dtype, 8-bit codes
-
-// Checked where it is used: a check waits for the load.
-__device__ __forceinline__ int64_t unchecked_row(const Norm& call, int64_t token) {
-  return call.index == nullptr ? 0 : call.index[token];
-}
-
-__device__ __forceinline__ void check_row(const Norm& call, int64_t row) {
-  assert((call.index == nullptr || (row >= 0 && row < call.rows)) &&
-         "index holds a row that gate, scale and shift lack");
-}
-
-template <class T>
-__device__ __forceinline__ const T* at_row(const void* base, int64_t row, int64_t stride) {
-  return static_cast<const T*>(base) + row * stride;
-}
 
 // Reductions of one row have scratch of their own, and rows take turns with two sets: with one barrier for each
 // reduction, nobody writes a set before everybody has read it.
@@ -104,46 +88,8 @@ __device__ __forceinline__ Moments moments(const Norm& call, const float (&value
   return {centre, rsqrtf(fmaf(squares, share, call.eps))};
 }
 
-// Weight and bias, then scale and shift, whichever there are.
-template <class M>
-__device__ __forceinline__ void modulate(const Norm& call, int64_t row, int pack, float (&value)[kPack]) {
-  float a[kPack];
-  if (call.weight != nullptr) {
-    omni::load_pack<Reused>(static_cast<const M*>(call.weight) + pack * kPack, a);
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) value[j] *= a[j];
-  }
-  if (call.bias != nullptr) {
-    omni::load_pack<Reused>(static_cast<const M*>(call.bias) + pack * kPack, a);
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) value[j] += a[j];
-  }
-  if (call.scale != nullptr) {
-    omni::load_pack<Reused>(at_row<M>(call.scale, row, call.scale_stride) + pack * kPack, a);
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) a[j] += call.base;
-    if (call.shift != nullptr) {
-      float b[kPack];
-      omni::load_pack<Reused>(at_row<M>(call.shift, row, call.shift_stride) + pack * kPack, b);
-#pragma unroll
-      for (int j = 0; j < kPack; ++j) value[j] = fmaf(value[j], a[j], b[j]);
-    } else {
-#pragma unroll
-      for (int j = 0; j < kPack; ++j) value[j] *= a[j];
-    }
-  } else if (call.shift != nullptr) {
-    omni::load_pack<Reused>(at_row<M>(call.shift, row, call.shift_stride) + pack * kPack, a);
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) value[j] += a[j];
-  }
-}
-
-// kHeld: gate (where there is a sum), scale and shift and nothing else, as in an AdaLN block. A thread keeps its packs
-// of them in registers for as long as its rows take the same row of them.
-template <class X, class M, int kPacks, bool kAdd, Form kForm, bool kHeld>
-__global__ void __launch_bounds__(kThreads, omni::kRowBlocks<X, kPacks>)
-    norm_packed(const __grid_constant__ Norm call) {
-  constexpr bool kHeldGate = kHeld && kAdd, kHeldNorm = kHeld && kForm != Form::kSumOnly;
+template <class X, class M, int kPacks, bool kAdd, Form kForm>
+__global__ void __launch_bounds__(kThreads) norm_packed(const __grid_constant__ Norm call) {
   __shared__ Scratch scratch[2];
   const int packs = static_cast<int>(call.channels / kPack);
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
@@ -164,29 +110,17 @@ __global__ void __launch_bounds__(kThreads, omni::kRowBlocks<X, kPacks>)
   }
   const float count = static_cast<float>(share_of_warp), of_count = 1.f / fmaxf(count, 1.f);
 
-  omni::RawRow<M, kHeldGate ? kPacks : 1> gate;
-  omni::RawRow<M, kHeldNorm ? kPacks : 1> scale, shift;
-  int64_t held = -1;
-
   for (int turn = 0; next < call.tokens; turn ^= 1) {
     Scratch& mine = scratch[turn];
     const int64_t token = next, row = next_row;
     check_row(call, row);
-    if (kHeld && row != held) {
-      held = row;
-      if constexpr (kHeldGate) gate.template load<Reused>(call.gate, row, call.gate_stride, packs);
-      if constexpr (kHeldNorm) {
-        scale.template load<Reused>(call.scale, row, call.scale_stride, packs);
-        shift.template load<Reused>(call.shift, row, call.shift_stride, packs);
-      }
-    }
     float value[kPacks][kPack];
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) raw_x.unpack(i, value[i]);
 
     if constexpr (kAdd) {
       float factor = 1.f;
-      if (!kHeld && call.y_weight != nullptr) {
+      if (call.y_weight != nullptr) {
         float squares = 0.f;
 #pragma unroll
         for (int i = 0; i < kPacks; ++i) {
@@ -204,17 +138,13 @@ __global__ void __launch_bounds__(kThreads, omni::kRowBlocks<X, kPacks>)
         if (pack >= packs) break;
         float y[kPack], a[kPack];
         raw_y.unpack(i, y);
-        if (!kHeld && call.y_weight != nullptr) {
+        if (call.y_weight != nullptr) {
           omni::load_pack<Reused>(static_cast<const M*>(call.y_weight) + pack * kPack, a);
 #pragma unroll
           for (int j = 0; j < kPack; ++j) y[j] *= factor * a[j];
         }
-        if (kHeld || call.gate != nullptr) {
-          if constexpr (kHeldGate) {
-            gate.unpack(i, a);
-          } else {
-            omni::load_pack<Reused>(at_row<M>(call.gate, row, call.gate_stride) + pack * kPack, a);
-          }
+        if (call.gate != nullptr) {
+          omni::load_pack<Reused>(at_row<M>(call.gate, row, call.gate_stride) + pack * kPack, a);
 #pragma unroll
           for (int j = 0; j < kPack; ++j) value[i][j] = fmaf(y[j], a[j], value[i][j]);
         } else {
@@ -239,17 +169,9 @@ __global__ void __launch_bounds__(kThreads, omni::kRowBlocks<X, kPacks>)
     for (int i = 0; i < kPacks; ++i) {
       const int pack = i * blockDim.x + threadIdx.x;
       if (pack >= packs) break;
-      float a[kPack], b[kPack];
 #pragma unroll
       for (int j = 0; j < kPack; ++j) value[i][j] = (value[i][j] - of.mean) * of.inverse;
-      if constexpr (kHeldNorm) {
-        scale.unpack(i, a);
-        shift.unpack(i, b);
-#pragma unroll
-        for (int j = 0; j < kPack; ++j) value[i][j] = fmaf(value[i][j], call.base + a[j], b[j]);
-      } else {
-        modulate<M>(call, row, pack, value[i]);
-      }
+      omni::modulate<M, true>(call, row, pack, value[i]);
       if constexpr (kForm == Form::kPlain) {
         omni::store_pack(static_cast<X*>(call.out) + token * call.channels + pack * kPack, value[i]);
       } else {
@@ -261,12 +183,7 @@ __global__ void __launch_bounds__(kThreads, omni::kRowBlocks<X, kPacks>)
     if constexpr (kForm == Form::kCoded) {
       const omni::RowScale row_scale(omni::row_max(peak, mine.peak), call.code);
       if (threadIdx.x == 0) call.out_scale[token] = row_scale.scale;
-#pragma unroll
-      for (int i = 0; i < kPacks; ++i) {
-        const int pack = i * blockDim.x + threadIdx.x;
-        if (pack >= packs) break;
-        omni::store_codes(call.out, token * call.channels + pack * kPack, value[i], row_scale, call.code);
-      }
+      omni::store_row_codes<kPacks>(call.out, token * call.channels, value, packs, row_scale, call.code);
     }
   }
 }
@@ -348,27 +265,15 @@ __global__ void __launch_bounds__(kRowThreads) norm_scalar(const __grid_constant
 
 using Kernel = void (*)(Norm);
 
-template <class X, class M, int kPacks, bool kHeld>
-Kernel packed_kernel(const Norm& call) {
-  if (call.y == nullptr) {
-    return call.code == Code::kNone ? norm_packed<X, M, kPacks, false, Form::kPlain, kHeld>
-                                    : norm_packed<X, M, kPacks, false, Form::kCoded, kHeld>;
-  }
-  if (call.out == nullptr) return norm_packed<X, M, kPacks, true, Form::kSumOnly, kHeld>;
-  return call.code == Code::kNone ? norm_packed<X, M, kPacks, true, Form::kPlain, kHeld>
-                                  : norm_packed<X, M, kPacks, true, Form::kCoded, kHeld>;
-}
-
 template <class X, class M, int kPacks>
 Kernel packed_kernel(const Norm& call) {
-  // Where packs are of float32, registers do not hold three more rows.
-  if constexpr (sizeof(X) == 2 && kPacks * sizeof(M) <= 8) {
-    const bool gated = call.y == nullptr || (call.gate != nullptr && call.y_weight == nullptr);
-    const bool modulated = call.out == nullptr || (call.scale != nullptr && call.shift != nullptr &&
-                                                   call.weight == nullptr && call.bias == nullptr);
-    if (gated && modulated) return packed_kernel<X, M, kPacks, true>(call);
+  if (call.y == nullptr) {
+    return call.code == Code::kNone ? norm_packed<X, M, kPacks, false, Form::kPlain>
+                                    : norm_packed<X, M, kPacks, false, Form::kCoded>;
   }
-  return packed_kernel<X, M, kPacks, false>(call);
+  if (call.out == nullptr) return norm_packed<X, M, kPacks, true, Form::kSumOnly>;
+  return call.code == Code::kNone ? norm_packed<X, M, kPacks, true, Form::kPlain>
+                                  : norm_packed<X, M, kPacks, true, Form::kCoded>;
 }
 
 template <class X, class M>
@@ -382,19 +287,11 @@ Kernel packed_kernel(const Norm& call, int packs) {
 }
 
 template <class X, class M>
-bool all_aligned(const Norm& call) {
-  return call.channels % kPack == 0 && omni::aligned(call.x, call.x_stride, sizeof(X)) &&
-         omni::aligned(call.y, call.y_stride, sizeof(X)) && omni::aligned(call.gate, call.gate_stride, sizeof(M)) &&
-         omni::aligned(call.scale, call.scale_stride, sizeof(M)) &&
-         omni::aligned(call.shift, call.shift_stride, sizeof(M)) && omni::aligned(call.weight, 0, 1) &&
-         omni::aligned(call.bias, 0, 1) && omni::aligned(call.y_weight, 0, 1) &&
-         omni::aligned(call.sum, 0, 1) && omni::aligned(call.out, 0, 1);
-}
-
-template <class X, class M>
 const char* launch(const Norm& call, cudaStream_t stream) {
+  const bool packed = omni::all_aligned<X, M>(call);
+  if (packed && omni::norm_fits_bulk(call)) return omni::launch_norm_bulk(call, stream);
   const omni::RowLayout layout = omni::row_layout<X>(call.channels / kPack, kThreads / omni::kWarp);
-  if (layout.warps > 0 && all_aligned<X, M>(call)) {
+  if (packed && layout.warps > 0) {
     return omni::launch_rows(packed_kernel<X, M>(call, layout.packs), call, omni::row_block(layout), stream);
   }
   return omni::launch_rows(norm_scalar<X, M>, call, omni::scalar_block(call.channels), stream);

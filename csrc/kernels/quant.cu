@@ -1,4 +1,5 @@
 // The quant family on CUDA: a row in registers between its one read and its one write, and the next one on its way.
+#include "../common/bulk.cuh"
 #include "../common/quant.h"
 #include "../common/rows.cuh"
 
@@ -34,7 +35,7 @@ __device__ __forceinline__ float activated(float x, float up) {
 }
 
 template <class X, int kPacks, Activation kActivation>
-__global__ void __launch_bounds__(kRowThreads, omni::kRowBlocks<X, kPacks>)
+__global__ void __launch_bounds__(kRowThreads)
     activate_packed(const __grid_constant__ Activate call) {
   constexpr bool kUp = kActivation == Activation::kSiluMul;
   __shared__ uint32_t scratch[2][kRowWarps];  // rows take turns: nobody writes one before everybody has read it
@@ -71,13 +72,61 @@ __global__ void __launch_bounds__(kRowThreads, omni::kRowBlocks<X, kPacks>)
 
     const omni::RowScale scale(omni::row_max(peak, scratch[turn]), call.code);
     if (threadIdx.x == 0) call.out_scale[token] = scale.scale;
+    omni::store_row_codes<kPacks>(call.out, token * call.channels, value, packs, scale, call.code);
+  }
+}
+
+constexpr int kBulkWarps = 20;  // of a row at most
+
+// The same where the device copies rows in bulk: bfloat16 rows that whole warps hold exactly.
+template <int kPacks, Activation kActivation>
+__global__ void __maxnreg__(kPacks == 5 ? 80 : 64)
+    activate_bulk(const __grid_constant__ Activate call, uint32_t to_high) {
+#ifdef OMNI_BULK
+  using X = __nv_bfloat16;
+  constexpr bool kUp = kActivation == Activation::kSiluMul;
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ uint64_t full[2];
+  __shared__ uint32_t scratch[2][kBulkWarps];
+  const uint32_t bytes = static_cast<uint32_t>(call.channels) * sizeof(X);
+  omni::BulkStages stages(full, memory, kUp ? 2 * bytes : bytes);
+  const auto fetch = [&](int64_t token, int stage) {
+    if (threadIdx.x != 0 || token >= call.tokens) return;
+    stages.expect(stage, kUp ? 2 * bytes : bytes);
+    stages.load(stage, 0, static_cast<const X*>(call.x) + token * call.x_stride, bytes);
+    if constexpr (kUp) stages.load(stage, bytes, static_cast<const X*>(call.up) + token * call.up_stride, bytes);
+  };
+  const int64_t step = gridDim.x;
+  fetch(blockIdx.x, 0);
+  fetch(blockIdx.x + step, 1);
+
+  int turn = 0;
+  for (int64_t token = blockIdx.x; token < call.tokens; token += step, turn ^= 1) {
+    const auto* x_row = reinterpret_cast<const uint4*>(stages.wait());
+    const auto* up_row = x_row + bytes / sizeof(uint4);
+    float value[kPacks][kPack];
+    float peak = 0.f;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       const int pack = i * blockDim.x + threadIdx.x;
-      if (pack >= packs) break;
-      omni::store_codes(call.out, token * call.channels + pack * kPack, value[i], scale, call.code);
+      float up[kPack];
+      omni::unpack_bfloat16(x_row[pack], to_high, value[i]);
+      if constexpr (kUp) omni::unpack_bfloat16(up_row[pack], to_high, up);
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) {
+        value[i][j] = activated<kActivation>(value[i][j], kUp ? up[j] : 0.f);
+        peak = omni::larger(peak, value[i][j]);
+      }
     }
+    const uint32_t most = omni::row_max(peak, scratch[turn]);
+    if (blockDim.x == omni::kWarp) __syncwarp();  // else row_max has a barrier
+    fetch(token + 2 * step, stages.stage());
+    stages.next();
+    const omni::RowScale scale(most, call.code);
+    if (threadIdx.x == 0) call.out_scale[token] = scale.scale;
+    omni::store_row_codes<kPacks>(call.out, token * call.channels, value, kPacks * blockDim.x, scale, call.code);
   }
+#endif
 }
 
 constexpr int kFlatThreads = 256;
@@ -157,6 +206,28 @@ Kernel coded_kernel(int packs) {
   return activate_packed<X, 2, kActivation>;
 }
 
+// Of a thread, so that whole warps hold a row exactly; 0 where none do.
+int packs_of(const Activate& call) {
+  for (const int packs : {4, 3, 5}) {
+    const int64_t of_warp = omni::kWarp * kPack * packs;
+    if (call.channels % of_warp == 0 && call.channels <= kBulkWarps * of_warp) return packs;
+  }
+  return 0;
+}
+
+uint32_t bytes_of(const Activate& call) {
+  return static_cast<uint32_t>(call.channels * sizeof(__nv_bfloat16)) * (call.up != nullptr ? 2 : 1);
+}
+
+template <Activation kActivation>
+const char* launch_bulk(const Activate& call, int packs, cudaStream_t stream) {
+  const auto kernel = packs == 3   ? activate_bulk<3, kActivation>
+                      : packs == 4 ? activate_bulk<4, kActivation>
+                                   : activate_bulk<5, kActivation>;
+  const auto threads = static_cast<unsigned>(call.channels / (packs * kPack));
+  return omni::launch_bulk(kernel, call, threads, bytes_of(call), stream);
+}
+
 template <class X, Activation kActivation>
 const char* launch(const Activate& call, cudaStream_t stream) {
   const bool packed = call.channels % kPack == 0 && omni::aligned(call.x, call.x_stride, sizeof(X)) &&
@@ -168,6 +239,10 @@ const char* launch(const Activate& call, cudaStream_t stream) {
         call, static_cast<uint32_t>(all), static_cast<uint32_t>(packs));
     const cudaError_t error = cudaGetLastError();
     return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  }
+  if (sizeof(X) == 2 && packed && call.code != Code::kNone && call.tokens > 0 && omni::fits_bulk(bytes_of(call))) {
+    const int of_thread = packs_of(call);
+    if (of_thread > 0) return launch_bulk<kActivation>(call, of_thread, stream);
   }
   const omni::RowLayout layout = omni::row_layout<X>(packs, kRowWarps);
   if (packed && call.code != Code::kNone && layout.warps > 0) {

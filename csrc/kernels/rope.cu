@@ -1,42 +1,32 @@
 // The rope family on CUDA: one block for each token, with q, k and v of all its heads.
-#include <cuda_fp8.h>
-
-#include <cassert>
-
-#include "../common/device.cuh"
-#include "../common/rope.h"
+#include "../common/rope.cuh"
 
 namespace {
 
+using omni::check_place;
+using omni::code_of;
+using omni::code_pair;
 using omni::Codes;
+using omni::kLargest;
 using omni::kPack;
+using omni::kUnit;
 using omni::kWarp;
 using omni::QkNorm;
 using omni::QkNormRope;
 using omni::QkvStream;
+using omni::stream_of;
 
 constexpr int kMaxThreads = 384;
-constexpr int kUnit = 2 * kPack;  // channels of a head that one thread has
 
 // Blocks of the largest size that a multiprocessor has room for: caps registers where that costs no spills.
 template <class X, QkNorm kNorm, Codes kCodes>
-constexpr int kBlocks = sizeof(X) == 2 && kNorm != QkNorm::kNone && kCodes == Codes::kNone ? 2 : 1;
+constexpr int kBlocks =
+    sizeof(X) == 2 && kNorm != QkNorm::kNone &&
+            (kCodes == Codes::kNone || (kCodes == Codes::kE4m3ByRow && kNorm != QkNorm::kLayer))
+        ? 2
+        : 1;
 
 // --- what both kernels do --------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ const QkvStream& stream_of(const QkNormRope& call, int64_t token) {
-  int s = 0;
-  while (s + 1 < call.stream_count && token >= call.streams[s + 1].begin) ++s;
-  return call.streams[s];
-}
-
-__device__ __forceinline__ int64_t place_of(const QkvStream& stream, int64_t token) {
-  return stream.place == nullptr ? token : stream.place[token];
-}
-
-__device__ __forceinline__ void check_place(const QkNormRope& call, int64_t place) {
-  assert(place >= 0 && place < call.tokens && "place holds a row that the result lacks");
-}
 
 struct Sum {
   static __device__ __forceinline__ float of(float a, float b) { return a + b; }
@@ -52,40 +42,6 @@ __device__ __forceinline__ float over_lanes(float value, int lanes) {
     value = Of::of(value, __shfl_xor_sync(0xffffffffu, value, offset));
   }
   return value;
-}
-
-template <Codes kCodes>
-constexpr float kLargest = kCodes == Codes::kInt8 ? 127.f : 448.f;
-
-template <Codes kCodes>
-__device__ __forceinline__ uint32_t code_of(float value) {
-  if constexpr (kCodes == Codes::kInt8) {
-    return static_cast<uint32_t>(max(-127, min(127, __float2int_rn(value)))) & 0xffu;
-  } else {
-    return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
-  }
-}
-
-template <Codes kCodes>
-__device__ __forceinline__ uint32_t code_pair(float low, float high) {
-  if constexpr (kCodes == Codes::kInt8) {
-    return code_of<kCodes>(low) | code_of<kCodes>(high) << 8;
-  } else {
-    return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
-  }
-}
-
-__device__ __forceinline__ float affine_at(const void* values, omni::Dtype dtype, int64_t at) {
-  return dtype == omni::Dtype::kFloat32 ? static_cast<const float*>(values)[at]
-                                        : omni::to_float(static_cast<const __nv_bfloat16*>(values)[at]);
-}
-
-__device__ __forceinline__ void affine_pack(const void* values, omni::Dtype dtype, int at, float (&out)[kPack]) {
-  if (dtype == omni::Dtype::kFloat32) {
-    omni::load_pack<omni::Reused>(static_cast<const float*>(values) + at, out);
-  } else {
-    omni::load_pack<omni::Reused>(static_cast<const __nv_bfloat16*>(values) + at, out);
-  }
 }
 
 // --- packs -----------------------------------------------------------------------------------------------------------
@@ -139,39 +95,22 @@ struct Raw {
 };
 
 // What a thread does is the same for every head: its channels, and the turns of its pairs.
-struct Unit {
-  int at[2];     // first channels of its packs
-  bool turns[2];  // by halves the packs turn together
+struct Unit : omni::UnitPlace {
   float turn[2 * kPack];
 
-  __device__ __forceinline__ Unit(const QkNormRope& call, int lane) {
-    const int size = static_cast<int>(call.head_size), pairs = static_cast<int>(call.pairs);
-    if (call.half) {
-      const int turning = pairs / kPack;
-      const bool mine = lane < turning;
-      at[0] = mine ? lane * kPack : 2 * pairs + (lane - turning) * kPack;
-      at[1] = at[0] + (mine ? pairs : size / 2 - pairs);
-      turns[0] = turns[1] = mine;
-    } else {
-      at[0] = lane * kPack;
-      at[1] = at[0] + size / 2;
-      turns[0] = at[0] < 2 * pairs;
-      turns[1] = at[1] < 2 * pairs;
-    }
-  }
+  __device__ __forceinline__ Unit(const QkNormRope& call, int lane) : UnitPlace(call, lane) {}
 
   __device__ __forceinline__ void load_turns(const QkNormRope& call, int64_t place) {
     const float* table = call.table + place * call.pairs * 2;
-    if (turns[0]) load(table + (call.half ? 2 * at[0] : at[0]), 0);
-    if (turns[1]) load(table + (call.half ? 2 * at[0] + kPack : at[1]), 1);
-  }
-
-  __device__ __forceinline__ void load(const float* table, int which) {
-    const float4* from = reinterpret_cast<const float4*>(table);
-    const float4 low = __ldg(from), high = __ldg(from + 1);
-    float* to = turn + which * kPack;
-    to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-    to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      if (!turns[which]) continue;
+      const auto* from = reinterpret_cast<const float4*>(table + turn_at[which]);
+      const float4 low = __ldg(from), high = __ldg(from + 1);
+      float* to = turn + which * kPack;
+      to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+      to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+    }
   }
 
   __device__ __forceinline__ void apply(bool half, float (&value)[2][kPack]) const {
@@ -212,7 +151,7 @@ __device__ __forceinline__ float squares_of(const float (&value)[2][kPack]) {
 
 template <class X, Codes kCodes>
 __device__ __forceinline__ void store_unit(const QkNormRope& call, int which, int heads, const Unit& unit,
-                                           int64_t place, int head, int lanes, bool mine,
+                                           int64_t place, int head, int lanes, bool mine, int64_t of_row,
                                            const float (&value)[2][kPack]) {
   const int64_t row = (place * heads + head) * call.head_size;
   if constexpr (kCodes == Codes::kNone) {
@@ -221,14 +160,21 @@ __device__ __forceinline__ void store_unit(const QkNormRope& call, int which, in
     omni::store_pack(out + unit.at[0], value[0]);
     omni::store_pack(out + unit.at[1], value[1]);
   } else {
-    float most = 0.f;
+    float inverse;  // and no division for each of the values
+    if constexpr (kCodes == Codes::kE4m3ByRow) {
+      if (!mine) return;
+      const int64_t kv_head = head / (heads / static_cast<int>(call.kv_heads));
+      inverse = omni::inverse_of(omni::row_scale(__ldg(call.peaks + omni::peak_at(call, which, of_row, kv_head))));
+    } else {
+      float most = 0.f;
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) most = fmaxf(most, fabsf(value[i / kPack][i % kPack]));
-    most = over_lanes<Most>(most, lanes);
-    if (!mine) return;
-    const float scale = most > 0.f ? most / kLargest<kCodes> : 1.f;
-    if (threadIdx.x % lanes == 0) call.scale[which][place * heads + head] = scale;
-    const float inverse = 1.f / scale;  // and no division for each of the values
+      for (int i = 0; i < kUnit; ++i) most = fmaxf(most, fabsf(value[i / kPack][i % kPack]));
+      most = over_lanes<Most>(most, lanes);
+      if (!mine) return;
+      const float scale = most > 0.f ? most / kLargest<kCodes> : 1.f;
+      if (threadIdx.x % lanes == 0) call.scale[which][place * heads + head] = scale;
+      inverse = 1.f / scale;
+    }
     uint8_t* out = static_cast<uint8_t*>(call.out[which]) + row;
 #pragma unroll
     for (int pack = 0; pack < 2; ++pack) {
@@ -246,7 +192,7 @@ __device__ __forceinline__ void store_unit(const QkNormRope& call, int which, in
 template <class X, QkNorm kNorm, Codes kCodes>
 __device__ __forceinline__ void finish(const QkNormRope& call, const QkvStream& stream, int which, int heads,
                                        const Unit& unit, int64_t place, int head, int lanes, bool mine,
-                                       const Raw<X>& raw, float across) {
+                                       int64_t of_row, const Raw<X>& raw, float across) {
   const float size = static_cast<float>(call.head_size);
   float value[2][kPack];
   raw.unpack(value);
@@ -268,19 +214,19 @@ __device__ __forceinline__ void finish(const QkNormRope& call, const QkvStream& 
       for (int i = 0; i < kPack; ++i) value[pack][i] *= factor;
       float affine[kPack];
       if (mine && stream.weight[which] != nullptr) {
-        affine_pack(stream.weight[which], call.weight_dtype, start + unit.at[pack], affine);
+        omni::affine_pack(stream.weight[which], call.weight_dtype, start + unit.at[pack], affine);
 #pragma unroll
         for (int i = 0; i < kPack; ++i) value[pack][i] *= affine[i];
       }
       if (mine && stream.bias[which] != nullptr) {
-        affine_pack(stream.bias[which], call.weight_dtype, start + unit.at[pack], affine);
+        omni::affine_pack(stream.bias[which], call.weight_dtype, start + unit.at[pack], affine);
 #pragma unroll
         for (int i = 0; i < kPack; ++i) value[pack][i] += affine[i];
       }
     }
   }
   if (mine) unit.apply(call.half, value);
-  store_unit<X, kCodes>(call, which, heads, unit, place, head, lanes, mine, value);
+  store_unit<X, kCodes>(call, which, heads, unit, place, head, lanes, mine, of_row, value);
 }
 
 // `lanes` threads have a head, of which the first head_size / kUnit have channels. A block holds as many heads as it
@@ -290,7 +236,7 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCodes>)
     qk_norm_rope_packed(const __grid_constant__ QkNormRope call, int lanes) {
   __shared__ float scratch[2][kMaxThreads / kWarp];
   const QkvStream& stream = stream_of(call, blockIdx.x);
-  const int64_t token = blockIdx.x - stream.begin, place = place_of(stream, token);
+  const int64_t token = blockIdx.x - stream.begin, place = omni::place_of(stream, token);
   const int lane = threadIdx.x % lanes, step = blockDim.x / lanes;
   const int heads = static_cast<int>(call.heads), kv_heads = static_cast<int>(call.kv_heads);
   const int size = static_cast<int>(call.head_size);
@@ -299,6 +245,7 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCodes>)
   const X* k = static_cast<const X*>(stream.k) + token * stream.k_stride;
   const X* v = static_cast<const X*>(stream.v) + token * stream.v_stride;
   Unit unit(call, lane);
+  int64_t of_row = 0;
 
   for (int first = 0; first < heads; first += step) {
     const int head = first + threadIdx.x / lanes, at = head * size;
@@ -314,6 +261,10 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCodes>)
       // only here is the place waited for, with all of that under way
       check_place(call, place);
       unit.load_turns(call, place);
+      if constexpr (kCodes == Codes::kE4m3ByRow) {
+        of_row = omni::row_of(call, place);
+        omni::store_row_scales(call, of_row, place);
+      }
     }
     if (stream.v != nullptr) {
       if constexpr (kCodes == Codes::kNone) {
@@ -322,7 +273,7 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCodes>)
       } else {
         float value[2][kPack];
         raw_v.unpack(value);
-        store_unit<X, kCodes>(call, 2, kv_heads, unit, place, head, lanes, has_k, value);
+        store_unit<X, kCodes>(call, 2, kv_heads, unit, place, head, lanes, has_k, of_row, value);
       }
     }
     float factor_q = 1.f, factor_k = 1.f;
@@ -335,8 +286,10 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocks<X, kNorm, kCodes>)
       factor_q = rsqrtf(squares_q / static_cast<float>(heads * size) + call.eps);
       factor_k = rsqrtf(squares_k / static_cast<float>(kv_heads * size) + call.eps);
     }
-    finish<X, kNorm, kCodes>(call, stream, 0, heads, unit, place, head, lanes, has_q, raw_q, factor_q);
-    finish<X, kNorm, kCodes>(call, stream, 1, kv_heads, unit, place, head, lanes, has_k, raw_k, factor_k);
+    finish<X, kNorm, kCodes>(call, stream, 0, heads, unit, place, head, lanes, has_q, of_row, raw_q,
+                             factor_q);
+    finish<X, kNorm, kCodes>(call, stream, 1, kv_heads, unit, place, head, lanes, has_k, of_row, raw_k,
+                             factor_k);
   }
 }
 
@@ -357,8 +310,8 @@ struct ScalarHead {
   __device__ __forceinline__ float normed(int64_t c) const {
     float value = (omni::to_float(x[c]) - mean) * factor;
     if (which == 2) return value;
-    if (stream.weight[which] != nullptr) value *= affine_at(stream.weight[which], call.weight_dtype, start + c);
-    if (stream.bias[which] != nullptr) value += affine_at(stream.bias[which], call.weight_dtype, start + c);
+    if (stream.weight[which] != nullptr) value *= omni::affine_at(stream.weight[which], call.weight_dtype, start + c);
+    if (stream.bias[which] != nullptr) value += omni::affine_at(stream.bias[which], call.weight_dtype, start + c);
     return value;
   }
 
@@ -376,11 +329,16 @@ template <class X, Codes kCodes>
 __global__ void __launch_bounds__(kMaxThreads) qk_norm_rope_scalar(const __grid_constant__ QkNormRope call) {
   __shared__ float scratch[2][kMaxThreads / kWarp];
   const QkvStream& stream = stream_of(call, blockIdx.x);
-  const int64_t token = blockIdx.x - stream.begin, place = place_of(stream, token), size = call.head_size;
+  const int64_t token = blockIdx.x - stream.begin, place = omni::place_of(stream, token), size = call.head_size;
   const int lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
   const void* const from[3] = {stream.q, stream.k, stream.v};
   const int64_t strides[3] = {stream.q_stride, stream.k_stride, stream.v_stride};
   check_place(call, place);
+  int64_t of_row = 0;
+  if constexpr (kCodes == Codes::kE4m3ByRow) {
+    of_row = omni::row_of(call, place);
+    omni::store_row_scales(call, of_row, place);
+  }
 
 #pragma unroll
   for (int which = 0; which < 3; ++which) {
@@ -416,6 +374,13 @@ __global__ void __launch_bounds__(kMaxThreads) qk_norm_rope_scalar(const __grid_
       if constexpr (kCodes == Codes::kNone) {
         X* out = static_cast<X*>(call.out[which]) + row * size;
         for (int64_t c = lane; c < size; c += kWarp) omni::store(out + c, head.turned(c));
+      } else if constexpr (kCodes == Codes::kE4m3ByRow) {
+        const int64_t at = omni::peak_at(call, which, of_row, h / (heads / call.kv_heads));
+        const float inverse = omni::inverse_of(omni::row_scale(call.peaks[at]));
+        uint8_t* out = static_cast<uint8_t*>(call.out[which]) + row * size;
+        for (int64_t c = lane; c < size; c += kWarp) {
+          out[c] = static_cast<uint8_t>(code_of<kCodes>(head.turned(c) * inverse));
+        }
       } else {
         float most = 0.f;
         for (int64_t c = lane; c < size; c += kWarp) most = fmaxf(most, fabsf(head.turned(c)));
@@ -479,9 +444,11 @@ void launch(const QkNormRope& call, cudaStream_t stream) {
 
 using Launch = void (*)(const QkNormRope&, cudaStream_t);
 
-constexpr Launch kLaunches[2][3] = {
-    {launch<float, Codes::kNone>, launch<float, Codes::kE4m3>, launch<float, Codes::kInt8>},
-    {launch<__nv_bfloat16, Codes::kNone>, launch<__nv_bfloat16, Codes::kE4m3>, launch<__nv_bfloat16, Codes::kInt8>},
+constexpr Launch kLaunches[2][4] = {
+    {launch<float, Codes::kNone>, launch<float, Codes::kE4m3>, launch<float, Codes::kInt8>,
+     launch<float, Codes::kE4m3ByRow>},
+    {launch<__nv_bfloat16, Codes::kNone>, launch<__nv_bfloat16, Codes::kE4m3>, launch<__nv_bfloat16, Codes::kInt8>,
+     launch<__nv_bfloat16, Codes::kE4m3ByRow>},
 };
 
 }  // namespace
@@ -489,6 +456,10 @@ constexpr Launch kLaunches[2][3] = {
 const char* omni_qk_norm_rope_cuda(const QkNormRope* call, void* stream) {
   if (call->tokens > INT32_MAX) return "more tokens than a grid has blocks";
   if (call->heads * call->head_size > INT32_MAX) return "more channels than a block counts";
+  const int64_t element_size = call->x_dtype == omni::Dtype::kFloat32 ? 4 : 2;
+  if (fits_packs(*call, element_size) && omni::rope_fits_bulk(*call)) {
+    return omni::launch_rope_bulk(*call, static_cast<cudaStream_t>(stream));
+  }
   kLaunches[static_cast<int>(call->x_dtype)][static_cast<int>(call->codes)](*call, static_cast<cudaStream_t>(stream));
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);

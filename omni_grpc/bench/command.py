@@ -99,6 +99,7 @@ def _settings(effective: Effective) -> dict[str, Any]:
         "cache": None if effective.cache is None else dataclasses.asdict(effective.cache),
         "quantized_layers": dict(effective.quantized_layers),
         "kept_layers": effective.kept_layers,
+        "batch_invariant": effective.batch_invariant,
     }
 
 

@@ -107,6 +107,7 @@ def effective(message: event_pb2.EffectiveParams) -> Effective:
         ),
         quantized_layers=dict(message.quantized_layers),
         kept_layers=message.kept_layers,
+        batch_invariant=message.batch_invariant,
         defaults_used=dict(message.defaults_used),
         dropped_tokens=dict(message.dropped_tokens),
     )

@@ -168,6 +168,7 @@ class Run:
             loras=_applied(request.loras, ready.loras) if ready else (),
             quantized_layers=ready.quantized_layers if ready else {},
             kept_layers=ready.kept_layers if ready else 0,
+            batch_invariant=ready.batch_invariant if ready else False,
             defaults_used=self.job.defaults_used,
             dropped_tokens=self._dropped_tokens,
         )

@@ -53,8 +53,8 @@ class Effects:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """What a feature is told about the denoiser that it edits: which component of which model it is, where its weights
-    live, the ranks it is spread over (None: there is one), and where the checkpoint's weights go. `effects` is the same
-    for all denoisers of a model; a feature adds to it.
+    live, the ranks it is spread over (None: there is one), where the checkpoint's weights go, and whether a row is to
+    give the same in any batch. `effects` is the same for all denoisers of a model; a feature adds to it.
     """
 
     component: str
@@ -63,4 +63,5 @@ class Context:
     dtype: torch.dtype
     ranks: ProcessGroup | None = None
     places: Places = dataclasses.field(default_factory=dict)
+    batch_invariant: bool = False
     effects: Effects = dataclasses.field(default_factory=Effects)

@@ -5,18 +5,21 @@ What computes an attention is chosen once, when the model is loaded: one that wa
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.backends import AUTO, choose, flag_of, refused
+from omni_grpc.backends import AUTO, CODED, INVARIANT, choose, flag_of, in_precision, refused
 from omni_grpc.features import Context
 from omni_grpc.nn.attention import Attention, leaves
 from omni_grpc.nn.rows import JOINT, Owner, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.attention import varlen_attention
+from omni_grpc.ops.attention_q import CodedTiles
+from omni_grpc.ops.heads import CodedHeads
 from omni_grpc.roles import Choice, Roles, Window
 
 __all__ = ["apply"]
@@ -38,14 +41,21 @@ def apply(module: nn.Module, config: Roles, context: Context) -> None:
         used = effects.attention.setdefault(attention.role, {})
         effects.categories.add(attention.role_category)
         for precision in {choice.precision: None} | {window.precision: None for window in windows}:
-            dtype = context.dtype if precision == AUTO else getattr(torch, precision)
-            chosen = choose(choice.backend, attention.uses(context.device, dtype), choice.field)
+            dtype = _dtype(precision, context.dtype)
+            named = in_precision(choice.backend, precision, choice.field)
+            chosen = choose(named, attention.uses(context.device, dtype), choice.field)
             used[chosen if dtype == context.dtype else f"{chosen} in {precision}"] = None
-            if choice.backend != AUTO:
+            if named != AUTO:
                 tried(chosen, choice, dtype, attention.num_heads, attention.num_kv_heads, attention.head_size)
-        attention.backend = choice.backend
+        attention.backend = choice.backend + (INVARIANT if context.batch_invariant else "")
         if windows or choice.precision != AUTO:
             module.set_submodule(name, PreciseAttention(attention, choice.precision, windows))
+
+
+def _dtype(precision: str, own: torch.dtype) -> torch.dtype:
+    """What queries, keys and values are brought to: codes are made of what they are."""
+    dtype: torch.dtype = own if precision == AUTO or precision in CODED else getattr(torch, precision)
+    return dtype
 
 
 def _layers(module: nn.Module) -> dict[nn.Module, float]:
@@ -102,6 +112,12 @@ class PreciseAttention(Attention):
         )
         self.inner = inner
         self.precision, self.windows = precision, tuple(windows)
+        self.in_codes = nn.ModuleDict()
+        for each in {precision} | {window.precision for window in windows}:
+            if each in CODED:
+                coded = copy.copy(inner)
+                coded.backend = in_precision(inner.backend, each)
+                self.in_codes[each] = coded
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
         by_row = [self._of(owner) for owner in rows.owners] if self.windows else [self.precision]
@@ -119,12 +135,36 @@ class PreciseAttention(Attention):
                 views[row].copy_(result)
         return out
 
+    def reads_codes(self, x: Tensor, rows: Rows) -> type[CodedHeads] | type[CodedTiles] | None:
+        """Where its rows have one precision and that has codes."""
+        by_row = {self._of(owner) for owner in rows.owners} if self.windows else {self.precision}
+        if len(by_row) != 1 or not by_row <= CODED.keys():
+            return None
+        return self._with(*by_row).reads_codes(x, rows)
+
+    def coded(self, given: CodedHeads | CodedTiles, dtype: torch.dtype, rows: Rows, over: str = JOINT) -> Tensor:
+        precision = self._of(rows.owners[0]) if self.windows else self.precision
+        return self._with(precision).coded(given, dtype, rows, over)
+
+    def runs_on(self, device: torch.device, dtype: torch.dtype) -> list[str]:
+        found = []
+        for precision in dict.fromkeys([self.precision, *(window.precision for window in self.windows)]):
+            own = _dtype(precision, dtype)
+            for name in self._with(precision).runs_on(device, own):
+                found.append(name if own == dtype else f"{name} in {precision}")
+        return found
+
+    def _with(self, precision: str) -> Attention:
+        found = self.in_codes[precision] if precision in CODED else self.inner
+        assert isinstance(found, Attention)
+        return found
+
     def _of(self, owner: Owner) -> str:
         state = owner[0]
         at = state.index / state.schedule.steps
         return next((window.precision for window in self.windows if _covers(window.steps, at)), self.precision)
 
     def _attend(self, precision: str, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str, kv: str | None) -> Tensor:
-        dtype = q.dtype if precision == AUTO else getattr(torch, precision)
-        out: Tensor = self.inner(q.to(dtype), k.to(dtype), v.to(dtype), rows, over, kv)
+        dtype = _dtype(precision, q.dtype)
+        out: Tensor = self._with(precision)(q.to(dtype), k.to(dtype), v.to(dtype), rows, over, kv)
         return out.to(q.dtype)

@@ -32,19 +32,19 @@ def apply(module: nn.Module, config: LoraConfig, context: Context) -> None:
         for layer, factors in file.of(context.component, frozenset(context.spec.weights)).items():
             place = context.places.get(layer)
             if place is not None and isinstance(module.get_submodule(place.path), AnyLinear):
-                _wrapped(module, place.path, context.component).add(name, layer, factors, place, context)
+                _wrapped(module, place.path, context).add(name, layer, factors, place, context)
                 used.update(factors.keys)
         _tell(name, file, used, context)
 
 
-def _wrapped(module: nn.Module, path: str, component: str) -> LoraLinear:
+def _wrapped(module: nn.Module, path: str, context: Context) -> LoraLinear:
     """The wrapper of a layer, put there where there was none."""
     linear = module.get_submodule(path)
     if isinstance(linear, LoraLinear):
         return linear
     assert isinstance(linear, AnyLinear)
     owner, _, leaf = path.rpartition(".")
-    wrapper = LoraLinear(linear, component)
+    wrapper = LoraLinear(linear, context.component, apart=context.batch_invariant)
     setattr(module.get_submodule(owner), leaf, wrapper)
     return wrapper
 
@@ -75,11 +75,13 @@ class Part:
 
 
 class LoraLinear(AnyLinear):
-    """Adds to each row what its request's adapters change. The adapters of the layer are in `parts`, by name."""
+    """Adds to each row what its request's adapters change. The adapters of the layer are in `parts`, by name. apart:
+    rows with the same ones are not computed together.
+    """
 
-    def __init__(self, base: AnyLinear, component: str) -> None:
+    def __init__(self, base: AnyLinear, component: str, *, apart: bool = False) -> None:
         super().__init__()
-        self.base, self.component = base, component
+        self.base, self.component, self.apart = base, component, apart
         self.in_features, self.out_features, self.stream = base.in_features, base.out_features, base.stream
         self.parts: dict[str, list[Part]] = {}
 
@@ -128,6 +130,7 @@ class LoraLinear(AnyLinear):
             yield slice(None), rows.owners[0][0].request.loras
             return
         offsets = rows.stream(self.stream).offsets
-        for loras, run in itertools.groupby(range(len(rows)), key=lambda row: rows.owners[row][0].request.loras):
+        of = [owner[0].request.loras for owner in rows.owners]
+        for (loras, _), run in itertools.groupby(range(len(rows)), key=lambda row: (of[row], self.apart and row)):
             numbers = list(run)
             yield slice(offsets[numbers[0]], offsets[numbers[-1] + 1]), loras

@@ -22,6 +22,7 @@ from omni_grpc.nn.linear import AnyLinear, Coded, Linear
 from omni_grpc.nn.rows import MOD
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.gemm import FP8_CAPABILITY, gemm_q
+from omni_grpc.ops.gemm_ways import AUTO, INVARIANT, has_invariant
 from omni_grpc.ops.quant import quantize_rows
 from omni_grpc.request import RequestWarning
 
@@ -53,11 +54,12 @@ def apply(module: nn.Module, config: QuantizationConfig, context: Context) -> No
     chosen, left = _choose(module, stored, asked, config, context)
     for kind in set(chosen.values()):
         _check_device(kind, context)
+    way = INVARIANT if context.batch_invariant else AUTO
     for path, kind in chosen.items():
         linear = module.get_submodule(path)
         assert isinstance(linear, Linear)
         owner, _, leaf = path.rpartition(".")
-        setattr(module.get_submodule(owner), leaf, QuantizedLinear(linear, path, kind))
+        setattr(module.get_submodule(owner), leaf, QuantizedLinear(linear, path, kind, config=way))
         context.effects.quantized_layers[NAMES[kind]] += 1
     if not chosen:
         why = f"finds no layer of {context.component} to quantise; left out: {', '.join(left)}"
@@ -136,6 +138,12 @@ def _check_device(kind: torch.dtype, context: Context) -> None:
                 f"fp8 needs a GPU of compute capability {needed}, {context.device} has {card}; use --quantization int8"
             )
             raise _refused("quantization", why, reason="QUANTIZATION_NOT_SUPPORTED")
+        if context.batch_invariant and not has_invariant(kind, context.dtype, context.device):
+            why = (
+                f"products of fp8 in {context.dtype} are torch's on {context.device}, which adds up by the number of "
+                "tokens; leave out --batch-invariant, or use --quantization int8"
+            )
+            raise _refused("batch_invariant", why, reason="QUANTIZATION_NOT_SUPPORTED")
         return
     message = "fp8 saves memory on a CPU and costs time, as it has no products of float8; int8 saves both"
     warning = RequestWarning(code="QUANTIZATION_WITHOUT_SPEED", field="", message=message, applied="fp8")
@@ -149,12 +157,14 @@ def _refused(setting: str, why: str, reason: str = ConfigError.default_reason) -
 
 
 class QuantizedLinear(AnyLinear):
-    """x W^T + b in 8 bits: weight [out, in] in `kind`, scale float32 [out], bias [out] in the model's dtype."""
+    """x W^T + b in 8 bits: weight [out, in] in `kind`, scale float32 [out], bias [out] in the model's dtype. How it is
+    computed is `config`, see gemm_q.
+    """
 
-    def __init__(self, linear: Linear, path: str, kind: torch.dtype) -> None:
+    def __init__(self, linear: Linear, path: str, kind: torch.dtype, *, config: str = AUTO) -> None:
         super().__init__()
         self.in_features, self.out_features, self.stream = linear.in_features, linear.out_features, linear.stream
-        self.path, self.kind = path, kind
+        self.path, self.kind, self.config = path, kind, config
         self.weight = linear.weight
         self.scale = nn.Parameter(linear.weight.new_empty(linear.out_features), requires_grad=False)
         self.bias = linear.bias
@@ -166,7 +176,7 @@ class QuantizedLinear(AnyLinear):
     def forward(self, x: Tensor | Coded) -> Tensor:
         if not isinstance(x, Coded):
             x = Coded(*quantize_rows(x, self.kind), x.dtype)
-        return gemm_q(x.codes, x.scale, self.weight, self.scale, self.bias, dtype=x.dtype)
+        return gemm_q(x.codes, x.scale, self.weight, self.scale, self.bias, dtype=x.dtype, config=self.config)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"weight": (self.out_features, self.in_features)} | (

@@ -69,6 +69,9 @@ class UlyssesAttention(Attention):
             (q,), (k, v) = _to_heads(exchange, over, q), _to_heads(exchange, source, k, v)
         return _to_tokens(exchange, over, self.inner(q, k, v, rows.whole, over, kv), tokens)
 
+    def runs_on(self, device: torch.device, dtype: torch.dtype) -> list[str]:
+        return self.inner.runs_on(device, dtype)
+
 
 def _to_heads(exchange: Exchange, stream: str, *tensors: Tensor) -> tuple[Tensor, ...]:
     """This rank's tokens with all heads -> all tokens with this rank's heads: [T of this rank, H, D] -> [T, H / P, D].

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.backends import AUTO, Use, choose
+from omni_grpc.backends import AUTO, BACKENDS, Use, run_of
 from omni_grpc.errors import InternalError
 from omni_grpc.nn.rows import JOINT, Rows
-from omni_grpc.ops.attention import use_of, varlen_attention
+from omni_grpc.ops.attention import use_of, varlen_attention, varlen_attention_coded, ways_of
+from omni_grpc.ops.attention_choice import taken
+from omni_grpc.ops.attention_q import CodedTiles, attention_q
+from omni_grpc.ops.heads import CodedHeads
 
 
 class Attention(nn.Module):
@@ -19,7 +22,8 @@ class Attention(nn.Module):
     `num_kv_heads` below `num_heads` is grouped-query attention; `softmax_scale` defaults to head_size ** -0.5; `causal`
     is defined in `ops.attention`. `role`, `role_category` and `skip_sequence_parallel` change nothing here: they say
     what the attention is for ("self", "cross", ...), and are what a feature matches on when it chooses a backend for
-    some of a model's attentions and not for others. `backend` is that choice, a name of `omni_grpc.backends`.
+    some of a model's attentions and not for others. `backend` is that choice, a name of `omni_grpc.backends`, with or
+    without a form.
     """
 
     def __init__(
@@ -76,10 +80,49 @@ class Attention(nn.Module):
             keys.host,
         )
 
+    def reads_codes(self, x: Tensor, rows: Rows) -> type[CodedHeads] | type[CodedTiles] | None:
+        """What it makes of queries, keys and values like x [T, H, D], if these are codes: `coded` may bring them."""
+        if rows.exchange is not None:
+            return None
+        named = self._ways(x.device, x.dtype)[0]
+        if BACKENDS[named.partition(" ")[0]].tiles:
+            return None if x.is_cuda and x.dtype != torch.bfloat16 else CodedTiles
+        return CodedHeads if run_of(named, coded=True) else None
+
+    def coded(self, given: CodedHeads | CodedTiles, dtype: torch.dtype, rows: Rows, over: str = JOINT) -> Tensor:
+        """Self attention of what was in that dtype, where it `reads_codes` like these."""
+        stream = rows.stream(over)
+        if isinstance(given, CodedTiles):
+            out = attention_q(given, stream.cu, stream.cu, stream.total, self.softmax_scale)
+            return (out if out.shape[2] == self.head_size else out[..., : self.head_size]).to(dtype)
+        return varlen_attention_coded(
+            given,
+            stream.cu,
+            stream.cu,
+            stream.longest,
+            stream.longest,
+            self.softmax_scale,
+            self.causal,
+            dtype,
+            self.backend,
+            stream.host,
+            stream.host,
+        )
+
+    def _ways(self, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+        grouped = self.num_heads != self.num_kv_heads
+        return ways_of(self.backend, device, dtype, self.head_size, self.causal, grouped)
+
     def uses(self, device: torch.device, dtype: torch.dtype) -> Use:
         """What it asks of a backend there, in that precision."""
         grouped = self.num_heads != self.num_kv_heads
         return use_of(device, dtype, self.head_size, causal=self.causal, grouped=grouped)
+
+    def runs_on(self, device: torch.device, dtype: torch.dtype) -> list[str]:
+        """The backends that it takes there for what comes in that precision."""
+        heads = f"{self.num_heads}x{self.num_kv_heads}x{self.head_size}"
+        named = self._ways(device, dtype)
+        return taken(named, device, str(dtype).removeprefix("torch."), heads, self.causal)
 
     def extra_repr(self) -> str:
         return f"{self.num_heads} x {self.head_size}, kv {self.num_kv_heads}, role={self.role}"
@@ -92,11 +135,19 @@ def leaves(module: nn.Module) -> list[tuple[str, Attention]]:
 
 
 def in_use(module: nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, dict[str, None]]:
-    """What the attentions of a module run on there, in that precision: role -> backends, each once."""
+    """What the attentions of a module run on there, for what comes in that precision: role -> backends, each once."""
     found: dict[str, dict[str, None]] = {}
-    for _, attention in leaves(module):
-        found.setdefault(attention.role, {})[choose(attention.backend, attention.uses(device, dtype))] = None
+    for attention in _outermost(module):
+        found.setdefault(attention.role, {}).update(dict.fromkeys(attention.runs_on(device, dtype)))
     return found
+
+
+def _outermost(module: nn.Module) -> Iterator[Attention]:
+    for child in module.children():
+        if isinstance(child, Attention):
+            yield child
+        else:
+            yield from _outermost(child)
 
 
 def described(found: Mapping[str, Iterable[str]]) -> str:

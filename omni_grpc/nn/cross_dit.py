@@ -15,7 +15,7 @@ from omni_grpc.nn.embeddings import ScalarEmbedder, sinusoid
 from omni_grpc.nn.feed_forward import FeedForward
 from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.norms import AcrossHeadsNorm, Float32LayerNorm
-from omni_grpc.nn.query_key import Projected, rotated
+from omni_grpc.nn.query_key import Projected, attended
 from omni_grpc.nn.readers import Read, added_normed, normed
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
@@ -38,13 +38,12 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Read, rows: Rows) -> Tensor:
         q, k, v = self.to_qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(1)
-        q, k, v = rotated(Projected(q, k, v, self.norm_q, self.norm_k), rows["rope"])
-        out: Tensor = self.to_out(self.attention(q, self.keys(k, rows), v, rows, over=self.stream).flatten(1))
+        out: Tensor = self.to_out(self.attend(Projected(q, k, v, self.norm_q, self.norm_k), rows).flatten(1))
         return out
 
-    def keys(self, k: Tensor, rows: Rows) -> Tensor:
-        """The keys as they are attended to, out of those that are normed and turned: [T, heads, head_size]."""
-        return k
+    def attend(self, part: Projected, rows: Rows) -> Tensor:
+        """[T, heads, head_size]."""
+        return attended(self.attention, part, rows["rope"], rows, over=self.stream)
 
 
 class CrossAttention(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.feed_forward import FeedForward
 from omni_grpc.nn.linear import AnyLinear, Linear
-from omni_grpc.nn.query_key import Projected, rotated_joint
+from omni_grpc.nn.query_key import Projected, attended_joint
 from omni_grpc.nn.readers import Read, Readers, added_normed, normed
 from omni_grpc.nn.rows import MOD, Rows
 from omni_grpc.nn.stack import Block
@@ -41,8 +41,7 @@ class JointAttention(nn.Module):
             TXT: Projected(*self._heads(self.add_qkv_proj(txt)), self.norm_added_q, self.norm_added_k),
             IMG: Projected(*self._heads(self.to_qkv(img)), self.norm_q, self.norm_k),
         }
-        q, k, v = rotated_joint(streams, rows["rope"], rows)
-        parts = rows.split(self.attention(q, k, v, rows).flatten(1))
+        parts = rows.split(attended_joint(self.attention, streams, rows["rope"], rows).flatten(1))
         return self.to_add_out(parts[TXT]), self.to_out(parts[IMG])
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.linear import AnyLinear, Linear
-from omni_grpc.nn.query_key import Projected, rotated
+from omni_grpc.nn.query_key import Projected, attended
 from omni_grpc.nn.readers import Read, normed
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
@@ -31,9 +31,8 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Read, rows: Rows) -> Tensor:
         q, k, v = self.to_qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(1)
-        q, k, v = rotated(Projected(q, k, v, self.norm_q, self.norm_k), rows["rope"])
-        out: Tensor = self.attention(q, k, v, rows)
-        return out.flatten(1)
+        part = Projected(q, k, v, self.norm_q, self.norm_k)
+        return attended(self.attention, part, rows["rope"], rows).flatten(1)
 
 
 class ParallelSingleBlock(Block):

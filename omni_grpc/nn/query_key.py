@@ -1,5 +1,5 @@
 """Between an attention's projections and the attention itself: norms of queries and keys, their rotation and the joint
-order of streams, in one pass."""
+order of streams, in one pass, and in 8 bits where attention reads them so."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import NamedTuple, cast
 
 from torch import Tensor, nn
 
+from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.norms import AcrossHeadsNorm
-from omni_grpc.nn.rows import Rows
+from omni_grpc.nn.rows import JOINT, Rows
+from omni_grpc.ops.attention_q import CodedTiles
 from omni_grpc.ops.rope import Heads, qk_norm_rope
+from omni_grpc.ops.rope_heads import qk_norm_rope_code_heads
+from omni_grpc.ops.rope_tiles import qk_norm_rope_code_tiles
 
 
 class Projected(NamedTuple):
@@ -27,6 +31,16 @@ class Projected(NamedTuple):
     norm_k: nn.Module
 
 
+def attended(attention: Attention, part: Projected, table: Tensor, rows: Rows, over: str = JOINT) -> Tensor:
+    """Self attention of stream `over`, [T_s, H, D], after the norms and the turn by table [T_s, R, 2]."""
+    return _attended(attention, [part], table, (), rows, over)
+
+
+def attended_joint(attention: Attention, parts: Mapping[str, Projected], table: Tensor, rows: Rows) -> Tensor:
+    """The same of all streams of "joint" in its order, [T_joint, H, D]."""
+    return _attended(attention, list(parts.values()), table, [rows.place[name] for name in parts], rows, JOINT)
+
+
 def rotated(part: Projected, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v of one stream, q and k normed and turned by table [T_s, R, 2], see ops.rope."""
     return _rotated([part], table, ())
@@ -37,20 +51,41 @@ def rotated_joint(parts: Mapping[str, Projected], table: Tensor, rows: Rows) -> 
     return _rotated(list(parts.values()), table, [rows.place[name] for name in parts])
 
 
+def _attended(
+    attention: Attention, parts: Sequence[Projected], table: Tensor, place: Sequence[Tensor], rows: Rows, over: str
+) -> Tensor:
+    """Where attention works in 8 bits, norms that bound what leaves them let one pass make the codes."""
+    kind, x = _kind(parts), parts[0].q
+    if kind and (codes := attention.reads_codes(x, rows)):
+        make = qk_norm_rope_code_tiles if codes is CodedTiles else qk_norm_rope_code_heads
+        coded = make(_fused(parts), table, place, rows.stream(over).cu, norm=kind, eps=_eps(parts))
+        return attention.coded(coded, x.dtype, rows, over)
+    out: Tensor = attention(*_rotated(parts, table, place), rows, over=over)
+    return out
+
+
 def _rotated(parts: Sequence[Projected], table: Tensor, place: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    norms = [norm for part in parts for norm in (part.norm_q, part.norm_k)]
-    if all(type(norm) is nn.RMSNorm for norm in norms):
-        kind = "rms"
-    elif all(type(norm) is AcrossHeadsNorm for norm in norms):
-        kind = "rms_across"
-    else:
-        streams = [Heads(_alone(part.norm_q, part.q), _alone(part.norm_k, part.k), part.v) for part in parts]
-        return qk_norm_rope(streams, table, place)
-    streams = [
+    if kind := _kind(parts):
+        return qk_norm_rope(_fused(parts), table, place, norm=kind, eps=_eps(parts))
+    streams = [Heads(_alone(part.norm_q, part.q), _alone(part.norm_k, part.k), part.v) for part in parts]
+    return qk_norm_rope(streams, table, place)
+
+
+def _kind(parts: Sequence[Projected]) -> str:
+    """The norm of ops.rope that all of them are; empty where there is none."""
+    norms = {type(norm) for part in parts for norm in (part.norm_q, part.norm_k)}
+    return {nn.RMSNorm: "rms", AcrossHeadsNorm: "rms_across"}.get(norms.pop(), "") if len(norms) == 1 else ""
+
+
+def _fused(parts: Sequence[Projected]) -> list[Heads]:
+    return [
         Heads(part.q, part.k, part.v, (cast(Tensor, part.norm_q.weight), cast(Tensor, part.norm_k.weight)))
         for part in parts
     ]
-    return qk_norm_rope(streams, table, place, norm=kind, eps=cast(float, norms[0].eps))
+
+
+def _eps(parts: Sequence[Projected]) -> float:
+    return cast(float, parts[0].norm_q.eps)
 
 
 def _alone(norm: nn.Module, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.feed_forward import SwiGLU
 from omni_grpc.nn.linear import AnyLinear, Linear
-from omni_grpc.nn.query_key import Projected, rotated
+from omni_grpc.nn.query_key import Projected, attended
 from omni_grpc.nn.readers import Read, added_normed, normed
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
@@ -40,8 +40,8 @@ class SingleStreamAttention(nn.Module):
         kv_heads = self.attention.num_kv_heads
         heads = (self.attention.num_heads, kv_heads, kv_heads)
         q, k, v = self.to_qkv(x).unflatten(-1, (-1, self.head_size)).split(heads, 1)
-        q, k, v = rotated(Projected(q, k, v, self.norm_q, self.norm_k), rope)
-        out: Tensor = self.to_out(self.attention(q, k, v, rows, over=self.stream).flatten(1))
+        part = Projected(q, k, v, self.norm_q, self.norm_k)
+        out: Tensor = self.to_out(attended(self.attention, part, rope, rows, over=self.stream).flatten(1))
         return out
 
 

@@ -6,14 +6,16 @@ Shapes: T packed tokens, H query heads, K key/value heads (H is a multiple of K)
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from omni_grpc.backends import AUTO, BACKENDS, Use, choose
+from omni_grpc.backends import AUTO, Use, run_of, ways
+from omni_grpc.ops.attention_choice import Rows, fastest, function
 from omni_grpc.ops.attention_kernels import Offsets
+from omni_grpc.ops.heads import CodedHeads
 from omni_grpc.ops.library import NAMESPACE, declare
 
 
@@ -38,11 +40,34 @@ def varlen_attention(
     query of a row sees all of its keys, the one before it all but the last, and so on; a query that sees no key gives
     zeros, as does a row without keys. Returns a new contiguous [Tq, H, D].
 
-    `backend` is a name of `omni_grpc.backends`; one that cannot do this raises ConfigError, "auto" is the first of the
-    device's that can. host_q, host_k: cu_q and cu_k in the host's memory, for backends that start a kernel for each run
-    of like rows: without them those wait for the device.
+    `backend` is a name of `omni_grpc.backends`, with or without a form; one that cannot do this raises ConfigError.
+    What it leaves open, and "auto" leaves all, is the fastest by the times of ops.tuning for rows like these. host_q,
+    host_k: cu_q and cu_k in the host's memory, for backends that start a kernel for each run of like rows: without
+    them those wait for the device.
     """
     out: Tensor = _varlen_attention(q, k, v, cu_q, cu_k, longest_q, longest_k, scale, causal, backend, host_q, host_k)
+    return out
+
+
+def varlen_attention_coded(
+    given: CodedHeads,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    longest_q: int,
+    longest_k: int,
+    scale: float,
+    causal: bool,
+    dtype: torch.dtype,
+    backend: str,
+    host_q: Tensor | None = None,
+    host_k: Tensor | None = None,
+) -> Tensor:
+    """`varlen_attention` of queries, keys and values that are in 8 bits already, by a backend that has them so; `dtype`
+    is what the result has, and what they had.
+    """
+    out: Tensor = _varlen_attention_coded(
+        *given, cu_q, cu_k, longest_q, longest_k, scale, causal, dtype, backend, host_q, host_k
+    )
     return out
 
 
@@ -73,24 +98,69 @@ def attend(
     host_k: Tensor | None = None,
 ) -> Tensor:
     """`varlen_attention` without the dispatcher: the backend's own function."""
-    _check(q, k, v, cu_q, cu_k)
-    chosen = _chosen(backend, q.device, q.dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
+    if not _fits(q, k, v, cu_q, cu_k):
+        _check(q, k, v, cu_q, cu_k)
     if q.shape[0] == 0 or k.shape[0] == 0:
+        ways_of(backend, q.device, q.dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
         return torch.zeros_like(q, memory_format=torch.contiguous_format)
     offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k, host_q=host_q, host_k=host_k)
-    return _function(BACKENDS[chosen].run)(q, k, v, offsets, scale, causal).contiguous()
+    way = _way(backend, q.dtype, q, k, offsets, causal)
+    return function(run_of(way))(q, k, v, offsets.of(way), scale, causal).contiguous()
 
 
-@functools.cache
-def _function(run: str) -> Callable[..., Tensor]:
-    module, _, name = run.partition(":")
-    function: Callable[..., Tensor] = getattr(importlib.import_module(module), name)
-    return function
+def attend_coded(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scales: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    longest_q: int,
+    longest_k: int,
+    scale: float,
+    causal: bool,
+    dtype: torch.dtype,
+    backend: str = AUTO,
+    host_q: Tensor | None = None,
+    host_k: Tensor | None = None,
+) -> Tensor:
+    """`varlen_attention_coded` without the dispatcher."""
+    if not _fits(q, k, v, cu_q, cu_k):
+        _check(q, k, v, cu_q, cu_k)
+    if q.shape[0] == 0 or k.shape[0] == 0:
+        return q.new_zeros(q.shape, dtype=dtype)
+    offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k, host_q=host_q, host_k=host_k)
+    way = _way(backend, dtype, q, k, offsets, causal)
+    out = function(run_of(way, coded=True))(CodedHeads(q, k, v, scales), offsets.of(way), scale, causal)
+    return out.to(dtype).contiguous()
+
+
+def _way(backend: str, dtype: torch.dtype, q: Tensor, k: Tensor, offsets: Offsets, causal: bool) -> str:
+    """What the attention is computed with, where queries, keys and values come in that precision."""
+    named = ways_of(backend, q.device, dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
+    if len(named) == 1:
+        return named[0]
+    count = offsets.cu_q.shape[0] - 1
+    like = count * offsets.longest_q == q.shape[0] and count * offsets.longest_k == k.shape[0]
+    return fastest(named, Rows(count, like, q.shape[0] // count, k.shape[0] // count), q, k.shape[1], causal)
+
+
+def ways_of(
+    backend: str, device: torch.device, dtype: torch.dtype, head_size: int, causal: bool, grouped: bool
+) -> tuple[str, ...]:
+    """What a backend leaves open there, see `backends.ways`. Looked up once: it asks which packages there are."""
+    return _ways_of(backend, device, dtype, head_size, causal, grouped)
+
+
+# for blocks that are compiled: not to be traced through the search for packages
+torch.compiler.assume_constant_result(ways_of)
 
 
 @functools.lru_cache(maxsize=1024)
-def _chosen(backend: str, device: torch.device, dtype: torch.dtype, head_size: int, causal: bool, grouped: bool) -> str:
-    return choose(backend, use_of(device, dtype, head_size, causal=causal, grouped=grouped))
+def _ways_of(
+    backend: str, device: torch.device, dtype: torch.dtype, head_size: int, causal: bool, grouped: bool
+) -> tuple[str, ...]:
+    return ways(backend, use_of(device, dtype, head_size, causal=causal, grouped=grouped))
 
 
 def _varlen_attention_fake(
@@ -111,30 +181,69 @@ def _varlen_attention_fake(
     return q.new_empty(q.shape)
 
 
+def _varlen_attention_coded_fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scales: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    longest_q: int,
+    longest_k: int,
+    scale: float,
+    causal: bool,
+    dtype: torch.dtype,
+    backend: str = AUTO,
+    host_q: Tensor | None = None,
+    host_k: Tensor | None = None,
+) -> Tensor:
+    _check(q, k, v, cu_q, cu_k)
+    return q.new_empty(q.shape, dtype=dtype)
+
+
+def _fits(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> bool:
+    """What `_check` checks, at a third of the host's time, of tensors whose sizes are numbers."""
+    return (
+        q.ndim == 3
+        and k.ndim == 3
+        and k.shape == v.shape
+        and q.shape[2] == k.shape[2]
+        and q.shape[1] % k.shape[1] == 0
+        and q.dtype == k.dtype == v.dtype
+        and cu_q.dtype == cu_k.dtype == torch.int32
+        and cu_q.ndim == 1
+        and cu_q.shape == cu_k.shape
+    )
+
+
 def _check(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> None:
-    torch._check(
+    _require(
         q.dim() == 3 and k.dim() == 3 and v.dim() == 3,
         lambda: f"varlen_attention: q, k, v must be [T, H, D], got {q.dim()}, {k.dim()} and {v.dim()} dimensions",
     )
-    torch._check(
+    _require(
         k.shape == v.shape,
         lambda: f"varlen_attention: k is {tuple(k.shape)} and v {tuple(v.shape)}; they must be alike",
     )
-    torch._check(
-        q.shape[2] == k.shape[2], lambda: f"varlen_attention: head sizes differ: q {q.shape[2]}, k {k.shape[2]}"
-    )
-    torch._check(
+    _require(q.shape[2] == k.shape[2], lambda: f"varlen_attention: head sizes differ: q {q.shape[2]}, k {k.shape[2]}")
+    _require(
         q.shape[1] % k.shape[1] == 0,
         lambda: f"varlen_attention: {q.shape[1]} query heads are no multiple of {k.shape[1]} key heads",
     )
-    torch._check(
+    _require(
         q.dtype == k.dtype and q.dtype == v.dtype,
         lambda: f"varlen_attention: q is {q.dtype}, k {k.dtype} and v {v.dtype}; they must be alike",
     )
-    torch._check(
+    _require(
         cu_q.dtype == torch.int32 and cu_k.dtype == torch.int32 and cu_q.dim() == 1 and cu_k.shape == cu_q.shape,
         lambda: "varlen_attention: cu_q and cu_k must be int32 and as long as each other",
     )
+
+
+def _require(condition: Any, message: Callable[[], str]) -> None:
+    """torch._check, whose way to an error costs microseconds even where there is none: for sizes that are symbols."""
+    if condition is not True:
+        torch._check(condition, message)
 
 
 _varlen_attention = declare(
@@ -143,5 +252,13 @@ _varlen_attention = declare(
     reference=attend,
     fake=_varlen_attention_fake,
 )
+_varlen_attention_coded = declare(
+    "varlen_attention_coded(Tensor q, Tensor k, Tensor v, Tensor scales, Tensor cu_q, Tensor cu_k, SymInt longest_q, "
+    "SymInt longest_k, float scale, bool causal, ScalarType dtype, str backend='auto', Tensor? host_q=None, "
+    "Tensor? host_k=None) -> Tensor",
+    reference=attend_coded,
+    fake=_varlen_attention_coded_fake,
+)
 # the same on CUDA: what runs there is the table's to say
 torch.library.impl(f"{NAMESPACE}::varlen_attention", "cuda", attend)
+torch.library.impl(f"{NAMESPACE}::varlen_attention_coded", "cuda", attend_coded)

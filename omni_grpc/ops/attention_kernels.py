@@ -10,19 +10,29 @@ table takes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from omni_grpc.backends import INVARIANT
+from omni_grpc.ops.attention_q import attention_q, attention_quantize, with_whole_heads
+from omni_grpc.ops.heads import CODES, CodedHeads, quantize_heads
+from omni_grpc.ops.library import kernels
+
+WEIGHT_SCALE = 256.0
+"""What FlashAttention 3 multiplies weights by, of which the largest is 1, to make better use of e4m3."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Offsets:
     """Where the rows lie: int32 [R + 1] beside the tensors, bounds of a row's length, and where the caller has them the
-    same offsets in the host's memory.
+    same offsets in the host's memory. `alone`: every row is a run of its own.
     """
 
     cu_q: Tensor
@@ -31,21 +41,40 @@ class Offsets:
     longest_k: int
     host_q: Tensor | None = None
     host_k: Tensor | None = None
+    alone: bool = False
 
-    def runs(self) -> Iterator[tuple[int, int, int, int, int]]:
-        """(rows, queries and keys per row, first query, first key) of each run of neighbours of equal lengths that has
-        queries. Waits for a CUDA device where the offsets are only there.
+    def of(self, way: str) -> Offsets:
+        """As a way to compute attention of these rows wants them."""
+        return dataclasses.replace(self, alone=True) if way.endswith(INVARIANT) else self
+
+    def lengths(self) -> list[tuple[int, int]]:
+        """Queries and keys of each row. Waits like `runs`."""
+        both = ((self.cu_q, self.host_q), (self.cu_k, self.host_k))
+        queries, keys = ((cu if host is None else host).diff().tolist() for cu, host in both)
+        return list(zip(queries, keys, strict=True))
+
+    def whole(self, q: Tensor, k: Tensor) -> int:
+        """How many rows there are where all are alike and one run, else 0. It does not look at offsets."""
+        rows = self.cu_q.shape[0] - 1
+        alike = rows * self.longest_q == q.shape[0] and rows * self.longest_k == k.shape[0]
+        return rows if alike and (rows == 1 or not self.alone) else 0
+
+    def runs(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+        """(rows, queries and keys per row, first row, query and key) of each run of neighbours of equal lengths that
+        has queries. Waits for a CUDA device where the offsets are only there.
         """
-        lengths = (
-            (cu if host is None else host).diff().tolist()
-            for cu, host in ((self.cu_q, self.host_q), (self.cu_k, self.host_k))
-        )
-        at_q = at_k = 0
-        for (n, m), run in itertools.groupby(zip(*lengths, strict=True)):
-            rows = sum(1 for _ in run)
+        row = at_q = at_k = 0
+        lengths = self.lengths()
+        runs = ((1, *each) for each in lengths) if self.alone else _runs(lengths)
+        for rows, n, m in runs:
             if n:
-                yield rows, n, m, at_q, at_k
-            at_q, at_k = at_q + rows * n, at_k + rows * m
+                yield rows, n, m, row, at_q, at_k
+            row, at_q, at_k = row + rows, at_q + rows * n, at_k + rows * m
+
+
+def _runs(lengths: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    for (n, m), run in itertools.groupby(lengths):
+        yield sum(1 for _ in run), n, m
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
@@ -77,20 +106,131 @@ def flash_2(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, cau
 
 
 def flash_3(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    from fa3_fwd_interface import flash_attn_varlen_func  # a package that may be missing
+    return _flash_3_together(q, k, v, offsets, scale, causal)
 
-    out: Tensor = flash_attn_varlen_func(
+
+def flash_3_apart(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    return _flash_3_apart(q, k, v, offsets, scale, causal)
+
+
+def flash_3_fp8(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    return flash_3_coded(_coded(q, k, v, offsets), offsets, scale, causal).to(q.dtype)
+
+
+def flash_3_fp8_apart(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    return flash_3_coded_apart(_coded(q, k, v, offsets), offsets, scale, causal).to(q.dtype)
+
+
+def flash_3_coded(coded: CodedHeads, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """In bfloat16."""
+    return _flash_3_together(coded.q, coded.k, coded.v, offsets, scale, causal, coded.scales)
+
+
+def flash_3_coded_apart(coded: CodedHeads, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """In bfloat16."""
+    return _flash_3_apart(coded.q, coded.k, coded.v, offsets, scale, causal, coded.scales)
+
+
+def _coded(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets) -> CodedHeads:
+    return quantize_heads(q, k, v, offsets.cu_q, offsets.cu_k, offsets.longest_q, offsets.longest_k)
+
+
+def _flash_3_together(
+    q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool, scales: Tensor | None = None
+) -> Tensor:
+    return _flash_3(
         q,
         k,
         v,
-        offsets.cu_q,
-        offsets.cu_k,
-        offsets.longest_q,
-        offsets.longest_k,
-        softmax_scale=scale,
-        causal=causal,
+        scale,
+        causal,
+        scales,
+        cu_seqlens_q=offsets.cu_q,
+        cu_seqlens_k=offsets.cu_k,
+        max_seqlen_q=offsets.longest_q,
+        max_seqlen_k=offsets.longest_k,
     )
+
+
+def _flash_3_apart(
+    q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool, scales: Tensor | None = None
+) -> Tensor:
+    """One call for each run of rows of equal lengths: its kernel for whole batches has less to look up, and what is not
+    finite in a row stays there.
+    """
+    if rows := offsets.whole(q, k):
+        bq, bk, bv = (x.view(rows, -1, *x.shape[1:]) for x in (q, k, v))
+        return _flash_3(bq, bk, bv, scale, causal, scales).view(q.shape)
+    out = torch.empty(q.shape, dtype=q.dtype if scales is None else torch.bfloat16, device=q.device)
+    for rows, n, m, row, at_q, at_k in offsets.runs():
+        into = out[at_q : at_q + rows * n].view(rows, n, *out.shape[1:])
+        if m == 0:
+            into.zero_()
+            continue
+        bq = q[at_q : at_q + rows * n].unflatten(0, (rows, n))
+        bk, bv = (x[at_k : at_k + rows * m].unflatten(0, (rows, m)) for x in (k, v))
+        _flash_3(bq, bk, bv, scale, causal, None if scales is None else scales[:, row : row + rows], out=into)
     return out
+
+
+def _flash_3(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, scales: Tensor | None, **more: Any) -> Tensor:
+    """The kernel's own op: the package's functions around it take the host longer than a small attention the GPU. One
+    split, so that keys are summed up in the same order whatever else there is.
+    """
+    from fa3_fwd_interface import fa3_fwd_cuda  # a package that may be missing
+
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    if scales is not None:
+        more |= dict(zip(("q_descale", "k_descale", "v_descale"), scales, strict=True))
+    out: Tensor = fa3_fwd_cuda.fwd.default(q, k, v, softmax_scale=scale, is_causal=causal, num_splits=1, **more)[0]
+    return out
+
+
+def fp8_emulated(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    return coded_reference(_coded(q, k, v, offsets), offsets, scale, causal).to(q.dtype)
+
+
+def coded_reference(coded: CodedHeads, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """What `flash_3_coded` computes, in float32: weights are rounded to e4m3 before they meet the values, and their sum
+    is of those that are not (https://arxiv.org/abs/2407.08608, section 3.3). The kernel rounds by the largest score of
+    the keys that it has seen so far, this one by that of all.
+    """
+    q, k, v = (x.float() for x in coded[:3])
+    out, groups, at_q, at_k = torch.zeros_like(q), q.shape[1] // k.shape[1], 0, 0
+    for row, (n, m) in enumerate(offsets.lengths()):
+        if n and m:
+            of_q, of_k = slice(at_q, at_q + n), slice(at_k, at_k + m)
+            q_scale, k_scale, v_scale = coded.scales[:, row].repeat_interleave(groups, 1)
+            keys, values = (x[of_k].repeat_interleave(groups, 1) for x in (k, v))
+            scores = torch.einsum("nhd,mhd->hnm", q[of_q], keys) * (scale * q_scale * k_scale)[:, None, None]
+            if causal:
+                hidden = ~torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n)
+                scores = scores.masked_fill(hidden, float("-inf"))
+            weights = (scores - scores.amax(-1, keepdim=True)).exp()
+            rounded = (weights * WEIGHT_SCALE).to(CODES).float() / WEIGHT_SCALE
+            summed = torch.einsum("hnm,mhd->hnd", rounded, values) / weights.sum(-1, keepdim=True)
+            result = (summed * v_scale[:, None, None]).transpose(0, 1)
+            if causal and n > m:
+                result[: n - m] = 0  # they see no key
+            out[of_q] = result
+        at_q, at_k = at_q + n, at_k + m
+    return out
+
+
+def int8(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """Smaller heads get channels of zeros, which change nothing. RuntimeError on CUDA without a kernel for it."""
+    size, dtype = q.shape[2], torch.bfloat16 if q.is_cuda else q.dtype
+    if q.is_cuda and not _has_int8():
+        raise RuntimeError("the op library lacks its kernel: build it with nvcc, for 90a")
+    mine, keys, values = (with_whole_heads(x.to(dtype)) for x in (q, k, v))
+    coded = attention_quantize(mine, keys, values, offsets.cu_q, offsets.cu_k)
+    out = attention_q(coded, offsets.cu_q, offsets.cu_k, q.shape[0], scale)
+    return out[..., :size].to(q.dtype)
+
+
+@functools.cache
+def _has_int8() -> bool:
+    return "CUDA" in kernels()["attention_q"]
 
 
 def sage(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
@@ -110,7 +250,9 @@ Rows = Callable[[Tensor, Tensor, Tensor, float, bool], Tensor]
 def _by_runs(attend: Rows, q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
     """Each run of rows of equal lengths as one batch: q [B, H, n, D], k and v [B, K, m, D], of which m is not 0."""
     parts = []
-    for rows, n, m, at_q, at_k in offsets.runs():
+    rows = offsets.whole(q, k)
+    runs = [(rows, offsets.longest_q, offsets.longest_k, 0, 0, 0)] if rows else offsets.runs()
+    for rows, n, m, _, at_q, at_k in runs:
         of_q, of_k = slice(at_q, at_q + rows * n), slice(at_k, at_k + rows * m)
         if m == 0:
             parts.append(torch.zeros_like(q[of_q]))

@@ -18,6 +18,7 @@ from torch import Tensor
 from omni_grpc.ops.library import declare
 
 KERNEL_DTYPES = frozenset({torch.float32, torch.bfloat16})
+KERNEL_DEVICES = frozenset({"cpu", "cuda"})
 KERNEL_TYPES = frozenset({"Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 """Those that models are packed in. Others are what is left where a row is no multiple of 256."""
 CHUNK: Mapping[str, int] = MappingProxyType({"cpu": 1 << 18, "cuda": 1 << 24})
@@ -65,10 +66,10 @@ def dequantize(packed: Tensor, packing: Packing, out: Tensor) -> None:
     """Fills `out`, contiguous and of any shape, with what packed, uint8 [bytes] of as many elements in order, stands
     for: computed in float32, and rounded to the dtype of `out`.
 
-    Raises RuntimeError where shapes, dtypes or devices do not fit each other. A kernel on the CPU serves most types
-    of blocks to float32 and bfloat16, the reference everything else.
+    Raises RuntimeError where shapes, dtypes or devices do not fit each other. Kernels on the CPU and on CUDA serve most
+    types of blocks to float32 and bfloat16, the reference everything else.
     """
-    served = packing.name in KERNEL_TYPES and out.dtype in KERNEL_DTYPES and out.device.type == "cpu"
+    served = packing.name in KERNEL_TYPES and out.dtype in KERNEL_DTYPES and out.device.type in KERNEL_DEVICES
     (_dequantize if served else dequantize_reference)(packed, packing.number, out)
 
 

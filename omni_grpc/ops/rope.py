@@ -6,7 +6,7 @@ R <= D / 2 rotary pairs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from omni_grpc.ops.library import declare
+from omni_grpc.ops.quant import LARGEST
 
 KERNEL_DTYPES = frozenset({torch.float32, torch.bfloat16})
 TABLE_DTYPES = frozenset({torch.float32, torch.float64})
 MOST_STREAMS = 8
 NORMS = ("none", "rms", "rms_across", "layer")
 PAIRS = ("interleaved", "half")
-LARGEST_CODE: Mapping[torch.dtype, float] = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 
 class Heads(NamedTuple):
@@ -36,6 +36,21 @@ class Heads(NamedTuple):
     v: Tensor
     weights: tuple[Tensor, ...] = ()
     biases: tuple[Tensor, ...] = ()
+
+
+class Operands(NamedTuple):
+    """What the ops are given: tensors of each stream, weights and biases with q's and k's in turn."""
+
+    q: Sequence[Tensor]
+    k: Sequence[Tensor]
+    v: Sequence[Tensor]
+    weights: Sequence[Tensor]
+    biases: Sequence[Tensor]
+    table: Tensor | None
+    place: Sequence[Tensor]
+    norm: str
+    pairs: str
+    eps: float
 
 
 def qk_norm_rope(
@@ -61,8 +76,8 @@ def qk_norm_rope(
     queries and keys: https://arxiv.org/abs/2302.05442, section 2; rotation: https://arxiv.org/abs/2104.09864,
     equation 34.
     """
-    q, k, v, weights, biases = _parts(streams)
-    op = _qk_norm_rope if _has_kernel(streams, table) else qk_norm_rope_reference
+    q, k, v, weights, biases = parts_of(streams)
+    op = _qk_norm_rope if has_kernel(streams, table) else qk_norm_rope_reference
     out = op(q, k, v if place else [], weights, biases, table, list(place), norm, pairs, eps)
     return out[0], out[1], out[2] if place else streams[0].v
 
@@ -82,8 +97,8 @@ def qk_norm_rope_quantize(
     codes: torch.float8_e4m3fn or torch.int8. Returns q, k, v in that dtype, then their scales, float32 [T, H], [T, K]
     and [T, K]: the head's largest magnitude over 448 or 127, and 1 where that is zero.
     """
-    q, k, v, weights, biases = _parts(streams)
-    op = _qk_norm_rope_quantize if _has_kernel(streams, table) else qk_norm_rope_quantize_reference
+    q, k, v, weights, biases = parts_of(streams)
+    op = _qk_norm_rope_quantize if has_kernel(streams, table) else qk_norm_rope_quantize_reference
     return tuple(op(q, k, v, weights, biases, table, list(place), norm, pairs, eps, codes))
 
 
@@ -99,13 +114,10 @@ def qk_norm_rope_reference(
     pairs: str,
     eps: float,
 ) -> list[Tensor]:
-    """The definition of `qk_norm_rope`: what its kernels are compared with. q, k and, where given, v.
-
-    weights and biases hold q's and k's of each stream in turn.
-    """
-    _check(q, k, v, weights, biases, table, place, norm, pairs)
-    made = _joined(q, k, v, weights, biases, table, place, norm, pairs, eps)
-    return [x.to(q[0].dtype) for x in made]
+    """The definition of `qk_norm_rope`, of `Operands`: what its kernels are compared with. q, k and, where given, v."""
+    given = Operands(q, k, v, weights, biases, table, place, norm, pairs, eps)
+    _check(given)
+    return [x.to(q[0].dtype) for x in joined(given)]
 
 
 def qk_norm_rope_quantize_reference(
@@ -122,11 +134,13 @@ def qk_norm_rope_quantize_reference(
     codes: torch.dtype,
 ) -> list[Tensor]:
     """The definition of `qk_norm_rope_quantize`: three tensors of codes and their three scales."""
-    _check(q, k, v, weights, biases, table, place, norm, pairs)
-    _check_codes(v, codes)
-    most = LARGEST_CODE[codes]
+    given = Operands(q, k, v, weights, biases, table, place, norm, pairs, eps)
+    _check(given)
+    torch._check(codes in LARGEST, lambda: f"qk_norm_rope: codes must be float8_e4m3fn or int8, got {codes}")
+    torch._check(len(v) > 0, lambda: "qk_norm_rope: codes are made of q, k and v, and there is no v")
+    most = LARGEST[codes]
     made, scales = [], []
-    for x in _joined(q, k, v, weights, biases, table, place, norm, pairs, eps):
+    for x in joined(given):
         amax = x.abs().amax(-1)
         scale = torch.where(amax > 0, amax / most, 1.0)
         scaled = x / scale[..., None]
@@ -135,7 +149,7 @@ def qk_norm_rope_quantize_reference(
     return [*made, *scales]
 
 
-def _parts(streams: Sequence[Heads]) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+def parts_of(streams: Sequence[Heads]) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
     """The streams' tensors as the op takes them: q, k, v, weights, biases."""
     return (
         [stream.q for stream in streams],
@@ -146,24 +160,15 @@ def _parts(streams: Sequence[Heads]) -> tuple[list[Tensor], list[Tensor], list[T
     )
 
 
-def _has_kernel(streams: Sequence[Heads], table: Tensor | None) -> bool:
+def has_kernel(streams: Sequence[Heads], table: Tensor | None) -> bool:
+    """Whether the dtypes are those that a kernel takes."""
     tensors = [x for stream in streams for x in (stream.q, *stream.weights, *stream.biases)]
     return all(x.dtype in KERNEL_DTYPES for x in tensors) and (table is None or table.dtype == torch.float32)
 
 
-def _joined(
-    q: Sequence[Tensor],
-    k: Sequence[Tensor],
-    v: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    table: Tensor | None,
-    place: Sequence[Tensor],
-    norm: str,
-    pairs: str,
-    eps: float,
-) -> list[Tensor]:
+def joined(given: Operands) -> list[Tensor]:
     """q, k and, where given, v in the order of the result, in the dtype of the computation."""
+    q, k, v, weights, biases, table, place, norm, pairs, eps = given
     math = torch.promote_types(q[0].dtype, torch.float32)
     made = []
     for which, streams in enumerate((q, k, v) if v else (q, k)):
@@ -205,59 +210,8 @@ def _turned(x: Tensor, table: Tensor, pairs: str) -> Tensor:
     return torch.cat([torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2), rest], -1)
 
 
-def _qk_norm_rope_fake(
-    q: Sequence[Tensor],
-    k: Sequence[Tensor],
-    v: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    table: Tensor | None,
-    place: Sequence[Tensor],
-    norm: str,
-    pairs: str,
-    eps: float,
-) -> list[Tensor]:
-    _check(q, k, v, weights, biases, table, place, norm, pairs)
-    tokens = sum(x.shape[0] for x in q)
-    return [x[0].new_empty(tokens, *x[0].shape[1:]) for x in ((q, k, v) if v else (q, k))]
-
-
-def _qk_norm_rope_quantize_fake(
-    q: Sequence[Tensor],
-    k: Sequence[Tensor],
-    v: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    table: Tensor | None,
-    place: Sequence[Tensor],
-    norm: str,
-    pairs: str,
-    eps: float,
-    codes: torch.dtype,
-) -> list[Tensor]:
-    _check_codes(v, codes)
-    made = _qk_norm_rope_fake(q, k, v, weights, biases, table, place, norm, pairs, eps)
-    return [x.new_empty(x.shape, dtype=codes) for x in made] + [
-        x.new_empty(x.shape[:2], dtype=torch.float32) for x in made
-    ]
-
-
-def _check_codes(v: Sequence[Tensor], codes: torch.dtype) -> None:
-    torch._check(codes in LARGEST_CODE, lambda: f"qk_norm_rope: codes must be float8_e4m3fn or int8, got {codes}")
-    torch._check(len(v) > 0, lambda: "qk_norm_rope: codes are made of q, k and v, and there is no v")
-
-
-def _check(
-    q: Sequence[Tensor],
-    k: Sequence[Tensor],
-    v: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    table: Tensor | None,
-    place: Sequence[Tensor],
-    norm: str,
-    pairs: str,
-) -> None:
+def _check(given: Operands) -> None:
+    q, k, v, weights, biases, table, place, norm, pairs, _ = given
     torch._check(norm in NORMS, lambda: f"qk_norm_rope: norm must be one of {', '.join(NORMS)}, got {norm}")
     torch._check(pairs in PAIRS, lambda: f"qk_norm_rope: pairs must be one of {', '.join(PAIRS)}, got {pairs}")
     count = len(q)
@@ -359,10 +313,10 @@ _OPERANDS = (
     "str norm, str pairs, float eps"
 )
 _qk_norm_rope = declare(
-    f"qk_norm_rope({_OPERANDS}) -> Tensor[]", reference=qk_norm_rope_reference, fake=_qk_norm_rope_fake
+    f"qk_norm_rope({_OPERANDS}) -> Tensor[]", reference=qk_norm_rope_reference, fake=qk_norm_rope_reference
 )
 _qk_norm_rope_quantize = declare(
     f"qk_norm_rope_quantize({_OPERANDS}, ScalarType codes) -> Tensor[]",
     reference=qk_norm_rope_quantize_reference,
-    fake=_qk_norm_rope_quantize_fake,
+    fake=qk_norm_rope_quantize_reference,
 )

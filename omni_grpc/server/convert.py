@@ -156,6 +156,7 @@ def effective(value: Effective, of: Task) -> event_pb2.EffectiveParams:
         ],
         quantized_layers=value.quantized_layers,
         kept_layers=value.kept_layers,
+        batch_invariant=value.batch_invariant,
         dropped_tokens=value.dropped_tokens,
         defaults_used=value.defaults_used,
         strength=value.strength,

@@ -49,6 +49,7 @@ def build(
         kept_layers=loaded.kept_layers,
         loras=loaded.loras,
         fixed_cache=loaded.fixed_cache,
+        batch_invariant=config.model.batch_invariant,
         warnings=loaded.warnings,
         checkpoint=loaded.checkpoint,
     )

@@ -10,12 +10,23 @@ from typing import Any
 from torch import nn
 
 from omni_grpc.config import EngineConfig, QuantizationConfig
-from omni_grpc.features import Context, Effects, attention, gguf, layerwise_offload, lora, quant, step_cache
+from omni_grpc.features import (
+    Context,
+    Effects,
+    attention,
+    batch_invariant,
+    gguf,
+    layerwise_offload,
+    lora,
+    quant,
+    step_cache,
+)
 from omni_grpc.hub import fetch_file
 from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.loading.checkpoint import Places
 from omni_grpc.loading.gguf import GgufFile
 from omni_grpc.loading.loader import Edit, Loader
+from omni_grpc.roles import Roles
 from omni_grpc.settle import HUB_FILE, gguf_files
 from omni_grpc.worker.base import Setting
 
@@ -43,18 +54,24 @@ def _packed(config: EngineConfig) -> QuantizationConfig | None:
     return chosen if chosen is not None and chosen.quantization == PACKED else None
 
 
+def _attention(config: EngineConfig) -> Roles | None:
+    """Rows that are alike in any batch need a form of the platform's own choice."""
+    return config.model.attention or (Roles() if config.model.batch_invariant else None)
+
+
 BEFORE: tuple[Feature, ...] = (
     # on even where nothing is set: a checkpoint may be quantised as it is
     Feature(_eight_bits, quant.apply),
     Feature(_packed, gguf.apply),
+    Feature(lambda config: config.model if config.model.batch_invariant else None, batch_invariant.apply),
     # here, so that weights go to the host as they come; and first around the stack, so innermost
     Feature(lambda config: config.offload, layerwise_offload.apply),
 )
-"""Edits of modules without weights: tensor parallel, then quantisation, then offload."""
+"""Edits of modules without weights: tensor parallel, then quantisation and what is left of products, then offload."""
 
 AFTER: tuple[Feature, ...] = (
     Feature(lambda config: config.loras, lora.apply),
-    Feature(lambda config: config.model.attention, attention.apply),
+    Feature(_attention, attention.apply),
     Feature(lambda config: config.cache, step_cache.apply),
 )
 """Edits of modules with weights: LoRA, attention, compile, cache, pipeline and sequence parallel."""
@@ -98,6 +115,7 @@ def _edit(feature: Feature, setting: Setting, effects: Effects) -> Edit:
             device=setting.device,
             dtype=setting.dtype,
             places=places,
+            batch_invariant=setting.config.model.batch_invariant,
             effects=effects,
         )
         feature.apply(module, feature.section(setting.config), context)

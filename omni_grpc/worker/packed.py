@@ -124,7 +124,7 @@ class PackedRunner(Runner):
             runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.latent_rgb),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
             cost=warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds),
-            attention_backend=described(effects.attention or in_use(pipeline, device, setting.dtype)),
+            attention_backend=described(in_use(pipeline, device, setting.dtype)),
             quantized_layers=dict(effects.quantized_layers),
             kept_layers=effects.kept_layers,
             warnings=tuple(effects.warnings),

@@ -70,6 +70,7 @@ def test_a_native_model_refuses_every_setting_of_the_adapter(name, tiny):
         ),
         ("diffusers", {"cache_backend": "tea_cache"}, "cache_backend", "runs through diffusers; it has first_block"),
         ("diffusers", {"quantization": "int8"}, "quantization", "quantization_config"),
+        ("diffusers", {"batch_invariant": True}, "batch_invariant", "runs through diffusers"),
         ("diffusers", {"lora": "a=b.safetensors"}, "lora", "adapters are for native models"),
     ],
 )

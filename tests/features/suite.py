@@ -39,9 +39,10 @@ CACHE = {"cache_backend": "tea_cache", "cache_config": {"rel_l1_thresh": 0.0, "c
 NEVER = CacheDraft(threshold=0.0)
 FP8, INT8 = {"quantization": "fp8"}, {"quantization": "int8"}
 ATTENTION = {"diffusion_attention_backend": "sdpa", "diffusion_attention_config": {"default": {"precision": "fp32"}}}
-INNER_STEPS_BF16 = {
-    "diffusion_attention_config": {"schedule": [{"steps": [0.2, 0.8], "layers": [0, 1], "precision": "bf16"}]}
-}
+INNER_STEPS_BF16, INNER_STEPS_FP8 = (
+    {"diffusion_attention_config": {"schedule": [{"steps": [0.2, 0.8], "layers": [0, 1], "precision": precision}]}}
+    for precision in ("bf16", "fp8")
+)
 OFFLOAD = {"enable_layerwise_offload": True}
 
 

@@ -13,20 +13,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from omni_grpc.backends import AUTO, BACKENDS, canonical
+from omni_grpc.backends import AUTO, BACKENDS, Use, canonical, choose
 from omni_grpc.compat import OmniDiffusionConfig
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import ConfigError
 from omni_grpc.features import Context, Effects, attention
-from omni_grpc.nn.attention import Attention, described, in_use
+from omni_grpc.nn.attention import Attention, described, in_use, leaves
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Block, Stack
+from omni_grpc.ops.attention_kernels import Offsets, fp8_emulated, int8
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.roles import Choice, Roles, Window, parse
 from omni_grpc.settings import settings
 from omni_grpc.settle import apply_settings
 from omni_grpc.worker.build import build
-from tests.ops.attention_cases import made_up
+from tests.ops.attention_cases import EIGHT_BITS, made_up
 from tests.parallel.toys import SPEC
 
 CPU = torch.device("cpu")
@@ -64,7 +65,7 @@ def test_a_backend_has_the_names_that_users_know(name: str, expected: str) -> No
             {"default": "FLASH_ATN"},
             r"--diffusion-attention-config.default.backend is 'FLASH_ATN'.*did you mean FLASH_AT",
         ),
-        ({"default": {"backend": 3}}, r"backend is 3: expected one of auto, FLASH_ATTN, TORCH_SDPA"),
+        ({"default": {"backend": 3}}, r"backend is 3: expected one of auto, FLASH_ATTN, FP8_ATTN, INT8_ATTN, TORCH"),
         (
             {"per_role": {"self": {"backend": "TRTLLM_ATTN"}}},
             r"per_role.self.backend is 'TRTLLM_ATTN': not yet; the near",
@@ -72,9 +73,8 @@ def test_a_backend_has_the_names_that_users_know(name: str, expected: str) -> No
         ({"per_role": {"self": {"bakend": "SDPA"}}}, r"per_role.self has 'bakend'.*did you mean 'backend'"),
         ({"per_rol": {}}, r"config has 'per_rol'.*did you mean 'per_role'"),
         ({"per_role": ["self"]}, r"per_role is \['self'\]: expected an object"),
-        ({"default": {"precision": "int4"}}, r"default.precision is 'int4': expected auto, bf16, fp16 or fp32"),
-        ({"default": {"precision": "fp8"}}, r"'fp8': not yet: there is no 8-bit attention kernel"),
-        ({"schedule": [{"steps": [0.1, 0.9], "precision": "int8"}]}, r"schedule\[0\].precision is 'int8': not yet"),
+        ({"default": {"precision": "int4"}}, r"precision is 'int4': expected auto, bf16, fp16, fp32, fp8 or int8"),
+        ({"schedule": [{"steps": [0.1, 0.9], "precision": "q8"}]}, r"schedule\[0\].precision is 'q8': expected auto"),
         ({"schedule": [{"steps": [0.9, 0.1], "precision": "bf16"}]}, r"schedule\[0\].steps is \[0.9, 0.1\]: expected"),
         ({"schedule": [{"layers": [0, 2], "precision": "bf16"}]}, r"schedule\[0\].layers is \[0, 2\]: expected"),
         ({"schedule": [{"steps": [0, 1]}]}, r"schedule\[0\] .* needs a precision"),
@@ -300,6 +300,79 @@ def test_a_precision_is_for_its_role(seen: list[Any]) -> None:
     assert not isinstance(module.group("layers")[0].across, attention.PreciseAttention)
 
 
+@pytest.mark.parametrize(
+    ("precision", "backend", "written_out"),
+    [("fp8", "FP8_EMULATION", fp8_emulated), ("int8", "INT8_EMULATION", int8)],
+)
+def test_8_bits_are_what_their_kernel_computes_in_their_steps_and_layers_alone(
+    precision: str, backend: str, written_out: Any
+) -> None:
+    """Here written out for a CPU; codes have a scale for each row and head, so no row sees another."""
+    carry, rows = batch((2, 4), (0, 4))
+    plain, module = stack(2)(carry, rows)["img"], stack(2)
+    effects = apply(module, asked(schedule=[{"steps": [0.5, 1], "precision": precision}]))
+    assert described(effects.attention) == f"TORCH_SDPA + {backend}"
+    assert described(in_use(module, CPU, F32)) == f"TORCH_SDPA + {backend}"
+    out = module(carry, rows)["img"]
+    first, second = (rows.stream("img").take(x, [0]) for x in (out, plain))
+    off = ((first - second).norm() / second.norm()).item()
+    assert 1e-3 < off < EIGHT_BITS
+    assert torch.equal(rows.stream("img").take(out, [1]), rows.stream("img").take(plain, [1]))
+    x = carry["img"].unflatten(1, (2, 8))
+    host = rows.stream("img").host
+    at = Offsets(cu_q=host, cu_k=host, longest_q=6, longest_k=6)
+    want = written_out(x, x, x, at, 8**-0.5, False)
+    every = stack(1)
+    apply(every, asked(default={"precision": precision}))
+    assert torch.equal(every.group("layers")[0].within(x, x, x, rows, over="img"), want)
+
+
+def test_fp8_is_had_from_what_has_it_and_refused_elsewhere() -> None:
+    apply(stack(1), asked(default={"precision": "fp8_e4m3"}, per_role={"self": "FP8_EMULATION"}))
+    with pytest.raises(ConfigError, match="TORCH_SDPA has no fp8 yet; auto, FLASH_ATTN, FLASH_ATTN_3 have it") as no:
+        apply(stack(1), asked(default={"precision": "fp8", "backend": "sdpa"}))
+    assert no.value.reason == "NOT_SUPPORTED"
+    with pytest.raises(ConfigError, match="FLASH_ATTN_3_FP8 cannot be had here: FLASH_ATTN_3_FP8 runs on cuda, and"):
+        apply(stack(1), asked(default={"precision": "fp8", "backend": "FA3"}))
+    older = Use(device="cuda", capability=(8, 9), dtype="bfloat16", head_size=128)
+    with pytest.raises(ConfigError, match=r"FLASH_ATTN_3_FP8 needs compute capability 9.0, and this is 8.9; FP8_EMUL"):
+        choose("FP8_ATTN", older)
+
+
+def test_int8_is_had_from_what_has_it_and_refused_elsewhere() -> None:
+    apply(stack(1), asked(default={"precision": "int8"}, per_role={"self": "INT8_ATTN"}))
+    with pytest.raises(ConfigError, match="FLASH_ATTN_3 has no int8 yet; auto have it") as no:
+        apply(stack(1), asked(default={"precision": "int8", "backend": "FA3"}))
+    assert no.value.reason == "NOT_SUPPORTED"
+    with pytest.raises(ConfigError, match="OMNI_INT8 cannot be had here: OMNI_INT8 runs on cuda, and this is cpu"):
+        apply(stack(1), asked(default="OMNI_INT8"))
+    hopper = {"device": "cuda", "capability": (9, 0), "dtype": "bfloat16", "head_size": 128}
+    assert choose("INT8_ATTN", Use(**hopper)) == "OMNI_INT8"
+    for why, change in {
+        "needs compute capability 9.0, and this is 10.0": {"capability": (10, 0)},
+        "multiples of 128 up to 128, and this is 64": {"head_size": 64},
+        "does no causal attention": {"causal": True},
+    }.items():
+        with pytest.raises(ConfigError, match=f"OMNI_INT8 .*{why}; INT8_EMULATION runs on cpu"):
+            choose("INT8_ATTN", Use(**{**hopper, **change}))
+
+
+def test_rows_that_are_to_be_alike_in_any_batch_get_a_form_that_is() -> None:
+    """Whatever else was asked, or nothing."""
+    coded = [asked(per_role={"self": {"precision": each}, "cross": "TORCH_SDPA"}) for each in ("fp8", "int8")]
+    for roles in (Roles(), *coded):
+        module = stack(1)
+        context = Context(component="transformer", spec=SPEC, device=CPU, dtype=F32, batch_invariant=True)
+        attention.apply(module, roles, context)
+        named = {part.backend for _, part in leaves(module)}
+        assert named <= {"auto invariant", "TORCH_SDPA invariant", "FP8_ATTN invariant", "INT8_ATTN invariant"}
+        carry, rows = batch((0, 1), (0, 1))
+        out = module(carry, rows)["img"]
+        for row in (0, 1):
+            single = module({"img": rows.stream("img").take(carry["img"], [row])}, rows.narrow([row]))["img"]
+            assert torch.equal(rows.stream("img").take(out, [row]), single)
+
+
 def load(folder: Path, **asked: Any) -> str:
     """What a worker says that it runs on."""
     config = EngineConfig.from_settings(model=str(folder), device="cpu", warm_up_seconds=0.1, **asked)
@@ -313,6 +386,9 @@ def test_a_worker_says_what_it_runs_on_and_does_not_start_on_what_is_not_there(t
     assert load(tiny_qwen_image, diffusion_attention_config=inner) == "TORCH_SDPA + TORCH_SDPA in bfloat16"
     with pytest.raises(ConfigError, match=r"per_role.cross: the model has no such role; it has joint, self"):
         load(tiny_qwen_image, diffusion_attention_config={"per_role": {"cross": "TORCH_SDPA"}})
+    assert load(tiny_qwen_image, diffusion_attention_config={"default": {"precision": "fp8"}}) == "FP8_EMULATION"
+    assert load(tiny_qwen_image, diffusion_attention_config={"default": {"precision": "int8"}}) == "INT8_EMULATION"
+    assert load(tiny_qwen_image, batch_invariant=True) == "TORCH_SDPA"
     with pytest.raises(ConfigError, match="FLASH_ATTN_3 runs on cuda, and this is cpu; FLASH_ATTN_2 runs on cuda"):
         load(tiny_qwen_image, diffusion_attention_backend="FLASH_ATTN")
 

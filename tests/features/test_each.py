@@ -27,6 +27,7 @@ from tests.features.suite import (
     FIRST,
     FP8,
     INNER_STEPS_BF16,
+    INNER_STEPS_FP8,
     INT8,
     NEVER,
     OFFLOAD,
@@ -82,18 +83,38 @@ def test_naming_the_attention_that_is_there_changes_nothing(suite: Suite) -> Non
     assert named.ready.attention_backend == suite.load().ready.attention_backend == "TORCH_SDPA"
 
 
-@pytest.mark.shows("attention in bfloat16, inner steps", "float32", "cosine 0.999")
-def test_attention_in_bfloat16_in_the_inner_steps_is_close(suite: Suite) -> None:
-    """Of requests that are at unlike steps, so that some rows of a forward are in bfloat16 and some are not."""
-    model, without = suite.load(INNER_STEPS_BF16), suite.without
+@pytest.mark.parametrize(
+    ("inner_steps", "floor", "told"),
+    [
+        pytest.param(
+            INNER_STEPS_BF16,
+            FLOOR,
+            "in bfloat16",
+            marks=pytest.mark.shows("attention in bfloat16, inner steps", "float32", f"cosine {FLOOR}"),
+            id="bf16",
+        ),
+        pytest.param(
+            INNER_STEPS_FP8,
+            FP8_FLOOR,
+            "FP8_EMULATION",
+            marks=pytest.mark.shows("attention in fp8, inner steps", "float32", f"cosine {FP8_FLOOR}"),
+            id="fp8",
+        ),
+    ],
+)
+def test_attention_in_fewer_bits_in_the_inner_steps_is_close(
+    suite: Suite, inner_steps: dict[str, Any], floor: float, told: str
+) -> None:
+    """Of requests that are at unlike steps, so that some rows of a forward are in fewer bits and some are not."""
+    model, without = suite.load(inner_steps), suite.without
     mine = run(model, *company(model))
     for _, request in company(model):
         got = mine[request.id].latents
-        assert cosine(got, without[request.id].latents) > FLOOR
+        assert cosine(got, without[request.id].latents) > floor
         assert far(got, without[request.id].latents) > 0
     one = model.request(model.draft(steps=1))
     assert torch.equal(alone(model, one).latents, alone(suite.load(), one).latents), "its only step is the first"
-    assert model.ready.attention_backend.count("in bfloat16") >= 1
+    assert told in model.ready.attention_backend
 
 
 # --- step cache -------------------------------------------------------------------------------------------------------
@@ -267,6 +288,18 @@ def test_every_layer_that_tokens_pass_in_a_block_is_quantized(suite: Suite, sche
     assert quantized.ready.quantized_layers == {scheme: count}
     assert quantized.ready.kept_layers == 0
     assert quantized.ready.weight_bytes < plain.ready.weight_bytes
+
+
+# --- batch invariance -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.shows("batch invariance, int8", "each request alone", "bit for bit")
+def test_batch_invariant_requests_are_the_same_in_any_company(suite: Suite) -> None:
+    model = suite.load(INT8, suite.lora, batch_invariant=True)
+    together = run(model, *company(model))
+    for _, request in company(model)[-2:]:
+        assert torch.equal(alone(model, request).latents, together[request.id].latents)
+    assert model.ready.batch_invariant
 
 
 # --- LoRA -------------------------------------------------------------------------------------------------------------

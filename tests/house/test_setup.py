@@ -65,6 +65,14 @@ def test_any_other_failure_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(pip.asked) == 1
 
 
+def test_setup_goes_on_without_cutlass_and_says_what_that_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    pip = FailingPip("ERROR: no network\nERROR: No matching distribution found for nvidia-cutlass")
+    setup_env.install_cutlass(pip, "nvidia-cutlass==4.2.0.0")
+    assert pip.asked == [("--no-deps", "nvidia-cutlass==4.2.0.0")]
+    said = capsys.readouterr().out
+    assert "cuda-check fails: ERROR: No matching distribution found" in said
+
+
 def test_a_python_without_ensurepip_is_told_what_to_install() -> None:
     script = str(ROOT / "tools" / "setup_env.py")
     code = f"""

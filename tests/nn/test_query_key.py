@@ -6,9 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.norms import AcrossHeadsNorm
-from omni_grpc.nn.query_key import Projected, rotated, rotated_joint
+from omni_grpc.nn.query_key import Projected, attended_joint, rotated, rotated_joint
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
+from omni_grpc.ops.attention_kernels import Offsets, coded_reference
+from omni_grpc.ops.attention_q import attention_q
+from omni_grpc.ops.rope import Heads
+from omni_grpc.ops.rope_heads import qk_norm_rope_code_heads
+from omni_grpc.ops.rope_tiles import qk_norm_rope_code_tiles
+from tests.ops.attention_cases import EIGHT_BITS
 
 HEADS, SIZE, EPS = 3, 8, 1e-3
 
@@ -63,6 +70,57 @@ def test_a_module_in_the_place_of_a_norm_is_called_with_all_heads_of_a_token() -
     for mine, expected in zip(rotated(part, table), by_modules(part, table), strict=True):
         torch.testing.assert_close(mine, expected)
     assert around.shapes[0] == (5, HEADS * SIZE)
+
+
+@pytest.mark.parametrize("kind", [nn.RMSNorm, AcrossHeadsNorm])
+def test_attention_gets_codes_where_it_reads_them_and_norms_bound_them(kind: type[nn.Module]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    lengths = [(3, 20), (0, 5), (5, 9)]
+    rows = Rows([(None, "cond")] * 3, [Row.of(txt=txt, img=img) for txt, img in lengths], LayoutCache("cpu"))
+    parts = {name: projected(rows.stream(name).total, kind, generator) for name in ("txt", "img")}
+    angles = torch.randn(rows.stream("joint").total, SIZE // 2, generator=generator)
+    table, attention = torch.stack([angles.cos(), angles.sin()], -1), Attention(HEADS, SIZE)
+    exact = attention(*rotated_joint(parts, table, rows), rows)
+    assert torch.equal(attended_joint(attention, parts, table, rows), exact)
+    attention.backend = "FP8_ATTN"
+    out = attended_joint(attention, parts, table, rows)
+    assert 1e-3 < (out - exact).norm() / exact.norm() < EIGHT_BITS
+    norm = "rms" if kind is nn.RMSNorm else "rms_across"
+    streams = [Heads(*part[:3], (part.norm_q.weight, part.norm_k.weight)) for part in parts.values()]
+    stream = rows.stream("joint")
+    place = [rows.place[name] for name in parts]
+    coded = qk_norm_rope_code_heads(streams, table, place, stream.cu, norm=norm, eps=EPS)
+    at = Offsets(cu_q=stream.cu, cu_k=stream.cu, longest_q=stream.longest, longest_k=stream.longest)
+    assert torch.equal(out, coded_reference(coded, at, SIZE**-0.5, False))
+    if kind is nn.RMSNorm:
+        return
+    # another module than a norm bounds nothing: codes are made of what leaves it
+    around = {name: part._replace(norm_k=InPlaceOf(part.norm_k)) for name, part in parts.items()}
+    attention.backend = "TORCH_SDPA"
+    exact = attended_joint(attention, around, table, rows)
+    attention.backend = "FP8_ATTN"
+    out = attended_joint(attention, around, table, rows)
+    assert 1e-3 < (out - exact).norm() / exact.norm() < EIGHT_BITS
+
+
+@pytest.mark.parametrize("kind", [nn.RMSNorm, AcrossHeadsNorm])
+def test_int8_attention_gets_tiles_of_codes_from_the_pass_before_it(kind: type[nn.Module]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    lengths = [(3, 20), (0, 5), (5, 9)]
+    rows = Rows([(None, "cond")] * 3, [Row.of(txt=txt, img=img) for txt, img in lengths], LayoutCache("cpu"))
+    parts = {name: projected(rows.stream(name).total, kind, generator) for name in ("txt", "img")}
+    angles = torch.randn(rows.stream("joint").total, SIZE // 2, generator=generator)
+    table, attention = torch.stack([angles.cos(), angles.sin()], -1), Attention(HEADS, SIZE)
+    exact = attention(*rotated_joint(parts, table, rows), rows)
+    attention.backend = "INT8_ATTN"
+    out = attended_joint(attention, parts, table, rows)
+    assert 1e-3 < (out - exact).norm() / exact.norm() < EIGHT_BITS
+    norm = "rms" if kind is nn.RMSNorm else "rms_across"
+    streams = [Heads(*part[:3], (part.norm_q.weight, part.norm_k.weight)) for part in parts.values()]
+    stream = rows.stream("joint")
+    tiles = qk_norm_rope_code_tiles(streams, table, [rows.place[name] for name in parts], stream.cu, norm=norm, eps=EPS)
+    want = attention_q(tiles, stream.cu, stream.cu, stream.total, SIZE**-0.5)[..., :SIZE]
+    assert torch.equal(out, want.to(out.dtype))
 
 
 @pytest.mark.parametrize("lengths", [[(3, 4)], [(3, 4), (0, 2), (5, 1)]])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.ops import gemm, quant
+from omni_grpc.ops.gemm_ways import configurations, ways
 from tests.ops.quant_cases import poison
 
 F32, BF16, F8, I8 = torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8
@@ -50,6 +51,7 @@ def _cases() -> Iterator[Case]:
         yield Case(5, 0, 16, codes)
         yield Case(5, 16, 0, codes)
         yield Case(21, 12288, 40, codes, F32)
+        yield Case(18, 100, 66, codes, strided=True)
 
 
 CASES = tuple(_cases())
@@ -68,7 +70,7 @@ class Inputs:
         return (self.x, self.x_scale, self.weight, self.weight_scale, self.bias)
 
 
-def inputs(case: Case, device: str, seed: int) -> Inputs:
+def inputs_of(case: Case, device: str, seed: int) -> Inputs:
     """Rows and channels of very unlike size, quantised as a layer does it."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -99,11 +101,11 @@ def exact(case: Case, given: Inputs) -> Tensor:
     return torch.nn.functional.gelu(out, approximate="tanh") if case.act == "gelu_tanh" else out
 
 
-def check_case(case: Case, device: str, seed: int) -> None:
-    given = inputs(case, device, seed)
+def check_case(case: Case, device: str, seed: int, config: str = "auto") -> None:
+    given = inputs_of(case, device, seed)
     poison(torch.empty(case.tokens, case.outputs, dtype=case.dtype, device=device))
-    out = gemm.gemm_q(*given.operands, act=case.act, dtype=case.dtype)
-    what, expected = f"gemm_q {case} on {device}, seed {seed}", exact(case, given)
+    out = gemm.gemm_q(*given.operands, act=case.act, dtype=case.dtype, config=config)
+    what, expected = f"gemm_q {case} by {config} on {device}, seed {seed}", exact(case, given)
     assert out.shape == expected.shape, f"{what}: shape {out.shape}"
     assert out.dtype == case.dtype, f"{what}: {out.dtype}"
     assert out.is_contiguous(), f"{what}: strides {out.stride()}"
@@ -122,7 +124,7 @@ def check_case(case: Case, device: str, seed: int) -> None:
 def check_row_is_independent(device: str, seed: int) -> None:
     """Of int8 a token's result is the same bits alone, among others and after them; sums are whole numbers."""
     case = Case(70, 144, 96, I8, F32)
-    given = inputs(case, device, seed)
+    given = inputs_of(case, device, seed)
     together = gemm.gemm_q(*given.operands, dtype=F32)
     for token in (0, 33, 69):
         here = slice(token, token + 1)
@@ -133,7 +135,7 @@ def check_row_is_independent(device: str, seed: int) -> None:
 def check_what_is_not_finite(device: str, seed: int) -> None:
     """A row whose scale is NaN is NaN, whole, one of scale 0 is the bias; the others know nothing of them."""
     for codes, dtype in itertools.product((I8, F8), (F32, BF16)):
-        given = inputs(Case(20, 32, 48, codes, dtype), device, seed)
+        given = inputs_of(Case(20, 32, 48, codes, dtype), device, seed)
         scale = given.x_scale.clone()
         scale[3], scale[4] = float("nan"), 0.0
         out = gemm.gemm_q(given.x, scale, *given.operands[2:], dtype=dtype)
@@ -151,7 +153,9 @@ def check_large_values(device: str, seed: int) -> None:
         scale = torch.full((32,), 1e-4, device=device)
         out = gemm.gemm_q(x, scale, x, scale, dtype=BF16)
         expected = 1024 * quant.LARGEST[codes] ** 2 * 1e-8
-        assert ((out.float() - expected).abs() < expected / 200).all(), f"{codes} on {device}, seed {seed}"
+        # a product of float8 beside a sum a thousand times as large loses what tensor cores have no bits for
+        close = expected / (30 if codes == F8 and device != "cpu" else 200)
+        assert ((out.float() - expected).abs() < close).all(), f"{codes} on {device}, seed {seed}"
 
 
 def check_large_shapes(device: str, seed: int) -> None:
@@ -159,9 +163,51 @@ def check_large_shapes(device: str, seed: int) -> None:
         check_case(Case(tokens, 512, 1032, codes, BF16), device, seed)
 
 
+def check_every_way(device: str, seed: int) -> None:
+    """Each configuration and order of tiles: fewer rows and columns than a tile, some more, ends of every kind. Those
+    for older cards run on this one too.
+    """
+    for codes in (I8, F8):
+        of_older = configurations(codes, torch.cuda.get_device_capability(device), older=True)
+        for way in sorted(ways(codes, torch.device(device, 0)) | set(of_older)):
+            for tokens, inputs, outputs in ((1, 16, 16), (3, 4096, 64), (130, 144, 272), (300, 528, 1040)):
+                check_case(Case(tokens, inputs, outputs, codes, act="gelu_tanh"), device, seed, way)
+            check_case(Case(1000, 1024, 512, codes, bias=None), device, seed, way)
+
+
+def check_invariant_rows(device: str, seed: int) -> None:
+    """The invariant way gives a token the same bits alone, among few and among many."""
+    for codes, (inputs, outputs) in itertools.product((I8, F8), ((1024, 768), (72, 40), (3072, 136))):
+        given = inputs_of(Case(700, inputs, outputs, codes), device, seed)
+        many = gemm.gemm_q(*given.operands, config="invariant")
+        for first, last in ((0, 1), (333, 334), (699, 700), (100, 165), (5, 600)):
+            some = gemm.gemm_q(given.x[first:last], given.x_scale[first:last], *given.operands[2:], config="invariant")
+            assert torch.equal(some, many[first:last]), f"{codes} {first}:{last} of {inputs}, {outputs}, seed {seed}"
+
+
+def check_early_launch(device: str, seed: int) -> None:
+    """A kernel that is launched while the one before it ends reads what that wrote."""
+    for codes, name in itertools.product((I8, F8), ("pingpong_128x128", "pingpong_128x192", "pingpong_64x128")):
+        if name not in configurations(codes, torch.cuda.get_device_capability(device)):
+            continue
+        given = inputs_of(Case(1500, 2048, 2048, codes, bias=None), device, seed)
+        outcomes = []
+        for config, apart in ((f"{name}/c1e", False), (f"{name}/c1", True)):
+            x, x_scale = given.x, given.x_scale
+            for _ in range(20):
+                out = gemm.gemm_q(x, x_scale, *given.operands[2:], config=config)
+                if apart:
+                    torch.cuda.synchronize()
+                # the rows' scales keep the size of what goes round
+                x, x_scale = quant.quantize_rows(out / out.float().abs().amax(1, keepdim=True).to(BF16), codes)
+            outcomes.append(out)
+        assert torch.equal(*outcomes), f"{name}, {codes} on {device}, seed {seed}"
+
+
 CHECKS: tuple[Callable[[str, int], None], ...] = (
     check_row_is_independent,
     check_what_is_not_finite,
     check_large_values,
+    check_invariant_rows,
 )
-CUDA_CHECKS: tuple[Callable[[str, int], None], ...] = (*CHECKS, check_large_shapes)
+CUDA_CHECKS: tuple[Callable[[str, int], None], ...] = (*CHECKS, check_large_shapes, check_every_way, check_early_launch)

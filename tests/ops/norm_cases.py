@@ -93,8 +93,18 @@ def _cases() -> Iterator[Case]:
         yield Case(6, 128, rows=3, dtype=dtype, modulation_dtype=dtype, view=view, kind="all")
     for kind, dtype, channels in itertools.product(KINDS, (F32, BF16), (136, 67)):
         yield Case(7, channels, dtype=dtype, modulation_dtype=F32 if kind == "affine" else dtype, kind=kind)
+    # the widths that models have, whose rows come in bulk
+    for channels in (2048, 4096):
+        yield Case(5, channels, dtype=BF16, modulation_dtype=BF16)
+    for channels in (1536, 3072, 5120):
+        yield Case(5, channels, dtype=BF16, modulation_dtype=F32)
+    for kind, modulation_dtype in itertools.product(KINDS, (F32, BF16)):
+        yield Case(7, 1536, rows=3, dtype=BF16, modulation_dtype=modulation_dtype, kind=kind)
+    for channels, view in ((3072, "slice"), (1536, "odd slice")):
+        yield Case(7, channels, dtype=BF16, modulation_dtype=BF16, view=view, kind="all")
     for tokens, rows in ((0, 2), (1, 1), (257, 1), (257, 64)):
         yield Case(tokens, 96, rows=rows)
+        yield Case(tokens, 1536, rows=rows, dtype=BF16, modulation_dtype=BF16)
     yield Case(4, 0)
 
 
@@ -186,14 +196,14 @@ def _check_close(what: str, out: Tensor, exact: Tensor, x: Tensor) -> None:
 
 def check_row_is_independent(device: str, seed: int) -> None:
     """A token's result is the same bits alone and among others."""
-    for kind in ("adaln", "sandwich"):
-        made = inputs(Case(131, 1544, rows=4, dtype=BF16, modulation_dtype=BF16, kind=kind), device, seed)
+    for kind, channels in itertools.product(("adaln", "sandwich"), (1536, 1544)):
+        made = inputs(Case(131, channels, rows=4, dtype=BF16, modulation_dtype=BF16, kind=kind), device, seed)
         together = _everything(made)
         for token in (0, 64, 130):
             part = slice(token, token + 1)
             one = dataclasses.replace(made, x=made.x[part], y=made.y[part], index=made.index[part])
             for mine, alone in zip(together, _everything(one), strict=True):
-                assert torch.equal(mine[token], alone[0]), f"{kind}, token {token} on {device}, seed {seed}"
+                assert torch.equal(mine[token], alone[0]), f"{kind}, {channels} channels, token {token}, seed {seed}"
 
 
 def _everything(made: Inputs) -> tuple[Tensor, ...]:
@@ -209,7 +219,7 @@ def _everything(made: Inputs) -> tuple[Tensor, ...]:
 
 def check_fused_is_separate(device: str, seed: int) -> None:
     """One call gives the bits of two, so a block may fuse or not."""
-    for kind, channels in itertools.product(("adaln", "affine", "ungated", "sandwich"), (520, 67)):
+    for kind, channels in itertools.product(("adaln", "affine", "ungated", "sandwich"), (1536, 520, 67)):
         made = inputs(Case(40, channels, dtype=BF16, kind=kind), device, seed)
         total = norm.gate_add(made.x, made.y, made.gate, made.index, y_weight=made.y_weight)
         out = norm.norm_modulate(total, *made.modulated, **made.normed)
@@ -231,7 +241,7 @@ def check_one_row_ignores_index(device: str, seed: int) -> None:
 
 def check_rows_that_are_not_finite(device: str, seed: int) -> None:
     """A NaN or an infinity spoils its own row, whole, and no other."""
-    for channels in (512, 67):
+    for channels in (1024, 512, 67):
         made = inputs(Case(6, channels, dtype=BF16), device, seed)
         made.x[2, 5], made.y[4, channels - 1] = float("nan"), float("inf")
         for dtype in CODES:

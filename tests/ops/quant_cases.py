@@ -37,6 +37,8 @@ def _cases() -> Iterator[Case]:
         yield Case(3, channels, BF16)
     for channels, dtype, halves in itertools.product((72, 68, 67), (F32, BF16), ("gate|up", "up|gate")):
         yield Case(6, channels, dtype, halves)
+    for channels, halves in itertools.product((1024, 1280, 1536), ("gate|up", "up|gate")):
+        yield Case(7, channels, BF16, halves)
     yield from (Case(0, 64), Case(257, 40, BF16), Case(3, 0))
 
 
@@ -116,8 +118,8 @@ def check_codes(what: str, codes: Tensor, scales: Tensor, exact: Tensor, dtype: 
 
 def check_zeros_and_what_is_not_finite(device: str, seed: int) -> None:
     """Zeros read as zeros, tiny numbers as no more than they are, and a row with NaN or infinity as NaN, whole."""
-    for channels, dtype in itertools.product((512, 67), CODES):
-        x = torch.randn(6, channels, generator=torch.Generator().manual_seed(seed)).to(device)
+    for (channels, of), dtype in itertools.product(((512, F32), (67, F32), (1024, BF16)), CODES):
+        x = torch.randn(6, channels, generator=torch.Generator().manual_seed(seed)).to(device, of)
         x[1] = 0
         x[2, 3], x[3, channels - 1], x[4] = float("nan"), float("-inf"), 1e-42
         for made in (
@@ -133,12 +135,12 @@ def check_zeros_and_what_is_not_finite(device: str, seed: int) -> None:
 
 def check_row_is_independent(device: str, seed: int) -> None:
     """A token's result is the same bits alone and among others."""
-    x, up = inputs(Case(67, 1544, BF16), device, seed)
-    codes, scales = quant.silu_mul_quantize_rows(x, up, I8)
-    plain = quant.silu_mul(x, up)
-    for token in (0, 33, 66):
+    for channels, token in itertools.product((1536, 1544), (0, 33, 66)):
+        x, up = inputs(Case(67, channels, BF16), device, seed)
+        codes, scales = quant.silu_mul_quantize_rows(x, up, I8)
+        plain = quant.silu_mul(x, up)
         alone = quant.silu_mul_quantize_rows(x[token : token + 1], up[token : token + 1], I8)
-        where = f"token {token} on {device}, seed {seed}"
+        where = f"{channels} channels, token {token} on {device}, seed {seed}"
         assert torch.equal(codes[token], alone[0][0]), where
         assert torch.equal(scales[token], alone[1][0]), where
         assert torch.equal(plain[token], quant.silu_mul(x[token : token + 1], up[token : token + 1])[0]), where

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from omni_grpc.ops.rope import LARGEST_CODE, NORMS, PAIRS, Heads, qk_norm_rope, qk_norm_rope_quantize
+from omni_grpc.ops.quant import LARGEST
+from omni_grpc.ops.rope import NORMS, PAIRS, Heads, parts_of, qk_norm_rope, qk_norm_rope_quantize
+from omni_grpc.ops.rope_heads import qk_norm_rope_code_heads, qk_norm_rope_code_heads_reference
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -53,10 +55,16 @@ def _cases() -> Iterator[Case]:
         yield Case(size=size, norm=norm, turning=size // 2)
     for heads, kv_heads, norm in itertools.product((72, 40, 24), (8, 4), ("rms", "rms_across", "layer")):
         yield Case((3,), heads, kv_heads, 128, norm=norm, dtype=BF16, weight_dtype=BF16)
+    for heads, norm in itertools.product((24, 40), ("rms", "rms_across")):
+        yield Case((3, 4), heads, heads, 128, norm=norm, dtype=BF16, weight_dtype=BF16)
     for heads, norm in itertools.product((1, 3, 70), ("rms", "rms_across")):
         yield Case((2, 3), heads, 1, 128, norm=norm)
     for size, turning, pairs in itertools.product((64, 96), (0, 8, 12, 16, 6), PAIRS):
         yield Case(size=size, turning=turning, pairs=pairs, dtype=BF16)
+    for turning, pairs, norm in itertools.product((0, 8, 12, 16, 64), PAIRS, ("layer", "none")):
+        yield Case(
+            size=128, turning=turning, pairs=pairs, norm=norm, dtype=BF16, affine="" if norm == "none" else "both"
+        )
     for view, norm, dtype in itertools.product(("whole", "odd", "transposed"), ("rms", "rms_across"), (F32, BF16)):
         yield Case(norm=norm, view=view, dtype=dtype)
     for affine, norm in itertools.product(("", "biases", "odd"), ("rms", "rms_across", "layer")):
@@ -156,7 +164,7 @@ def check_codes(case: Case, codes: torch.dtype, device: str, seed: int) -> None:
     given = inputs(case, device, seed)
     made = qk_norm_rope_quantize(given.streams, given.table, given.place, codes=codes, norm=case.norm, pairs=case.pairs)
     exact = apply(case, given.double())
-    most = LARGEST_CODE[codes]
+    most = LARGEST[codes]
     for name, code, scale, true in zip("qkv", made[:3], made[3:], exact, strict=True):
         about = f"{case} in {codes} on {device}, seed {seed}: {name}"
         assert code.dtype == codes, f"{about} has {code.dtype}"
@@ -175,7 +183,10 @@ def _code_cases() -> Iterator[Case]:
     for size, norm, pairs, dtype in itertools.product((128, 96, 20), NORMS[1:], PAIRS, (F32, BF16)):
         yield Case(size=size, norm=norm, pairs=pairs, dtype=dtype)
     yield Case((0,))
-    yield Case((300,), 40, 8, 128, norm="rms_across", dtype=BF16, view="odd")
+    for heads, norm in itertools.product((24, 40), ("rms", "rms_across")):
+        yield Case((3, 4), heads, heads, 128, norm=norm, dtype=BF16, weight_dtype=BF16)
+    for view, norm in itertools.product(("odd", "fused"), ("rms", "rms_across")):
+        yield Case((300,), 40, 8, 128, norm=norm, dtype=BF16, view=view)
 
 
 CODE_CASES = tuple(_code_cases())
@@ -227,9 +238,54 @@ def check_current_stream(device: str, seed: int) -> None:
 
 
 def check_all_codes(device: str, seed: int) -> None:
-    for case, codes in itertools.product(CODE_CASES, LARGEST_CODE):
+    for case, codes in itertools.product(CODE_CASES, LARGEST):
         check_codes(case, codes, device, seed)
 
 
-CHECKS: tuple[Callable[[str, int], None], ...] = (check_row_is_independent, check_streams_are_those_of_one)
+def check_row_codes(case: Case, device: str, seed: int) -> None:
+    """Codes with a scale for each row: those of the definition but for a step, and what they are of to half a step."""
+    given = inputs(case, device, seed)
+    total, generator = sum(case.tokens), torch.Generator().manual_seed(seed)
+    cuts = sorted(torch.randint(0, total + 1, (3,), generator=generator).tolist())
+    cu = torch.tensor([0, *cuts, total], dtype=torch.int32, device=device)
+    # streams have their tokens in the order of the rows
+    place = [each.sort().values for each in given.place]
+    given = Inputs(given.streams, given.table, place)
+    made = qk_norm_rope_code_heads(given.streams, given.table, place, cu, norm=case.norm, pairs=case.pairs)
+    q, k, v, weights, _ = parts_of(given.streams)
+    want = qk_norm_rope_code_heads_reference(q, k, v, weights, given.table, place, cu, case.norm, case.pairs, 1e-6)
+    about = f"{case} in codes of rows on {device}, seed {seed}"
+    torch.testing.assert_close(made.scales, want[3], rtol=1e-6, atol=0, msg=about)
+    rows = torch.arange(4, device=device).repeat_interleave(cu.diff())
+    for which, (code, right, true) in enumerate(zip(made, want, apply(case, given.double()), strict=False)):
+        assert (code.shape, code.dtype, code.is_contiguous()) == (true.shape, torch.float8_e4m3fn, True), about
+        step = (code.float() - right.float()).abs() - 0.13 * right.float().abs() - 2**-9
+        assert not step.numel() or step.max() <= 0, f"{about}: {'qkv'[which]}"
+        scale = made.scales[which][rows].double().repeat_interleave(true.shape[1] // case.kv_heads, 1)[..., None]
+        excess = (code.double() * scale - true).abs() - true.abs() / 15.9 - scale * 2**-9 - 1e-6
+        assert not excess.numel() or excess.max() <= 0, f"{about}: {'qkv'[which]} is off by {excess.max():.3g} more"
+
+
+def _row_code_cases() -> Iterator[Case]:
+    for size, norm, pairs, dtype in itertools.product((128, 96, 20), ("rms", "rms_across"), PAIRS, (F32, BF16)):
+        yield Case((50, 31), size=size, norm=norm, pairs=pairs, dtype=dtype, weight_dtype=dtype)
+    for heads, kv_heads, norm in itertools.product((72, 40, 24), (8, 4), ("rms", "rms_across")):
+        yield Case((3, 40), heads, kv_heads, 128, norm=norm, dtype=BF16, weight_dtype=BF16)
+    yield Case((0, 4))
+    yield Case((0,))
+    yield Case((300,), 24, 24, 128, dtype=BF16, placed=False)
+    yield Case((300,), 40, 8, 128, norm="rms_across", dtype=BF16, view="odd")
+    yield Case((30, 9), norm="rms", affine="", dtype=BF16)
+
+
+def check_all_row_codes(device: str, seed: int) -> None:
+    for case in _row_code_cases():
+        check_row_codes(case, device, seed)
+
+
+CHECKS: tuple[Callable[[str, int], None], ...] = (
+    check_row_is_independent,
+    check_streams_are_those_of_one,
+    check_all_row_codes,
+)
 CUDA_CHECKS: tuple[Callable[[str, int], None], ...] = (*CHECKS, check_all_codes, check_current_stream)

@@ -175,7 +175,14 @@ def test_cuda_archs(setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_p
         setup_py.cuda_archs()
 
 
-def test_build_mode(setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_mode(setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(setup_py, "find_cuda", lambda: tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("OMNI_GRPC_CUDA_ARCHS", raising=False)
+    monkeypatch.setenv("OMNI_GRPC_BUILD", "auto")
+    assert setup_py.wanted_cuda() is None, "there is no GPU, and nobody asked for kernels"
+    monkeypatch.setenv("OMNI_GRPC_CUDA_ARCHS", "90a")
+    assert setup_py.wanted_cuda() == tmp_path
     monkeypatch.setenv("OMNI_GRPC_BUILD", "cpu")
     assert setup_py.wanted_cuda() is None
     monkeypatch.setenv("OMNI_GRPC_BUILD", "gpu")
@@ -190,3 +197,35 @@ def test_jobs_fit_cores_and_memory(setup_py: ModuleType, monkeypatch: pytest.Mon
     assert 1 <= setup_py.max_jobs() <= len(os.sched_getaffinity(0))
     monkeypatch.setattr(setup_py, "GIB_PER_JOB", 1e9)
     assert setup_py.max_jobs() == 1
+
+
+def test_kernels_of_a_generation_are_compiled_for_it_alone_and_with_cutlass(
+    setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CUTLASS_PATH", raising=False)
+    monkeypatch.setattr(setup_py.importlib.util, "find_spec", lambda name: None)
+    names = ("norm.cu", "gemm_fp8_sm90.cu", "gemm_int8_sm80.cu")
+    of_any, of_hopper, of_ampere = (ROOT / "csrc" / "kernels" / name for name in names)
+    assert {of_any, of_hopper, of_ampere} <= set(setup_py.kernel_sources())
+    assert setup_py.find_cutlass() is None
+    assert setup_py.nvcc_command(Path("/cuda"), of_hopper, ("90a",), None) is None
+    assert of_hopper not in setup_py.kernel_commands(Path("/cuda"), ("90a",))
+    assert "gemm_fp8_sm90.cu" in setup_py.missing_cutlass(("90a",))
+    assert "--no-deps nvidia-cutlass==" in setup_py.missing_cutlass(("90a",))
+    assert "gemm_fp8_sm90.cu" not in setup_py.missing_cutlass(("80", "100a"))
+
+    header = tmp_path / "include" / "cutlass" / "cutlass.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("")
+    monkeypatch.setenv("CUTLASS_PATH", str(tmp_path))
+    assert not setup_py.missing_cutlass(("90a",))
+    commands = setup_py.kernel_commands(Path("/cuda"), ("80", "90a"))
+    targets = {
+        source: [word for word in commands[source] if word.startswith("-gencode")] for source in (of_any, of_hopper)
+    }
+    assert setup_py.archs_of(of_ampere, ("75", "80", "90a", "100a")) == ("80", "90a", "100a")
+    hopper = "-gencode=arch=compute_90a,code=sm_90a"
+    assert targets == {of_any: ["-gencode=arch=compute_80,code=sm_80", hopper], of_hopper: [hopper]}
+    assert f"-isystem={tmp_path}/include" in commands[of_hopper]
+    assert not any("isystem" in word for word in commands[of_any])
+    assert of_hopper not in setup_py.kernel_commands(Path("/cuda"), ("80",))

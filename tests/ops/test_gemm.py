@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from omni_grpc import ops
-from omni_grpc.ops import gemm
-from tests.ops.gemm_cases import BF16, CASES, F8, F32, I8, Case, exact, inputs
+from omni_grpc.ops import gemm, gemm_ways
+from omni_grpc.ops.tuning import Choices
+from tests.ops.gemm_cases import BF16, CASES, F8, F32, I8, Case, exact, inputs_of
 
 OP = torch.ops.omni_grpc.gemm_q.default
 
@@ -52,7 +53,7 @@ def test_sums_of_float8_are_exact_however_they_are_ordered(seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_other_dtypes_are_served_by_the_reference(dtype: torch.dtype, seed: int) -> None:
     case = Case(4, 24, 16, I8, dtype, dtype)
-    given = inputs(case, "cpu", seed)
+    given = inputs_of(case, "cpu", seed)
     out = gemm.gemm_q(*given.operands, dtype=dtype)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), exact(case, given), rtol=2e-3, atol=1e-3)
@@ -64,11 +65,11 @@ def test_other_dtypes_are_served_by_the_reference(dtype: torch.dtype, seed: int)
     ids=str,
 )
 def test_opcheck(case: Case, seed: int) -> None:
-    torch.library.opcheck(OP, (*inputs(case, "cpu", seed).operands, case.act, case.dtype))
+    torch.library.opcheck(OP, (*inputs_of(case, "cpu", seed).operands, case.act, case.dtype))
 
 
 def test_compiles_whole(seed: int) -> None:
-    given = [inputs(Case(17, 48, 24, codes), "cpu", seed) for codes in (I8, F8)]
+    given = [inputs_of(Case(17, 48, 24, codes), "cpu", seed) for codes in (I8, F8)]
 
     def everything(*operands: Any) -> tuple[Tensor, ...]:
         return (
@@ -83,7 +84,7 @@ def test_compiles_whole(seed: int) -> None:
 
 @pytest.mark.parametrize("function", [OP, gemm.gemm_q_reference])
 def test_wrong_inputs_are_refused_alike(function: Callable[..., Tensor], seed: int) -> None:
-    x, x_scale, weight, weight_scale, bias = inputs(Case(4, 16, 8, I8), "cpu", seed).operands
+    x, x_scale, weight, weight_scale, bias = inputs_of(Case(4, 16, 8, I8), "cpu", seed).operands
     for message, operands in {
         "x must be [T, K] and weight [N, K]": (x[:, 1:], x_scale, weight, weight_scale, bias),
         "int8": (x.to(torch.uint8), x_scale, weight.to(torch.uint8), weight_scale, bias),
@@ -146,13 +147,13 @@ class Strict:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_cuda_is_given_is_what_its_products_take(case: Case, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    strict, given = Strict(), inputs(case, "cpu", seed)
+    strict, given = Strict(), inputs_of(case, "cpu", seed)
     expected = exact(case, given)
     monkeypatch.setattr(torch, "_int_mm", strict.int_mm)
     monkeypatch.setattr(torch, "_scaled_mm", strict.scaled_mm)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    out = gemm.gemm_q_cuda(*given.operands, case.act, case.dtype)
+    out = gemm.gemm_q_cuda(*given.operands, case.act, case.dtype, "torch")
     assert out.is_contiguous()
     assert out.dtype == case.dtype
     close = {F32: 1e-5, BF16: 2.0**-6}[case.dtype]
@@ -160,9 +161,130 @@ def test_what_cuda_is_given_is_what_its_products_take(case: Case, seed: int, mon
     assert strict.calls == bool(case.tokens and case.inputs and case.outputs)
 
 
+class Configured:
+    """Stands for the library's configurations: what they refuse (csrc/bind/gemm.cpp), and what they give."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(
+        self, x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, act: str, name: str
+    ) -> Tensor:
+        self.calls += 1
+        assert name.startswith("pingpong_128x128")
+        assert not x.shape[1] % 16
+        assert not weight.shape[0] % 8
+        assert min(x.shape) > 0
+        for tensor in (x, x_scale, weight, weight_scale, *([] if bias is None else [bias])):
+            assert tensor.is_contiguous()
+            assert not tensor.data_ptr() % 16
+        assert bias is None or bias.dtype == BF16
+        out = x.double() @ weight.double().T * x_scale[:, None] * weight_scale
+        out = out if bias is None else out + bias
+        return (torch.nn.functional.gelu(out, approximate="tanh") if act == "gelu_tanh" else out).to(BF16)
+
+
+@pytest.mark.parametrize("config", ["auto", "invariant"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_configurations_are_given_is_what_they_take(
+    case: Case, config: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict, configured, given = Strict(), Configured(), inputs_of(case, "cpu", seed)
+    monkeypatch.setattr(torch, "_int_mm", strict.int_mm)
+    monkeypatch.setattr(torch, "_scaled_mm", strict.scaled_mm)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(gemm, "configurations", lambda codes, capability: ("pingpong_128x128",))
+    monkeypatch.setattr(gemm, "chosen", lambda *asked: "pingpong_128x128")
+    monkeypatch.setattr(gemm, "gemm_q_configured", configured)
+    out = gemm.gemm_q_cuda(*given.operands, case.act, case.dtype, config)
+    assert out.is_contiguous()
+    assert out.shape == (case.tokens, case.outputs)
+    close = {F32: 1e-5, BF16: 2.0**-6}[case.dtype]
+    torch.testing.assert_close(out.double(), exact(case, given), rtol=close, atol=close)
+    takes = case.dtype == BF16 and case.bias in (None, BF16) and bool(case.tokens and case.inputs and case.outputs)
+    aligned = not case.inputs % 16 and not case.outputs % 16
+    assert configured.calls == (takes and (aligned or config == "invariant"))
+    if config == "invariant" and case.codes == F8:
+        assert not strict.calls, "torch adds up float8 by the number of tokens"
+
+
+def test_ways_by_generation_and_kind() -> None:
+    lines = (
+        "sm90 fp8 pingpong_128x128\nsm90 fp8 stream_k_128x128\nsm90 int8 pingpong_128x128\n"
+        "sm89 fp8 mma_128x128\nsm80 int8 mma_64x64\n"
+    )
+    assert gemm_ways.parsed(lines, F8, (9, 0)) == ("pingpong_128x128", "stream_k_128x128")
+    assert gemm_ways.parsed(lines, I8, (9, 0)) == ("pingpong_128x128",)
+    assert gemm_ways.parsed(lines, F8, (8, 9)) == ("mma_128x128",)
+    assert gemm_ways.parsed(lines, I8, (8, 6)) == ("mma_64x64",)
+    assert gemm_ways.parsed(lines, I8, (9, 0), older=True) == ("pingpong_128x128", "mma_64x64")
+    assert gemm_ways.parsed(lines, F8, (10, 0)) == gemm_ways.parsed(lines, F8, (8, 6)) == ()
+    names = ("pingpong_64x128", "pingpong_128x192", "pingpong_128x128")
+    assert gemm_ways.invariant(names, 9216, 3072) == "pingpong_128x192/t1e"
+    assert gemm_ways.invariant(names, 3072, 3072) == "pingpong_128x128/c1e"
+    assert gemm_ways.invariant(("mma_64x64", "mma_128x128"), 9216, 3072) == "mma_128x128/t1e"
+    assert gemm_ways.invariant(("pingpong_64x128",), 9216, 3072) is None
+
+
+def test_a_shape_goes_by_the_table_and_without_times_by_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 0)
+    names = ("pingpong_128x128", "pingpong_64x128")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(gemm_ways, "configurations", lambda codes, capability: names)
+    monkeypatch.setattr(gemm_ways, "ways", lambda codes, device: frozenset((*names, "torch")))
+    many = gemm_ways.shape_of(F8, 4608, 3072, 3072, bias=True, act="gelu_tanh")
+
+    def chosen(tokens: int) -> str:
+        return gemm_ways.chosen(F8, tokens, 3072, 3072, True, "gelu_tanh", device, gemm.candidates)
+
+    table = Choices({"gemm_q fp8 bias+gelu_tanh 3072 3072": {4608: {"torch": 90.0, "pingpong_128x128": 91.0}}})
+    monkeypatch.setattr(gemm_ways, "choices", lambda device: table)
+    assert chosen(4608) == chosen(4608) == "torch"
+    assert chosen(64) == "pingpong_64x128/c1e"
+    # what is measured meanwhile counts, and while shapes are recorded each is asked for
+    with table.recorded() as wanted:
+        chosen(64)
+    assert [shape.size for shape in wanted] == [64]
+    ways = {"torch": lambda: 1.0, names[0]: lambda: 2.0}
+    table.tune({many: lambda shape, device: ways}, device, 60, lambda call, calls: 3.0 - call())
+    assert chosen(4608) == names[0]
+    assert gemm_ways.guess(many, names) == "pingpong_128x128/c1e"
+    assert gemm_ways.guess(many, ()) == "torch"
+    monkeypatch.setattr(gemm_ways, "configurations", lambda codes, capability: ())
+    table.memo.clear()
+    assert chosen(64) == "torch"
+
+
+def test_shapes_differ_by_all_that_times_hang_on() -> None:
+    made = {
+        gemm_ways.shape_of(codes, 5, outputs, inputs, bias=bias, act=act).family
+        for codes in (F8, I8)
+        for outputs, inputs in ((16, 32), (32, 16))
+        for bias in (False, True)
+        for act in gemm.ACTS
+    }
+    assert len(made) == 16
+
+
+def test_what_is_measured_is_each_way_once_on_operands_of_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(gemm, "_gemm_q", lambda *operands: asked.append(operands))
+    monkeypatch.setattr(gemm, "ways", lambda codes, device: frozenset({"torch", "wide"}))
+    shape = gemm_ways.shape_of(I8, 5, 48, 32, bias=True, act="gelu_tanh")
+    calls = gemm.candidates(shape, torch.device("cpu"))
+    for call in calls.values():
+        call()
+    for (x, x_scale, weight, weight_scale, bias, act, dtype, way), name in zip(asked, calls, strict=True):
+        assert (x.shape, weight.shape, bias.shape) == ((5, 32), (48, 32), (48,))
+        assert (x.dtype, bias.dtype, act, dtype, way) == (I8, BF16, "gelu_tanh", BF16, name)
+        assert (len(x_scale), len(weight_scale)) == (5, 48)
+    assert sorted(calls) == ["torch", "wide"]
+
+
 def test_a_card_without_float8_computes_it_by_the_reference(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(19, 33, 7, F8, F32)
-    given = inputs(case, "cpu", seed)
+    given = inputs_of(case, "cpu", seed)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
-    assert torch.equal(gemm.gemm_q_cuda(*given.operands, "none", F32), gemm.gemm_q(*given.operands, dtype=F32))
+    assert torch.equal(gemm.gemm_q_cuda(*given.operands, "none", F32, "auto"), gemm.gemm_q(*given.operands, dtype=F32))

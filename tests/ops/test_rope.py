@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from omni_grpc.ops.rope import LARGEST_CODE, Heads, qk_norm_rope, qk_norm_rope_quantize, qk_norm_rope_reference
+from omni_grpc.ops.quant import LARGEST
+from omni_grpc.ops.rope import Heads, qk_norm_rope, qk_norm_rope_quantize, qk_norm_rope_reference
 from tests.ops.rope_cases import (
     CODE_CASES,
     Case,
@@ -24,7 +25,7 @@ OP = torch.ops.omni_grpc.qk_norm_rope.default
 QUANTIZE = torch.ops.omni_grpc.qk_norm_rope_quantize.default
 
 
-@pytest.mark.parametrize("codes", LARGEST_CODE, ids=str)
+@pytest.mark.parametrize("codes", LARGEST, ids=str)
 @pytest.mark.parametrize("case", CODE_CASES, ids=str)
 def test_codes(case: Case, codes: torch.dtype, seed: int) -> None:
     check_codes(case, codes, "cpu", seed)

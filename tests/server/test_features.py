@@ -27,7 +27,9 @@ STYLE, SKETCH = (
     )
     for name, keys in (("style", 8), ("sketch", 0))
 )
-WITH_LORAS = dataclasses.replace(READY, loras=(STYLE, SKETCH), quantized_layers={"int8": 16}, kept_layers=3)
+WITH_LORAS = dataclasses.replace(
+    READY, loras=(STYLE, SKETCH), quantized_layers={"int8": 16}, kept_layers=3, batch_invariant=True
+)
 CACHE: dict[str, Any] = {
     "cache_backend": "tea_cache",
     "cache_config": {"rel_l1_thresh": 0.3, "coefficients": [2.0, 0.0]},
@@ -87,6 +89,8 @@ async def test_a_request_gets_its_adapters_and_is_told_of_their_keys() -> None:
     assert list(plain.effective.loras) == []
     assert dict(plain.effective.quantized_layers) == {"int8": 16}
     assert plain.effective.kept_layers == effective(plain.effective).kept_layers == 3
+    assert plain.effective.batch_invariant
+    assert effective(plain.effective).batch_invariant
 
 
 @pytest.mark.parametrize(

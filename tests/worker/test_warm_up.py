@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from omni_grpc.loading.loader import Loader
+from omni_grpc.ops import tuning
+from omni_grpc.ops.tuning import Choices, Shape
 from omni_grpc.plan import CostModel
 from omni_grpc.registry import open_checkpoint
 from omni_grpc.worker import warm_up as warm_up_module
@@ -59,6 +61,52 @@ def test_a_warm_up_predicts_growing_steps(tiny_qwen_image):
     cost = warm_up(pipeline, checkpoint, device, seconds=60)
     assert 0 < cost.step_ms((20,)) < cost.step_ms((4096,))
     assert warm_up(pipeline, checkpoint, device, seconds=0) == CostModel()
+
+
+def test_the_step_of_the_usual_size_is_run_where_there_is_time_for_it(tiny_qwen_image, monkeypatch):
+    from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
+
+    checkpoint = open_checkpoint(tiny_qwen_image, name="tiny")
+    device = torch.device("cpu")
+    pipeline = QwenImagePipeline.load(Loader(checkpoint=checkpoint, device=device, dtype=torch.float32))
+    kept, predict = Choices({}), pipeline.predict
+
+    def asking(rows):
+        latent = checkpoint.defaults.width // 16 * (checkpoint.defaults.height // 16)
+        (row,) = rows.layout.rows
+        assert latent < sum(row.lengths) < 2 * latent
+        kept.of(Shape("product", (), 4), frozenset({"one"}), lambda shape, device: {})
+        return predict(rows)
+
+    monkeypatch.setattr(pipeline, "predict", asking)
+    with kept.recorded() as wanted:
+        warm_up_module.step_of_usual_size(pipeline, checkpoint, device, CostModel(token=1.0), seconds=0.5)
+        assert not wanted, "it would take too long"
+        warm_up_module.step_of_usual_size(pipeline, checkpoint, device, CostModel(token=1.0), seconds=60)
+    assert list(wanted) == [Shape("product", (), 4)]
+
+
+def test_on_a_gpu_kernels_are_chosen_for_what_the_steps_asked_for_the_last_first(monkeypatch):
+    asked, kept, allowed = [], Choices({}), frozenset({"one", "other"})
+
+    def ways(shape, device):
+        asked.append(shape.size)
+        return {"one": lambda: 2.0, "other": lambda: 1.0}
+
+    def steps(*_):
+        for size in (1, 10, 100):
+            kept.of(Shape("product", (), size), allowed, ways)
+        return CostModel(token=1.0)
+
+    monkeypatch.setattr(warm_up_module, "choices", lambda device: kept)
+    monkeypatch.setattr(warm_up_module, "fit_steps", steps)
+    monkeypatch.setattr(
+        warm_up_module, "step_of_usual_size", lambda *_: kept.of(Shape("product", (), 1000), allowed, ways)
+    )
+    monkeypatch.setattr(tuning, "cuda_clock", lambda call, calls: call())
+    assert warm_up(None, None, torch.device("cuda"), seconds=60) == CostModel(token=1.0)
+    assert asked == [1000, 100, 10, 1]
+    assert kept.of(Shape("product", (), 10), allowed) == "other"
 
 
 def test_a_warm_up_of_a_video_model_goes_on_to_more_frames(tmp_path, monkeypatch):

@@ -1,0 +1,327 @@
+"""Times one denoise step of full-size denoisers: Qwen-Image, FLUX.1-dev and one expert of Wan 2.2 A14B.
+
+    python -m benchmarks.bench_models [--models Qwen-Image ...] [--seconds 200] [--results FOLDER]     on a GPU
+
+Weights are random. Ours in bfloat16, with weights in 8 bits, and with attention in 8 bits too, by the features that
+serve requests; each is compared with ours in bfloat16 on the same inputs (relative error of the prediction). Beside it
+diffusers with its repeated blocks compiled. A step is timed as a server takes it, launches and all, with events around
+it. Ours has its modulation and its text's keys computed ahead, as in a request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import gc
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, WanTransformer3DModel
+from torch import Tensor, nn
+
+from benchmarks import timing
+from omni_grpc import roles
+from omni_grpc.config import QuantizationConfig
+from omni_grpc.features import Context, attention, quant
+from omni_grpc.models import flux, qwen_image, wan
+from omni_grpc.models.flux.flux_transformer import FluxTransformer
+from omni_grpc.models.qwen_image.qwen_image_transformer import QwenImageTransformer
+from omni_grpc.models.wan.wan_transformer import WanTransformer
+from omni_grpc.nn.linear import AnyLinear
+from omni_grpc.nn.rows import MOD, LayoutCache, Row, Rows
+from omni_grpc.spec import ModelSpec
+
+DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
+
+QWEN = {
+    "patch_size": 2,
+    "in_channels": 64,
+    "out_channels": 16,
+    "num_layers": 60,
+    "num_attention_heads": 24,
+    "attention_head_dim": 128,
+    "joint_attention_dim": 3584,
+    "axes_dims_rope": (16, 56, 56),
+}
+FLUX = {
+    "in_channels": 64,
+    "num_layers": 19,
+    "num_single_layers": 38,
+    "num_attention_heads": 24,
+    "attention_head_dim": 128,
+    "joint_attention_dim": 4096,
+    "pooled_projection_dim": 768,
+    "guidance_embeds": True,
+}
+WAN = {
+    "patch_size": (1, 2, 2),
+    "num_attention_heads": 40,
+    "attention_head_dim": 128,
+    "in_channels": 16,
+    "out_channels": 16,
+    "text_dim": 4096,
+    "freq_dim": 256,
+    "ffn_dim": 13824,
+    "num_layers": 40,
+    "cross_attn_norm": True,
+    "eps": 1e-6,
+}
+
+Step = Callable[[], Tensor]
+Build = Callable[[], tuple[Step, Mapping[str, int], Mapping[str, Sequence[str]]]]
+"""Makes a step, and says how many layers are in how many bits, and what each role's attention runs on."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Way:
+    """How ours computes: weights and attention in so many bits."""
+
+    name: str
+    quantization: str | None = None
+    precision: str = "auto"
+
+
+WAYS = (
+    Way("ours bf16"),
+    Way("ours fp8", "fp8"),
+    Way("ours fp8, attention int8", "fp8", "int8"),
+    Way("ours fp8, attention fp8", "fp8", "fp8"),
+    Way("ours int8", "int8"),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Case:
+    """A denoiser: our module of it, a step of ours, and one of diffusers'; `steps` are timed."""
+
+    name: str
+    steps: int
+    spec: ModelSpec
+    build: Callable[[], nn.Module]
+    ours: Callable[[Any], Step]
+    theirs: Callable[[], Step]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    model: str
+    what: str
+    milliseconds: float | None
+    gib: float | None = None
+    error: float | None = None
+    layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    attention: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    problem: str = ""
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape, device=DEVICE, dtype=DTYPE)
+
+
+def _fill(module: nn.Module, spec: ModelSpec) -> None:
+    """Weights as those of a trained model spread: products keep the size of what goes in; norms are ones."""
+    layers = {path: part for path, part in module.named_modules() if isinstance(part, AnyLinear)}
+    for path, layer in sorted(layers.items()):
+        for name, shape in layer.shapes().items():
+            std = shape[-1] ** -0.5 if name == "weight" else 0.02
+            layer.take(name, (_random(*shape) * std).to(_dtype(f"{path}.{name}", spec)))
+    for path, part in module.named_modules():
+        if any(path == layer or path.startswith(f"{layer}.") for layer in layers):
+            continue
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            made = _random(*parameter.shape) * 0.02 + (parameter.dim() == 1 and name == "weight")
+            made = made.to(_dtype(f"{path}.{name}", spec))
+            setattr(part, name, nn.Parameter(made, requires_grad=False))
+
+
+def _dtype(name: str, spec: ModelSpec) -> torch.dtype:
+    kept = any(re.search(pattern, name) for pattern in spec.weights["transformer"].float32)
+    return torch.float32 if kept else DTYPE
+
+
+def _ours(case: Case, way: Way) -> tuple[Step, Mapping[str, int], Mapping[str, Sequence[str]]]:
+    with torch.device("meta"):
+        module = case.build().eval().requires_grad_(False)
+    context = Context(component="transformer", spec=case.spec, device=DEVICE, dtype=DTYPE)
+    quant.apply(module, QuantizationConfig(quantization=way.quantization), context)
+    torch.manual_seed(0)
+    _fill(module, case.spec)
+    attention.apply(module, roles.parse(None, {"default": {"precision": way.precision}}), context)
+    torch.manual_seed(1)
+    used = {role: list(names) for role, names in context.effects.attention.items()}
+    return case.ours(module), dict(context.effects.quantized_layers), used
+
+
+def _bound(module: Any, rows: Rows, tables: Mapping[str, Tensor], rope: Tensor) -> None:
+    """One evaluation of every row's modulation, and its rotary table."""
+    for name, table in tables.items():
+        rows.bind(name, MOD, [table[:1]] * len(rows))
+    joint = "joint" if rows.layout.rows[0].joined == rows.layout.rows[0].names else "img"
+    rows.bind("rope", joint, [rope] * len(rows))
+
+
+def _qwen(module: QwenImageTransformer, text: int = 256, side: int = 64) -> Step:
+    """1024 x 1024, with and without the prompt."""
+    rows = Rows([(None, "cond"), (None, "uncond")], [Row.of(txt=text, img=side * side)] * 2, LayoutCache(DEVICE))
+    _bound(module, rows, module.modulation(_random(1)), module.rope(text, side, side))
+    rows.bind("txt", "txt", [module.text(_random(text, 3584)) for _ in range(2)])
+    latents = _random(2 * side * side, 64)
+    return lambda: module(latents, rows)
+
+
+def _qwen_theirs(text: int = 256, side: int = 64) -> Step:
+    module = _theirs(QwenImageTransformer2DModel, QWEN)
+    inputs = {
+        "hidden_states": _random(2, side * side, 64),
+        "encoder_hidden_states": _random(2, text, 3584),
+        "timestep": torch.tensor([0.5, 0.5], device=DEVICE, dtype=DTYPE),
+        "img_shapes": [[(1, side, side)]] * 2,
+        "return_dict": False,
+    }
+    return lambda: module(**inputs)[0]
+
+
+def _flux(module: FluxTransformer, text: int = 512, side: int = 64) -> Step:
+    rows = Rows([(None, "cond")], [Row.of(txt=text, img=side * side)], LayoutCache(DEVICE))
+    _bound(module, rows, module.modulation(_random(1), _random(1, 768), 3.5), module.rope(text, (side, side)))
+    rows.bind("txt", "txt", [module.text(_random(text, 4096))])
+    latents = _random(side * side, 64)
+    return lambda: module(latents, rows)
+
+
+def _flux_theirs(text: int = 512, side: int = 64) -> Step:
+    module = _theirs(FluxTransformer2DModel, FLUX)
+    inputs = {
+        "hidden_states": _random(1, side * side, 64),
+        "encoder_hidden_states": _random(1, text, 4096),
+        "pooled_projections": _random(1, 768),
+        "timestep": torch.tensor([0.5], device=DEVICE, dtype=DTYPE),
+        "guidance": torch.tensor([3.5], device=DEVICE),
+        "img_ids": torch.zeros(side * side, 3, device=DEVICE),
+        "txt_ids": torch.zeros(text, 3, device=DEVICE),
+        "return_dict": False,
+    }
+    return lambda: module(**inputs)[0]
+
+
+def _wan(module: WanTransformer, text: int = 512, size: tuple[int, int, int] = (21, 30, 52)) -> Step:
+    """480 x 832, 81 frames: one forward of one of two experts, without guidance."""
+    tokens = size[0] * size[1] * size[2]
+    rows = Rows([(None, "cond")], [Row.of(txt=text, img=tokens, aside=("txt",))], LayoutCache(DEVICE))
+    for name, (stream, tensor) in module.text(_random(text, 4096)).items():
+        rows.bind(name, stream, [tensor])
+    _bound(module, rows, module.modulation(torch.tensor([500.0], device=DEVICE), DTYPE), module.rope(*size))
+    latents = _random(tokens, 64)
+    return lambda: module(latents, rows)
+
+
+def _wan_theirs(text: int = 512, size: tuple[int, int, int] = (21, 60, 104)) -> Step:
+    module = _theirs(WanTransformer3DModel, WAN)
+    inputs = {
+        "hidden_states": _random(1, 16, *size),
+        "encoder_hidden_states": _random(1, text, 4096),
+        "timestep": torch.tensor([500], device=DEVICE),
+        "return_dict": False,
+    }
+    return lambda: module(**inputs)[0]
+
+
+def _theirs(kind: Any, config: Mapping[str, Any]) -> Any:
+    """Their module, in bfloat16 but for what they keep in float32, with its repeated blocks compiled."""
+    default, own = torch.get_default_dtype(), torch.bfloat16
+    torch.set_default_dtype(own)
+    try:
+        with torch.device(DEVICE):
+            module = kind(**config).eval().requires_grad_(False)
+    finally:
+        torch.set_default_dtype(default)
+    module.compile_repeated_blocks(fullgraph=True, dynamic=False)
+    return module
+
+
+CASES = (
+    Case(
+        "Qwen-Image",
+        5,
+        qwen_image.SPECS[0],
+        functools.partial(QwenImageTransformer.from_config, QWEN),
+        _qwen,
+        _qwen_theirs,
+    ),
+    Case("FLUX.1-dev", 5, flux.SPECS[0], functools.partial(FluxTransformer.from_config, FLUX), _flux, _flux_theirs),
+    Case("Wan2.2-A14B", 2, wan.SPECS[0], functools.partial(WanTransformer.from_config, WAN), _wan, _wan_theirs),
+)
+
+
+def measure(names: Sequence[str], seconds: float) -> Iterator[Measurement]:
+    """Model by model. Nothing new starts after `seconds`."""
+    deadline = time.monotonic() + seconds
+    for case in (case for case in CASES if case.name in names):
+        wanted: Tensor | None = None
+        builds: dict[str, Build] = {way.name: functools.partial(_ours, case, way) for way in WAYS}
+        builds["diffusers compiled"] = lambda case=case: (case.theirs(), {}, {})
+        for name, build in builds.items():
+            if time.monotonic() > deadline:
+                yield Measurement(case.name, name, None, problem="no time left")
+                continue
+            torch.compiler.reset()
+            made, got = _measured(case, name, build, wanted)
+            wanted = got if wanted is None else wanted
+            yield made
+
+
+@torch.inference_mode()
+def _measured(case: Case, what: str, build: Build, wanted: Tensor | None) -> tuple[Measurement, Tensor | None]:
+    gc.collect()
+    torch.cuda.empty_cache()
+    try:
+        step, layers, used = build()
+        torch.cuda.reset_peak_memory_stats()
+        got = step().float()
+        taken = [_milliseconds(step) for _ in range(case.steps + 1)][1:]
+    except Exception as error:  # noqa: BLE001 - a way that cannot run is a row of the table
+        return Measurement(case.name, what, None, problem=f"{type(error).__name__}: {str(error)[:200]}"), None
+    compared = wanted is not None and what.startswith("ours")
+    error = float((got - wanted).norm() / wanted.norm()) if compared and wanted is not None else None
+    gib = torch.cuda.max_memory_allocated() / 2**30
+    return Measurement(case.name, what, statistics.median(taken), gib, error, layers, used), got
+
+
+def _milliseconds(step: Step) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    step()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def table(measurements: Sequence[Measurement]) -> str:
+    lines = [f"{'model':12} {'what':26} {'ms':>8} {'GiB':>6} {'error':>9}"]
+    for m in sorted(measurements, key=lambda m: [case.name for case in CASES].index(m.model)):
+        figures = m.problem or f"{m.milliseconds:8.1f} {m.gib:6.1f} {'' if m.error is None else f'{m.error:9.1e}'}"
+        lines.append(f"{m.model:12} {m.what:26} {figures} {dict(m.attention) or ''}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="time a step of full-size denoisers")
+    parser.add_argument("--models", nargs="+", choices=[case.name for case in CASES], default=[c.name for c in CASES])
+    parser.add_argument("--seconds", type=float, default=200.0)
+    parser.add_argument("--results", type=Path, default=timing.RESULTS, help="folder of the JSON file")
+    options = parser.parse_args()
+    measurements: list[Measurement] = []
+    for made in measure(options.models, options.seconds):
+        measurements.append(made)
+        timing.record("benchmarks/bench_models.py", "models", measurements, options.results)
+    print(table(measurements))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+// Configurations of int8 on Hopper: two for many tokens, one for tiles that come out as few waves, one for few tokens.
+//
+// Tried and left out, see docs/performance.md: 64 x 256 in ping-pong, 128 x 256 and 256 x 128 together, and stream-K.
+#include "gemm_sm90.cuh"
+
+namespace {
+
+using omni::Int8;
+using omni::GemmSm90;
+
+constexpr omni::GemmConfig kConfigs[] = {
+    GemmSm90<Int8, 128, 128, 128, 2, 1, true>::config("pingpong_128x128"),
+    GemmSm90<Int8, 128, 192, 128, 2, 1, true>::config("pingpong_128x192"),
+    GemmSm90<Int8, 128, 192, 128, 2, 1, false>::config("cooperative_128x192"),
+    GemmSm90<Int8, 64, 128, 128, 1, 1, true>::config("pingpong_64x128"),
+};
+
+}  // namespace
+
+omni::GemmConfigs omni_gemm_int8_sm90(void) { return {kConfigs, sizeof(kConfigs) / sizeof(kConfigs[0])}; }

@@ -1,0 +1,181 @@
+// Calls the launchers of kernels that share memory between threads, over few small shapes: what compute-sanitizer is to
+// look at, without the minutes that Python takes under it. Built and run by tools/sanitize.py.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <vector>
+
+#include "../csrc/common/cache.h"
+#include "../csrc/common/norm.h"
+#include "../csrc/common/quant.h"
+#include "../csrc/common/rope.h"
+
+namespace {
+
+using omni::Code;
+using omni::Codes;
+using omni::Dtype;
+
+int failures = 0;
+
+void check(const char* what, const char* problem) {
+  const cudaError_t error = cudaDeviceSynchronize();
+  if (problem == nullptr && error != cudaSuccess) problem = cudaGetErrorString(error);
+  if (problem == nullptr) return;
+  std::printf("%s: %s\n", what, problem);
+  ++failures;
+}
+
+// Memory of exactly this size, so that a step beyond it is seen; filled where a kernel reads it.
+class Memory {
+ public:
+  ~Memory() {
+    for (void* pointer : all_) cudaFree(pointer);
+  }
+
+  void* made(size_t bytes) {
+    void* pointer = nullptr;
+    cudaMalloc(&pointer, bytes);
+    all_.push_back(pointer);
+    return pointer;
+  }
+
+  template <class T>
+  T* filled(const std::vector<T>& values) {
+    void* pointer = made(values.size() * sizeof(T));
+    cudaMemcpy(pointer, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice);
+    return static_cast<T*>(pointer);
+  }
+
+  void* numbers(size_t count, Dtype dtype) {
+    std::vector<float> values(count);
+    for (size_t i = 0; i < count; ++i) values[i] = static_cast<float>((i * 2654435761u) % 2001u) * 1e-3f - 1.f;
+    if (dtype == Dtype::kFloat32) return filled(values);
+    std::vector<__nv_bfloat16> halves(count);
+    for (size_t i = 0; i < count; ++i) halves[i] = __float2bfloat16(values[i]);
+    return filled(halves);
+  }
+
+ private:
+  std::vector<void*> all_;
+};
+
+constexpr size_t size_of(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+
+void norm(int64_t tokens, int64_t channels, Dtype dtype, Dtype of_modulation, bool adds, bool all, Code code) {
+  Memory memory;
+  const size_t count = tokens * channels;
+  omni::Norm call{};
+  call.x = memory.numbers(count, dtype);
+  if (adds) call.y = memory.numbers(count, dtype);
+  if (adds) call.sum = memory.made(count * size_of(dtype));
+  call.gate = memory.numbers(2 * channels, of_modulation);
+  call.scale = memory.numbers(2 * channels, of_modulation);
+  call.shift = memory.numbers(2 * channels, of_modulation);
+  if (all) call.weight = memory.numbers(channels, of_modulation);
+  if (all) call.bias = memory.numbers(channels, of_modulation);
+  if (all && adds) call.y_weight = memory.numbers(channels, of_modulation);
+  std::vector<int32_t> index(tokens);
+  for (int64_t t = 0; t < tokens; ++t) index[t] = static_cast<int32_t>(t % 2);
+  call.index = memory.filled(index);
+  call.out = memory.made(count * (code == Code::kNone ? size_of(dtype) : 1));
+  call.out_scale = static_cast<float*>(memory.made(tokens * sizeof(float)));
+  call.tokens = tokens, call.channels = channels, call.rows = 2;
+  call.x_stride = call.y_stride = call.gate_stride = call.scale_stride = call.shift_stride = channels;
+  call.eps = 1e-6f, call.base = 1.f, call.x_dtype = dtype, call.parameter_dtype = of_modulation, call.code = code;
+  check("norm", omni_norm_cuda(&call, nullptr));
+}
+
+void activate(int64_t tokens, int64_t channels, Dtype dtype, omni::Activation activation, Code code) {
+  Memory memory;
+  const size_t count = tokens * channels;
+  omni::Activate call{};
+  call.x = memory.numbers(count, dtype);
+  if (activation == omni::Activation::kSiluMul) call.up = memory.numbers(count, dtype);
+  call.out = memory.made(count * (code == Code::kNone ? size_of(dtype) : 1));
+  call.out_scale = static_cast<float*>(memory.made(tokens * sizeof(float)));
+  call.tokens = tokens, call.channels = call.x_stride = call.up_stride = channels;
+  call.activation = activation, call.x_dtype = dtype, call.code = code;
+  check("activate", omni_activate_cuda(&call, nullptr));
+}
+
+void rope(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size, omni::QkNorm norm, bool half,
+          Codes codes) {
+  Memory memory;
+  constexpr Dtype kDtype = Dtype::kBFloat16;
+  omni::QkNormRope call{};
+  call.tokens = 2 * tokens, call.stream_count = 2;
+  call.heads = heads, call.kv_heads = kv_heads, call.head_size = size, call.pairs = size / 2;
+  for (int s = 0; s < 2; ++s) {
+    omni::QkvStream& stream = call.streams[s];
+    stream.q = memory.numbers(tokens * heads * size, kDtype);
+    stream.k = memory.numbers(tokens * kv_heads * size, kDtype);
+    stream.v = memory.numbers(tokens * kv_heads * size, kDtype);
+    const int64_t across = norm == omni::QkNorm::kRmsAcross ? 1 : 0;
+    stream.weight[0] = memory.numbers(size * (across ? heads : 1), kDtype);
+    stream.weight[1] = memory.numbers(size * (across ? kv_heads : 1), kDtype);
+    std::vector<int32_t> place(tokens);
+    for (int64_t t = 0; t < tokens; ++t) place[t] = static_cast<int32_t>(2 * t + 1 - s);
+    stream.place = memory.filled(place);
+    stream.begin = s * tokens, stream.tokens = tokens;
+    stream.q_stride = heads * size, stream.k_stride = stream.v_stride = kv_heads * size;
+  }
+  call.table = static_cast<const float*>(memory.numbers(call.tokens * size, Dtype::kFloat32));
+  for (int which = 0; which < 3; ++which) {
+    const size_t rows = call.tokens * (which == 0 ? heads : kv_heads);
+    call.out[which] = memory.made(rows * size * (codes == Codes::kNone ? 2 : 1));
+    call.scale[which] = static_cast<float*>(memory.made(rows * sizeof(float)));
+  }
+  call.eps = 1e-6f, call.norm = norm, call.half = half, call.codes = codes;
+  call.x_dtype = call.weight_dtype = kDtype;
+  check("rope", omni_qk_norm_rope_cuda(&call, nullptr));
+}
+
+void compare(int64_t elements, Dtype dtype) {
+  Memory memory;
+  omni::CompareStore call{};
+  call.rows = 3, call.dtype = dtype;
+  for (int row = 0; row < 3; ++row) {
+    call.elements[row] = elements + 5 * row;
+    call.now[row] = memory.numbers(call.elements[row], dtype);
+    call.before[row] = memory.numbers(call.elements[row], dtype);
+    call.known[row] = row != 1;
+    call.first_chunk[row + 1] = call.first_chunk[row] + (call.elements[row] + omni::kChunk - 1) / omni::kChunk;
+  }
+  call.partials = static_cast<float*>(memory.made(call.first_chunk[3] * 2 * sizeof(float)));
+  call.sums = static_cast<float*>(memory.made(6 * sizeof(float)));
+  check("compare_store", omni_compare_store_cuda(&call, nullptr));
+}
+
+}  // namespace
+
+int main() {
+  constexpr Dtype kHalf = Dtype::kBFloat16, kFull = Dtype::kFloat32;
+  constexpr int64_t kTokens = 700;  // several for each block
+  for (const Code code : {Code::kNone, Code::kFloat8, Code::kInt8}) {
+    for (const bool adds : {false, true}) {
+      for (const int64_t channels : {1536, 2048, 3072, 3840, 520}) {
+        norm(kTokens, channels, kHalf, kHalf, adds, false, code);
+      }
+      for (const int64_t channels : {1536, 5120}) norm(kTokens, channels, kHalf, kFull, adds, false, code);
+      norm(kTokens, 1536, kHalf, kHalf, adds, true, code);
+      norm(50, 520, kFull, kFull, adds, true, code);
+      norm(50, 67, kHalf, kHalf, adds, false, code);
+    }
+    for (const auto activation : {omni::Activation::kGeluTanh, omni::Activation::kSiluMul}) {
+      for (const int64_t channels : {768, 1280, 3072, 520, 67}) activate(kTokens, channels, kHalf, activation, code);
+    }
+  }
+  for (const Codes codes : {Codes::kNone, Codes::kE4m3, Codes::kInt8}) {
+    for (const auto norm : {omni::QkNorm::kRms, omni::QkNorm::kRmsAcross, omni::QkNorm::kLayer}) {
+      rope(kTokens / 2, 8, 8, 128, norm, false, codes);
+      rope(kTokens / 2, 8, 4, 128, norm, false, codes);
+      rope(kTokens / 2, 5, 5, 128, norm, true, codes);
+      rope(20, 8, 8, 64, norm, false, codes);
+    }
+  }
+  for (const Dtype dtype : {kHalf, kFull}) compare(100003, dtype);
+  std::printf("%d failures\n", failures);
+  return failures != 0;
+}
