@@ -4,15 +4,18 @@
 # source: omni_grpc/v1/event.proto
 # Protobuf Python Version: 6.31.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 6, 31, 1, "", "omni_grpc/v1/event.proto"
+    _runtime_version.Domain.PUBLIC,
+    6,
+    31,
+    1,
+    '',
+    'omni_grpc/v1/event.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -26,75 +29,73 @@ from omni_grpc.v1 import media_pb2 as omni__grpc_dot_v1_dot_media__pb2
 from omni_grpc.v1 import sampling_pb2 as omni__grpc_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x18omni_grpc/v1/event.proto\x12\x0comni_grpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x18omni_grpc/v1/media.proto\x1a\x1bomni_grpc/v1/sampling.proto"\xc3\x06\n\x08JobEvent\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12(\n\x04time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tcoalesced\x18\x04 \x01(\r\x12\x15\n\rclient_job_id\x18\x05 \x01(\t\x12&\n\x06queued\x18\n \x01(\x0b\x32\x14.omni_grpc.v1.QueuedH\x00\x12(\n\x07started\x18\x0b \x01(\x0b\x32\x15.omni_grpc.v1.StartedH\x00\x12/\n\x0b\x65ncode_done\x18\x0c \x01(\x0b\x32\x18.omni_grpc.v1.EncodeDoneH\x00\x12\x33\n\rstep_progress\x18\r \x01(\x0b\x32\x1a.omni_grpc.v1.StepProgressH\x00\x12\x37\n\x0f\x64\x65\x63ode_progress\x18\x0e \x01(\x0b\x32\x1c.omni_grpc.v1.DecodeProgressH\x00\x12\x35\n\x0e\x61rtifact_chunk\x18\x0f \x01(\x0b\x32\x1b.omni_grpc.v1.ArtifactChunkH\x00\x12\x35\n\x0e\x61rtifact_ready\x18\x10 \x01(\x0b\x32\x1b.omni_grpc.v1.ArtifactReadyH\x00\x12(\n\x07warning\x18\x11 \x01(\x0b\x32\x15.omni_grpc.v1.WarningH\x00\x12,\n\tcompleted\x18\x12 \x01(\x0b\x32\x17.omni_grpc.v1.CompletedH\x00\x12&\n\x06\x66\x61iled\x18\x13 \x01(\x0b\x32\x14.omni_grpc.v1.FailedH\x00\x12,\n\tcancelled\x18\x14 \x01(\x0b\x32\x17.omni_grpc.v1.CancelledH\x00\x12,\n\tpreempted\x18\x15 \x01(\x0b\x32\x17.omni_grpc.v1.PreemptedH\x00\x12(\n\x07resumed\x18\x16 \x01(\x0b\x32\x15.omni_grpc.v1.ResumedH\x00\x12*\n\x08retrying\x18\x17 \x01(\x0b\x32\x16.omni_grpc.v1.RetryingH\x00\x12,\n\theartbeat\x18\x1e \x01(\x0b\x32\x17.omni_grpc.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent"W\n\x06Queued\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x13\n\x0bqueue_depth\x18\x02 \x01(\r\x12&\n\x03\x65ta\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration"\xa5\x02\n\x07Started\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05seeds\x18\x03 \x03(\x04\x12\x13\n\x0btotal_steps\x18\x04 \x01(\r\x12\r\n\x05width\x18\x05 \x01(\r\x12\x0e\n\x06height\x18\x06 \x01(\r\x12\x12\n\nnum_frames\x18\x07 \x01(\r\x12-\n\nqueue_wait\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03\x65ta\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nbatch_size\x18\n \x01(\r\x12\'\n\x08warnings\x18\x0b \x03(\x0b\x32\x15.omni_grpc.v1.Warning\x12\x0f\n\x07\x61ttempt\x18\x0c \x01(\r"i\n\nEncodeDone\x12*\n\x07\x65lapsed\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x18\n\x10prompt_cache_hit\x18\x03 \x01(\x08"\xed\x02\n\x0cStepProgress\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x13\n\x0btotal_steps\x18\x02 \x01(\r\x12,\n\tstep_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07\x65lapsed\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03\x65ta\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05sigma\x18\x06 \x01(\x02\x12\x10\n\x08timestep\x18\x07 \x01(\x02\x12\x12\n\nrows_total\x18\x08 \x01(\r\x12\x13\n\x0brows_reused\x18\t \x01(\r\x12\r\n\x05\x65vals\x18\n \x01(\r\x12\x0f\n\x07segment\x18\x0b \x01(\r\x12\x16\n\x0etotal_segments\x18\x0c \x01(\r\x12\r\n\x05stage\x18\r \x01(\t\x12\'\n\x08previews\x18\x0e \x03(\x0b\x32\x15.omni_grpc.v1.Preview"X\n\x07Preview\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\tmime_type\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\r\n\x05width\x18\x04 \x01(\r\x12\x0e\n\x06height\x18\x05 \x01(\r"e\n\x0e\x44\x65\x63odeProgress\x12\x12\n\ndone_units\x18\x01 \x01(\r\x12\x13\n\x0btotal_units\x18\x02 \x01(\r\x12*\n\x07\x65lapsed\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration"9\n\rArtifactReady\x12(\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x16.omni_grpc.v1.Artifact"[\n\x07Warning\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\r\n\x05\x66ield\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x11\n\trequested\x18\x04 \x01(\t\x12\x0f\n\x07\x61pplied\x18\x05 \x01(\t"\xbf\x01\n\tCompleted\x12)\n\tartifacts\x18\x01 \x03(\x0b\x32\x16.omni_grpc.v1.Artifact\x12,\n\x05stats\x18\x02 \x01(\x0b\x32\x1d.omni_grpc.v1.GenerationStats\x12\x30\n\teffective\x18\x03 \x01(\x0b\x32\x1d.omni_grpc.v1.EffectiveParams\x12\'\n\x08warnings\x18\x04 \x03(\x0b\x32\x15.omni_grpc.v1.Warning"m\n\x06\x46\x61iled\x12"\n\x06status\x18\x01 \x01(\x0b\x32\x12.google.rpc.Status\x12,\n\x05stats\x18\x02 \x01(\x0b\x32\x1d.omni_grpc.v1.GenerationStats\x12\x11\n\tretryable\x18\x03 \x01(\x08"b\n\tCancelled\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x17\n\x0f\x63ompleted_steps\x18\x02 \x01(\r\x12,\n\x05stats\x18\x03 \x01(\x0b\x32\x1d.omni_grpc.v1.GenerationStats"F\n\tPreempted\x12\x17\n\x0f\x63ompleted_steps\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08position\x18\x03 \x01(\r"K\n\x07Resumed\x12\x17\n\x0f\x63ompleted_steps\x18\x01 \x01(\r\x12\'\n\x04wait\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration"\x7f\n\x08Retrying\x12"\n\x06status\x18\x01 \x01(\x0b\x32\x12.google.rpc.Status\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x14\n\x0cmax_attempts\x18\x03 \x01(\r\x12(\n\x05\x64\x65lay\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration"\x0b\n\tHeartbeat"\xd3\x08\n\x0f\x45\x66\x66\x65\x63tiveParams\x12\r\n\x05width\x18\x01 \x01(\r\x12\x0e\n\x06height\x18\x02 \x01(\r\x12\x12\n\nnum_frames\x18\x03 \x01(\r\x12\x0b\n\x03\x66ps\x18\x04 \x01(\x01\x12\r\n\x05steps\x18\x05 \x01(\r\x12\r\n\x05\x65vals\x18\x06 \x01(\r\x12\r\n\x05seeds\x18\x07 \x03(\x04\x12(\n\x08guidance\x18\x08 \x01(\x0b\x32\x16.omni_grpc.v1.Guidance\x12\x11\n\tscheduler\x18\t \x01(\t\x12\x12\n\x05shift\x18\n \x01(\x01H\x01\x88\x01\x01\x12)\n\x05\x63\x61\x63he\x18\x0b \x01(\x0b\x32\x1a.omni_grpc.v1.CacheOptions\x12(\n\x05loras\x18\x0c \x03(\x0b\x32\x19.omni_grpc.v1.AppliedLora\x12\x19\n\x11\x61ttention_backend\x18\r \x01(\t\x12L\n\x10quantized_layers\x18\x0e \x03(\x0b\x32\x32.omni_grpc.v1.EffectiveParams.QuantizedLayersEntry\x12H\n\x0e\x64ropped_tokens\x18\x0f \x03(\x0b\x32\x30.omni_grpc.v1.EffectiveParams.DroppedTokensEntry\x12+\n\x08\x64uration\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0esample_rate_hz\x18\x11 \x01(\r\x12\x46\n\rdefaults_used\x18\x12 \x03(\x0b\x32/.omni_grpc.v1.EffectiveParams.DefaultsUsedEntry\x12\x31\n\x0cimage_format\x18\x13 \x01(\x0e\x32\x19.omni_grpc.v1.ImageFormatH\x00\x12\x31\n\x0cvideo_format\x18\x14 \x01(\x0e\x32\x19.omni_grpc.v1.VideoFormatH\x00\x12\x31\n\x0c\x61udio_format\x18\x15 \x01(\x0e\x32\x19.omni_grpc.v1.AudioFormatH\x00\x12 \n\x04task\x18\x16 \x01(\x0e\x32\x12.omni_grpc.v1.Task\x12\x15\n\x08strength\x18\x17 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\noutput_fps\x18\x18 \x01(\x01\x12\x0e\n\x06layers\x18\x19 \x01(\r\x12\x13\n\x0bkept_layers\x18\x1a \x01(\r\x12\x17\n\x0f\x62\x61tch_invariant\x18\x1b \x01(\x08\x1a\x36\n\x14QuantizedLayersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x34\n\x12\x44roppedTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x33\n\x11\x44\x65\x66\x61ultsUsedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0f\n\routput_formatB\x08\n\x06_shiftB\x0b\n\t_strength"i\n\x0b\x41ppliedLora\x12\x0f\n\x07lora_id\x18\x01 \x01(\t\x12\r\n\x05scale\x18\x02 \x01(\x01\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\x14\n\x0ckeys_applied\x18\x04 \x01(\r\x12\x14\n\x0ckeys_skipped\x18\x05 \x01(\r"\xd0\x06\n\x0fGenerationStats\x12-\n\nqueue_wait\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x65ncode\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07\x64\x65noise\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bpostprocess\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tsteps_run\x18\x07 \x01(\r\x12\x14\n\x0csteps_cached\x18\x08 \x01(\r\x12\x18\n\x10steps_per_second\x18\t \x01(\x02\x12\x19\n\x11peak_memory_bytes\x18\n \x01(\x04\x12\x1d\n\x15reserved_memory_bytes\x18\x0b \x01(\x04\x12\'\n\x05\x63\x61\x63he\x18\x0c \x03(\x0b\x32\x18.omni_grpc.v1.CacheStats\x12\x10\n\x08num_gpus\x18\r \x01(\r\x12J\n\x0fstage_durations\x18\x0e \x03(\x0b\x32\x31.omni_grpc.v1.GenerationStats.StageDurationsEntry\x12X\n\x17phase_peak_memory_bytes\x18\x0f \x03(\x0b\x32\x37.omni_grpc.v1.GenerationStats.PhasePeakMemoryBytesEntry\x12\x1e\n\x16\x62ytes_moved_by_offload\x18\x10 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x11 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x12 \x01(\r\x1aP\n\x13StageDurationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration:\x02\x38\x01\x1a;\n\x19PhasePeakMemoryBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01"~\n\nCacheStats\x12\x11\n\tcomponent\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0c\n\x04hits\x18\x03 \x01(\r\x12\x0e\n\x06misses\x18\x04 \x01(\r\x12\x1a\n\x12mean_residual_diff\x18\x05 \x01(\x02\x12\x13\n\x0b\x65st_speedup\x18\x06 \x01(\x02*\xb3\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x17\n\x13JOB_STATE_PREEMPTED\x10\x03\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x04\x12\x14\n\x10JOB_STATE_FAILED\x10\x05\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x06\x62\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18omni_grpc/v1/event.proto\x12\x0comni_grpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x18omni_grpc/v1/media.proto\x1a\x1bomni_grpc/v1/sampling.proto\"\xc3\x06\n\x08JobEvent\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12(\n\x04time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tcoalesced\x18\x04 \x01(\r\x12\x15\n\rclient_job_id\x18\x05 \x01(\t\x12&\n\x06queued\x18\n \x01(\x0b\x32\x14.omni_grpc.v1.QueuedH\x00\x12(\n\x07started\x18\x0b \x01(\x0b\x32\x15.omni_grpc.v1.StartedH\x00\x12/\n\x0b\x65ncode_done\x18\x0c \x01(\x0b\x32\x18.omni_grpc.v1.EncodeDoneH\x00\x12\x33\n\rstep_progress\x18\r \x01(\x0b\x32\x1a.omni_grpc.v1.StepProgressH\x00\x12\x37\n\x0f\x64\x65\x63ode_progress\x18\x0e \x01(\x0b\x32\x1c.omni_grpc.v1.DecodeProgressH\x00\x12\x35\n\x0e\x61rtifact_chunk\x18\x0f \x01(\x0b\x32\x1b.omni_grpc.v1.ArtifactChunkH\x00\x12\x35\n\x0e\x61rtifact_ready\x18\x10 \x01(\x0b\x32\x1b.omni_grpc.v1.ArtifactReadyH\x00\x12(\n\x07warning\x18\x11 \x01(\x0b\x32\x15.omni_grpc.v1.WarningH\x00\x12,\n\tcompleted\x18\x12 \x01(\x0b\x32\x17.omni_grpc.v1.CompletedH\x00\x12&\n\x06\x66\x61iled\x18\x13 \x01(\x0b\x32\x14.omni_grpc.v1.FailedH\x00\x12,\n\tcancelled\x18\x14 \x01(\x0b\x32\x17.omni_grpc.v1.CancelledH\x00\x12,\n\tpreempted\x18\x15 \x01(\x0b\x32\x17.omni_grpc.v1.PreemptedH\x00\x12(\n\x07resumed\x18\x16 \x01(\x0b\x32\x15.omni_grpc.v1.ResumedH\x00\x12*\n\x08retrying\x18\x17 \x01(\x0b\x32\x16.omni_grpc.v1.RetryingH\x00\x12,\n\theartbeat\x18\x1e \x01(\x0b\x32\x17.omni_grpc.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent\"W\n\x06Queued\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x13\n\x0bqueue_depth\x18\x02 \x01(\r\x12&\n\x03\x65ta\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa5\x02\n\x07Started\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05seeds\x18\x03 \x03(\x04\x12\x13\n\x0btotal_steps\x18\x04 \x01(\r\x12\r\n\x05width\x18\x05 \x01(\r\x12\x0e\n\x06height\x18\x06 \x01(\r\x12\x12\n\nnum_frames\x18\x07 \x01(\r\x12-\n\nqueue_wait\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03\x65ta\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nbatch_size\x18\n \x01(\r\x12\'\n\x08warnings\x18\x0b \x03(\x0b\x32\x15.omni_grpc.v1.Warning\x12\x0f\n\x07\x61ttempt\x18\x0c \x01(\r\"i\n\nEncodeDone\x12*\n\x07\x65lapsed\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x18\n\x10prompt_cache_hit\x18\x03 \x01(\x08\"\xed\x02\n\x0cStepProgress\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x13\n\x0btotal_steps\x18\x02 \x01(\r\x12,\n\tstep_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07\x65lapsed\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03\x65ta\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05sigma\x18\x06 \x01(\x02\x12\x10\n\x08timestep\x18\x07 \x01(\x02\x12\x12\n\nrows_total\x18\x08 \x01(\r\x12\x13\n\x0brows_reused\x18\t \x01(\r\x12\r\n\x05\x65vals\x18\n \x01(\r\x12\x0f\n\x07segment\x18\x0b \x01(\r\x12\x16\n\x0etotal_segments\x18\x0c \x01(\r\x12\r\n\x05stage\x18\r \x01(\t\x12\'\n\x08previews\x18\x0e \x03(\x0b\x32\x15.omni_grpc.v1.Preview\"X\n\x07Preview\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\tmime_type\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\r\n\x05width\x18\x04 \x01(\r\x12\x0e\n\x06height\x18\x05 \x01(\r\"e\n\x0e\x44\x65\x63odeProgress\x12\x12\n\ndone_units\x18\x01 \x01(\r\x12\x13\n\x0btotal_units\x18\x02 \x01(\r\x12*\n\x07\x65lapsed\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"9\n\rArtifactReady\x12(\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x16.omni_grpc.v1.Artifact\"[\n\x07Warning\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\r\n\x05\x66ield\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x11\n\trequested\x18\x04 \x01(\t\x12\x0f\n\x07\x61pplied\x18\x05 \x01(\t\"\xbf\x01\n\tCompleted\x12)\n\tartifacts\x18\x01 \x03(\x0b\x32\x16.omni_grpc.v1.Artifact\x12,\n\x05stats\x18\x02 \x01(\x0b\x32\x1d.omni_grpc.v1.GenerationStats\x12\x30\n\teffective\x18\x03 \x01(\x0b\x32\x1d.omni_grpc.v1.EffectiveParams\x12\'\n\x08warnings\x18\x04 \x03(\x0b\x32\x15.omni_grpc.v1.Warning\"m\n\x06\x46\x61iled\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.google.rpc.Status\x12,\n\x05stats\x18\x02 \x01(\x0b\x32\x1d.omni_grpc.v1.GenerationStats\x12\x11\n\tretryable\x18\x03 \x01(\x08\"b\n\tCancelled\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x17\n\x0f\x63ompleted_steps\x18\x02 \x01(\r\x12,\n\x05stats\x18\x03 \x01(\x0b\x32\x1d.omni_grpc.v1.GenerationStats\"F\n\tPreempted\x12\x17\n\x0f\x63ompleted_steps\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08position\x18\x03 \x01(\r\"K\n\x07Resumed\x12\x17\n\x0f\x63ompleted_steps\x18\x01 \x01(\r\x12\'\n\x04wait\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x7f\n\x08Retrying\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.google.rpc.Status\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x14\n\x0cmax_attempts\x18\x03 \x01(\r\x12(\n\x05\x64\x65lay\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x0b\n\tHeartbeat\"\xd3\x08\n\x0f\x45\x66\x66\x65\x63tiveParams\x12\r\n\x05width\x18\x01 \x01(\r\x12\x0e\n\x06height\x18\x02 \x01(\r\x12\x12\n\nnum_frames\x18\x03 \x01(\r\x12\x0b\n\x03\x66ps\x18\x04 \x01(\x01\x12\r\n\x05steps\x18\x05 \x01(\r\x12\r\n\x05\x65vals\x18\x06 \x01(\r\x12\r\n\x05seeds\x18\x07 \x03(\x04\x12(\n\x08guidance\x18\x08 \x01(\x0b\x32\x16.omni_grpc.v1.Guidance\x12\x11\n\tscheduler\x18\t \x01(\t\x12\x12\n\x05shift\x18\n \x01(\x01H\x01\x88\x01\x01\x12)\n\x05\x63\x61\x63he\x18\x0b \x01(\x0b\x32\x1a.omni_grpc.v1.CacheOptions\x12(\n\x05loras\x18\x0c \x03(\x0b\x32\x19.omni_grpc.v1.AppliedLora\x12\x19\n\x11\x61ttention_backend\x18\r \x01(\t\x12L\n\x10quantized_layers\x18\x0e \x03(\x0b\x32\x32.omni_grpc.v1.EffectiveParams.QuantizedLayersEntry\x12H\n\x0e\x64ropped_tokens\x18\x0f \x03(\x0b\x32\x30.omni_grpc.v1.EffectiveParams.DroppedTokensEntry\x12+\n\x08\x64uration\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0esample_rate_hz\x18\x11 \x01(\r\x12\x46\n\rdefaults_used\x18\x12 \x03(\x0b\x32/.omni_grpc.v1.EffectiveParams.DefaultsUsedEntry\x12\x31\n\x0cimage_format\x18\x13 \x01(\x0e\x32\x19.omni_grpc.v1.ImageFormatH\x00\x12\x31\n\x0cvideo_format\x18\x14 \x01(\x0e\x32\x19.omni_grpc.v1.VideoFormatH\x00\x12\x31\n\x0c\x61udio_format\x18\x15 \x01(\x0e\x32\x19.omni_grpc.v1.AudioFormatH\x00\x12 \n\x04task\x18\x16 \x01(\x0e\x32\x12.omni_grpc.v1.Task\x12\x15\n\x08strength\x18\x17 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\noutput_fps\x18\x18 \x01(\x01\x12\x0e\n\x06layers\x18\x19 \x01(\r\x12\x13\n\x0bkept_layers\x18\x1a \x01(\r\x12\x17\n\x0f\x62\x61tch_invariant\x18\x1b \x01(\x08\x1a\x36\n\x14QuantizedLayersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x34\n\x12\x44roppedTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x33\n\x11\x44\x65\x66\x61ultsUsedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0f\n\routput_formatB\x08\n\x06_shiftB\x0b\n\t_strength\"i\n\x0b\x41ppliedLora\x12\x0f\n\x07lora_id\x18\x01 \x01(\t\x12\r\n\x05scale\x18\x02 \x01(\x01\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\x14\n\x0ckeys_applied\x18\x04 \x01(\r\x12\x14\n\x0ckeys_skipped\x18\x05 \x01(\r\"\xd0\x06\n\x0fGenerationStats\x12-\n\nqueue_wait\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x65ncode\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07\x64\x65noise\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bpostprocess\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tsteps_run\x18\x07 \x01(\r\x12\x14\n\x0csteps_cached\x18\x08 \x01(\r\x12\x18\n\x10steps_per_second\x18\t \x01(\x02\x12\x19\n\x11peak_memory_bytes\x18\n \x01(\x04\x12\x1d\n\x15reserved_memory_bytes\x18\x0b \x01(\x04\x12\'\n\x05\x63\x61\x63he\x18\x0c \x03(\x0b\x32\x18.omni_grpc.v1.CacheStats\x12\x10\n\x08num_gpus\x18\r \x01(\r\x12J\n\x0fstage_durations\x18\x0e \x03(\x0b\x32\x31.omni_grpc.v1.GenerationStats.StageDurationsEntry\x12X\n\x17phase_peak_memory_bytes\x18\x0f \x03(\x0b\x32\x37.omni_grpc.v1.GenerationStats.PhasePeakMemoryBytesEntry\x12\x1e\n\x16\x62ytes_moved_by_offload\x18\x10 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x11 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x12 \x01(\r\x1aP\n\x13StageDurationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration:\x02\x38\x01\x1a;\n\x19PhasePeakMemoryBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"~\n\nCacheStats\x12\x11\n\tcomponent\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0c\n\x04hits\x18\x03 \x01(\r\x12\x0e\n\x06misses\x18\x04 \x01(\r\x12\x1a\n\x12mean_residual_diff\x18\x05 \x01(\x02\x12\x13\n\x0b\x65st_speedup\x18\x06 \x01(\x02*\xb3\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x17\n\x13JOB_STATE_PREEMPTED\x10\x03\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x04\x12\x14\n\x10JOB_STATE_FAILED\x10\x05\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "omni_grpc.v1.event_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'omni_grpc.v1.event_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_EFFECTIVEPARAMS_QUANTIZEDLAYERSENTRY"]._loaded_options = None
-    _globals["_EFFECTIVEPARAMS_QUANTIZEDLAYERSENTRY"]._serialized_options = b"8\001"
-    _globals["_EFFECTIVEPARAMS_DROPPEDTOKENSENTRY"]._loaded_options = None
-    _globals["_EFFECTIVEPARAMS_DROPPEDTOKENSENTRY"]._serialized_options = b"8\001"
-    _globals["_EFFECTIVEPARAMS_DEFAULTSUSEDENTRY"]._loaded_options = None
-    _globals["_EFFECTIVEPARAMS_DEFAULTSUSEDENTRY"]._serialized_options = b"8\001"
-    _globals["_GENERATIONSTATS_STAGEDURATIONSENTRY"]._loaded_options = None
-    _globals["_GENERATIONSTATS_STAGEDURATIONSENTRY"]._serialized_options = b"8\001"
-    _globals["_GENERATIONSTATS_PHASEPEAKMEMORYBYTESENTRY"]._loaded_options = None
-    _globals["_GENERATIONSTATS_PHASEPEAKMEMORYBYTESENTRY"]._serialized_options = b"8\001"
-    _globals["_JOBSTATE"]._serialized_start = 5123
-    _globals["_JOBSTATE"]._serialized_end = 5302
-    _globals["_JOBEVENT"]._serialized_start = 188
-    _globals["_JOBEVENT"]._serialized_end = 1023
-    _globals["_QUEUED"]._serialized_start = 1025
-    _globals["_QUEUED"]._serialized_end = 1112
-    _globals["_STARTED"]._serialized_start = 1115
-    _globals["_STARTED"]._serialized_end = 1408
-    _globals["_ENCODEDONE"]._serialized_start = 1410
-    _globals["_ENCODEDONE"]._serialized_end = 1515
-    _globals["_STEPPROGRESS"]._serialized_start = 1518
-    _globals["_STEPPROGRESS"]._serialized_end = 1883
-    _globals["_PREVIEW"]._serialized_start = 1885
-    _globals["_PREVIEW"]._serialized_end = 1973
-    _globals["_DECODEPROGRESS"]._serialized_start = 1975
-    _globals["_DECODEPROGRESS"]._serialized_end = 2076
-    _globals["_ARTIFACTREADY"]._serialized_start = 2078
-    _globals["_ARTIFACTREADY"]._serialized_end = 2135
-    _globals["_WARNING"]._serialized_start = 2137
-    _globals["_WARNING"]._serialized_end = 2228
-    _globals["_COMPLETED"]._serialized_start = 2231
-    _globals["_COMPLETED"]._serialized_end = 2422
-    _globals["_FAILED"]._serialized_start = 2424
-    _globals["_FAILED"]._serialized_end = 2533
-    _globals["_CANCELLED"]._serialized_start = 2535
-    _globals["_CANCELLED"]._serialized_end = 2633
-    _globals["_PREEMPTED"]._serialized_start = 2635
-    _globals["_PREEMPTED"]._serialized_end = 2705
-    _globals["_RESUMED"]._serialized_start = 2707
-    _globals["_RESUMED"]._serialized_end = 2782
-    _globals["_RETRYING"]._serialized_start = 2784
-    _globals["_RETRYING"]._serialized_end = 2911
-    _globals["_HEARTBEAT"]._serialized_start = 2913
-    _globals["_HEARTBEAT"]._serialized_end = 2924
-    _globals["_EFFECTIVEPARAMS"]._serialized_start = 2927
-    _globals["_EFFECTIVEPARAMS"]._serialized_end = 4034
-    _globals["_EFFECTIVEPARAMS_QUANTIZEDLAYERSENTRY"]._serialized_start = 3833
-    _globals["_EFFECTIVEPARAMS_QUANTIZEDLAYERSENTRY"]._serialized_end = 3887
-    _globals["_EFFECTIVEPARAMS_DROPPEDTOKENSENTRY"]._serialized_start = 3889
-    _globals["_EFFECTIVEPARAMS_DROPPEDTOKENSENTRY"]._serialized_end = 3941
-    _globals["_EFFECTIVEPARAMS_DEFAULTSUSEDENTRY"]._serialized_start = 3943
-    _globals["_EFFECTIVEPARAMS_DEFAULTSUSEDENTRY"]._serialized_end = 3994
-    _globals["_APPLIEDLORA"]._serialized_start = 4036
-    _globals["_APPLIEDLORA"]._serialized_end = 4141
-    _globals["_GENERATIONSTATS"]._serialized_start = 4144
-    _globals["_GENERATIONSTATS"]._serialized_end = 4992
-    _globals["_GENERATIONSTATS_STAGEDURATIONSENTRY"]._serialized_start = 4851
-    _globals["_GENERATIONSTATS_STAGEDURATIONSENTRY"]._serialized_end = 4931
-    _globals["_GENERATIONSTATS_PHASEPEAKMEMORYBYTESENTRY"]._serialized_start = 4933
-    _globals["_GENERATIONSTATS_PHASEPEAKMEMORYBYTESENTRY"]._serialized_end = 4992
-    _globals["_CACHESTATS"]._serialized_start = 4994
-    _globals["_CACHESTATS"]._serialized_end = 5120
+  DESCRIPTOR._loaded_options = None
+  _globals['_EFFECTIVEPARAMS_QUANTIZEDLAYERSENTRY']._loaded_options = None
+  _globals['_EFFECTIVEPARAMS_QUANTIZEDLAYERSENTRY']._serialized_options = b'8\001'
+  _globals['_EFFECTIVEPARAMS_DROPPEDTOKENSENTRY']._loaded_options = None
+  _globals['_EFFECTIVEPARAMS_DROPPEDTOKENSENTRY']._serialized_options = b'8\001'
+  _globals['_EFFECTIVEPARAMS_DEFAULTSUSEDENTRY']._loaded_options = None
+  _globals['_EFFECTIVEPARAMS_DEFAULTSUSEDENTRY']._serialized_options = b'8\001'
+  _globals['_GENERATIONSTATS_STAGEDURATIONSENTRY']._loaded_options = None
+  _globals['_GENERATIONSTATS_STAGEDURATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_GENERATIONSTATS_PHASEPEAKMEMORYBYTESENTRY']._loaded_options = None
+  _globals['_GENERATIONSTATS_PHASEPEAKMEMORYBYTESENTRY']._serialized_options = b'8\001'
+  _globals['_JOBSTATE']._serialized_start=5123
+  _globals['_JOBSTATE']._serialized_end=5302
+  _globals['_JOBEVENT']._serialized_start=188
+  _globals['_JOBEVENT']._serialized_end=1023
+  _globals['_QUEUED']._serialized_start=1025
+  _globals['_QUEUED']._serialized_end=1112
+  _globals['_STARTED']._serialized_start=1115
+  _globals['_STARTED']._serialized_end=1408
+  _globals['_ENCODEDONE']._serialized_start=1410
+  _globals['_ENCODEDONE']._serialized_end=1515
+  _globals['_STEPPROGRESS']._serialized_start=1518
+  _globals['_STEPPROGRESS']._serialized_end=1883
+  _globals['_PREVIEW']._serialized_start=1885
+  _globals['_PREVIEW']._serialized_end=1973
+  _globals['_DECODEPROGRESS']._serialized_start=1975
+  _globals['_DECODEPROGRESS']._serialized_end=2076
+  _globals['_ARTIFACTREADY']._serialized_start=2078
+  _globals['_ARTIFACTREADY']._serialized_end=2135
+  _globals['_WARNING']._serialized_start=2137
+  _globals['_WARNING']._serialized_end=2228
+  _globals['_COMPLETED']._serialized_start=2231
+  _globals['_COMPLETED']._serialized_end=2422
+  _globals['_FAILED']._serialized_start=2424
+  _globals['_FAILED']._serialized_end=2533
+  _globals['_CANCELLED']._serialized_start=2535
+  _globals['_CANCELLED']._serialized_end=2633
+  _globals['_PREEMPTED']._serialized_start=2635
+  _globals['_PREEMPTED']._serialized_end=2705
+  _globals['_RESUMED']._serialized_start=2707
+  _globals['_RESUMED']._serialized_end=2782
+  _globals['_RETRYING']._serialized_start=2784
+  _globals['_RETRYING']._serialized_end=2911
+  _globals['_HEARTBEAT']._serialized_start=2913
+  _globals['_HEARTBEAT']._serialized_end=2924
+  _globals['_EFFECTIVEPARAMS']._serialized_start=2927
+  _globals['_EFFECTIVEPARAMS']._serialized_end=4034
+  _globals['_EFFECTIVEPARAMS_QUANTIZEDLAYERSENTRY']._serialized_start=3833
+  _globals['_EFFECTIVEPARAMS_QUANTIZEDLAYERSENTRY']._serialized_end=3887
+  _globals['_EFFECTIVEPARAMS_DROPPEDTOKENSENTRY']._serialized_start=3889
+  _globals['_EFFECTIVEPARAMS_DROPPEDTOKENSENTRY']._serialized_end=3941
+  _globals['_EFFECTIVEPARAMS_DEFAULTSUSEDENTRY']._serialized_start=3943
+  _globals['_EFFECTIVEPARAMS_DEFAULTSUSEDENTRY']._serialized_end=3994
+  _globals['_APPLIEDLORA']._serialized_start=4036
+  _globals['_APPLIEDLORA']._serialized_end=4141
+  _globals['_GENERATIONSTATS']._serialized_start=4144
+  _globals['_GENERATIONSTATS']._serialized_end=4992
+  _globals['_GENERATIONSTATS_STAGEDURATIONSENTRY']._serialized_start=4851
+  _globals['_GENERATIONSTATS_STAGEDURATIONSENTRY']._serialized_end=4931
+  _globals['_GENERATIONSTATS_PHASEPEAKMEMORYBYTESENTRY']._serialized_start=4933
+  _globals['_GENERATIONSTATS_PHASEPEAKMEMORYBYTESENTRY']._serialized_end=4992
+  _globals['_CACHESTATS']._serialized_start=4994
+  _globals['_CACHESTATS']._serialized_end=5120
 # @@protoc_insertion_point(module_scope)
