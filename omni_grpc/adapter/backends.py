@@ -25,7 +25,7 @@ ATTEMPTS: Mapping[str, tuple[str, ...]] = {
     "TORCH_SDPA": ("native",),
 }
 """Names of `omni_grpc.backends`, and diffusers' names in the order in which they are tried: newer versions first, the
-kernels library before packages.
+kernels library before packages. What computes in 8 bits has to be built into a model, and is not among them.
 """
 
 
@@ -45,6 +45,13 @@ def choose(
     """
     if asked is None:
         return Attention(name=attention_dispatch._AttentionBackendRegistry.get_active_backend()[0].value)
+    if asked not in ATTEMPTS:
+        message = (
+            f"--diffusion-attention-backend {asked} is for native models; this pipeline takes {', '.join(ATTEMPTS)}"
+        )
+        raise ConfigError(
+            message, reason="NOT_SUPPORTED", violations=(Violation("diffusion_attention_backend", message),)
+        )
     _offer_flash_3()
     failed: list[str] = []
     for name in ATTEMPTS[asked]:

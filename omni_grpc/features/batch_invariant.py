@@ -1,7 +1,7 @@
 """Rows that come out the same, to the bit, in any batch: a product of full precision is computed row by row.
 
-torch's libraries choose a kernel by the number of tokens, and with it the order in which a sum is added up. Products of
-8 bits have one way for any number of tokens instead (features.quant).
+torch's libraries choose a kernel by the number of tokens, and with it the order in which a sum is added up. Layers that
+work in codes have one way for any number of tokens themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["apply"]
 
 
 def apply(module: nn.Module, config: ModelConfig, context: Context) -> None:
-    """Wraps every linear layer in full precision; the first edit after quantisation, so that others wrap it."""
+    """Wraps every linear layer in full precision. It comes before what wraps layers too."""
     layers = [(path, part) for path, part in module.named_modules() if isinstance(part, AnyLinear)]
     for path, linear in layers:
         if linear.codes is None:

@@ -11,7 +11,7 @@ from diffusers.models import attention_dispatch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
 from omni_grpc.adapter.backends import ATTEMPTS, _offer_flash_3
-from omni_grpc.backends import AUTO, names
+from omni_grpc.backends import AUTO, CODED, names
 from omni_grpc.errors import ConfigError
 
 from .conftest import equal
@@ -75,9 +75,18 @@ def test_a_backend_that_cannot_run_here_is_no_choice(register, load):
 
 
 def test_the_names_are_those_of_native_models():
-    assert {AUTO, *ATTEMPTS} == set(names())
+    in_codes = {name for forms in CODED.values() for name in forms.values()}
+    assert {AUTO, *ATTEMPTS} == set(names()) - in_codes
     assert ATTEMPTS["FLASH_ATTN"][:2] == ATTEMPTS["FLASH_ATTN_3"]
     assert ATTEMPTS["FLASH_ATTN"][2:] == ATTEMPTS["FLASH_ATTN_2"]
+
+
+@pytest.mark.parametrize("asked", ["OMNI_INT8", "FLASH_ATTN_3_FP8", "INT8_EMULATION"])
+def test_attention_in_8_bits_is_for_native_models(asked, load):
+    with pytest.raises(ConfigError, match="is for native models") as caught:
+        load("flux", diffusion_attention_backend=asked)
+    assert caught.value.reason == "NOT_SUPPORTED"
+    assert [violation.field for violation in caught.value.violations] == ["diffusion_attention_backend"]
 
 
 @pytest.mark.parametrize(("asked", "used"), [("auto", "native"), ("sdpa", "native")])

@@ -25,6 +25,8 @@ WORDS: Mapping[str, str] = {
     "gguf": r"gguf",
     "lora": r"(?<![a-z])lora|adapter",
     "layerwise_offload": r"offload",
+    # Context has a field batch_invariant, which whatever chooses by size honours
+    "batch_invariant": r"RowwiseLinear|features[. ]+batch_invariant",
     # Attention has an argument skip_sequence_parallel, whatever honours it
     "sequence_parallel": r"(?<!skip_)sequence[ _-]?parallel",
     # every other one may edit attentions: what it is spoken of by is what it chooses
