@@ -19,11 +19,13 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.errors import CheckpointError, ConfigError
 from omni_grpc.loading.checkpoint import WEIGHT_FILE
 from omni_grpc.loading.gguf import GgufFile
+from omni_grpc.omni import Omni
 from omni_grpc.registry import open_checkpoint, open_model, specs
 from omni_grpc.settle import apply_settings, check_settings
 from tests.gguf_files import FLUX, WAN, Z_IMAGE, convert, joined, original_names, parted, write
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
+from tools.pack_gguf import pack
 from tools.tiny_checkpoints import build_wan_single, build_wan_t2v, build_z_image
 
 BAD = "BAD_GGUF"
@@ -247,6 +249,7 @@ from torch import nn
 from omni_grpc.config import QuantizationConfig
 from omni_grpc.features import Context, gguf
 from omni_grpc.loading.gguf import GgufFile
+from omni_grpc.omni import Omni
 from omni_grpc.nn.linear import Linear
 from omni_grpc.spec import SingleFile, WeightMap
 from tests.toy import toy_spec
@@ -304,3 +307,20 @@ def test_memory_stays_within_the_size_of_the_file(tmp_path: Path) -> None:
     assert finite == "True"
     assert 0.9 * size < int(loaded) < 1.15 * size
     assert int(ran) < 1.15 * size
+
+
+def test_a_checkpoint_is_packed_into_a_file_that_it_loads_with(tiny_qwen_image: Path, tmp_path: Path) -> None:
+    kind = gguf.GGMLQuantizationType.Q8_0
+    count = pack(tiny_qwen_image, tmp_path / "p.gguf", kind)
+    weights = safetensors.torch.load_file(tiny_qwen_image / "transformer" / WEIGHT_FILE)
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "p.gguf").tensors}
+    assert found.keys() == weights.keys()
+    packed = [name for name, tensor in found.items() if tensor.tensor_type == kind]
+    assert len(packed) == count > 0
+    assert all("transformer_blocks." in name for name in packed)
+    for name in packed:
+        wanted = gguf.quants.dequantize(gguf.quants.quantize(weights[name].float().numpy(), kind), kind)
+        assert np.array_equal(gguf.quants.dequantize(found[name].data, kind), wanted)
+    with Omni(str(tiny_qwen_image), device="cpu", quantization="gguf", gguf_model=(str(tmp_path / "p.gguf"),)) as omni:
+        result = omni.generate("a circle", width=32, height=32, steps=1)
+    assert result.effective.quantized_layers == {"gguf Q8_0": result.effective.quantized_layers["gguf Q8_0"]}
