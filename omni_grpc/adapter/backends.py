@@ -50,7 +50,7 @@ def choose(
             f"--diffusion-attention-backend {asked} is for native models; this pipeline takes {', '.join(ATTEMPTS)}"
         )
         raise ConfigError(
-            message, reason="NOT_SUPPORTED", violations=(Violation("diffusion_attention_backend", message),)
+            message, reason="ATTENTION_UNAVAILABLE", violations=(Violation("diffusion_attention_backend", message),)
         )
     _offer_flash_3()
     failed: list[str] = []

@@ -85,7 +85,7 @@ def test_the_names_are_those_of_native_models():
 def test_attention_in_8_bits_is_for_native_models(asked, load):
     with pytest.raises(ConfigError, match="is for native models") as caught:
         load("flux", diffusion_attention_backend=asked)
-    assert caught.value.reason == "NOT_SUPPORTED"
+    assert caught.value.reason == "ATTENTION_UNAVAILABLE"
     assert [violation.field for violation in caught.value.violations] == ["diffusion_attention_backend"]
 
 
