@@ -15,12 +15,12 @@ import gguf
 import safetensors.torch
 import torch
 
-WEIGHTS = "diffusion_pytorch_model.safetensors"
+from omni_grpc.loading.checkpoint import WEIGHT_FILE
 
 
 def pack(checkpoint: Path, file: Path, kind: gguf.GGMLQuantizationType, component: str = "transformer") -> int:
     """Writes the file and returns how many matrices it has in that type. Its names are the checkpoint's."""
-    weights = safetensors.torch.load_file(checkpoint / component / WEIGHTS)
+    weights = safetensors.torch.load_file(checkpoint / component / WEIGHT_FILE)
     group = gguf.GGML_QUANT_SIZES[kind][0]
     # no architecture: a name of one is for the names of its first publication
     writer = gguf.GGUFWriter(file, "")

@@ -105,7 +105,8 @@ def attend(
         return torch.zeros_like(q, memory_format=torch.contiguous_format)
     offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k, host_q=host_q, host_k=host_k)
     way = _way(backend, q.dtype, q, k, offsets, causal)
-    return function(run_of(way))(q, k, v, offsets.of(way), scale, causal).contiguous()
+    out: Tensor = function(run_of(way))(q, k, v, offsets.of(way), scale, causal)
+    return out.contiguous()
 
 
 def attend_coded(
@@ -131,7 +132,7 @@ def attend_coded(
         return q.new_zeros(q.shape, dtype=dtype)
     offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k, host_q=host_q, host_k=host_k)
     way = _way(backend, dtype, q, k, offsets, causal)
-    out = function(run_of(way, coded=True))(CodedHeads(q, k, v, scales), offsets.of(way), scale, causal)
+    out: Tensor = function(run_of(way, coded=True))(CodedHeads(q, k, v, scales), offsets.of(way), scale, causal)
     return out.to(dtype).contiguous()
 
 
@@ -141,8 +142,9 @@ def _way(backend: str, dtype: torch.dtype, q: Tensor, k: Tensor, offsets: Offset
     if len(named) == 1:
         return named[0]
     count = offsets.cu_q.shape[0] - 1
-    like = count * offsets.longest_q == q.shape[0] and count * offsets.longest_k == k.shape[0]
-    return fastest(named, Rows(count, like, q.shape[0] // count, k.shape[0] // count), q, k.shape[1], causal)
+    return fastest(
+        named, Rows(count, offsets.alike(q, k), q.shape[0] // count, k.shape[0] // count), q, k.shape[1], causal
+    )
 
 
 def ways_of(

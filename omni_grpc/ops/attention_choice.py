@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from omni_grpc.backends import APART, run_of
 from omni_grpc.ops.attention_kernels import Offsets
 from omni_grpc.ops.heads import CODES, quantize_heads
 from omni_grpc.ops.tuning import Call, Shape, choices
+from omni_grpc.spec import imported
 
 OP = "attention"
 CODED_DTYPE = str(CODES).removeprefix("torch.")
@@ -106,7 +106,8 @@ def operands(shape: Shape, device: torch.device, ways: tuple[str, ...]) -> Mappi
         given = (quantize_heads(q, k, v, offsets.cu_q, offsets.cu_k, offsets.longest_q, offsets.longest_k),)
 
     def call(way: str) -> Tensor:
-        return function(run_of(way, coded))(*given, offsets, size**-0.5, masked == "causal").contiguous()
+        out: Tensor = function(run_of(way, coded))(*given, offsets, size**-0.5, masked == "causal")
+        return out.contiguous()
 
     return {way: functools.partial(call, way) for way in ways}
 
@@ -123,9 +124,5 @@ def lengths(alike: str, tokens: int) -> list[int]:
     return [max(1, round((1 - SPREAD) * tokens + row * step)) for row in range(count)]
 
 
-@functools.cache
-def function(run: str) -> Callable[..., Tensor]:
-    """What an import string of `backends` names."""
-    module, _, name = run.partition(":")
-    found: Callable[..., Tensor] = getattr(importlib.import_module(module), name)
-    return found
+function = functools.cache(imported)
+"""What an import string of `backends` names, looked up once."""

@@ -56,8 +56,12 @@ class Offsets:
     def whole(self, q: Tensor, k: Tensor) -> int:
         """How many rows there are where all are alike and one run, else 0. It does not look at offsets."""
         rows = self.cu_q.shape[0] - 1
-        alike = rows * self.longest_q == q.shape[0] and rows * self.longest_k == k.shape[0]
-        return rows if alike and (rows == 1 or not self.alone) else 0
+        return rows if self.alike(q, k) and (rows == 1 or not self.alone) else 0
+
+    def alike(self, q: Tensor, k: Tensor) -> bool:
+        """Whether all rows have as many queries and as many keys. It does not look at offsets."""
+        rows = self.cu_q.shape[0] - 1
+        return rows * self.longest_q == q.shape[0] and rows * self.longest_k == k.shape[0]
 
     def runs(self) -> Iterator[tuple[int, int, int, int, int, int]]:
         """(rows, queries and keys per row, first row, query and key) of each run of neighbours of equal lengths that
