@@ -11,7 +11,7 @@ from diffusers import ModelMixin
 from diffusers.models import attention_dispatch
 from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
 
-from omni_grpc.errors import ConfigError, Violation
+from omni_grpc.backends import SETTING, refused
 from omni_grpc.request import RequestWarning
 
 logger = logging.getLogger(__name__)
@@ -49,9 +49,7 @@ def choose(
         message = (
             f"--diffusion-attention-backend {asked} is for native models; this pipeline takes {', '.join(ATTEMPTS)}"
         )
-        raise ConfigError(
-            message, reason="ATTENTION_UNAVAILABLE", violations=(Violation("diffusion_attention_backend", message),)
-        )
+        raise refused(SETTING, message, "ATTENTION_UNAVAILABLE")
     _offer_flash_3()
     failed: list[str] = []
     for name in ATTEMPTS[asked]:
@@ -69,9 +67,7 @@ def choose(
             f"--diffusion-attention-backend {asked} cannot be had here: {attempts}. "
             "Install one of them, leave the setting out, or add --allow-attention-fallback"
         )
-        raise ConfigError(
-            message, reason="ATTENTION_UNAVAILABLE", violations=(Violation("diffusion_attention_backend", message),)
-        )
+        raise refused(SETTING, message, "ATTENTION_UNAVAILABLE")
     own = attention_dispatch._AttentionBackendRegistry.get_active_backend()[0].value
     warning = RequestWarning(
         code="ATTENTION_FALLBACK",
