@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import pkgutil
 import random
 import sys
 import time
@@ -41,7 +42,6 @@ from omni_grpc.nn.rows import Rows as NnRows
 from omni_grpc.ops.attention import use_of
 from omni_grpc.ops.attention_kernels import Offsets, flash_3_coded, flash_3_coded_apart
 from omni_grpc.ops.heads import CodedHeads, quantize_heads
-from omni_grpc.spec import imported
 
 DRAWN = 64
 """Queries that the error is of."""
@@ -168,7 +168,7 @@ def _ways(shape: Shape, device: str, dtype: torch.dtype) -> Iterator[tuple[str, 
         for form, path in forms.items():
 
             def call(q: Tensor, k: Tensor, v: Tensor, path: str = path) -> Tensor:
-                out: Tensor = imported(path)(q, k, v, offsets, shape.size**-0.5, False).contiguous()
+                out: Tensor = pkgutil.resolve_name(path)(q, k, v, offsets, shape.size**-0.5, False).contiguous()
                 return out
 
             yield form, call, missing

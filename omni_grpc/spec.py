@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,6 @@ Configs = Mapping[str, Mapping[str, Any]]
 """The JSON configs of a checkpoint in the diffusers layout: component name -> its config ("" is model_index.json)."""
 
 
-def imported(path: str) -> Any:
-    """What an import string ("module:name") names. Raises ImportError or AttributeError where there is nothing."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lazy:
     """A function by its import string, imported where it is called: a spec is read without torch, and is pickled."""
@@ -31,7 +25,7 @@ class Lazy:
     path: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return imported(self.path)(*args, **kwargs)
+        return pkgutil.resolve_name(self.path)(*args, **kwargs)
 
 
 class GuidanceKind(enum.StrEnum):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import pkgutil
 from collections.abc import Mapping
 
 import torch
@@ -19,7 +20,6 @@ from omni_grpc.backends import APART, run_of
 from omni_grpc.ops.attention_kernels import Offsets
 from omni_grpc.ops.heads import CODES, quantize_heads
 from omni_grpc.ops.tuning import Call, Shape, choices
-from omni_grpc.spec import imported
 
 OP = "attention"
 CODED_DTYPE = str(CODES).removeprefix("torch.")
@@ -124,5 +124,5 @@ def lengths(alike: str, tokens: int) -> list[int]:
     return [max(1, round((1 - SPREAD) * tokens + row * step)) for row in range(count)]
 
 
-function = functools.cache(imported)
+function = functools.cache(pkgutil.resolve_name)
 """What an import string of `backends` names, looked up once."""

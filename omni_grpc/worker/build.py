@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import time
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.load import Loading
 from omni_grpc.plan import Ready
 from omni_grpc.settle import Machine, place
-from omni_grpc.spec import Checkpoint, imported
+from omni_grpc.spec import Checkpoint
 from omni_grpc.worker.base import Loaded, Runner, Setting
 from omni_grpc.worker.profiler import profiled
 
@@ -32,7 +33,7 @@ def build(
     device, dtype = torch.device(placement.device), getattr(torch, placement.dtype)
     if placement.cpu_threads is not None:
         torch.set_num_threads(placement.cpu_threads)
-    kind: type[Runner] = imported(checkpoint.spec.runner)
+    kind: type[Runner] = pkgutil.resolve_name(checkpoint.spec.runner)
     loaded: Loaded = kind.load(
         Setting(config=config, checkpoint=checkpoint, device=device, dtype=dtype, prefix=prefix, tell=tell)
     )

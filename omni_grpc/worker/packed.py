@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import pkgutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from omni_grpc.pipeline.preview import foreseen, latent_picture
 from omni_grpc.pipeline.state import State
 from omni_grpc.plan import Broken, Decoded, DecodedPart, Prepared, Progress, Stepped
 from omni_grpc.request import PreviewImage, Request
-from omni_grpc.spec import LatentRgb, imported
+from omni_grpc.spec import LatentRgb
 from omni_grpc.tuning import CacheCount, tally
 from omni_grpc.worker import delivery, media
 from omni_grpc.worker.base import Loaded, Runner, Setting
@@ -326,7 +327,7 @@ def load_pipeline(parts: Loader, effects: Effects) -> Pipeline:
     """The pipeline of a checkpoint, with every feature that the loader applies; `effects` was told what they do.
     Raises ConfigError for one that has no effect.
     """
-    kind: type[Pipeline] = imported(parts.checkpoint.spec.pipeline)
+    kind: type[Pipeline] = pkgutil.resolve_name(parts.checkpoint.spec.pipeline)
     pipeline = kind.load(parts)
     effects.check()
     return pipeline

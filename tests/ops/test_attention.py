@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pkgutil
 import sys
 import types
 from typing import cast
@@ -18,7 +19,6 @@ from omni_grpc.ops.attention_choice import Rows
 from omni_grpc.ops.attention_kernels import Offsets, coded_reference, sdpa
 from omni_grpc.ops.heads import CodedHeads
 from omni_grpc.ops.tuning import Choices
-from omni_grpc.spec import imported
 from tests.ops.attention_cases import EIGHT_BITS, SCALE, Case, expected, inputs
 
 H100 = {"device": "cuda", "capability": (9, 0), "dtype": "bfloat16", "head_size": 128}
@@ -221,7 +221,7 @@ def test_a_package_is_called_as_it_wants_to_be(
     for module in (fa3, sage):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     x = inputs(Case(lengths="across", dtype=torch.float32), "cpu", seed)
-    run = imported(f"omni_grpc.ops.attention_kernels:{name}")
+    run = pkgutil.resolve_name(f"omni_grpc.ops.attention_kernels:{name}")
     at = Offsets(cu_q=x.host_q, cu_k=x.host_k, longest_q=64, longest_k=130)
     out, want = run(x.q, x.k, x.v, at, SCALE, causal).double(), expected(x, causal)
     if "fp8" in name:
@@ -254,7 +254,7 @@ def test_every_row_of_the_table_has_a_function_and_runs_somewhere(monkeypatch: p
     monkeypatch.setattr("importlib.metadata.version", lambda package: "9.9.9")
     for name, backend in BACKENDS.items():
         for path in filter(None, (backend.run, backend.apart, backend.coded, backend.coded_apart)):
-            assert callable(imported(path)), name
+            assert callable(pkgutil.resolve_name(path)), name
         on = {} if "cuda" in (backend.devices or ("cuda",)) else {"device": "cpu", "capability": None}
         assert lack(backend, Use(**{**H100, **on})) == "", name
     assert {name for names in FAMILIES.values() for name in names} <= set(BACKENDS)
