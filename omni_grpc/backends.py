@@ -30,6 +30,7 @@ class Backend:
     for all of them.
     tiles: whether it reads what `ops.rope_tiles` makes.
     package: a module that has to be there besides torch, install: how to get it, least: the first version that will do.
+    kernel: an op that the op library has to have a kernel of, where it was built with one.
     devices: types of device. capability: lowest and highest compute capability, both included.
     dtypes: empty where it takes any. head_multiple, head_most: of head sizes. causal, grouped: whether it does causal
     and grouped-query attention. lossy: whether its result is further off than its dtype's rounding. seeps:
@@ -45,6 +46,7 @@ class Backend:
     coded_apart: str = ""
     tiles: bool = False
     package: str = ""
+    kernel: str = ""
     install: str = ""
     least: tuple[int, ...] = ()
     devices: tuple[str, ...] = ("cuda",)
@@ -61,7 +63,9 @@ class Backend:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What attention is for: type of device and its compute capability (None: it has none), and shape."""
+    """What attention is for: type of device and its compute capability (None: it has none), and shape. kernels: the ops
+    that have a kernel there.
+    """
 
     device: str
     capability: Capability | None
@@ -69,6 +73,7 @@ class Use:
     head_size: int
     causal: bool = False
     grouped: bool = False
+    kernels: frozenset[str] = frozenset()
 
 
 _KERNELS = "omni_grpc.ops.attention_kernels"
@@ -77,6 +82,14 @@ BACKENDS: Mapping[str, Backend] = {
         run=f"{_KERNELS}:sdpa",
         what="torch's scaled_dot_product_attention, one call for each run of rows of equal lengths",
         devices=(),
+    ),
+    "OMNI_CPU": Backend(
+        run="omni_grpc.ops.attention_cpu:packed",
+        what="our own kernel for CPUs, one call for all rows",
+        kernel="attention_cpu",
+        install="build the op library with a C++ compiler: make setup",
+        devices=("cpu",),
+        dtypes=frozenset({"float32", "bfloat16"}),
     ),
     "CUDNN_ATTN": Backend(
         run=f"{_KERNELS}:cudnn",
@@ -124,6 +137,8 @@ BACKENDS: Mapping[str, Backend] = {
         run=f"{_KERNELS}:int8",
         tiles=True,
         what="our own kernel: queries and keys in int8, values and weights in e4m3, one call for all rows",
+        kernel="attention_q",
+        install="build the op library with nvcc, for 90a",
         capability=((9, 0), (9, 0)),
         dtypes=frozenset({"bfloat16", "float32"}),
         head_multiple=128,
@@ -185,7 +200,7 @@ CODED: Mapping[str, Mapping[str, str]] = {
 
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "cuda": ("FLASH_ATTN_3", "FLASH_ATTN_2", "TORCH_SDPA"),
-    "cpu": ("TORCH_SDPA",),
+    "cpu": ("OMNI_CPU", "TORCH_SDPA"),
 }
 """What "auto" is on a platform: the first that can run. cuDNN makes a plan for each new shape: it has to be named."""
 
@@ -336,6 +351,8 @@ def lack(backend: Backend, use: Use) -> str:
         return "does no causal attention"
     if use.grouped and not backend.grouped:
         return "does no grouped-query attention"
+    if backend.kernel and backend.kernel not in use.kernels:
+        return f"needs the op library to have its kernel ({backend.install})"
     if backend.package and importlib.util.find_spec(backend.package) is None:
         return f"needs the package {backend.package} ({backend.install})"
     if backend.least:

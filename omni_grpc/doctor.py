@@ -199,12 +199,15 @@ def _attention() -> Iterator[Finding]:
     """What each backend is or lacks here, for heads of 128 in the device's precision, and what "auto" is and why."""
     import torch
 
+    from omni_grpc.ops.library import kernels_on
+
     cuda = torch.cuda.is_available()
     use = backends.Use(
         device="cuda" if cuda else "cpu",
         capability=torch.cuda.get_device_capability(0) if cuda else None,
         dtype="bfloat16" if cuda else "float32",
         head_size=128,
+        kernels=kernels_on("cuda" if cuda else "cpu"),
     )
     for name, backend in backends.BACKENDS.items():
         yield Finding("attention", name, backends.lack(backend, use) or f"can be had: {backend.what}")

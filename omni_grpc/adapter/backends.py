@@ -25,7 +25,8 @@ ATTEMPTS: Mapping[str, tuple[str, ...]] = {
     "TORCH_SDPA": ("native",),
 }
 """Names of `omni_grpc.backends`, and diffusers' names in the order in which they are tried: newer versions first, the
-kernels library before packages. What computes in 8 bits has to be built into a model, and is not among them.
+kernels library before packages. What computes in 8 bits has to be built into a model, and our own kernel for CPUs takes
+packed rows: these are not among them.
 """
 
 

@@ -2,6 +2,7 @@
 
 from omni_grpc.ops import (
     attention,
+    attention_cpu,
     attention_q,
     cache,
     dequant,
@@ -22,6 +23,7 @@ load_native()
 __all__ = [
     "NativeLibrary",
     "attention",
+    "attention_cpu",
     "attention_q",
     "cache",
     "dequant",

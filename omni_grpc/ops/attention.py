@@ -6,8 +6,6 @@ Shapes: T packed tokens, H query heads, K key/value heads (H is a multiple of K)
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +14,10 @@ from omni_grpc.backends import AUTO, Use, run_of, ways
 from omni_grpc.ops.attention_choice import Rows, fastest, function
 from omni_grpc.ops.attention_kernels import Offsets
 from omni_grpc.ops.heads import CodedHeads
-from omni_grpc.ops.library import NAMESPACE, declare
+from omni_grpc.ops.library import NAMESPACE, declare, kernels_on
+from omni_grpc.ops.packed import check_packed
+
+OP = "varlen_attention"
 
 
 def varlen_attention(
@@ -80,6 +81,7 @@ def use_of(device: torch.device, dtype: torch.dtype, head_size: int, *, causal: 
         head_size=head_size,
         causal=causal,
         grouped=grouped,
+        kernels=kernels_on(device.type),
     )
 
 
@@ -98,8 +100,7 @@ def attend(
     host_k: Tensor | None = None,
 ) -> Tensor:
     """`varlen_attention` without the dispatcher: the backend's own function."""
-    if not _fits(q, k, v, cu_q, cu_k):
-        _check(q, k, v, cu_q, cu_k)
+    check_packed(OP, q, k, v, cu_q, cu_k)
     if q.shape[0] == 0 or k.shape[0] == 0:
         ways_of(backend, q.device, q.dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
         return torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -126,8 +127,7 @@ def attend_coded(
     host_k: Tensor | None = None,
 ) -> Tensor:
     """`varlen_attention_coded` without the dispatcher."""
-    if not _fits(q, k, v, cu_q, cu_k):
-        _check(q, k, v, cu_q, cu_k)
+    check_packed(OP, q, k, v, cu_q, cu_k)
     if q.shape[0] == 0 or k.shape[0] == 0:
         return q.new_zeros(q.shape, dtype=dtype)
     offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k, host_q=host_q, host_k=host_k)
@@ -179,7 +179,7 @@ def _varlen_attention_fake(
     host_q: Tensor | None = None,
     host_k: Tensor | None = None,
 ) -> Tensor:
-    _check(q, k, v, cu_q, cu_k)
+    check_packed(OP, q, k, v, cu_q, cu_k)
     return q.new_empty(q.shape)
 
 
@@ -199,53 +199,8 @@ def _varlen_attention_coded_fake(
     host_q: Tensor | None = None,
     host_k: Tensor | None = None,
 ) -> Tensor:
-    _check(q, k, v, cu_q, cu_k)
+    check_packed(OP, q, k, v, cu_q, cu_k)
     return q.new_empty(q.shape, dtype=dtype)
-
-
-def _fits(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> bool:
-    """What `_check` checks, at a third of the host's time, of tensors whose sizes are numbers."""
-    return (
-        q.ndim == 3
-        and k.ndim == 3
-        and k.shape == v.shape
-        and q.shape[2] == k.shape[2]
-        and q.shape[1] % k.shape[1] == 0
-        and q.dtype == k.dtype == v.dtype
-        and cu_q.dtype == cu_k.dtype == torch.int32
-        and cu_q.ndim == 1
-        and cu_q.shape == cu_k.shape
-    )
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> None:
-    _require(
-        q.dim() == 3 and k.dim() == 3 and v.dim() == 3,
-        lambda: f"varlen_attention: q, k, v must be [T, H, D], got {q.dim()}, {k.dim()} and {v.dim()} dimensions",
-    )
-    _require(
-        k.shape == v.shape,
-        lambda: f"varlen_attention: k is {tuple(k.shape)} and v {tuple(v.shape)}; they must be alike",
-    )
-    _require(q.shape[2] == k.shape[2], lambda: f"varlen_attention: head sizes differ: q {q.shape[2]}, k {k.shape[2]}")
-    _require(
-        q.shape[1] % k.shape[1] == 0,
-        lambda: f"varlen_attention: {q.shape[1]} query heads are no multiple of {k.shape[1]} key heads",
-    )
-    _require(
-        q.dtype == k.dtype and q.dtype == v.dtype,
-        lambda: f"varlen_attention: q is {q.dtype}, k {k.dtype} and v {v.dtype}; they must be alike",
-    )
-    _require(
-        cu_q.dtype == torch.int32 and cu_k.dtype == torch.int32 and cu_q.dim() == 1 and cu_k.shape == cu_q.shape,
-        lambda: "varlen_attention: cu_q and cu_k must be int32 and as long as each other",
-    )
-
-
-def _require(condition: Any, message: Callable[[], str]) -> None:
-    """torch._check, whose way to an error costs microseconds even where there is none: for sizes that are symbols."""
-    if condition is not True:
-        torch._check(condition, message)
 
 
 _varlen_attention = declare(

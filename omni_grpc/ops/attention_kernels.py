@@ -10,7 +10,6 @@ table takes.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +22,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from omni_grpc.backends import INVARIANT
 from omni_grpc.ops.attention_q import attention_q, attention_quantize, with_whole_heads
 from omni_grpc.ops.heads import CODES, CodedHeads, quantize_heads
-from omni_grpc.ops.library import kernels
 
 WEIGHT_SCALE = 256.0
 """What FlashAttention 3 multiplies weights by, of which the largest is 1, to make better use of e4m3."""
@@ -222,19 +220,12 @@ def coded_reference(coded: CodedHeads, offsets: Offsets, scale: float, causal: b
 
 
 def int8(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    """Smaller heads get channels of zeros, which change nothing. RuntimeError on CUDA without a kernel for it."""
+    """Smaller heads get channels of zeros, which change nothing."""
     size, dtype = q.shape[2], torch.bfloat16 if q.is_cuda else q.dtype
-    if q.is_cuda and not _has_int8():
-        raise RuntimeError("the op library lacks its kernel: build it with nvcc, for 90a")
     mine, keys, values = (with_whole_heads(x.to(dtype)) for x in (q, k, v))
     coded = attention_quantize(mine, keys, values, offsets.cu_q, offsets.cu_k)
     out = attention_q(coded, offsets.cu_q, offsets.cu_k, q.shape[0], scale)
     return out[..., :size].to(q.dtype)
-
-
-@functools.cache
-def _has_int8() -> bool:
-    return "CUDA" in kernels()["attention_q"]
 
 
 def sage(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:

@@ -97,3 +97,8 @@ def kernels() -> Mapping[str, tuple[str, ...]]:
         )
         for name in names
     }
+
+
+def kernels_on(device: str) -> frozenset[str]:
+    """The declared ops that have a kernel on a type of device."""
+    return frozenset(op for op, keys in kernels().items() if device.upper() in keys)

@@ -76,13 +76,13 @@ def test_a_backend_that_cannot_run_here_is_no_choice(register, load):
 
 def test_the_names_are_those_of_native_models():
     in_codes = {name for forms in CODED.values() for name in forms.values()}
-    assert {AUTO, *ATTEMPTS} == set(names()) - in_codes
+    assert {AUTO, *ATTEMPTS} == set(names()) - in_codes - {"OMNI_CPU"}
     assert ATTEMPTS["FLASH_ATTN"][:2] == ATTEMPTS["FLASH_ATTN_3"]
     assert ATTEMPTS["FLASH_ATTN"][2:] == ATTEMPTS["FLASH_ATTN_2"]
 
 
-@pytest.mark.parametrize("asked", ["OMNI_INT8", "FLASH_ATTN_3_FP8", "INT8_EMULATION"])
-def test_attention_in_8_bits_is_for_native_models(asked, load):
+@pytest.mark.parametrize("asked", ["OMNI_INT8", "FLASH_ATTN_3_FP8", "INT8_EMULATION", "OMNI_CPU"])
+def test_attention_that_is_built_into_models_is_for_native_ones(asked, load):
     with pytest.raises(ConfigError, match="is for native models") as caught:
         load("flux", diffusion_attention_backend=asked)
     assert caught.value.reason == "ATTENTION_UNAVAILABLE"

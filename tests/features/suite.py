@@ -20,6 +20,7 @@ from omni_grpc.nn.stack import Stack, main_stack
 from omni_grpc.request import Request
 from omni_grpc.tuning import CacheDraft, Lora
 from tests.models.model import Entry, Model
+from tests.ops.attention_cases import ON_CPU
 
 IDENTITY = (1.0, 0.0)
 """The polynomial that leaves a change as it is."""
@@ -38,7 +39,7 @@ FIRST, SECOND = "first", "second"
 CACHE = {"cache_backend": "tea_cache", "cache_config": {"rel_l1_thresh": 0.0, "coefficients": list(IDENTITY)}}
 NEVER = CacheDraft(threshold=0.0)
 FP8, INT8 = {"quantization": "fp8"}, {"quantization": "int8"}
-ATTENTION = {"diffusion_attention_backend": "sdpa", "diffusion_attention_config": {"default": {"precision": "fp32"}}}
+ATTENTION = {"diffusion_attention_backend": ON_CPU, "diffusion_attention_config": {"default": {"precision": "fp32"}}}
 INNER_STEPS_BF16, INNER_STEPS_FP8 = (
     {"diffusion_attention_config": {"schedule": [{"steps": [0.2, 0.8], "layers": [0, 1], "precision": precision}]}}
     for precision in ("bf16", "fp8")

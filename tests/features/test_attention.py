@@ -27,7 +27,7 @@ from omni_grpc.roles import Choice, Roles, Window, parse
 from omni_grpc.settings import settings
 from omni_grpc.settle import apply_settings
 from omni_grpc.worker.build import build
-from tests.ops.attention_cases import EIGHT_BITS, made_up
+from tests.ops.attention_cases import EIGHT_BITS, ON_CPU, made_up
 from tests.parallel.toys import SPEC
 
 CPU = torch.device("cpu")
@@ -200,16 +200,16 @@ def test_a_role_gets_its_backend_and_no_other_does() -> None:
             x = carry["img"].unflatten(1, (2, 8))
             for name, kv, keys in (("within", None, x), ("across", "txt", rows["keys"])):
                 mine, theirs = (getattr(it, name)(x, keys, keys, rows, over="img", kv=kv) for it in (layer, plain))
-                assert torch.equal(mine, 2 * theirs if name in roles else theirs)
+                torch.testing.assert_close(mine, 2 * theirs if name in roles else theirs)
             other = "m.text" if roles == {"within"} else "self"
             mine = "self" if other == "m.text" else "m.text"
-            assert described(effects.attention) == ", ".join(sorted((f"{mine}: MADE_UP", f"{other}: TORCH_SDPA")))
+            assert described(effects.attention) == ", ".join(sorted((f"{mine}: MADE_UP", f"{other}: {ON_CPU}")))
 
 
 def test_what_auto_picked_is_said() -> None:
-    assert described(in_use(stack(), CPU, torch.float32)) == "TORCH_SDPA"
-    assert described(apply(stack(), asked(default={"precision": "bf16"})).attention) == "TORCH_SDPA in bfloat16"
-    assert described(apply(stack(), Roles()).attention) == "TORCH_SDPA"
+    assert described(in_use(stack(), CPU, torch.float32)) == ON_CPU
+    assert described(apply(stack(), asked(default={"precision": "bf16"})).attention) == f"{ON_CPU} in bfloat16"
+    assert described(apply(stack(), Roles()).attention) == ON_CPU
 
 
 def test_a_role_that_no_attention_has_is_refused_with_those_there_are() -> None:
@@ -292,7 +292,7 @@ def test_rows_at_unlike_steps_are_computed_apart_and_come_back_in_order(seen: li
 def test_a_precision_is_for_its_role(seen: list[Any]) -> None:
     module = stack(1)
     effects = apply(module, asked(per_role={"self": {"precision": "bf16"}}))
-    assert described(effects.attention) == "m.text: TORCH_SDPA, self: TORCH_SDPA in bfloat16"
+    assert described(effects.attention) == f"m.text: {ON_CPU}, self: {ON_CPU} in bfloat16"
     carry, rows = batch((0, 1))
     module(carry, rows)
     assert seen == [(BF16, 5)]
@@ -311,8 +311,8 @@ def test_8_bits_are_what_their_kernel_computes_in_their_steps_and_layers_alone(
     carry, rows = batch((2, 4), (0, 4))
     plain, module = stack(2)(carry, rows)["img"], stack(2)
     effects = apply(module, asked(schedule=[{"steps": [0.5, 1], "precision": precision}]))
-    assert described(effects.attention) == f"TORCH_SDPA + {backend}"
-    assert described(in_use(module, CPU, F32)) == f"TORCH_SDPA + {backend}"
+    assert described(effects.attention) == f"{ON_CPU} + {backend}"
+    assert described(in_use(module, CPU, F32)) == f"{ON_CPU} + {backend}"
     out = module(carry, rows)["img"]
     first, second = (rows.stream("img").take(x, [0]) for x in (out, plain))
     off = ((first - second).norm() / second.norm()).item()
@@ -347,11 +347,13 @@ def test_int8_is_had_from_what_has_it_and_refused_elsewhere() -> None:
     with pytest.raises(ConfigError, match="OMNI_INT8 cannot be had here: OMNI_INT8 runs on cuda, and this is cpu"):
         apply(stack(1), asked(default="OMNI_INT8"))
     hopper = {"device": "cuda", "capability": (9, 0), "dtype": "bfloat16", "head_size": 128}
+    hopper["kernels"] = frozenset({"attention_q"})
     assert choose("INT8_ATTN", Use(**hopper)) == "OMNI_INT8"
     for why, change in {
         "needs compute capability 9.0, and this is 10.0": {"capability": (10, 0)},
         "multiples of 128 up to 128, and this is 64": {"head_size": 64},
         "does no causal attention": {"causal": True},
+        r"needs the op library to have its kernel \(build .* with nvcc, for 90a\)": {"kernels": frozenset()},
     }.items():
         with pytest.raises(ConfigError, match=f"OMNI_INT8 .*{why}; INT8_EMULATION runs on cpu"):
             choose("INT8_ATTN", Use(**{**hopper, **change}))
@@ -381,14 +383,15 @@ def load(folder: Path, **asked: Any) -> str:
 
 
 def test_a_worker_says_what_it_runs_on_and_does_not_start_on_what_is_not_there(tiny_qwen_image: Path) -> None:
-    assert load(tiny_qwen_image) == load(tiny_qwen_image, diffusion_attention_backend="native") == "TORCH_SDPA"
+    assert load(tiny_qwen_image) == load(tiny_qwen_image, diffusion_attention_backend="auto") == ON_CPU
+    assert load(tiny_qwen_image, diffusion_attention_backend="native") == "TORCH_SDPA"
     inner = {"schedule": [{"steps": [0.1, 0.9], "precision": "bf16"}]}
-    assert load(tiny_qwen_image, diffusion_attention_config=inner) == "TORCH_SDPA + TORCH_SDPA in bfloat16"
+    assert load(tiny_qwen_image, diffusion_attention_config=inner) == f"{ON_CPU} + {ON_CPU} in bfloat16"
     with pytest.raises(ConfigError, match=r"per_role.cross: the model has no such role; it has joint, self"):
         load(tiny_qwen_image, diffusion_attention_config={"per_role": {"cross": "TORCH_SDPA"}})
     assert load(tiny_qwen_image, diffusion_attention_config={"default": {"precision": "fp8"}}) == "FP8_EMULATION"
     assert load(tiny_qwen_image, diffusion_attention_config={"default": {"precision": "int8"}}) == "INT8_EMULATION"
-    assert load(tiny_qwen_image, batch_invariant=True) == "TORCH_SDPA"
+    assert load(tiny_qwen_image, batch_invariant=True) == ON_CPU
     with pytest.raises(ConfigError, match="FLASH_ATTN_3 runs on cuda, and this is cpu; FLASH_ATTN_2 runs on cuda"):
         load(tiny_qwen_image, diffusion_attention_backend="FLASH_ATTN")
 

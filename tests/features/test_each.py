@@ -44,6 +44,7 @@ from tests.features.suite import (
     stacks,
 )
 from tests.models.model import Model
+from tests.ops.attention_cases import ON_CPU
 
 pytestmark = pytest.mark.conformance
 
@@ -80,7 +81,7 @@ def test_with_everything_on_requests_that_share_steps_get_what_each_gets_alone(s
 def test_naming_the_attention_that_is_there_changes_nothing(suite: Suite) -> None:
     named = suite.load(ATTENTION)
     assert equal(run(named, *company(named)), suite.without)
-    assert named.ready.attention_backend == suite.load().ready.attention_backend == "TORCH_SDPA"
+    assert named.ready.attention_backend == suite.load().ready.attention_backend == ON_CPU
 
 
 @pytest.mark.parametrize(

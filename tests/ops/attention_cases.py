@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from omni_grpc.backends import APART, AUTO, BACKENDS, INVARIANT, TOGETHER, Backend, candidates, lack
+from omni_grpc.backends import APART, AUTO, BACKENDS, INVARIANT, TOGETHER, Backend, candidates, choose, lack
 from omni_grpc.compat import Attention, AttentionMetadata
 from omni_grpc.errors import ConfigError
 from omni_grpc.nn.query_key import Projected, attended_joint
@@ -30,6 +30,9 @@ TOLERANCE = {F32: 2e-5, F16: 4e-3, BF16: 2e-2}
 EIGHT_BITS = 8e-2
 """Of backends that keep some of it in 8 bits: of the whole result, relative."""
 SCALE = 0.125
+
+ON_CPU = choose(AUTO, use_of(torch.device("cpu"), F32, 64, causal=False, grouped=False))
+"""What "auto" is on a CPU: without the op library it is torch's."""
 
 LENGTHS: dict[str, list[tuple[int, int]]] = {
     "one row": [(130, 130)],

@@ -65,6 +65,11 @@ def test_auto_is_the_first_of_the_platform_that_can_run(monkeypatch: pytest.Monk
     monkeypatch.setattr("importlib.util.find_spec", lambda package: True if package in there else None)
     cpu = {"device": "cpu", "capability": None, "dtype": "float32"}
     assert choose(AUTO, Use(**{**H100, **cpu})) == "TORCH_SDPA"
+    cpu["kernels"] = frozenset({"attention_cpu"})
+    assert choose(AUTO, Use(**{**H100, **cpu})) == "OMNI_CPU"
+    assert choose(AUTO, Use(**{**H100, **cpu, "dtype": "float64"})) == "TORCH_SDPA"
+    with pytest.raises(ConfigError, match=r"OMNI_CPU needs the op library to have its kernel \(build .* C\+\+"):
+        choose("OMNI_CPU", Use(**{**H100, **cpu, "kernels": frozenset()}))
     assert choose(AUTO, Use(**H100)) == choose("FLASH_ATTN", Use(**H100)) == "FLASH_ATTN_2"
     assert choose(AUTO, Use(**{**H100, "dtype": "float32"})) == "TORCH_SDPA"
     there.add("fa3_fwd_interface")
@@ -256,5 +261,5 @@ def test_every_row_of_the_table_has_a_function_and_runs_somewhere(monkeypatch: p
         for path in filter(None, (backend.run, backend.apart, backend.coded, backend.coded_apart)):
             assert callable(pkgutil.resolve_name(path)), name
         on = {} if "cuda" in (backend.devices or ("cuda",)) else {"device": "cpu", "capability": None}
-        assert lack(backend, Use(**{**H100, **on})) == "", name
+        assert lack(backend, Use(**{**H100, **on, "kernels": frozenset({backend.kernel})})) == "", name
     assert {name for names in FAMILIES.values() for name in names} <= set(BACKENDS)
