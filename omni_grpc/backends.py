@@ -234,13 +234,16 @@ ALIASES: Mapping[str, str] = {
 ELSEWHERE: Mapping[str, str] = {
     "FLASHINFER_ATTN": "FLASH_ATTN",
     "TRTLLM_ATTN": "FLASH_ATTN",
+    "FLASH_ATTN_4": "FLASH_ATTN",
+    "FA4": "FLASH_ATTN",
+    "FLASH_4_HUB": "FLASH_ATTN",
     "FLASH_ATTN_HUB": "FLASH_ATTN_2",
     "FLASH_ATTN_3_HUB": "FLASH_ATTN_3",
     "SAGE_ATTN_3": "SAGE_ATTN",
     "FASTVIDEO_VSA": "FLASH_ATTN",
     "RAINFUSION_ATTN": "FLASH_ATTN",
 }
-"""Backends of vLLM-Omni that are not served yet, and what comes nearest here."""
+"""Backends of vLLM-Omni and diffusers that are not served yet, and what comes nearest here."""
 
 
 def names() -> tuple[str, ...]:

@@ -81,8 +81,8 @@ Tensor attention_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const Te
                      double scale, bool causal) {
   check(q, k, v, cu_q, cu_k);
   const Tensor dense[3] = {omni::with_dense_rows(q), omni::with_dense_rows(k), omni::with_dense_rows(v)};
-  const Tensor offsets[2] = {torch::stable::contiguous(cu_q), torch::stable::contiguous(cu_k)};
-  Tensor out = torch::stable::new_empty(q, q.sizes());
+  const Tensor offsets[2] = {omni::contiguous(cu_q), omni::contiguous(cu_k)};
+  Tensor out = omni::new_empty(q, q.sizes());
   Attention call{};
   call.dtype = omni::dtype_of(q, kOp, "q");
   call.q = dense[0].const_data_ptr();

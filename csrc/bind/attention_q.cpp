@@ -18,7 +18,7 @@ Tensor with_dense_heads(const Tensor& x) {
   constexpr int64_t kPiece = 8;
   const bool fits = x.stride(2) == 1 && (x.stride(1) == x.size(2) || x.size(1) == 1) && x.stride(0) % kPiece == 0 &&
                     reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
-  return fits ? x : torch::stable::contiguous(x);
+  return fits ? x : omni::contiguous(x);
 }
 
 Tensors attention_quantize(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k) {
@@ -84,9 +84,9 @@ Tensor attention_q(const Tensor& q, const Tensor& q_scale, const Tensor& k, cons
   STD_TORCH_CHECK(q_scale.numel() == heads * q.size(1) * omni::kTileQueries && k_scale.numel() == kv_heads * k.size(1) &&
                       v_scale.numel() == k_scale.numel(),
                   kOp, ": the scales do not fit the codes");
-  const Tensors parts{torch::stable::contiguous(q),       torch::stable::contiguous(k),
-                      torch::stable::contiguous(v),       torch::stable::contiguous(q_scale),
-                      torch::stable::contiguous(k_scale), torch::stable::contiguous(v_scale)};
+  const Tensors parts{omni::contiguous(q),       omni::contiguous(k),
+                      omni::contiguous(v),       omni::contiguous(q_scale),
+                      omni::contiguous(k_scale), omni::contiguous(v_scale)};
   STD_TORCH_CHECK(omni::on_same_device(q, parts), kOp, ": all tensors must be on one device");
   for (int i = 3; i < 6; ++i) {
     STD_TORCH_CHECK(parts[i].scalar_type() == ScalarType::Float, kOp, ": scales must be float32");
@@ -102,7 +102,7 @@ Tensor attention_q(const Tensor& q, const Tensor& q_scale, const Tensor& k, cons
   call.scale = static_cast<float>(scale);
   call.plan = plan_of(plan);
   call.persistent = true;
-  Tensor out = torch::stable::new_empty(q, {queries, heads, omni::kHeadSize}, ScalarType::BFloat16);
+  Tensor out = omni::new_empty(q, {queries, heads, omni::kHeadSize}, ScalarType::BFloat16);
   call.out = out.mutable_data_ptr();
   if (queries > 0) omni::launch(kOp, &omni_attention_q_cuda, call, q);
   return out;

@@ -12,6 +12,9 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <exception>
+#include <optional>
+
 #include "../common/dtype.h"
 
 namespace omni {
@@ -29,10 +32,39 @@ inline Dtype dtype_of(const Tensor& tensor, const char* op, const char* name) {
   return type == ScalarType::Float ? Dtype::kFloat32 : Dtype::kBFloat16;
 }
 
+// What makes a tensor fails where there is no memory for it. The stable ABI says of a call only that it failed; these say
+// why, in words that omni_grpc/worker/failure.py knows.
+template <class Make>
+Tensor allocated(Make make) {
+  try {
+    return make();
+  } catch (const std::exception& error) {
+    STD_TORCH_CHECK(false, "omni_grpc: out of memory: ", error.what());
+  }
+}
+
+inline Tensor new_empty(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef size,
+                        std::optional<ScalarType> dtype = std::nullopt) {
+  return allocated([&] { return torch::stable::new_empty(like, size, dtype); });
+}
+
+inline Tensor new_zeros(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef size,
+                        std::optional<ScalarType> dtype = std::nullopt) {
+  return allocated([&] { return torch::stable::new_zeros(like, size, dtype); });
+}
+
+inline Tensor contiguous(const Tensor& tensor) {
+  return allocated([&] { return torch::stable::contiguous(tensor); });
+}
+
+inline Tensor clone(const Tensor& tensor) {
+  return allocated([&] { return torch::stable::clone(tensor); });
+}
+
 // Rows may be anywhere, elements of a row must be neighbours.
 inline Tensor with_dense_rows(const Tensor& tensor) {
   const int64_t last = tensor.dim() - 1;
-  return tensor.stride(last) == 1 || tensor.size(last) == 1 ? tensor : torch::stable::contiguous(tensor);
+  return tensor.stride(last) == 1 || tensor.size(last) == 1 ? tensor : omni::contiguous(tensor);
 }
 
 #ifdef OMNI_GRPC_CUDA_ARCHS

@@ -71,8 +71,8 @@ template <Run run>
 Tensor compare_store(const Tensor& now, std::vector<Tensor> before, std::vector<int64_t> offsets,
                      std::vector<int64_t> known) {
   check_compare_store(now, before, offsets, known);
-  const Tensor whole = is_contiguous(now) ? now : torch::stable::contiguous(now);
-  Tensor sums = torch::stable::new_empty(now, {static_cast<int64_t>(before.size()), omni::kCompareSums},
+  const Tensor whole = is_contiguous(now) ? now : omni::contiguous(now);
+  Tensor sums = omni::new_empty(now, {static_cast<int64_t>(before.size()), omni::kCompareSums},
                                          ScalarType::Float);
   for (size_t begin = 0; begin < before.size(); begin += omni::kCompareRows) {
     const size_t end = std::min(before.size(), begin + omni::kCompareRows);
@@ -93,7 +93,7 @@ void run_compare_store_cpu(CompareStore& call, const Tensor&) {
 
 void run_compare_store_cuda(CompareStore& call, const Tensor& now) {
   const int64_t chunks = std::max<int64_t>(1, call.first_chunk[call.rows]);
-  const Tensor partials = torch::stable::new_empty(now, {chunks, omni::kCompareSums}, ScalarType::Float);
+  const Tensor partials = omni::new_empty(now, {chunks, omni::kCompareSums}, ScalarType::Float);
   call.partials = static_cast<float*>(partials.mutable_data_ptr());
   omni::launch("compare_store", &omni_compare_store_cuda, call, now);
 }

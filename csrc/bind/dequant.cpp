@@ -72,7 +72,7 @@ namespace {
 
 void dequantize_cuda(Tensor packed, int64_t number, Tensor out) {
   // kernels read two bytes at a time
-  if (reinterpret_cast<uintptr_t>(packed.const_data_ptr()) % 2 != 0) packed = torch::stable::clone(packed);
+  if (reinterpret_cast<uintptr_t>(packed.const_data_ptr()) % 2 != 0) packed = omni::clone(packed);
   const Dequantize call = checked(packed, number, out);
   if (call.blocks > 0) omni::launch("dequantize", &omni_dequantize_cuda, call, out);
 }

@@ -45,20 +45,20 @@ Tensor gemm_q_cpu(const Tensor& x, const Tensor& x_scale, const Tensor& weight, 
   check_scale("weight_scale", weight_scale, x, channels);
   STD_TORCH_CHECK(weight.device() == x.device() && (!bias || bias->device() == x.device()),
                   "gemm_q: all tensors must be on one device");
-  Tensor out = torch::stable::new_empty(x, {tokens, channels}, dtype);
+  Tensor out = omni::new_empty(x, {tokens, channels}, dtype);
   if (tokens == 0 || channels == 0) return out;
 
   omni::Finish call{};
   Tensor kept_bias = x;
   if (bias) {
     STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == channels, "gemm_q: bias must be [", channels, "]");
-    kept_bias = torch::stable::contiguous(*bias);
+    kept_bias = omni::contiguous(*bias);
     call.bias = kept_bias.const_data_ptr();
     call.bias_dtype = dtype_of(kept_bias, "gemm_q", "bias");
   }
-  const Tensor sums = x.size(1) == 0 ? torch::stable::new_zeros(x, {tokens, channels}, ScalarType::Int)
-                                     : torch::stable::contiguous(product(x, weight));
-  const Tensor of_tokens = torch::stable::contiguous(x_scale), of_channels = torch::stable::contiguous(weight_scale);
+  const Tensor sums = x.size(1) == 0 ? omni::new_zeros(x, {tokens, channels}, ScalarType::Int)
+                                     : omni::contiguous(product(x, weight));
+  const Tensor of_tokens = omni::contiguous(x_scale), of_channels = omni::contiguous(weight_scale);
   call.sums = static_cast<const int32_t*>(sums.const_data_ptr());
   call.x_scale = static_cast<const float*>(of_tokens.const_data_ptr());
   call.weight_scale = static_cast<const float*>(of_channels.const_data_ptr());
@@ -178,7 +178,7 @@ Tensor gemm_q_configured_cuda(const Tensor& x, const Tensor& x_scale, const Tens
   omni::GemmQ call{};
   const omni::GemmConfig* chosen = nullptr;
   choose(config, int8 ? "int8" : "fp8", chosen, call);
-  Tensor out = torch::stable::new_empty(x, {tokens, channels}, ScalarType::BFloat16);
+  Tensor out = omni::new_empty(x, {tokens, channels}, ScalarType::BFloat16);
   if (tokens == 0 || channels == 0) return out;
   call.x = x.const_data_ptr();
   call.weight = weight.const_data_ptr();
@@ -192,7 +192,7 @@ Tensor gemm_q_configured_cuda(const Tensor& x, const Tensor& x_scale, const Tens
   call.device = x.get_device_index();
   call.gelu_tanh = act == "gelu_tanh";
   const int64_t bytes = static_cast<int64_t>(chosen->workspace(&call));
-  const Tensor workspace = torch::stable::new_empty(x, {std::max<int64_t>(bytes, 1)}, ScalarType::Byte);
+  const Tensor workspace = omni::new_empty(x, {std::max<int64_t>(bytes, 1)}, ScalarType::Byte);
   call.workspace = const_cast<void*>(workspace.const_data_ptr());
   omni::launch(kOp, chosen->launch, call, x);
   return out;

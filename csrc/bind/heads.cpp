@@ -15,7 +15,7 @@ using omni::Tensor;
 // A head's elements side by side, and its heads too.
 Tensor with_dense_heads(const Tensor& x) {
   const bool dense = (x.stride(2) == 1 || x.size(2) == 1) && (x.stride(1) == x.size(2) || x.size(1) == 1);
-  return dense ? x : torch::stable::contiguous(x);
+  return dense ? x : omni::contiguous(x);
 }
 
 void check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k) {
@@ -39,7 +39,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_heads_cuda(Tensor q, Tensor 
                                                                int64_t longest_q, int64_t longest_k) {
   check(q, k, v, cu_q, cu_k);
   const Tensor given[3] = {with_dense_heads(q), with_dense_heads(k), with_dense_heads(v)};
-  const Tensor offsets[2] = {torch::stable::contiguous(cu_q), torch::stable::contiguous(cu_k)};
+  const Tensor offsets[2] = {omni::contiguous(cu_q), omni::contiguous(cu_k)};
   Tensor codes[3];
   QuantizeHeads call{};
   call.x_dtype = omni::dtype_of(q, "quantize_heads", "q");
@@ -47,7 +47,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_heads_cuda(Tensor q, Tensor 
   call.kv_heads = k.size(1);
   call.head_size = q.size(2);
   for (int i = 0; i < 3; ++i) {
-    codes[i] = torch::stable::new_empty(given[i], given[i].sizes(), ScalarType::Float8_e4m3fn);
+    codes[i] = omni::new_empty(given[i], given[i].sizes(), ScalarType::Float8_e4m3fn);
     PackedHeads& part = call.parts[i];
     part.x = given[i].const_data_ptr();
     part.codes = codes[i].mutable_data_ptr();
@@ -56,8 +56,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_heads_cuda(Tensor q, Tensor 
     part.heads = given[i].size(1);
     part.longest = i == 0 ? longest_q : longest_k;
   }
-  Tensor peaks = torch::stable::new_empty(q, {3, call.rows, call.kv_heads}, ScalarType::Int);
-  Tensor scales = torch::stable::new_empty(q, {3, call.rows, call.kv_heads}, ScalarType::Float);
+  Tensor peaks = omni::new_empty(q, {3, call.rows, call.kv_heads}, ScalarType::Int);
+  Tensor scales = omni::new_empty(q, {3, call.rows, call.kv_heads}, ScalarType::Float);
   call.peaks = static_cast<uint32_t*>(peaks.mutable_data_ptr());
   call.scales = static_cast<float*>(scales.mutable_data_ptr());
   if (call.rows > 0) omni::launch("quantize_heads", &omni_quantize_heads_cuda, call, q);

@@ -20,7 +20,7 @@ Tensor with_dense_planes(const Tensor& x) {
   const int64_t rows = x.dim() - 2, columns = x.dim() - 1;
   const bool row = x.stride(columns) == 1 || x.size(columns) == 1;
   const bool plane = x.stride(rows) == x.size(columns) || x.size(rows) == 1;
-  return row && plane ? x : torch::stable::contiguous(x);
+  return row && plane ? x : omni::contiguous(x);
 }
 
 // --- pixels_to_bytes -------------------------------------------------------------------------------------------------
@@ -35,8 +35,8 @@ std::tuple<Tensor, Tensor> pixels_to_bytes(const Tensor& pixels) {
   PixelsToBytes call{};
   call.dtype = dtype_of(pixels, "pixels_to_bytes", "pixels");
   const Tensor dense = with_dense_planes(pixels);
-  Tensor out = torch::stable::new_empty(pixels, {pixels.size(0), pixels.size(2), pixels.size(3), 3}, ScalarType::Byte);
-  Tensor odd = torch::stable::new_empty(pixels, {1}, ScalarType::Int);
+  Tensor out = omni::new_empty(pixels, {pixels.size(0), pixels.size(2), pixels.size(3), 3}, ScalarType::Byte);
+  Tensor odd = omni::new_empty(pixels, {1}, ScalarType::Int);
   call.pixels = dense.const_data_ptr();
   call.out = static_cast<uint8_t*>(out.mutable_data_ptr());
   call.odd = static_cast<int32_t*>(odd.mutable_data_ptr());
@@ -73,7 +73,7 @@ Tensor latents_to_bytes(const Tensor& latents, const std::vector<double>& factor
   LatentsToBytes call{};
   call.dtype = dtype_of(latents, "latents_to_bytes", "latents");
   const Tensor dense = with_dense_planes(latents);
-  Tensor out = torch::stable::new_empty(latents, {latents.size(1), latents.size(2), 3}, ScalarType::Byte);
+  Tensor out = omni::new_empty(latents, {latents.size(1), latents.size(2), 3}, ScalarType::Byte);
   call.latents = dense.const_data_ptr();
   call.out = static_cast<uint8_t*>(out.mutable_data_ptr());
   call.channels = channels;

@@ -145,20 +145,20 @@ void run_cuda(const char* op, const omni::Norm& call, const Tensor& x) {
 #endif
 
 Tensor rows_like(const Tensor& x, omni::Norm& call) {
-  Tensor out = torch::stable::new_empty(x, x.sizes());
+  Tensor out = omni::new_empty(x, x.sizes());
   call.out = out.mutable_data_ptr();
   return out;
 }
 
 Tensor sum_like(const Tensor& x, omni::Norm& call) {
-  Tensor sum = torch::stable::new_empty(x, x.sizes());
+  Tensor sum = omni::new_empty(x, x.sizes());
   call.sum = sum.mutable_data_ptr();
   return sum;
 }
 
 std::tuple<Tensor, Tensor> codes_like(const Tensor& x, bool int8, omni::Norm& call) {
-  Tensor codes = torch::stable::new_empty(x, x.sizes(), int8 ? ScalarType::Char : ScalarType::Float8_e4m3fn);
-  Tensor scales = torch::stable::new_empty(x, {x.size(0)}, ScalarType::Float);
+  Tensor codes = omni::new_empty(x, x.sizes(), int8 ? ScalarType::Char : ScalarType::Float8_e4m3fn);
+  Tensor scales = omni::new_empty(x, {x.size(0)}, ScalarType::Float);
   call.code = int8 ? omni::Code::kInt8 : omni::Code::kFloat8;
   call.out = codes.mutable_data_ptr();
   call.out_scale = static_cast<float*>(scales.mutable_data_ptr());
@@ -200,18 +200,18 @@ std::tuple<Tensor, Tensor> gate_add_norm_modulate(const Tensor& x, const Tensor&
   return {sum, out};
 }
 
-#ifdef OMNI_GRPC_CUDA_ARCHS
-
+template <Run run>
 std::tuple<Tensor, Tensor> norm_modulate_quantize(const Tensor& x, const Optional& scale, const Optional& shift,
                                                   const Optional& index, double eps, const Optional& weight,
                                                   const Optional& bias, bool rms, double base, bool int8) {
   Operands operands{"norm_modulate_quantize", x, {}, {}, scale, shift, index, weight, bias, {}};
   omni::Norm call = operands.call(eps, base, rms);
   auto result = codes_like(x, int8, call);
-  run_cuda(operands.op, call, x);
+  run(operands.op, call, x);
   return result;
 }
 
+template <Run run>
 std::tuple<Tensor, Tensor, Tensor> gate_add_norm_modulate_quantize(
     const Tensor& x, const Tensor& y, const Optional& gate, const Optional& scale, const Optional& shift,
     const Optional& index, double eps, const Optional& weight, const Optional& bias, bool rms, double base,
@@ -220,26 +220,23 @@ std::tuple<Tensor, Tensor, Tensor> gate_add_norm_modulate_quantize(
   omni::Norm call = operands.call(eps, base, rms);
   Tensor sum = sum_like(x, call);
   auto [codes, scales] = codes_like(x, int8, call);
-  run_cuda(operands.op, call, x);
+  run(operands.op, call, x);
   return {sum, codes, scales};
 }
 
-#endif
+template <Run run, class Library>
+void register_all(Library& m) {
+  m.impl("norm_modulate", TORCH_BOX(&norm_modulate<run>));
+  m.impl("norm_modulate_quantize", TORCH_BOX(&norm_modulate_quantize<run>));
+  m.impl("gate_add", TORCH_BOX(&gate_add<run>));
+  m.impl("gate_add_norm_modulate", TORCH_BOX(&gate_add_norm_modulate<run>));
+  m.impl("gate_add_norm_modulate_quantize", TORCH_BOX(&gate_add_norm_modulate_quantize<run>));
+}
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CPU, m) {
-  m.impl("norm_modulate", TORCH_BOX(&norm_modulate<run_cpu>));
-  m.impl("gate_add", TORCH_BOX(&gate_add<run_cpu>));
-  m.impl("gate_add_norm_modulate", TORCH_BOX(&gate_add_norm_modulate<run_cpu>));
-}
+STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CPU, m) { register_all<run_cpu>(m); }
 
 #ifdef OMNI_GRPC_CUDA_ARCHS
-STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CUDA, m) {
-  m.impl("norm_modulate", TORCH_BOX(&norm_modulate<run_cuda>));
-  m.impl("norm_modulate_quantize", TORCH_BOX(&norm_modulate_quantize));
-  m.impl("gate_add", TORCH_BOX(&gate_add<run_cuda>));
-  m.impl("gate_add_norm_modulate", TORCH_BOX(&gate_add_norm_modulate<run_cuda>));
-  m.impl("gate_add_norm_modulate_quantize", TORCH_BOX(&gate_add_norm_modulate_quantize));
-}
+STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CUDA, m) { register_all<run_cuda>(m); }
 #endif

@@ -1,4 +1,4 @@
-// Binds the quant family. On the CPU it has a kernel for rows alone: torch's own activations are as fast.
+// Binds the quant family.
 #include <algorithm>
 #include <tuple>
 
@@ -7,39 +7,12 @@
 
 namespace {
 
+using omni::Activate;
+using omni::Activation;
 using omni::dtype_of;
 using omni::ScalarType;
 using omni::Tensor;
 using omni::with_dense_rows;
-
-std::tuple<Tensor, Tensor> quantize_rows_cpu(Tensor x, bool int8) {
-  STD_TORCH_CHECK(x.dim() == 2, "quantize_rows: x must be [T, C], got ", x.dim(), " dimensions");
-  omni::QuantizeRows call{};
-  call.x_dtype = dtype_of(x, "quantize_rows", "x");
-  x = with_dense_rows(x);
-  Tensor codes = torch::stable::new_empty(x, x.sizes(), int8 ? ScalarType::Char : ScalarType::Float8_e4m3fn);
-  Tensor scales = torch::stable::new_empty(x, {x.size(0)}, ScalarType::Float);
-  call.x = x.const_data_ptr();
-  call.codes = codes.mutable_data_ptr();
-  call.scales = static_cast<float*>(scales.mutable_data_ptr());
-  call.channels = x.size(1);
-  call.x_stride = x.stride(0);
-  call.code = int8 ? omni::Code::kInt8 : omni::Code::kFloat8;
-  const int64_t grain = std::max<int64_t>(1, omni::kParallelElements / std::max<int64_t>(1, call.channels));
-  torch::stable::parallel_for(0, x.size(0), grain,
-                              [&](int64_t begin, int64_t end) { omni_quantize_rows_cpu(&call, begin, end); });
-  return {codes, scales};
-}
-
-}  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CPU, m) { m.impl("quantize_rows", TORCH_BOX(&quantize_rows_cpu)); }
-
-#ifdef OMNI_GRPC_CUDA_ARCHS
-namespace {
-
-using omni::Activate;
-using omni::Activation;
 
 // The struct but for the output; x and up become rows that the caller keeps.
 Activate activate_call(const char* op, Activation activation, Tensor& x, Tensor* up) {
@@ -65,59 +38,81 @@ Activate activate_call(const char* op, Activation activation, Tensor& x, Tensor*
 }
 
 Tensor rows_like(const Tensor& x, Activate& call) {
-  Tensor out = torch::stable::new_empty(x, x.sizes());
+  Tensor out = omni::new_empty(x, x.sizes());
   call.out = out.mutable_data_ptr();
   return out;
 }
 
+using Run = void (*)(const char* op, const Activate&, const Tensor& x);
+
+void run_cpu(const char*, const Activate& call, const Tensor&) {
+  const int64_t grain = std::max<int64_t>(1, omni::kParallelElements / std::max<int64_t>(1, call.channels));
+  torch::stable::parallel_for(0, call.tokens, grain,
+                              [&](int64_t begin, int64_t end) { omni_activate_cpu(&call, begin, end); });
+}
+
+#ifdef OMNI_GRPC_CUDA_ARCHS
 void run_cuda(const char* op, const Activate& call, const Tensor& x) {
   if (call.tokens > 0) omni::launch(op, &omni_activate_cuda, call, x);
 }
+#endif
 
+template <Run run>
 std::tuple<Tensor, Tensor> coded(const char* op, Activation activation, Tensor& x, Tensor* up, bool int8) {
   Activate call = activate_call(op, activation, x, up);
-  Tensor codes = torch::stable::new_empty(x, x.sizes(), int8 ? ScalarType::Char : ScalarType::Float8_e4m3fn);
-  Tensor scales = torch::stable::new_empty(x, {x.size(0)}, ScalarType::Float);
+  Tensor codes = omni::new_empty(x, x.sizes(), int8 ? ScalarType::Char : ScalarType::Float8_e4m3fn);
+  Tensor scales = omni::new_empty(x, {x.size(0)}, ScalarType::Float);
   call.code = int8 ? omni::Code::kInt8 : omni::Code::kFloat8;
   call.out = codes.mutable_data_ptr();
   call.out_scale = static_cast<float*>(scales.mutable_data_ptr());
-  run_cuda(op, call, x);
+  run(op, call, x);
   return {codes, scales};
 }
 
-Tensor gelu_tanh_cuda(Tensor x) {
+template <Run run>
+Tensor gelu_tanh(Tensor x) {
   Activate call = activate_call("gelu_tanh", Activation::kGeluTanh, x, nullptr);
   Tensor out = rows_like(x, call);
-  run_cuda("gelu_tanh", call, x);
+  run("gelu_tanh", call, x);
   return out;
 }
 
-Tensor silu_mul_cuda(Tensor x, Tensor up) {
+template <Run run>
+Tensor silu_mul(Tensor x, Tensor up) {
   Activate call = activate_call("silu_mul", Activation::kSiluMul, x, &up);
   Tensor out = rows_like(x, call);
-  run_cuda("silu_mul", call, x);
+  run("silu_mul", call, x);
   return out;
 }
 
-std::tuple<Tensor, Tensor> quantize_rows_cuda(Tensor x, bool int8) {
-  return coded("quantize_rows", Activation::kIdentity, x, nullptr, int8);
+template <Run run>
+std::tuple<Tensor, Tensor> quantize_rows(Tensor x, bool int8) {
+  return coded<run>("quantize_rows", Activation::kIdentity, x, nullptr, int8);
 }
 
-std::tuple<Tensor, Tensor> gelu_tanh_quantize_rows_cuda(Tensor x, bool int8) {
-  return coded("gelu_tanh_quantize_rows", Activation::kGeluTanh, x, nullptr, int8);
+template <Run run>
+std::tuple<Tensor, Tensor> gelu_tanh_quantize_rows(Tensor x, bool int8) {
+  return coded<run>("gelu_tanh_quantize_rows", Activation::kGeluTanh, x, nullptr, int8);
 }
 
-std::tuple<Tensor, Tensor> silu_mul_quantize_rows_cuda(Tensor x, Tensor up, bool int8) {
-  return coded("silu_mul_quantize_rows", Activation::kSiluMul, x, &up, int8);
+template <Run run>
+std::tuple<Tensor, Tensor> silu_mul_quantize_rows(Tensor x, Tensor up, bool int8) {
+  return coded<run>("silu_mul_quantize_rows", Activation::kSiluMul, x, &up, int8);
+}
+
+template <Run run, class Library>
+void register_all(Library& m) {
+  m.impl("gelu_tanh", TORCH_BOX(&gelu_tanh<run>));
+  m.impl("silu_mul", TORCH_BOX(&silu_mul<run>));
+  m.impl("quantize_rows", TORCH_BOX(&quantize_rows<run>));
+  m.impl("gelu_tanh_quantize_rows", TORCH_BOX(&gelu_tanh_quantize_rows<run>));
+  m.impl("silu_mul_quantize_rows", TORCH_BOX(&silu_mul_quantize_rows<run>));
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CUDA, m) {
-  m.impl("gelu_tanh", TORCH_BOX(&gelu_tanh_cuda));
-  m.impl("silu_mul", TORCH_BOX(&silu_mul_cuda));
-  m.impl("quantize_rows", TORCH_BOX(&quantize_rows_cuda));
-  m.impl("gelu_tanh_quantize_rows", TORCH_BOX(&gelu_tanh_quantize_rows_cuda));
-  m.impl("silu_mul_quantize_rows", TORCH_BOX(&silu_mul_quantize_rows_cuda));
-}
+STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CPU, m) { register_all<run_cpu>(m); }
+
+#ifdef OMNI_GRPC_CUDA_ARCHS
+STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CUDA, m) { register_all<run_cuda>(m); }
 #endif

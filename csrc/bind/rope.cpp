@@ -124,7 +124,7 @@ void check(const Operands& in, QkNorm norm, const std::string& pairs) {
 // Tokens may be anywhere, what is of one token must lie side by side.
 Tensor with_dense_heads(const Tensor& x) {
   const bool channels = x.stride(2) == 1 || x.size(2) == 1, heads = x.stride(1) == x.size(2) || x.size(1) == 1;
-  return channels && heads ? x : torch::stable::contiguous(x);
+  return channels && heads ? x : omni::contiguous(x);
 }
 
 void make_dense(Operands& in) {
@@ -134,7 +134,7 @@ void make_dense(Operands& in) {
   for (Tensors* part : {&in.weights, &in.biases, &in.place}) {
     for (Tensor& x : *part) x = with_dense_rows(x);
   }
-  if (in.table) in.table = torch::stable::contiguous(*in.table);
+  if (in.table) in.table = omni::contiguous(*in.table);
 }
 
 QkNormRope call_of(const Operands& in, QkNorm norm, const std::string& pairs, double eps) {
@@ -185,7 +185,7 @@ Tensors qk_norm_rope(const Tensors& q, const Tensors& k, const Tensors& v, const
   Tensors out;
   for (const int64_t heads : {call.heads, call.kv_heads, call.kv_heads}) {
     if (out.size() == 2 && in.v.empty()) break;
-    out.push_back(torch::stable::new_empty(in.q[0], {call.tokens, heads, call.head_size}));
+    out.push_back(omni::new_empty(in.q[0], {call.tokens, heads, call.head_size}));
     call.out[out.size() - 1] = out.back().mutable_data_ptr();
   }
   if (call.tokens > 0 && call.head_size > 0) run(call, in);
@@ -224,8 +224,8 @@ Tensors qk_norm_rope_quantize(const Tensors& q, const Tensors& k, const Tensors&
   call.codes = codes == ScalarType::Char ? Codes::kInt8 : Codes::kE4m3;
   Tensors out, scales;
   for (const int64_t heads : {call.heads, call.kv_heads, call.kv_heads}) {
-    out.push_back(torch::stable::new_empty(in.q[0], {call.tokens, heads, call.head_size}, codes));
-    scales.push_back(torch::stable::new_empty(in.q[0], {call.tokens, heads}, ScalarType::Float));
+    out.push_back(omni::new_empty(in.q[0], {call.tokens, heads, call.head_size}, codes));
+    scales.push_back(omni::new_empty(in.q[0], {call.tokens, heads}, ScalarType::Float));
     call.out[out.size() - 1] = out.back().mutable_data_ptr();
     call.scale[out.size() - 1] = static_cast<float*>(scales.back().mutable_data_ptr());
   }
@@ -247,7 +247,7 @@ Tensors qk_norm_rope_code_heads(const Tensors& q, const Tensors& k, const Tensor
                       cu.device() == in.q[0].device(),
                   "qk_norm_rope: cu must be int32 [R + 1] beside q");
   make_dense(in);
-  const Tensor offsets = torch::stable::contiguous(cu);
+  const Tensor offsets = omni::contiguous(cu);
   QkNormRope call = call_of(in, kind, pairs, eps);
   call.codes = Codes::kE4m3ByRow;
   call.rows = offsets.size(0) - 1;
@@ -255,11 +255,11 @@ Tensors qk_norm_rope_code_heads(const Tensors& q, const Tensors& k, const Tensor
   Tensors out;
   for (const int64_t heads : {call.heads, call.kv_heads, call.kv_heads}) {
     out.push_back(
-        torch::stable::new_empty(in.q[0], {call.tokens, heads, call.head_size}, ScalarType::Float8_e4m3fn));
+        omni::new_empty(in.q[0], {call.tokens, heads, call.head_size}, ScalarType::Float8_e4m3fn));
     call.out[out.size() - 1] = out.back().mutable_data_ptr();
   }
   // the peaks beside the scales, for one pass that clears both
-  Tensor both = torch::stable::new_zeros(in.q[0], {2, 3, call.rows, call.kv_heads}, ScalarType::Float);
+  Tensor both = omni::new_zeros(in.q[0], {2, 3, call.rows, call.kv_heads}, ScalarType::Float);
   call.row_scale = static_cast<float*>(both.mutable_data_ptr());
   call.peaks = reinterpret_cast<uint32_t*>(call.row_scale + 3 * call.rows * call.kv_heads);
   if (call.tokens > 0 && call.head_size > 0 && call.rows > 0) {
@@ -284,11 +284,11 @@ Tensors qk_norm_rope_code_tiles(const Tensors& q, const Tensors& k, const Tensor
     for (Tensor& x : *part) {
       STD_TORCH_CHECK(x.scalar_type() == ScalarType::BFloat16, "qk_norm_rope: tiles of codes are made of bfloat16");
       const bool aligned = x.stride(0) % 8 == 0 && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
-      if (!aligned) x = torch::stable::clone(x);
+      if (!aligned) x = omni::clone(x);
     }
   }
   for (Tensor& weight : in.weights) {
-    if (reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % 16 != 0) weight = torch::stable::clone(weight);
+    if (reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % 16 != 0) weight = omni::clone(weight);
   }
   omni::AttentionCode call{};
   call.from = call_of(in, kind, "interleaved", eps);

@@ -42,7 +42,7 @@ template <Run run>
 std::tuple<Tensor, Tensor, Tensor> guide_step(const Tensor& prediction, const Tensor& latents,
                                               std::vector<int64_t> places, std::vector<double> factors) {
   check_guide_step(prediction, latents, places, factors);
-  const Tensor whole = torch::stable::contiguous(prediction), from = torch::stable::contiguous(latents);
+  const Tensor whole = omni::contiguous(prediction), from = omni::contiguous(latents);
   const int64_t channels = prediction.size(1), states = static_cast<int64_t>(places.size() / kPlaces);
   int64_t tokens = 0, guided_tokens = 0;
   bool rescaled = false;
@@ -52,16 +52,16 @@ std::tuple<Tensor, Tensor, Tensor> guide_step(const Tensor& prediction, const Te
     guided_tokens += is_guided ? places[kPlaces * i + 3] : 0;
     rescaled = rescaled || (is_guided && factors[kFactors * i + 1] != 0.);
   }
-  Tensor guided = torch::stable::new_empty(whole, {guided_tokens, channels});
-  Tensor next = torch::stable::new_empty(whole, {tokens, channels});
-  Tensor odd = torch::stable::new_zeros(whole, {states}, ScalarType::Int);
+  Tensor guided = omni::new_empty(whole, {guided_tokens, channels});
+  Tensor next = omni::new_empty(whole, {tokens, channels});
+  Tensor odd = omni::new_zeros(whole, {states}, ScalarType::Int);
   if (tokens == 0 || channels == 0) return {guided, next, odd};
 
   GuideStep call{};
   call.channels = channels;
   call.prediction_dtype = omni::dtype_of(whole, "guide_step", "prediction");
   call.latents_dtype = omni::dtype_of(from, "guide_step", "latents");
-  const Tensor partials = torch::stable::new_empty(
+  const Tensor partials = omni::new_empty(
       whole, {rescaled ? std::min<int64_t>(states, omni::kStepStates) * omni::kStepPartials : 0, omni::kStepSums},
       ScalarType::Double);
   call.partials = rescaled ? static_cast<double*>(partials.mutable_data_ptr()) : nullptr;

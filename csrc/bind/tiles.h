@@ -25,7 +25,7 @@ inline std::vector<Tensor> set_rows(const char* op, PackedRows& rows, const Tens
                   op, ": cu_q and cu_k must be int32 and as long as each other");
   STD_TORCH_CHECK(cu_q.size(0) > 0, op, ": cu_q is empty; it begins with 0");
   STD_TORCH_CHECK(on_same_device(like, {cu_q, cu_k}), op, ": all tensors must be on one device");
-  std::vector<Tensor> offsets{torch::stable::contiguous(cu_q), torch::stable::contiguous(cu_k)};
+  std::vector<Tensor> offsets{omni::contiguous(cu_q), omni::contiguous(cu_k)};
   rows.cu_q = static_cast<const int32_t*>(offsets[0].const_data_ptr());
   rows.cu_k = static_cast<const int32_t*>(offsets[1].const_data_ptr());
   rows.rows = cu_q.size(0) - 1;
@@ -39,7 +39,7 @@ inline std::vector<Tensor> code_tiles(const char* op, AttentionCode& call, const
   const auto& rows = call.rows;
   const int64_t q_tiles = rows.queries / kTileQueries + rows.rows, k_tiles = rows.keys / kTileKeys + rows.rows;
   const auto make = [&like](std::vector<int64_t> size, ScalarType type) {
-    return torch::stable::new_empty(like, size, type);
+    return omni::new_empty(like, size, type);
   };
   std::vector<Tensor> out{make({rows.heads, q_tiles, kTileQueries, kHeadSize}, ScalarType::Char),
                           make({rows.heads, q_tiles, kTileQueries}, ScalarType::Float),

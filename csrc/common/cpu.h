@@ -32,13 +32,14 @@ OMNI_INLINE float to_float(BFloat16 value) {
 
 OMNI_INLINE void store(float* where, float value) { *where = value; }
 
-// Rounds to nearest, ties to even, as torch does; a NaN stays one.
+// Rounds to nearest, ties to even, as torch does; a NaN stays one. All in 32 bits and without a choice, either of which
+// would keep a loop from vectors.
 OMNI_INLINE void store(BFloat16* where, float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  where->bits = static_cast<uint16_t>(is_nan ? 0x7fc0u : rounded);
+  const uint32_t is_nan = 0u - ((0x7f800000u - (bits & 0x7fffffffu)) >> 31);
+  where->bits = static_cast<uint16_t>((rounded & ~is_nan) | (0x7fc0u & is_nan));
 }
 
 // 2 to the x, of normal numbers, in a form that vectorises: 2^n * 2^f, the second by a polynomial (minimax on [-1/2, 1/2],
@@ -59,5 +60,13 @@ OMNI_INLINE float power_of_2(float x) {
   std::memcpy(&power, &bits, sizeof power);
   return p * power;
 }
+
+// With the tanh approximation: x * sigmoid(2u) is 0.5 * x * (1 + tanh u).
+OMNI_INLINE float gelu_tanh(float x) {
+  const float u = 0.7978845608f * (x + 0.044715f * x * x * x);
+  return x / (1.f + power_of_2(-2.885390082f * u));
+}
+
+OMNI_INLINE float silu(float x) { return x / (1.f + power_of_2(-1.442695041f * x)); }
 
 }  // namespace omni

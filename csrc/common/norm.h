@@ -43,8 +43,7 @@ struct Norm {
 
 extern "C" {
 
-// Computes the tokens [begin, end) on the calling thread, without a code. The caller has checked that every index is in
-// range.
+// Computes the tokens [begin, end) on the calling thread. The caller has checked that every index is in range.
 void omni_norm_cpu(const omni::Norm* call, int64_t begin, int64_t end);
 
 // Launches on `stream` (a cudaStream_t). Returns null, or what is wrong in words.

@@ -25,23 +25,12 @@ struct Activate {
   Code code;
 };
 
-// codes and scales of rows, on the CPU.
-struct QuantizeRows {
-  const void* x;  // [tokens, channels], rows x_stride apart
-  void* codes;    // [tokens, channels], contiguous, one byte each
-  float* scales;  // [tokens]
-  int64_t channels;
-  int64_t x_stride;
-  Dtype x_dtype;
-  Code code;
-};
-
 }  // namespace omni
 
 extern "C" {
 
 // Computes the tokens [begin, end) on the calling thread.
-void omni_quantize_rows_cpu(const omni::QuantizeRows* call, int64_t begin, int64_t end);
+void omni_activate_cpu(const omni::Activate* call, int64_t begin, int64_t end);
 
 // Launches on `stream` (a cudaStream_t). Returns null, or what is wrong in words.
 const char* omni_activate_cuda(const omni::Activate* call, void* stream);

@@ -12,12 +12,6 @@ using omni::BFloat16;
 using omni::Finish;
 using omni::to_float;
 
-OMNI_INLINE float gelu_tanh(float x) {
-  const float u = 0.7978845608f * (x + 0.044715f * x * x * x);
-  // x * sigmoid(2u) is 0.5 * x * (1 + tanh u), and its exponential vectorises
-  return x / (1.f + omni::power_of_2(-2.885390082f * u));
-}
-
 template <bool kGelu, class Out>
 OMNI_INLINE void rows(const Finish& call, const float* __restrict__ bias, int64_t begin, int64_t end) {
   const int64_t channels = call.channels;
@@ -29,7 +23,7 @@ OMNI_INLINE void rows(const Finish& call, const float* __restrict__ bias, int64_
 #pragma omp simd
     for (int64_t c = 0; c < channels; ++c) {
       const float value = static_cast<float>(sums[c]) * scale * weight_scale[c] + bias[c];
-      omni::store(out + c, kGelu ? gelu_tanh(value) : value);
+      omni::store(out + c, kGelu ? omni::gelu_tanh(value) : value);
     }
   }
 }

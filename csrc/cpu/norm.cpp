@@ -4,11 +4,12 @@
 #include <cmath>
 #include <vector>
 
-#include "../common/cpu.h"
+#include "../common/cpu_codes.h"
 
 namespace {
 
 using omni::BFloat16;
+using omni::Code;
 using omni::Norm;
 using omni::to_float;
 
@@ -64,10 +65,21 @@ OMNI_INLINE void add(const Norm& call, int64_t token, int64_t row, float* h) {
   return add<false, false, X, M>(call, token, row, h);
 }
 
+// A row as the call wants it: in x's dtype, or in 8 bits.
+template <class X>
+OMNI_INLINE void write(const Norm& call, int64_t token, const float* __restrict__ h) {
+  const int64_t channels = call.channels;
+  uint8_t* codes = static_cast<uint8_t*>(call.out) + token * channels;
+  if (call.code == Code::kInt8) return omni::code_row<Code::kInt8>(h, channels, codes, call.out_scale + token);
+  if (call.code == Code::kFloat8) return omni::code_row<Code::kFloat8>(h, channels, codes, call.out_scale + token);
+  X* __restrict__ out = static_cast<X*>(call.out) + token * channels;
+#pragma omp simd
+  for (int64_t c = 0; c < channels; ++c) omni::store(out + c, h[c]);
+}
+
 template <class X, class M>
 OMNI_INLINE void normalise(const Norm& call, int64_t token, int64_t row, float* __restrict__ h) {
   const int64_t channels = call.channels;
-  X* __restrict__ out = static_cast<X*>(call.out) + token * channels;
   float mean = 0.f;
   if (!call.rms) {
     float sum = 0.f;
@@ -85,9 +97,7 @@ OMNI_INLINE void normalise(const Norm& call, int64_t token, int64_t row, float* 
     for (int64_t c = 0; c < channels; ++c) {
       h[c] = (h[c] - mean) * inverse * (base + to_float(scale[c])) + to_float(shift[c]);
     }
-#pragma omp simd
-    for (int64_t c = 0; c < channels; ++c) omni::store(out + c, h[c]);
-    return;
+    return write<X>(call, token, h);
   }
 #pragma omp simd
   for (int64_t c = 0; c < channels; ++c) h[c] = (h[c] - mean) * inverse;
@@ -109,8 +119,7 @@ OMNI_INLINE void normalise(const Norm& call, int64_t token, int64_t row, float* 
 #pragma omp simd
     for (int64_t c = 0; c < channels; ++c) h[c] += to_float(shift[c]);
   }
-#pragma omp simd
-  for (int64_t c = 0; c < channels; ++c) omni::store(out + c, h[c]);
+  write<X>(call, token, h);
 }
 
 template <class X, class M>

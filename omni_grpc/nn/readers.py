@@ -1,5 +1,5 @@
 """What linear layers read, made as they want it: where all that read a tensor work in the same 8 bits, it is Coded,
-once for all of them and on CUDA by the kernel that makes it; else it is in full precision.
+once for all of them and by the kernel that makes it; else it is in full precision.
 
 A block says who its `readers` are, and hands on what it gets.
 """
@@ -44,8 +44,6 @@ def normed(
     kind = wanted(readers)
     if kind is None:
         return norm_modulate(x, scale, shift, index, eps, **norm)
-    if not emits(x):
-        return coded(norm_modulate(x, scale, shift, index, eps, **norm), kind)
     return Coded(*norm_modulate_quantize(x, scale, shift, index, kind, eps, **norm), x.dtype)
 
 
@@ -62,9 +60,8 @@ def added_normed(
 ) -> tuple[Tensor, Read]:
     """ops.norm.gate_add_norm_modulate of [T, C], with its keywords: the sum, and what the readers get of it."""
     kind = wanted(readers)
-    if kind is None or not emits(x):
-        total, out = gate_add_norm_modulate(x, y, gate, scale, shift, index, eps, **norm)
-        return total, out if kind is None else coded(out, kind)
+    if kind is None:
+        return gate_add_norm_modulate(x, y, gate, scale, shift, index, eps, **norm)
     total, codes, scales = gate_add_norm_modulate_quantize(x, y, gate, scale, shift, index, kind, eps, **norm)
     return total, Coded(codes, scales, x.dtype)
 
@@ -74,7 +71,7 @@ def gelu(x: Tensor, readers: Readers) -> Read:
     kind = wanted(readers)
     if kind is None:
         return gelu_tanh(x)
-    return Coded(*gelu_tanh_quantize_rows(x, kind), x.dtype) if emits(x) else coded(gelu_tanh(x), kind)
+    return Coded(*gelu_tanh_quantize_rows(x, kind), x.dtype)
 
 
 def gated_silu(x: Tensor, up: Tensor, readers: Readers) -> Read:
@@ -82,7 +79,7 @@ def gated_silu(x: Tensor, up: Tensor, readers: Readers) -> Read:
     kind = wanted(readers)
     if kind is None:
         return silu_mul(x, up)
-    return Coded(*silu_mul_quantize_rows(x, up, kind), x.dtype) if emits(x) else coded(silu_mul(x, up), kind)
+    return Coded(*silu_mul_quantize_rows(x, up, kind), x.dtype)
 
 
 def wanted(readers: Readers) -> torch.dtype | None:
@@ -93,10 +90,3 @@ def wanted(readers: Readers) -> torch.dtype | None:
 
 def coded(x: Tensor, kind: torch.dtype) -> Coded:
     return Coded(*quantize_rows(x, kind), x.dtype)
-
-
-def emits(x: Tensor) -> bool:
-    """Whether one kernel makes a tensor and its codes. Codes are then those of what was not rounded to x's dtype yet.
-    Off CUDA two are faster than the reference of the one.
-    """
-    return x.is_cuda

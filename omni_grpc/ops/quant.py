@@ -36,7 +36,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     Raises ValueError for another dtype and RuntimeError where x has other dimensions. Kernels serve float32 and
     bfloat16, the reference everything else.
     """
-    call = _quantize_rows if x.dtype in KERNEL_DTYPES else quantize_rows_reference
+    call = _quantize_rows if _served(x) else quantize_rows_reference
     codes, scales = call(x, is_int8(dtype))
     return codes, scales
 
@@ -44,7 +44,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def gelu_tanh(x: Tensor) -> Tensor:
     """GELU with the tanh approximation (https://arxiv.org/abs/1606.08415, section 2): [T, C] -> [T, C] of x's dtype.
 
-    Off CUDA it is torch's, of any number of dimensions.
+    Of other dtypes and of any other number of dimensions it is torch's.
     """
     out: Tensor = _gelu_tanh(x) if _served(x) else F.gelu(x, approximate="tanh")
     return out
@@ -75,8 +75,8 @@ def silu_mul_quantize_rows(x: Tensor, up: Tensor, dtype: torch.dtype) -> tuple[T
 
 
 def _served(x: Tensor) -> bool:
-    """Whether a kernel of an activation serves the tensor: on CUDA alone, for on the CPU torch's own are as fast."""
-    return x.is_cuda and x.dtype in KERNEL_DTYPES
+    """Whether kernels serve the tensor."""
+    return x.dtype in KERNEL_DTYPES and x.dim() == 2
 
 
 # --- the definitions: what the kernels are compared with --------------------------------------------------------------

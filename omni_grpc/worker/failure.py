@@ -18,8 +18,10 @@ from omni_grpc.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
 
-_ALLOCATION = re.compile(r"DefaultCPUAllocator|CUDA error: out of memory|\w+_STATUS_ALLOC_FAILED")
-"""What torch and the libraries below it say in a RuntimeError of no class of its own."""
+_ALLOCATION = re.compile(
+    r"DefaultCPUAllocator|CUDA error: out of memory|\w+_STATUS_ALLOC_FAILED|omni_grpc: out of memory"
+)
+"""What torch, the libraries below it and our op library say in a RuntimeError of no class of its own."""
 
 
 def failure(error: BaseException, doing: str) -> Failure:

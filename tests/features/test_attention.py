@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from omni_grpc.backends import AUTO, BACKENDS, Use, canonical, choose
+from omni_grpc.backends import AUTO, BACKENDS, ELSEWHERE, Use, canonical, choose
 from omni_grpc.compat import OmniDiffusionConfig
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import ConfigError
@@ -56,6 +56,14 @@ def asked(**config: Any) -> Roles:
 )
 def test_a_backend_has_the_names_that_users_know(name: str, expected: str) -> None:
     assert canonical(name) == expected
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_others_have_is_refused_with_what_comes_near(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"not yet; the nearest here is {ELSEWHERE[name]}") as refused:
+        canonical(name.lower())
+    assert refused.value.reason == "NOT_SUPPORTED"
+    assert canonical(ELSEWHERE[name]) == ELSEWHERE[name]
 
 
 @pytest.mark.parametrize(

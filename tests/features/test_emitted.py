@@ -26,6 +26,7 @@ from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
 from omni_grpc.nn.single_stream import SingleStreamBlock
 from omni_grpc.nn.stack import Block, Stack
 from omni_grpc.ops import norm
+from omni_grpc.ops import quant as ops_quant
 from tests.toy import toy_spec
 
 BLOCKS: Mapping[str, tuple[Callable[[], Block], int, int, int]] = {
@@ -83,24 +84,23 @@ def test_a_block_that_quantises_on_the_way_computes_the_same(
 ) -> None:
     make, width, _, _ = BLOCKS[name]
     block = quantised(make, kind)
-    alone = run(block, width)
-    # each layer for itself, as a layer does that is given full precision
-    monkeypatch.setattr(readers, "wanted", lambda some: None)
-    monkeypatch.setattr("omni_grpc.nn.feed_forward.wanted", lambda some: None)
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(run(block, width), alone, strict=True))
-    monkeypatch.undo()
-    # the reference of both: another kernel of a norm rounds otherwise, and a code falls to the other side
-    monkeypatch.setattr(norm, "_served", lambda *tensors: False)
-    expected = run(block, width)
-    monkeypatch.setattr(readers, "emits", lambda x: True)
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(run(block, width), expected, strict=True))
+    # kernels, and then their references: one of each rounds otherwise, and a code falls to the other side
+    for served in (True, False):
+        if not served:
+            for module in (norm, ops_quant):
+                monkeypatch.setattr(module, "_served", lambda *tensors: False)
+        with monkeypatch.context() as each_for_itself:
+            # as a layer does that is given full precision
+            each_for_itself.setattr(readers, "wanted", lambda some: None)
+            each_for_itself.setattr("omni_grpc.nn.feed_forward.wanted", lambda some: None)
+            expected = run(block, width)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(run(block, width), expected, strict=True))
 
 
 @pytest.mark.parametrize("name", sorted(BLOCKS))
 def test_only_what_an_attention_gives_is_quantised_by_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, width, attentions, emitted = BLOCKS[name]
     block, calls = quantised(make, "fp8"), collections.Counter[str]()
-    monkeypatch.setattr(readers, "emits", lambda x: True)
     for module in (readers, quant):
         for function in [name for name in vars(module) if name.endswith(("_quantize", "quantize_rows"))]:
             original = getattr(module, function)

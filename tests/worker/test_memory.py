@@ -6,6 +6,7 @@ import queue
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 import transformers
 
+from omni_grpc import ops
 from omni_grpc.config import EngineConfig, options
 from omni_grpc.errors import Code, Failure
 from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
@@ -247,3 +249,30 @@ def test_memory_of_the_host_that_really_runs_out_is_told_and_survived(tiny_qwen_
     assert first.startswith("OUT_OF_MEMORY out of memory while ")
     assert "start the server with --max-num-seqs 4, --quantization int8, --dtype bfloat16" in first
     assert last == "the next one is the same"
+
+
+LINE = torch.zeros(1, 1024)
+LINES = LINE.expand(2**31, 1024)
+"""8 TB that lie in 4 kB: what is made of it has no place."""
+ROWS = torch.tensor([0, 2**30], dtype=torch.int32)
+HEADS = torch.zeros(1, 1, 4096).expand(2**30, 1, 4096)
+
+
+@pytest.mark.skipif(not ops.load_native().loaded, reason="no op library")
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda: ops.quant.gelu_tanh(LINES), id="gelu_tanh"),
+        pytest.param(lambda: ops.quant.silu_mul(LINES, LINES), id="silu_mul"),
+        pytest.param(lambda: ops.quant.quantize_rows(LINES, torch.int8), id="quantize_rows"),
+        pytest.param(lambda: ops.norm.norm_modulate(LINES, LINE, LINE, None), id="norm_modulate"),
+        pytest.param(lambda: ops.norm.gate_add(LINES, LINES, LINE, None), id="gate_add"),
+        pytest.param(lambda: ops.attention_cpu.attention_cpu(HEADS, HEADS, HEADS, ROWS, ROWS, 1.0), id="attention_cpu"),
+    ],
+)
+def test_an_op_of_the_library_that_finds_no_memory_says_so(call: Callable[[], Any]) -> None:
+    """The stable ABI itself says only that a call failed."""
+    with pytest.raises(RuntimeError, match="omni_grpc: out of memory") as caught:
+        call()
+    assert ran_out_of_memory(caught.value)
+    assert failure(caught.value, "stepping").reason == "OUT_OF_MEMORY"
