@@ -9,10 +9,10 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from omni_grpc.nn.rows import Rows
+from omni_grpc.ops.linear import linear
 
 
 class Coded(NamedTuple):
@@ -89,7 +89,7 @@ class Linear(AnyLinear):
         self.bias: nn.Parameter | None = initial.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(parameter.shape) for name, parameter in self.named_parameters(recurse=False)}

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.ops.dequant import Packing, dequantize
+from omni_grpc.ops.linear import linear
 
 
 class Workspace:
@@ -63,7 +63,7 @@ class PackedLinear(AnyLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         with self.workspace.matrix(self.out_features, self.in_features, x.dtype) as weight:
-            return F.linear(x, self._unpack(weight), self.bias)
+            return linear(x, self._unpack(weight), self.bias)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"weight": (self.out_features, self.in_features)} | (

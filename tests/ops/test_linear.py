@@ -1,0 +1,88 @@
+"""Linear layers in full precision: whichever library computes them, it is the same layer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from omni_grpc.ops import linear as ops_linear
+from omni_grpc.ops.linear import LEAST_PRODUCTS, linear, mkl_is_narrow
+
+HAS_ONEDNN = torch.backends.mkldnn.is_available()
+
+
+@contextlib.contextmanager
+def narrow(holds: bool) -> Iterator[mock.MagicMock]:
+    """On a processor where it is so, and how often oneDNN is called there."""
+    called = mock.MagicMock(side_effect=torch.ops.mkldnn._linear_pointwise)
+    with (
+        mock.patch.object(ops_linear, "mkl_is_narrow", return_value=holds),
+        mock.patch.object(torch.ops.mkldnn, "_linear_pointwise", called),
+        torch.inference_mode(),
+    ):
+        yield called
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason="this torch has no oneDNN")
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize(
+    ("tokens", "inputs", "outputs"), [(130, 128, 384), (37, 513, 301), (2000, 64, 16), (4100, 1, 500)]
+)
+def test_onednn_gives_the_layer(shape: tuple[int, int, int], with_bias: bool, seed: int) -> None:
+    tokens, inputs, outputs = shape
+    x, weight = torch.randn(tokens, inputs), torch.randn(outputs, inputs)
+    bias = torch.randn(outputs) if with_bias else None
+    with narrow(True) as called:
+        out = linear(x, weight, bias)
+    assert called.call_count == 1
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    close = 1e-6 * inputs**0.5
+    torch.testing.assert_close(out.double(), exact, atol=4 * close, rtol=1e-5, msg=lambda text: f"seed {seed}: {text}")
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason="this torch has no oneDNN")
+def test_what_it_is_not_for_is_torchs_own() -> None:
+    x, weight = torch.randn(256, 128), torch.randn(128, 128)
+    assert x.shape[0] * weight.numel() >= LEAST_PRODUCTS
+    for given, of in (
+        (x[:100], weight),
+        (x.double(), weight.double()),
+        (x.bfloat16(), weight.bfloat16()),
+        (torch.randn(256, 256)[:, ::2], weight),
+        (x, weight.t()),
+        (x[None], weight),
+    ):
+        with narrow(True) as called:
+            assert torch.equal(linear(given, of, None), F.linear(given, of))
+        assert not called.called
+    with narrow(False) as called:
+        assert torch.equal(linear(x, weight, None), F.linear(x, weight))
+    assert not called.called
+    weight.requires_grad_()
+    with mock.patch.object(ops_linear, "mkl_is_narrow", return_value=True):
+        linear(x, weight, None).sum().backward()
+    assert weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("capability", "vendor", "narrow"),
+    [("AVX512", "AuthenticAMD", True), ("AVX512", "GenuineIntel", False), ("AVX2", "AuthenticAMD", False)],
+)
+def test_mkl_is_narrow_where_vectors_are_wide_and_not_intels(
+    capability: str, vendor: str, narrow: bool, tmp_path: Path
+) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor : 0\nvendor_id : {vendor}\n")
+    with (
+        mock.patch.object(ops_linear, "CPU_INFO", info),
+        mock.patch("torch.backends.cpu.get_cpu_capability", return_value=capability),
+    ):
+        assert mkl_is_narrow.__wrapped__() is (narrow and HAS_ONEDNN)
+    with mock.patch.object(ops_linear, "CPU_INFO", tmp_path / "none"):
+        assert not mkl_is_narrow.__wrapped__()
