@@ -16,6 +16,7 @@ from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import JOINT, Row, Rows
 from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.pipeline.batch import alone
+from omni_grpc.pipeline.causal_vae import simplified
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
@@ -62,7 +63,7 @@ class QwenImagePipeline(Pipeline):
             # neither the vision tower nor the language model's head is read
             text_encoder=loader.module("text_encoder", part="model.language_model"),
             tokenizer=tokenizer,
-            vae=loader.module("vae"),
+            vae=simplified(loader.module("vae")),
         )
 
     def prepare(self, request: Request) -> list[State]:

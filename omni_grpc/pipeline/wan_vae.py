@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from omni_grpc.pipeline.causal_vae import simplified
+
 
 class WanVae(nn.Module):
     """diffusers' AutoencoderKLWan, and the scale of its latents."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
-        self.module = module
+        self.module = simplified(module)
         self.channels: int = module.config.z_dim
 
     def encode(self, frames: Tensor) -> Tensor:
