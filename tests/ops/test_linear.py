@@ -31,9 +31,7 @@ def narrow(holds: bool) -> Iterator[mock.MagicMock]:
 
 @pytest.mark.skipif(not HAS_ONEDNN, reason="this torch has no oneDNN")
 @pytest.mark.parametrize("with_bias", [True, False])
-@pytest.mark.parametrize(
-    ("tokens", "inputs", "outputs"), [(130, 128, 384), (37, 513, 301), (2000, 64, 16), (4100, 1, 500)]
-)
+@pytest.mark.parametrize("shape", [(130, 128, 384), (37, 513, 301), (2000, 64, 16), (4100, 1, 500)])
 def test_onednn_gives_the_layer(shape: tuple[int, int, int], with_bias: bool, seed: int) -> None:
     tokens, inputs, outputs = shape
     x, weight = torch.randn(tokens, inputs), torch.randn(outputs, inputs)
