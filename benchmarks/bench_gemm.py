@@ -12,7 +12,7 @@ As bench_norm.py does it. The rows of a shape:
     fp8 ..., int8 ...          ours, from codes and scales to the layer's output, with each epilogue
     linear fp8, linear int8    ours with the quantisation of the tokens before it: the whole layer
 TFLOP/s count 2 T N K, whatever the dtype. Ours goes the way that ops.tuning has for the shape. On the CPU fp32 stands
-beside bf16.
+beside bf16, as torch computes it and as our layers do.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import BEYOND_L2, CALLS, attempt, time_on_cpu, time_on_gpu
 from omni_grpc.ops.gemm import gemm_q
+from omni_grpc.ops.linear import linear
 from omni_grpc.ops.quant import quantize_rows
 
 F8, I8, BF16 = torch.float8_e4m3fn, torch.int8, torch.bfloat16
@@ -72,6 +73,11 @@ def ours(codes: torch.dtype, biased: bool, act: str, i: Operands) -> Tensor:
 
 def whole(codes: torch.dtype, i: Operands) -> Tensor:
     return gemm_q(*quantize_rows(i.x, codes), *i.coded[codes][2:], i.bias, dtype=i.x.dtype)
+
+
+@torch.inference_mode()
+def in_full(layer: Callable[..., Tensor], i: Operands) -> Tensor:
+    return layer(i.x.float(), i.weight.float(), i.bias.float())
 
 
 def scaled_mm(i: Operands, bias: Tensor | None = None) -> Tensor:
@@ -140,7 +146,8 @@ def measure(
     rows = dict(ROWS)
     if device == "cpu":
         rows = {name: call for name, call in rows.items() if not name.startswith("_scaled_mm")}
-        rows = {"fp32": lambda i: F.linear(i.x.float(), i.weight.float(), i.bias.float()), **rows}
+        for name, layer in (("fp32 layer", linear), ("fp32", F.linear)):
+            rows = {name: functools.partial(in_full, layer), **rows}
     for shape in shapes:
         if time.monotonic() > deadline:
             break

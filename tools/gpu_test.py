@@ -96,14 +96,14 @@ def without_kernel() -> list[str]:
 
 
 def run_features() -> list[str]:
-    """The tests of features on a GPU, where pytest is: they need more of the package than the ops do."""
+    """The tests of what is built on the ops, where pytest is: they need more of the package than the ops do."""
     if not importlib.util.find_spec("pytest"):
         return []
-    path = "tests/features/test_on_gpu.py"
+    paths = ("tests/features/test_on_gpu.py", "tests/pipeline/test_causal_vae.py")
     # without the conftests, which need of the service what this machine may lack
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", path, "--noconftest", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", *paths, "--noconftest", "-p", "no:cacheprovider"]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
-    return [f"{path}: exit code {code}"] if code else []
+    return [f"{', '.join(paths)}: exit code {code}"] if code else []
 
 
 def run_family(family: str, results: Path | None, seconds: float) -> int:

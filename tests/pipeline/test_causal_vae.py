@@ -81,6 +81,19 @@ def test_a_first_frame_is_convolved_alone_in_half_precision_too() -> None:
     assert off < 0.03
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("frames", [1, 3])
+def test_on_a_gpu_it_decodes_as_diffusers_does(frames: int) -> None:
+    plain, quick = (each.cuda() for each in both("wan"))
+    latents = torch.randn(1, 4, frames, 16, 24, device="cuda")
+    with Convolutions() as convolutions:
+        made = quick.decode(latents).sample
+    torch.testing.assert_close(made, plain.decode(latents).sample, atol=2e-3, rtol=2e-3)
+    assert 4 in convolutions.seen
+    assert (5 in convolutions.seen) == (frames > 1)
+
+
 @pytest.mark.parametrize("stride", [(1, 1, 1), (2, 1, 1), (1, 2, 2)])
 @pytest.mark.parametrize(
     ("size", "padding"), [((3, 3, 3), (1, 1, 1)), ((3, 1, 1), (0, 0, 0)), (1, 0), ((3, 1, 1), (1, 0, 0))]
