@@ -56,7 +56,7 @@ def main() -> int:
     ensure_library()
     if options.family:
         return run_family(options.family, None if options.no_benchmark else options.results, options.seconds)
-    failures = [*without_kernel(), *run_features()]
+    failures = [*without_kernel(), *run_marked_tests()]
     rest = [
         "--results",
         str(options.results),
@@ -95,7 +95,7 @@ def without_kernel() -> list[str]:
     return [f"{op} has no CUDA kernel" for op, keys in found if "CUDA" not in keys and not op.endswith("_cpu")]
 
 
-def run_features() -> list[str]:
+def run_marked_tests() -> list[str]:
     """The tests of what is built on the ops, where pytest is: they need more of the package than the ops do."""
     if not importlib.util.find_spec("pytest"):
         return []
