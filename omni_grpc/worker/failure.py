@@ -18,9 +18,8 @@ from omni_grpc.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
 
-_ALLOCATION = re.compile(
-    r"DefaultCPUAllocator|CUDA error: out of memory|\w+_STATUS_ALLOC_FAILED|omni_grpc: out of memory"
-)
+_OURS = "omni_grpc: out of memory"
+_ALLOCATION = re.compile(rf"DefaultCPUAllocator|CUDA error: out of memory|\w+_STATUS_ALLOC_FAILED|{_OURS}")
 """What torch, the libraries below it and our op library say in a RuntimeError of no class of its own."""
 
 
@@ -41,7 +40,19 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
     """Of the device or of the host."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and _ALLOCATION.search(str(error)) is not None
+    found = _ALLOCATION.search(str(error)) if isinstance(error, RuntimeError) else None
+    return found is not None and not (found[0] == _OURS and _device_is_broken())
+
+
+def _device_is_broken() -> bool:
+    """Our library knows that it got no memory, and not why: an error of the device that stays shows there, too."""
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def advised(report: Report, config: EngineConfig, checkpoint: Checkpoint, placed: Callable[[], Placement]) -> Report:

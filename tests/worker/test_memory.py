@@ -276,3 +276,18 @@ def test_an_op_of_the_library_that_finds_no_memory_says_so(call: Callable[[], An
         call()
     assert ran_out_of_memory(caught.value)
     assert failure(caught.value, "stepping").reason == "OUT_OF_MEMORY"
+
+
+def test_a_broken_device_is_not_one_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = RuntimeError("omni_grpc: out of memory: torch_call_dispatcher(new_empty) API call failed")
+    assert ran_out_of_memory(error)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert ran_out_of_memory(error)
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    assert not ran_out_of_memory(error)
+    assert failure(error, "stepping").reason == "WORKER_ERROR"
