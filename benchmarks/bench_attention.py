@@ -10,7 +10,7 @@ with the host's part. "apart" is a backend with one call for each run of rows of
 and attention by what auto takes, or in fp8. `first` is what the first call of a shape takes.
 `error` is relative to float64 at queries that are drawn. On a CPU the shapes are those of a small model: what rows of
 unlike lengths reach is to be compared with what as many of one length reach, which are one call of torch's attention,
-and with the two matrix products alone, which no attention can beat.
+and with torch's two matrix products alone.
 """
 
 from __future__ import annotations

@@ -21,25 +21,43 @@ struct BFloat16 {
   uint16_t bits;
 };
 
+OMNI_INLINE uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+OMNI_INLINE float from_bits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// 1 for infinities and NaN, without a branch, so that loops stay vectors.
+OMNI_INLINE uint32_t is_odd(float value) { return (bits_of(value) & 0x7f800000u) == 0x7f800000u; }
+
 OMNI_INLINE float to_float(float value) { return value; }
 
-OMNI_INLINE float to_float(BFloat16 value) {
-  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
-  float result;
-  std::memcpy(&result, &bits, sizeof result);
-  return result;
-}
+OMNI_INLINE float to_float(BFloat16 value) { return from_bits(static_cast<uint32_t>(value.bits) << 16); }
 
 OMNI_INLINE void store(float* where, float value) { *where = value; }
 
 // Rounds to nearest, ties to even, as torch does; a NaN stays one. All in 32 bits and without a choice, either of which
 // would keep a loop from vectors.
 OMNI_INLINE void store(BFloat16* where, float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
+  const uint32_t bits = bits_of(value);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const uint32_t is_nan = 0u - ((0x7f800000u - (bits & 0x7fffffffu)) >> 31);
   where->bits = static_cast<uint16_t>((rounded & ~is_nan) | (0x7fc0u & is_nan));
+}
+
+// Numbers in float32: where they are, or copied. Loops of one width alone become vectors of the widest kind.
+template <class X>
+OMNI_INLINE const float* wide(const X* __restrict__ x, int64_t count, float* __restrict__ held) {
+  if constexpr (sizeof(X) == sizeof(float)) return x;
+#pragma omp simd
+  for (int64_t c = 0; c < count; ++c) held[c] = to_float(x[c]);
+  return held;
 }
 
 // 2 to the x, of normal numbers, in a form that vectorises: 2^n * 2^f, the second by a polynomial (minimax on [-1/2, 1/2],
@@ -55,10 +73,7 @@ OMNI_INLINE float power_of_2(float x) {
   p = p * f + 2.402264791e-1f;
   p = p * f + 6.931472028e-1f;
   p = p * f + 1.f;
-  const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(whole) + 127) << 23;
-  float power;
-  std::memcpy(&power, &bits, sizeof power);
-  return p * power;
+  return p * from_bits(static_cast<uint32_t>(static_cast<int32_t>(whole) + 127) << 23);
 }
 
 // With the tanh approximation: x * sigmoid(2u) is 0.5 * x * (1 + tanh u).

@@ -10,18 +10,6 @@
 
 namespace omni {
 
-OMNI_INLINE uint32_t bits_of(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-OMNI_INLINE float from_bits(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
 // As integers magnitudes have the same order as numbers, with NaN above all: a row with a NaN has NaN for its peak.
 OMNI_INLINE float peak_of(const float* __restrict__ x, int64_t channels) {
   uint32_t peak = 0;

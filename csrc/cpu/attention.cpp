@@ -162,12 +162,7 @@ OMNI_INLINE const float* wide(const T* x, int64_t& stride, int64_t lines, int64_
   if constexpr (sizeof(T) == sizeof(float)) {
     return x;
   } else {
-    for (int64_t line = 0; line < lines; ++line) {
-      const T* __restrict__ from = x + line * stride;
-      float* __restrict__ to = scratch + line * size;
-#pragma omp simd
-      for (int64_t c = 0; c < size; ++c) to[c] = omni::to_float(from[c]);
-    }
+    for (int64_t line = 0; line < lines; ++line) omni::wide(x + line * stride, size, scratch + line * size);
     stride = size;
     return scratch;
   }

@@ -23,27 +23,14 @@ OMNI_INLINE float scaled(float unit) {
 // Half to even: the sum has no bits left for a fraction, and its low ones are the integer. `scaled` has to come from
 // memory, or the compiler makes one multiply-add of its product and this sum, which rounds otherwise.
 OMNI_INLINE uint8_t byte_of(float scaled) {
-  const float shifted = scaled + 8388608.f;
-  uint32_t bits;
-  std::memcpy(&bits, &shifted, sizeof bits);
-  return static_cast<uint8_t>(bits);
+  return static_cast<uint8_t>(omni::bits_of(scaled + 8388608.f));
 }
 
 OMNI_INLINE float rounded_to(float value, const float*) { return value; }
 // Without the care for what is no number that omni::store takes, since `scaled` makes 0 of whatever comes of it here.
 OMNI_INLINE float rounded_to(float value, const BFloat16*) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
-  float rounded;
-  std::memcpy(&rounded, &bits, sizeof rounded);
-  return rounded;
-}
-
-OMNI_INLINE int32_t is_odd(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return (bits & 0x7f800000u) == 0x7f800000u;
+  const uint32_t bits = omni::bits_of(value);
+  return omni::from_bits((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
 }
 
 OMNI_INLINE void interleave(const float (&colours)[3][kPiece], int64_t count, uint8_t* __restrict__ out) {
@@ -69,7 +56,7 @@ OMNI_INLINE int64_t pixels_to_bytes(const PixelsToBytes& call, int64_t begin, in
 #pragma omp simd reduction(+ : found)
       for (int64_t i = 0; i < count; ++i) {
         const float value = to_float(x[i]);
-        found += is_odd(value);
+        found += omni::is_odd(value);
         to[i] = rounded_to(value * 0.5f + 0.5f, x);
       }
       odd += found;

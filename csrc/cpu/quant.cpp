@@ -12,16 +12,6 @@ using omni::Activate;
 using omni::Activation;
 using omni::BFloat16;
 using omni::Code;
-using omni::to_float;
-
-// A row in float32: where it is, or copied. Loops of one width alone become vectors of the widest kind.
-template <class X>
-OMNI_INLINE const float* wide(const X* __restrict__ x, int64_t channels, float* __restrict__ held) {
-  if constexpr (sizeof(X) == sizeof(float)) return x;
-#pragma omp simd
-  for (int64_t c = 0; c < channels; ++c) held[c] = to_float(x[c]);
-  return held;
-}
 
 template <Activation kActivation>
 OMNI_INLINE void activate(const float* x, const float* up, int64_t channels, float* out) {
@@ -37,11 +27,11 @@ OMNI_INLINE void rows(const Activate& call, int64_t begin, int64_t end) {
   std::vector<float> held(2 * channels);
   float* h = held.data();
   for (int64_t token = begin; token < end; ++token) {
-    const float* x = wide(static_cast<const X*>(call.x) + token * call.x_stride, channels, h);
+    const float* x = omni::wide(static_cast<const X*>(call.x) + token * call.x_stride, channels, h);
     if constexpr (kActivation != Activation::kIdentity) {
       const float* up = nullptr;
       if constexpr (kActivation == Activation::kSiluMul) {
-        up = wide(static_cast<const X*>(call.up) + token * call.up_stride, channels, h + channels);
+        up = omni::wide(static_cast<const X*>(call.up) + token * call.up_stride, channels, h + channels);
       }
       // float32 that is to stay so is written where it goes
       constexpr bool kDirect = kCode == Code::kNone && sizeof(X) == sizeof(float);

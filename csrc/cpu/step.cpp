@@ -90,13 +90,6 @@ OMNI_INLINE float ratio_of(const Prediction<P>& prediction, int64_t channels, No
   return norm == Norm::kRenormClipped ? std::min(ratio, 1.f) : ratio;
 }
 
-// 1 for infinities and NaN, without a branch, so that loops stay vectors.
-OMNI_INLINE uint32_t is_odd(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return (bits & 0x7f800000u) == 0x7f800000u;
-}
-
 template <class P, class L>
 OMNI_INLINE bool guide_step(const GuideStep& call, int32_t number, int64_t begin, int64_t end) {
   const StepState& state = call.state[number];
@@ -116,7 +109,7 @@ OMNI_INLINE bool guide_step(const GuideStep& call, int32_t number, int64_t begin
 #pragma omp simd reduction(| : odd)
       for (int64_t c = 0; c < channels; ++c) {
         omni::store(next + at + c, to_float(latents[at + c]) + state.width * to_float(cond[c]));
-        odd |= is_odd(to_float(next[at + c]));
+        odd |= omni::is_odd(to_float(next[at + c]));
       }
       continue;
     }
@@ -131,7 +124,7 @@ OMNI_INLINE bool guide_step(const GuideStep& call, int32_t number, int64_t begin
       for (int64_t i = 0; i < count; ++i) omni::store(guided_out + first + i, value[i]);
       for (int64_t i = 0; i < count; ++i) value[i] = to_float(latents[at + first + i]) + state.width * value[i];
       for (int64_t i = 0; i < count; ++i) omni::store(next + at + first + i, value[i]);
-      for (int64_t i = 0; i < count; ++i) odd |= is_odd(to_float(next[at + first + i]));
+      for (int64_t i = 0; i < count; ++i) odd |= omni::is_odd(to_float(next[at + first + i]));
     }
   }
   return odd == 0;

@@ -66,3 +66,15 @@ def test_cuda_kernels_are_built() -> None:
 @pytest.mark.skipif(not ops.load_native().cuda_archs, reason="no CUDA kernels are compiled in")
 def test_every_op_that_is_to_have_one_names_a_cuda_kernel() -> None:
     assert without_kernel() == []
+
+
+WITHOUT_CPU_KERNEL = {
+    *("attention_q", "attention_quantize", "quantize_heads", "varlen_attention", "varlen_attention_coded"),
+    *("gemm_q_configured", "qk_norm_rope_code_heads", "qk_norm_rope_code_tiles", "qk_norm_rope_quantize"),
+}
+"""Ops of codes that only a GPU multiplies, and those that hand a call on."""
+
+
+@pytest.mark.skipif(not ops.load_native().loaded, reason="no op library")
+def test_every_other_op_has_a_cpu_kernel() -> None:
+    assert {op for op, keys in ops.kernels().items() if "CPU" not in keys} == WITHOUT_CPU_KERNEL
