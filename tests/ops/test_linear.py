@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from omni_grpc.nn.linear import Linear
 from omni_grpc.ops import linear as ops_linear
 from omni_grpc.ops.linear import LEAST_PRODUCTS, linear, mkl_is_narrow
 
@@ -66,6 +67,14 @@ def test_what_it_is_not_for_is_torchs_own() -> None:
     with mock.patch.object(ops_linear, "mkl_is_narrow", return_value=True):
         linear(x, weight, None).sum().backward()
     assert weight.grad is not None
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason="this torch has no oneDNN")
+def test_layers_of_models_have_it() -> None:
+    layer = Linear(128, 384, stream="img").requires_grad_(False)
+    with narrow(True) as called:
+        layer(torch.randn(130, 128))
+    assert called.call_count == 1
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
-"""Native models decode in tiles where the server says so."""
+"""Native models decode in tiles where the server says so, and in fewer operations than diffusers where there are."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.errors import ConfigError
@@ -40,6 +42,17 @@ def test_what_is_larger_than_a_tile_is_decoded_in_tiles(name: str, tmp_path: Pat
     difference = np.abs(small.images[0].astype(int) - whole.images[0].astype(int))
     assert 0 < difference.mean() < whole.images[0].std()
     assert small.differs_from(whole)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["QwenImagePipeline", "WanPipeline", "WanImageToVideoPipeline", "HeliosPipeline"])
+def test_no_causal_vae_convolves_in_three_dimensions_on_a_cpu(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = ENTRIES[name]
+    model, called = Model(entry, entry.build(tmp_path / "tiny")), mock.MagicMock()
+    monkeypatch.setattr(torch.nn.functional, "conv3d", called)
+    assert model.run(entry.drafts[0])[0].images
+    assert not called.called
 
 
 def test_a_vae_without_the_method_is_refused() -> None:
