@@ -89,7 +89,7 @@ def test_overhead_times_every_part(server: Server, tiny_qwen_image: Path) -> Non
 
 
 def test_lanes_sees_steps_beside_both(server: Server) -> None:
-    decode = dataclasses.replace(lanes.Numbers().others["a decode"], size=192)
+    decode = dataclasses.replace(lanes.Numbers().others["a decode"], size=512)
     encode = dataclasses.replace(lanes.Numbers().others["the longest encode"], count=1)
     numbers = lanes.Numbers(rounds=1, size=64, steps=200, others={"an encode": encode, "a decode": decode})
     figures = check(lanes.measure(server, numbers)).figures
@@ -98,7 +98,7 @@ def test_lanes_sees_steps_beside_both(server: Server) -> None:
 
 
 def test_cancel_finds_each_phase(server: Server) -> None:
-    sizes = {"queue": 64, "encode": 64, "step": 512, "decode": 256}
+    sizes = {"queue": 64, "encode": 64, "step": 512, "decode": 768}
     # cancelled at the event that begins the phase, since a quick machine may be through with it in no time
     cases = {
         phase: dataclasses.replace(case, options={**case.options, "width": size, "height": size}, after=0.0)
