@@ -37,7 +37,7 @@ class Numbers:
         default_factory=lambda: {
             # the longest prompt that a server takes unless it is told otherwise: 100,000 characters
             "the longest encode": Other(begin="started", end="encode_done", size=64, prompt_repeats=7692, count=6),
-            "a decode": Other(begin="decode_progress", end="artifact_ready", size=512),
+            "a decode": Other(begin="decode_progress", end="artifact_ready", size=1024),
         }
     )
 
