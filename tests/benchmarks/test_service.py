@@ -57,15 +57,16 @@ def test_throughput_compares_every_image(server: Server) -> None:
 
 
 def test_watchers_counts_every_event(server: Server) -> None:
-    numbers = watchers.Numbers(jobs=2, watchers=4, loads={"tiny": (64, 40)})
+    steps = 500
+    numbers = watchers.Numbers(jobs=2, watchers=4, loads={"tiny": (64, steps)})
     loads = check(watchers.measure(server, numbers)).figures["loads"]
     for figures in loads.values():
         # queued, started, encode_done, decode_progress, artifact_ready, completed
         assert figures["state_events_received"] == figures["state_events_expected"] == 4 * 6
-        assert figures["step_events"] + figures["step_events_left_out"] == 4 * 40
+        assert figures["step_events"] + figures["step_events_left_out"] == 4 * steps
         assert figures["events"] == 4 * 6 + figures["step_events"]
     assert loads["tiny, 64 x 64"]["lag_samples"] > 0
-    assert loads["replay"]["step_events"] == 4 * 40
+    assert loads["replay"]["step_events"] == 4 * steps
 
 
 def test_slow_watcher_counts_what_it_missed(server: Server) -> None:
@@ -121,9 +122,10 @@ def test_preempt_sees_both_events(server: Server) -> None:
 
 
 def test_resume_misses_nothing(server: Server) -> None:
-    figures = check(resume.measure(server, resume.Numbers(rounds=1, size=64, steps=150, kill_after=3))).figures
+    # steps that take their time, since a client that falls 8 of them behind is not sent them all
+    figures = check(resume.measure(server, resume.Numbers(rounds=1, size=256, steps=60, kill_after=3))).figures
     assert (figures["state_events"], figures["state_events_missing"], figures["step_events_missing"]) == (6, 0, 0)
-    assert figures["events_before_kill"][0] + figures["events_after_resume"][0] <= 156
+    assert figures["events_before_kill"][0] + figures["events_after_resume"][0] <= 66
 
 
 def test_recovery_loses_the_running_jobs_alone(server: Server) -> None:
