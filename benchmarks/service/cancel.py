@@ -46,7 +46,7 @@ class Case:
 CASES: Mapping[str, Case] = {
     "queue": Case(trigger="queued", options=ImageOptions(width=64, height=64, steps=4), blocked=True),
     "encode": Case(trigger="started", options=ImageOptions(width=64, height=64, steps=4), prompt_repeats=60_000),
-    "step": Case(trigger=STEP, options=ImageOptions(width=1024, height=1024, steps=50)),
+    "step": Case(trigger=STEP, options=ImageOptions(width=1024, height=1024, steps=50), after=0.02),
     "decode": Case(trigger="decode_progress", options=ImageOptions(width=1024, height=1024, steps=1)),
 }
 
