@@ -31,11 +31,14 @@ PARTS: Mapping[str, tuple[str, str]] = {
     # figure -> module, function
     "step": (RUNNER, "PackedRunner.step"),
     "assemble": (RUNNER, "assemble"),
+    "guide": ("omni_grpc.pipeline.batch", "_look_ahead"),
     "advance": (RUNNER, "advance"),
     "finite": (RUNNER, "PackedRunner._refuse_non_finite"),
     "report": (RUNNER, "PackedRunner._progress"),
 }
-"""What a step is made of besides `predict`; `step` is all of it, in the worker."""
+"""What a step is made of besides `predict`; `step` is all of it, in the worker. `guide` does Euler's step and looks for
+what is not finite, too, for all jobs at once; of other schedulers `advance` does that.
+"""
 
 Window = tuple[float, float]
 """The time in which every job of a run takes each step, in Unix seconds."""
@@ -196,11 +199,11 @@ def result(numbers: Numbers, together: dict[int, dict[str, float]], apart: dict[
     rows, figures = [], []
     for running in numbers.running:
         inner, outer = together[running], apart[running]
-        rest = inner["step"] - sum(inner[name] for name in ("predict", "assemble", "advance", "finite", "report"))
+        named = [inner[name] for name in ("predict", *PARTS) if name != "step"]
+        rest = inner["step"] - sum(named)
         local, process = inner["wall"] - inner["step"], outer["wall"] - outer["step"]
         worker = inner["step"] - inner["predict"]
-        parts = (inner["predict"], *(inner[name] for name in ("assemble", "advance", "finite", "report")), rest)
-        rows.append((str(running), *(f"{value:.2f}" for value in (*parts, local, process, worker + process))))
+        rows.append((str(running), *(f"{value:.2f}" for value in (*named, rest, local, process, worker + process))))
         figures.append(
             {
                 "running": running,
@@ -215,7 +218,7 @@ def result(numbers: Numbers, together: dict[int, dict[str, float]], apart: dict[
         )
     return Result(
         columns=(
-            *("jobs", "predict", "assemble", "advance", "finite check", "report", "rest of worker"),
+            *("jobs", "predict", "assemble", "guide and step", "advance", "finite check", "report", "rest of worker"),
             *("engine, in process", "engine and pipe, server", "all but predict, server"),
         ),
         rows=rows,
