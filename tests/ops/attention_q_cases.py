@@ -56,7 +56,8 @@ DATA = ("huge", "tiny", "zero", "key bias", "key outliers", "value outliers", "u
 CASES = [
     *(Case(lengths, plan=plan) for plan, lengths in itertools.product(PLANS, LENGTHS)),
     *(Case(plan=plan, heads=6, kv_heads=2) for plan in PLANS),
-    *(Case("across", data=data, plan=plan) for data, plan in itertools.product(DATA, PLANS)),
+    # many heads: of outliers few numbers make all of the error, and with few of those it is a matter of chance
+    *(Case("across", heads=8, kv_heads=8, data=data, plan=plan) for data, plan in itertools.product(DATA, PLANS)),
 ]
 
 
@@ -134,10 +135,8 @@ def error(out: Tensor, true: Tensor) -> float:
     return ((out.cpu().double() - true.cpu().double()).norm() / norm).item() if norm > 0 else float(out.any())
 
 
-LARGEST_ERROR = {"peaked": 8e-2, "key outliers": 6e-2, "unlike values": 6e-2, "value outliers": 1e-1}
-"""Against attention in float64; 5e-2 of data that has no name here. e4m3 alone makes 3.7e-2 of normal data. Outliers
-are few, and their errors may all be large: at most 1.3e-1, of weights and values that are each off by 2^-4.
-"""
+LARGEST_ERROR = {"peaked": 8e-2, "key outliers": 6e-2}
+"""Against attention in float64; 5e-2 of data that has no name here. e4m3 alone makes 3.7e-2 of normal data."""
 
 
 def check_case(case: Case, device: str, seed: int) -> None:
