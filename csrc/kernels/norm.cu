@@ -88,8 +88,42 @@ __device__ __forceinline__ Moments moments(const Norm& call, const float (&value
   return {centre, rsqrtf(fmaf(squares, share, call.eps))};
 }
 
+// Weight and bias, then scale and shift, whichever there are.
+template <class M>
+__device__ __forceinline__ void modulate(const Norm& call, int64_t row, int pack, float (&value)[kPack]) {
+  float a[kPack];
+  if (call.weight != nullptr) {
+    omni::load_pack<Reused>(static_cast<const M*>(call.weight) + pack * kPack, a);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) value[j] *= a[j];
+  }
+  if (call.bias != nullptr) {
+    omni::load_pack<Reused>(static_cast<const M*>(call.bias) + pack * kPack, a);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) value[j] += a[j];
+  }
+  if (call.scale != nullptr) {
+    omni::load_pack<Reused>(at_row<M>(call.scale, row, call.scale_stride) + pack * kPack, a);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) a[j] += call.base;
+    if (call.shift != nullptr) {
+      float b[kPack];
+      omni::load_pack<Reused>(at_row<M>(call.shift, row, call.shift_stride) + pack * kPack, b);
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) value[j] = fmaf(value[j], a[j], b[j]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) value[j] *= a[j];
+    }
+  } else if (call.shift != nullptr) {
+    omni::load_pack<Reused>(at_row<M>(call.shift, row, call.shift_stride) + pack * kPack, a);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) value[j] += a[j];
+  }
+}
+
 template <class X, class M, int kPacks, bool kAdd, Form kForm>
-__global__ void __launch_bounds__(kThreads) norm_packed(const __grid_constant__ Norm call) {
+__global__ void __launch_bounds__(kThreads, 1) norm_packed(const __grid_constant__ Norm call) {
   __shared__ Scratch scratch[2];
   const int packs = static_cast<int>(call.channels / kPack);
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
@@ -171,7 +205,7 @@ __global__ void __launch_bounds__(kThreads) norm_packed(const __grid_constant__ 
       if (pack >= packs) break;
 #pragma unroll
       for (int j = 0; j < kPack; ++j) value[i][j] = (value[i][j] - of.mean) * of.inverse;
-      omni::modulate<M, true>(call, row, pack, value[i]);
+      modulate<M>(call, row, pack, value[i]);
       if constexpr (kForm == Form::kPlain) {
         omni::store_pack(static_cast<X*>(call.out) + token * call.channels + pack * kPack, value[i]);
       } else {

@@ -12,7 +12,7 @@ enum class Form { kSumOnly, kPlain, kCoded };  // what follows the sum: nothing,
 
 // Checked where it is used: a check waits for the load.
 __device__ __forceinline__ int64_t unchecked_row(const Norm& call, int64_t token) {
-  return call.index == nullptr || token >= call.tokens ? 0 : call.index[token];
+  return call.index == nullptr ? 0 : call.index[token];
 }
 
 __device__ __forceinline__ void check_row(const Norm& call, int64_t row) {
@@ -23,39 +23,6 @@ __device__ __forceinline__ void check_row(const Norm& call, int64_t row) {
 template <class T>
 __device__ __forceinline__ const T* at_row(const void* base, int64_t row, int64_t stride) {
   return static_cast<const T*>(base) + row * stride;
-}
-
-// Weight and bias, then scale and shift, whichever there are; without kAll these are scale and shift, both.
-template <class M, bool kAll>
-__device__ __forceinline__ void modulate(const Norm& call, int64_t row, int pack, float (&value)[kPack]) {
-  float a[kPack], b[kPack];
-  if (kAll && call.weight != nullptr) {
-    load_pack<Reused>(static_cast<const M*>(call.weight) + pack * kPack, a);
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) value[j] *= a[j];
-  }
-  if (kAll && call.bias != nullptr) {
-    load_pack<Reused>(static_cast<const M*>(call.bias) + pack * kPack, a);
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) value[j] += a[j];
-  }
-  const bool scales = !kAll || call.scale != nullptr, shifts = !kAll || call.shift != nullptr;
-  if (scales) {
-    load_pack<Reused>(at_row<M>(call.scale, row, call.scale_stride) + pack * kPack, a);
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) a[j] += call.base;
-  }
-  if (shifts) load_pack<Reused>(at_row<M>(call.shift, row, call.shift_stride) + pack * kPack, b);
-  if (scales && shifts) {
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) value[j] = fmaf(value[j], a[j], b[j]);
-  } else if (scales) {
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) value[j] *= a[j];
-  } else if (shifts) {
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) value[j] += b[j];
-  }
 }
 
 // Whether the operands lie where packs of them can be read.

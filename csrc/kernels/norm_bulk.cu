@@ -16,35 +16,62 @@ using omni::Norm;
 
 using X = __nv_bfloat16;
 
-// Of a thread: what it holds of the row, of scale and of shift, and the rest.
+// Of x and y: none, x + y, x + gate * y. No branch where packs are loaded, so that all loads are under way at once.
+enum class Sum { kNone, kPlain, kGated };
+
+// Of a thread: what it holds of the row, of scale and of shift, and the rest; then as many as leave room for as many
+// blocks.
 template <class M>
-constexpr int registers_of(int packs) {
-  return (sizeof(M) == 4 ? 24 : 16) * packs + 32;
+constexpr int registers_of(int packs, int warps) {
+  const int needed = (sizeof(M) == 4 ? 24 : 16) * packs + 32, threads = warps * kWarp;
+  const int blocks = 65536 / (needed * threads);
+  return 65536 / (blocks * threads) / 8 * 8;
 }
 
 // Rows take turns with two of these: with a barrier between any two writes of one, nobody writes it before everybody
 // has read it.
 template <int kWarps>
 struct Scratch {
-  float total[kWarps];
-  float squares[kWarps];
-  uint32_t peak;  // of all warps, by atomics: a maximum knows no order
+  float2 part[kWarps];  // of a warp: its mean, and the squares of the distances from it
+  uint32_t peak;        // of all warps, by atomics: a maximum knows no order
 };
 
-// The sum over a block, the same in every thread. Ends with everybody past a barrier.
+// What turns a value into a normed one: value * inverse + offset. The offset is rounded, which moves a row by 2^-24 of
+// its mean over its spread: less than bfloat16 shows, unless nearly all of the row is one number.
+struct Normed {
+  float inverse;  // of the standard deviation, or of the root of the mean square
+  float offset;   // the mean times that, negative
+};
+
+// Joins the moments of the warps, each of `count` elements, about the mean of the first, as Chan, Golub and LeVeque
+// (1979) join two: one barrier, where a mean and then squares would take two. Ends with everybody past it.
 template <int kWarps>
-__device__ __forceinline__ float sum_over(float value, float (&scratch)[kWarps]) {
-  value = omni::warp_sum(value);
+__device__ __forceinline__ Normed joined(float centre, float squares, float count, float eps,
+                                         Scratch<kWarps>& scratch) {
+  const float share = 1.f / (count * kWarps);
+  float mean = centre;
   if constexpr (kWarps == 1) {
     __syncwarp();
-    return value;
-  }
-  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = value;
-  __syncthreads();
-  float total = scratch[0];
+  } else {
+    if (threadIdx.x % kWarp == 0) scratch.part[threadIdx.x / kWarp] = make_float2(centre, squares);
+    __syncthreads();
+    const float first = scratch.part[0].x;
+    float apart = 0.f, between = 0.f;
+    squares = scratch.part[0].y;
 #pragma unroll
-  for (int warp = 1; warp < kWarps; ++warp) total += scratch[warp];
-  return total;
+    for (int warp = 1; warp < kWarps; ++warp) {
+      const float2 part = scratch.part[warp];
+      const float distance = part.x - first;
+      apart += distance;
+      between = fmaf(distance, distance, between);
+      squares += part.y;
+    }
+    const float shift = __fmul_rn(apart, 1.f / kWarps);
+    mean = first + shift;
+    squares = fmaf(count, fmaf(-apart, shift, between), squares);
+  }
+  const float inverse = rsqrtf(fmaf(squares, share, eps));
+  return {inverse, -__fmul_rn(mean, inverse)};
 }
 
 [[maybe_unused]] __device__ __forceinline__ float sum_of(const float (&v)[kPack]) {
@@ -84,13 +111,14 @@ struct Held {
 // The squares are of distances from the mean, not E[x^2] - mean^2: residual streams have channels a thousand times
 // larger than the rest. No product is left to the compiler to fuse, so that fused calls and separate ones give the same
 // bits. A thread keeps its part of scale and shift for as long as rows take the same row of them.
-template <class M, int kPacks, int kWarps, bool kAdd, Form kForm>
-__global__ void __maxnreg__(registers_of<M>(kPacks)) norm_bulk(const __grid_constant__ Norm call, uint32_t to_high) {
+template <class M, int kPacks, int kWarps, Sum kSum, Form kForm>
+__global__ void __maxnreg__(registers_of<M>(kPacks, kWarps))
+    norm_bulk(const __grid_constant__ Norm call, uint32_t to_high) {
 #ifdef OMNI_BULK
   constexpr int kThreads = kWarps * kWarp, kChannels = kThreads * kPacks * kPack;
   constexpr uint32_t kBytes = kChannels * sizeof(X);
-  constexpr float kShare = 1.f / kChannels;
-  constexpr bool kNorms = kForm != Form::kSumOnly;
+  constexpr float kCount = kPacks * kPack * kWarp;  // elements of a warp
+  constexpr bool kAdd = kSum != Sum::kNone, kNorms = kForm != Form::kSumOnly;
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t full[2];
   __shared__ Scratch<kWarps> scratch[2];
@@ -130,7 +158,7 @@ __global__ void __maxnreg__(registers_of<M>(kPacks)) norm_bulk(const __grid_cons
       if constexpr (kAdd) {
         float y[kPack];
         omni::unpack_bfloat16(x_row[(kPacks + i) * kThreads], to_high, y);
-        if (call.gate != nullptr) {
+        if constexpr (kSum == Sum::kGated) {
           Held<M, 1, kThreads> gate;
           gate.load(omni::at_row<M>(call.gate, row, call.gate_stride) + i * kThreads * kPack, 0, 0);
           float a[kPack];
@@ -153,19 +181,21 @@ __global__ void __maxnreg__(registers_of<M>(kPacks)) norm_bulk(const __grid_cons
       continue;
     }
 
-    const float mean = call.rms ? 0.f : __fmul_rn(sum_over<kWarps>(total[0] + total[1], mine.total), kShare);
+    // The sum is outside of the choice: inside, the compiler unpacks the row there and again behind it.
+    const float sum = omni::warp_sum(total[0] + total[1]);
+    const float centre = call.rms ? 0.f : __fmul_rn(sum, 1.f / kCount);
     float part[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
 #pragma unroll
       for (int j = 0; j < kPack; ++j) {
-        value[i][j] -= mean;
-        part[j % 4] = fmaf(value[i][j], value[i][j], part[j % 4]);
+        const float distance = value[i][j] - centre;
+        part[j % 4] = fmaf(distance, distance, part[j % 4]);
       }
     }
-    const float squares = sum_over<kWarps>((part[0] + part[1]) + (part[2] + part[3]), mine.squares);
+    const float squares = omni::warp_sum((part[0] + part[1]) + (part[2] + part[3]));
+    const Normed normed = joined<kWarps>(centre, squares, kCount, call.eps, mine);
     fetch(token + 2 * step, stages.stage());
-    const float inverse = rsqrtf(fmaf(squares, kShare, call.eps)), base = __fmul_rn(inverse, call.base);
 
     float peak[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
@@ -175,7 +205,7 @@ __global__ void __maxnreg__(registers_of<M>(kPacks)) norm_bulk(const __grid_cons
       shift.unpack(i, to_high, b);
 #pragma unroll
       for (int j = 0; j < kPack; ++j) {
-        value[i][j] = fmaf(value[i][j], fmaf(inverse, a[j], base), b[j]);
+        value[i][j] = fmaf(fmaf(value[i][j], normed.inverse, normed.offset), call.base + a[j], b[j]);
         if constexpr (kForm == Form::kCoded) peak[j % 4] = omni::larger(peak[j % 4], value[i][j]);
       }
       if constexpr (kForm == Form::kPlain) {
@@ -185,7 +215,7 @@ __global__ void __maxnreg__(registers_of<M>(kPacks)) norm_bulk(const __grid_cons
     if constexpr (kForm == Form::kCoded) {
       uint32_t most = omni::warp_max(omni::larger(omni::larger(peak[0], peak[1]), omni::larger(peak[2], peak[3])));
       if constexpr (kWarps > 1) {
-        // everybody is past the barrier of the squares, so done with the peak of the row before
+        // everybody is past the barrier of the moments, so done with the peak of the row before
         if (threadIdx.x == 0) scratch[stages.stage() ^ 1].peak = 0u;
         if (threadIdx.x % kWarp == 0) atomicMax(&mine.peak, most);
         __syncthreads();
@@ -201,15 +231,20 @@ __global__ void __maxnreg__(registers_of<M>(kPacks)) norm_bulk(const __grid_cons
 
 using Kernel = void (*)(Norm, uint32_t);
 
+template <class M, int kPacks, int kWarps, Sum kSum>
+Kernel kernel_of_sum(const Norm& call) {
+  if constexpr (kSum != Sum::kNone) {
+    if (call.out == nullptr) return norm_bulk<M, kPacks, kWarps, kSum, Form::kSumOnly>;
+  }
+  return call.code == Code::kNone ? norm_bulk<M, kPacks, kWarps, kSum, Form::kPlain>
+                                  : norm_bulk<M, kPacks, kWarps, kSum, Form::kCoded>;
+}
+
 template <class M, int kPacks, int kWarps>
 Kernel kernel_of(const Norm& call) {
-  if (call.y == nullptr) {
-    return call.code == Code::kNone ? norm_bulk<M, kPacks, kWarps, false, Form::kPlain>
-                                    : norm_bulk<M, kPacks, kWarps, false, Form::kCoded>;
-  }
-  if (call.out == nullptr) return norm_bulk<M, kPacks, kWarps, true, Form::kSumOnly>;
-  return call.code == Code::kNone ? norm_bulk<M, kPacks, kWarps, true, Form::kPlain>
-                                  : norm_bulk<M, kPacks, kWarps, true, Form::kCoded>;
+  if (call.y == nullptr) return kernel_of_sum<M, kPacks, kWarps, Sum::kNone>(call);
+  return call.gate == nullptr ? kernel_of_sum<M, kPacks, kWarps, Sum::kPlain>(call)
+                              : kernel_of_sum<M, kPacks, kWarps, Sum::kGated>(call);
 }
 
 // As few warps as registers allow: what a warp does for a row is then for more of it.
