@@ -4,7 +4,7 @@
     python benchmarks/bench_quant.py --device cpu
 
 As bench_norm.py does it. `gelu_tanh` eager is torch's one kernel; `silu_mul` eager is F.silu(gate) * up, as diffusers
-writes SwiGLU.
+writes SwiGLU; `beside` is a copy of a fifth of the channels beside GELU of the others.
 """
 
 from __future__ import annotations
@@ -51,6 +51,17 @@ def silu_mul(x: Tensor, up: Tensor) -> Tensor:
     return F.silu(x) * up
 
 
+def halves(x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """A fifth of the channels, and the others: what attention and feed-forward have of a parallel block of FLUX.1."""
+    kept = x.shape[1] // 40 * 8
+    return x[:, :kept], up[:, kept:]
+
+
+def beside(x: Tensor, up: Tensor) -> Tensor:
+    kept, y = halves(x, up)
+    return torch.cat([kept, F.gelu(y, approximate="tanh")], 1)
+
+
 OPS: Mapping[str, Op] = MappingProxyType(
     {
         "gelu_tanh": Op(lambda x, up: quant.gelu_tanh(x), gelu, 1, coded=False),
@@ -69,6 +80,13 @@ OPS: Mapping[str, Op] = MappingProxyType(
             lambda x, up: quant.silu_mul_quantize_rows(x, up, F8),
             lambda x, up: eager_quantize(silu_mul(x, up)),
             2,
+            coded=True,
+        ),
+        "beside_gelu_tanh": Op(lambda x, up: quant.beside_gelu_tanh(*halves(x, up)), beside, 1, coded=False),
+        "beside_gelu_tanh_quantize_rows": Op(
+            lambda x, up: quant.beside_gelu_tanh_quantize_rows(*halves(x, up), F8),
+            lambda x, up: eager_quantize(beside(x, up)),
+            1,
             coded=True,
         ),
     }

@@ -1,5 +1,6 @@
 // Binds the quant family.
 #include <algorithm>
+#include <optional>
 #include <tuple>
 
 #include "../common/quant.h"
@@ -14,8 +15,11 @@ using omni::ScalarType;
 using omni::Tensor;
 using omni::with_dense_rows;
 
+using Optional = std::optional<Tensor>;
+
 // The struct but for the output; x and up become rows that the caller keeps.
 Activate activate_call(const char* op, Activation activation, Tensor& x, Tensor* up) {
+  const bool beside = activation == Activation::kBesideGeluTanh;
   STD_TORCH_CHECK(x.dim() == 2, op, ": x must be [T, C], got ", x.dim(), " dimensions");
   Activate call{};
   call.activation = activation;
@@ -23,29 +27,47 @@ Activate activate_call(const char* op, Activation activation, Tensor& x, Tensor*
   call.x = x.const_data_ptr();
   call.x_stride = x.stride(0);
   call.tokens = x.size(0);
-  call.channels = x.size(1);
+  call.channels = call.x_channels = x.size(1);
   call.x_dtype = dtype_of(x, op, "x");
   if (up != nullptr) {
-    STD_TORCH_CHECK(up->dim() == 2 && up->size(0) == x.size(0) && up->size(1) == x.size(1), op,
-                    ": up must have the shape of x");
-    STD_TORCH_CHECK(up->scalar_type() == x.scalar_type(), op, ": x and up have different dtypes; they must be alike");
-    STD_TORCH_CHECK(up->device() == x.device(), op, ": x and up must be on one device");
+    const char* name = beside ? "y" : "up";
+    STD_TORCH_CHECK(up->dim() == 2 && up->size(0) == x.size(0) && (beside || up->size(1) == x.size(1)), op, ": ", name,
+                    beside ? " must have as many rows as x" : " must have the shape of x");
+    STD_TORCH_CHECK(up->scalar_type() == x.scalar_type(), op, ": x and ", name,
+                    " have different dtypes; they must be alike");
+    STD_TORCH_CHECK(up->device() == x.device(), op, ": x and ", name, " must be on one device");
     *up = with_dense_rows(*up);
+    if (beside) call.channels += up->size(1);
     call.up = up->const_data_ptr();
     call.up_stride = up->stride(0);
   }
   return call;
 }
 
+// Where there is an index, each row of the result is one of x.
+void take_rows(const char* op, const Optional& index, const Tensor& x, Activate& call) {
+  if (!index) return;
+  STD_TORCH_CHECK(index->scalar_type() == ScalarType::Int && index->dim() == 1 && index->stride(0) == 1, op,
+                  ": index must be int32 [S], its entries side by side");
+  STD_TORCH_CHECK(index->device() == x.device(), op, ": x and index must be on one device");
+  call.index = static_cast<const int32_t*>(index->const_data_ptr());
+  call.tokens = index->size(0);
+}
+
 Tensor rows_like(const Tensor& x, Activate& call) {
-  Tensor out = omni::new_empty(x, x.sizes());
+  Tensor out = omni::new_empty(x, {call.tokens, call.channels});
   call.out = out.mutable_data_ptr();
   return out;
 }
 
 using Run = void (*)(const char* op, const Activate&, const Tensor& x);
 
-void run_cpu(const char*, const Activate& call, const Tensor&) {
+void run_cpu(const char* op, const Activate& call, const Tensor& x) {
+  if (call.index != nullptr && call.tokens > 0) {
+    const auto [low, high] = std::minmax_element(call.index, call.index + call.tokens);
+    STD_TORCH_CHECK(*low >= 0 && *high < x.size(0), op, ": index holds ", *low < 0 ? *low : *high, ", x has ",
+                    x.size(0), " rows");
+  }
   const int64_t grain = std::max<int64_t>(1, omni::kParallelElements / std::max<int64_t>(1, call.channels));
   torch::stable::parallel_for(0, call.tokens, grain,
                               [&](int64_t begin, int64_t end) { omni_activate_cpu(&call, begin, end); });
@@ -58,10 +80,13 @@ void run_cuda(const char* op, const Activate& call, const Tensor& x) {
 #endif
 
 template <Run run>
-std::tuple<Tensor, Tensor> coded(const char* op, Activation activation, Tensor& x, Tensor* up, bool int8) {
+std::tuple<Tensor, Tensor> coded(const char* op, Activation activation, Tensor& x, Tensor* up, bool int8,
+                                 const Optional& index = std::nullopt) {
   Activate call = activate_call(op, activation, x, up);
-  Tensor codes = omni::new_empty(x, x.sizes(), int8 ? ScalarType::Char : ScalarType::Float8_e4m3fn);
-  Tensor scales = omni::new_empty(x, {x.size(0)}, ScalarType::Float);
+  take_rows(op, index, x, call);
+  const auto kind = int8 ? ScalarType::Char : ScalarType::Float8_e4m3fn;
+  Tensor codes = omni::new_empty(x, {call.tokens, call.channels}, kind);
+  Tensor scales = omni::new_empty(x, {call.tokens}, ScalarType::Float);
   call.code = int8 ? omni::Code::kInt8 : omni::Code::kFloat8;
   call.out = codes.mutable_data_ptr();
   call.out_scale = static_cast<float*>(scales.mutable_data_ptr());
@@ -86,8 +111,21 @@ Tensor silu_mul(Tensor x, Tensor up) {
 }
 
 template <Run run>
-std::tuple<Tensor, Tensor> quantize_rows(Tensor x, bool int8) {
-  return coded<run>("quantize_rows", Activation::kIdentity, x, nullptr, int8);
+Tensor beside_gelu_tanh(Tensor x, Tensor y) {
+  Activate call = activate_call("beside_gelu_tanh", Activation::kBesideGeluTanh, x, &y);
+  Tensor out = rows_like(x, call);
+  run("beside_gelu_tanh", call, x);
+  return out;
+}
+
+template <Run run>
+std::tuple<Tensor, Tensor> quantize_rows(Tensor x, const Optional& index, bool int8) {
+  return coded<run>("quantize_rows", Activation::kIdentity, x, nullptr, int8, index);
+}
+
+template <Run run>
+std::tuple<Tensor, Tensor> beside_gelu_tanh_quantize_rows(Tensor x, Tensor y, bool int8) {
+  return coded<run>("beside_gelu_tanh_quantize_rows", Activation::kBesideGeluTanh, x, &y, int8);
 }
 
 template <Run run>
@@ -104,6 +142,8 @@ template <Run run, class Library>
 void register_all(Library& m) {
   m.impl("gelu_tanh", TORCH_BOX(&gelu_tanh<run>));
   m.impl("silu_mul", TORCH_BOX(&silu_mul<run>));
+  m.impl("beside_gelu_tanh", TORCH_BOX(&beside_gelu_tanh<run>));
+  m.impl("beside_gelu_tanh_quantize_rows", TORCH_BOX(&beside_gelu_tanh_quantize_rows<run>));
   m.impl("quantize_rows", TORCH_BOX(&quantize_rows<run>));
   m.impl("gelu_tanh_quantize_rows", TORCH_BOX(&gelu_tanh_quantize_rows<run>));
   m.impl("silu_mul_quantize_rows", TORCH_BOX(&silu_mul_quantize_rows<run>));

@@ -2,6 +2,7 @@
 // the largest magnitude, and one for the codes.
 #include "../common/quant.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "../common/cpu_codes.h"
@@ -17,26 +18,33 @@ template <Activation kActivation>
 OMNI_INLINE void activate(const float* x, const float* up, int64_t channels, float* out) {
 #pragma omp simd
   for (int64_t c = 0; c < channels; ++c) {
-    out[c] = kActivation == Activation::kGeluTanh ? omni::gelu_tanh(x[c]) : omni::silu(x[c]) * up[c];
+    out[c] = kActivation == Activation::kSiluMul ? omni::silu(x[c]) * up[c] : omni::gelu_tanh(x[c]);
   }
 }
 
 template <Activation kActivation, Code kCode, class X>
 OMNI_INLINE void rows(const Activate& call, int64_t begin, int64_t end) {
   const int64_t channels = call.channels;
+  const int64_t kept = kActivation == Activation::kBesideGeluTanh ? call.x_channels : 0;
   std::vector<float> held(2 * channels);
   float* h = held.data();
   for (int64_t token = begin; token < end; ++token) {
-    const float* x = omni::wide(static_cast<const X*>(call.x) + token * call.x_stride, channels, h);
+    const int64_t row = call.index == nullptr ? token : call.index[token];
+    const float* x = omni::wide(static_cast<const X*>(call.x) + row * call.x_stride, call.x_channels, h);
     if constexpr (kActivation != Activation::kIdentity) {
       const float* up = nullptr;
-      if constexpr (kActivation == Activation::kSiluMul) {
-        up = omni::wide(static_cast<const X*>(call.up) + token * call.up_stride, channels, h + channels);
+      if constexpr (kActivation == Activation::kSiluMul || kActivation == Activation::kBesideGeluTanh) {
+        up = omni::wide(static_cast<const X*>(call.up) + token * call.up_stride, channels - kept, h + channels);
       }
       // float32 that is to stay so is written where it goes
       constexpr bool kDirect = kCode == Code::kNone && sizeof(X) == sizeof(float);
       float* made = kDirect ? static_cast<float*>(call.out) + token * channels : h;
-      activate<kActivation>(x, up, channels, made);
+      if constexpr (kActivation == Activation::kBesideGeluTanh) {
+        std::copy_n(x, x == made ? 0 : kept, made);
+        activate<kActivation>(up, nullptr, channels - kept, made + kept);
+      } else {
+        activate<kActivation>(x, up, channels, made);
+      }
       x = made;
       if (kDirect) continue;
     }
@@ -68,14 +76,16 @@ using Kernel = void (*)(const Activate&, int64_t, int64_t);
 OMNI_ACTIVATE_DTYPES(identity, kIdentity)
 OMNI_ACTIVATE_DTYPES(gelu_tanh, kGeluTanh)
 OMNI_ACTIVATE_DTYPES(silu_mul, kSiluMul)
+OMNI_ACTIVATE_DTYPES(beside, kBesideGeluTanh)
 
 // By activation, dtype and code, in the order of their enums.
-constexpr Kernel kKernels[3][2][3] = {
+constexpr Kernel kKernels[4][2][3] = {
     {{identity_f32, identity_f32_float8, identity_f32_int8}, {identity_bf16, identity_bf16_float8, identity_bf16_int8}},
     {{gelu_tanh_f32, gelu_tanh_f32_float8, gelu_tanh_f32_int8},
      {gelu_tanh_bf16, gelu_tanh_bf16_float8, gelu_tanh_bf16_int8}},
     {{silu_mul_f32, silu_mul_f32_float8, silu_mul_f32_int8},
      {silu_mul_bf16, silu_mul_bf16_float8, silu_mul_bf16_int8}},
+    {{beside_f32, beside_f32_float8, beside_f32_int8}, {beside_bf16, beside_bf16_float8, beside_bf16_int8}},
 };
 
 }  // namespace

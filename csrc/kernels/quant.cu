@@ -20,6 +20,20 @@ __device__ __forceinline__ float logistic(float value, float power) {
   return value * inverse;
 }
 
+// Whether each result is of a value of x and one of up, and whether up's are behind those of x.
+template <Activation kActivation>
+constexpr bool kBoth = kActivation == Activation::kSiluMul;
+template <Activation kActivation>
+constexpr bool kBehind = kActivation == Activation::kBesideGeluTanh;
+
+// What is computed of a value that is not kept as it is.
+template <Activation kActivation>
+constexpr Activation kOfValue = kBehind<kActivation> ? Activation::kGeluTanh : kActivation;
+
+__device__ __forceinline__ int64_t row_of(const Activate& call, int64_t token) {
+  return call.index == nullptr ? token : call.index[token];
+}
+
 template <Activation kActivation>
 __device__ __forceinline__ float activated(float x, float up) {
   constexpr float kLog2E = 1.44269504f;
@@ -37,7 +51,7 @@ __device__ __forceinline__ float activated(float x, float up) {
 template <class X, int kPacks, Activation kActivation>
 __global__ void __launch_bounds__(kRowThreads)
     activate_packed(const __grid_constant__ Activate call) {
-  constexpr bool kUp = kActivation == Activation::kSiluMul;
+  constexpr bool kUp = kBoth<kActivation>;
   __shared__ uint32_t scratch[2][kRowWarps];  // rows take turns: nobody writes one before everybody has read it
   const int packs = static_cast<int>(call.channels / kPack);
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
@@ -46,7 +60,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
   omni::RawRow<X, kPacks> raw_x;
   omni::RawRow<X, kUp ? kPacks : 1> raw_up;
-  raw_x.load(call.x, next, call.x_stride, packs);
+  raw_x.load(call.x, row_of(call, next), call.x_stride, packs);
   if constexpr (kUp) raw_up.load(call.up, next, call.up_stride, packs);
 
   for (int turn = 0; next < call.tokens; turn ^= 1) {
@@ -66,7 +80,7 @@ __global__ void __launch_bounds__(kRowThreads)
     }
     next += step;
     if (next < call.tokens) {
-      raw_x.load(call.x, next, call.x_stride, packs);
+      raw_x.load(call.x, row_of(call, next), call.x_stride, packs);
       if constexpr (kUp) raw_up.load(call.up, next, call.up_stride, packs);
     }
 
@@ -84,17 +98,22 @@ __global__ void __maxnreg__(kPacks == 5 ? 80 : 64)
     activate_bulk(const __grid_constant__ Activate call, uint32_t to_high) {
 #ifdef OMNI_BULK
   using X = __nv_bfloat16;
-  constexpr bool kUp = kActivation == Activation::kSiluMul;
+  constexpr bool kUp = kBoth<kActivation>, kBeside = kBehind<kActivation>;
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t full[2];
   __shared__ uint32_t scratch[2][kBulkWarps];
   const uint32_t bytes = static_cast<uint32_t>(call.channels) * sizeof(X);
+  const uint32_t x_bytes = static_cast<uint32_t>(call.x_channels) * sizeof(X);
+  const int x_packs = static_cast<int>(call.x_channels / kPack);
   omni::BulkStages stages(full, memory, kUp ? 2 * bytes : bytes);
   const auto fetch = [&](int64_t token, int stage) {
     if (threadIdx.x != 0 || token >= call.tokens) return;
     stages.expect(stage, kUp ? 2 * bytes : bytes);
-    stages.load(stage, 0, static_cast<const X*>(call.x) + token * call.x_stride, bytes);
-    if constexpr (kUp) stages.load(stage, bytes, static_cast<const X*>(call.up) + token * call.up_stride, bytes);
+    stages.load(stage, 0, static_cast<const X*>(call.x) + row_of(call, token) * call.x_stride, x_bytes);
+    if constexpr (kUp || kBeside) {
+      const X* up = static_cast<const X*>(call.up) + token * call.up_stride;
+      stages.load(stage, x_bytes, up, kUp ? bytes : bytes - x_bytes);
+    }
   };
   const int64_t step = gridDim.x;
   fetch(blockIdx.x, 0);
@@ -112,9 +131,10 @@ __global__ void __maxnreg__(kPacks == 5 ? 80 : 64)
       float up[kPack];
       omni::unpack_bfloat16(x_row[pack], to_high, value[i]);
       if constexpr (kUp) omni::unpack_bfloat16(up_row[pack], to_high, up);
+      const bool kept = kBeside && pack < x_packs;
 #pragma unroll
       for (int j = 0; j < kPack; ++j) {
-        value[i][j] = activated<kActivation>(value[i][j], kUp ? up[j] : 0.f);
+        if (!kept) value[i][j] = activated<kOfValue<kActivation>>(value[i][j], kUp ? up[j] : 0.f);
         peak = omni::larger(peak, value[i][j]);
       }
     }
@@ -136,22 +156,29 @@ constexpr int kFlatPacks = 2;  // of a thread, all of them loaded before the fir
 template <class X, Activation kActivation>
 __global__ void __launch_bounds__(kFlatThreads) activate_flat(const __grid_constant__ Activate call, uint32_t packs,
                                                               uint32_t packs_of_row) {
-  constexpr bool kUp = kActivation == Activation::kSiluMul;
-  const bool apart = call.x_stride != call.channels || (kUp && call.up_stride != call.channels);
+  constexpr bool kUp = kBoth<kActivation>, kBeside = kBehind<kActivation>;
+  const bool apart = kBeside || call.x_stride != call.channels || (kUp && call.up_stride != call.channels);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (kFlatThreads * kFlatPacks) + threadIdx.x;
   omni::RawRow<X, 1> x[kFlatPacks], up[kUp ? kFlatPacks : 1];
+  bool kept[kFlatPacks] = {};
 #pragma unroll
   for (int i = 0; i < kFlatPacks; ++i) {
     const int64_t pack = first + i * kFlatThreads;
     if (pack >= packs) break;
+    const X* x_row = static_cast<const X*>(call.x);
     int64_t x_at = pack * kPack, up_at = x_at;
     if (apart) {
       const uint32_t row = static_cast<uint32_t>(pack) / packs_of_row;
       const int64_t column = (static_cast<uint32_t>(pack) - row * packs_of_row) * static_cast<int64_t>(kPack);
       x_at = row * call.x_stride + column;
       up_at = row * call.up_stride + column;
+      kept[i] = kBeside && column < call.x_channels;
+      if (kBeside && !kept[i]) {
+        x_row = static_cast<const X*>(call.up);
+        x_at = up_at - call.x_channels;
+      }
     }
-    x[i].load_pack(static_cast<const X*>(call.x) + x_at);
+    x[i].load_pack(x_row + x_at);
     if constexpr (kUp) up[i].load_pack(static_cast<const X*>(call.up) + up_at);
   }
 #pragma unroll
@@ -162,7 +189,9 @@ __global__ void __launch_bounds__(kFlatThreads) activate_flat(const __grid_const
     x[i].unpack(0, value);
     if constexpr (kUp) up[i].unpack(0, factor);
 #pragma unroll
-    for (int j = 0; j < kPack; ++j) value[j] = activated<kActivation>(value[j], kUp ? factor[j] : 0.f);
+    for (int j = 0; j < kPack; ++j) {
+      if (!kept[i]) value[j] = activated<kOfValue<kActivation>>(value[j], kUp ? factor[j] : 0.f);
+    }
     omni::store_pack(static_cast<X*>(call.out) + pack * kPack, value);
   }
 }
@@ -170,14 +199,16 @@ __global__ void __launch_bounds__(kFlatThreads) activate_flat(const __grid_const
 // Any width and any alignment; reads a row twice where it needs the largest magnitude first.
 template <class X, Activation kActivation>
 __global__ void __launch_bounds__(kRowThreads) activate_scalar(const __grid_constant__ Activate call) {
-  constexpr bool kUp = kActivation == Activation::kSiluMul;
+  constexpr bool kUp = kBoth<kActivation>, kBeside = kBehind<kActivation>;
   __shared__ uint32_t scratch[2][kRowWarps];
   int turn = 0;
   for (int64_t token = blockIdx.x; token < call.tokens; token += gridDim.x, turn ^= 1) {
-    const X* x = static_cast<const X*>(call.x) + token * call.x_stride;
+    const X* x = static_cast<const X*>(call.x) + row_of(call, token) * call.x_stride;
     const X* up = static_cast<const X*>(call.up) + token * call.up_stride;
     const auto result = [&](int64_t c) {
-      return activated<kActivation>(omni::to_float(x[c]), kUp ? omni::to_float(up[c]) : 0.f);
+      if (kBeside && c < call.x_channels) return omni::to_float(x[c]);
+      const float value = omni::to_float(kBeside ? up[c - call.x_channels] : x[c]);
+      return activated<kOfValue<kActivation>>(value, kUp ? omni::to_float(up[c]) : 0.f);
     };
     if (call.code == Code::kNone) {
       X* out = static_cast<X*>(call.out) + token * call.channels;
@@ -216,7 +247,7 @@ int packs_of(const Activate& call) {
 }
 
 uint32_t bytes_of(const Activate& call) {
-  return static_cast<uint32_t>(call.channels * sizeof(__nv_bfloat16)) * (call.up != nullptr ? 2 : 1);
+  return static_cast<uint32_t>(call.channels * sizeof(__nv_bfloat16)) * (call.activation == Activation::kSiluMul ? 2 : 1);
 }
 
 template <Activation kActivation>
@@ -230,7 +261,8 @@ const char* launch_bulk(const Activate& call, int packs, cudaStream_t stream) {
 
 template <class X, Activation kActivation>
 const char* launch(const Activate& call, cudaStream_t stream) {
-  const bool packed = call.channels % kPack == 0 && omni::aligned(call.x, call.x_stride, sizeof(X)) &&
+  constexpr bool kBeside = kBehind<kActivation>;
+  const bool packed = call.channels % kPack == 0 && call.x_channels % kPack == 0 && omni::aligned(call.x, call.x_stride, sizeof(X)) &&
                       omni::aligned(call.up, call.up_stride, sizeof(X)) && omni::aligned(call.out, 0, 1);
   const int64_t packs = call.channels / kPack, all = call.tokens * packs;
   if (packed && call.code == Code::kNone && all > 0 && all <= UINT32_MAX) {
@@ -244,19 +276,22 @@ const char* launch(const Activate& call, cudaStream_t stream) {
     const int of_thread = packs_of(call);
     if (of_thread > 0) return launch_bulk<kActivation>(call, of_thread, stream);
   }
-  const omni::RowLayout layout = omni::row_layout<X>(packs, kRowWarps);
-  if (packed && call.code != Code::kNone && layout.warps > 0) {
-    return omni::launch_rows(coded_kernel<X, kActivation>(layout.packs), call, omni::row_block(layout), stream);
+  if constexpr (!kBeside) {
+    const omni::RowLayout layout = omni::row_layout<X>(packs, kRowWarps);
+    if (packed && call.code != Code::kNone && layout.warps > 0) {
+      return omni::launch_rows(coded_kernel<X, kActivation>(layout.packs), call, omni::row_block(layout), stream);
+    }
   }
   return omni::launch_rows(activate_scalar<X, kActivation>, call, omni::scalar_block(call.channels), stream);
 }
 
 using Launch = const char* (*)(const Activate&, cudaStream_t);
 
-constexpr Launch kLaunches[2][3] = {
-    {launch<float, Activation::kIdentity>, launch<float, Activation::kGeluTanh>, launch<float, Activation::kSiluMul>},
+constexpr Launch kLaunches[2][4] = {
+    {launch<float, Activation::kIdentity>, launch<float, Activation::kGeluTanh>, launch<float, Activation::kSiluMul>,
+     launch<float, Activation::kBesideGeluTanh>},
     {launch<__nv_bfloat16, Activation::kIdentity>, launch<__nv_bfloat16, Activation::kGeluTanh>,
-     launch<__nv_bfloat16, Activation::kSiluMul>},
+     launch<__nv_bfloat16, Activation::kSiluMul>, launch<__nv_bfloat16, Activation::kBesideGeluTanh>},
 };
 
 }  // namespace

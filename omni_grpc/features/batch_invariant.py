@@ -6,6 +6,8 @@ work in codes have one way for any number of tokens themselves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -40,11 +42,16 @@ class RowwiseLinear(AnyLinear):
         return weight
 
     def forward(self, x: Tensor) -> Tensor:
+        return self._by_row(self.base, x)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        return self._by_row(self.base.gelu, x)
+
+    def _by_row(self, compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         rows = active.get()
         if len(rows) == 1:
-            out: Tensor = self.base(x)
-            return out
-        return torch.cat([self.base(part) for part in rows.stream(self.stream).split(x)])
+            return compute(x)
+        return torch.cat([compute(part) for part in rows.stream(self.stream).split(x)])
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self.base.shapes()

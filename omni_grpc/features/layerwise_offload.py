@@ -100,6 +100,10 @@ class Offloaded(AnyLinear):
             out: Tensor = self.base(x)
             return out
 
+    def gelu(self, x: Tensor) -> Tensor:
+        with self.present(None):
+            return self.base.gelu(x)
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes
 

@@ -10,7 +10,7 @@ from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.feed_forward import FeedForward
 from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.query_key import Projected, attended_joint
-from omni_grpc.nn.readers import Read, Readers, added_normed, normed
+from omni_grpc.nn.readers import Read, Readers, added_normed, normed, split
 from omni_grpc.nn.rows import MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add, norm_modulate
@@ -33,15 +33,16 @@ class JointAttention(nn.Module):
         self.norm_q, self.norm_k = nn.RMSNorm(head_size, eps), nn.RMSNorm(head_size, eps)
         self.norm_added_q, self.norm_added_k = nn.RMSNorm(head_size, eps), nn.RMSNorm(head_size, eps)
         self.attention = Attention(num_heads, head_size, role="self", role_category="joint")
-        self.to_out = Linear(inner, channels, stream=IMG)
-        self.to_add_out = Linear(inner, channels, stream=TXT)
+        self.to_out: AnyLinear = Linear(inner, channels, stream=IMG)
+        self.to_add_out: AnyLinear = Linear(inner, channels, stream=TXT)
 
     def forward(self, txt: Read, img: Read, rows: Rows) -> tuple[Tensor, Tensor]:
         streams = {
             TXT: Projected(*self._heads(self.add_qkv_proj(txt)), self.norm_added_q, self.norm_added_k),
             IMG: Projected(*self._heads(self.to_qkv(img)), self.norm_q, self.norm_k),
         }
-        parts = rows.split(attended_joint(self.attention, streams, rows["rope"], rows).flatten(1))
+        joint = attended_joint(self.attention, streams, rows["rope"], rows).flatten(1)
+        parts = split(joint, rows, {TXT: self.to_add_out, IMG: self.to_out})
         return self.to_add_out(parts[TXT]), self.to_out(parts[IMG])
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,7 +22,7 @@ class FeedForward(nn.Module):
         return (self.up,)
 
     def forward(self, x: Read) -> Tensor:
-        out: Tensor = self.down(gelu(self.up(x), (self.down,)))
+        out: Tensor = self.down(gelu(self.up, x, (self.down,)))
         return out
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.nn.rows import Rows
-from omni_grpc.ops.linear import linear
+from omni_grpc.ops.linear import linear, linear_gelu_tanh
+from omni_grpc.ops.quant import gelu_tanh
 
 
 class Coded(NamedTuple):
@@ -52,6 +53,10 @@ class AnyLinear(nn.Module, abc.ABC):
     @abc.abstractmethod
     def forward(self, x: Tensor) -> Tensor: ...
 
+    def gelu(self, x: Tensor) -> Tensor:
+        """ops.quant.gelu_tanh of what it gives. A layer that computes both at once says so."""
+        return gelu_tanh(self(x))
+
     @abc.abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """What a checkpoint has for this layer: name ("weight", "bias") -> shape of the whole tensor."""
@@ -90,6 +95,9 @@ class Linear(AnyLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        return linear_gelu_tanh(x, self.weight, self.bias)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(parameter.shape) for name, parameter in self.named_parameters(recurse=False)}

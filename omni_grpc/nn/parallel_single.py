@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.query_key import Projected, attended
-from omni_grpc.nn.readers import Read, normed
+from omni_grpc.nn.readers import Read, beside_gelu, normed
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add
-from omni_grpc.ops.quant import gelu_tanh
 
 
 class SelfAttention(nn.Module):
@@ -50,7 +48,7 @@ class ParallelSingleBlock(Block):
         self.mod = Linear(channels, 3 * channels, stream=MOD)
         self.attn = SelfAttention(channels, num_heads, head_size, eps)
         self.proj_mlp: AnyLinear = Linear(channels, ff_ratio * channels, stream=JOINT)
-        self.proj_out = Linear((1 + ff_ratio) * channels, channels, stream=JOINT)
+        self.proj_out: AnyLinear = Linear((1 + ff_ratio) * channels, channels, stream=JOINT)
 
     def modulation(self, temb: Tensor) -> Tensor:
         out: Tensor = self.mod(temb)
@@ -61,5 +59,5 @@ class ParallelSingleBlock(Block):
         index = rows.index[JOINT]
         shift, scale, gate = mod.chunk(3, -1)
         read = normed(x, scale, shift, index, self.eps, (self.attn.to_qkv, self.proj_mlp))
-        halves = self.attn(read, rows), gelu_tanh(self.proj_mlp(read))
-        return (gate_add(x, self.proj_out(torch.cat(halves, -1)), gate, index),)
+        halves = beside_gelu(self.attn(read, rows), self.proj_mlp(read), (self.proj_out,))
+        return (gate_add(x, self.proj_out(halves), gate, index),)

@@ -308,12 +308,17 @@ class Rows:
         return per_row if self.exchange is None else self.exchange.sum(per_row)
 
     # join and split run inside compiled blocks: they read tensors and their shapes, never lengths, offsets or
-    # len(rows), each of which would make one graph per geometry. A cu of two entries is a batch of one row.
+    # len(rows), each of which would make one graph per geometry.
+
+    @property
+    def single(self) -> bool:
+        """Whether this is a batch of one row."""
+        return self.stream(JOINT).cu.shape[0] == 2
 
     def join(self, parts: Mapping[str, Tensor]) -> Tensor:
         """One tensor per stream of "joint", each [T_s, ...], into its order."""
         tensors = [parts[name] for name in self.layout.joined]
-        if self.stream(JOINT).cu.shape[0] == 2:
+        if self.single:
             return torch.cat(tensors)
         first = tensors[0]
         joint = first.new_empty(sum(x.shape[0] for x in tensors), *first.shape[1:])
@@ -323,7 +328,7 @@ class Rows:
 
     def split(self, joint: Tensor) -> dict[str, Tensor]:
         """The inverse of `join`; of a single row, views."""
-        if self.stream(JOINT).cu.shape[0] == 2:
+        if self.single:
             parts = joint.split([self.place[name].shape[0] for name in self.layout.joined])
             return dict(zip(self.layout.joined, parts, strict=True))
         return {name: joint.index_select(0, self.place[name]) for name in self.layout.joined}

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from omni_grpc.ops.quant import gelu_tanh
+
 LEAST_PRODUCTS = 2_000_000
 """Of numbers, in a layer for which oneDNN's call, which costs 8 us more, is worth it."""
 CPU_INFO = Path("/proc/cpuinfo")
@@ -24,6 +26,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return out
     return F.linear(x, weight, bias)
+
+
+def linear_gelu_tanh(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """gelu_tanh(x W^T + b), see ops.quant: x [T, K], weight [N, K], bias [N] -> [T, N].
+
+    In bfloat16 on CUDA GELU is computed in the product's epilogue, before anything is rounded: cuBLASLt's
+    CUBLASLT_EPILOGUE_GELU_BIAS, which is this approximation.
+    """
+    if bias is not None and _has_epilogue(x, weight, bias):
+        out: Tensor = torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
+        return out
+    return gelu_tanh(linear(x, weight, bias))
+
+
+def _has_epilogue(*operands: Tensor) -> bool:
+    return (
+        all(each.is_cuda and each.dtype == torch.bfloat16 for each in operands)
+        and operands[0].dim() == 2
+        and not torch.is_grad_enabled()
+    )
 
 
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:

@@ -30,14 +30,17 @@ def is_int8(dtype: torch.dtype) -> bool:
     return dtype == torch.int8
 
 
-def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def quantize_rows(x: Tensor, dtype: torch.dtype, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """x [T, C] -> codes [T, C] in `dtype`, torch.float8_e4m3fn or torch.int8, and scales float32 [T].
+
+    index: int32 [S], which rows of x to take, in this order; codes are [S, C] then. A kernel on CUDA does not look
+    whether x has such rows.
 
     Raises ValueError for another dtype and RuntimeError where x has other dimensions. Kernels serve float32 and
     bfloat16, the reference everything else.
     """
     call = _quantize_rows if _served(x) else quantize_rows_reference
-    codes, scales = call(x, is_int8(dtype))
+    codes, scales = call(x, index, is_int8(dtype))
     return codes, scales
 
 
@@ -60,6 +63,15 @@ def silu_mul(x: Tensor, up: Tensor) -> Tensor:
     return out
 
 
+def beside_gelu_tanh(x: Tensor, y: Tensor) -> Tensor:
+    """x and `gelu_tanh(y)` side by side: [T, C], [T, D] -> [T, C + D], all of one dtype. What the last projection of a
+    parallel block reads (https://arxiv.org/abs/2302.05442, section 2.1): an attention's heads and the inside of a
+    feed-forward. Both may be views with a row stride. Raises RuntimeError where rows, dtypes or devices disagree.
+    """
+    out: Tensor = (_beside_gelu_tanh if _served(x) else beside_gelu_tanh_reference)(x, y)
+    return out
+
+
 def gelu_tanh_quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """`quantize_rows` of `gelu_tanh(x)` before it is rounded: codes [T, C] and scales float32 [T]."""
     call = _gelu_tanh_quantize_rows if _served(x) else gelu_tanh_quantize_rows_reference
@@ -71,6 +83,13 @@ def silu_mul_quantize_rows(x: Tensor, up: Tensor, dtype: torch.dtype) -> tuple[T
     """`quantize_rows` of `silu_mul(x, up)` before it is rounded: codes [T, C] and scales float32 [T]."""
     call = _silu_mul_quantize_rows if _served(x) else silu_mul_quantize_rows_reference
     codes, scales = call(x, up, is_int8(dtype))
+    return codes, scales
+
+
+def beside_gelu_tanh_quantize_rows(x: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`quantize_rows` of `beside_gelu_tanh(x, y)` before it is rounded: codes [T, C + D] and scales float32 [T]."""
+    call = _beside_gelu_tanh_quantize_rows if _served(x) else beside_gelu_tanh_quantize_rows_reference
+    codes, scales = call(x, y, is_int8(dtype))
     return codes, scales
 
 
@@ -95,9 +114,9 @@ def quantize_reference(x: Tensor, int8: bool) -> tuple[Tensor, Tensor]:
     return codes.to(dtype).contiguous(), scale.squeeze(1)
 
 
-def quantize_rows_reference(x: Tensor, int8: bool) -> tuple[Tensor, Tensor]:
+def quantize_rows_reference(x: Tensor, index: Tensor | None, int8: bool) -> tuple[Tensor, Tensor]:
     _check("quantize_rows", x)
-    return quantize_reference(_wide(x), int8)
+    return quantize_reference(_wide(x if index is None else x.index_select(0, index)), int8)
 
 
 def gelu_tanh_reference(x: Tensor) -> Tensor:
@@ -110,6 +129,11 @@ def silu_mul_reference(x: Tensor, up: Tensor) -> Tensor:
     return (F.silu(_wide(x)) * up).to(x.dtype).contiguous()
 
 
+def beside_gelu_tanh_reference(x: Tensor, y: Tensor) -> Tensor:
+    _check_beside("beside_gelu_tanh", x, y)
+    return torch.cat([x, F.gelu(y, approximate="tanh")], 1)
+
+
 def gelu_tanh_quantize_rows_reference(x: Tensor, int8: bool) -> tuple[Tensor, Tensor]:
     _check("gelu_tanh_quantize_rows", x)
     return quantize_reference(F.gelu(_wide(x), approximate="tanh"), int8)
@@ -118,6 +142,11 @@ def gelu_tanh_quantize_rows_reference(x: Tensor, int8: bool) -> tuple[Tensor, Te
 def silu_mul_quantize_rows_reference(x: Tensor, up: Tensor, int8: bool) -> tuple[Tensor, Tensor]:
     _check("silu_mul_quantize_rows", x, up)
     return quantize_reference(F.silu(_wide(x)) * up, int8)
+
+
+def beside_gelu_tanh_quantize_rows_reference(x: Tensor, y: Tensor, int8: bool) -> tuple[Tensor, Tensor]:
+    _check_beside("beside_gelu_tanh_quantize_rows", x, y)
+    return quantize_reference(torch.cat([_wide(x), F.gelu(_wide(y), approximate="tanh")], 1), int8)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -134,20 +163,36 @@ def _check(op: str, x: Tensor, up: Tensor | None = None) -> None:
         return
     if up.shape != x.shape:
         raise RuntimeError(f"{op}: up must have the shape of x")
-    if up.dtype != x.dtype:
-        raise RuntimeError(f"{op}: x is {x.dtype} and up {up.dtype}; they must be alike")
-    if up.device != x.device:
-        raise RuntimeError(f"{op}: x and up must be on one device")
+    _check_alike(op, x, up, "up")
+
+
+def _check_beside(op: str, x: Tensor, y: Tensor) -> None:
+    _check(op, x)
+    if y.dim() != 2 or y.shape[0] != x.shape[0]:
+        raise RuntimeError(f"{op}: y must have as many rows as x")
+    _check_alike(op, x, y, "y")
+
+
+def _check_alike(op: str, x: Tensor, other: Tensor, name: str) -> None:
+    if other.dtype != x.dtype:
+        raise RuntimeError(f"{op}: x is {x.dtype} and {name} {other.dtype}; they must be alike")
+    if other.device != x.device:
+        raise RuntimeError(f"{op}: x and {name} must be on one device")
 
 
 # The references give the shapes and dtypes without data too.
 _quantize_rows = declare(
-    "quantize_rows(Tensor x, bool int8) -> (Tensor, Tensor)",
+    "quantize_rows(Tensor x, Tensor? index, bool int8) -> (Tensor, Tensor)",
     reference=quantize_rows_reference,
     fake=quantize_rows_reference,
 )
 _gelu_tanh = declare("gelu_tanh(Tensor x) -> Tensor", reference=gelu_tanh_reference, fake=gelu_tanh_reference)
 _silu_mul = declare("silu_mul(Tensor x, Tensor up) -> Tensor", reference=silu_mul_reference, fake=silu_mul_reference)
+_beside_gelu_tanh = declare(
+    "beside_gelu_tanh(Tensor x, Tensor y) -> Tensor",
+    reference=beside_gelu_tanh_reference,
+    fake=beside_gelu_tanh_reference,
+)
 _gelu_tanh_quantize_rows = declare(
     "gelu_tanh_quantize_rows(Tensor x, bool int8) -> (Tensor, Tensor)",
     reference=gelu_tanh_quantize_rows_reference,
@@ -157,4 +202,9 @@ _silu_mul_quantize_rows = declare(
     "silu_mul_quantize_rows(Tensor x, Tensor up, bool int8) -> (Tensor, Tensor)",
     reference=silu_mul_quantize_rows_reference,
     fake=silu_mul_quantize_rows_reference,
+)
+_beside_gelu_tanh_quantize_rows = declare(
+    "beside_gelu_tanh_quantize_rows(Tensor x, Tensor y, bool int8) -> (Tensor, Tensor)",
+    reference=beside_gelu_tanh_quantize_rows_reference,
+    fake=beside_gelu_tanh_quantize_rows_reference,
 )

@@ -33,7 +33,7 @@ BLOCKS: Mapping[str, tuple[Callable[[], Block], int, int, int]] = {
     # block, width of its modulation, attention outputs that are quantised alone, and what is emitted
     "dual": (lambda: DualStreamBlock(2, 32), 12 * 64, 2, 6),
     "single": (lambda: SingleStreamBlock(2, 32, 88, 48), 4 * 64, 1, 3),
-    "parallel single": (lambda: ParallelSingleBlock(2, 32), 3 * 64, 1, 1),
+    "parallel single": (lambda: ParallelSingleBlock(2, 32), 3 * 64, 0, 2),
     "cross": (lambda: CrossDiTBlock(2, 32, 88), 6 * 64, 2, 4),
     "cross, joint": (lambda: CrossDiTBlock(2, 32, 88, stream=JOINT), 6 * 64, 2, 4),
 }
@@ -65,22 +65,23 @@ def quantised(make: Callable[[], Block], kind: str) -> Block:
     return module["stack"].group("blocks")[0]
 
 
-def run(block: Block, width: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+def run(block: Block, width: int, count: int = 1) -> tuple[Tensor, ...]:
     torch.manual_seed(1)
-    rows = Rows([(None, "cond")], [Row.of(txt=3, img=8)], LayoutCache("cpu"))
+    rows = Rows([(None, "cond")] * count, [Row.of(txt=3, img=8)] * count, LayoutCache("cpu"))
     stream = IMG if block.carry == (IMG,) else JOINT
-    rows.bind("rope", stream, [torch.randn(rows.stream(stream).total, 16, 2)])
+    rows.bind("rope", stream, [torch.randn(rows.stream(stream).total // count, 16, 2) for _ in range(count)])
     cross = isinstance(block, CrossDiTBlock)
-    text = {TEXT_K: torch.randn(3, 2, 32), TEXT_V: torch.randn(3, 2, 32)} if cross else {}
+    text = {TEXT_K: torch.randn(3 * count, 2, 32), TEXT_V: torch.randn(3 * count, 2, 32)} if cross else {}
     carry = [torch.randn(rows.stream(name).total, 64) for name in block.carry]
     with torch.no_grad():
-        return block(*carry, rows=rows, mod=torch.randn(1, width), **text)
+        return block(*carry, rows=rows, mod=torch.randn(count, width), **text)
 
 
+@pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 @pytest.mark.parametrize("name", sorted(BLOCKS))
 def test_a_block_that_quantises_on_the_way_computes_the_same(
-    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, width, _, _ = BLOCKS[name]
     block = quantised(make, kind)
@@ -93,8 +94,9 @@ def test_a_block_that_quantises_on_the_way_computes_the_same(
             # as a layer does that is given full precision
             each_for_itself.setattr(readers, "wanted", lambda some: None)
             each_for_itself.setattr("omni_grpc.nn.feed_forward.wanted", lambda some: None)
-            expected = run(block, width)
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(run(block, width), expected, strict=True))
+            expected = run(block, width, rows)
+        made = run(block, width, rows)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(made, expected, strict=True))
 
 
 @pytest.mark.parametrize("name", sorted(BLOCKS))
@@ -111,21 +113,31 @@ def test_only_what_an_attention_gives_is_quantised_by_itself(name: str, monkeypa
 
             monkeypatch.setattr(module, function, counted)
     run(block, width)
-    assert calls.pop("quantize_rows") == attentions
+    assert calls.pop("quantize_rows", 0) == attentions
     assert calls.total() == emitted
+
+
+def test_tokens_that_lie_apart_are_quantised_where_they_lie() -> None:
+    """Of two rows each has its text before its image."""
+    plain, coded = DualStreamBlock(2, 32), quantised(lambda: DualStreamBlock(2, 32), "fp8")
+    for block, copies in ((plain, 2), (coded, 0)):
+        with Counted() as counted:
+            run(block, 12 * 64, 2)
+        assert counted.calls["quantize_rows"] == 2 - copies
+        assert counted.calls["index_select"] == 4 + copies  # 4 are of the modulation
 
 
 def test_a_reader_that_wants_full_precision_gets_it() -> None:
     """Also where another one reads the same: a layer with an adapter, and one that was left out."""
     block = quantised(lambda: ParallelSingleBlock(2, 32), "int8")
     assert readers.wanted((block.attn.to_qkv, block.proj_mlp)) == CODES["int8"]
-    x = torch.randn(4, 64)
-    assert isinstance(readers.gelu(x, (block.proj_mlp,)), Coded)
+    x, plain = torch.randn(4, 64), Linear(64, 64, stream=JOINT)
+    assert isinstance(readers.gelu(plain, x, (block.proj_mlp,)), Coded)
     wrapped = lora.LoraLinear(block.proj_mlp, "transformer")
     assert wrapped.codes is None
-    for other in (wrapped, Linear(64, 64, stream=JOINT)):
+    for other in (wrapped, plain):
         assert readers.wanted((block.attn.to_qkv, other)) is None
-        assert isinstance(readers.gelu(x, (block.attn.to_qkv, other)), Tensor)
+        assert isinstance(readers.gelu(plain, x, (block.attn.to_qkv, other)), Tensor)
     assert Place("x").codes is None
     float8 = quantised(lambda: ParallelSingleBlock(2, 32), "fp8").proj_mlp
     assert readers.wanted((block.attn.to_qkv, float8)) is None

@@ -80,6 +80,46 @@ def check_case(case: Case, device: str, seed: int) -> None:
         check_codes(f"gelu_tanh_quantize_rows {where}", *quant.gelu_tanh_quantize_rows(x, dtype), gelu, dtype)
         poison(x)
         check_codes(f"silu_mul_quantize_rows {where}", *quant.silu_mul_quantize_rows(x, up, dtype), silu, dtype)
+        taken = torch.randint(max(1, case.tokens), (case.tokens,), generator=torch.Generator().manual_seed(seed))
+        index = taken.to(device, torch.int32)
+        poison(x)
+        check_codes(f"quantize_rows by an index {where}", *quant.quantize_rows(x, dtype, index), wide[index], dtype)
+
+
+def check_beside(case: Case, device: str, seed: int, channels: int) -> None:
+    """x beside GELU of what is `channels` wide: x to the bit in the first columns, and the codes of both."""
+    x, y = inputs(case, device, seed)[0], inputs(dataclasses.replace(case, channels=channels), device, seed + 1)[1]
+    gelu = torch.nn.functional.gelu(y.double(), approximate="tanh")
+    exact, where = torch.cat([x.double(), gelu], 1), f"{case} beside {channels} on {device}, seed {seed}"
+    poison(exact)
+    made = quant.beside_gelu_tanh(x, y)
+    assert torch.equal(made[:, : case.channels], x), where
+    _check_close(f"beside_gelu_tanh {where}", made, exact)
+    for dtype in CODES:
+        poison(exact)
+        codes = quant.beside_gelu_tanh_quantize_rows(x, y, dtype)
+        check_codes(f"beside_gelu_tanh_quantize_rows {where}", *codes, exact, dtype)
+
+
+def check_beside_of_many_widths(device: str, seed: int) -> None:
+    """Widths that whole warps hold and others, on either side; heads of FLUX.1 and the inside of its feed-forward."""
+    widths = (
+        (3072, 12288),
+        (256, 1024),
+        (96, 160),
+        (8, 1016),
+        (1024, 8),
+        (7, 9),
+        (8, 1),
+        (0, 64),
+        (64, 0),
+        (1536, 6144),
+    )
+    for (kept, channels), dtype in itertools.product(widths, (F32, BF16)):
+        for halves in ("apart", "gate|up", "up|gate"):
+            check_beside(Case(6, kept, dtype, halves), device, seed, channels)
+    check_beside(Case(0, 64), device, seed, 32)
+    check_beside(Case(257, 40, BF16), device, seed, 80)
 
 
 def _check_close(what: str, out: Tensor, exact: Tensor) -> None:
@@ -150,8 +190,21 @@ def check_many_rows(device: str, seed: int) -> None:
     """More rows than blocks run at once, in blocks of several rows and of one."""
     for tokens, channels in ((40001, 64), (9001, 3072)):
         check_case(Case(tokens, channels, BF16), device, seed)
+        check_beside(Case(tokens, channels, BF16), device, seed, 2 * channels)
 
 
-CHECKS: tuple[Callable[[str, int], None], ...] = (check_zeros_and_what_is_not_finite, check_row_is_independent)
+CHECKS: tuple[Callable[[str, int], None], ...] = (
+    check_zeros_and_what_is_not_finite,
+    check_row_is_independent,
+    check_beside_of_many_widths,
+)
 CUDA_CHECKS: tuple[Callable[[str, int], None], ...] = (*CHECKS, check_many_rows)
-OPS = ("gelu_tanh", "gelu_tanh_quantize_rows", "quantize_rows", "silu_mul", "silu_mul_quantize_rows")
+OPS = (
+    "beside_gelu_tanh",
+    "beside_gelu_tanh_quantize_rows",
+    "gelu_tanh",
+    "gelu_tanh_quantize_rows",
+    "quantize_rows",
+    "silu_mul",
+    "silu_mul_quantize_rows",
+)

@@ -29,7 +29,10 @@ def test_the_cpu_kernel_gives_the_bits_of_the_reference(codes: torch.dtype, dtyp
     x = (x * torch.logspace(-30, 30, 37)[:, None]).to(dtype)
     x[:, 0], x[5] = x.abs().amax(1), torch.arange(517).to(dtype) - 258.5
     for rows in (x, x[:, 3:400], x[::2]):
-        made, expected = quant.quantize_rows(rows, codes), quant.quantize_rows_reference(rows, codes == torch.int8)
+        made, expected = (
+            quant.quantize_rows(rows, codes),
+            quant.quantize_rows_reference(rows, None, codes == torch.int8),
+        )
         assert torch.equal(made[0].view(torch.uint8), expected[0].view(torch.uint8))
         assert torch.equal(made[1], expected[1])
 
@@ -49,6 +52,27 @@ def test_a_value_is_quantised_before_it_is_rounded() -> None:
     x, up = torch.full((1, 2), 30.0), torch.tensor([[1.0 / 30, 0.995 / 30]])
     codes, _ = quant.silu_mul_quantize_rows(x, up, torch.int8)
     assert codes.tolist() == [[127, 126]]
+
+
+def test_rows_are_taken_by_an_index_to_the_bit(seed: int) -> None:
+    x = inputs(Case(9, 40), "cpu", seed)[0]
+    index = torch.tensor([8, 0, 0, 3], dtype=torch.int32)
+    for codes in CODES:
+        taken, whole = quant.quantize_rows(x, codes, index), quant.quantize_rows(x, codes)
+        assert torch.equal(taken[0].view(torch.uint8), whole[0].view(torch.uint8)[index])
+        assert torch.equal(taken[1], whole[1][index])
+
+
+@pytest.mark.parametrize("index", [[0, 9], [-1, 0]])
+def test_a_row_that_is_not_there_is_refused(index: list[int]) -> None:
+    with pytest.raises((RuntimeError, IndexError), match=r"index holds|out of range|out of bounds"):
+        quant.quantize_rows(torch.zeros(9, 8), torch.int8, torch.tensor(index, dtype=torch.int32))
+
+
+def test_what_is_beside_keeps_its_bits(seed: int) -> None:
+    x, y = inputs(Case(5, 24, torch.bfloat16), "cpu", seed)[0], inputs(Case(5, 56, torch.bfloat16), "cpu", seed)[1]
+    made = quant.beside_gelu_tanh(x, y)
+    assert torch.equal(made, torch.cat([x, quant.gelu_tanh(y)], 1))
 
 
 def test_the_activations_are_torchs(seed: int) -> None:
@@ -77,9 +101,11 @@ def test_other_dtypes_are_served_by_the_reference(dtype: torch.dtype, seed: int)
 
 
 ARGS: dict[str, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
+    "beside_gelu_tanh": lambda x, up: (x, up[:, :8]),
+    "beside_gelu_tanh_quantize_rows": lambda x, up: (x, up[:, :8], True),
     "gelu_tanh": lambda x, up: (x,),
     "gelu_tanh_quantize_rows": lambda x, up: (x, False),
-    "quantize_rows": lambda x, up: (x, True),
+    "quantize_rows": lambda x, up: (x, torch.tensor([1, 0, 1], dtype=torch.int32), True),
     "silu_mul": lambda x, up: (x, up),
     "silu_mul_quantize_rows": lambda x, up: (x, up, True),
 }
@@ -97,12 +123,28 @@ def test_compiles_whole(seed: int) -> None:
             quant.gelu_tanh(x),
             quant.silu_mul(x, up),
             *quant.quantize_rows(x, torch.int8),
+            *quant.beside_gelu_tanh_quantize_rows(x, up[:, 16:], torch.int8),
             *quant.silu_mul_quantize_rows(x, up, torch.int8),
         )
 
     args = inputs(Case(5, 48), "cpu", seed)
     compiled = torch.compile(everything, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*args), everything(*args), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("function", [quant.beside_gelu_tanh, quant.beside_gelu_tanh_reference])
+def test_what_cannot_be_beside_is_refused_alike(function: Callable[..., Tensor]) -> None:
+    x = torch.zeros(3, 8)
+    for message, arguments in {
+        "x must be [T, C]": (x[0], x),
+        "y must have as many rows as x": (x, x[1:]),
+        "they must be alike": (x, x.bfloat16()),
+        "x and y must be on one device": (x, x.to("meta")),
+    }.items():
+        with pytest.raises(RuntimeError) as caught:
+            function(*arguments)
+        assert "beside_gelu_tanh: " in str(caught.value)
+        assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("function", [quant.silu_mul, quant.silu_mul_reference])

@@ -87,9 +87,11 @@ def test_a_first_frame_is_convolved_alone_in_half_precision_too() -> None:
 def test_on_a_gpu_it_decodes_as_diffusers_does(frames: int) -> None:
     plain, quick = (each.cuda() for each in both("wan"))
     latents = torch.randn(1, 4, frames, 16, 24, device="cuda")
-    with Convolutions() as convolutions:
+    # else cuDNN rounds what it convolves to 10 bits, in two dimensions not as in three
+    with torch.backends.cudnn.flags(allow_tf32=False), Convolutions() as convolutions:
         made = quick.decode(latents).sample
-    torch.testing.assert_close(made, plain.decode(latents).sample, atol=2e-3, rtol=2e-3)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        torch.testing.assert_close(made, plain.decode(latents).sample, atol=2e-4, rtol=2e-4)
     assert 4 in convolutions.seen
     assert (5 in convolutions.seen) == (frames > 1)
 
