@@ -4,7 +4,8 @@
 
 Weights are random. Ours in bfloat16, with weights in 8 bits, and with attention in 8 bits too, by the features that
 serve requests; each is compared with ours in bfloat16 on the same inputs (relative error of the prediction). Beside it
-diffusers with its repeated blocks compiled. A step is timed as a server takes it, launches and all, with events around
+diffusers with its repeated blocks compiled, as it comes, with cuDNN's attention, and where torchao is there with that's
+weights and activations in float8 by rows. A step is timed as a server takes it, launches and all, with events around
 it; "device" is the same step from a CUDA graph, where it is short: what the two differ by is what the device waits for
 the host. Ours has its modulation and its text's keys computed ahead, as in a request.
 """
@@ -78,6 +79,8 @@ LONG = 1000.0
 """Milliseconds of a step that no host is too slow for."""
 
 Step = Callable[[], Tensor]
+Change = Callable[[Any], object]
+"""What is done to a module of diffusers before it is compiled."""
 Build = Callable[[], tuple[Step, Mapping[str, int], Mapping[str, Sequence[str]]]]
 """Makes a step, and says how many layers are in how many bits, and what each role's attention runs on."""
 
@@ -109,7 +112,7 @@ class Case:
     spec: ModelSpec
     build: Callable[[], nn.Module]
     ours: Callable[[Any], Step]
-    theirs: Callable[[], Step]
+    theirs: Callable[[Change], Step]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,8 +183,8 @@ def _qwen(module: QwenImageTransformer, text: int = 256, side: int = 64) -> Step
     return lambda: module(latents, rows)
 
 
-def _qwen_theirs(text: int = 256, side: int = 64) -> Step:
-    module = _theirs(QwenImageTransformer2DModel, QWEN)
+def _qwen_theirs(change: Change, text: int = 256, side: int = 64) -> Step:
+    module = _theirs(QwenImageTransformer2DModel, QWEN, change)
     inputs = {
         "hidden_states": _random(2, side * side, 64),
         "encoder_hidden_states": _random(2, text, 3584),
@@ -200,8 +203,8 @@ def _flux(module: FluxTransformer, text: int = 512, side: int = 64) -> Step:
     return lambda: module(latents, rows)
 
 
-def _flux_theirs(text: int = 512, side: int = 64) -> Step:
-    module = _theirs(FluxTransformer2DModel, FLUX)
+def _flux_theirs(change: Change, text: int = 512, side: int = 64) -> Step:
+    module = _theirs(FluxTransformer2DModel, FLUX, change)
     inputs = {
         "hidden_states": _random(1, side * side, 64),
         "encoder_hidden_states": _random(1, text, 4096),
@@ -226,8 +229,8 @@ def _wan(module: WanTransformer, text: int = 512, size: tuple[int, int, int] = (
     return lambda: module(latents, rows)
 
 
-def _wan_theirs(text: int = 512, size: tuple[int, int, int] = (21, 60, 104)) -> Step:
-    module = _theirs(WanTransformer3DModel, WAN)
+def _wan_theirs(change: Change, text: int = 512, size: tuple[int, int, int] = (21, 60, 104)) -> Step:
+    module = _theirs(WanTransformer3DModel, WAN, change)
     inputs = {
         "hidden_states": _random(1, 16, *size),
         "encoder_hidden_states": _random(1, text, 4096),
@@ -237,8 +240,8 @@ def _wan_theirs(text: int = 512, size: tuple[int, int, int] = (21, 60, 104)) -> 
     return lambda: module(**inputs)[0]
 
 
-def _theirs(kind: Any, config: Mapping[str, Any]) -> Any:
-    """Their module, in bfloat16 but for what they keep in float32, with its repeated blocks compiled."""
+def _theirs(kind: Any, config: Mapping[str, Any], change: Change) -> Any:
+    """Their module, in bfloat16 but for what they keep in float32, changed, with its repeated blocks compiled."""
     default, own = torch.get_default_dtype(), torch.bfloat16
     torch.set_default_dtype(own)
     try:
@@ -246,8 +249,26 @@ def _theirs(kind: Any, config: Mapping[str, Any]) -> Any:
             module = kind(**config).eval().requires_grad_(False)
     finally:
         torch.set_default_dtype(default)
+    change(module)
     module.compile_repeated_blocks(fullgraph=True, dynamic=False)
     return module
+
+
+def _float8(module: nn.Module) -> None:
+    """The linear layers of the blocks but for those of the modulation, as torchao has them."""
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
+
+    def served(part: nn.Module, path: str) -> bool:
+        return isinstance(part, nn.Linear) and "blocks" in path and "mod" not in path and "norm" not in path
+
+    quantize_(module, Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()), filter_fn=served)
+
+
+THEIRS: Mapping[str, Change] = {
+    "diffusers compiled": lambda module: None,
+    "diffusers, cuDNN attention": lambda module: module.set_attention_backend("_native_cudnn"),
+    "diffusers, torchao fp8": _float8,
+}
 
 
 CASES = (
@@ -270,7 +291,8 @@ def measure(names: Sequence[str], seconds: float) -> Iterator[Measurement]:
     for case in (case for case in CASES if case.name in names):
         wanted: Tensor | None = None
         builds: dict[str, Build] = {way.name: functools.partial(_ours, case, way) for way in WAYS}
-        builds["diffusers compiled"] = lambda case=case: (case.theirs(), {}, {})
+        for name, change in THEIRS.items():
+            builds[name] = lambda case=case, change=change: (case.theirs(change), {}, {})
         for name, build in builds.items():
             if time.monotonic() > deadline:
                 yield Measurement(case.name, name, None, problem="no time left")

@@ -17,6 +17,9 @@ using omni::QkvStream;
 
 using X = __nv_bfloat16;
 
+// What is stored: values, or codes with a scale of their own, or with one for each head of each row.
+enum class Written { kValues, kTokenCodes, kRowCodes };
+
 constexpr int kHead = 128;
 constexpr int kLanes = kHead / kUnit;  // of a head
 constexpr int kMostThreads = 512;
@@ -103,11 +106,25 @@ __device__ __forceinline__ void turn(float& a, float& b, float cosine, float sin
   }
 }
 
-// One head of q, k or v. `row` counts heads of the result. Every lane of the warp takes part.
-template <bool kCoded>
+// One head of q, k or v. `row` counts heads of the result; `inverse` is that of the scale of its row's codes. Every lane
+// of the warp takes part.
+template <Written kWritten>
 __device__ __forceinline__ void store(const QkNormRope& call, int which, int64_t row, const omni::UnitPlace& unit,
-                                      bool mine, const float (&value)[2][kPack]) {
-  if constexpr (!kCoded) {
+                                      bool mine, float inverse, const float (&value)[2][kPack]) {
+  if constexpr (kWritten == Written::kRowCodes) {
+    if (!mine) return;
+    uint8_t* out = static_cast<uint8_t*>(call.out[which]) + row * kHead;
+#pragma unroll
+    for (int pack = 0; pack < 2; ++pack) {
+      uint32_t words[2] = {0, 0};
+#pragma unroll
+      for (int i = 0; i < kPack; i += 2) {
+        words[i / 4] |= omni::code_pair<Codes::kE4m3ByRow>(value[pack][i] * inverse, value[pack][i + 1] * inverse)
+                        << (8 * (i % 4));
+      }
+      *reinterpret_cast<uint2*>(out + unit.at[pack]) = make_uint2(words[0], words[1]);
+    }
+  } else if constexpr (kWritten == Written::kValues) {
     if (!mine) return;
     X* out = static_cast<X*>(call.out[which]) + row * kHead;
     omni::store_pack(out + unit.at[0], value[0]);
@@ -155,13 +172,20 @@ bool is_plain(const QkNormRope& call) {
   return plain;
 }
 
+// Of a token in a stage: where it goes, the row that is in, and whether it is the row's first.
+struct Where {
+  int64_t place;
+  int32_t row;
+  bool first;
+};
+
 // kMovesV: v goes into the result, too. kPlain: see is_plain.
-template <QkNorm kNorm, bool kCoded, bool kMovesV, bool kPlain>
+template <QkNorm kNorm, Written kWritten, bool kMovesV, bool kPlain>
 __global__ void __maxnreg__(kRegisters) rope_bulk(const __grid_constant__ QkNormRope call, uint32_t to_high) {
 #ifdef OMNI_BULK
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t full[2];
-  __shared__ int64_t places[2];
+  __shared__ Where wheres[2];
   __shared__ float2 squares[2][kMostThreads / kWarp];
   const Layout layout(call, kMovesV);
   omni::BulkStages stages(full, memory, layout.bytes);
@@ -177,7 +201,12 @@ __global__ void __maxnreg__(kRegisters) rope_bulk(const __grid_constant__ QkNorm
     const QkvStream& stream = omni::stream_of(call, token);
     const int64_t at = token - stream.begin;
     omni::check_place(call, next_place);
-    places[stage] = next_place;
+    wheres[stage].place = next_place;
+    if constexpr (kWritten == Written::kRowCodes) {
+      const int64_t row = call.rows == 1 ? 0 : omni::row_of(call, next_place);
+      wheres[stage].row = static_cast<int32_t>(row);
+      wheres[stage].first = next_place == __ldg(call.cu + row);
+    }
     stages.expect(stage, layout.bytes);
     stages.load(stage, 0, static_cast<const X*>(stream.q) + at * stream.q_stride, layout.k);
     stages.load(stage, layout.k, static_cast<const X*>(stream.k) + at * stream.k_stride, layout.v - layout.k);
@@ -201,6 +230,8 @@ __global__ void __maxnreg__(kRegisters) rope_bulk(const __grid_constant__ QkNorm
       unit.turns[pack] = true;
     }
   }
+  [[maybe_unused]] int32_t row_of_inverse = -1;
+  float inverse[3] = {0.f, 0.f, 0.f};
   for (int64_t token = blockIdx.x; token < call.tokens; token += step, stages.next()) {
     if constexpr (kNorm != QkNorm::kRmsAcross) {
       __syncthreads();  // everybody is done with the token before this one: its stage takes the one that comes next
@@ -208,7 +239,21 @@ __global__ void __maxnreg__(kRegisters) rope_bulk(const __grid_constant__ QkNorm
     }
     const QkvStream& stream = omni::stream_of(call, token);
     const uint8_t* from = stages.wait();
-    const int64_t place = places[stages.stage()];
+    const int64_t place = wheres[stages.stage()].place;
+    if constexpr (kWritten == Written::kRowCodes) {
+      const int32_t of_row = wheres[stages.stage()].row;
+      if (of_row != row_of_inverse) {
+        row_of_inverse = of_row;
+#pragma unroll
+        for (int which = 0; which < 3; ++which) {
+          const int shared_by = kPlain || which > 0 ? 1 : static_cast<int>(call.heads / call.kv_heads);
+          if (!mine[which]) continue;
+          const uint32_t peak = __ldg(call.peaks + omni::peak_at(call, which, of_row, head / shared_by));
+          inverse[which] = omni::inverse_of(omni::row_scale(peak));
+        }
+      }
+      if (wheres[stages.stage()].first) omni::store_row_scales(call, of_row, place);
+    }
     const auto load = [&](int which, float (&value)[2][kPack]) {
       const uint32_t start = which == 0 ? 0u : which == 1 ? layout.k : layout.v;
       const auto* x = reinterpret_cast<const X*>(from + start) + head * kHead;
@@ -240,10 +285,10 @@ __global__ void __maxnreg__(kRegisters) rope_bulk(const __grid_constant__ QkNorm
     }
     if constexpr (kMovesV) {
       const int64_t row = place * call.kv_heads + head;
-      if constexpr (kCoded) {
+      if constexpr (kWritten != Written::kValues) {
         float value[2][kPack];
         load(2, value);
-        store<kCoded>(call, 2, row, unit, mine[2], value);
+        store<kWritten>(call, 2, row, unit, mine[2], inverse[2], value);
       } else if (mine[2]) {
         const auto* v = reinterpret_cast<const X*>(from + layout.v) + head * kHead;
         X* out = static_cast<X*>(call.out[2]) + row * kHead;
@@ -283,7 +328,7 @@ __global__ void __maxnreg__(kRegisters) rope_bulk(const __grid_constant__ QkNorm
       if (kPlain || call.pairs > 0) {
         turn(unit, !kPlain && call.half, reinterpret_cast<const float*>(from + layout.turns), value);
       }
-      store<kCoded>(call, which, row, unit, mine[which], value);
+      store<kWritten>(call, which, row, unit, mine[which], inverse[which], value);
     }
   }
 #endif
@@ -291,17 +336,17 @@ __global__ void __maxnreg__(kRegisters) rope_bulk(const __grid_constant__ QkNorm
 
 using Kernel = void (*)(QkNormRope, uint32_t);
 
-template <bool kCoded, bool kMovesV>
+template <Written kWritten, bool kMovesV>
 Kernel kernel_of(const QkNormRope& call) {
   constexpr Kernel kernels[] = {
-      rope_bulk<QkNorm::kNone, kCoded, kMovesV, false>,
-      rope_bulk<QkNorm::kRms, kCoded, kMovesV, false>,
-      rope_bulk<QkNorm::kRmsAcross, kCoded, kMovesV, false>,
-      rope_bulk<QkNorm::kLayer, kCoded, kMovesV, false>,
+      rope_bulk<QkNorm::kNone, kWritten, kMovesV, false>,
+      rope_bulk<QkNorm::kRms, kWritten, kMovesV, false>,
+      rope_bulk<QkNorm::kRmsAcross, kWritten, kMovesV, false>,
+      rope_bulk<QkNorm::kLayer, kWritten, kMovesV, false>,
   };
   if (!is_plain(call)) return kernels[static_cast<int>(call.norm)];
-  return call.norm == QkNorm::kRms ? rope_bulk<QkNorm::kRms, kCoded, kMovesV, true>
-                                   : rope_bulk<QkNorm::kRmsAcross, kCoded, kMovesV, true>;
+  return call.norm == QkNorm::kRms ? rope_bulk<QkNorm::kRms, kWritten, kMovesV, true>
+                                   : rope_bulk<QkNorm::kRmsAcross, kWritten, kMovesV, true>;
 }
 
 bool moves_v(const QkNormRope& call) { return call.streams[0].v != nullptr; }
@@ -313,13 +358,14 @@ unsigned threads_of(const QkNormRope& call) {
 }  // namespace
 
 bool omni::rope_fits_bulk(const QkNormRope& call) {
-  return call.codes != Codes::kE4m3ByRow && call.x_dtype == omni::Dtype::kBFloat16 && call.head_size == kHead &&
+  return call.x_dtype == omni::Dtype::kBFloat16 && call.head_size == kHead &&
          call.heads <= kMostThreads / kLanes && call.tokens > 0 && omni::fits_bulk(Layout(call, moves_v(call)).bytes);
 }
 
 const char* omni::launch_rope_bulk(const QkNormRope& call, cudaStream_t stream) {
-  const Kernel kernel = call.codes != Codes::kNone ? kernel_of<true, true>(call)
-                        : moves_v(call)          ? kernel_of<false, true>(call)
-                                                 : kernel_of<false, false>(call);
+  const Kernel kernel = call.codes == Codes::kE4m3ByRow ? kernel_of<Written::kRowCodes, true>(call)
+                        : call.codes != Codes::kNone    ? kernel_of<Written::kTokenCodes, true>(call)
+                        : moves_v(call)                 ? kernel_of<Written::kValues, true>(call)
+                                                        : kernel_of<Written::kValues, false>(call);
   return omni::launch_bulk(kernel, call, threads_of(call), Layout(call, moves_v(call)).bytes, stream);
 }

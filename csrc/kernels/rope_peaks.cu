@@ -9,7 +9,8 @@ using omni::QkNorm;
 using omni::QkNormRope;
 using omni::QkvStream;
 
-constexpr int kPeakTokens = 16;  // of a block
+constexpr int kPeakTokens = 16, kFewPeakTokens = 8;  // of a block, and of one of few
+constexpr int64_t kFewBlocks = 1024;
 constexpr int kPeakThreads = 512;
 constexpr int kMostKvHeads = 1024;
 
@@ -39,10 +40,10 @@ __device__ void bound_peaks(const QkNormRope& call, int which, uint32_t* peaks) 
   }
 }
 
-// The largest magnitudes of v's heads, row by row. Blocks have kPeakTokens tokens of one stream each, the last two have
-// what bounds q and k.
+// The largest magnitudes of v's heads, row by row. Blocks have `each` tokens of one stream, the last two have what bounds
+// q and k.
 template <class X, int kWidth>
-__global__ void __launch_bounds__(kPeakThreads) find_row_peaks(const __grid_constant__ QkNormRope call) {
+__global__ void __launch_bounds__(kPeakThreads) find_row_peaks(const __grid_constant__ QkNormRope call, int each) {
   __shared__ uint32_t peaks[kMostKvHeads];
   const int which = static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x) + 2;
   if (which >= 0) {
@@ -52,14 +53,14 @@ __global__ void __launch_bounds__(kPeakThreads) find_row_peaks(const __grid_cons
   int64_t block = blockIdx.x;
   int s = 0;
   for (; s < call.stream_count; ++s) {
-    const int64_t blocks = (call.streams[s].tokens + kPeakTokens - 1) / kPeakTokens;
+    const int64_t blocks = (call.streams[s].tokens + each - 1) / each;
     if (block < blocks) break;
     block -= blocks;
   }
   if (s == call.stream_count) return;
   const QkvStream& stream = call.streams[s];
-  const int64_t first = block * kPeakTokens;
-  const int64_t last = first + kPeakTokens < stream.tokens ? first + kPeakTokens : stream.tokens;
+  const int64_t first = block * each;
+  const int64_t last = first + each < stream.tokens ? first + each : stream.tokens;
   const int kv_heads = static_cast<int>(call.kv_heads), size = static_cast<int>(call.head_size), all = kv_heads * size;
   for (int64_t begin = first; begin < last;) {
     // the same for the whole block: the tokens from here on that are of one row; a stream has its rows in order
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(kPeakThreads) find_row_peaks(const __grid_cons
     for (int at = threadIdx.x * kWidth; at < all; at += blockDim.x * kWidth) {
       const X* v = static_cast<const X*>(stream.v) + at;
       uint32_t peak = 0u;
-#pragma unroll 4
+#pragma unroll 8
       for (int64_t token = begin; token < end; ++token) {
         float value[kWidth];
         if constexpr (kWidth == kPack) {
@@ -95,16 +96,17 @@ __global__ void __launch_bounds__(kPeakThreads) find_row_peaks(const __grid_cons
 
 template <class X>
 void launch_peaks(const QkNormRope& call, cudaStream_t stream) {
+  const int each = call.tokens <= kFewBlocks * kFewPeakTokens ? kFewPeakTokens : kPeakTokens;
   int64_t blocks = 2;
   bool packed = call.head_size % kPack == 0;
   for (int64_t s = 0; s < call.stream_count; ++s) {
-    blocks += (call.streams[s].tokens + kPeakTokens - 1) / kPeakTokens;
+    blocks += (call.streams[s].tokens + each - 1) / each;
     packed = packed && omni::aligned(call.streams[s].v, call.streams[s].v_stride, sizeof(X));
   }
   const int64_t width = packed ? kPack : 1, warps = (call.kv_heads * call.head_size / width + kWarp - 1) / kWarp;
   const auto threads = static_cast<unsigned>(warps < kPeakThreads / kWarp ? warps * kWarp : kPeakThreads);
   const auto kernel = packed ? find_row_peaks<X, kPack> : find_row_peaks<X, 1>;
-  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(call);
+  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(call, each);
 }
 
 }  // namespace

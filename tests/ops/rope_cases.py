@@ -276,6 +276,9 @@ def _row_code_cases() -> Iterator[Case]:
     yield Case((300,), 24, 24, 128, dtype=BF16, placed=False)
     yield Case((300,), 40, 8, 128, norm="rms_across", dtype=BF16, view="odd")
     yield Case((30, 9), norm="rms", affine="", dtype=BF16)
+    # more tokens than blocks, and rows that a block has several of
+    yield Case((700, 1300), 24, 24, 128, norm="rms", dtype=BF16, weight_dtype=BF16)
+    yield Case((1900, 20), 8, 2, 128, norm="rms_across", dtype=BF16, weight_dtype=F32)
 
 
 def check_all_row_codes(device: str, seed: int) -> None:
