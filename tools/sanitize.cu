@@ -90,13 +90,20 @@ void norm(int64_t tokens, int64_t channels, Dtype dtype, Dtype of_modulation, bo
 void activate(int64_t tokens, int64_t channels, Dtype dtype, omni::Activation activation, Code code) {
   Memory memory;
   const size_t count = tokens * channels;
+  const bool beside = activation == omni::Activation::kBesideGeluTanh;
   omni::Activate call{};
-  call.x = memory.numbers(count, dtype);
-  if (activation == omni::Activation::kSiluMul) call.up = memory.numbers(count, dtype);
+  call.channels = call.x_channels = call.x_stride = call.up_stride = channels;
+  if (beside) call.x_channels = call.x_stride = channels / 40 * 8, call.up_stride = channels - call.x_channels;
+  call.x = memory.numbers(tokens * call.x_channels, dtype);
+  if (beside || activation == omni::Activation::kSiluMul) call.up = memory.numbers(tokens * call.up_stride, dtype);
+  if (activation == omni::Activation::kIdentity) {
+    std::vector<int32_t> index(tokens);
+    for (int64_t t = 0; t < tokens; ++t) index[t] = static_cast<int32_t>(t * 7 % tokens);
+    call.index = memory.filled(index);
+  }
   call.out = memory.made(count * (code == Code::kNone ? size_of(dtype) : 1));
   call.out_scale = static_cast<float*>(memory.made(tokens * sizeof(float)));
-  call.tokens = tokens, call.channels = call.x_stride = call.up_stride = channels;
-  call.activation = activation, call.x_dtype = dtype, call.code = code;
+  call.tokens = tokens, call.activation = activation, call.x_dtype = dtype, call.code = code;
   check("activate", omni_activate_cuda(&call, nullptr));
 }
 
@@ -129,6 +136,14 @@ void rope(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size, omni::Q
   }
   call.eps = 1e-6f, call.norm = norm, call.half = half, call.codes = codes;
   call.x_dtype = call.weight_dtype = kDtype;
+  if (codes == Codes::kE4m3ByRow) {
+    const auto some = static_cast<int32_t>(tokens / 2 + 1);
+    call.rows = 3, call.cu = memory.filled(std::vector<int32_t>{0, some, some, static_cast<int32_t>(call.tokens)});
+    const size_t scales = 3 * call.rows * kv_heads;
+    call.peaks = memory.filled(std::vector<uint32_t>(scales, 0u));
+    call.row_scale = memory.filled(std::vector<float>(scales, 0.f));
+    check("peaks", omni_qk_row_peaks_cuda(&call, nullptr));
+  }
   check("rope", omni_qk_norm_rope_cuda(&call, nullptr));
 }
 
@@ -163,12 +178,15 @@ int main() {
       norm(50, 520, kFull, kFull, adds, true, code);
       norm(50, 67, kHalf, kHalf, adds, false, code);
     }
-    for (const auto activation : {omni::Activation::kGeluTanh, omni::Activation::kSiluMul}) {
+    for (const auto activation : {omni::Activation::kIdentity, omni::Activation::kGeluTanh, omni::Activation::kSiluMul,
+                                  omni::Activation::kBesideGeluTanh}) {
+      if (activation == omni::Activation::kIdentity && code == Code::kNone) continue;  // no op of the family
       for (const int64_t channels : {768, 1280, 3072, 520, 67}) activate(kTokens, channels, kHalf, activation, code);
     }
   }
-  for (const Codes codes : {Codes::kNone, Codes::kE4m3, Codes::kInt8}) {
+  for (const Codes codes : {Codes::kNone, Codes::kE4m3, Codes::kInt8, Codes::kE4m3ByRow}) {
     for (const auto norm : {omni::QkNorm::kRms, omni::QkNorm::kRmsAcross, omni::QkNorm::kLayer}) {
+      if (codes == Codes::kE4m3ByRow && norm == omni::QkNorm::kLayer) continue;  // bounds nothing
       rope(kTokens / 2, 8, 8, 128, norm, false, codes);
       rope(kTokens / 2, 8, 4, 128, norm, false, codes);
       rope(kTokens / 2, 5, 5, 128, norm, true, codes);
