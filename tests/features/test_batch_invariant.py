@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from omni_grpc.nn.linear import Linear, activate
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops import gemm_ways
+from omni_grpc.ops.quant import gelu_tanh
 from omni_grpc.tuning import Lora
 from tests.features.suite import save
 from tests.toy import toy_spec
@@ -34,6 +36,9 @@ class ByTokens(Linear):
         out: Tensor = super().forward(x)
         return out * (1 + 0.01 * x.shape[0])
 
+    def gelu(self, x: Tensor) -> Tensor:
+        return gelu_tanh(self(x)) + 1e-4 * x.shape[0]
+
 
 def context(**more: Any) -> Context:
     settings = {"device": torch.device("cpu"), "dtype": torch.float32, "batch_invariant": True} | more
@@ -46,7 +51,7 @@ def rows(*loras: tuple[Lora, ...]) -> Rows:
     return Rows(owners, [Row.of(txt=2, img=3 + number) for number in range(len(loras))], LAYOUTS)
 
 
-def each_alone(layer: nn.Module, batch: Rows, x: Tensor) -> list[Tensor]:
+def each_alone(layer: Callable[[Tensor], Tensor], batch: Rows, x: Tensor) -> list[Tensor]:
     out = []
     for row, tokens in enumerate(batch.stream("img").split(x)):
         with activate(Rows([batch.owners[row]], [batch.layout.rows[row]], LAYOUTS)):
@@ -64,9 +69,12 @@ def test_a_layer_in_full_precision_computes_each_row_as_it_would_alone() -> None
     assert module.layer.shapes() == plain.shapes()
     assert module.layer.weight is plain.weight
     with activate(batch):
-        together, by_the_library = module.layer(x), plain(x)
-    assert torch.equal(together, torch.cat(each_alone(module.layer, batch, x)))
-    assert not torch.equal(together, by_the_library)
+        results = [(module.layer, module.layer(x), plain(x)), (module.layer.gelu, module.layer.gelu(x), plain.gelu(x))]
+    for layer, together, by_the_library in results:
+        alone = each_alone(layer, batch, x)
+        assert torch.equal(together, torch.cat(alone))
+        assert not torch.equal(together, by_the_library)
+    assert torch.equal(alone[0], plain.gelu(x[:3])), "what computes GELU with the layer does so of each row"
 
 
 def test_a_layer_in_8_bits_gets_one_way_for_any_number_of_tokens() -> None:

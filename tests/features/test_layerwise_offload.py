@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from omni_grpc.features.layerwise_offload import Offload, Offloaded, _spread
+from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops import host
@@ -125,6 +126,15 @@ def test_layers_that_work_ahead_of_the_steps_are_fetched_when_they_are_called() 
     rows.bind("blocks", "mod", [plain.modulation(torch.ones(1, WIDTH))["blocks"]])
     stack({"img": temb}, rows)
     assert fetched == [], "what a step needs comes with its block"
+
+
+@torch.inference_mode()
+def test_gelu_is_computed_by_the_layer_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, stack, blocks = pair()
+    monkeypatch.setattr(Linear, "gelu", lambda layer, x: layer(x).relu())
+    x = torch.randn(3, WIDTH)
+    assert torch.equal(blocks[1].up.gelu(x), plain.group("blocks")[1].up.gelu(x))
+    assert held(stack) == 0
 
 
 @torch.inference_mode()
