@@ -15,7 +15,7 @@ WORKERS := $(if $(filter tests,$(TESTS)),-n auto --maxprocesses 4 --dist loadfil
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gen-setup serve demo test lint gen checkgen cuda-check gpu-test bench clean
+.PHONY: help setup gen-setup serve demo test lint gen checkgen cuda-check cpu-clones gpu-test bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -48,6 +48,9 @@ checkgen: gen-setup ## fail where the committed stubs are not what proto/ gives
 
 cuda-check: setup ## compile every CUDA kernel with nvcc alone; needs no GPU
 	$(BIN)/python tools/cuda_check.py
+
+cpu-clones: setup ## test the CPU kernels of narrower processors on this one
+	$(BIN)/python tools/cpu_clones.py
 
 gpu-test: setup ## run the tests that need a GPU
 	$(BIN)/python tools/gpu_test.py $(ARGS)

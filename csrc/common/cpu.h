@@ -5,10 +5,26 @@
 #include <cstdint>
 #include <cstring>
 
+// The widest vectors that there are to be, in bits. A build with fewer has the kernels of narrower processors alone, so that
+// they can be tested where wider ones would be chosen (tools/cpu_clones.py).
+#ifndef OMNI_CPU_BITS
+#define OMNI_CPU_BITS 512
+#endif
+
 // The widest clone that the processor runs is chosen when the library loads, so one file serves every x86-64.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define OMNI_TARGET(features) __attribute__((target(features)))
+#define OMNI_HAS(bits, feature) (OMNI_CPU_BITS >= bits && __builtin_cpu_supports(feature))
+#if OMNI_CPU_BITS == 512
 #define OMNI_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#elif OMNI_CPU_BITS == 256
+#define OMNI_CLONES OMNI_TARGET("avx2")
 #else
+#define OMNI_CLONES
+#endif
+#else
+#define OMNI_TARGET(features)
+#define OMNI_HAS(bits, feature) false
 #define OMNI_CLONES
 #endif
 

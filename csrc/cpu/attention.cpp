@@ -247,14 +247,6 @@ OMNI_INLINE void run(const Attention& call, const AttentionPiece& piece, float* 
 }
 
 // Of the 32 registers that AVX-512 has 16 add up, of AVX2's 16 there are 12.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define OMNI_TARGET(features) __attribute__((target(features)))
-#define OMNI_HAS(feature) __builtin_cpu_supports(feature)
-#else
-#define OMNI_TARGET(features)
-#define OMNI_HAS(feature) false
-#endif
-
 using Kernel = void (*)(const Attention&, const AttentionPiece&, float*);
 
 template <class T>
@@ -276,8 +268,8 @@ void plain(const Attention& call, const AttentionPiece& piece, float* memory) {
 
 template <class T>
 Kernel fastest() {
-  if (OMNI_HAS("avx512dq") && OMNI_HAS("avx512bw") && OMNI_HAS("avx512vl")) return with_avx512<T>;
-  return OMNI_HAS("avx2") && OMNI_HAS("fma") ? with_avx2<T> : plain<T>;
+  if (OMNI_HAS(512, "avx512dq") && OMNI_HAS(512, "avx512bw") && OMNI_HAS(512, "avx512vl")) return with_avx512<T>;
+  return OMNI_HAS(256, "avx2") && OMNI_HAS(256, "fma") ? with_avx2<T> : plain<T>;
 }
 
 }  // namespace
