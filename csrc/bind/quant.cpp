@@ -47,7 +47,8 @@ Activate activate_call(const char* op, Activation activation, Tensor& x, Tensor*
 // Where there is an index, each row of the result is one of x.
 void take_rows(const char* op, const Optional& index, const Tensor& x, Activate& call) {
   if (!index) return;
-  STD_TORCH_CHECK(index->scalar_type() == ScalarType::Int && index->dim() == 1 && index->stride(0) == 1, op,
+  STD_TORCH_CHECK(index->scalar_type() == ScalarType::Int && index->dim() == 1 &&
+                      (index->size(0) <= 1 || index->stride(0) == 1), op,
                   ": index must be int32 [S], its entries side by side");
   STD_TORCH_CHECK(index->device() == x.device(), op, ": x and index must be on one device");
   call.index = static_cast<const int32_t*>(index->const_data_ptr());

@@ -116,7 +116,13 @@ def quantize_reference(x: Tensor, int8: bool) -> tuple[Tensor, Tensor]:
 
 def quantize_rows_reference(x: Tensor, index: Tensor | None, int8: bool) -> tuple[Tensor, Tensor]:
     _check("quantize_rows", x)
-    return quantize_reference(_wide(x if index is None else x.index_select(0, index)), int8)
+    if index is None:
+        return quantize_reference(_wide(x), int8)
+    if index.dtype != torch.int32 or index.dim() != 1 or (index.numel() > 1 and index.stride(0) != 1):
+        raise RuntimeError("quantize_rows: index must be int32 [S], its entries side by side")
+    if index.device != x.device:
+        raise RuntimeError("quantize_rows: x and index must be on one device")
+    return quantize_reference(_wide(x.index_select(0, index)), int8)
 
 
 def gelu_tanh_reference(x: Tensor) -> Tensor:

@@ -69,6 +69,24 @@ def test_a_row_that_is_not_there_is_refused(index: list[int]) -> None:
         quant.quantize_rows(torch.zeros(9, 8), torch.int8, torch.tensor(index, dtype=torch.int32))
 
 
+@pytest.mark.parametrize("served", [True, False])
+def test_a_wrong_index_is_refused_alike(served: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quant, "_served", lambda x: served)
+    x = torch.zeros(9, 8)
+    for message, index in {
+        "index must be int32 [S]": torch.tensor([1, 2]),
+        "index must be int32 [S], its entries": torch.zeros(2, 2, dtype=torch.int32),
+        "its entries side by side": torch.zeros(6, dtype=torch.int32)[::2],
+        "x and index must be on one device": torch.zeros(2, dtype=torch.int32, device="meta"),
+    }.items():
+        with pytest.raises(RuntimeError) as caught:
+            quant.quantize_rows(x, torch.int8, index)
+        assert "quantize_rows: " in str(caught.value)
+        assert message in str(caught.value)
+    alone = torch.tensor([4, 0, 7], dtype=torch.int32)[::3]
+    assert quant.quantize_rows(x, torch.int8, alone)[0].shape == (1, 8)
+
+
 def test_what_is_beside_keeps_its_bits(seed: int) -> None:
     x, y = inputs(Case(5, 24, torch.bfloat16), "cpu", seed)[0], inputs(Case(5, 56, torch.bfloat16), "cpu", seed)[1]
     made = quant.beside_gelu_tanh(x, y)
