@@ -27,6 +27,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.timing import require_gpu
 from omni_grpc.backends import BACKENDS, lack
 from omni_grpc.ops.attention import use_of, varlen_attention
 from omni_grpc.ops.attention_q import HEAD_SIZE, PLANS, attention_q, attention_quantize
@@ -231,6 +232,7 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 def main() -> None:
     argparse.ArgumentParser(description="time 8-bit attention on a Hopper GPU").parse_args()
+    require_gpu()
     print(table(gpu(math.inf)))
 
 

@@ -268,6 +268,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--results", type=Path, default=timing.RESULTS, help="folder of the JSON file")
     options = parser.parse_args()
+    timing.require_gpu()
     own = choose(AUTO, use_of(torch.device(DEVICE), DTYPE, 128, causal=False, grouped=False))
     measurements: list[Measurement] = []
     for made in measure(options.seconds):

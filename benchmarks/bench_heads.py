@@ -20,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.timing import BEYOND_L2, Call, attempt, time_on_gpu
+from benchmarks.timing import BEYOND_L2, Call, attempt, require_gpu, time_on_gpu
 from omni_grpc.ops.heads import quantize_heads
 
 
@@ -102,6 +102,7 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 
 def main() -> None:
+    require_gpu()
     print(table(gpu(math.inf)))
 
 

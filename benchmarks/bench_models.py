@@ -363,6 +363,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--results", type=Path, default=timing.RESULTS, help="folder of the JSON file")
     options = parser.parse_args()
+    timing.require_gpu()
     measurements: list[Measurement] = []
     for made in measure(options.models, options.seconds):
         measurements.append(made)

@@ -11,6 +11,7 @@ import datetime
 import json
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ Call = Callable[..., Any]
 CALLS = 20
 REPEATS = 15
 BEYOND_L2 = 256 * 2**20
+SKIPPED = 77
+"""The exit code of what a machine cannot run, as automake has it: `make bench` goes on."""
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -78,6 +81,13 @@ def time_on_cpu(call: Call, sets: Sequence[tuple[Any, ...]]) -> float:
         call(*sets[0])
         times.append(time.perf_counter() - start)
     return statistics.median(times[3:])
+
+
+def require_gpu() -> None:
+    """Ends a script that measures nothing else with SKIPPED where there is none."""
+    if not torch.cuda.is_available():
+        print("needs a GPU, and torch finds none", file=sys.stderr)
+        raise SystemExit(SKIPPED)
 
 
 def record(script: str, name: str, measurements: Sequence[Any], folder: Path, **more: Any) -> Path:
