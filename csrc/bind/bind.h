@@ -12,6 +12,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
 #include <exception>
 #include <optional>
 
@@ -21,6 +22,7 @@ namespace omni {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+using Optional = std::optional<Tensor>;
 
 constexpr int64_t kParallelElements = 32768;  // what one thread should have to do at least, about 10 us
 
@@ -59,6 +61,15 @@ inline Tensor contiguous(const Tensor& tensor) {
 
 inline Tensor clone(const Tensor& tensor) {
   return allocated([&] { return torch::stable::clone(tensor); });
+}
+
+// An entry that names none of `rows` rows, which a kernel on a CPU would read all the same; none where all do or there are
+// no entries.
+inline std::optional<int32_t> outside(const int32_t* entries, int64_t count, int64_t rows) {
+  if (entries == nullptr || count == 0) return std::nullopt;
+  const auto [low, high] = std::minmax_element(entries, entries + count);
+  if (*low < 0) return *low;
+  return *high < rows ? std::nullopt : std::optional(*high);
 }
 
 // Rows may be anywhere, elements of a row must be neighbours.

@@ -13,7 +13,7 @@ using omni::kParallelElements;
 using omni::ScalarType;
 using omni::Tensor;
 using omni::with_dense_rows;
-using Optional = std::optional<Tensor>;
+using omni::Optional;
 
 // What a call names, checked and with dense rows. It holds the tensors that the struct points into.
 struct Operands {
@@ -127,11 +127,8 @@ using Run = void (*)(const char* op, const omni::Norm&, const Tensor& x);
 
 void run_cpu(const char* op, const omni::Norm& call, const Tensor&) {
   if (call.tokens == 0 || call.channels == 0) return;
-  if (call.index != nullptr) {
-    const auto [low, high] = std::minmax_element(call.index, call.index + call.tokens);
-    STD_TORCH_CHECK(*low >= 0 && *high < call.rows, op, ": index holds ", *low < 0 ? *low : *high,
-                    ", gate, scale and shift have ", call.rows, " rows");
-  }
+  const auto wrong = omni::outside(call.index, call.tokens, call.rows);
+  STD_TORCH_CHECK(!wrong, op, ": index holds ", wrong.value_or(0), ", gate, scale and shift have ", call.rows, " rows");
   const int64_t grain = std::max<int64_t>(1, kParallelElements / call.channels);
   torch::stable::parallel_for(0, call.tokens, grain,
                               [&](int64_t begin, int64_t end) { omni_norm_cpu(&call, begin, end); });

@@ -1,6 +1,5 @@
 // Binds the quant family.
 #include <algorithm>
-#include <optional>
 #include <tuple>
 
 #include "../common/quant.h"
@@ -11,11 +10,10 @@ namespace {
 using omni::Activate;
 using omni::Activation;
 using omni::dtype_of;
+using omni::Optional;
 using omni::ScalarType;
 using omni::Tensor;
 using omni::with_dense_rows;
-
-using Optional = std::optional<Tensor>;
 
 // The struct but for the output; x and up become rows that the caller keeps.
 Activate activate_call(const char* op, Activation activation, Tensor& x, Tensor* up) {
@@ -47,28 +45,19 @@ Activate activate_call(const char* op, Activation activation, Tensor& x, Tensor*
 // Where there is an index, each row of the result is one of x.
 void take_rows(const char* op, const Optional& index, const Tensor& x, Activate& call) {
   if (!index) return;
-  STD_TORCH_CHECK(index->scalar_type() == ScalarType::Int && index->dim() == 1 &&
-                      (index->size(0) <= 1 || index->stride(0) == 1), op,
+  const bool dense = index->dim() == 1 && (index->size(0) <= 1 || index->stride(0) == 1);
+  STD_TORCH_CHECK(dense && index->scalar_type() == ScalarType::Int, op,
                   ": index must be int32 [S], its entries side by side");
   STD_TORCH_CHECK(index->device() == x.device(), op, ": x and index must be on one device");
   call.index = static_cast<const int32_t*>(index->const_data_ptr());
   call.tokens = index->size(0);
 }
 
-Tensor rows_like(const Tensor& x, Activate& call) {
-  Tensor out = omni::new_empty(x, {call.tokens, call.channels});
-  call.out = out.mutable_data_ptr();
-  return out;
-}
-
 using Run = void (*)(const char* op, const Activate&, const Tensor& x);
 
 void run_cpu(const char* op, const Activate& call, const Tensor& x) {
-  if (call.index != nullptr && call.tokens > 0) {
-    const auto [low, high] = std::minmax_element(call.index, call.index + call.tokens);
-    STD_TORCH_CHECK(*low >= 0 && *high < x.size(0), op, ": index holds ", *low < 0 ? *low : *high, ", x has ",
-                    x.size(0), " rows");
-  }
+  const auto wrong = omni::outside(call.index, call.tokens, x.size(0));
+  STD_TORCH_CHECK(!wrong, op, ": index holds ", wrong.value_or(0), ", x has ", x.size(0), " rows");
   const int64_t grain = std::max<int64_t>(1, omni::kParallelElements / std::max<int64_t>(1, call.channels));
   torch::stable::parallel_for(0, call.tokens, grain,
                               [&](int64_t begin, int64_t end) { omni_activate_cpu(&call, begin, end); });
@@ -79,6 +68,15 @@ void run_cuda(const char* op, const Activate& call, const Tensor& x) {
   if (call.tokens > 0) omni::launch(op, &omni_activate_cuda, call, x);
 }
 #endif
+
+template <Run run>
+Tensor plain(const char* op, Activation activation, Tensor& x, Tensor* up) {
+  Activate call = activate_call(op, activation, x, up);
+  Tensor out = omni::new_empty(x, {call.tokens, call.channels});
+  call.out = out.mutable_data_ptr();
+  run(op, call, x);
+  return out;
+}
 
 template <Run run>
 std::tuple<Tensor, Tensor> coded(const char* op, Activation activation, Tensor& x, Tensor* up, bool int8,
@@ -97,26 +95,17 @@ std::tuple<Tensor, Tensor> coded(const char* op, Activation activation, Tensor& 
 
 template <Run run>
 Tensor gelu_tanh(Tensor x) {
-  Activate call = activate_call("gelu_tanh", Activation::kGeluTanh, x, nullptr);
-  Tensor out = rows_like(x, call);
-  run("gelu_tanh", call, x);
-  return out;
+  return plain<run>("gelu_tanh", Activation::kGeluTanh, x, nullptr);
 }
 
 template <Run run>
 Tensor silu_mul(Tensor x, Tensor up) {
-  Activate call = activate_call("silu_mul", Activation::kSiluMul, x, &up);
-  Tensor out = rows_like(x, call);
-  run("silu_mul", call, x);
-  return out;
+  return plain<run>("silu_mul", Activation::kSiluMul, x, &up);
 }
 
 template <Run run>
 Tensor beside_gelu_tanh(Tensor x, Tensor y) {
-  Activate call = activate_call("beside_gelu_tanh", Activation::kBesideGeluTanh, x, &y);
-  Tensor out = rows_like(x, call);
-  run("beside_gelu_tanh", call, x);
-  return out;
+  return plain<run>("beside_gelu_tanh", Activation::kBesideGeluTanh, x, &y);
 }
 
 template <Run run>

@@ -195,10 +195,8 @@ Tensors qk_norm_rope(const Tensors& q, const Tensors& k, const Tensors& v, const
 void run_cpu(const QkNormRope& call, const Operands& in) {
   for (int64_t s = 0; s < call.stream_count; ++s) {
     const QkvStream& stream = call.streams[s];
-    if (stream.place == nullptr || stream.tokens == 0) continue;
-    const auto [low, high] = std::minmax_element(stream.place, stream.place + stream.tokens);
-    STD_TORCH_CHECK(*low >= 0 && *high < call.tokens, "qk_norm_rope: place holds ", *low < 0 ? *low : *high,
-                    ", there are ", call.tokens, " tokens");
+    const auto wrong = omni::outside(stream.place, stream.tokens, call.tokens);
+    STD_TORCH_CHECK(!wrong, "qk_norm_rope: place holds ", wrong.value_or(0), ", there are ", call.tokens, " tokens");
   }
   const int64_t channels = (call.heads + 2 * call.kv_heads) * call.head_size;
   const int64_t grain = std::max<int64_t>(1, omni::kParallelElements / channels);

@@ -15,11 +15,11 @@ struct Activate {
   const void* x;         // [tokens, x_channels], rows x_stride apart; with an index [any, x_channels]
   const void* up;        // [tokens, channels or what x leaves of them], rows up_stride apart, of x_dtype; null for one x
   const int32_t* index;  // [tokens], which row of x each token is; null where they are its own. For kIdentity alone
-  void* out;         // [tokens, channels], contiguous, of x_dtype or one byte each, as `code` says
-  float* out_scale;  // [tokens], with a code
+  void* out;             // [tokens, channels], contiguous, of x_dtype or one byte each, as `code` says
+  float* out_scale;      // [tokens], with a code
   int64_t tokens;
   int64_t channels;
-  int64_t x_channels;  // channels, but for kBesideGeluTanh
+  int64_t x_channels;    // channels, but for kBesideGeluTanh
   int64_t x_stride;
   int64_t up_stride;
   Activation activation;

@@ -125,6 +125,17 @@ __device__ __forceinline__ uint32_t code_pair(float low, float high) {
   }
 }
 
+// The codes of a pack.
+template <Codes kCodes>
+__device__ __forceinline__ uint2 code_pack(const float (&value)[kPack], float inverse) {
+  uint32_t words[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < kPack; i += 2) {
+    words[i / 4] |= code_pair<kCodes>(value[i] * inverse, value[i + 1] * inverse) << (8 * (i % 4));
+  }
+  return make_uint2(words[0], words[1]);
+}
+
 // kernels/rope_bulk.cu: whether it serves the call, which has packs everywhere, on the current device; and its launch.
 bool rope_fits_bulk(const QkNormRope& call);
 const char* launch_rope_bulk(const QkNormRope& call, cudaStream_t stream);

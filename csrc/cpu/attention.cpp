@@ -246,9 +246,9 @@ OMNI_INLINE void run(const Attention& call, const AttentionPiece& piece, float* 
   finish(call, static_cast<T*>(call.out) + (first_q * call.heads + piece.head) * size, piece.count, at);
 }
 
-// Of the 32 registers that AVX-512 has 16 add up, of AVX2's 16 there are 12.
 using Kernel = void (*)(const Attention&, const AttentionPiece&, float*);
 
+// Of the 32 registers that AVX-512 has 16 add up, of AVX2's 16 there are 12.
 template <class T>
 OMNI_TARGET("avx512f,avx512dq,avx512bw,avx512vl")
 void with_avx512(const Attention& call, const AttentionPiece& piece, float* memory) {

@@ -40,7 +40,7 @@ OMNI_INLINE void rows(const Activate& call, int64_t begin, int64_t end) {
       constexpr bool kDirect = kCode == Code::kNone && sizeof(X) == sizeof(float);
       float* made = kDirect ? static_cast<float*>(call.out) + token * channels : h;
       if constexpr (kActivation == Activation::kBesideGeluTanh) {
-        std::copy_n(x, x == made ? 0 : kept, made);
+        if (x != made) std::copy_n(x, kept, made);
         activate<kActivation>(up, nullptr, channels - kept, made + kept);
       } else {
         activate<kActivation>(x, up, channels, made);

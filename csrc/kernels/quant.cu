@@ -247,7 +247,8 @@ int packs_of(const Activate& call) {
 }
 
 uint32_t bytes_of(const Activate& call) {
-  return static_cast<uint32_t>(call.channels * sizeof(__nv_bfloat16)) * (call.activation == Activation::kSiluMul ? 2 : 1);
+  const auto bytes = static_cast<uint32_t>(call.channels * sizeof(__nv_bfloat16));
+  return call.activation == Activation::kSiluMul ? 2 * bytes : bytes;
 }
 
 template <Activation kActivation>
@@ -262,7 +263,8 @@ const char* launch_bulk(const Activate& call, int packs, cudaStream_t stream) {
 template <class X, Activation kActivation>
 const char* launch(const Activate& call, cudaStream_t stream) {
   constexpr bool kBeside = kBehind<kActivation>;
-  const bool packed = call.channels % kPack == 0 && call.x_channels % kPack == 0 && omni::aligned(call.x, call.x_stride, sizeof(X)) &&
+  const bool packed = call.channels % kPack == 0 && call.x_channels % kPack == 0 &&
+                      omni::aligned(call.x, call.x_stride, sizeof(X)) &&
                       omni::aligned(call.up, call.up_stride, sizeof(X)) && omni::aligned(call.out, 0, 1);
   const int64_t packs = call.channels / kPack, all = call.tokens * packs;
   if (packed && call.code == Code::kNone && all > 0 && all <= UINT32_MAX) {

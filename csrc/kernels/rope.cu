@@ -5,7 +5,6 @@ namespace {
 
 using omni::check_place;
 using omni::code_of;
-using omni::code_pair;
 using omni::Codes;
 using omni::kLargest;
 using omni::kPack;
@@ -178,12 +177,7 @@ __device__ __forceinline__ void store_unit(const QkNormRope& call, int which, in
     uint8_t* out = static_cast<uint8_t*>(call.out[which]) + row;
 #pragma unroll
     for (int pack = 0; pack < 2; ++pack) {
-      uint32_t words[2] = {0, 0};
-#pragma unroll
-      for (int i = 0; i < kPack; i += 2) {
-        words[i / 4] |= code_pair<kCodes>(value[pack][i] * inverse, value[pack][i + 1] * inverse) << (8 * (i % 4));
-      }
-      *reinterpret_cast<uint2*>(out + unit.at[pack]) = make_uint2(words[0], words[1]);
+      *reinterpret_cast<uint2*>(out + unit.at[pack]) = omni::code_pack<kCodes>(value[pack], inverse);
     }
   }
 }

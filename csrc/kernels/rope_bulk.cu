@@ -116,13 +116,7 @@ __device__ __forceinline__ void store(const QkNormRope& call, int which, int64_t
     uint8_t* out = static_cast<uint8_t*>(call.out[which]) + row * kHead;
 #pragma unroll
     for (int pack = 0; pack < 2; ++pack) {
-      uint32_t words[2] = {0, 0};
-#pragma unroll
-      for (int i = 0; i < kPack; i += 2) {
-        words[i / 4] |= omni::code_pair<Codes::kE4m3ByRow>(value[pack][i] * inverse, value[pack][i + 1] * inverse)
-                        << (8 * (i % 4));
-      }
-      *reinterpret_cast<uint2*>(out + unit.at[pack]) = make_uint2(words[0], words[1]);
+      *reinterpret_cast<uint2*>(out + unit.at[pack]) = omni::code_pack<Codes::kE4m3ByRow>(value[pack], inverse);
     }
   } else if constexpr (kWritten == Written::kValues) {
     if (!mine) return;
@@ -172,7 +166,7 @@ bool is_plain(const QkNormRope& call) {
   return plain;
 }
 
-// Of a token in a stage: where it goes, the row that is in, and whether it is the row's first.
+// Of a token in a stage: where it goes, which row that is in, and whether it is that row's first.
 struct Where {
   int64_t place;
   int32_t row;
