@@ -165,6 +165,9 @@ def check_zeros_and_what_is_not_finite(device: str, seed: int) -> None:
         for made in (
             quant.quantize_rows(x, dtype),
             quant.silu_mul_quantize_rows(torch.full_like(x, 50.0), x, dtype),
+            quant.quantize_rows(x, dtype, torch.arange(6, device=device, dtype=torch.int32)),
+            quant.beside_gelu_tanh_quantize_rows(x, torch.zeros_like(x), dtype),
+            quant.beside_gelu_tanh_quantize_rows(torch.zeros_like(x), x, dtype),
         ):
             read, where = made[0].float() * made[1][:, None], f"{dtype}, {channels} channels on {device}"
             assert read.isnan().all(1).tolist() == [False, False, True, True, False, False], where
