@@ -19,9 +19,16 @@ class Workspace:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._least = 0
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
         # prepare and step have lanes of their own
         self._lock = threading.Lock()
+
+    def expect(self, rows: int, columns: int, dtype: torch.dtype) -> None:
+        """Says of a matrix that will be asked for: there is memory for it from the first one on, and it stays where it
+        is, for a graph that was captured.
+        """
+        self._least = max(self._least, rows * columns * dtype.itemsize)
 
     @contextlib.contextmanager
     def matrix(self, rows: int, columns: int, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -34,7 +41,7 @@ class Workspace:
                 # the old one goes first, so that there are never two
                 self._memory = torch.empty(0, dtype=torch.uint8, device=self.device)
                 with torch.inference_mode(False):
-                    self._memory = torch.empty(size, dtype=torch.uint8, device=self.device)
+                    self._memory = torch.empty(max(size, self._least), dtype=torch.uint8, device=self.device)
             yield self._memory[:size].view(dtype).view(rows, columns)
 
 
@@ -50,6 +57,7 @@ class PackedLinear(AnyLinear):
         super().__init__()
         self.in_features, self.out_features, self.stream = linear.in_features, linear.out_features, linear.stream
         self.runs, self.dtype, self.workspace = tuple(runs), dtype, workspace
+        workspace.expect(self.out_features, self.in_features, dtype)
         size = sum(packing.bytes_of(rows * self.in_features) for packing, rows in self.runs)
         packed = linear.weight.new_empty(size, dtype=torch.uint8)
         self.packed = nn.Parameter(packed, requires_grad=False)

@@ -200,3 +200,16 @@ def test_the_unpacked_weights_share_one_place(qwen: Packed) -> None:
     (workspace,) = {layer.workspace for layer in layers}
     largest = max(math.prod(layer.shapes()["weight"]) for layer in layers)
     assert workspace._memory.nbytes == 4 * largest
+
+
+@torch.inference_mode()
+def test_the_place_of_the_unpacked_weights_stays_where_it_is(qwen: Packed) -> None:
+    """From the first layer on, however small: a graph that was captured unpacks there."""
+    layers = [part for part in qwen.model().pipeline.modules() if isinstance(part, PackedLinear)]
+    (workspace,) = {layer.workspace for layer in layers}
+    layers.sort(key=lambda layer: math.prod(layer.shapes()["weight"]))
+    places = set()
+    for layer in layers:
+        layer(torch.zeros(1, layer.in_features))
+        places.add(workspace._memory.data_ptr())
+    assert len(places) == 1
