@@ -16,7 +16,6 @@ import argparse
 import dataclasses
 import functools
 import gc
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -149,8 +148,7 @@ def _fill(module: nn.Module, spec: ModelSpec) -> None:
 
 
 def _dtype(name: str, spec: ModelSpec) -> torch.dtype:
-    kept = any(re.search(pattern, name) for pattern in spec.weights["transformer"].float32)
-    return torch.float32 if kept else DTYPE
+    return torch.float32 if spec.weights["transformer"].in_float32(name) else DTYPE
 
 
 def _ours(case: Case, way: Way) -> tuple[Step, Mapping[str, int], Mapping[str, Sequence[str]]]:

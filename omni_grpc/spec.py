@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,10 @@ class WeightMap:
     renames: tuple[tuple[str, str], ...] = ()
     fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     float32: tuple[str, ...] = ()
+
+    def in_float32(self, name: str) -> bool:
+        """Whether a parameter of ours stays in float32."""
+        return any(re.search(pattern, name) for pattern in self.float32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

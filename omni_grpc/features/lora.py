@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -102,7 +103,9 @@ class LoraLinear(AnyLinear):
         wanted, found = (rows.stop - rows.start, self.in_features), (factors.up.shape[0], factors.down.shape[1])
         if found != wanted:
             raise refused(name, f"{layer} changes a weight {found}, the model's is {wanted}")
-        down, up = (x.to(context.device, context.dtype) for x in (factors.down, factors.up * factors.scale))
+        kept = context.spec.weights[context.component].in_float32(f"{place.path}.weight")
+        dtype = torch.float32 if kept else context.dtype
+        down, up = (x.to(context.device, dtype) for x in (factors.down, factors.up * factors.scale))
         self.parts.setdefault(name, []).append(Part(down, up, rows))
 
     def forward(self, x: Tensor) -> Tensor:

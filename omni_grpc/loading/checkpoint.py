@@ -89,8 +89,7 @@ def load_weights(
     with _headers(folder) as (handles, found):
 
         def precision(name: str) -> torch.dtype:
-            kept = any(re.search(pattern, name) for pattern in weights.float32)
-            return torch.float32 if kept else dtype
+            return torch.float32 if weights.in_float32(name) else dtype
 
         def copy(weight: Tensor, source: Source) -> None:
             target = _part(weight, source)

@@ -112,8 +112,7 @@ class GgufFile:
         wanted = needs(module)
 
         def precision(name: str) -> torch.dtype:
-            kept = any(re.search(pattern, name) for pattern in weights.float32)
-            return torch.float32 if kept else dtype
+            return torch.float32 if weights.in_float32(name) else dtype
 
         def read(name: str, sources: Sequence[Source]) -> Tensor:
             path, _, leaf = name.rpartition(".")

@@ -21,6 +21,7 @@ from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops import gemm_ways
 from omni_grpc.ops.quant import gelu_tanh
+from omni_grpc.spec import WeightMap
 from omni_grpc.tuning import Lora
 from tests.features.suite import save
 from tests.toy import toy_spec
@@ -42,7 +43,7 @@ class ByTokens(Linear):
 
 def context(**more: Any) -> Context:
     settings = {"device": torch.device("cpu"), "dtype": torch.float32, "batch_invariant": True} | more
-    return Context(component="transformer", spec=toy_spec(), **settings)
+    return Context(component="transformer", spec=toy_spec(weights={"transformer": WeightMap()}), **settings)
 
 
 def rows(*loras: tuple[Lora, ...]) -> Rows:

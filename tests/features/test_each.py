@@ -329,6 +329,14 @@ def merge(suite: Suite, loras: tuple[Lora, ...], folder: Path) -> Model:
     return Model(suite.entry, folder)
 
 
+def test_adapters_are_in_the_precision_of_the_layers_that_they_change(suite: Suite) -> None:
+    """A model in bfloat16 keeps some of them in float32."""
+    exact, model = suite.load(suite.lora), suite.load(suite.lora, dtype="bfloat16")
+    expected, got = run(exact, *company(exact)), run(model, *company(model))
+    for name, one in expected.items():
+        assert cosine(got[name].latents.float(), one.latents) > FLOOR
+
+
 @pytest.mark.shows("LoRA, scale 0", "without it", "bit for bit")
 def test_an_adapter_at_scale_zero_changes_nothing(suite: Suite) -> None:
     plain, model = suite.load(), suite.load(suite.lora)

@@ -17,6 +17,7 @@ from omni_grpc.features.lora import LoraLinear, apply
 from omni_grpc.loading.checkpoint import Place, Places
 from omni_grpc.nn.linear import Linear, activate
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
+from omni_grpc.spec import WeightMap
 from omni_grpc.tuning import Lora
 from tests.features.suite import save
 from tests.models.cases import ENTRIES
@@ -43,7 +44,7 @@ def wrapped(tmp_path: Path, tensors: Mapping[str, Tensor], places: Places, **mor
     save(tensors, tmp_path / "a.safetensors")
     context = Context(
         component="transformer",
-        spec=toy_spec(weights={"transformer": None, "transformer_2": None}),
+        spec=toy_spec(weights={"transformer": WeightMap(), "transformer_2": WeightMap()}),
         device=torch.device("cpu"),
         dtype=torch.float32,
         places=places,
