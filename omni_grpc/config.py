@@ -251,7 +251,7 @@ class JobsConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """When a worker counts as dead, and how it comes back."""
+    """When a worker counts as dead, how it comes back, and what it prepares."""
 
     worker_timeout: float = setting(30.0, "seconds without a sign of life after which a worker is killed", minimum=1)
     phase_timeout: float = setting(
@@ -259,6 +259,12 @@ class WorkerConfig:
     )
     restart_backoff: float = setting(1.0, "seconds before a dead worker is started again; doubles up to 60", minimum=0)
     warm_up_seconds: float = setting(10.0, "seconds that the warm-up may spend on fitting the cost model", minimum=0)
+    cuda_graph_tokens: int | None = setting(
+        None,
+        "most tokens of a batch whose kernels are launched as one CUDA graph, once a batch of its shapes has come "
+        "twice; 0: none (default: 8192 on cuda, none with --enable-layerwise-offload); native models alone",
+        minimum=0,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +309,7 @@ class EngineConfig:
         known = {option.name: option for option in options()}
         unknown = [name for name in flat if name not in known]
         if unknown:
-            raise _unknown(unknown, known)
+            raise unknown_settings(unknown, known)
         if flat.get("model") is None:
             if not BUNDLED.is_dir():
                 raise ConfigError(
@@ -445,49 +451,8 @@ def _pairs(value: Any) -> dict[str, str]:
     return dict(pairs)
 
 
-def from_mapping(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat settings from a mapping as a YAML file gives it: flat names, or sections that hold them."""
-    known = {option.name: option for option in options()}
-    sections = {option.section for option in known.values()}
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        name = key.replace("-", "_")
-        if name in sections and isinstance(value, Mapping):
-            inner = from_mapping(value)
-            misplaced = [n for n in inner if known[n].section != name]
-            if misplaced:
-                raise ConfigError(f"{misplaced[0]!r} belongs to section {known[misplaced[0]].section!r}, not {name!r}")
-        elif name in known:
-            inner = {name: value}
-        else:
-            raise _unknown([name], known)
-        if twice := flat.keys() & inner.keys():
-            raise ConfigError(f"{min(twice)!r} is set twice, alone and under its section")
-        flat |= inner
-    return flat
-
-
-def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Flat settings from variables named OMNI_GRPC_<SETTING>. An unknown one is an error, since a typo would be silent.
-
-    OMNI_GRPC_BUILD_* and OMNI_GRPC_CUDA_* steer the build of the op library, not the server, and are passed over.
-    Our own name of a setting wins over vLLM-Omni's.
-    """
-    build = (ENVIRONMENT_PREFIX + "BUILD", ENVIRONMENT_PREFIX + "CUDA")
-    names = {key: name for key, name in ENVIRONMENT_ALIASES.items() if key in environ}
-    names |= {
-        key: key.removeprefix(ENVIRONMENT_PREFIX).lower()
-        for key in environ
-        if key.startswith(ENVIRONMENT_PREFIX) and not key.startswith(build)
-    }
-    known = {option.name: option for option in options()}
-    unknown = [name for name in names.values() if name not in known]
-    if unknown:
-        raise _unknown(unknown, known)
-    return {name: environ[key] for key, name in names.items()}  # ours come last
-
-
-def _unknown(names: list[str], known: Mapping[str, Option]) -> ConfigError:
+def unknown_settings(names: list[str], known: Mapping[str, Option]) -> ConfigError:
+    """For names that are no settings, each with the nearest that is one."""
     lines = []
     for name in names:
         close = difflib.get_close_matches(name, known, n=1)

@@ -99,6 +99,15 @@ REMEDIES = (
         where=_shared,
     ),
     Remedy(
+        setting="cuda_graph_tokens",
+        better=lambda now: 0,
+        saves="no tensors are kept for batches that come again, which take up to 2 GiB",
+        lossless=True,
+        phases=("prepare", "step", "decode"),
+        where=_beside_the_host,
+        excludes="enable_layerwise_offload",
+    ),
+    Remedy(
         setting="vae_use_tiling",
         better=lambda now: True,
         saves="pictures are decoded tile by tile, with seams that are blended",

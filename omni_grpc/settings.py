@@ -12,7 +12,14 @@ from typing import Any
 
 import yaml
 
-from omni_grpc.config import EngineConfig, Option, from_environment, from_mapping, options
+from omni_grpc.config import (
+    ENVIRONMENT_ALIASES,
+    ENVIRONMENT_PREFIX,
+    EngineConfig,
+    Option,
+    options,
+    unknown_settings,
+)
 from omni_grpc.errors import ConfigError, Violation
 from omni_grpc.version import __version__
 
@@ -22,10 +29,13 @@ DEGREES: Mapping[str, str] = {"--usp": "--ulysses-degree", "--ring": "--ring-deg
 SHORT: Mapping[str, str] = {"-dac": "--diffusion-attention-config"}
 """vLLM-Omni's short flags of what is called the same here."""
 
+OF_THE_BUILD = frozenset({"OMNI_GRPC_BUILD", "OMNI_GRPC_CUDA_ARCHS"})
+"""Variables of setup.py."""
+
 ALWAYS: Mapping[str, str] = {
     "--omni": "is what this server always does; leave it out",
     "--step-execution": "step execution is always on",
-    "--enforce-eager": "models run eagerly; nothing is compiled yet",
+    "--enforce-eager": "nothing is compiled; --cuda-graph-tokens 0 turns CUDA graphs off",
 }
 """vLLM-Omni's flags for what needs no flag here, and what they are answered with. Flags alone: no variables or keys."""
 
@@ -50,6 +60,47 @@ def settings(argv: Sequence[str], environ: Mapping[str, str], *, prog: str, desc
     file = flags.pop("config", None)
     from_file = {} if file is None else from_mapping(_read_yaml(Path(file)))
     return EngineConfig.from_settings(**(from_file | from_environment(environ) | flags))
+
+
+def from_mapping(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat settings from a mapping as a YAML file gives it: flat names, or sections that hold them."""
+    known = {option.name: option for option in options()}
+    sections = {option.section for option in known.values()}
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        name = key.replace("-", "_")
+        if name in sections and isinstance(value, Mapping):
+            inner = from_mapping(value)
+            misplaced = [n for n in inner if known[n].section != name]
+            if misplaced:
+                raise ConfigError(f"{misplaced[0]!r} belongs to section {known[misplaced[0]].section!r}, not {name!r}")
+        elif name in known:
+            inner = {name: value}
+        else:
+            raise unknown_settings([name], known)
+        if twice := flat.keys() & inner.keys():
+            raise ConfigError(f"{min(twice)!r} is set twice, alone and under its section")
+        flat |= inner
+    return flat
+
+
+def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Flat settings from variables named OMNI_GRPC_<SETTING>. An unknown one is an error, since a typo would be silent.
+
+    Those in OF_THE_BUILD steer the build of the op library, not the server, and are passed over.
+    Our own name of a setting wins over vLLM-Omni's.
+    """
+    names = {key: name for key, name in ENVIRONMENT_ALIASES.items() if key in environ}
+    names |= {
+        key: key.removeprefix(ENVIRONMENT_PREFIX).lower()
+        for key in environ
+        if key.startswith(ENVIRONMENT_PREFIX) and key not in OF_THE_BUILD
+    }
+    known = {option.name: option for option in options()}
+    unknown = [name for name in names.values() if name not in known]
+    if unknown:
+        raise unknown_settings(unknown, known)
+    return {name: environ[key] for key, name in names.items()}  # ours come last
 
 
 def _dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:

@@ -98,6 +98,8 @@ def check_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
                 wrong[field] = f"has no effect on {name}, whose weights diffusers reads"
         if config.model.batch_invariant:
             wrong["batch_invariant"] = f"has no effect on {name}, which runs through diffusers"
+        if config.worker.cuda_graph_tokens is not None:
+            wrong["cuda_graph_tokens"] = f"has no effect on {name}, which runs through diffusers"
         if config.quantization is not None:
             own = "--diffusers-load-kwargs has a quantization_config"
             wrong["quantization"] = f"has no effect on {name}, which runs through diffusers; {own}"
@@ -109,6 +111,8 @@ def check_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
         wrong["ignored_layers"] = "needs --quantization"
     if not native and (why := _attention_fault(config)):
         wrong["diffusion_attention_config"] = f"has {why}, which has no effect on {name}: it runs through diffusers"
+    if config.offload is not None and config.offload.enable_layerwise_offload and config.worker.cuda_graph_tokens:
+        wrong["cuda_graph_tokens"] = "needs weights that stay where they are: leave out --enable-layerwise-offload"
     if config.offload is not None and not config.offload.enable_layerwise_offload:
         wrong["layerwise_resident_blocks"] = "needs --enable-layerwise-offload"
     if wrong:

@@ -3,9 +3,9 @@ import dataclasses
 import pytest
 
 from omni_grpc import config
-from omni_grpc.config import EngineConfig, from_environment, from_mapping, options
+from omni_grpc.config import EngineConfig, options
 from omni_grpc.errors import ConfigError
-from omni_grpc.settings import settings
+from omni_grpc.settings import from_environment, from_mapping, settings
 
 
 def test_every_setting_has_one_flat_name_and_a_help_text():
@@ -63,6 +63,11 @@ def test_a_setting_that_is_there_twice_is_an_error():
 
 def test_build_variables_are_not_settings():
     assert from_environment({"OMNI_GRPC_BUILD": "cpu", "OMNI_GRPC_CUDA_ARCHS": "90a"}) == {}
+
+
+def test_every_setting_has_a_variable():
+    for option in options():
+        assert from_environment({option.environment: "1"}) == {option.name: "1"}
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,12 @@ def run_marked_tests() -> list[str]:
     """The tests of what is built on the ops, where pytest is: they need more of the package than the ops do."""
     if not importlib.util.find_spec("pytest"):
         return []
-    paths = ("tests/features/test_on_gpu.py", "tests/pipeline/test_causal_vae.py", "tests/ops/test_linear.py")
+    paths = (
+        "tests/features/test_on_gpu.py",
+        "tests/features/test_models_on_gpu.py",
+        "tests/pipeline/test_causal_vae.py",
+        "tests/ops/test_linear.py",
+    )
     # without the conftests, which need of the service what this machine may lack
     command = [sys.executable, "-m", "pytest", "-m", "gpu", *paths, "--noconftest", "-p", "no:cacheprovider"]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode

@@ -10,7 +10,10 @@ of that request's states.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import torch
 from torch.distributed import ProcessGroup
@@ -50,11 +53,18 @@ class Effects:
                 raise ConfigError(message, reason="BAD_LORA", violations=(Violation("lora", message),))
 
 
+@contextlib.contextmanager
+def undisturbed() -> Iterator[bool]:
+    """`Context.alone` where there is one thread."""
+    yield True
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """What a feature is told about the denoiser that it edits: which component of which model it is, where its weights
     live, the ranks it is spread over (None: there is one), where the checkpoint's weights go, and whether a row is to
-    give the same in any batch. `effects` is the same for all denoisers of a model; a feature adds to it.
+    give the same in any batch. `effects` is the same for all denoisers of a model; a feature adds to it. In `alone` no
+    other thread of the worker is at work on the device; it gives False where it cannot be had now.
     """
 
     component: str
@@ -65,3 +75,4 @@ class Context:
     places: Places = dataclasses.field(default_factory=dict)
     batch_invariant: bool = False
     effects: Effects = dataclasses.field(default_factory=Effects)
+    alone: Callable[[], AbstractContextManager[bool]] = undisturbed

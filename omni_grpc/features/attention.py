@@ -6,6 +6,7 @@ What computes an attention is chosen once, when the model is loaded: one that wa
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -92,11 +93,25 @@ def _try(
         raise refused(choice.field, message, "ATTENTION_UNAVAILABLE")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Schedule:
+    """The precision of a row: that of the first window that covers its step, else `precision`."""
+
+    precision: str
+    windows: tuple[Window, ...]
+
+    def __call__(self, owner: Owner) -> str:
+        if not self.windows:
+            return self.precision
+        state = owner[0]
+        at = state.index / state.schedule.steps
+        return next((window.precision for window in self.windows if _covers(window.steps, at)), self.precision)
+
+
 class PreciseAttention(Attention):
     """Around another attention: what it reads is brought to a precision, and what it gives back to the model's.
 
-    `windows` are those of its layer; the first that covers the step of a row counts, else `precision`. Rows that differ
-    in it are computed apart.
+    `windows` are those of its layer. Rows that differ in precision are computed apart.
     """
 
     def __init__(self, inner: Attention, precision: str, windows: Sequence[Window]) -> None:
@@ -111,7 +126,7 @@ class PreciseAttention(Attention):
             inner.skip_sequence_parallel,
         )
         self.inner = inner
-        self.precision, self.windows = precision, tuple(windows)
+        self.variant = Schedule(precision, tuple(windows))
         self.in_codes = nn.ModuleDict()
         for each in {precision} | {window.precision for window in windows}:
             if each in CODED:
@@ -120,7 +135,7 @@ class PreciseAttention(Attention):
                 self.in_codes[each] = coded
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
-        by_row = [self._of(owner) for owner in rows.owners] if self.windows else [self.precision]
+        by_row = self._by_row(rows)
         if len(set(by_row)) == 1:
             return self._attend(by_row[0], q, k, v, rows, over, kv)
         out, queries, keys = torch.empty_like(q), rows.stream(over), rows.stream(kv or over)
@@ -137,18 +152,18 @@ class PreciseAttention(Attention):
 
     def reads_codes(self, x: Tensor, rows: Rows) -> type[CodedHeads] | type[CodedTiles] | None:
         """Where its rows have one precision and that has codes."""
-        by_row = {self._of(owner) for owner in rows.owners} if self.windows else {self.precision}
+        by_row = set(self._by_row(rows))
         if len(by_row) != 1 or not by_row <= CODED.keys():
             return None
         return self._with(*by_row).reads_codes(x, rows)
 
     def coded(self, given: CodedHeads | CodedTiles, dtype: torch.dtype, rows: Rows, over: str = JOINT) -> Tensor:
-        precision = self._of(rows.owners[0]) if self.windows else self.precision
-        return self._with(precision).coded(given, dtype, rows, over)
+        return self._with(self._by_row(rows)[0]).coded(given, dtype, rows, over)
 
     def runs_on(self, device: torch.device, dtype: torch.dtype) -> list[str]:
         found = []
-        for precision in dict.fromkeys([self.precision, *(window.precision for window in self.windows)]):
+        named = [self.variant.precision, *(window.precision for window in self.variant.windows)]
+        for precision in dict.fromkeys(named):
             own = _dtype(precision, dtype)
             for name in self._with(precision).runs_on(device, own):
                 found.append(name if own == dtype else f"{name} in {precision}")
@@ -159,10 +174,11 @@ class PreciseAttention(Attention):
         assert isinstance(found, Attention)
         return found
 
-    def _of(self, owner: Owner) -> str:
-        state = owner[0]
-        at = state.index / state.schedule.steps
-        return next((window.precision for window in self.windows if _covers(window.steps, at)), self.precision)
+    def _by_row(self, rows: Rows) -> list[str]:
+        """The precision of each row; where all have one, once."""
+        if not self.variant.windows:
+            return [self.variant.precision]
+        return [self.variant(owner) for owner in rows.owners]
 
     def _attend(self, precision: str, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str, kv: str | None) -> Tensor:
         dtype = _dtype(precision, q.dtype)

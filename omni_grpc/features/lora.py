@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from omni_grpc.features import Context
 from omni_grpc.loading.adapters import AdapterFile, Factors, read_adapter, refused
 from omni_grpc.loading.checkpoint import Place
 from omni_grpc.nn.linear import AnyLinear, active
+from omni_grpc.nn.rows import Owner
 from omni_grpc.tuning import Adapter, Lora
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,10 @@ class LoraLinear(AnyLinear):
         self.parts: dict[str, list[Part]] = {}
 
     @property
+    def variant(self) -> Callable[[Owner], tuple[Lora, ...]]:
+        return _loras
+
+    @property
     def weight(self) -> Tensor:
         """That of the layer inside: models ask their layers for dtype and device."""
         weight = self.base.weight
@@ -130,10 +135,15 @@ class LoraLinear(AnyLinear):
         """
         rows = active.get()
         if len(rows) == 1:
-            yield slice(None), rows.owners[0][0].request.loras
+            yield slice(None), _loras(rows.owners[0])
             return
         offsets = rows.stream(self.stream).offsets
-        of = [owner[0].request.loras for owner in rows.owners]
+        of = [_loras(owner) for owner in rows.owners]
         for (loras, _), run in itertools.groupby(range(len(rows)), key=lambda row: (of[row], self.apart and row)):
             numbers = list(run)
             yield slice(offsets[numbers[0]], offsets[numbers[-1] + 1]), loras
+
+
+def _loras(owner: Owner) -> tuple[Lora, ...]:
+    loras: tuple[Lora, ...] = owner[0].request.loras
+    return loras

@@ -12,8 +12,8 @@ import collections
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,16 @@ Runs = tuple[tuple[int, int], ...]
 
 Owner = tuple[Any, str]
 """(state, branch): whose sequence a row is."""
+
+
+@runtime_checkable
+class ByOwner(Protocol):
+    """A part of a block that computes a row by whose it is. `variant` gives all that it looks at in an owner: where
+    that is equal, so is what the part does.
+    """
+
+    @property
+    def variant(self) -> Callable[[Owner], Hashable]: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

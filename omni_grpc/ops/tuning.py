@@ -79,6 +79,8 @@ class Choices:
         self._path = path
         self._wanted: Wanted | None = None
         self._known: dict[tuple[Shape, frozenset[str]], str | None] = {}
+        self.epoch = 0
+        """Grows where answers may change."""
         self.memo: dict[Hashable, str] = {}
         """Where an op may keep what it made of answers. Emptied when those may change, and when it is to ask again."""
         if path is not None:
@@ -163,6 +165,7 @@ class Choices:
         for family, sizes in found.items():
             self._own.setdefault(family, {}).update(sizes)
             self._times.setdefault(family, {}).update(sizes)
+        self.epoch += 1
         self._known.clear()
         self.memo.clear()
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from omni_grpc.config import EngineConfig, QuantizationConfig
+from omni_grpc.config import EngineConfig, QuantizationConfig, WorkerConfig
 from omni_grpc.features import (
     Context,
     Effects,
     attention,
     batch_invariant,
+    cuda_graphs,
     gguf,
     layerwise_offload,
     lora,
@@ -29,6 +30,7 @@ from omni_grpc.loading.loader import Edit, Loader
 from omni_grpc.roles import Roles
 from omni_grpc.settle import HUB_FILE, gguf_files
 from omni_grpc.worker.base import Setting
+from omni_grpc.worker.lanes import Lanes
 
 Apply = Callable[[nn.Module, Any, Context], None]
 
@@ -59,6 +61,12 @@ def _attention(config: EngineConfig) -> Roles | None:
     return config.model.attention or (Roles() if config.model.batch_invariant else None)
 
 
+def _graphs(config: EngineConfig) -> WorkerConfig | None:
+    """Not where weights move while the blocks run."""
+    moving = config.offload is not None and config.offload.enable_layerwise_offload
+    return None if moving or config.worker.cuda_graph_tokens == 0 else config.worker
+
+
 BEFORE: tuple[Feature, ...] = (
     # on even where nothing is set: a checkpoint may be quantised as it is
     Feature(_eight_bits, quant.apply),
@@ -72,13 +80,17 @@ BEFORE: tuple[Feature, ...] = (
 AFTER: tuple[Feature, ...] = (
     Feature(lambda config: config.loras, lora.apply),
     Feature(_attention, attention.apply),
+    # around nothing but the blocks: what decides whether they run is outside
+    Feature(_graphs, cuda_graphs.apply),
     Feature(lambda config: config.cache, step_cache.apply),
 )
-"""Edits of modules with weights: LoRA, attention, compile, cache, pipeline and sequence parallel."""
+"""Edits of modules with weights: LoRA, attention, graphs, cache, pipeline and sequence parallel."""
 
 
-def loader(setting: Setting, effects: Effects) -> Loader:
-    """Loads the parts of a pipeline, with every feature that the configuration turns on; they tell `effects` of it."""
+def loader(setting: Setting, effects: Effects, lanes: Lanes) -> Loader:
+    """Loads the parts of a pipeline, with every feature that the configuration turns on; they tell `effects` of it.
+    `lanes` are the threads that will work with it.
+    """
     model = setting.config.model
     return Loader(
         threads=1 if model.disable_multithread_weight_load else model.num_weight_load_threads,
@@ -86,8 +98,8 @@ def loader(setting: Setting, effects: Effects) -> Loader:
         device=setting.device,
         dtype=setting.dtype,
         files=_files(setting),
-        before=[_edit(feature, setting, effects) for feature in BEFORE if feature.section(setting.config) is not None],
-        after=[_edit(feature, setting, effects) for feature in AFTER if feature.section(setting.config) is not None],
+        before=_edits(BEFORE, setting, effects, lanes),
+        after=_edits(AFTER, setting, effects, lanes),
     )
 
 
@@ -107,7 +119,11 @@ def _files(setting: Setting) -> dict[str, GgufFile]:
     return opened
 
 
-def _edit(feature: Feature, setting: Setting, effects: Effects) -> Edit:
+def _edits(features: Sequence[Feature], setting: Setting, effects: Effects, lanes: Lanes) -> list[Edit]:
+    return [_edit(each, setting, effects, lanes) for each in features if each.section(setting.config) is not None]
+
+
+def _edit(feature: Feature, setting: Setting, effects: Effects, lanes: Lanes) -> Edit:
     def edit(module: nn.Module, component: str, places: Places) -> None:
         context = Context(
             component=component,
@@ -117,6 +133,7 @@ def _edit(feature: Feature, setting: Setting, effects: Effects) -> Edit:
             places=places,
             batch_invariant=setting.config.model.batch_invariant,
             effects=effects,
+            alone=lanes.alone,
         )
         feature.apply(module, feature.section(setting.config), context)
 

@@ -33,6 +33,7 @@ from omni_grpc.worker import delivery, media
 from omni_grpc.worker.base import Loaded, Runner, Setting
 from omni_grpc.worker.edits import loader
 from omni_grpc.worker.failure import failure
+from omni_grpc.worker.lanes import Lanes
 from omni_grpc.worker.warm_up import warm_up
 
 
@@ -103,12 +104,19 @@ class PackedRunner(Runner):
     """Holds the states of its requests, one for each output."""
 
     def __init__(
-        self, pipeline: Pipeline, device: torch.device, prefix: str, *, latent_rgb: LatentRgb | None = None
+        self,
+        pipeline: Pipeline,
+        device: torch.device,
+        prefix: str,
+        *,
+        latent_rgb: LatentRgb | None = None,
+        lanes: Lanes | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._delivery = delivery.Delivery(prefix)
         self._latent_rgb = latent_rgb
         self._layouts = LayoutCache(device)
+        self._lanes = lanes or Lanes()
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
         self._rows: Rows | None = None
@@ -116,13 +124,13 @@ class PackedRunner(Runner):
     @classmethod
     def load(cls, setting: Setting) -> Loaded:
         checkpoint, device = setting.checkpoint, setting.device
-        effects = Effects()
-        parts = loader(setting, effects)
+        effects, lanes = Effects(), Lanes()
+        parts = loader(setting, effects, lanes)
         pipeline = load_pipeline(parts, effects)
         switch(parts.loaded.get("vae"), setting.config.adapter)
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         return Loaded(
-            runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.latent_rgb),
+            runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.latent_rgb, lanes=lanes),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
             cost=warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds),
             attention_backend=described(in_use(pipeline, device, setting.dtype)),
@@ -145,7 +153,8 @@ class PackedRunner(Runner):
     def prepare(self, request: Request) -> Prepared:
         """Encodes the prompts and draws the noise."""
         began = time.monotonic()
-        states = self._pipeline.prepare(request)
+        with self._lanes.work():
+            states = self._pipeline.prepare(request)
         with self._lock:
             self._held[request.id] = Held.of(states)
         return Prepared(
@@ -180,7 +189,8 @@ class PackedRunner(Runner):
         """Decodes the segments that are finished; the others are still being denoised."""
         began = time.monotonic()
         held = self._get(request_id)
-        self._decode_finished(held)
+        with self._lanes.work():
+            self._decode_finished(held)
         return DecodedPart(
             id=request_id,
             elapsed=time.monotonic() - began,
@@ -193,13 +203,14 @@ class PackedRunner(Runner):
         """Turns latents into files in shared memory. Non-finite pixels are an error, never a black image."""
         began = time.monotonic()
         held = self._get(request_id)
-        self._decode_finished(held)
         # all are decoded and encoded before any is put in shared memory: a block belongs to a report
-        outputs = [
-            self._pipeline.join(parts)
-            for state, decoded in zip(held.states, held.parts, strict=True)
-            for parts in zip(*decoded, self._pipeline.decode(state, state.latents), strict=True)
-        ]
+        with self._lanes.work():
+            self._decode_finished(held)
+            outputs = [
+                self._pipeline.join(parts)
+                for state, decoded in zip(held.states, held.parts, strict=True)
+                for parts in zip(*decoded, self._pipeline.decode(state, state.latents), strict=True)
+            ]
         request = held.states[0].request
         files = [delivery.encode(output, request) for output in outputs]
         return Decoded(

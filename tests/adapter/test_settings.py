@@ -57,6 +57,13 @@ def test_a_native_model_refuses_every_setting_of_the_adapter(name, tiny):
         ("native", {"ignored_layers": "attn"}, "ignored_layers", "needs --quantization"),
         ("native", {"layerwise_resident_blocks": 1}, "layerwise_resident_blocks", "needs --enable-layerwise-offload"),
         (
+            "native",
+            {"enable_layerwise_offload": True, "cuda_graph_tokens": 64},
+            "cuda_graph_tokens",
+            "leave out --enable-layerwise-offload",
+        ),
+        ("diffusers", {"cuda_graph_tokens": 0}, "cuda_graph_tokens", "runs through diffusers"),
+        (
             "diffusers",
             {"enable_layerwise_offload": True, "layerwise_resident_blocks": 1},
             "layerwise_resident_blocks",

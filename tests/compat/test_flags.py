@@ -23,7 +23,10 @@ PLAIN = EngineConfig.from_settings(model="m")
     [
         (["--omni"], "--omni: is what this server always does; leave it out\n"),
         (["--step-execution"], "--step-execution: step execution is always on\n"),
-        (["--enforce-eager"], "--enforce-eager: models run eagerly; nothing is compiled yet\n"),
+        (
+            ["--enforce-eager"],
+            "--enforce-eager: nothing is compiled; --cuda-graph-tokens 0 turns CUDA graphs off\n",
+        ),
         (["--omni", "--omni"], "--omni: is what this server always does; leave it out\n"),
         (["--usp", "1"], "--usp: called --ulysses-degree here\n"),
         (["--ring=1", "--ring", "1"], "--ring: called --ring-degree here\n"),

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from omni_grpc.features import cuda_graphs
+from omni_grpc.features.cuda_graphs import CudaRecorder, Graphs
 from omni_grpc.features.layerwise_offload import Offloaded
 from omni_grpc.features.quant import QuantizedLinear
 from omni_grpc.nn import readers
 from omni_grpc.nn.linear import Coded, Linear
+from omni_grpc.nn.rows import LayoutCache, Row, Rows
+from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.gemm import FP8_CAPABILITY
 from omni_grpc.ops.host import Region
-from tests.features.offloaded import LAYER_BYTES, held, pair, run
+from omni_grpc.worker.lanes import Lanes
+from tests.features.offloaded import BLOCKS, LAYER_BYTES, WIDTH, held, pair, run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -124,3 +133,134 @@ def test_b072_quantised_layers_work_where_they_are_offloaded(kind: torch.dtype) 
     assert {tensor.device.type for tensor in offloaded.host.values()} == {"cpu"}
     for _ in range(2):
         assert torch.equal(offloaded(x), resident(x))
+
+
+def graphs_of(stack: Stack, **options: Any) -> Graphs:
+    graphs = Graphs(stack, 1000, CudaRecorder(torch.device("cuda", torch.cuda.current_device())), **options)
+    stack.wrap(graphs.around)
+    return graphs
+
+
+def batch(stack: Stack, *lengths: int, layouts: LayoutCache) -> tuple[Tensor, Rows]:
+    rows = Rows([(SimpleNamespace(), "cond")] * len(lengths), [Row.of(img=length) for length in lengths], layouts)
+    rows.bind("blocks", "mod", [torch.randn(1, BLOCKS, WIDTH, device="cuda") for _ in lengths])
+    return torch.randn(sum(lengths), WIDTH, device="cuda"), rows
+
+
+@torch.inference_mode()
+def test_a_graph_gives_what_the_blocks_give_bit_for_bit() -> None:
+    plain, _, _ = pair("cuda")
+    stack = Stack(blocks=list(plain.group("blocks")))
+    graphs, layouts = graphs_of(stack), LayoutCache("cuda")
+    for _ in range(6):
+        for lengths in ((4, 3), (300,), (1, 17, 64)):
+            x, rows = batch(stack, *lengths, layouts=layouts)
+            assert torch.equal(stack({"img": x}, rows)["img"], plain({"img": x}, rows)["img"])
+    assert sum(kept.replay is not None for kept in graphs.kept.values()) == 3
+    # what the host does for a batch that was captured is to launch it
+    x, rows = batch(stack, 4, 3, layouts=layouts)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        stack({"img": x}, rows)
+        torch.cuda.synchronize()
+    names = [event.name for event in profile.events()]
+    assert names.count("cudaGraphLaunch") == 1
+    assert sum("LaunchKernel" in name for name in names) <= 4
+
+
+@torch.inference_mode()
+def test_batches_are_captured_beside_a_thread_that_does_what_decodes_do() -> None:
+    """It waits for the device, draws from its generator, and makes the allocator give memory back, but not while a
+    batch is captured.
+    """
+    plain, _, _ = pair("cuda")
+    stack, lanes = Stack(blocks=list(plain.group("blocks"))), Lanes()
+    graphs, layouts = graphs_of(stack, alone=lanes.alone), LayoutCache("cuda")
+    done, problems, rounds = threading.Event(), [], []
+
+    def decode() -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                while not done.is_set():
+                    with lanes.work():
+                        x = torch.fft.rfft(torch.randn(1 << 20, device="cuda")).abs().cpu().pin_memory()
+                        x = x.to("cuda", non_blocking=True)
+                        torch.cuda.synchronize()
+                        del x
+                        torch.cuda.empty_cache()
+                    rounds.append(1)
+                    time.sleep(0.002)
+        except Exception as error:  # noqa: BLE001 - it is what the test looks for
+            problems.append(error)
+
+    other = threading.Thread(target=decode)
+    other.start()
+    for length in range(1, 60):
+        for _ in range(5):
+            x, rows = batch(stack, length, layouts=layouts)
+            assert torch.equal(stack({"img": x}, rows)["img"], plain({"img": x}, rows)["img"])
+    done.set()
+    other.join(30)
+    assert not problems
+    assert len(rounds) > 10
+    assert sum(kept.replay is not None for kept in graphs.kept.values()) > 10
+
+
+@torch.inference_mode()
+def test_a_block_that_waits_for_the_device_turns_graphs_off() -> None:
+    plain, _, _ = pair("cuda")
+    stack, told = Stack(blocks=list(plain.group("blocks"))), []
+    graphs, layouts = graphs_of(stack, tell=told.append), LayoutCache("cuda")
+    hook = stack.group("blocks")[0].register_forward_hook(lambda block, given, out: out[0].sum().item() and None)
+    for _ in range(5):
+        x, rows = batch(stack, 5, layouts=layouts)
+        assert torch.equal(stack({"img": x}, rows)["img"], plain({"img": x}, rows)["img"])
+    assert [warning.code for warning in told] == ["CUDA_GRAPHS_OFF"]
+    assert not graphs.kept
+    hook.remove()
+    # neither torch's generator nor its allocator is left as it was in the capture
+    assert torch.randn(4, device="cuda").isfinite().all()
+    free, _ = torch.cuda.mem_get_info()
+    for share in (0.55, 0.65):
+        torch.empty(int(share * free), dtype=torch.uint8, device="cuda")
+    stack, _ = Stack(blocks=list(plain.group("blocks"))), gc.collect()
+    graphs = graphs_of(stack)
+    for _ in range(3):
+        x, rows = batch(stack, 5, layouts=layouts)
+        assert torch.equal(stack({"img": x}, rows)["img"], plain({"img": x}, rows)["img"])
+    assert len(graphs.kept) == 1
+
+
+@torch.inference_mode()
+def test_graphs_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a single one at a time, and with all of them forgotten, their memory is another's."""
+    monkeypatch.setattr(cuda_graphs, "KINDS", 1)
+    plain, _, _ = pair("cuda")
+    stack, epoch = Stack(blocks=list(plain.group("blocks"))), [0]
+    graphs, layouts = graphs_of(stack, epoch=lambda: epoch[0]), LayoutCache("cuda")
+    captured = 0
+    for turn in range(4):
+        for length in (500, 700):
+            for _ in range(4):
+                x, rows = batch(stack, length, layouts=layouts)
+                assert torch.equal(stack({"img": x}, rows)["img"], plain({"img": x}, rows)["img"])
+            (kept,) = graphs.kept.values()
+            captured += kept.replay is not None
+        epoch[0] = turn // 2
+    assert captured == 8
+
+
+@torch.inference_mode()
+def test_a_step_in_a_graph_of_its_own_is_computed_block_by_block() -> None:
+    """What captures a whole step captures no graph inside."""
+    plain, _, _ = pair("cuda")
+    stack = Stack(blocks=list(plain.group("blocks")))
+    graphs_of(stack)
+    x, rows = batch(stack, 4, 3, layouts=LayoutCache("cuda"))
+    for _ in range(3):
+        expected = stack({"img": x}, rows)["img"]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = stack({"img": x}, rows)["img"]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.tuning import CacheDraft, Lora
+from tests.features.graphed import graphed, same_in_turns
 from tests.features.suite import (
     CACHE,
     FAMILIES,
@@ -104,6 +105,14 @@ def test_offload_changes_nothing_of_another_feature(suite: Suite, other: str) ->
         assert torch.equal(got[name].latents, one.latents)
         assert got[name].reused == one.reused
     assert other != "step cache" or any(any(one.reused) for one in got.values())
+
+
+@beside("CUDA graphs", *SETTINGS, like="without graphs", close="bit for bit")
+def test_graphs_change_nothing_of_another_feature(suite: Suite, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = SETTINGS[other](suite)
+    plain = suite.load(settings)
+    model, recorders = graphed(suite, monkeypatch, **settings)
+    same_in_turns(plain, model, recorders, asked(plain) if other == "step cache" else None)
 
 
 @pytest.mark.shows("LoRA x int8", "int8 plus the exact change, layer by layer", "1e-5")

@@ -63,8 +63,8 @@ class Entry:
 
 
 class Model:
-    """A checkpoint that is loaded on the CPU as the worker loads it, and what its entry says to ask of it. `settings`
-    are more settings of the server.
+    """A checkpoint that is loaded as the worker loads it, and what its entry says to ask of it. `settings` are more
+    settings of the server.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Model:
         entry: Entry,
         folder: Path,
         *,
+        device: str = "cpu",
         dtype: str = "float32",
         threads: int | None = 1,
         checkpoint: Checkpoint | None = None,
@@ -80,14 +81,15 @@ class Model:
         self.entry = entry
         self.checkpoint = checkpoint or open_checkpoint(folder, name=NAME)
         self.spec = self.checkpoint.spec
+        settings = {"warm_up_seconds": 0, **settings}
         config = EngineConfig.from_settings(
-            model=str(folder), device="cpu", dtype=dtype, cpu_threads=threads, warm_up_seconds=0, **settings
+            model=str(folder), device=device, dtype=dtype, cpu_threads=threads, **settings
         )
         self.dtype: torch.dtype = getattr(torch, dtype)
         runner, self.ready = build(config, self.checkpoint, "omni-test-", lambda loading: None)
         self.facts = facts_of(config, self.checkpoint, self.ready)
         assert isinstance(runner, PackedRunner)
-        self.pipeline, self.device = runner._pipeline, torch.device("cpu")
+        self.pipeline, self.device = runner._pipeline, torch.device(device)
         entry.shrink(self.pipeline)
 
     @functools.cached_property

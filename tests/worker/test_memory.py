@@ -47,7 +47,20 @@ def flags(spec: ModelSpec, placement: Placement, phase: str, **on: Any) -> list[
     ("spec", "placement", "on", "phase", "expected"),
     [
         (toy_spec(), CUDA, {}, "load", ["--enable-layerwise-offload", "--quantization int8"]),
-        (toy_spec(), CUDA, {}, "step", ["--enable-layerwise-offload", "--max-num-seqs 4", "--quantization int8"]),
+        (
+            toy_spec(),
+            CUDA,
+            {},
+            "step",
+            ["--enable-layerwise-offload", "--max-num-seqs 4", "--cuda-graph-tokens 0", "--quantization int8"],
+        ),
+        (
+            toy_spec(),
+            CUDA,
+            {"cuda_graph_tokens": 0, "quantization": "int8", "max_num_seqs": 1},
+            "decode",
+            ["--enable-layerwise-offload", "--vae-use-tiling"],
+        ),
         (toy_spec(), CUDA, {"enable_layerwise_offload": True, "quantization": "int8"}, "load", []),
         (toy_spec(), CUDA, {"enable_layerwise_offload": True, "max_num_seqs": 1}, "step", ["--quantization int8"]),
         (
@@ -122,14 +135,13 @@ def test_the_message_names_the_flags_and_what_a_request_can_ask_for(
     tasks: tuple[Task, ...], phase: str, ways: str
 ) -> None:
     checkpoint = Checkpoint(name="m", path=None, spec=toy_spec(tasks=tasks), configs={})  # type: ignore[arg-type]
-    config = EngineConfig.from_settings(model="m", max_num_seqs=1, quantization="int8", vae_use_tiling=True)
+    on = {"max_num_seqs": 1, "quantization": "int8", "vae_use_tiling": True, "cuda_graph_tokens": 0}
+    config = EngineConfig.from_settings(model="m", **on)
     given = Failure(code=Code.RESOURCE_EXHAUSTED, reason="OUT_OF_MEMORY", message="out of memory", metadata={"a": "b"})
     told = out_of_memory(given, phase, config, checkpoint, CUDA)
     assert told.message == (f"out of memory; start the server with --enable-layerwise-offload (any of them){ways}")
     assert told.metadata == {"a": "b", "switches": "--enable-layerwise-offload"}
-    nothing = EngineConfig.from_settings(
-        model="m", max_num_seqs=1, quantization="int8", vae_use_tiling=True, enable_layerwise_offload=True
-    )
+    nothing = EngineConfig.from_settings(model="m", enable_layerwise_offload=True, **on)
     rest = ways.removeprefix("; or ") or "use a device with more memory"
     assert out_of_memory(given, phase, nothing, checkpoint, CUDA).message == f"out of memory; {rest}"
 

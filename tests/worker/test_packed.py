@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import io
 import itertools
+import threading
 
 import numpy as np
 import PIL.Image
@@ -22,6 +23,7 @@ from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, P
 from omni_grpc.resolve import resolve_request
 from omni_grpc.rules import Facts
 from omni_grpc.worker import packed
+from omni_grpc.worker.lanes import Lanes
 from omni_grpc.worker.packed import PackedRunner
 
 UNLIKE = [
@@ -379,3 +381,27 @@ def test_decoded_outputs_are_files_of_the_asked_size_and_format(runner, checkpoi
             assert (image.format, image.size, image.mode) == (format.value, (48, 32), "RGB")
             assert np.asarray(image).std() > 0
     assert report.peak_memory_bytes > 0
+
+
+def test_prepares_and_decodes_wait_while_another_lane_is_alone(pipeline, checkpoint):
+    lanes = Lanes()
+    runner = PackedRunner(pipeline, torch.device("cpu"), "omni-test-alone-", lanes=lanes)
+    request = requests(checkpoint)[0]
+    waited = []
+
+    def beside(work, *arguments):
+        thread = threading.Thread(target=work, args=arguments)
+        with lanes.alone() as quiet:
+            assert quiet
+            thread.start()
+            thread.join(0.2)
+            waited.append(thread.is_alive())
+        thread.join(60)
+        assert not thread.is_alive()
+
+    beside(runner.prepare, request)
+    for _ in range(request.steps):
+        runner.step((request.id,))
+    beside(runner.decode_part, request.id)
+    beside(runner.decode, request.id)
+    assert waited == [True, True, True]
