@@ -251,7 +251,11 @@ class Graphs:
         if kept is None:
             if not self._comes_again(kind) or _needed(carry, rows) > MOST_BYTES:
                 return run(carry, rows)
-            kept = Kept(carry, rows)
+            try:
+                kept = Kept(carry, rows)
+            except torch.OutOfMemoryError:
+                self._forget()
+                return run(carry, rows)
             out = kept.compute(run, rows.owners)
             self._keep(kind, kept)
             return out

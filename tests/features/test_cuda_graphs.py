@@ -305,6 +305,25 @@ def test_graphs_give_their_memory_back_where_a_batch_finds_none() -> None:
     assert made.recorder.recorded == 2
 
 
+def test_a_batch_that_finds_no_memory_for_a_graph_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made()
+    for _ in range(3):
+        made.ask(4)
+
+    def full(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda_graphs.Kept, "__init__", full)
+        for _ in range(3):
+            made.ask(5)
+    assert not made.graphs.kept
+    assert not made.told
+    for _ in range(2):
+        made.ask(5)
+    assert made.recorder.recorded == 2
+
+
 def test_nothing_is_kept_of_a_request() -> None:
     made = Made()
     owner = Own(number=0)
