@@ -26,7 +26,7 @@ from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.preview import foreseen, latent_picture
 from omni_grpc.pipeline.state import State
 from omni_grpc.plan import Broken, Decoded, DecodedPart, Prepared, Progress, Stepped
-from omni_grpc.request import PreviewImage, Request
+from omni_grpc.request import PreviewImage, Request, RequestWarning
 from omni_grpc.spec import LatentRgb
 from omni_grpc.tuning import CacheCount, tally
 from omni_grpc.worker import delivery, media
@@ -111,12 +111,15 @@ class PackedRunner(Runner):
         *,
         latent_rgb: LatentRgb | None = None,
         lanes: Lanes | None = None,
+        warnings: Sequence[RequestWarning] = (),
     ) -> None:
+        """`warnings` belong to every reply. Those that are there are told with the load; more may come."""
         self._pipeline = pipeline
         self._delivery = delivery.Delivery(prefix)
         self._latent_rgb = latent_rgb
         self._layouts = LayoutCache(device)
         self._lanes = lanes or Lanes()
+        self._warnings, self._told = warnings, len(warnings)
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
         self._rows: Rows | None = None
@@ -129,14 +132,16 @@ class PackedRunner(Runner):
         pipeline = load_pipeline(parts, effects)
         switch(parts.loaded.get("vae"), setting.config.adapter)
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
+        cost = warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds)
+        rgb, warnings = checkpoint.latent_rgb, effects.warnings
         return Loaded(
-            runner=cls(pipeline, device, setting.prefix, latent_rgb=checkpoint.latent_rgb, lanes=lanes),
+            runner=cls(pipeline, device, setting.prefix, latent_rgb=rgb, lanes=lanes, warnings=warnings),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
-            cost=warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds),
+            cost=cost,
             attention_backend=described(in_use(pipeline, device, setting.dtype)),
             quantized_layers=dict(effects.quantized_layers),
             kept_layers=effects.kept_layers,
-            warnings=tuple(effects.warnings),
+            warnings=tuple(warnings),
             loras=tuple(effects.loras.values()),
             components=parts.loaded,
         )
@@ -216,7 +221,7 @@ class PackedRunner(Runner):
         return Decoded(
             id=request_id,
             media=self._delivery.put(request, files),
-            warnings=delivery.rounded(outputs[0], request),
+            warnings=(*delivery.rounded(outputs[0], request), *self._warnings[self._told :]),
             elapsed=time.monotonic() - began,
             peak_memory_bytes=media.peak_memory_bytes(),
         )

@@ -19,7 +19,7 @@ from omni_grpc.pipeline.batch import assemble
 from omni_grpc.pipeline.preview import latent_picture
 from omni_grpc.pipeline.schedule import Levels, Schedule
 from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Preview
+from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Preview, RequestWarning
 from omni_grpc.resolve import resolve_request
 from omni_grpc.rules import Facts
 from omni_grpc.worker import packed
@@ -405,3 +405,15 @@ def test_prepares_and_decodes_wait_while_another_lane_is_alone(pipeline, checkpo
     beside(runner.decode_part, request.id)
     beside(runner.decode, request.id)
     assert waited == [True, True, True]
+
+
+def test_a_warning_that_comes_after_the_load_is_in_the_replies_from_then_on(pipeline, checkpoint):
+    first, second = (RequestWarning(code=code, field="", message=code) for code in ("KNOWN", "LATE"))
+    warnings = [first]
+    runner = PackedRunner(pipeline, torch.device("cpu"), "omni-test-warned-", warnings=warnings)
+    told = []
+    for request in requests(checkpoint)[:2]:
+        run_alone(runner, request)
+        told.append([warning.code for warning in runner.decode(request.id).warnings])
+        warnings.append(second)
+    assert told == [[], ["LATE"]]
