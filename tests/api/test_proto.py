@@ -68,10 +68,10 @@ def baseline(folder: Path) -> str:
     """Unpacks the published proto files into `folder` and says which commit they are from; "" where there are none."""
     git = shutil.which("git")
     for ref in ("origin/main", "main", "HEAD"):
-        archive = [git or "git", "archive", ref, "buf.yaml", "proto", "third_party/googleapis"]
+        archive = [git or "git", "archive", "--format=zip", ref, "buf.yaml", "proto", "third_party/googleapis"]
         packed = subprocess.run(archive, cwd=ROOT, capture_output=True) if git else None
         if packed and packed.returncode == 0:
-            shutil.unpack_archive(_write(folder / "baseline.tar", packed.stdout), folder, filter="data")
+            shutil.unpack_archive(_write(folder / "baseline.zip", packed.stdout), folder)
             return ref
     return ""
 
