@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from omni_grpc.client import Client, MediaResult
 from omni_grpc.client.progress import progress_display, warning_line
 from omni_grpc.client.result import AUDIO_EXTENSIONS, EXTENSIONS, VIDEO_EXTENSIONS, write_files
-from omni_grpc.config import Option, options
+from omni_grpc.config import EngineConfig, Option, options
 from omni_grpc.errors import ConfigError, OmniError
 from omni_grpc.omni import Generation, Omni
 from omni_grpc.request import Artifact, AudioFormat, GuidanceNorm, ImageFormat, OutputFormat, Task, VideoFormat
@@ -124,7 +124,8 @@ def _here(args: argparse.Namespace, asked: Mapping[str, Any]) -> Generation:
     if not args.quiet:
         print(f"loading {args.model}", file=sys.stderr)
     given = {name: value for name, value in settings.items() if value is not None}
-    with Omni(args.model, **given) as omni, progress_display(not args.quiet) as show:
+    config = EngineConfig.from_settings(model=args.model, **given)
+    with Omni.of(config, alone=True) as omni, progress_display(not args.quiet) as show:
         made: Generation = getattr(omni, args.command.offline)(
             args.prompt, on_event=show, **{name: value for name, value in asked.items() if value is not None}
         )

@@ -130,23 +130,24 @@ class Omni:
     """A model, loaded in this process; by default the small one that comes with this package.
 
     Settings are those of the server (`EngineConfig.from_settings`). The same engine, scheduler and worker as in the
-    server, so the same request gives the same result.
+    server, so the same request gives the same result. CUDA graphs are there where `cuda_graph_tokens` is set: while a
+    batch is captured, the caller's threads may not wait for the device or draw from torch's generator for it.
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         self._open(EngineConfig.from_settings(model=model, **settings))
 
     @classmethod
-    def of(cls, config: EngineConfig) -> Self:
-        """The model of a whole configuration."""
+    def of(cls, config: EngineConfig, *, alone: bool = False) -> Self:
+        """The model of a whole configuration. alone: nothing else in this process works on the device."""
         omni = cls.__new__(cls)
-        omni._open(config)
+        omni._open(config, alone=alone)
         return omni
 
-    def _open(self, config: EngineConfig) -> None:
+    def _open(self, config: EngineConfig, *, alone: bool = False) -> None:
         self.config = config
         checkpoint = open_model(self.config.model, apply=lambda found: apply_settings(self.config, found))
-        self._engine = Engine(self.config, checkpoint, LocalExecutor(self.config, checkpoint))
+        self._engine = Engine(self.config, checkpoint, LocalExecutor(self.config, checkpoint, alone=alone))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni_grpc-engine", daemon=True)
         self._thread.start()

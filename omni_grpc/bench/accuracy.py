@@ -66,7 +66,7 @@ class Rendering:
 
 def render(config: EngineConfig, chosen: Sequence[Caption], shape: Shape, told: Told) -> Rendering:
     """Draws every caption, as many at once as the settings let share their steps."""
-    with Omni.of(config) as omni:
+    with Omni.of(config, alone=True) as omni:
 
         def draw(caption: Caption) -> tuple[Pixels, Generation]:
             made = omni.generate(

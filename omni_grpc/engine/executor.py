@@ -5,6 +5,7 @@ so that nothing here imports torch.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib
 import logging
 import multiprocessing
@@ -225,9 +226,17 @@ class WorkerProcess:
 
 
 class LocalExecutor:
-    """The same worker in this process, for offline use: no server to keep smooth, no second process to start."""
+    """The same worker in this process, for offline use: no server to keep smooth, no second process to start.
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, *, worker: str = LOCAL_WORKER) -> None:
+    alone: nothing else in this process works on the device. Else there are no CUDA graphs unless the configuration has
+    them: while a batch is captured, no other thread may wait for the device or draw from torch's generator for it.
+    """
+
+    def __init__(
+        self, config: EngineConfig, checkpoint: Checkpoint, *, worker: str = LOCAL_WORKER, alone: bool = False
+    ) -> None:
+        if not alone and config.worker.cuda_graph_tokens is None:
+            config = dataclasses.replace(config, worker=dataclasses.replace(config.worker, cuda_graph_tokens=0))
         self._arguments = (worker, config, checkpoint)
 
     def start(self, deliver: Deliver) -> None:

@@ -88,7 +88,7 @@ async def test_a_worker_that_does_not_end_is_killed(monkeypatch):
 
 class LocalToy:
     def __init__(self, config, checkpoint, send, prefix):
-        self.send, self.closed = send, False
+        self.config, self.send, self.closed = config, send, False
 
     def start(self):
         self.send(Ready(pid=0, device="cpu", dtype="float32", load_seconds=0.0, weight_bytes=0))
@@ -109,6 +109,18 @@ async def test_the_local_executor_delivers_on_the_loop():
     assert (await reports.get()).id == "job_1"
     await executor.close()
     assert executor._worker.closed
+
+
+@pytest.mark.parametrize(
+    ("tokens", "alone", "got"), [(None, False, 0), (None, True, None), (64, False, 64), (0, True, 0)]
+)
+async def test_in_the_callers_process_there_are_no_cuda_graphs_unless_they_are_asked_for(tokens, alone, got):
+    """A batch could not be captured beside the caller's own work, which would fail with it."""
+    config = EngineConfig.from_settings(model="toy", cuda_graph_tokens=tokens)
+    executor = LocalExecutor(config, toy_checkpoint(), worker="tests.engine.test_executor:LocalToy", alone=alone)
+    executor.start(lambda report: None)
+    assert executor._worker.config.worker.cuda_graph_tokens == got
+    await executor.close()
 
 
 # --- models of the hub ------------------------------------------------------------------------------------------------
