@@ -270,10 +270,8 @@ def main() -> None:
     options = parser.parse_args()
     timing.require_gpu()
     own = choose(AUTO, use_of(torch.device(DEVICE), DTYPE, 128, causal=False, grouped=False))
-    measurements: list[Measurement] = []
-    for made in measure(options.seconds):
-        measurements.append(made)
-        timing.record("benchmarks/bench_blocks.py", "blocks", measurements, options.results, own_attention=own)
+    made = measure(options.seconds)
+    measurements = timing.recorded("benchmarks/bench_blocks.py", "blocks", made, options.results, own_attention=own)
     print(f"{table(measurements)}\nits own attention: {own}")
     print({name: keys for name, keys in ops.kernels().items() if keys})
 

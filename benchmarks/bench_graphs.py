@@ -9,37 +9,33 @@ which is checked.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from benchmarks import timing
-from benchmarks.bench_models import CASES, WAYS, Case, Step, Way, _flux, _ours, _qwen, _wan
+from benchmarks.bench_models import CASES, WAYS, Case, Step, Way, _built, options_of
 from omni_grpc.features.cuda_graphs import CudaRecorder, Graphs
 from omni_grpc.nn.stack import main_stack
 
 ENOUGH = 1 << 20
 STEPS = 7
 
-SIZES: Mapping[str, tuple[Callable[..., Step], Mapping[str, Mapping[str, Any]]]] = {
-    "FLUX.1-dev": (_flux, {f"{16 * side} x {16 * side}": {"side": side} for side in (16, 32, 48, 64)}),
-    "Qwen-Image": (_qwen, {f"{16 * side} x {16 * side}, guided": {"side": side} for side in (16, 32, 48, 64)}),
-    "Wan2.2-A14B": (
-        _wan,
-        {
-            "256 x 256, 1 frame": {"size": (1, 16, 16)},
-            "256 x 256, 17 frames": {"size": (5, 16, 16)},
-            "480 x 832, 17 frames": {"size": (5, 30, 52)},
-        },
-    ),
+SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "FLUX.1-dev": {f"{16 * side} x {16 * side}": {"side": side} for side in (16, 32, 48, 64)},
+    "Qwen-Image": {f"{16 * side} x {16 * side}, guided": {"side": side} for side in (16, 32, 48, 64)},
+    "Wan2.2-A14B": {
+        "256 x 256, 1 frame": {"size": (1, 16, 16)},
+        "256 x 256, 17 frames": {"size": (5, 16, 16)},
+        "480 x 832, 17 frames": {"size": (5, 30, 52)},
+    },
 }
+"""What a case's step is made with, by model and size."""
 BY = ("ours bf16", "ours fp8", "ours fp8, attention fp8")
 
 
@@ -67,22 +63,14 @@ def measure(names: Sequence[str], seconds: float) -> Iterator[Measurement]:
 
 @torch.inference_mode()
 def _by_size(case: Case, way: Way, deadline: float) -> Iterator[Measurement]:
-    made: list[Any] = []
-
-    def keep(module: Any) -> Step:
-        made.append(module)
-        return lambda: torch.empty(0)
-
-    _ours(dataclasses.replace(case, ours=keep), way)
-    module = made.pop()
+    module, _ = _built(case, way)
     _, stack = main_stack(module)
-    make, sizes = SIZES[case.name]
     run = stack._run
-    for size, keywords in sizes.items():
+    for size, keywords in SIZES[case.name].items():
         if time.monotonic() > deadline:
             return
         torch.manual_seed(2)
-        step = make(module, **keywords)
+        step = case.ours(module, **keywords)
         expected = [step() for _ in range(3)][-1]
         eager = _times(step)
         stack.wrap(Graphs(stack, ENOUGH, CudaRecorder(torch.device("cuda", 0))).around)
@@ -130,17 +118,10 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="time steps with and without CUDA graphs")
-    parser.add_argument("--models", nargs="+", choices=[case.name for case in CASES], default=list(SIZES))
-    parser.add_argument("--seconds", type=float, default=200.0)
-    parser.add_argument("--results", type=Path, default=timing.RESULTS, help="folder of the JSON file")
-    options = parser.parse_args()
+    options = options_of("time steps with and without CUDA graphs")
     timing.require_gpu()
-    measurements: list[Measurement] = []
-    for made in measure(options.models, options.seconds):
-        measurements.append(made)
-        timing.record("benchmarks/bench_graphs.py", "graphs", measurements, options.results)
-    print(table(measurements))
+    made = measure(options.models, options.seconds)
+    print(table(timing.recorded("benchmarks/bench_graphs.py", "graphs", made, options.results)))
 
 
 if __name__ == "__main__":

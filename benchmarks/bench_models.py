@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from benchmarks import timing
 from omni_grpc import roles
 from omni_grpc.config import QuantizationConfig
-from omni_grpc.features import Context, attention, quant
+from omni_grpc.features import Context, Effects, attention, quant
 from omni_grpc.models import flux, qwen_image, wan
 from omni_grpc.models.flux.flux_transformer import FluxTransformer
 from omni_grpc.models.qwen_image.qwen_image_transformer import QwenImageTransformer
@@ -110,7 +110,7 @@ class Case:
     steps: int
     spec: ModelSpec
     build: Callable[[], nn.Module]
-    ours: Callable[[Any], Step]
+    ours: Callable[..., Step]
     theirs: Callable[[Change], Step]
 
 
@@ -151,7 +151,8 @@ def _dtype(name: str, spec: ModelSpec) -> torch.dtype:
     return torch.float32 if spec.weights["transformer"].in_float32(name) else DTYPE
 
 
-def _ours(case: Case, way: Way) -> tuple[Step, Mapping[str, int], Mapping[str, Sequence[str]]]:
+def _built(case: Case, way: Way) -> tuple[nn.Module, Effects]:
+    """Our module with its features, and what these say of it."""
     with torch.device("meta"):
         module = case.build().eval().requires_grad_(False)
     context = Context(component="transformer", spec=case.spec, device=DEVICE, dtype=DTYPE)
@@ -160,8 +161,13 @@ def _ours(case: Case, way: Way) -> tuple[Step, Mapping[str, int], Mapping[str, S
     _fill(module, case.spec)
     attention.apply(module, roles.parse(None, {"default": {"precision": way.precision}}), context)
     torch.manual_seed(1)
-    used = {role: list(names) for role, names in context.effects.attention.items()}
-    return case.ours(module), dict(context.effects.quantized_layers), used
+    return module, context.effects
+
+
+def _ours(case: Case, way: Way) -> tuple[Step, Mapping[str, int], Mapping[str, Sequence[str]]]:
+    module, effects = _built(case, way)
+    used = {role: list(names) for role, names in effects.attention.items()}
+    return case.ours(module), dict(effects.quantized_layers), used
 
 
 def _bound(module: Any, rows: Rows, tables: Mapping[str, Tensor], rope: Tensor) -> None:
@@ -361,18 +367,20 @@ def table(measurements: Sequence[Measurement]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="time a step of full-size denoisers")
+def options_of(description: str) -> argparse.Namespace:
+    """Which models, how long, and where to."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--models", nargs="+", choices=[case.name for case in CASES], default=[c.name for c in CASES])
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--results", type=Path, default=timing.RESULTS, help="folder of the JSON file")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = options_of("time a step of full-size denoisers")
     timing.require_gpu()
-    measurements: list[Measurement] = []
-    for made in measure(options.models, options.seconds):
-        measurements.append(made)
-        timing.record("benchmarks/bench_models.py", "models", measurements, options.results)
-    print(table(measurements))
+    made = measure(options.models, options.seconds)
+    print(table(timing.recorded("benchmarks/bench_models.py", "models", made, options.results)))
 
 
 if __name__ == "__main__":

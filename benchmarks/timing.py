@@ -13,13 +13,14 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 Call = Callable[..., Any]
+T = TypeVar("T")
 
 CALLS = 20
 REPEATS = 15
@@ -88,6 +89,15 @@ def require_gpu() -> None:
     if not torch.cuda.is_available():
         print("needs a GPU, and torch finds none", file=sys.stderr)
         raise SystemExit(SKIPPED)
+
+
+def recorded(script: str, name: str, made: Iterable[T], folder: Path, **more: Any) -> list[T]:
+    """All that is measured, written anew with each measurement: what a script had when it was stopped is there."""
+    measurements: list[T] = []
+    for measurement in made:
+        measurements.append(measurement)
+        record(script, name, measurements, folder, **more)
+    return measurements
 
 
 def record(script: str, name: str, measurements: Sequence[Any], folder: Path, **more: Any) -> Path:
