@@ -20,9 +20,6 @@ from omni_grpc import backends, roles
 from omni_grpc.errors import ConfigError, Violation
 
 ENVIRONMENT_PREFIX = "OMNI_GRPC_"
-ENVIRONMENT_ALIASES: Mapping[str, str] = {"DIFFUSION_ATTENTION_BACKEND": "diffusion_attention_backend"}
-"""Variables of vLLM-Omni, and what they set."""
-
 BUNDLED = Path(__file__).resolve().parent / "demo"
 """The checkpoint that comes with the package, for whoever names none."""
 

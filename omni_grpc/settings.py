@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 from omni_grpc.config import (
-    ENVIRONMENT_ALIASES,
     ENVIRONMENT_PREFIX,
     EngineConfig,
     Option,
@@ -28,6 +27,9 @@ DEGREES: Mapping[str, str] = {"--usp": "--ulysses-degree", "--ring": "--ring-deg
 
 SHORT: Mapping[str, str] = {"-dac": "--diffusion-attention-config"}
 """vLLM-Omni's short flags of what is called the same here."""
+
+ENVIRONMENT_ALIASES: Mapping[str, str] = {"DIFFUSION_ATTENTION_BACKEND": "diffusion_attention_backend"}
+"""Variables of vLLM-Omni, and what they set."""
 
 OF_THE_BUILD = frozenset({"OMNI_GRPC_BUILD", "OMNI_GRPC_CUDA_ARCHS"})
 """Variables of setup.py."""
