@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
@@ -24,6 +25,8 @@ from omni_grpc.request import RequestWarning
 from omni_grpc.roles import Roles
 from omni_grpc.spec import ModelSpec
 from omni_grpc.tuning import Adapter
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(slots=True)
@@ -40,6 +43,12 @@ class Effects:
     attention: dict[str, dict[str, None]] = dataclasses.field(default_factory=dict)
     categories: set[str] = dataclasses.field(default_factory=set)
     asked: Roles = dataclasses.field(default_factory=Roles)
+
+    def warn(self, warning: RequestWarning) -> None:
+        """Once for all denoisers."""
+        if warning not in self.warnings:
+            logger.warning("%s", warning.message)
+            self.warnings.append(warning)
 
     def check(self) -> None:
         """Raises ConfigError for an adapter that changes nothing, and for a role that nothing has, once all denoisers

@@ -70,7 +70,7 @@ def apply(module: nn.Module, config: WorkerConfig, context: Context) -> None:
         CudaRecorder(context.device),
         alone=context.alone,
         epoch=lambda: choices(context.device).epoch,
-        tell=context.effects.warnings.append,
+        tell=context.effects.warn,
     )
     stack.wrap(graphs.around)
 
@@ -172,7 +172,7 @@ class Kept:
 
     @property
     def bytes(self) -> int:
-        return sum(map(_bytes, (*self.carry.values(), *self.out.values(), *(x for _, x in self.bound.values()))))
+        return _bytes(*self.carry.values(), *self.out.values(), *(x for _, x in self.bound.values()))
 
     def compute(self, run: Blocks, owners: tuple[Owner, ...]) -> Carry:
         """The first time, block by block: it shows what is read of what is bound."""
@@ -260,10 +260,10 @@ class Graphs:
             self._keep(kind, kept)
             return out
         self.kept.move_to_end(kind)
-        kept.fill(carry, rows)
         replay = kept.replay or self._record(kept, run, rows.owners)
         if replay is None:
             return run(carry, rows)
+        kept.fill(carry, rows)
         replay()
         return _copies(kept.out)
 
@@ -317,10 +317,10 @@ def _copies(carry: Mapping[str, Tensor]) -> Carry:
     return {name: x.clone() for name, x in carry.items()}
 
 
-def _bytes(x: Tensor) -> int:
-    return x.numel() * x.element_size()
+def _bytes(*tensors: Tensor) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors)
 
 
 def _needed(carry: Carry, rows: Rows) -> int:
     """Bytes of what a kind keeps: inputs, and results of their size."""
-    return 2 * sum(map(_bytes, carry.values())) + sum(_bytes(x) for _, x in rows.bound.values())
+    return 2 * _bytes(*carry.values()) + _bytes(*(x for _, x in rows.bound.values()))

@@ -147,9 +147,7 @@ def _check_device(kind: torch.dtype, context: Context) -> None:
         return
     message = "fp8 saves memory on a CPU and costs time, as it has no products of float8; int8 saves both"
     warning = RequestWarning(code="QUANTIZATION_WITHOUT_SPEED", field="", message=message, applied="fp8")
-    if warning not in context.effects.warnings:
-        logger.warning("%s", message)
-        context.effects.warnings.append(warning)
+    context.effects.warn(warning)
 
 
 def _refused(setting: str, why: str, reason: str = ConfigError.default_reason) -> ConfigError:

@@ -85,7 +85,12 @@ def later(request: Request, turn: int) -> Request:
     return dataclasses.replace(request, seeds=tuple(seed + turn for seed in request.seeds), loras=loras)
 
 
-def same_in_turns(plain: Model, model: Model, recorders: list[Again], cache: CacheDraft | None = None) -> None:
+def played(recorders: list[Again]) -> bool:
+    """Whether each of them was of use."""
+    return all(recorder.replayed >= recorder.recorded > 0 for recorder in recorders)
+
+
+def same_in_turns(plain: Model, model: Model, cache: CacheDraft | None = None) -> None:
     """Unlike requests that join and leave, turn by turn with other noise: in the third turn and after, most batches
     come out of a graph that was recorded from requests that are gone.
     """
@@ -95,4 +100,3 @@ def same_in_turns(plain: Model, model: Model, recorders: list[Again], cache: Cac
         for name, one in expected.items():
             assert torch.equal(got[name].latents, one.latents)
             assert got[name].reused == one.reused
-    assert all(recorder.replayed >= recorder.recorded > 0 for recorder in recorders)

@@ -24,7 +24,7 @@ import omni_grpc.models
 import omni_grpc.nn
 from omni_grpc.config import EngineConfig, WorkerConfig
 from omni_grpc.errors import ConfigError
-from omni_grpc.features import Context, cuda_graphs
+from omni_grpc.features import Context, Effects, cuda_graphs
 from omni_grpc.features.cuda_graphs import Graphs
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import LayoutCache, Owner, Row, Rows
@@ -34,7 +34,7 @@ from omni_grpc.request import RequestWarning
 from omni_grpc.tuning import CacheDraft, Lora
 from omni_grpc.worker import edits
 from omni_grpc.worker.lanes import Lanes
-from tests.features.graphed import Again, graphed, later, same_in_turns
+from tests.features.graphed import Again, graphed, later, played, same_in_turns
 from tests.features.suite import CACHE, FAMILIES, INNER_STEPS_BF16, Suite, alone, halfway
 from tests.models.cases import ENTRIES
 from tests.toy import toy_spec
@@ -65,7 +65,8 @@ def test_graphs_change_nothing(suite: Suite, feature: str, monkeypatch: pytest.M
     settings = SETTINGS[feature](suite)
     plain = suite.load(settings)
     model, recorders = graphed(suite, monkeypatch, **settings)
-    same_in_turns(plain, model, recorders, CacheDraft(threshold=halfway(plain)) if "cache" in feature else None)
+    same_in_turns(plain, model, CacheDraft(threshold=halfway(plain)) if "cache" in feature else None)
+    assert played(recorders)
 
 
 @pytest.mark.conformance
@@ -130,7 +131,8 @@ class Made:
         self.stack.load_state_dict(self.plain.state_dict())
         self.recorder = recorder or Again()
         self.told: list[RequestWarning] = []
-        self.graphs = Graphs(self.stack, options.pop("tokens", 1000), self.recorder, tell=self.told.append, **options)
+        options = {"tell": self.told.append} | options
+        self.graphs = Graphs(self.stack, options.pop("tokens", 1000), self.recorder, **options)
         self.stack.wrap(self.graphs.around)
         self.layouts = LayoutCache(CPU)
 
@@ -258,6 +260,15 @@ def test_what_cannot_be_captured_is_computed_and_told_once() -> None:
     assert warning.code == "CUDA_GRAPHS_OFF"
     assert warning.message == "CUDA graphs are off: no such thing while a stream is capturing"
     assert not made.graphs.kept
+
+
+def test_what_two_denoisers_warn_of_is_told_once() -> None:
+    effects = Effects()
+    for _ in range(2):
+        made = Made(Again(problem="no"), tell=effects.warn)
+        for _ in range(3):
+            made.ask(4)
+    assert [warning.code for warning in effects.warnings] == ["CUDA_GRAPHS_OFF"]
 
 
 def test_nothing_is_captured_while_another_thread_is_at_work() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -11,6 +10,8 @@ import torch
 pytest.importorskip("diffusers")
 
 from omni_grpc.features.cuda_graphs import Graphs
+from omni_grpc.tuning import CacheDraft
+from tests.features.graphed import same_in_turns
 from tests.features.suite import CACHE, FAMILIES, INT8, Suite, company, halfway, run, stacks
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
@@ -55,18 +56,7 @@ def test_cuda_graphs_change_nothing(suite: Suite, feature: str) -> None:
     settings = settings | {"device": "cuda", "dtype": "bfloat16", "threads": None}
     plain = Model(suite.entry, suite.folder, cuda_graph_tokens=0, **settings)
     model = Model(suite.entry, suite.folder, **settings)
-    cache = None
-    if feature == "step cache":
-        cache = dataclasses.replace(company(plain)[0][1].cache, threshold=halfway(plain))
-    for turn in range(4):
-        joins = [
-            (at, dataclasses.replace(it, seeds=tuple(seed + turn for seed in it.seeds), cache=cache))
-            for at, it in company(plain)
-        ]
-        expected, got = run(plain, *joins), run(model, *joins)
-        for name, one in expected.items():
-            assert torch.equal(got[name].latents, one.latents)
-            assert got[name].reused == one.reused
+    same_in_turns(plain, model, CacheDraft(threshold=halfway(plain)) if feature == "step cache" else None)
     for each in graphs(model):
         assert any(kept.replay is not None for kept in each.kept.values())
 

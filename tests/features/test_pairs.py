@@ -12,7 +12,7 @@ from torch import Tensor
 
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.tuning import CacheDraft, Lora
-from tests.features.graphed import graphed, same_in_turns
+from tests.features.graphed import graphed, played, same_in_turns
 from tests.features.suite import (
     CACHE,
     FAMILIES,
@@ -112,7 +112,8 @@ def test_graphs_change_nothing_of_another_feature(suite: Suite, other: str, monk
     settings = SETTINGS[other](suite)
     plain = suite.load(settings)
     model, recorders = graphed(suite, monkeypatch, **settings)
-    same_in_turns(plain, model, recorders, asked(plain) if other == "step cache" else None)
+    same_in_turns(plain, model, asked(plain) if other == "step cache" else None)
+    assert played(recorders)
 
 
 @pytest.mark.shows("LoRA x int8", "int8 plus the exact change, layer by layer", "1e-5")
