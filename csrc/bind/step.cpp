@@ -84,7 +84,7 @@ std::tuple<Tensor, Tensor, Tensor> guide_step(const Tensor& prediction, const Te
       state.guided = is_guided ? guided_at : nullptr;
       state.next = next_at;
       state.tokens = place[3];
-      state.norm = static_cast<omni::Norm>(place[4]);
+      state.norm = static_cast<omni::GuidanceNorm>(place[4]);
       state.scale = static_cast<float>(factor[0]);
       state.rescale = static_cast<float>(factor[1]);
       state.width = static_cast<float>(factor[2]);

@@ -11,7 +11,7 @@ constexpr int kStepStates = 32;     // outputs of one launch: they travel as ker
 constexpr int kStepPartials = 64;   // parts of an output whose sums are taken apart
 constexpr int kStepSums = 4;        // of cond, of its squares, of guided, of its squares
 
-enum class Norm : int32_t { kNone, kRenorm, kRenormClipped };
+enum class GuidanceNorm : int32_t { kNone, kRenorm, kRenormClipped };
 
 // One output. Its tensors are [tokens, channels], contiguous.
 struct StepState {
@@ -24,7 +24,7 @@ struct StepState {
   float scale;
   float rescale;
   float width;
-  Norm norm;
+  GuidanceNorm norm;
 };
 
 // Some outputs of a guide_step. Pointers are of the device that the launcher serves. `guided` and `next` are of the

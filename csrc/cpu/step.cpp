@@ -10,7 +10,7 @@ namespace {
 
 using omni::BFloat16;
 using omni::GuideStep;
-using omni::Norm;
+using omni::GuidanceNorm;
 using omni::StepState;
 using omni::to_float;
 
@@ -70,7 +70,7 @@ struct Prediction {
 };
 
 template <class P>
-OMNI_INLINE float ratio_of(const Prediction<P>& prediction, int64_t channels, Norm norm) {
+OMNI_INLINE float ratio_of(const Prediction<P>& prediction, int64_t channels, GuidanceNorm norm) {
   float wanted[kLanes] = {}, length[kLanes] = {};
   for (int64_t at = 0; at < channels; at += kLanes) {
     const int64_t count = std::min(kLanes, channels - at);
@@ -87,7 +87,7 @@ OMNI_INLINE float ratio_of(const Prediction<P>& prediction, int64_t channels, No
     length[0] += length[lane];
   }
   const float ratio = std::sqrt(wanted[0]) / std::max(std::sqrt(length[0]), kFewestLength);
-  return norm == Norm::kRenormClipped ? std::min(ratio, 1.f) : ratio;
+  return norm == GuidanceNorm::kRenormClipped ? std::min(ratio, 1.f) : ratio;
 }
 
 template <class P, class L>
@@ -114,7 +114,7 @@ OMNI_INLINE bool guide_step(const GuideStep& call, int32_t number, int64_t begin
       continue;
     }
     const Prediction<P> prediction{cond, static_cast<const P*>(state.uncond) + at, state.scale, state.rescale, factor};
-    const float ratio = state.norm == Norm::kNone ? 1.f : ratio_of(prediction, channels, state.norm);
+    const float ratio = state.norm == GuidanceNorm::kNone ? 1.f : ratio_of(prediction, channels, state.norm);
     P* guided_out = static_cast<P*>(state.guided) + at;
     for (int64_t first = 0; first < channels; first += kBatch) {
       const int64_t count = std::min(kBatch, channels - first);

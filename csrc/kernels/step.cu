@@ -10,7 +10,7 @@ using omni::GuideStep;
 using omni::kStepPartials;
 using omni::kStepSums;
 using omni::kWarp;
-using omni::Norm;
+using omni::GuidanceNorm;
 using omni::StepState;
 
 constexpr int kThreads = 256;
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads) guide_steps(const __grid_constant__ 
   const int lane = threadIdx.x % lanes, tokens_of_block = kThreads / lanes;
   const int64_t channels = call.channels;
   const bool is_guided = state.uncond != nullptr, is_rescaled = is_guided && state.rescale != 0.f;
-  const bool is_normed = is_guided && state.norm != Norm::kNone;
+  const bool is_normed = is_guided && state.norm != GuidanceNorm::kNone;
   const float factor = is_rescaled ? rescale_factor(call, state) : 1.f;
   int odd = 0;
 
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads) guide_steps(const __grid_constant__ 
         length += __shfl_xor_sync(0xffffffffu, length, offset);
       }
       ratio = sqrtf(wanted) / fmaxf(sqrtf(length), kFewestLength);
-      if (state.norm == Norm::kRenormClipped) ratio = fminf(ratio, 1.f);
+      if (state.norm == GuidanceNorm::kRenormClipped) ratio = fminf(ratio, 1.f);
     }
 
     for (int64_t channel = lane * kWidth; channel < end; channel += lanes * kWidth) {
