@@ -1,5 +1,5 @@
-// Calls the launchers of kernels that share memory between threads, over few small shapes: what compute-sanitizer is to
-// look at, without the minutes that Python takes under it. Built and run by tools/sanitize.py.
+// Calls the launchers of all kernels but products and attention over few small shapes: what compute-sanitizer is to look
+// at, without the minutes that Python takes under it. Built and run by tools/sanitize.py.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -7,9 +7,13 @@
 #include <vector>
 
 #include "../csrc/common/cache.h"
+#include "../csrc/common/dequant.h"
+#include "../csrc/common/heads.h"
+#include "../csrc/common/image.h"
 #include "../csrc/common/norm.h"
 #include "../csrc/common/quant.h"
 #include "../csrc/common/rope.h"
+#include "../csrc/common/step.h"
 
 namespace {
 
@@ -163,6 +167,78 @@ void compare(int64_t elements, Dtype dtype) {
   check("compare_store", omni_compare_store_cuda(&call, nullptr));
 }
 
+// Outputs of unlike lengths: guided and not, rescaled and not.
+void step(int64_t tokens, int64_t channels, Dtype of_prediction, Dtype of_latents, omni::GuidanceNorm norm,
+          float rescale) {
+  Memory memory;
+  omni::GuideStep call{};
+  call.channels = channels, call.states = 3, call.prediction_dtype = of_prediction, call.latents_dtype = of_latents;
+  for (int s = 0; s < call.states; ++s) {
+    omni::StepState& state = call.state[s];
+    const bool guided = s != 1;
+    state.tokens = tokens + 5 * s;
+    const size_t count = state.tokens * channels;
+    state.cond = memory.numbers(count, of_prediction);
+    if (guided) state.uncond = memory.numbers(count, of_prediction);
+    if (guided) state.guided = memory.made(count * size_of(of_prediction));
+    state.latents = memory.numbers(count, of_latents);
+    state.next = memory.made(count * size_of(of_prediction));
+    state.scale = 4.f, state.width = -0.1f, state.norm = guided ? norm : omni::GuidanceNorm::kNone;
+    state.rescale = guided ? rescale : 0.f;
+  }
+  constexpr size_t kSums = omni::kStepPartials * omni::kStepSums;
+  if (rescale != 0.f) call.partials = static_cast<double*>(memory.made(call.states * kSums * sizeof(double)));
+  call.odd = memory.filled(std::vector<int32_t>(call.states, 0));
+  check("guide_step", omni_guide_step_cuda(&call, nullptr));
+}
+
+void image(int64_t area, Dtype dtype) {
+  Memory memory;
+  omni::PixelsToBytes pixels{};
+  pixels.count = 2, pixels.area = pixels.plane_stride = area, pixels.stride = 3 * area, pixels.dtype = dtype;
+  pixels.pixels = memory.numbers(pixels.count * pixels.stride, dtype);
+  pixels.out = static_cast<uint8_t*>(memory.made(pixels.count * pixels.stride));
+  pixels.odd = memory.filled(std::vector<int32_t>{0});
+  check("pixels_to_bytes", omni_pixels_to_bytes_cuda(&pixels, nullptr));
+  omni::LatentsToBytes latents{};
+  latents.channels = 16, latents.area = latents.plane_stride = area, latents.dtype = dtype;
+  latents.latents = memory.numbers(latents.channels * area, dtype);
+  latents.out = static_cast<uint8_t*>(memory.made(3 * area));
+  check("latents_to_bytes", omni_latents_to_bytes_cuda(&latents, nullptr));
+}
+
+void heads(int64_t tokens, int64_t size, Dtype dtype) {
+  Memory memory;
+  omni::QuantizeHeads call{};
+  call.rows = 3, call.kv_heads = 4, call.head_size = size, call.x_dtype = dtype;
+  const auto some = static_cast<int32_t>(tokens / 2 + 1);
+  for (int which = 0; which < 3; ++which) {
+    omni::PackedHeads& part = call.parts[which];
+    part.heads = which == 0 ? 2 * call.kv_heads : call.kv_heads;
+    part.stride = part.heads * size, part.longest = some;
+    part.x = memory.numbers(tokens * part.stride, dtype);
+    part.codes = memory.made(tokens * part.stride);
+    part.cu = memory.filled(std::vector<int32_t>{0, some, some, static_cast<int32_t>(tokens)});
+  }
+  const size_t scales = 3 * call.rows * call.kv_heads;
+  call.peaks = static_cast<uint32_t*>(memory.made(scales * sizeof(uint32_t)));
+  call.scales = static_cast<float*>(memory.made(scales * sizeof(float)));
+  check("quantize_heads", omni_quantize_heads_cuda(&call, nullptr));
+}
+
+// Scales of a block may come out as anything: what counts is where is read and written.
+void dequantize(omni::Packing packing, Dtype dtype) {
+  Memory memory;
+  omni::Dequantize call{};
+  const omni::Block block = omni::block_of(packing);
+  call.blocks = 77, call.packing = packing, call.out_dtype = dtype;
+  std::vector<uint8_t> packed(call.blocks * block.size);
+  for (size_t i = 0; i < packed.size(); ++i) packed[i] = static_cast<uint8_t>(i * 31 % 251);
+  call.packed = memory.filled(packed);
+  call.out = memory.made(call.blocks * block.elements * size_of(dtype));
+  check("dequantize", omni_dequantize_cuda(&call, nullptr));
+}
+
 }  // namespace
 
 int main() {
@@ -193,7 +269,22 @@ int main() {
       rope(20, 8, 8, 64, norm, false, codes);
     }
   }
-  for (const Dtype dtype : {kHalf, kFull}) compare(100003, dtype);
+  for (const Dtype dtype : {kHalf, kFull}) {
+    compare(100003, dtype);
+    for (const auto norm : {omni::GuidanceNorm::kNone, omni::GuidanceNorm::kRenorm,
+                            omni::GuidanceNorm::kRenormClipped}) {
+      for (const float rescale : {0.f, 0.7f}) {
+        for (const int64_t channels : {64, 16, 7, 1}) step(501, channels, dtype, kFull, norm, rescale);
+        step(501, 64, dtype, kHalf, norm, rescale);
+      }
+    }
+    for (const int64_t area : {64 * 64, 63 * 37, 1}) image(area, dtype);
+    for (const int64_t size : {128, 64, 40}) heads(kTokens, size, dtype);
+    for (const auto packing : {omni::Packing::kQ4_0, omni::Packing::kQ8_0, omni::Packing::kQ4_K, omni::Packing::kQ5_K,
+                               omni::Packing::kQ6_K}) {
+      dequantize(packing, dtype);
+    }
+  }
   std::printf("%d failures\n", failures);
   return failures != 0;
 }

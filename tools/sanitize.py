@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from setup import DEFAULT_ARCHS, ROOT, find_cuda, nvcc_command, visible_archs
 
 PROGRAM = ROOT / "build" / "sanitize"
-FAMILIES = ("norm", "quant", "rope", "cache")
+FAMILIES = ("norm", "quant", "rope", "cache", "step", "image", "heads", "dequant")
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 
 
