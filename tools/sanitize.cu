@@ -1,13 +1,16 @@
-// Calls the launchers of all kernels but products and attention over few small shapes: what compute-sanitizer is to look
-// at, without the minutes that Python takes under it. Built and run by tools/sanitize.py.
+// Calls the launchers of all kernels over few small shapes: what compute-sanitizer is to look at, without the minutes that
+// Python takes under it. Built and run by tools/sanitize.py.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <vector>
 
+#include "../csrc/common/attention_q.h"
 #include "../csrc/common/cache.h"
 #include "../csrc/common/dequant.h"
+#include "../csrc/common/gemm.h"
 #include "../csrc/common/heads.h"
 #include "../csrc/common/image.h"
 #include "../csrc/common/norm.h"
@@ -111,9 +114,9 @@ void activate(int64_t tokens, int64_t channels, Dtype dtype, omni::Activation ac
   check("activate", omni_activate_cuda(&call, nullptr));
 }
 
-void rope(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size, omni::QkNorm norm, bool half,
-          Codes codes) {
-  Memory memory;
+// Two streams of so many tokens whose rows take turns in the result; all but its outputs.
+omni::QkNormRope joint(Memory& memory, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size,
+                       omni::QkNorm norm) {
   constexpr Dtype kDtype = Dtype::kBFloat16;
   omni::QkNormRope call{};
   call.tokens = 2 * tokens, call.stream_count = 2;
@@ -133,13 +136,20 @@ void rope(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size, omni::Q
     stream.q_stride = heads * size, stream.k_stride = stream.v_stride = kv_heads * size;
   }
   call.table = static_cast<const float*>(memory.numbers(call.tokens * size, Dtype::kFloat32));
+  call.eps = 1e-6f, call.norm = norm, call.x_dtype = call.weight_dtype = kDtype;
+  return call;
+}
+
+void rope(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size, omni::QkNorm norm, bool half,
+          Codes codes) {
+  Memory memory;
+  omni::QkNormRope call = joint(memory, tokens, heads, kv_heads, size, norm);
+  call.half = half, call.codes = codes;
   for (int which = 0; which < 3; ++which) {
     const size_t rows = call.tokens * (which == 0 ? heads : kv_heads);
     call.out[which] = memory.made(rows * size * (codes == Codes::kNone ? 2 : 1));
     call.scale[which] = static_cast<float*>(memory.made(rows * sizeof(float)));
   }
-  call.eps = 1e-6f, call.norm = norm, call.half = half, call.codes = codes;
-  call.x_dtype = call.weight_dtype = kDtype;
   if (codes == Codes::kE4m3ByRow) {
     const auto some = static_cast<int32_t>(tokens / 2 + 1);
     call.rows = 3, call.cu = memory.filled(std::vector<int32_t>{0, some, some, static_cast<int32_t>(call.tokens)});
@@ -239,6 +249,90 @@ void dequantize(omni::Packing packing, Dtype dtype) {
   check("dequantize", omni_dequantize_cuda(&call, nullptr));
 }
 
+void product(const omni::GemmConfig& config, int64_t tokens, int64_t channels, int64_t inputs, bool last_ways) {
+  Memory memory;
+  omni::GemmQ call{};
+  std::vector<uint8_t> codes(std::max(tokens, channels) * inputs);
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 31 % 120);
+  call.x = memory.filled(std::vector<uint8_t>(codes.begin(), codes.begin() + tokens * inputs));
+  call.weight = memory.filled(std::vector<uint8_t>(codes.begin(), codes.begin() + channels * inputs));
+  call.x_scale = static_cast<const float*>(memory.numbers(tokens, Dtype::kFloat32));
+  call.weight_scale = static_cast<const float*>(memory.numbers(channels, Dtype::kFloat32));
+  if (last_ways) call.bias = memory.numbers(channels, Dtype::kBFloat16);
+  call.gelu_tanh = call.early = last_ways;
+  call.raster = last_ways ? omni::GemmRaster::kAlongTokens : omni::GemmRaster::kAny;
+  call.swizzle = last_ways ? 4 : 1;
+  call.out = memory.made(tokens * channels * 2);
+  call.tokens = tokens, call.channels = channels, call.inputs = inputs;
+  call.workspace = memory.made(config.workspace(&call) + 1);
+  check(config.name, config.launch(&call, nullptr));
+}
+
+void products(const omni::GemmConfigs& configs) {
+  for (int64_t i = 0; i < configs.count; ++i) {
+    for (const bool last_ways : {false, true}) {
+      product(configs.first[i], 300, 264, 144, last_ways);
+      product(configs.first[i], 1, 8, 16, last_ways);
+      product(configs.first[i], 700, 1536, 512, last_ways);
+    }
+  }
+}
+
+// Makes the operands of `call` and attends, in every way to do that.
+void attend(Memory& memory, omni::AttentionCode& call) {
+  auto& rows = call.rows;
+  auto& out = call.out;
+  out.q_tiles = rows.queries / omni::kTileQueries + rows.rows, out.k_tiles = rows.keys / omni::kTileKeys + rows.rows;
+  const size_t q_tiles = rows.heads * out.q_tiles, k_tiles = rows.kv_heads * out.k_tiles;
+  constexpr size_t kCodes = omni::kTileKeys * omni::kHeadSize;
+  out.q = static_cast<int8_t*>(memory.made(q_tiles * omni::kTileQueries * omni::kHeadSize));
+  out.q_scale = static_cast<float*>(memory.made(q_tiles * omni::kTileQueries * sizeof(float)));
+  out.k = static_cast<int8_t*>(memory.made(k_tiles * kCodes));
+  out.k_scale = static_cast<float*>(memory.made(k_tiles * sizeof(float)));
+  out.v = static_cast<uint8_t*>(memory.made(k_tiles * kCodes));
+  out.v_scale = static_cast<float*>(memory.made(k_tiles * sizeof(float)));
+  call.centre = static_cast<float*>(memory.made(rows.rows * rows.kv_heads * omni::kHeadSize * sizeof(float)));
+  check("attention_code", omni_attention_code_cuda(&call, nullptr));
+  omni::AttentionQ attention{};
+  attention.rows = rows, attention.in = out, attention.scale = 0.09f;
+  for (const auto plan : {omni::AttentionPlan::kTogether, omni::AttentionPlan::kTurns, omni::AttentionPlan::kApart}) {
+    attention.plan = plan, attention.persistent = plan != omni::AttentionPlan::kTogether;
+    attention.out = memory.made(rows.queries * rows.heads * omni::kHeadSize * 2);
+    check("attention_q", omni_attention_q_cuda(&attention, nullptr));
+  }
+}
+
+// The second of three rows has no tokens; queries and keys are of unlike lengths.
+void attention(int64_t queries, int64_t keys, int64_t heads, int64_t kv_heads) {
+  Memory memory;
+  omni::AttentionCode call{};
+  omni::QkvStream& stream = call.from.streams[0];
+  stream.q_stride = heads * omni::kHeadSize, stream.k_stride = stream.v_stride = kv_heads * omni::kHeadSize;
+  stream.q = memory.numbers(queries * stream.q_stride, Dtype::kBFloat16);
+  stream.k = memory.numbers(keys * stream.k_stride, Dtype::kBFloat16);
+  stream.v = memory.numbers(keys * stream.v_stride, Dtype::kBFloat16);
+  call.from.stream_count = 1, call.from.norm = omni::QkNorm::kNone;
+  const auto q = static_cast<int32_t>(queries / 3), k = static_cast<int32_t>(keys / 2);
+  call.rows.cu_q = memory.filled(std::vector<int32_t>{0, q, q, static_cast<int32_t>(queries)});
+  call.rows.cu_k = memory.filled(std::vector<int32_t>{0, k, k, static_cast<int32_t>(keys)});
+  call.rows.rows = 3, call.rows.queries = queries, call.rows.keys = keys;
+  call.rows.heads = heads, call.rows.kv_heads = kv_heads;
+  attend(memory, call);
+}
+
+void attention_from_streams(int64_t tokens, int64_t heads, int64_t kv_heads, omni::QkNorm norm) {
+  Memory memory;
+  omni::AttentionCode call{};
+  call.from = joint(memory, tokens, heads, kv_heads, omni::kHeadSize, norm);
+  auto& rows = call.rows;
+  rows.rows = 2, rows.queries = rows.keys = call.from.tokens, rows.heads = heads, rows.kv_heads = kv_heads;
+  const auto all = static_cast<int32_t>(call.from.tokens);
+  rows.cu_q = rows.cu_k = memory.filled(std::vector<int32_t>{0, all / 2 + 1, all});
+  call.source = static_cast<int32_t*>(memory.made(all * sizeof(int32_t)));
+  if (norm == omni::QkNorm::kRmsAcross) call.factor = static_cast<float*>(memory.made(2 * all * sizeof(float)));
+  attend(memory, call);
+}
+
 }  // namespace
 
 int main() {
@@ -285,6 +379,13 @@ int main() {
       dequantize(packing, dtype);
     }
   }
+  for (const auto& configs : {omni_gemm_int8_sm80(), omni_gemm_fp8_sm89(), omni_gemm_int8_sm90(), omni_gemm_fp8_sm90()}) {
+    products(configs);
+  }
+  attention(300, 500, 4, 2);
+  attention(1, 1, 1, 1);
+  attention_from_streams(150, 4, 4, omni::QkNorm::kRms);
+  attention_from_streams(150, 4, 2, omni::QkNorm::kRmsAcross);
   std::printf("%d failures\n", failures);
   return failures != 0;
 }

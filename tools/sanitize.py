@@ -1,9 +1,9 @@
 """Runs CUDA kernels under compute-sanitizer: memory, races in shared memory, barriers, reads of what nobody wrote.
 
-    python tools/sanitize.py            compile tools/sanitize.cu with the kernels and run it, on a GPU machine
+    python tools/sanitize.py            compile tools/sanitize.cu with all kernels and run it, on a GPU machine
     python tools/sanitize.py --build    compile only: build/sanitize, for a machine without a compiler
 
-Needs nvcc and compute-sanitizer, no torch. The exit code is 1 where a tool finds something.
+Needs nvcc, CUTLASS, ninja and compute-sanitizer, no torch. The exit code is 1 where a tool finds something.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from setup import DEFAULT_ARCHS, ROOT, find_cuda, nvcc_command, visible_archs
+from setup import ROOT, compile_kernels, cuda_archs, find_cuda, kernel_commands, missing_cutlass, nvcc_command
 
 PROGRAM = ROOT / "build" / "sanitize"
-FAMILIES = ("norm", "quant", "rope", "cache", "step", "image", "heads", "dequant")
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 
 
@@ -46,12 +45,15 @@ def build() -> None:
     cuda = find_cuda()
     if cuda is None:
         raise SystemExit("sanitize: no nvcc (looked at CUDA_HOME, CUDA_PATH, PATH and /usr/local/cuda)")
-    kernels = [path for family in FAMILIES for path in sorted((ROOT / "csrc" / "kernels").glob(f"{family}*.cu"))]
-    PROGRAM.parent.mkdir(exist_ok=True)
+    archs = cuda_archs()
+    if missing := missing_cutlass(archs):
+        raise SystemExit(f"sanitize: {missing}")
+    commands = {source: [*command, "-lineinfo"] for source, command in kernel_commands(cuda, archs).items()}
+    kernels = compile_kernels(commands, PROGRAM.with_name("sanitize-kernels"))
     program = ROOT / "tools" / "sanitize.cu"
-    command = nvcc_command(cuda, program, visible_archs() or DEFAULT_ARCHS, None)
+    command = nvcc_command(cuda, program, archs, None)
     assert command is not None, "it is for every architecture"
-    subprocess.run([*command, "-lineinfo", str(program), *map(str, kernels), "-o", str(PROGRAM)], check=True)
+    subprocess.run([*command, str(program), *kernels, "-o", str(PROGRAM)], check=True)
 
 
 if __name__ == "__main__":

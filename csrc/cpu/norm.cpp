@@ -49,10 +49,12 @@ OMNI_INLINE void add(const Norm& call, int64_t token, int64_t row, float* __rest
     if constexpr (kNormed) added *= inverse * to_float(weight[c]);
     if constexpr (kGated) added *= to_float(gate[c]);
     h[c] = to_float(x[c]) + added;
+    if constexpr (sizeof(X) == sizeof(float)) sum[c] = h[c];
   }
+  if constexpr (sizeof(X) == sizeof(float)) return;
 #pragma omp simd
   for (int64_t c = 0; c < channels; ++c) omni::store(sum + c, h[c]);
-  if (sizeof(X) == sizeof(float) || call.out == nullptr) return;
+  if (call.out == nullptr) return;
 #pragma omp simd
   for (int64_t c = 0; c < channels; ++c) h[c] = to_float(sum[c]);
 }
