@@ -12,7 +12,7 @@ As bench_norm.py does it. The rows of a shape:
     fp8 ..., int8 ...          ours, from codes and scales to the layer's output, with each epilogue
     linear fp8, linear int8    ours with the quantisation of the tokens before it: the whole layer
 TFLOP/s count 2 T N K, whatever the dtype. Ours goes the way that ops.tuning has for the shape. On the CPU fp32 stands
-beside bf16, as torch computes it and as our layers do.
+beside bf16, as torch computes it and as our layers do, and beside int8 what defines the op, by torch's operators.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import BEYOND_L2, CALLS, attempt, time_on_cpu, time_on_gpu
-from omni_grpc.ops.gemm import gemm_q
+from omni_grpc.ops.gemm import gemm_q, gemm_q_reference
 from omni_grpc.ops.linear import linear
 from omni_grpc.ops.quant import quantize_rows
 
@@ -73,6 +73,10 @@ def ours(codes: torch.dtype, biased: bool, act: str, i: Operands) -> Tensor:
 
 def whole(codes: torch.dtype, i: Operands) -> Tensor:
     return gemm_q(*quantize_rows(i.x, codes), *i.coded[codes][2:], i.bias, dtype=i.x.dtype)
+
+
+def defined(i: Operands) -> Tensor:
+    return gemm_q_reference(*i.coded[I8], i.bias, "none", i.x.dtype)
 
 
 @torch.inference_mode()
@@ -148,6 +152,7 @@ def measure(
         rows = {name: call for name, call in rows.items() if not name.startswith("_scaled_mm")}
         for name, layer in (("fp32 layer", linear), ("fp32", F.linear)):
             rows = {name: functools.partial(in_full, layer), **rows}
+        rows["int8 bias, reference"] = defined
     for shape in shapes:
         if time.monotonic() > deadline:
             break
@@ -197,6 +202,7 @@ GOALS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "gelu / + bias + gelu": ("fp8 bias gelu", "_scaled_mm + bias + gelu"),
         "int8 bias / _int_mm": ("int8 bias", "_int_mm"),
         "int8 bias / fp8 bias": ("int8 bias", "fp8 bias"),
+        "int8 bias / reference": ("int8 bias", "int8 bias, reference"),
     }
 )
 

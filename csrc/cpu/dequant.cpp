@@ -85,20 +85,26 @@ OMNI_INLINE void q6_k(const uint8_t* __restrict__ block, float* __restrict__ out
   }
 }
 
-// Numbers that are rounded are written as float32 first, block by block: two simple loops are faster than one that packs.
+// Numbers that are rounded are written as float32 first, as many blocks as have 256: two simple loops are faster than one
+// that packs, and in short ones the second would wait for what the first has just written.
 template <class Out, void unpack(const uint8_t*, float*)>
 OMNI_INLINE void all(const Dequantize& call, int64_t begin, int64_t end) {
+  constexpr int64_t kHeld = 256;
   const omni::Block block = omni::block_of(call.packing);
-  for (int64_t n = begin; n < end; ++n) {
-    const uint8_t* packed = call.packed + n * block.size;
-    Out* out = static_cast<Out*>(call.out) + n * block.elements;
-    if constexpr (sizeof(Out) == sizeof(float)) {
-      unpack(packed, reinterpret_cast<float*>(out));
-    } else {
-      float numbers[256];
-      unpack(packed, numbers);
+  const uint8_t* packed = call.packed + begin * block.size;
+  Out* out = static_cast<Out*>(call.out) + begin * block.elements;
+  if constexpr (sizeof(Out) == sizeof(float)) {
+    for (int64_t n = begin; n < end; ++n, packed += block.size, out += block.elements) unpack(packed, out);
+  } else {
+    float numbers[kHeld];
+    while (begin < end) {
+      int64_t count = 0;
+      for (; count < kHeld && begin < end; ++begin, packed += block.size, count += block.elements) {
+        unpack(packed, numbers + count);
+      }
 #pragma omp simd
-      for (int64_t i = 0; i < block.elements; ++i) store(out + i, numbers[i]);
+      for (int64_t i = 0; i < count; ++i) store(out + i, numbers[i]);
+      out += count;
     }
   }
 }
