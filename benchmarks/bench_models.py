@@ -18,13 +18,14 @@ import functools
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, WanTransformer3DModel
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from benchmarks import timing
 from omni_grpc import roles
@@ -78,6 +79,8 @@ LONG = 1000.0
 """Milliseconds of a step that no host is too slow for."""
 
 Step = Callable[[], Tensor]
+Edit = Callable[[nn.Module, None, Context], None]
+"""A feature without settings of its own."""
 Change = Callable[[Any], object]
 """What is done to a module of diffusers before it is compiled."""
 Build = Callable[[], tuple[Step, Mapping[str, int], Mapping[str, Sequence[str]]]]
@@ -133,13 +136,16 @@ def _random(*shape: int) -> Tensor:
 
 def _fill(module: nn.Module, spec: ModelSpec) -> None:
     """Weights as those of a trained model spread: products keep the size of what goes in; norms are ones."""
-    layers = {path: part for path, part in module.named_modules() if isinstance(part, AnyLinear)}
+    layers: dict[str, AnyLinear] = {}
+    for path, part in module.named_modules():
+        if isinstance(part, AnyLinear) and not _within(path, layers):
+            layers[path] = part
     for path, layer in sorted(layers.items()):
         for name, shape in layer.shapes().items():
             std = shape[-1] ** -0.5 if name == "weight" else 0.02
             layer.take(name, (_random(*shape) * std).to(_dtype(f"{path}.{name}", spec)))
     for path, part in module.named_modules():
-        if any(path == layer or path.startswith(f"{layer}.") for layer in layers):
+        if _within(path, layers):
             continue
         for name, parameter in list(part.named_parameters(recurse=False)):
             made = _random(*parameter.shape) * 0.02 + (parameter.dim() == 1 and name == "weight")
@@ -147,19 +153,29 @@ def _fill(module: nn.Module, spec: ModelSpec) -> None:
             setattr(part, name, nn.Parameter(made, requires_grad=False))
 
 
+def _within(path: str, layers: Collection[str]) -> bool:
+    return any(path == layer or path.startswith(f"{layer}.") for layer in layers)
+
+
 def _dtype(name: str, spec: ModelSpec) -> torch.dtype:
     return torch.float32 if spec.weights["transformer"].in_float32(name) else DTYPE
 
 
-def _built(case: Case, way: Way) -> tuple[nn.Module, Effects]:
-    """Our module with its features, and what these say of it."""
+def _built(
+    case: Case, way: Way, ranks: ProcessGroup | None = None, before: Sequence[Edit] = (), after: Sequence[Edit] = ()
+) -> tuple[nn.Module, Effects]:
+    """Our module with its features, and what these say of it: `before` there are weights, and `after` all others."""
     with torch.device("meta"):
         module = case.build().eval().requires_grad_(False)
-    context = Context(component="transformer", spec=case.spec, device=DEVICE, dtype=DTYPE)
+    context = Context(component="transformer", spec=case.spec, device=DEVICE, dtype=DTYPE, ranks=ranks)
+    for edit in before:
+        edit(module, None, context)
     quant.apply(module, QuantizationConfig(quantization=way.quantization), context)
     torch.manual_seed(0)
     _fill(module, case.spec)
     attention.apply(module, roles.parse(None, {"default": {"precision": way.precision}}), context)
+    for edit in after:
+        edit(module, None, context)
     torch.manual_seed(1)
     return module, context.effects
 

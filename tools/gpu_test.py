@@ -102,6 +102,7 @@ def run_marked_tests() -> list[str]:
     paths = (
         "tests/features/test_on_gpu.py",
         "tests/features/test_models_on_gpu.py",
+        "tests/parallel/test_on_gpus.py",
         "tests/pipeline/test_causal_vae.py",
         "tests/ops/test_linear.py",
     )

@@ -9,16 +9,19 @@ from typing import Any
 import pytest
 import torch
 
+from omni_grpc.config import CacheConfig
 from omni_grpc.request import Request
+from omni_grpc.tuning import TeaCache
 from tests.models.model import Model
 from tests.parallel.model_jobs import Features, Made, run_model
-from tests.parallel.ranks import Ranks
+from tests.parallel.ranks import ONE, Ranks
 
 TOLERANCE = 2e-5
 
 GATHERED: Features = {"sequence_parallel": None}
 ULYSSES: Features = {"ulysses": None, "sequence_parallel": None}
 WEIGHTS: Features = {"tensor_parallel": None}
+CACHE: Features = {"step_cache": CacheConfig(cache_backend="tea_cache")}
 WAYS: Mapping[str, Features] = {"sequence parallel": GATHERED, "Ulysses": ULYSSES, "tensor parallel": WEIGHTS}
 
 
@@ -34,10 +37,11 @@ Joins = list[tuple[int, Request]]
 
 class Alone:
     """What is asked of a model: unlike sizes, with and without guidance, the smallest size, and a request that joins
-    late; and what it makes of that.
+    late; and what it makes of that. `ranks`: where it is computed by the first of them, on its device.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, ranks: Ranks | None = None) -> None:
+        self.ranks = ranks
         size = model.checkpoint.limits.min_size
         drafts = [
             (0, model.draft(width=size, height=size, steps=4)),
@@ -49,7 +53,10 @@ class Alone:
         self.made = self.run({}, self.joins)
 
     def run(self, features: Features, joins: Joins) -> Made:
-        return run_model(None, self.checkpoint, features, joins)
+        if self.ranks is None:
+            return run_model(None, self.checkpoint, features, joins)
+        made: Made = self.ranks.run(run_model, self.checkpoint, features, joins, size=ONE)[0]
+        return made
 
     def on(self, ranks: Ranks, features: Features, joins: Joins) -> list[Made]:
         """What ranks make, who agree bit for bit."""
@@ -63,10 +70,19 @@ class Alone:
     def changed(self, **changes: Any) -> Joins:
         return [(tick, dataclasses.replace(request, **changes)) for tick, request in self.joins]
 
+    def half_cached(self) -> Joins:
+        """With a threshold of the step cache that some steps stay below."""
 
-def close(mine: Made, theirs: Made) -> None:
+        def joins(threshold: float) -> Joins:
+            return self.changed(cache=TeaCache(threshold=threshold, coefficients=(1.0, 0.0)))
+
+        never = self.run(CACHE, joins(0.0))
+        return joins(1.5 * never.change / never.measured)
+
+
+def close(mine: Made, theirs: Made, tolerance: float = TOLERANCE) -> None:
     for name, expected in theirs.latents.items():
-        torch.testing.assert_close(mine.latents[name], expected, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(mine.latents[name], expected, rtol=0, atol=tolerance)
 
 
 def differ(mine: Made, theirs: Made) -> bool:

@@ -89,8 +89,15 @@ def watched() -> Iterator[Work]:
         yield work
 
 
+def device_of(group: Group) -> torch.device:
+    """What a rank computes on: its GPU where NCCL joins them."""
+    if group is None or dist.get_backend(group) != "nccl":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def context(group: Group, spec: ModelSpec, component: str = "transformer") -> Context:
-    return Context(component=component, spec=spec, device=torch.device("cpu"), dtype=torch.float32, ranks=group)
+    return Context(component=component, spec=spec, device=device_of(group), dtype=torch.float32, ranks=group)
 
 
 @dataclasses.dataclass

@@ -21,7 +21,7 @@ from omni_grpc.plan import Progress
 from omni_grpc.request import Request
 from omni_grpc.spec import Checkpoint
 from omni_grpc.worker.packed import PackedRunner
-from tests.parallel.jobs import FEATURES, Group, Work, context, watched
+from tests.parallel.jobs import FEATURES, Group, Work, context, device_of, watched
 
 Features = Mapping[str, Any]
 """Names of features, and for each its section of the configuration."""
@@ -41,7 +41,7 @@ def load(group: Group, checkpoint: Checkpoint, features: Features) -> Pipeline:
     return kind.load(
         Loader(
             checkpoint=checkpoint,
-            device=torch.device("cpu"),
+            device=device_of(group),
             dtype=torch.float32,
             before=edits(True),
             after=edits(False),
@@ -84,7 +84,7 @@ def quantized_layers(group: Group, checkpoint: Checkpoint, features: Features) -
 def run_model(group: Group, checkpoint: Checkpoint, features: Features, joins: Sequence[tuple[int, Request]]) -> Made:
     """Requests, each with the tick at which it joins."""
     pipeline = load(group, checkpoint, features)
-    runner = PackedRunner(pipeline, torch.device("cpu"), "omni-test-ranks-")
+    runner = PackedRunner(pipeline, device_of(group), "omni-test-ranks-")
     running: list[str] = []
     steps: list[Progress] = []
     with watched() as work:
@@ -98,7 +98,7 @@ def run_model(group: Group, checkpoint: Checkpoint, features: Features, joins: S
             running = [progress.id for progress in report.progress if not progress.finished]
             if not running and tick >= max(at for at, _ in joins):
                 break
-    latents = {name: torch.stack([state.latents for state in held.states]) for name, held in runner._held.items()}
+    latents = {name: torch.stack([state.latents for state in held.states]).cpu() for name, held in runner._held.items()}
     counts = [count for step in steps for count in step.cache]
     return Made(
         latents=latents,

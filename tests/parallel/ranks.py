@@ -1,4 +1,4 @@
-"""Processes that are joined by gloo, started once and given one job after the other."""
+"""Processes that are joined by gloo or NCCL, started once and given one job after the other."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-PAIR, ALL = 2, 3
-"""Sizes of the groups: the first two processes, or every one."""
+ONE, PAIR, ALL = 1, 2, 3
+"""Sizes of the groups: the first process by itself, the first two, or every one of three."""
 
 HANG = 120
 """Seconds after which a collective, or a job, is stuck."""
@@ -25,12 +25,13 @@ HANG = 120
 class Ranks:
     """Use it as a context. A job that failed on one rank leaves the others in a collective: it is the last one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, backend: str = "gloo", count: int = ALL) -> None:
+        """With "nccl" each of the `count` processes has a GPU."""
         context = multiprocessing.get_context("spawn")
-        pipes = [context.Pipe() for _ in range(ALL)]
+        pipes = [context.Pipe() for _ in range(count)]
         self._pipes = [mine for mine, _ in pipes]
         self._processes = [
-            context.Process(target=_serve, args=(rank, folder / "rendezvous", theirs), daemon=True)
+            context.Process(target=_serve, args=(backend, rank, count, folder / "rendezvous", theirs), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
 
@@ -59,17 +60,20 @@ class Ranks:
         return [results[pipe] for pipe in pending]
 
 
-def _serve(rank: int, rendezvous: Path, pipe: Connection) -> None:
+def _serve(backend: str, rank: int, count: int, rendezvous: Path, pipe: Connection) -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{rendezvous}",
         rank=rank,
-        world_size=ALL,
+        world_size=count,
         timeout=datetime.timedelta(seconds=HANG),
     )
-    groups = {PAIR: dist.new_group(range(PAIR)), ALL: dist.group.WORLD}
+    alone = [dist.new_group([each]) for each in range(count)]
+    groups = {ONE: alone[rank], PAIR: dist.new_group(range(PAIR)), count: dist.group.WORLD}
     while True:
         job, arguments, size = pickle.loads(pipe.recv_bytes())
         try:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from omni_grpc.config import CacheConfig, LoraConfig, OffloadConfig, QuantizationConfig
+from omni_grpc.config import LoraConfig, OffloadConfig, QuantizationConfig
 from omni_grpc.roles import Roles, Window
-from omni_grpc.tuning import Lora, TeaCache
+from omni_grpc.tuning import Lora
 from tests.features.suite import FAMILIES, FIRST, SECOND, Suite, cosine
 from tests.models.cases import ENTRIES
-from tests.parallel.alone import WAYS, WEIGHTS, Alone, Joins, close, differ, spread
+from tests.parallel.alone import CACHE, WAYS, WEIGHTS, Alone, close, differ, spread
 from tests.parallel.model_jobs import Features, quantized_layers, refused
 from tests.parallel.ranks import PAIR, Ranks
 
@@ -21,7 +21,6 @@ pytestmark = pytest.mark.conformance
 FLOOR = 0.999
 """Least cosine of latents in int8 and in float32, for tiny models with random weights."""
 
-CACHE: Features = {"step_cache": CacheConfig(cache_backend="tea_cache")}
 INT8: Features = {"quant": QuantizationConfig(quantization="int8")}
 OFFLOAD: Features = {"layerwise_offload": OffloadConfig(enable_layerwise_offload=True)}
 
@@ -41,11 +40,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @spread(*WAYS, like="one process", close="same decisions, 2e-5", also="step cache")
 def test_ranks_skip_the_rows_that_one_process_skips(alone: Adapted, ranks: Ranks, way: str) -> None:
-    def joins(threshold: float) -> Joins:
-        return alone.changed(cache=TeaCache(threshold=threshold, coefficients=(1.0, 0.0)))
-
-    never = alone.run(CACHE, joins(0.0))
-    halfway = joins(1.5 * never.change / never.measured)
+    halfway = alone.half_cached()
     expected = alone.run(CACHE, halfway)
     made, _ = alone.on(ranks, {**CACHE, **WAYS[way]}, halfway)
     assert made.reused == expected.reused

@@ -1,0 +1,54 @@
+"""Native models on two GPUs that NCCL joins: what each parallel feature makes is what one GPU makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+pytest.importorskip("diffusers")
+
+from tests.features.suite import FAMILIES
+from tests.models.cases import ENTRIES
+from tests.models.model import Model
+from tests.parallel.alone import CACHE, WAYS, WEIGHTS, Alone, close, differ
+from tests.parallel.ranks import PAIR, Ranks
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < PAIR, reason="needs two CUDA devices"),
+]
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with Ranks(tmp_path_factory.mktemp("ranks"), "nccl", PAIR) as started:
+        yield started
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Alone:
+    entry = ENTRIES[FAMILIES[request.param]]
+    return Alone(Model(entry, entry.build(tmp_path_factory.mktemp("checkpoints") / request.param)), ranks)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_make_what_one_gpu_makes(alone: Alone, ranks: Ranks, way: str) -> None:
+    results = alone.on(ranks, WAYS[way], alone.joins)
+    close(results[0], alone.made, TOLERANCE)
+    assert all(0 < made.work.queries < alone.made.work.queries for made in results)
+    assert (results[0].weights < alone.made.weights) == (WAYS[way] is WEIGHTS)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_skip_the_rows_that_one_gpu_skips(alone: Alone, ranks: Ranks, way: str) -> None:
+    halfway = alone.half_cached()
+    expected = alone.run(CACHE, halfway)
+    made, _ = alone.on(ranks, {**CACHE, **WAYS[way]}, halfway)
+    assert made.reused == expected.reused
+    assert any(made.reused.values())
+    close(made, expected, TOLERANCE)
+    assert differ(made, alone.made)
