@@ -128,8 +128,10 @@ const omni::GemmConfig* find(const std::string& codes, const std::string& name) 
   return nullptr;
 }
 
-bool is_ready(const Tensor& tensor) {
-  return tensor.is_contiguous() && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+// As kernels take it: contiguous, from a multiple of 16 bytes on.
+Tensor ready(const Tensor& tensor) {
+  if (!tensor.is_contiguous()) return omni::contiguous(tensor);
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0 ? tensor : omni::clone(tensor);
 }
 
 // `config` is a name, and after a slash the order of tiles: t (along tokens), c (along channels) or a (any), how wide a
@@ -171,29 +173,24 @@ Tensor gemm_q_configured_cuda(const Tensor& x, const Tensor& x_scale, const Tens
   STD_TORCH_CHECK(inputs % 16 == 0 && channels % 8 == 0 && inputs > 0 && std::max({tokens, channels, inputs}) < 1 << 30,
                   kOp, ": inputs must be a multiple of 16 and channels of 8, got ", inputs, " and ", channels);
   STD_TORCH_CHECK(!bias || (bias->dim() == 1 && bias->size(0) == channels &&
-                            bias->scalar_type() == ScalarType::BFloat16 && is_ready(*bias)),
-                  kOp, ": bias must be bfloat16 [", channels, "], contiguous and aligned to 16 bytes");
-  STD_TORCH_CHECK(is_ready(x) && is_ready(weight) && is_ready(x_scale) && is_ready(weight_scale), kOp,
-                  ": operands must be contiguous and aligned to 16 bytes");
+                            bias->scalar_type() == ScalarType::BFloat16),
+                  kOp, ": bias must be bfloat16 [", channels, "]");
   omni::GemmQ call{};
   const omni::GemmConfig* chosen = nullptr;
   choose(config, int8 ? "int8" : "fp8", chosen, call);
   Tensor out = omni::new_empty(x, {tokens, channels}, ScalarType::BFloat16);
   if (tokens == 0 || channels == 0) return out;
-  call.x = x.const_data_ptr();
-  call.weight = weight.const_data_ptr();
-  call.x_scale = static_cast<const float*>(x_scale.const_data_ptr());
-  call.weight_scale = static_cast<const float*>(weight_scale.const_data_ptr());
-  call.bias = bias ? bias->const_data_ptr() : nullptr;
+  const Tensor kept[] = {ready(x), ready(weight), ready(x_scale), ready(weight_scale), ready(bias ? *bias : x_scale)};
+  call.x = kept[0].const_data_ptr();
+  call.weight = kept[1].const_data_ptr();
+  call.x_scale = static_cast<const float*>(kept[2].const_data_ptr());
+  call.weight_scale = static_cast<const float*>(kept[3].const_data_ptr());
+  call.bias = bias ? kept[4].const_data_ptr() : nullptr;
   call.out = out.mutable_data_ptr();
   call.tokens = tokens;
   call.channels = channels;
   call.inputs = inputs;
-  call.device = x.get_device_index();
   call.gelu_tanh = act == "gelu_tanh";
-  const int64_t bytes = static_cast<int64_t>(chosen->workspace(&call));
-  const Tensor workspace = omni::new_empty(x, {std::max<int64_t>(bytes, 1)}, ScalarType::Byte);
-  call.workspace = const_cast<void*>(workspace.const_data_ptr());
   omni::launch(kOp, chosen->launch, call, x);
   return out;
 }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "asked.cuh"
 #include "device.cuh"
 
 namespace omni {
@@ -104,12 +105,8 @@ template <class Call>
 const char* launch_bulk(void (*kernel)(Call, uint32_t), const Call& call, unsigned threads, uint32_t bytes,
                         cudaStream_t stream) {
   const size_t shared = size_t{2} * bytes;
-  int device = 0, processors = 0, resident = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, static_cast<int>(threads), shared);
-  const int64_t most = static_cast<int64_t>(processors) * resident;
+  const int resident = resident_blocks(reinterpret_cast<const void*>(kernel), threads, shared);
+  const int64_t most = static_cast<int64_t>(current_device().processors) * resident;
   if (most > 0) {
     const auto blocks = static_cast<unsigned>(call.tokens < most ? call.tokens : most);
     kernel<<<blocks, threads, shared, stream>>>(call, 1u << 16);
@@ -121,11 +118,8 @@ const char* launch_bulk(void (*kernel)(Call, uint32_t), const Call& call, unsign
 
 // Whether the current device copies in bulk and a block may have two stages of `bytes`.
 inline bool fits_bulk(int64_t bytes) {
-  int device = 0, major = 0, most = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  return major >= kBulkCapability && 2 * bytes + 2048 <= most;
+  const Device& device = current_device();
+  return device.major >= kBulkCapability && 2 * bytes + 2048 <= device.most_shared;
 }
 
 }  // namespace omni

@@ -2,7 +2,6 @@
 // no CUDA header here.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "dtype.h"
@@ -34,22 +33,19 @@ struct GemmQ {
   const float* weight_scale;  // [channels]
   const void* bias;           // [channels] in bfloat16, or null
   void* out;                  // [tokens, channels], contiguous
-  void* workspace;            // as many bytes as the configuration asks for
   int64_t tokens;
   int64_t channels;
   int64_t inputs;
-  int32_t device;
   int32_t swizzle;  // tiles that a wave is wide, at most: 1, 2, 4 or 8
   GemmRaster raster;
   bool early;  // launched while the kernel before it ends, and waiting for that before it reads
   bool gelu_tanh;
 };
 
-// One way to compute it: a launcher, and the bytes of workspace that it needs.
+// One way to compute it.
 struct GemmConfig {
   const char* name;
   const char* (*launch)(const GemmQ* call, void* stream);
-  size_t (*workspace)(const GemmQ* call);
 };
 
 struct GemmConfigs {

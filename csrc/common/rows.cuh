@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "asked.cuh"
 #include "device.cuh"
 #include "dtype.h"
 
@@ -274,12 +275,9 @@ inline dim3 scalar_block(int64_t channels) {
 // while it reduces the one before.
 template <class Call>
 const char* launch_rows(void (*kernel)(Call), const Call& call, dim3 block, cudaStream_t stream) {
-  int device = 0, processors = 0, resident = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, static_cast<int>(block.x * block.y), 0);
+  const int resident = resident_blocks(reinterpret_cast<const void*>(kernel), block.x * block.y, 0);
   const int64_t needed = (call.tokens + block.y - 1) / block.y;
-  const int64_t most = static_cast<int64_t>(processors) * resident;
+  const int64_t most = static_cast<int64_t>(current_device().processors) * resident;
   if (most > 0) kernel<<<static_cast<unsigned>(needed < most ? needed : most), block, 0, stream>>>(call);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return cudaGetErrorString(error);

@@ -4,6 +4,7 @@
 
 #include <cassert>
 
+#include "../common/asked.cuh"
 #include "../common/attention_q.h"
 #include "../common/device.cuh"
 #include "packed_rows.cuh"
@@ -426,9 +427,8 @@ void launch(const AttentionCode& call, int64_t tiles, cudaStream_t stream) {
   find_centres<kNorm><<<centres, kThreads, 0, stream>>>(call);
   const int64_t blocks = (rows.heads + each - 1) / each + 2 * ((rows.kv_heads + each - 1) / each);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  if (cudaFuncSetAttribute(make_codes<kNorm>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess) {
-    make_codes<kNorm><<<grid, kThreads, bytes, stream>>>(call, each);
-  }
+  omni::resident_blocks(reinterpret_cast<const void*>(make_codes<kNorm>), kThreads, bytes);  // allows it these bytes
+  make_codes<kNorm><<<grid, kThreads, bytes, stream>>>(call, each);
 }
 
 }  // namespace

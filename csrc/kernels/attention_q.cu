@@ -6,6 +6,7 @@
 // is made in registers of its own and then added in float32, since Hopper's 8-bit products add up with few bits.
 #include <cuda_fp8.h>
 
+#include "../common/asked.cuh"
 #include "../common/attention_q.h"
 #include "../common/device.cuh"
 #include "attention_softmax.cuh"
@@ -405,34 +406,29 @@ const char* launch(const AttentionQ& call, int processors, cudaStream_t stream) 
   const int64_t numbers = tiles_of<kGroups>(call.rows) * call.rows.heads;
   if (numbers > INT32_MAX) return "more than 2^31 pieces of work";
   const int64_t blocks = call.persistent && processors < numbers ? processors : numbers;
-  cudaError_t error =
-      cudaFuncSetAttribute(attend<kGroups, kPlan>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error == cudaSuccess) {
-    attend<kGroups, kPlan><<<static_cast<unsigned>(blocks), (kGroups + 1) * kGroup, kBytes, stream>>>(
-        call, static_cast<int>(numbers));
-    error = cudaGetLastError();
+  constexpr unsigned kThreads = (kGroups + 1) * kGroup;
+  if (omni::resident_blocks(reinterpret_cast<const void*>(attend<kGroups, kPlan>), kThreads, kBytes) == 0) {
+    return "the device runs no block of this kernel";
   }
+  attend<kGroups, kPlan><<<static_cast<unsigned>(blocks), kThreads, kBytes, stream>>>(call, static_cast<int>(numbers));
+  const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
 }  // namespace
 
 extern "C" const char* omni_attention_q_cuda(const AttentionQ* call, void* stream) {
-  int device = 0, major = 0, minor = 0, processors = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (major != 9 || minor != 0) return "8-bit attention needs compute capability 9.0 (H100, H200)";
+  const omni::Device& device = omni::current_device();
+  if (device.major != 9 || device.minor != 0) return "8-bit attention needs compute capability 9.0 (H100, H200)";
   if (call->rows.queries == 0) return nullptr;
   const auto on = static_cast<cudaStream_t>(stream);
   switch (call->plan) {
     case AttentionPlan::kTogether:
-      return launch<2, AttentionPlan::kTogether>(*call, processors, on);
+      return launch<2, AttentionPlan::kTogether>(*call, device.processors, on);
     case AttentionPlan::kTurns:
-      return launch<2, AttentionPlan::kTurns>(*call, processors, on);
+      return launch<2, AttentionPlan::kTurns>(*call, device.processors, on);
     case AttentionPlan::kApart:
-      return launch<2, AttentionPlan::kApart>(*call, processors, on);
+      return launch<2, AttentionPlan::kApart>(*call, device.processors, on);
   }
   return "no such plan";
 }

@@ -1,5 +1,6 @@
 // The cache family on CUDA: one block for each chunk of a row, which leaves two partial sums; then one block for each
 // row, which adds them. Both orders depend on the row's length alone.
+#include "../common/asked.cuh"
 #include "../common/cache.h"
 #include "../common/rows.cuh"
 
@@ -127,9 +128,6 @@ using Kernel = void (*)(CompareStore);
 
 // Launches the sums such that their blocks are there when the chunks end, where the device can.
 cudaError_t launch_sums(const CompareStore& call, cudaStream_t stream) {
-  int device = 0, major = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -138,7 +136,7 @@ cudaError_t launch_sums(const CompareStore& call, cudaStream_t stream) {
   config.blockDim = dim3(kSumThreads);
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = major >= 9 ? 1 : 0;
+  config.numAttrs = omni::current_device().major >= 9 ? 1 : 0;
   return cudaLaunchKernelEx(&config, add_partials, call);
 }
 

@@ -88,18 +88,17 @@ struct GemmMma {
             0};
   }
 
-  static size_t workspace(const GemmQ* call) { return Device::get_workspace_size(arguments_of(*call)); }
-
   static const char* launch(const GemmQ* call, void* stream) {
     const typename Device::Arguments arguments = arguments_of(*call);
     if (Device::can_implement(arguments) != cutlass::Status::kSuccess) return "the configuration cannot do this shape";
+    if (Device::get_workspace_size(arguments) != 0) return "the configuration needs a workspace";
     Device device;
-    cutlass::Status status = device.initialize(arguments, call->workspace, static_cast<cudaStream_t>(stream));
+    cutlass::Status status = device.initialize(arguments, nullptr, static_cast<cudaStream_t>(stream));
     if (status == cutlass::Status::kSuccess) status = device.run(static_cast<cudaStream_t>(stream));
     return status == cutlass::Status::kSuccess ? nullptr : cutlass::cutlassGetStatusString(status);
   }
 
-  static constexpr GemmConfig config(const char* name) { return {name, launch, workspace}; }
+  static constexpr GemmConfig config(const char* name) { return {name, launch}; }
 };
 
 }  // namespace omni

@@ -18,6 +18,7 @@
 #include <cutlass/util/packed_stride.hpp>
 
 #include "finish_sums.cuh"
+#include "../common/asked.cuh"
 #include "../common/gemm.h"
 
 namespace omni {
@@ -88,8 +89,8 @@ struct GemmSm90 {
         {m, n, k, 1},
         {static_cast<const Element*>(call.x), of_x, static_cast<const Element*>(call.weight), of_weight},
         {visitor, nullptr, of_out, static_cast<Out*>(call.out), of_out}};
-    arguments.hw_info.device_id = call.device;
-    cudaDeviceGetAttribute(&arguments.hw_info.sm_count, cudaDevAttrMultiProcessorCount, call.device);
+    arguments.hw_info.device_id = current_device().number;
+    arguments.hw_info.sm_count = current_device().processors;
     using Order = decltype(arguments.scheduler.raster_order);
     arguments.scheduler.max_swizzle_size = call.swizzle;
     arguments.scheduler.raster_order = call.raster == GemmRaster::kAlongTokens     ? Order::AlongM
@@ -98,20 +99,36 @@ struct GemmSm90 {
     return arguments;
   }
 
-  static size_t workspace(const GemmQ* call) { return Device::get_workspace_size(arguments_of(*call)); }
-
+  // By the runtime itself: the adapter would set again what stays, and ask again for what is known, at each launch.
   static const char* launch(const GemmQ* call, void* stream) {
     const typename Kernel::Arguments arguments = arguments_of(*call);
     if (Device::can_implement(arguments) != cutlass::Status::kSuccess) return "the configuration cannot do this shape";
-    Device device;
-    cutlass::Status status = device.initialize(arguments, call->workspace, static_cast<cudaStream_t>(stream));
-    if (status == cutlass::Status::kSuccess) {
-      status = device.run(static_cast<cudaStream_t>(stream), nullptr, call->early);
+    if (Device::get_workspace_size(arguments) != 0) return "the configuration needs a workspace";
+    const auto kernel = cutlass::device_kernel<Kernel>;
+    constexpr size_t kShared = Kernel::SharedStorageSize;
+    if (resident_blocks(reinterpret_cast<const void*>(kernel), Kernel::MaxThreadsPerBlock, kShared) == 0) {
+      return "the device runs no block of this kernel";
     }
-    return status == cutlass::Status::kSuccess ? nullptr : cutlass::cutlassGetStatusString(status);
+    const typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, nullptr);
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = kClusterM;
+    attributes[0].val.clusterDim.y = kClusterN;
+    attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = Device::get_grid_shape(params);
+    config.blockDim = Kernel::get_block_shape();
+    config.dynamicSmemBytes = kShared;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = attributes;
+    config.numAttrs = call->early ? 2 : 1;
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
+    return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
   }
 
-  static constexpr GemmConfig config(const char* name) { return {name, launch, workspace}; }
+  static constexpr GemmConfig config(const char* name) { return {name, launch}; }
 };
 
 }  // namespace omni

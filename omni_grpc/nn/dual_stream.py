@@ -75,7 +75,8 @@ class DualStreamBlock(Block):
     def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
         txt, img = carry
         txt_index, img_index = rows.index[TXT], rows.index[IMG]
-        txt_attn, txt_ff, img_attn, img_ff = (part.chunk(3, -1) for part in mod.chunk(4, -1))
+        parts = mod.chunk(12, -1)
+        txt_attn, txt_ff, img_attn, img_ff = parts[:3], parts[3:6], parts[6:9], parts[9:]
 
         txt_out, img_out = self.attn(
             self._normed(txt, txt_attn, txt_index, (self.attn.add_qkv_proj,)),
@@ -91,7 +92,7 @@ class DualStreamBlock(Block):
 
     def signal(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> Tensor:
         """What the image's attention reads: the first modulated input."""
-        shift, scale, _ = mod.chunk(4, -1)[2].chunk(3, -1)
+        shift, scale = mod.chunk(12, -1)[6:8]
         return norm_modulate(carry[1], scale, shift, rows.index[IMG], self.eps)
 
     def _normed(self, x: Tensor, mod: tuple[Tensor, ...], index: Tensor, readers: Readers) -> Read:

@@ -14,7 +14,7 @@ from omni_grpc.backends import AUTO, Use, run_of, ways
 from omni_grpc.ops.attention_choice import Rows, fastest, function
 from omni_grpc.ops.attention_kernels import Offsets
 from omni_grpc.ops.heads import CodedHeads
-from omni_grpc.ops.library import NAMESPACE, declare, kernels_on
+from omni_grpc.ops.library import NAMESPACE, declare, directly, kernels_on
 from omni_grpc.ops.packed import check_packed
 
 OP = "varlen_attention"
@@ -46,7 +46,8 @@ def varlen_attention(
     host_k: cu_q and cu_k in the host's memory, for backends that start a kernel for each run of like rows: without
     them those wait for the device.
     """
-    out: Tensor = _varlen_attention(q, k, v, cu_q, cu_k, longest_q, longest_k, scale, causal, backend, host_q, host_k)
+    call = attend if directly(q) else _varlen_attention
+    out: Tensor = call(q, k, v, cu_q, cu_k, longest_q, longest_k, scale, causal, backend, host_q, host_k)
     return out
 
 
@@ -66,9 +67,8 @@ def varlen_attention_coded(
     """`varlen_attention` of queries, keys and values that are in 8 bits already, by a backend that has them so; `dtype`
     is what the result has, and what they had.
     """
-    out: Tensor = _varlen_attention_coded(
-        *given, cu_q, cu_k, longest_q, longest_k, scale, causal, dtype, backend, host_q, host_k
-    )
+    call = attend_coded if directly(given.q) else _varlen_attention_coded
+    out: Tensor = call(*given, cu_q, cu_k, longest_q, longest_k, scale, causal, dtype, backend, host_q, host_k)
     return out
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from omni_grpc.ops.gemm_ways import AUTO, CODES, INVARIANT, TORCH, chosen, configurations, invariant, ways
-from omni_grpc.ops.library import NAMESPACE, declare
+from omni_grpc.ops.library import NAMESPACE, declare, directly
 from omni_grpc.ops.quant import KERNEL_DTYPES, LARGEST, quantize_rows
 from omni_grpc.ops.tuning import Call, Shape
 
@@ -59,8 +59,7 @@ def gemm_q(
     "invariant" the same for any T, so that a token's result never depends on how many there are.
     Any T, N and K, zero included. Raises RuntimeError where shapes, dtypes or devices disagree.
     """
-    if type(x) is Tensor and x.is_cuda and not torch.compiler.is_compiling():
-        # what the op does there, without the dispatcher's way back into Python
+    if x.is_cuda and directly(x):
         return gemm_q_cuda(x, x_scale, weight, weight_scale, bias, act, dtype, config)
     served = x.is_cuda or (x.dtype == torch.int8 and dtype in KERNEL_DTYPES and _plain(bias))
     call = _gemm_q if served else gemm_q_reference
@@ -128,10 +127,7 @@ def gemm_q_cuda(
             config = chosen(x.dtype, tokens, channels, inputs, bias is not None, act, x.device, candidates)
             if config != TORCH:
                 # which checks its operands itself
-                added = None if bias is None else _ready(bias)
-                direct: Tensor = gemm_q_configured(
-                    _ready(x), _ready(x_scale), _ready(weight), _ready(weight_scale), added, act, config
-                )
+                direct: Tensor = gemm_q_configured(x, x_scale, weight, weight_scale, bias, act, config)
                 return direct
     _check(x, x_scale, weight, weight_scale, bias, act, dtype)
     tokens, channels, inputs = x.shape[0], weight.shape[0], x.shape[1]
@@ -146,8 +142,8 @@ def gemm_q_cuda(
     more = -channels % ALIGNMENT
     if more:
         weight_scale, bias = F.pad(weight_scale, (0, more)), None if bias is None else F.pad(bias, (0, more))
-    operands = (_ready(_padded(x)), _ready(x_scale), _ready(_padded(weight, rows=True)), _ready(weight_scale))
-    out: Tensor = gemm_q_configured(*operands, None if bias is None else _ready(bias), act, config)
+    operands = (_padded(x), x_scale, _padded(weight, rows=True), weight_scale)
+    out: Tensor = gemm_q_configured(*operands, bias, act, config)
     return out[:, :channels].contiguous()
 
 
@@ -159,13 +155,6 @@ def _invariant(x: Tensor, channels: int, fits: bool) -> str:
 
 def _capability(x: Tensor) -> tuple[int, int]:
     return torch.cuda.get_device_capability(x.device)
-
-
-def _ready(x: Tensor) -> Tensor:
-    """As kernels take it: contiguous, from a multiple of 16 bytes on."""
-    if x.data_ptr() % 16:
-        return x.clone(memory_format=torch.contiguous_format)
-    return x.contiguous()
 
 
 def _by_torch(

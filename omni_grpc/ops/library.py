@@ -87,6 +87,13 @@ def declare(schema: str, *, reference: Callable[..., Any], fake: Callable[..., A
     return getattr(getattr(torch.ops, NAMESPACE), name.partition("::")[2]).default
 
 
+def directly(x: torch.Tensor) -> bool:
+    """Whether an op that is Python on x's device is called as that: the dispatcher's way there and back takes the host
+    as long as two kernels. Not where somebody looks at what is called: compilers, and tensors that are no plain ones.
+    """
+    return type(x) is torch.Tensor and not x.is_meta and not torch.compiler.is_compiling()
+
+
 def kernels() -> Mapping[str, tuple[str, ...]]:
     """The dispatch keys that have a kernel, for each declared op; an empty tuple means that the reference serves."""
     prefix = f"{NAMESPACE}::"

@@ -30,7 +30,7 @@ class Case:
     bias: torch.dtype | None = BF16
     act: str = "none"
     strided: bool = False
-    """Scales and bias that are every second element of something."""
+    """Scales that are every second element of something, and a bias that begins in the middle of a word."""
 
     def __str__(self) -> str:
         shape = f"{self.tokens}x{self.outputs}x{self.inputs}"
@@ -52,6 +52,7 @@ def _cases() -> Iterator[Case]:
         yield Case(5, 16, 0, codes)
         yield Case(21, 12288, 40, codes, F32)
         yield Case(18, 100, 66, codes, strided=True)
+        yield Case(50, 96, 80, codes, strided=True)
 
 
 CASES = tuple(_cases())
@@ -86,7 +87,8 @@ def inputs_of(case: Case, device: str, seed: int) -> Inputs:
     weight = draw(case.outputs, case.inputs) * torch.logspace(-2, 0, case.outputs)[:, None]
     codes, scale = quant.quantize_rows(x, case.codes)
     weight_codes, weight_scale = quant.quantize_rows(weight, case.codes)
-    bias = None if case.bias is None else spread(draw(case.outputs).to(case.bias))
+    bias = None if case.bias is None else draw(case.outputs + 1).to(case.bias).to(device)[1:]
+    bias = bias if bias is None or case.strided else bias.clone()
     return Inputs(codes.to(device), spread(scale), weight_codes.to(device), spread(weight_scale), bias)
 
 
