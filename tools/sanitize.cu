@@ -350,7 +350,7 @@ int main() {
     for (const auto activation : {omni::Activation::kIdentity, omni::Activation::kGeluTanh, omni::Activation::kSiluMul,
                                   omni::Activation::kBesideGeluTanh}) {
       if (activation == omni::Activation::kIdentity && code == Code::kNone) continue;  // no op of the family
-      for (const int64_t channels : {768, 1280, 3072, 520, 67}) activate(kTokens, channels, kHalf, activation, code);
+      for (const int64_t channels : {768, 1280, 3072, 12288, 520, 67}) activate(kTokens, channels, kHalf, activation, code);
     }
   }
   for (const Codes codes : {Codes::kNone, Codes::kE4m3, Codes::kInt8, Codes::kE4m3ByRow}) {

@@ -41,12 +41,11 @@ inline const Device& current_device() {
 // allowed all that there is: a smaller one would take back what a larger one needs.
 inline int resident_blocks(const void* kernel, unsigned threads, size_t shared) {
   thread_local std::map<std::tuple<const void*, int, unsigned, size_t>, int> known;
-  constexpr size_t kAlwaysAllowed = 48 << 10;
   const Device& device = current_device();
   int& resident = known[{kernel, device.number, threads, shared}];
   if (resident > 0) return resident;
   cudaFuncAttributes attributes{};
-  if (shared > kAlwaysAllowed && cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess) {
+  if (shared > 0 && cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess) {
     const int most = device.most_shared - static_cast<int>(attributes.sharedSizeBytes);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
   }
