@@ -226,7 +226,7 @@ def compiling_command() -> type[build_ext]:
 
     class Compile(NativeFile, BuildExtension):  # type: ignore[misc]
         def finalize_options(self) -> None:
-            _put_ninja_on_path()
+            put_ninja_on_path()
             os.environ["MAX_JOBS"] = str(max_jobs())
             os.environ.setdefault("CXX", "c++")
             self.cuda = wanted_cuda()
@@ -316,7 +316,7 @@ def cutlass_requirement() -> str:
     return requirement
 
 
-def _put_ninja_on_path() -> None:
+def put_ninja_on_path() -> None:
     """The one beside the interpreter wins: another version of ninja does not read its log, and compiles all again."""
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     if shutil.which("ninja") is None:

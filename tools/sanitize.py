@@ -16,7 +16,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from setup import ROOT, compile_kernels, cuda_archs, find_cuda, kernel_commands, missing_cutlass, nvcc_command
+from setup import (
+    ROOT,
+    compile_kernels,
+    cuda_archs,
+    find_cuda,
+    kernel_commands,
+    missing_cutlass,
+    nvcc_command,
+    put_ninja_on_path,
+)
 
 PROGRAM = ROOT / "build" / "sanitize"
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -45,6 +54,7 @@ def build() -> None:
     cuda = find_cuda()
     if cuda is None:
         raise SystemExit("sanitize: no nvcc (looked at CUDA_HOME, CUDA_PATH, PATH and /usr/local/cuda)")
+    put_ninja_on_path()
     archs = cuda_archs()
     if missing := missing_cutlass(archs):
         raise SystemExit(f"sanitize: {missing}")

@@ -180,12 +180,16 @@ Tensor gemm_q_configured_cuda(const Tensor& x, const Tensor& x_scale, const Tens
   choose(config, int8 ? "int8" : "fp8", chosen, call);
   Tensor out = omni::new_empty(x, {tokens, channels}, ScalarType::BFloat16);
   if (tokens == 0 || channels == 0) return out;
-  const Tensor kept[] = {ready(x), ready(weight), ready(x_scale), ready(weight_scale), ready(bias ? *bias : x_scale)};
+  const Tensor kept[] = {ready(x), ready(weight), ready(x_scale), ready(weight_scale)};
+  Tensor kept_bias = x;
   call.x = kept[0].const_data_ptr();
   call.weight = kept[1].const_data_ptr();
   call.x_scale = static_cast<const float*>(kept[2].const_data_ptr());
   call.weight_scale = static_cast<const float*>(kept[3].const_data_ptr());
-  call.bias = bias ? kept[4].const_data_ptr() : nullptr;
+  if (bias) {
+    kept_bias = ready(*bias);
+    call.bias = kept_bias.const_data_ptr();
+  }
   call.out = out.mutable_data_ptr();
   call.tokens = tokens;
   call.channels = channels;

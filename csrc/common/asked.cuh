@@ -20,7 +20,7 @@ struct Device {
 };
 
 // The current one. All zeros where there is none.
-inline const Device& current_device() {
+inline Device current_device() {
   thread_local std::vector<Device> known;
   int number = 0;
   if (cudaGetDevice(&number) != cudaSuccess || number < 0) number = 0;
@@ -41,7 +41,7 @@ inline const Device& current_device() {
 // allowed all that there is: a smaller one would take back what a larger one needs.
 inline int resident_blocks(const void* kernel, unsigned threads, size_t shared) {
   thread_local std::map<std::tuple<const void*, int, unsigned, size_t>, int> known;
-  const Device& device = current_device();
+  const Device device = current_device();
   int& resident = known[{kernel, device.number, threads, shared}];
   if (resident > 0) return resident;
   cudaFuncAttributes attributes{};
@@ -51,6 +51,12 @@ inline int resident_blocks(const void* kernel, unsigned threads, size_t shared) 
   }
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, static_cast<int>(threads), shared);
   return resident;
+}
+
+// What is wrong where it is 0. The runtime forgets it, so that nobody takes it for an error of the next launch.
+inline const char* no_block() {
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? "the device runs no block of this kernel" : cudaGetErrorString(error);
 }
 
 }  // namespace omni

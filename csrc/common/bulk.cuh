@@ -106,19 +106,17 @@ const char* launch_bulk(void (*kernel)(Call, uint32_t), const Call& call, unsign
                         cudaStream_t stream) {
   const size_t shared = size_t{2} * bytes;
   const int resident = resident_blocks(reinterpret_cast<const void*>(kernel), threads, shared);
+  if (resident == 0) return no_block();
   const int64_t most = static_cast<int64_t>(current_device().processors) * resident;
-  if (most > 0) {
-    const auto blocks = static_cast<unsigned>(call.tokens < most ? call.tokens : most);
-    kernel<<<blocks, threads, shared, stream>>>(call, 1u << 16);
-  }
+  const auto blocks = static_cast<unsigned>(call.tokens < most ? call.tokens : most);
+  kernel<<<blocks, threads, shared, stream>>>(call, 1u << 16);
   const cudaError_t error = cudaGetLastError();
-  if (error != cudaSuccess) return cudaGetErrorString(error);
-  return most > 0 ? nullptr : "the device runs no block of this kernel";
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
 // Whether the current device copies in bulk and a block may have two stages of `bytes`.
 inline bool fits_bulk(int64_t bytes) {
-  const Device& device = current_device();
+  const Device device = current_device();
   return device.major >= kBulkCapability && 2 * bytes + 2048 <= device.most_shared;
 }
 

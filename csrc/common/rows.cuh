@@ -276,12 +276,12 @@ inline dim3 scalar_block(int64_t channels) {
 template <class Call>
 const char* launch_rows(void (*kernel)(Call), const Call& call, dim3 block, cudaStream_t stream) {
   const int resident = resident_blocks(reinterpret_cast<const void*>(kernel), block.x * block.y, 0);
+  if (resident == 0) return no_block();
   const int64_t needed = (call.tokens + block.y - 1) / block.y;
   const int64_t most = static_cast<int64_t>(current_device().processors) * resident;
-  if (most > 0) kernel<<<static_cast<unsigned>(needed < most ? needed : most), block, 0, stream>>>(call);
+  kernel<<<static_cast<unsigned>(needed < most ? needed : most), block, 0, stream>>>(call);
   const cudaError_t error = cudaGetLastError();
-  if (error != cudaSuccess) return cudaGetErrorString(error);
-  return most > 0 ? nullptr : "the device runs no block of this kernel";
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
 }  // namespace omni

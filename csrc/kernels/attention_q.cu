@@ -408,7 +408,7 @@ const char* launch(const AttentionQ& call, int processors, cudaStream_t stream) 
   const int64_t blocks = call.persistent && processors < numbers ? processors : numbers;
   constexpr unsigned kThreads = (kGroups + 1) * kGroup;
   if (omni::resident_blocks(reinterpret_cast<const void*>(attend<kGroups, kPlan>), kThreads, kBytes) == 0) {
-    return "the device runs no block of this kernel";
+    return omni::no_block();
   }
   attend<kGroups, kPlan><<<static_cast<unsigned>(blocks), kThreads, kBytes, stream>>>(call, static_cast<int>(numbers));
   const cudaError_t error = cudaGetLastError();
@@ -418,7 +418,7 @@ const char* launch(const AttentionQ& call, int processors, cudaStream_t stream) 
 }  // namespace
 
 extern "C" const char* omni_attention_q_cuda(const AttentionQ* call, void* stream) {
-  const omni::Device& device = omni::current_device();
+  const omni::Device device = omni::current_device();
   if (device.major != 9 || device.minor != 0) return "8-bit attention needs compute capability 9.0 (H100, H200)";
   if (call->rows.queries == 0) return nullptr;
   const auto on = static_cast<cudaStream_t>(stream);

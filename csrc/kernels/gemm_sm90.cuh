@@ -89,8 +89,9 @@ struct GemmSm90 {
         {m, n, k, 1},
         {static_cast<const Element*>(call.x), of_x, static_cast<const Element*>(call.weight), of_weight},
         {visitor, nullptr, of_out, static_cast<Out*>(call.out), of_out}};
-    arguments.hw_info.device_id = current_device().number;
-    arguments.hw_info.sm_count = current_device().processors;
+    const omni::Device device = current_device();
+    arguments.hw_info.device_id = device.number;
+    arguments.hw_info.sm_count = device.processors;
     using Order = decltype(arguments.scheduler.raster_order);
     arguments.scheduler.max_swizzle_size = call.swizzle;
     arguments.scheduler.raster_order = call.raster == GemmRaster::kAlongTokens     ? Order::AlongM
@@ -107,7 +108,7 @@ struct GemmSm90 {
     const auto kernel = cutlass::device_kernel<Kernel>;
     constexpr size_t kShared = Kernel::SharedStorageSize;
     if (resident_blocks(reinterpret_cast<const void*>(kernel), Kernel::MaxThreadsPerBlock, kShared) == 0) {
-      return "the device runs no block of this kernel";
+      return no_block();
     }
     const typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, nullptr);
     cudaLaunchAttribute attributes[2]{};
