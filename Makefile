@@ -15,10 +15,10 @@ WORKERS := $(if $(filter tests,$(TESTS)),-n auto --maxprocesses 4 --dist loadfil
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gen-setup serve demo test lint gen checkgen cuda-check cpu-clones gpu-test bench clean
+.PHONY: help setup gen-setup serve demo test lint gen checkgen cuda-check oldest-torch cpu-clones gpu-test bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: ## make .venv: torch, the package and its tools (again only when something changed)
 	@$(PYTHON) tools/setup_env.py $(if $(TORCH),--torch "$(TORCH)")
@@ -48,6 +48,9 @@ checkgen: gen-setup ## fail where the committed stubs are not what proto/ gives
 
 cuda-check: setup ## compile every CUDA kernel with nvcc alone; needs no GPU
 	$(BIN)/python tools/cuda_check.py
+
+oldest-torch: setup ## compile the bindings with the headers of the oldest torch
+	$(BIN)/python tools/oldest_torch.py
 
 cpu-clones: setup ## test the CPU kernels of narrower processors on this one
 	$(BIN)/python tools/cpu_clones.py

@@ -34,6 +34,11 @@ inline Dtype dtype_of(const Tensor& tensor, const char* op, const char* name) {
   return type == ScalarType::Float ? Dtype::kFloat32 : Dtype::kBFloat16;
 }
 
+// Raises where a C function of torch failed. The macro for that has another name in each second version of torch.
+inline void succeed(const char* what, AOTITorchError code) {
+  STD_TORCH_CHECK(code == AOTI_TORCH_SUCCESS, "torch's ", what, " failed");
+}
+
 // What makes a tensor fails where there is no memory for it. The stable ABI says of a call only that it failed; these say
 // why, in words that omni_grpc/worker/failure.py knows.
 template <class Make>
@@ -58,10 +63,10 @@ inline Tensor new_empty(const Tensor& like, torch::headeronly::IntHeaderOnlyArra
   const auto of_torch = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
   return allocated([&] {
     int32_t device = 0;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+    succeed("get_device_type", aoti_torch_get_device_type(like.get(), &device));
     AtenTensorHandle made = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(size.size()), size.data(), strides,
-                                                           of_torch, device, like.get_device_index(), &made));
+    succeed("empty_strided", aoti_torch_empty_strided(static_cast<int64_t>(size.size()), size.data(), strides, of_torch,
+                                                      device, like.get_device_index(), &made));
     return Tensor(made);
   });
 }

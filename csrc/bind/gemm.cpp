@@ -19,7 +19,7 @@ using omni::Tensor;
 Tensor product(const Tensor& x, const Tensor& weight) {
   std::array<StableIValue, 2> stack{torch::stable::detail::from(x),
                                     torch::stable::detail::from(torch::stable::transpose(weight, 0, 1))};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::_int_mm", "", stack.data(), TORCH_ABI_VERSION));
+  omni::succeed("_int_mm", torch_call_dispatcher("aten::_int_mm", "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
