@@ -77,6 +77,7 @@ inline Tensor new_zeros(const Tensor& like, torch::headeronly::IntHeaderOnlyArra
 }
 
 inline Tensor contiguous(const Tensor& tensor) {
+  if (tensor.is_contiguous()) return tensor;  // torch's own takes the long way to say so
   return allocated([&] { return torch::stable::contiguous(tensor); });
 }
 

@@ -130,8 +130,8 @@ const omni::GemmConfig* find(const std::string& codes, const std::string& name) 
 
 // As kernels take it: contiguous, from a multiple of 16 bytes on.
 Tensor ready(const Tensor& tensor) {
-  if (!tensor.is_contiguous()) return omni::contiguous(tensor);
-  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0 ? tensor : omni::clone(tensor);
+  const Tensor whole = omni::contiguous(tensor);
+  return reinterpret_cast<uintptr_t>(whole.const_data_ptr()) % 16 == 0 ? whole : omni::clone(whole);
 }
 
 // `config` is a name, and after a slash the order of tiles: t (along tokens), c (along channels) or a (any), how wide a
