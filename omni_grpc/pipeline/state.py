@@ -60,7 +60,7 @@ class Ahead:
     odd: Tensor
 
 
-@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+@dataclasses.dataclass(slots=True, weakref_slot=True, kw_only=True, eq=False)
 class State:
     """One output of one request, from prepare to decode.
 

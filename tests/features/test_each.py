@@ -59,6 +59,15 @@ Runs = Mapping[str, Run]
 M = TypeVar("M", bound=Callable[..., Any])
 
 
+def same_noise() -> bool:
+    """Whether a seed gives the same noise in bfloat16 as in float32, as with torch 2.13, and not with 2.11."""
+    one, other = (
+        torch.randn(16, generator=torch.Generator().manual_seed(1), dtype=dtype)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    return torch.equal(one.to(other.dtype), other)
+
+
 def equal(mine: Runs, theirs: Runs) -> bool:
     return all(torch.equal(mine[name].latents, theirs[name].latents) for name in theirs)
 
@@ -340,6 +349,7 @@ def merge(suite: Suite, loras: tuple[Lora, ...], folder: Path) -> Model:
     return Model(suite.entry, folder)
 
 
+@pytest.mark.skipif(not same_noise(), reason="this torch draws other numbers in bfloat16 than in float32")
 def test_adapters_are_in_the_precision_of_the_layers_that_they_change(suite: Suite) -> None:
     """A model in bfloat16 keeps some of them in float32."""
     exact, model = suite.load(suite.lora), suite.load(suite.lora, dtype="bfloat16")

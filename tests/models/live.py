@@ -94,7 +94,7 @@ class Live:
         raise AssertionError(f"the worker holds {list(self.runner._held)} and {self._held()} states in all")
 
     def _held(self) -> int:
-        """How many of the states that were prepared are still there. A state has slots; its generator is its alone."""
+        """How many of the states that were prepared are still there."""
         if any(state() is not None for state in self._born):
             gc.collect()
         return sum(state() is not None for state in self._born)
@@ -102,7 +102,7 @@ class Live:
     def _counting(self, prepare: Callable[[Request], list[State]]) -> Callable[[Request], list[State]]:
         def count(request: Request) -> list[State]:
             states = prepare(request)
-            self._born += [weakref.ref(state.generator) for state in states]
+            self._born += [weakref.ref(state) for state in states]
             return states
 
         return count
