@@ -16,7 +16,6 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -146,7 +145,7 @@ def _rank(rank: int, count: int, options: argparse.Namespace) -> None:
     dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{PORT}", rank=rank, world_size=count)
     made = measure(options.models, options.seconds)
     if rank == 0:
-        print(table(timing.recorded("benchmarks/bench_parallel.py", "parallel", made, Path(options.results))))
+        print(table(timing.recorded("benchmarks/bench_parallel.py", "parallel", made, options.results)))
     else:
         for _ in made:
             pass

@@ -87,3 +87,14 @@ def close(mine: Made, theirs: Made, tolerance: float = TOLERANCE) -> None:
 
 def differ(mine: Made, theirs: Made) -> bool:
     return any((mine.latents[name] - x).abs().max() > 1e-4 for name, x in theirs.latents.items())
+
+
+def skips_alike(alone: Alone, ranks: Ranks, way: str, tolerance: float = TOLERANCE) -> None:
+    """With the step cache, ranks skip what one process skips."""
+    halfway = alone.half_cached()
+    expected = alone.run(CACHE, halfway)
+    made, _ = alone.on(ranks, {**CACHE, **WAYS[way]}, halfway)
+    assert made.reused == expected.reused
+    assert any(made.reused.values())
+    close(made, expected, tolerance)
+    assert differ(made, alone.made)

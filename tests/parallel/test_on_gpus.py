@@ -12,7 +12,7 @@ pytest.importorskip("diffusers")
 from tests.features.suite import FAMILIES
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
-from tests.parallel.alone import CACHE, WAYS, WEIGHTS, Alone, close, differ
+from tests.parallel.alone import WAYS, WEIGHTS, Alone, close, skips_alike
 from tests.parallel.ranks import PAIR, Ranks
 
 pytestmark = [
@@ -45,10 +45,4 @@ def test_ranks_make_what_one_gpu_makes(alone: Alone, ranks: Ranks, way: str) -> 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ranks_skip_the_rows_that_one_gpu_skips(alone: Alone, ranks: Ranks, way: str) -> None:
-    halfway = alone.half_cached()
-    expected = alone.run(CACHE, halfway)
-    made, _ = alone.on(ranks, {**CACHE, **WAYS[way]}, halfway)
-    assert made.reused == expected.reused
-    assert any(made.reused.values())
-    close(made, expected, TOLERANCE)
-    assert differ(made, alone.made)
+    skips_alike(alone, ranks, way, TOLERANCE)

@@ -12,7 +12,7 @@ from omni_grpc.roles import Roles, Window
 from omni_grpc.tuning import Lora
 from tests.features.suite import FAMILIES, FIRST, SECOND, Suite, cosine
 from tests.models.cases import ENTRIES
-from tests.parallel.alone import CACHE, WAYS, WEIGHTS, Alone, close, differ, spread
+from tests.parallel.alone import WAYS, WEIGHTS, Alone, close, differ, skips_alike, spread
 from tests.parallel.model_jobs import Features, quantized_layers, refused
 from tests.parallel.ranks import PAIR, Ranks
 
@@ -40,13 +40,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @spread(*WAYS, like="one process", close="same decisions, 2e-5", also="step cache")
 def test_ranks_skip_the_rows_that_one_process_skips(alone: Adapted, ranks: Ranks, way: str) -> None:
-    halfway = alone.half_cached()
-    expected = alone.run(CACHE, halfway)
-    made, _ = alone.on(ranks, {**CACHE, **WAYS[way]}, halfway)
-    assert made.reused == expected.reused
-    assert any(made.reused.values())
-    close(made, expected)
-    assert differ(made, alone.made)
+    skips_alike(alone, ranks, way)
 
 
 @spread("sequence parallel", "Ulysses", like="one process", close="2e-5", also="LoRA")
