@@ -33,7 +33,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import BEYOND_L2, attempt, record, time_on_cpu, time_on_gpu, time_with_host
-from omni_grpc.backends import AUTO, BACKENDS, lack
+from omni_grpc.config.backends import AUTO, BACKENDS, lack
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.norms import AcrossHeadsNorm
 from omni_grpc.nn.query_key import Projected, attended

@@ -28,7 +28,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import require_gpu
-from omni_grpc.backends import BACKENDS, lack
+from omni_grpc.config.backends import BACKENDS, lack
 from omni_grpc.ops.attention import use_of, varlen_attention
 from omni_grpc.ops.attention_q import HEAD_SIZE, PLANS, attention_q, attention_quantize
 from omni_grpc.ops.rope import Heads, qk_norm_rope

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from benchmarks import timing
 from omni_grpc import ops
-from omni_grpc.backends import AUTO, choose
+from omni_grpc.config.backends import AUTO, choose
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.cross_dit import CrossDiTBlock, text_constants
 from omni_grpc.nn.dual_stream import DualStreamBlock

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from benchmarks import timing
-from omni_grpc import roles
-from omni_grpc.config import QuantizationConfig
+from omni_grpc.config import QuantizationConfig, roles
 from omni_grpc.features import Context, Effects, attention, quant
 from omni_grpc.models import flux, qwen_image, wan
 from omni_grpc.models.flux.flux_transformer import FluxTransformer
@@ -37,7 +36,7 @@ from omni_grpc.models.qwen_image.qwen_image_transformer import QwenImageTransfor
 from omni_grpc.models.wan.wan_transformer import WanTransformer
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.nn.rows import MOD, LayoutCache, Row, Rows
-from omni_grpc.spec import ModelSpec
+from omni_grpc.types.spec import ModelSpec
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 

@@ -33,8 +33,9 @@ from diffusers import DiffusionPipeline, FluxPipeline
 from transformers import T5EncoderModel
 
 from omni_grpc import Draft, GuidanceDraft, Omni
-from omni_grpc.errors import OmniError
-from omni_grpc.request import ImageFormat, Step
+from omni_grpc.types.errors import OmniError
+from omni_grpc.types.events import StepProgress
+from omni_grpc.types.media import ImageFormat
 from tools.tiny.images import build_flux, build_qwen_image, flux_parts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -206,7 +207,7 @@ def _adapted(case: Case, folder: Path, device: str) -> dict[str, Any]:
         result = omni.run(draft, on_event=events.append)
         peak = _peak()
         for event in omni.stream(dataclasses.replace(draft, prompt="a blue square")):
-            if isinstance(event, Step) and event.step == 2:
+            if isinstance(event, StepProgress) and event.step == 2:
                 break
         again = omni.run(draft)
         ready = omni._engine.ready
@@ -214,7 +215,7 @@ def _adapted(case: Case, folder: Path, device: str) -> dict[str, Any]:
     return {
         "pixels": np.asarray(result.images[0]),
         "attention_backend": result.effective.attention_backend,
-        "step_events": sum(isinstance(event, Step) for event in events),
+        "step_events": sum(isinstance(event, StepProgress) for event in events),
         "steps": result.effective.steps,
         "same_after_cancel": again.files == result.files,
         "denoise_seconds": round(result.stats.denoise, 4),

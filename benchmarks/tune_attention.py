@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from omni_grpc.backends import AUTO, ways
+from omni_grpc.config.backends import AUTO, ways
 from omni_grpc.ops.attention import use_of
 from omni_grpc.ops.attention_choice import CODED_DTYPE, Rows, operands, shape_of
 from omni_grpc.ops.tuning import SHIPPED, Choices, slug

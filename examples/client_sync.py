@@ -6,7 +6,7 @@ python examples/client_sync.py localhost:50051 out.png
 import sys
 
 from omni_grpc.client import Client
-from omni_grpc.errors import InvalidArgument, ResourceExhausted
+from omni_grpc.types.errors import InvalidArgument, ResourceExhausted
 
 
 def main(address: str, path: str) -> None:

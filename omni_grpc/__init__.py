@@ -4,7 +4,8 @@ Importing this package loads neither torch nor grpc; `Omni` does when it is used
 """
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.errors import (
+from omni_grpc.omni import Generation, Omni
+from omni_grpc.types.errors import (
     Aborted,
     CheckpointError,
     ConfigError,
@@ -16,9 +17,10 @@ from omni_grpc.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from omni_grpc.omni import Generation, Omni
-from omni_grpc.request import Draft, Event, Guidance, GuidanceDraft, GuidanceNorm, ImageFormat, Request, Task
-from omni_grpc.version import __version__
+from omni_grpc.types.events import Event
+from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.request import Draft, Guidance, GuidanceDraft, GuidanceNorm, Request, Task
+from omni_grpc.types.version import __version__
 
 __all__ = [
     "Aborted",

@@ -9,20 +9,20 @@ def main() -> int:
     """
     command, rest = sys.argv[1:2], sys.argv[2:]
     if command == ["doctor"]:
-        from omni_grpc import doctor
+        from omni_grpc.cli import doctor
 
         return doctor.main(rest)
     if command == ["pull"]:
-        from omni_grpc import hub
+        from omni_grpc.cli import pull
 
-        return hub.main(rest)
+        return pull.main(rest)
     if command == ["convert"]:
-        from omni_grpc import convert
+        from omni_grpc.loading import convert
 
         return convert.main(rest)
     # here, because a server started this way spawns its worker: spawn imports this module again, and the worker has no
     # use for what the command line needs
-    from omni_grpc import cli
+    from omni_grpc.cli import main as cli
 
     return cli.main()
 

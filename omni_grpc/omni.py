@@ -16,29 +16,18 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack
 
-from omni_grpc import tasks
+from omni_grpc.checkpoint.registry import open_model
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, Job, JobState, LocalExecutor, Submission
-from omni_grpc.errors import InvalidArgument, Violation
-from omni_grpc.registry import open_model
-from omni_grpc.request import (
-    TERMINAL,
-    Artifact,
-    Draft,
-    Effective,
-    Event,
-    GuidanceDraft,
-    GuidanceNorm,
-    ImageFormat,
-    Inputs,
-    OutputFormat,
-    RequestWarning,
-    Stats,
-    Task,
-)
-from omni_grpc.settle import apply_settings
-from omni_grpc.spec import Checkpoint
-from omni_grpc.tuning import Lora
+from omni_grpc.resolve import tasks
+from omni_grpc.resolve.settings import apply_settings
+from omni_grpc.types.adapters_and_caches import Lora
+from omni_grpc.types.errors import InvalidArgument, Violation
+from omni_grpc.types.events import TERMINAL, Event
+from omni_grpc.types.media import ImageFormat, Inputs, OutputFormat
+from omni_grpc.types.request import Draft, GuidanceDraft, GuidanceNorm, Task
+from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
+from omni_grpc.types.spec import Checkpoint
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -289,7 +278,7 @@ class Omni:
             return Inputs(), ()
         # here, because codecs are worth loading only for those who bring media
         from omni_grpc.client.media import media_input, media_inputs
-        from omni_grpc.inputs import File, decode
+        from omni_grpc.media_in.inputs import InputFile, decode
 
         files = []
         for name, value in given.items():
@@ -302,7 +291,7 @@ class Omni:
             for i, one in enumerate(found):
                 data = self._engine.artifacts.get(one.asset_id)[1] if one.asset_id else one.data
                 path = f"{name}[{i}]" if several else name
-                files.append(File(path=path, name=name, data=data, uri=one.uri, mime_type=one.mime_type))
+                files.append(InputFile(path=path, name=name, data=data, uri=one.uri, mime_type=one.mime_type))
         return decode(files, self.config.limits)
 
     def _draft(self, prompt: str, task: Task, sampling: Sampling, known: type[Sampling]) -> Draft:

@@ -4,8 +4,8 @@ import pytest
 
 from omni_grpc import config
 from omni_grpc.config import EngineConfig, options
-from omni_grpc.errors import ConfigError
-from omni_grpc.settings import from_environment, from_mapping, settings
+from omni_grpc.config.settings import from_environment, from_mapping, settings
+from omni_grpc.types.errors import ConfigError
 
 
 def test_every_setting_has_one_flat_name_and_a_help_text():

@@ -3,8 +3,8 @@ import pickle
 
 import pytest
 
-from omni_grpc import errors
-from omni_grpc.errors import Code, Failure, InvalidArgument, OmniError, Unavailable, Violation
+from omni_grpc.types import errors
+from omni_grpc.types.errors import Code, Failure, InvalidArgument, OmniError, Unavailable, Violation
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, OmniError)]
 

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from omni_grpc import InvalidArgument, NotFound, Omni, config
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, ProcessExecutor, Submission
-from omni_grpc.errors import CheckpointError, ConfigError
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Cancelled, Done, Draft, GuidanceDraft, ImageFormat, Step
+from omni_grpc.types.errors import CheckpointError, ConfigError
+from omni_grpc.types.events import Cancelled, Completed, StepProgress
+from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.request import Draft, GuidanceDraft
 
 DRAFT = Draft(
     model="tiny",
@@ -80,15 +82,15 @@ def test_a_worker_process_gives_the_same_bits(omni, tiny_qwen_image):
 
 def test_stream_gives_every_event_in_order(omni):
     events = list(omni.stream(DRAFT))
-    steps = [event.step for event in events if isinstance(event, Step)]
+    steps = [event.step for event in events if isinstance(event, StepProgress)]
     assert steps == [1, 2, 3]
-    assert isinstance(events[-1], Done)
+    assert isinstance(events[-1], Completed)
 
 
 def test_leaving_a_stream_cancels_the_generation(omni):
     stream = omni.stream(Draft(model="tiny", prompt="x", width=32, height=32, steps=200))
     for event in stream:
-        if isinstance(event, Step):
+        if isinstance(event, StepProgress):
             break
     stream.close()
     job = omni._engine.jobs.newest()[0]

@@ -7,16 +7,18 @@ import shutil
 import pytest
 
 from omni_grpc import Omni
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.client import AsyncClient
 from omni_grpc.config import EngineConfig, LimitsConfig
 from omni_grpc.engine import Engine, LocalExecutor
-from omni_grpc.errors import CheckpointError
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Draft, GuidanceNorm, ImageFormat, Preview, Started, Step
-from omni_grpc.resolve import resolve_request
-from omni_grpc.rules import Facts
+from omni_grpc.resolve.request import resolve_request
+from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.server import Server
-from omni_grpc.spec import LatentRgb
+from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.events import Started, StepProgress
+from omni_grpc.types.media import ImageFormat, Preview
+from omni_grpc.types.request import Draft, GuidanceNorm
+from omni_grpc.types.spec import LatentRgb
 
 RED = [[0.0, 0.0, 0.0]] * 16
 SAID = {
@@ -43,7 +45,7 @@ def omni(said):
 
 
 def resolved(folder, prompt="a red circle", **changes):
-    facts = Facts(open_checkpoint(folder, name="m"), LimitsConfig())
+    facts = ServingFacts(open_checkpoint(folder, name="m"), LimitsConfig())
     return resolve_request(Draft(model="m", prompt=prompt, **changes), facts, id="job")
 
 
@@ -127,7 +129,7 @@ def test_the_engine_warns_at_the_start_and_at_the_end(omni):
 def test_previews_have_the_colours_that_the_checkpoint_says(omni):
     draft = Draft(model="said", prompt="a red circle", seeds=(1,), preview=Preview(format=ImageFormat.RAW_RGB8))
     events = list(omni.stream(draft))
-    assert sum(isinstance(event, Step) for event in events) == 2
+    assert sum(isinstance(event, StepProgress) for event in events) == 2
     job = omni._engine.jobs.newest()[0]
     assert {tuple(preview.data[:3]) for preview in job.previews} == {(255, 0, 0)}
 

@@ -4,26 +4,17 @@ import math
 import pytest
 
 from omni_grpc.config import LimitsConfig, ModelConfig
-from omni_grpc.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound
-from omni_grpc.request import (
-    Draft,
-    Guidance,
-    GuidanceDraft,
-    GuidanceNorm,
-    ImageFormat,
-    ImageInput,
-    Inputs,
-    Preview,
-    Task,
-)
-from omni_grpc.resolve import resolve_request
-from omni_grpc.rules import MAX_SEED, Facts
-from omni_grpc.settle import Machine, place
-from omni_grpc.spec import Defaults, GuidanceKind
+from omni_grpc.resolve.request import resolve_request
+from omni_grpc.resolve.rules import MAX_SEED, ServingFacts
+from omni_grpc.resolve.settings import Machine, place
+from omni_grpc.types.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound
+from omni_grpc.types.media import ImageFormat, ImageInput, Inputs, Preview
+from omni_grpc.types.request import Draft, Guidance, GuidanceDraft, GuidanceNorm, Task
+from omni_grpc.types.spec import Defaults, GuidanceKind
 from tests.toy import toy_checkpoint
 
 PARTS = ("true_cfg_scale", "scale_low_noise", "boundary_ratio")
-FACTS = Facts(toy_checkpoint(), LimitsConfig(max_steps=200, max_outputs=4, max_prompt_chars=1000))
+FACTS = ServingFacts(toy_checkpoint(), LimitsConfig(max_steps=200, max_outputs=4, max_prompt_chars=1000))
 
 
 def draft(**changes):
@@ -182,7 +173,7 @@ EXPERTS = Guidance(true_cfg_scale=4.0, scale_low_noise=3.0, boundary_ratio=0.875
 )
 def test_a_second_expert_has_the_scale_of_the_first_unless_neither_is_given(asked, scales, given):
     checkpoint = toy_checkpoint(defaults=lambda configs: Defaults(width=64, height=64, steps=2, guidance=EXPERTS))
-    resolved = resolve(Facts(checkpoint, LimitsConfig()), negative_prompt="", guidance=asked)
+    resolved = resolve(ServingFacts(checkpoint, LimitsConfig()), negative_prompt="", guidance=asked)
     assert tuple(getattr(resolved.request.guidance, part) for part in PARTS) == scales
     assert codes(resolved) == []
     used = {part for part in PARTS if f"sampling.guidance.{part}" in resolved.defaults_used}
@@ -198,7 +189,7 @@ def test_what_belongs_to_a_second_expert_is_a_warning_without_one_or_without_gui
         ("sampling.guidance.boundary_ratio", "ToyPipeline has no second expert that takes it"),
     ]
     checkpoint = toy_checkpoint(defaults=lambda configs: Defaults(width=64, height=64, steps=2, guidance=EXPERTS))
-    off = resolve(Facts(checkpoint, LimitsConfig()), guidance=asked)
+    off = resolve(ServingFacts(checkpoint, LimitsConfig()), guidance=asked)
     assert (off.request.guidance.scale_low_noise, off.request.guidance.boundary_ratio) == (None, 0.5)
     assert [(warning.field, warning.message) for warning in off.warnings] == [
         ("sampling.guidance.scale_low_noise", "guidance by a second prediction is off")
@@ -252,7 +243,7 @@ def test_previews_must_be_in_range(preview, field):
 
 
 def test_a_distilled_model_takes_the_scale_and_warns_of_the_other():
-    facts = Facts(toy_checkpoint(guidance=(GuidanceKind.EMBEDDED,)), LimitsConfig())
+    facts = ServingFacts(toy_checkpoint(guidance=(GuidanceKind.EMBEDDED,)), LimitsConfig())
     resolved = resolve(facts, guidance=GuidanceDraft(scale=3.5, true_cfg_scale=2.0), negative_prompt="x")
     assert resolved.request.guidance.scale == 3.5
     assert resolved.request.guidance.true_cfg_scale == 1.0
@@ -263,15 +254,15 @@ def test_a_checkpoint_may_have_fewer_kinds_of_guidance_than_its_class():
     kinds = {"ToyScheduler": (GuidanceKind.EMBEDDED,), "Other": ()}
     checkpoint = toy_checkpoint(guidance=lambda configs: kinds[configs["scheduler"]["_class_name"]])
     asked = GuidanceDraft(scale=3.5)
-    assert resolve(Facts(checkpoint, LimitsConfig()), guidance=asked).request.guidance.scale == 3.5
+    assert resolve(ServingFacts(checkpoint, LimitsConfig()), guidance=asked).request.guidance.scale == 3.5
     other = dataclasses.replace(checkpoint, configs={"scheduler": {"_class_name": "Other"}})
-    resolved = resolve(Facts(other, LimitsConfig()), guidance=asked)
+    resolved = resolve(ServingFacts(other, LimitsConfig()), guidance=asked)
     assert resolved.request.guidance.scale is None
     assert codes(resolved) == [("GUIDANCE_WITHOUT_EFFECT", "sampling.guidance.scale")]
 
 
 def test_a_scheduler_is_the_checkpoints_own_or_one_that_the_model_offers():
-    offering = Facts(toy_checkpoint(schedulers=("Heun", "ToyScheduler")), LimitsConfig())
+    offering = ServingFacts(toy_checkpoint(schedulers=("Heun", "ToyScheduler")), LimitsConfig())
     assert offering.checkpoint.schedulers == ("ToyScheduler", "Heun")
     for facts, names in ((FACTS, ("", "ToyScheduler")), (offering, ("", "ToyScheduler", "Heun"))):
         assert [resolve(facts, scheduler=name).request.scheduler for name in names] == list(names)
@@ -302,7 +293,7 @@ def test_an_edit_is_as_large_as_its_picture_or_has_the_area_of_the_model(picture
     limits = dataclasses.replace(toy.limits, max_input_images=1)
     defaults = dataclasses.replace(toy.defaults, image_area=area)
     spec = dataclasses.replace(toy.spec, limits=lambda configs: limits, defaults=lambda configs: defaults)
-    facts = Facts(dataclasses.replace(toy, spec=spec), LimitsConfig())
+    facts = ServingFacts(dataclasses.replace(toy, spec=spec), LimitsConfig())
     width, height = picture
     inputs = Inputs(images=(ImageInput(width, height, 1, bytes(width * height)),))
     resolved = resolve(facts, task=Task.IMAGE_EDIT, inputs=inputs)
@@ -329,7 +320,7 @@ def test_a_model_that_is_always_guided_is_guided_against_the_empty_prompt() -> N
             width=64, height=64, steps=2, guidance=Guidance(true_cfg_scale=4.0), negative_prompt=""
         )
     )
-    facts = Facts(always, LimitsConfig())
+    facts = ServingFacts(always, LimitsConfig())
     resolved = resolve(facts)
     assert (resolved.request.negative_prompt, resolved.request.guidance.true_cfg_scale) == ("", 4.0)
     assert resolved.defaults_used["negative_prompt"] == ""

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_grpc import shared
+from omni_grpc.types import shared_memory as shared
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from omni_grpc.request import Guidance, GuidanceNorm, Task
-from omni_grpc.spec import Checkpoint, Defaults, GuidanceKind, Limits, ModelSpec
+from omni_grpc.types.request import Guidance, GuidanceNorm, Task
+from omni_grpc.types.spec import Checkpoint, Defaults, GuidanceKind, Limits, ModelSpec
 
 
 def toy_spec(**changes: object) -> ModelSpec:

@@ -148,7 +148,7 @@ def run_benchmark(family: str, results: Path, seconds: float, failures: list[str
 
 
 def print_doctor() -> None:
-    from omni_grpc import doctor
+    from omni_grpc.cli import doctor
 
     print(doctor.render(doctor.report()), flush=True)
 

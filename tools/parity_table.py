@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from omni_grpc.registry import open_checkpoint
+from omni_grpc.checkpoint.registry import open_checkpoint
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
 

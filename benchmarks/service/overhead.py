@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.client import Client
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, Job, LocalExecutor, Submission
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Draft, GuidanceDraft, Step
+from omni_grpc.types.events import StepProgress
+from omni_grpc.types.request import Draft, GuidanceDraft
 
 from .arrivals import STEP, log
 from .report import Result
@@ -99,7 +100,7 @@ async def _in_process(path: Path, numbers: Numbers, running: int) -> dict[str, f
             jobs = await _finish(engine, *(_draft(checkpoint.name, numbers, i) for i in range(running)))
         finally:
             await engine.close()
-    stepped = [[entry.time for entry in job.entries if isinstance(entry.event, Step)] for job in jobs]
+    stepped = [[entry.time for entry in job.entries if isinstance(entry.event, StepProgress)] for job in jobs]
     window, steps = _shared(stepped)
     return {
         "wall": 1000 * (window[1] - window[0]) / steps,

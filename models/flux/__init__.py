@@ -4,16 +4,16 @@
 import dataclasses
 from collections.abc import Mapping
 
-from omni_grpc.request import Guidance, Task
-from omni_grpc.spec import (
+from omni_grpc.types.request import Guidance, Task
+from omni_grpc.types.spec import (
     Configs,
-    Cut,
     Defaults,
+    FileLayout,
     GuidanceKind,
-    Layout,
     Lazy,
     Limits,
     ModelSpec,
+    RowSlice,
     SingleFile,
     Split,
     SplitKind,
@@ -105,7 +105,7 @@ SINGLE_FILE = SingleFile(
     architectures=("flux",),
     layouts=(
         # the names of https://github.com/black-forest-labs/flux
-        Layout(
+        FileLayout(
             mark="double_blocks.0.img_attn.qkv.weight",
             renames=(
                 (r"^time_in\.", "time_text_embed.timestep_embedder."),
@@ -137,11 +137,20 @@ SINGLE_FILE = SingleFile(
                 (r"\.linear2\.", ".proj_out."),
             ),
             cuts={
-                "attn.to_qkv": (Cut("attn.to_q"), Cut("attn.to_k"), Cut("attn.to_v")),
-                "attn.add_qkv_proj": (Cut("attn.add_q_proj"), Cut("attn.add_k_proj"), Cut("attn.add_v_proj")),
-                "linear1": (Cut("attn.to_q"), Cut("attn.to_k"), Cut("attn.to_v"), Cut("proj_mlp", 4)),
+                "attn.to_qkv": (RowSlice("attn.to_q"), RowSlice("attn.to_k"), RowSlice("attn.to_v")),
+                "attn.add_qkv_proj": (
+                    RowSlice("attn.add_q_proj"),
+                    RowSlice("attn.add_k_proj"),
+                    RowSlice("attn.add_v_proj"),
+                ),
+                "linear1": (
+                    RowSlice("attn.to_q"),
+                    RowSlice("attn.to_k"),
+                    RowSlice("attn.to_v"),
+                    RowSlice("proj_mlp", 4),
+                ),
                 # shift, then scale there; scale, then shift here
-                "norm_out.linear": (Cut("norm_out.linear", place=1), Cut("norm_out.linear", place=0)),
+                "norm_out.linear": (RowSlice("norm_out.linear", place=1), RowSlice("norm_out.linear", place=0)),
             },
         ),
     ),

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from omni_grpc.errors import CheckpointError
 from omni_grpc.models.flux import AXES, PATCH
 from omni_grpc.nn.dual_stream import IMG, TXT, DualStreamBlock
 from omni_grpc.nn.embeddings import ScalarEmbedder, sinusoid
@@ -19,6 +18,7 @@ from omni_grpc.nn.parallel_single import ParallelSingleBlock
 from omni_grpc.nn.rope import rope_table
 from omni_grpc.nn.rows import Rows
 from omni_grpc.nn.stack import Stack
+from omni_grpc.types.errors import CheckpointError
 
 
 class Embedding(nn.Module):

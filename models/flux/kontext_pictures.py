@@ -8,8 +8,8 @@ from torch import Tensor
 
 from omni_grpc.models.flux import kontext_limits
 from omni_grpc.pipeline.pictures import pixels
-from omni_grpc.request import Request
-from omni_grpc.spec import Configs
+from omni_grpc.types.request import Request
+from omni_grpc.types.spec import Configs
 
 SIZES = (
     (672, 1568), (688, 1504), (720, 1456), (752, 1392), (800, 1328), (832, 1248), (880, 1184), (944, 1104),

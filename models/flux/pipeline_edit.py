@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from omni_grpc.models.flux.kontext_pictures import SIZES
 from omni_grpc.models.flux.pipeline_text_to_image import FluxPipeline, Reference
-from omni_grpc.request import Request
+from omni_grpc.types.request import Request
 
 
 class FluxKontextPipeline(FluxPipeline):

@@ -18,9 +18,9 @@ from omni_grpc.pipeline.batch import alone
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
-from omni_grpc.pipeline.state import Cond, State, Tables, prompts
-from omni_grpc.request import Request
-from omni_grpc.spec import Checkpoint
+from omni_grpc.pipeline.state import Conditioning, State, Tables, prompts
+from omni_grpc.types.request import Request
+from omni_grpc.types.spec import Checkpoint
 
 
 class Reference(NamedTuple):
@@ -97,7 +97,7 @@ class FluxPipeline(Pipeline):
         """The tokens of a picture of that size in pixels."""
         return Grid(height=height // self.size_multiple, width=width // self.size_multiple, patch=PATCH)
 
-    def _condition(self, state: State, branch: str, text: str, reference: Reference | None) -> Cond:
+    def _condition(self, state: State, branch: str, text: str, reference: Reference | None) -> Conditioning:
         embeds, pooled = self._encode(text)
         grids = [state.grid] if reference is None else [state.grid, reference.grid]
         row = Row.of(txt=len(embeds), img=sum(grid.tokens for grid in grids))
@@ -107,7 +107,7 @@ class FluxPipeline(Pipeline):
             modulation = self.transformer.modulation(t, pooled, state.guidance.scale)
         rope = self.transformer.rope(len(embeds), *((grid.height, grid.width) for grid in grids))
         tables = Tables({name: table[:, None] for name, table in modulation.items()})
-        return Cond(row=row, constants={"txt": ("txt", txt), "rope": (JOINT, rope)}, tables=tables)
+        return Conditioning(row=row, constants={"txt": ("txt", txt), "rope": (JOINT, rope)}, tables=tables)
 
     def _encode(self, text: str) -> tuple[Tensor, Tensor]:
         """T5's hidden states [T_txt, C] and CLIP's pooled vector [1, C].

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from omni_grpc.errors import CheckpointError
-from omni_grpc.request import Guidance, Task
-from omni_grpc.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap
+from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.request import Guidance, Task
+from omni_grpc.types.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap
 
 PATCH = 2
 """A token is 2 x 2 latents of one latent frame."""

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from omni_grpc.errors import InvalidArgument, Violation
 from omni_grpc.models.helios import HISTORY
 from omni_grpc.pipeline.state import State
 from omni_grpc.pipeline.wan_vae import WanVae
+from omni_grpc.types.errors import InvalidArgument, Violation
 
 NOISE = (0.111, 0.135)
 """Between these lies the share of noise in each given frame: the transformer was trained on a past like its own."""

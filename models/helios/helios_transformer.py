@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from omni_grpc.models.helios import CHUNK, HISTORY, LONG, MID, PATCH, SHORT
-from omni_grpc.nn.cross_dit import ConditionEmbedder, CrossDiTBlock, SelfAttention, text_constants
+from omni_grpc.nn.cross_dit import ConditionEmbedder, CrossDiTBlock, CrossDitSelfAttention, text_constants
 from omni_grpc.nn.dual_stream import IMG, TXT
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.query_key import Projected, rotated
@@ -26,7 +26,7 @@ SCALES: Mapping[str, int] = {LONG: 4, MID: 2, SHORT: 1}
 MAX_KEY_SCALE = 10.0
 
 
-class HistoryAttention(SelfAttention):
+class HistoryAttention(CrossDitSelfAttention):
     """Self attention in which the keys of the history are longer, by a factor of 1 to 10 that each head has learnt.
 
     The rows have "past" [T_joint] bound to "joint": which tokens are of the history.

@@ -10,21 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omni_grpc.frames import segments
 from omni_grpc.loading.loader import Loader
 from omni_grpc.models.helios import CHUNK, PATCH, TEXT_TOKENS
 from omni_grpc.models.helios.helios_past import HeliosState, HeliosVae, Start
 from omni_grpc.models.helios.helios_transformer import HeliosTransformer
 from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import Rows
-from omni_grpc.pipeline.base import Done, Outcome, Pipeline, Segment
+from omni_grpc.pipeline.base import Finished, Outcome, Pipeline, SegmentFinished
 from omni_grpc.pipeline.batch import alone
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
-from omni_grpc.pipeline.state import COND, Cond, State, Tables, prompts
+from omni_grpc.pipeline.state import COND, Conditioning, State, Tables, prompts
 from omni_grpc.pipeline.umt5 import Umt5Text
-from omni_grpc.request import Request
+from omni_grpc.resolve.frames import segments
+from omni_grpc.types.request import Request
 
 
 class HeliosPipeline(Pipeline):
@@ -91,7 +91,7 @@ class HeliosPipeline(Pipeline):
         levels = Levels(steps=request.steps, sigmas=sigmas, mu=dynamic_shift(config, grid.tokens))
         return Schedule(config, levels, device=self.device)
 
-    def _conds(self, state: State, hidden: dict[str, Tensor]) -> dict[str, Cond]:
+    def _conds(self, state: State, hidden: dict[str, Tensor]) -> dict[str, Conditioning]:
         """What each branch is conditioned on in every chunk."""
         row = self.transformer.row(TEXT_TOKENS, state.grid.height, state.grid.width)
         positions = self.transformer.positions(state.grid.height, state.grid.width)
@@ -100,10 +100,12 @@ class HeliosPipeline(Pipeline):
         for branch, embeds in hidden.items():
             with alone(state, branch, row):
                 tables.update(tables or self.transformer.modulation(t, self.dtype))
-                conds[branch] = Cond(row=row, constants=self.transformer.text(embeds) | positions, tables=tables)
+                conds[branch] = Conditioning(
+                    row=row, constants=self.transformer.text(embeds) | positions, tables=tables
+                )
         return conds
 
-    def _recall(self, state: HeliosState, conds: Mapping[str, Cond]) -> dict[str, Cond]:
+    def _recall(self, state: HeliosState, conds: Mapping[str, Conditioning]) -> dict[str, Conditioning]:
         """The conds of a state with the tokens of what came before its chunk, which both branches go by alike."""
         with alone(state, COND, conds[COND].row):
             past = self.transformer.history(state.first.to(self.dtype), state.last.to(self.dtype))
@@ -119,7 +121,7 @@ class HeliosPipeline(Pipeline):
     def advance(self, state: State, prediction: Tensor) -> Outcome:
         assert isinstance(state, HeliosState)
         outcome = super().advance(state, prediction)
-        if not isinstance(outcome, Done) or state.segment + 1 == state.segments:
+        if not isinstance(outcome, Finished) or state.segment + 1 == state.segments:
             return outcome
         finished, chunk = state.latents, state.grid.unpack(state.latents)
         state.first = state.first if state.begun else chunk[:, :1]
@@ -129,7 +131,7 @@ class HeliosPipeline(Pipeline):
         state.latents = self._noise(state.grid, state.generator)
         state.schedule = self._schedule(state.request, state.grid)
         state.segment, state.evaluation = state.segment + 1, 0
-        return Segment(finished)
+        return SegmentFinished(finished)
 
     def decode(self, state: State, latents: Tensor) -> list[Output]:
         return [self.checkpoint.spec.postprocess(self.vae.decode(state.grid.unpack(latents)))]

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from omni_grpc.request import Guidance, GuidanceNorm, Task
-from omni_grpc.spec import (
+from omni_grpc.types.request import Guidance, GuidanceNorm, Task
+from omni_grpc.types.spec import (
     Configs,
     Defaults,
     GuidanceKind,

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omni_grpc.errors import CheckpointError
 from omni_grpc.loading.loader import Loader
 from omni_grpc.models.qwen_image import PATCH
 from omni_grpc.models.qwen_image.qwen_image_transformer import QwenImageTransformer
@@ -20,10 +19,11 @@ from omni_grpc.pipeline.causal_vae import simplified
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
-from omni_grpc.pipeline.state import COND, Cond, State, prompts
+from omni_grpc.pipeline.state import COND, Conditioning, State, prompts
 from omni_grpc.pipeline.tables import SharedTables
-from omni_grpc.request import Request
-from omni_grpc.spec import Checkpoint
+from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.request import Request
+from omni_grpc.types.spec import Checkpoint
 
 PREFIX = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
@@ -108,13 +108,13 @@ class QwenImagePipeline(Pipeline):
         hidden = self.text_encoder(torch.tensor([kept], device=self.device), use_cache=False).last_hidden_state
         return hidden[0, PREFIX_TOKENS:], len(tokens) - len(kept)
 
-    def _condition(self, state: State, branch: str, embeds: Tensor) -> Cond:
+    def _condition(self, state: State, branch: str, embeds: Tensor) -> Conditioning:
         row = Row.of(txt=len(embeds), img=state.grid.tokens)
         with alone(state, branch, row):
             txt = self.transformer.text(embeds)
             tables = self._tables.get(state, lambda: self._modulation(state))
         rope = self.transformer.rope(len(embeds), state.grid.height, state.grid.width)
-        return Cond(row=row, constants={"txt": ("txt", txt), "rope": (JOINT, rope)}, tables=tables)
+        return Conditioning(row=row, constants={"txt": ("txt", txt), "rope": (JOINT, rope)}, tables=tables)
 
     def _modulation(self, state: State) -> dict[str, Tensor]:
         """The modulation of every step, each at one level."""

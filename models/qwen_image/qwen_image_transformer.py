@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from omni_grpc.errors import CheckpointError
 from omni_grpc.nn.dual_stream import IMG, TXT, DualStreamBlock
 from omni_grpc.nn.embeddings import TimestepEmbedding
 from omni_grpc.nn.linear import Linear
@@ -17,6 +16,7 @@ from omni_grpc.nn.norms import FinalNorm
 from omni_grpc.nn.rope import rope_table
 from omni_grpc.nn.rows import Rows
 from omni_grpc.nn.stack import Stack
+from omni_grpc.types.errors import CheckpointError
 
 # settings that other members of the family turn on, and what they must be here
 NOT_YET: Mapping[str, bool] = {

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from omni_grpc.errors import CheckpointError
-from omni_grpc.request import Guidance, Task
-from omni_grpc.spec import (
+from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.request import Guidance, Task
+from omni_grpc.types.spec import (
     Configs,
     Defaults,
+    FileLayout,
     GuidanceKind,
-    Layout,
     Limits,
     ModelSpec,
     SingleFile,
@@ -131,7 +131,7 @@ SINGLE_FILE = SingleFile(
     architectures=("wan",),
     layouts=(
         # the names of https://github.com/Wan-Video/Wan2.1
-        Layout(
+        FileLayout(
             mark="blocks.0.self_attn.q.weight",
             renames=(
                 (r"^time_embedding\.0\.", "condition_embedder.time_embedder.linear_1."),

@@ -15,15 +15,15 @@ from omni_grpc.models.wan.wan_transformer import WanTransformer
 from omni_grpc.nn.dual_stream import IMG
 from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import Row, Rows, Runs
-from omni_grpc.pipeline.base import Done, Outcome, Pipeline, advance
+from omni_grpc.pipeline.base import Finished, Outcome, Pipeline, advance
 from omni_grpc.pipeline.batch import alone
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule
-from omni_grpc.pipeline.state import COND, Cond, State, Tables, prompts
+from omni_grpc.pipeline.state import COND, Conditioning, State, Tables, prompts
 from omni_grpc.pipeline.umt5 import Text, Umt5Text
 from omni_grpc.pipeline.wan_vae import WanVae
-from omni_grpc.request import Guidance, Request
+from omni_grpc.types.request import Guidance, Request
 
 HIGH_NOISE, LOW_NOISE = "transformer", "transformer_2"
 Constants = dict[str, tuple[str, Tensor]]
@@ -33,7 +33,7 @@ Constants = dict[str, tuple[str, Tensor]]
 class WanState(State):
     """`later`: the branches' conds under the expert that has not had its turn yet, by its name."""
 
-    later: dict[str, dict[str, Cond]] = dataclasses.field(default_factory=dict)
+    later: dict[str, dict[str, Conditioning]] = dataclasses.field(default_factory=dict)
 
 
 class WanPipeline(Pipeline):
@@ -93,7 +93,9 @@ class WanPipeline(Pipeline):
         transformer: Any = self.experts[HIGH_NOISE]
         return ((0, grid.tokens),), {"rope": (IMG, transformer.rope(grid.frames, grid.height, grid.width))}
 
-    def _conds(self, name: str, state: State, row: Row, texts: Mapping[str, Text], video: Constants) -> dict[str, Cond]:
+    def _conds(
+        self, name: str, state: State, row: Row, texts: Mapping[str, Text], video: Constants
+    ) -> dict[str, Conditioning]:
         """What each branch is conditioned on under one expert. The second level of a row is timestep 0."""
         expert: Any = self.experts[name]
         t = torch.zeros(state.schedule.evaluations, row.levels)
@@ -104,7 +106,7 @@ class WanPipeline(Pipeline):
                 if not tables:
                     vectors = expert.modulation(t.flatten().to(self.device), self.dtype)
                     tables.update({part: table.unflatten(0, t.shape) for part, table in vectors.items()})
-                conds[branch] = Cond(row=row, constants=expert.text(text.hidden) | video, tables=tables)
+                conds[branch] = Conditioning(row=row, constants=expert.text(text.hidden) | video, tables=tables)
         return conds
 
     def _expert(self, state: State, evaluation: int | None = None) -> str:
@@ -141,7 +143,7 @@ class WanPipeline(Pipeline):
     def advance(self, state: State, prediction: Tensor) -> Outcome:
         assert isinstance(state, WanState)
         outcome = advance(state, prediction)
-        if not isinstance(outcome, Done) and (expert := self._expert(state)) in state.later:
+        if not isinstance(outcome, Finished) and (expert := self._expert(state)) in state.later:
             state.cond = state.later.pop(expert)
         return outcome
 

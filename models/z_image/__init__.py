@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 
-from omni_grpc.request import Guidance, Task
-from omni_grpc.spec import (
+from omni_grpc.types.request import Guidance, Task
+from omni_grpc.types.spec import (
     Configs,
-    Cut,
     Defaults,
+    FileLayout,
     GuidanceKind,
-    Layout,
     Limits,
     ModelSpec,
+    RowSlice,
     SingleFile,
     Split,
     SplitKind,
@@ -79,7 +79,7 @@ SINGLE_FILE = SingleFile(
     architectures=("lumina2", "z_image"),
     layouts=(
         # the names of https://github.com/Tongyi-MAI/Z-Image
-        Layout(
+        FileLayout(
             mark="layers.0.attention.qkv.weight",
             renames=(
                 (r"^x_embedder\.", "all_x_embedder.2-1."),
@@ -87,7 +87,9 @@ SINGLE_FILE = SingleFile(
                 (r"\.attention\.out\.", ".attention.to_out.0."),
                 (r"\.attention\.(q|k)_norm\.", r".attention.norm_\1."),
             ),
-            cuts={"attention.qkv": (Cut("attention.to_q"), Cut("attention.to_k"), Cut("attention.to_v"))},
+            cuts={
+                "attention.qkv": (RowSlice("attention.to_q"), RowSlice("attention.to_k"), RowSlice("attention.to_v"))
+            },
             unused=(r"^norm_final\.",),
         ),
     ),

@@ -8,7 +8,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from omni_grpc.errors import CheckpointError
 from omni_grpc.loading.loader import Loader
 from omni_grpc.models.z_image import PATCH
 from omni_grpc.models.z_image.z_image_transformer import ZImageTransformer, padding
@@ -19,10 +18,11 @@ from omni_grpc.pipeline.batch import alone
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
-from omni_grpc.pipeline.state import COND, Cond, State, prompts
+from omni_grpc.pipeline.state import COND, Conditioning, State, prompts
 from omni_grpc.pipeline.tables import SharedTables
-from omni_grpc.request import Guidance, Request
-from omni_grpc.spec import Checkpoint
+from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.request import Guidance, Request
+from omni_grpc.types.spec import Checkpoint
 
 
 class ZImagePipeline(Pipeline):
@@ -109,7 +109,7 @@ class ZImagePipeline(Pipeline):
         hidden = self.text_encoder(kept, output_hidden_states=True, use_cache=False).hidden_states[-2]
         return hidden[0], len(tokens) - kept.shape[1]
 
-    def _condition(self, state: State, branch: str, embeds: Tensor) -> Cond:
+    def _condition(self, state: State, branch: str, embeds: Tensor) -> Conditioning:
         grid, text = state.grid, len(embeds) + padding(len(embeds))
         row = Row.of(txt=text, img=grid.tokens + padding(grid.tokens))
         rope = self.transformer.rope(text, grid.height, grid.width)
@@ -118,7 +118,7 @@ class ZImagePipeline(Pipeline):
             tables = self._tables.get(state, lambda: self._modulation(state))
         pad = torch.arange(row.lengths[1], device=self.device)[:, None] >= grid.tokens
         constants = {"txt": ("txt", txt), "pad": ("img", pad), "rope": (JOINT, rope), "rope_img": ("img", rope[text:])}
-        return Cond(row=row, constants=constants, tables=tables)
+        return Conditioning(row=row, constants=constants, tables=tables)
 
     def _modulation(self, state: State) -> dict[str, Tensor]:
         """The modulation of every step, each at one level."""

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from omni_grpc.errors import CheckpointError
 from omni_grpc.models.z_image import PATCH
 from omni_grpc.nn.dual_stream import IMG, TXT
 from omni_grpc.nn.embeddings import sinusoid
@@ -19,6 +18,7 @@ from omni_grpc.nn.rows import MOD, Rows
 from omni_grpc.nn.single_stream import SingleStreamBlock
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.norm import norm_modulate
+from omni_grpc.types.errors import CheckpointError
 
 # what other members of the family set, and what it must be here
 NOT_YET: Mapping[str, Any] = {

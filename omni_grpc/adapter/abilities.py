@@ -7,9 +7,10 @@ import inspect
 
 from omni_grpc.adapter.parameters import NAMES, OWN, Signature
 from omni_grpc.adapter.quirks import NOT_SERVED, WITHOUT_IMAGE
-from omni_grpc.request import Modality, Task
-from omni_grpc.rules import TAKEN
-from omni_grpc.spec import GuidanceKind
+from omni_grpc.resolve.rules import TAKEN
+from omni_grpc.types.media import Modality
+from omni_grpc.types.request import Task
+from omni_grpc.types.spec import GuidanceKind
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from diffusers import ModelMixin
 from diffusers.models import attention_dispatch
 from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
 
-from omni_grpc.backends import SETTING, refused
-from omni_grpc.request import RequestWarning
+from omni_grpc.config.backends import SETTING, refused
+from omni_grpc.types.results import RequestWarning
 
 logger = logging.getLogger(__name__)
 
@@ -24,14 +24,14 @@ ATTEMPTS: Mapping[str, tuple[str, ...]] = {
     "CUDNN_ATTN": ("_native_cudnn",),
     "TORCH_SDPA": ("native",),
 }
-"""Names of `omni_grpc.backends`, and diffusers' names in the order in which they are tried: newer versions first, the
+"""Names of `config.backends`, and diffusers' names in the order in which they are tried: newer versions first, the
 kernels library before packages. What computes in 8 bits has to be built into a model, and our own kernel for CPUs takes
 packed rows: these are not among them.
 """
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class ChosenBackend:
     """What the denoiser runs on, and what to tell every caller about it."""
 
     name: str
@@ -40,12 +40,12 @@ class Attention:
 
 def choose(
     denoisers: Sequence[ModelMixin], asked: str | None, *, fallback: bool, device: torch.device, dtype: torch.dtype
-) -> Attention:
+) -> ChosenBackend:
     """Sets the first backend of `asked` that can be set and runs. Raises ConfigError with every attempt where none
     does, or, with `fallback`, leaves the library's own and warns.
     """
     if asked is None:
-        return Attention(name=attention_dispatch._AttentionBackendRegistry.get_active_backend()[0].value)
+        return ChosenBackend(name=attention_dispatch._AttentionBackendRegistry.get_active_backend()[0].value)
     if asked not in ATTEMPTS:
         message = (
             f"--diffusion-attention-backend {asked} is for native models; this pipeline takes {', '.join(ATTEMPTS)}"
@@ -61,7 +61,7 @@ def choose(
             logger.warning("attention %s: %s", asked, failed[-1])
         else:
             logger.info("attention %s: %s, after %d failed attempts", asked, name, len(failed))
-            return Attention(name=name)
+            return ChosenBackend(name=name)
     attempts = "; ".join(failed)
     if not fallback:
         message = (
@@ -77,7 +77,7 @@ def choose(
         requested=asked,
         applied=own,
     )
-    return Attention(name=own, warnings=(warning,))
+    return ChosenBackend(name=own, warnings=(warning,))
 
 
 def _offer_flash_3() -> None:

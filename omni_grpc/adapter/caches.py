@@ -12,15 +12,15 @@ import diffusers
 from diffusers import DiffusionPipeline, ModelMixin
 from diffusers.models.cache_utils import CacheMixin
 
-from omni_grpc.errors import ConfigError, InvalidArgument, Violation
-from omni_grpc.request import Request
+from omni_grpc.types.errors import ConfigError, InvalidArgument, Violation
+from omni_grpc.types.request import Request
 
 DENOISES = re.compile(r"\b(?:self\.(?:transformer|transformer_2|unet)|current_model)\(")
 """A prediction in the source of a pipeline's `__call__`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class CacheMethod:
     """A cache of diffusers. `per_pass`: it keeps a state for each named pass of a step, so the pipeline must name them.
     `needs_place`: it must be told which step it is. `presets` are arguments that any pipeline needs.
     """
@@ -31,15 +31,15 @@ class Kind:
     presets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-KINDS: Mapping[str, Kind] = {
-    "first_block": Kind(config="FirstBlockCacheConfig", per_pass=True),
-    "taylorseer": Kind(config="TaylorSeerCacheConfig", per_pass=True),
-    "mag": Kind(config="MagCacheConfig"),
+KINDS: Mapping[str, CacheMethod] = {
+    "first_block": CacheMethod(config="FirstBlockCacheConfig", per_pass=True),
+    "taylorseer": CacheMethod(config="TaylorSeerCacheConfig", per_pass=True),
+    "mag": CacheMethod(config="MagCacheConfig"),
     # its other mode expects both passes in one batch, which no pipeline with named passes does
-    "faster": Kind(config="FasterCacheConfig", presets={"is_guidance_distilled": True}),
-    "pab": Kind(config="PyramidAttentionBroadcastConfig", presets={"spatial_attention_block_skip_range": 2}),
-    "sea": Kind(config="SeaCacheConfig", per_pass=True, needs_place=True),
-    "text_kv": Kind(config="TextKVCacheConfig"),
+    "faster": CacheMethod(config="FasterCacheConfig", presets={"is_guidance_distilled": True}),
+    "pab": CacheMethod(config="PyramidAttentionBroadcastConfig", presets={"spatial_attention_block_skip_range": 2}),
+    "sea": CacheMethod(config="SeaCacheConfig", per_pass=True, needs_place=True),
+    "text_kv": CacheMethod(config="TextKVCacheConfig"),
 }
 
 
@@ -128,7 +128,7 @@ def reset(denoisers: Sequence[ModelMixin]) -> None:
             denoiser._reset_stateful_cache()
 
 
-def _kind(name: str) -> Kind:
+def _kind(name: str) -> CacheMethod:
     if name not in KINDS:
         message = f"--cache-backend is {name!r}; expected one of {', '.join(KINDS)}"
         raise ConfigError(message, violations=(Violation("cache_backend", message),))

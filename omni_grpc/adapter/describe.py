@@ -12,9 +12,9 @@ from diffusers import DiffusionPipeline
 from omni_grpc.adapter.abilities import Ability
 from omni_grpc.adapter.parameters import Signature, strength
 from omni_grpc.adapter.quirks import AS_LONG_AS_SOURCE, SEVERAL_IMAGES, SEVERAL_VIDEOS
-from omni_grpc.opaque import SESSION
-from omni_grpc.request import Modality, VideoInput
-from omni_grpc.spec import Checkpoint
+from omni_grpc.types.diffusers_spec import SESSION
+from omni_grpc.types.media import Modality, VideoInput
+from omni_grpc.types.spec import Checkpoint
 
 MAX_SIZE, MAX_PIXELS, MAX_FRAMES, MAX_IMAGES = 8192, 4096 * 4096, 10_001, 10
 """No pipeline says where it ends, so these only keep out what cannot be meant."""

@@ -15,9 +15,9 @@ from diffusers.quantizers import PipelineQuantizationConfig
 
 from omni_grpc.adapter.parameters import Signature
 from omni_grpc.config import AdapterConfig
-from omni_grpc.errors import CheckpointError, ConfigError, Violation
 from omni_grpc.loading.components import switch, without_progress_bars
-from omni_grpc.worker.base import Setting
+from omni_grpc.types.errors import CheckpointError, ConfigError, Violation
+from omni_grpc.worker.base import RunnerContext
 
 FROM_PRETRAINED = frozenset(
     {"cache_dir", "custom_pipeline", "custom_revision", "device_map", "disable_mmap", "dtype", "force_download",
@@ -31,7 +31,7 @@ CLASSES = ("diffusers", "transformers", "torchao.quantization")
 """Where the classes of a quantisation config are looked for; one may be named with its place, where two have it."""
 
 
-def load(setting: Setting) -> DiffusionPipeline:
+def load(setting: RunnerContext) -> DiffusionPipeline:
     """Raises ConfigError for a setting that cannot work here, CheckpointError for a folder that does not load."""
     adapter, folder = setting.config.adapter, setting.checkpoint.path
     kind = _class(setting.checkpoint.spec.name)
@@ -109,7 +109,7 @@ def _class(name: str) -> type[DiffusionPipeline]:
     return kind
 
 
-def _load_arguments(adapter: AdapterConfig, kind: type[DiffusionPipeline], setting: Setting) -> dict[str, Any]:
+def _load_arguments(adapter: AdapterConfig, kind: type[DiffusionPipeline], setting: RunnerContext) -> dict[str, Any]:
     given = dict(adapter.diffusers_load_kwargs or {})
     own = inspect.signature(kind.__init__).parameters
     if unknown := sorted(given.keys() - FROM_PRETRAINED - own.keys()):
@@ -189,7 +189,7 @@ def _shift(pipeline: DiffusionPipeline, shift: float) -> None:
     pipeline.scheduler = type(scheduler).from_config(scheduler.config, **{name: shift})
 
 
-def _place(pipeline: DiffusionPipeline, setting: Setting, *, moved: bool) -> None:
+def _place(pipeline: DiffusionPipeline, setting: RunnerContext, *, moved: bool) -> None:
     device, by_component = setting.device, setting.config.adapter.enable_cpu_offload
     by_layer = setting.config.offload is not None and setting.config.offload.enable_layerwise_offload
     if by_component and by_layer:

@@ -15,9 +15,9 @@ from omni_grpc.adapter.describe import describe
 from omni_grpc.adapter.parameters import Signature, check_call_kwargs
 from omni_grpc.adapter.preview import Previews
 from omni_grpc.adapter.siblings import siblings
-from omni_grpc.errors import CheckpointError, ConfigError
-from omni_grpc.request import Task
-from omni_grpc.spec import Checkpoint
+from omni_grpc.types.errors import CheckpointError, ConfigError
+from omni_grpc.types.request import Task
+from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import PIL.Image
 import torch
 
-from omni_grpc.errors import InternalError
 from omni_grpc.pipeline.outputs import Output, Pixels
-from omni_grpc.request import Modality
+from omni_grpc.types.errors import InternalError
+from omni_grpc.types.media import Modality
 
 PICTURES = ("images", "image", "frames", "videos", "video", "rgb")
 SOUNDS = ("audios", "audio", "sound")

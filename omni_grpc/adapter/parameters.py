@@ -12,8 +12,9 @@ import PIL.Image
 import torch
 
 from omni_grpc.adapter.quirks import AS_LONG_AS_SOURCE, SEVERAL_IMAGES, SEVERAL_VIDEOS, STRENGTH_IS_KEPT
-from omni_grpc.errors import ConfigError, InvalidArgument, Violation
-from omni_grpc.request import AudioInput, ImageInput, Request, VideoInput
+from omni_grpc.types.errors import ConfigError, InvalidArgument, Violation
+from omni_grpc.types.media import AudioInput, ImageInput, VideoInput
+from omni_grpc.types.request import Request
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt",),

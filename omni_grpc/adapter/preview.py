@@ -10,7 +10,8 @@ import torch
 from diffusers import DiffusionPipeline
 
 from omni_grpc.pipeline.preview import latent_picture
-from omni_grpc.request import PreviewImage, Request
+from omni_grpc.types.media import PreviewImage
+from omni_grpc.types.request import Request
 from omni_grpc.worker import media
 
 IMAGE = ("latents", "height", "width", "vae_scale_factor")

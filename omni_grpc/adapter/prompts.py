@@ -9,7 +9,7 @@ from diffusers import DiffusionPipeline
 from transformers import PreTrainedTokenizerBase
 
 from omni_grpc.adapter.parameters import Signature
-from omni_grpc.request import Request
+from omni_grpc.types.request import Request
 
 UNLIMITED = 1_000_000
 """Tokenizers without a limit say a number far above this."""

@@ -11,7 +11,9 @@ from omni_grpc.adapter.describe import fps, frames_used
 from omni_grpc.adapter.member import Member
 from omni_grpc.adapter.outputs import blanked
 from omni_grpc.pipeline.outputs import Output
-from omni_grpc.request import Modality, Request, RequestWarning
+from omni_grpc.types.media import Modality
+from omni_grpc.types.request import Request
+from omni_grpc.types.results import RequestWarning
 from omni_grpc.worker import delivery, media
 
 

@@ -18,14 +18,15 @@ from omni_grpc.adapter.member import Member, members
 from omni_grpc.adapter.outputs import unpack
 from omni_grpc.adapter.parameters import arguments
 from omni_grpc.adapter.prompts import count_tokens
-from omni_grpc.adapter.session import Moved, Session
-from omni_grpc.backends import AUTO
-from omni_grpc.errors import Cancelled, InternalError, InvalidArgument
-from omni_grpc.plan import Broken, Decoded, DecodedPart, Prepared, Progress, Stepped
-from omni_grpc.request import PreviewImage, Request
-from omni_grpc.tuning import FixedCache
+from omni_grpc.adapter.session import CallProgress, Session
+from omni_grpc.config.backends import AUTO
+from omni_grpc.types.adapters_and_caches import FixedCache
+from omni_grpc.types.errors import InternalError, InvalidArgument, OperationCancelled
+from omni_grpc.types.media import PreviewImage
+from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, RequestStep, Stepped
+from omni_grpc.types.request import Request
 from omni_grpc.worker import delivery, media
-from omni_grpc.worker.base import Loaded, Runner, Setting
+from omni_grpc.worker.base import LoadedModel, Runner, RunnerContext
 from omni_grpc.worker.failure import failure
 
 
@@ -43,7 +44,7 @@ class _Held:
 class SessionRunner(Runner):
     """Holds the pipeline with its siblings, and the session that runs one of them."""
 
-    def __init__(self, found: Sequence[Member], setting: Setting, cache: caches.Cache | None = None) -> None:
+    def __init__(self, found: Sequence[Member], setting: RunnerContext, cache: caches.Cache | None = None) -> None:
         self._members = found
         self._delivery = delivery.Delivery(setting.prefix)
         self._cache = cache
@@ -62,7 +63,7 @@ class SessionRunner(Runner):
                 block.register_forward_pre_hook(self._check)
 
     @classmethod
-    def load(cls, setting: Setting) -> Loaded:
+    def load(cls, setting: RunnerContext) -> LoadedModel:
         adapter = setting.config.adapter
         pipeline = loading.load(setting)
         denoisers = loading.denoisers(pipeline)
@@ -79,7 +80,7 @@ class SessionRunner(Runner):
             device=setting.device,
             dtype=setting.dtype,
         )
-        return Loaded(
+        return LoadedModel(
             runner=cls(found, setting, cache),
             weight_bytes=loading.weight_bytes(list(pipeline.components.values())),
             attention_backend=attention.name,
@@ -159,7 +160,7 @@ class SessionRunner(Runner):
         with self._lock:
             held = self._sessions.get(request_id)
         if held is None:
-            raise Cancelled(f"request {request_id} was dropped before its decode")
+            raise OperationCancelled(f"request {request_id} was dropped before its decode")
         request, member = held.request, held.member
         result = held.session.output()
         outputs = unpack(result, member.able.modality)
@@ -186,7 +187,7 @@ class SessionRunner(Runner):
     def _check_wanted(self, request_id: str) -> None:
         with self._lock:
             if request_id not in self._sessions:
-                raise Cancelled(f"request {request_id} was dropped in its decode")
+                raise OperationCancelled(f"request {request_id} was dropped in its decode")
 
     def _clean_up(self, member: Member, failed: bool) -> None:
         if failed:
@@ -216,13 +217,13 @@ def _refused(pipeline: Any, error: BaseException) -> bool:
     return bool(frames) and frames[-1].filename == inspect.getfile(type(pipeline))
 
 
-def _progress(held: _Held, moved: Moved) -> Progress:
+def _progress(held: _Held, moved: CallProgress) -> RequestStep:
     request = held.request
     previews: tuple[PreviewImage, ...] = ()
     if request.preview is not None and moved.step % request.preview.every_steps == 0:
         previews = held.member.previews.make(request, moved.latents)
         held.due, held.made = held.due + 1, held.made + bool(previews)
-    return Progress(
+    return RequestStep(
         id=request.id,
         step=moved.step,
         total=moved.total,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from omni_grpc.errors import Cancelled
+from omni_grpc.types.errors import OperationCancelled
 
 STOPPED = "the request was dropped"
 
@@ -23,7 +23,7 @@ class _Stop(BaseException):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class CallProgress:
     """Where a call is after a step. `sigma` is 0 for schedulers that have none; `latents` are None before the first."""
 
     step: int
@@ -110,7 +110,7 @@ class Session:
         self._wait(lambda: self._arrived > 0)
         self._raise()
 
-    def advance(self) -> Moved:
+    def advance(self) -> CallProgress:
         """Lets the call take one step. Returns when it stands before the next one, or has taken its last.
 
         Raises what the call raised, Cancelled where it was stopped.
@@ -124,7 +124,7 @@ class Session:
         timestep, sigma = self._at
         # a call that ends early has taken all the steps that it takes
         total = self._done if finished else max(self._total, self._done + 1)
-        return Moved(
+        return CallProgress(
             step=self._done, total=total, timestep=timestep, sigma=sigma, finished=finished, latents=self._latents
         )
 
@@ -137,7 +137,7 @@ class Session:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._ended or self._stopped)
             if self._stopped and not self._ended:
-                raise Cancelled(STOPPED)
+                raise OperationCancelled(STOPPED)
         self._thread.join()
         self._raise()
         return self._output
@@ -215,7 +215,7 @@ class Session:
         if self._error is None:
             return
         if isinstance(self._error, _Stop):
-            raise Cancelled(STOPPED) from None
+            raise OperationCancelled(STOPPED) from None
         raise self._error
 
 

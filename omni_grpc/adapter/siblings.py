@@ -10,7 +10,7 @@ from diffusers import DiffusionPipeline
 from diffusers.pipelines import auto_pipeline
 
 from omni_grpc.adapter.abilities import ability
-from omni_grpc.request import Task
+from omni_grpc.types.request import Task
 
 FROM = (auto_pipeline.AUTO_TEXT2IMAGE_PIPELINES_MAPPING, auto_pipeline.AUTO_TEXT2VIDEO_PIPELINES_MAPPING)
 """Only weights that make something of text alone do the rest: those trained to look at a picture always need one."""

@@ -9,7 +9,7 @@ from omni_grpc.client.media import Media
 from omni_grpc.client.messages import AudioOptions, EditOptions, ImageOptions, VideoOptions
 from omni_grpc.client.result import AudioResult, ImageResult, MediaResult, VideoResult
 from omni_grpc.client.stream import JobStream
-from omni_grpc.load import Loading, LoadPhase
+from omni_grpc.types.load_progress import Loading, LoadPhase
 
 __all__ = [
     "AsyncClient",

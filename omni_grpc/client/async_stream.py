@@ -14,7 +14,7 @@ from omni_grpc.client.channel import CANCEL_TIMEOUT, Deadline
 from omni_grpc.client.failure import from_call
 from omni_grpc.client.result import MediaResult
 from omni_grpc.client.watch import ENDED_EARLY, Watch
-from omni_grpc.errors import DeadlineExceeded, OmniError
+from omni_grpc.types.errors import DeadlineExceeded, OmniError
 from omni_grpc.v1.event_pb2 import JobEvent
 from omni_grpc.v1.job_pb2 import Job
 

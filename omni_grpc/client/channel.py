@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from omni_grpc.errors import InvalidArgument, Violation
+from omni_grpc.types.errors import InvalidArgument, Violation
 
 UNARY_TIMEOUT = 30.0
 """Seconds that a call which does not stream may take, its retries included."""

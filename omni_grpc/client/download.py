@@ -7,7 +7,7 @@ import dataclasses
 from omni_grpc.client.channel import Reconnect
 from omni_grpc.client.failure import CallFailure
 from omni_grpc.client.parts import Parts
-from omni_grpc.errors import InternalError
+from omni_grpc.types.errors import InternalError
 from omni_grpc.v1.artifact_pb2 import DownloadArtifactRequest, DownloadArtifactResponse
 
 

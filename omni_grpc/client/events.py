@@ -1,4 +1,4 @@
-"""What the wire says, in the vocabulary of `omni_grpc.request`: the same types as those of offline use."""
+"""What the wire says, in the vocabulary of `omni_grpc.types.request`: the same types as those of offline use."""
 
 from __future__ import annotations
 
@@ -10,33 +10,26 @@ from typing import Any, TypeVar
 from google.protobuf.duration_pb2 import Duration
 
 from omni_grpc.client.failure import from_status
-from omni_grpc.errors import Unimplemented
-from omni_grpc.request import (
-    Artifact,
+from omni_grpc.types.adapters_and_caches import AppliedLora, CacheCount, TeaCache
+from omni_grpc.types.errors import Unimplemented
+from omni_grpc.types.events import (
     ArtifactReady,
-    AudioFormat,
     Cancelled,
-    Decoding,
-    Done,
-    Effective,
-    Encoded,
+    Completed,
+    DecodeProgress,
+    EncodeDone,
     Event,
     Failed,
-    Guidance,
-    GuidanceNorm,
-    ImageFormat,
-    OutputFormat,
     Preempted,
     Queued,
-    RequestWarning,
     Resumed,
     Retrying,
     Started,
-    Stats,
-    Step,
-    VideoFormat,
+    StepProgress,
 )
-from omni_grpc.tuning import AppliedLora, CacheCount, TeaCache
+from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
+from omni_grpc.types.request import Guidance, GuidanceNorm
+from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 from omni_grpc.v1 import event_pb2, media_pb2, sampling_pb2
 from omni_grpc.v1.event_pb2 import JobEvent
 
@@ -203,12 +196,12 @@ def _retrying(message: event_pb2.Retrying) -> Retrying:
     )
 
 
-def _encoded(message: event_pb2.EncodeDone) -> Encoded:
-    return Encoded(elapsed=seconds(message.elapsed), prompt_tokens=message.prompt_tokens)
+def _encoded(message: event_pb2.EncodeDone) -> EncodeDone:
+    return EncodeDone(elapsed=seconds(message.elapsed), prompt_tokens=message.prompt_tokens)
 
 
-def _step(message: event_pb2.StepProgress) -> Step:
-    return Step(
+def _step(message: event_pb2.StepProgress) -> StepProgress:
+    return StepProgress(
         step=message.step,
         total=message.total_steps,
         sigma=message.sigma,
@@ -232,16 +225,16 @@ def _resumed(message: event_pb2.Resumed) -> Resumed:
     return Resumed(completed_steps=message.completed_steps, wait=seconds(message.wait))
 
 
-def _decoding(message: event_pb2.DecodeProgress) -> Decoding:
-    return Decoding(done_units=message.done_units, total_units=message.total_units)
+def _decoding(message: event_pb2.DecodeProgress) -> DecodeProgress:
+    return DecodeProgress(done_units=message.done_units, total_units=message.total_units)
 
 
 def _ready(message: event_pb2.ArtifactReady) -> ArtifactReady:
     return ArtifactReady(artifact=artifact(message.artifact))
 
 
-def _done(message: event_pb2.Completed) -> Done:
-    return Done(
+def _done(message: event_pb2.Completed) -> Completed:
+    return Completed(
         artifacts=tuple(artifact(one) for one in message.artifacts),
         effective=effective(message.effective),
         warnings=warnings(message.warnings),

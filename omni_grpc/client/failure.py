@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from omni_grpc.errors import Code, Failure, Violation
+from omni_grpc.types.errors import Code, Failure, Violation
 
 _DETAILS = "grpc-status-details-bin"
 _CODES: Mapping[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}

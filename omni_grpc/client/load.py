@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from omni_grpc.client.events import member
-from omni_grpc.load import Loading, LoadPhase
+from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.v1 import admin_pb2
 from omni_grpc.v1.model_pb2 import Model
 

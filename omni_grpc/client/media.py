@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from google.protobuf.message import Message
 
-from omni_grpc.request import Artifact
+from omni_grpc.types.results import Artifact
 from omni_grpc.v1.artifact_pb2 import UploadAssetRequest, UploadAssetResponse, UploadHeader
 from omni_grpc.v1.media_pb2 import MediaInput
 

@@ -12,9 +12,10 @@ from typing import Any, TypedDict, TypeVar
 
 from google.protobuf.message import Message
 
-from omni_grpc import request as vocabulary
 from omni_grpc.client.media import Media, media_input, media_inputs
-from omni_grpc.errors import FailedPrecondition, InvalidArgument, Violation
+from omni_grpc.types.errors import FailedPrecondition, InvalidArgument, Violation
+from omni_grpc.types.media import AudioFormat, ImageFormat, VideoFormat
+from omni_grpc.types.request import GuidanceNorm, Task
 from omni_grpc.v1 import event_pb2, media_pb2, options_pb2, sampling_pb2
 from omni_grpc.v1.event_pb2 import JobState
 from omni_grpc.v1.generation_pb2 import (
@@ -40,7 +41,7 @@ class Options(TypedDict, total=False):
     """Embedded guidance of distilled models."""
     true_cfg_scale: float | None
     """Classifier-free guidance; active above 1 and with a negative_prompt."""
-    guidance_norm: vocabulary.GuidanceNorm | str | None
+    guidance_norm: GuidanceNorm | str | None
     guidance_rescale: float | None
     """Share of the guided prediction that gets the standard deviation of the conditional one, from 0 to 1."""
     guidance_start: float | None
@@ -92,7 +93,7 @@ class PictureOptions(Options, total=False):
 class ImageOptions(PictureOptions, total=False):
     """What an image may ask for besides its prompt."""
 
-    output_format: vocabulary.ImageFormat | str | None
+    output_format: ImageFormat | str | None
 
 
 class EditOptions(ImageOptions, total=False):
@@ -104,7 +105,7 @@ class EditOptions(ImageOptions, total=False):
     """How much of the image is replaced by noise, from 0 to 1."""
     layers: int | None
     """Takes the image apart into so many, each with alpha."""
-    task: vocabulary.Task | str | None
+    task: Task | str | None
     """Overrules the task that the inputs stand for."""
 
 
@@ -129,9 +130,9 @@ class VideoOptions(PictureOptions, total=False):
     """Frames per second that the model generates for."""
     output_fps: float | None
     """Frames per second of the file."""
-    task: vocabulary.Task | str | None
+    task: Task | str | None
     """Overrules the task that the inputs stand for."""
-    output_format: vocabulary.VideoFormat | str | None
+    output_format: VideoFormat | str | None
 
 
 class AudioOptions(Options, total=False):
@@ -151,7 +152,7 @@ class AudioOptions(Options, total=False):
     """Seconds."""
     sample_rate: int | None
     """Samples per second of the file."""
-    output_format: vocabulary.AudioFormat | str | None
+    output_format: AudioFormat | str | None
 
 
 def image_request(model: str, prompt: str, options: ImageOptions) -> GenerateImageRequest:
@@ -302,7 +303,7 @@ def _one_of(path: str, kind: type[enum.StrEnum], wire: Any, prefix: str) -> _Fie
     return _Field(path, f"one of {', '.join(kind)}", _put_member(kind, wire, prefix))
 
 
-_TASK = _one_of("task", vocabulary.Task, sampling_pb2.Task, "TASK")
+_TASK = _one_of("task", Task, sampling_pb2.Task, "TASK")
 _STRENGTH = _Field("strength", "a number from 0 to 1")
 
 _COMMON: Mapping[str, _Field] = {
@@ -312,9 +313,7 @@ _COMMON: Mapping[str, _Field] = {
     "steps": _Field("sampling.steps", _SIZE),
     "guidance_scale": _Field("sampling.guidance.scale", "a number"),
     "true_cfg_scale": _Field("sampling.guidance.true_cfg_scale", "a number"),
-    "guidance_norm": _one_of(
-        "sampling.guidance.norm", vocabulary.GuidanceNorm, sampling_pb2.GuidanceNorm, "GUIDANCE_NORM"
-    ),
+    "guidance_norm": _one_of("sampling.guidance.norm", GuidanceNorm, sampling_pb2.GuidanceNorm, "GUIDANCE_NORM"),
     "guidance_rescale": _Field("sampling.guidance.rescale", "a number"),
     "guidance_start": _Field("sampling.guidance.interval_start", "a number"),
     "guidance_end": _Field("sampling.guidance.interval_end", "a number"),
@@ -342,7 +341,7 @@ _PICTURES: Mapping[str, _Field] = {
 }
 _FIELDS: Mapping[str, _Field] = {
     **_PICTURES,
-    "output_format": _one_of("output_format", vocabulary.ImageFormat, media_pb2.ImageFormat, "IMAGE_FORMAT"),
+    "output_format": _one_of("output_format", ImageFormat, media_pb2.ImageFormat, "IMAGE_FORMAT"),
 }
 _EDIT_FIELDS: Mapping[str, _Field] = {
     **_FIELDS,
@@ -365,7 +364,7 @@ _VIDEO_FIELDS: Mapping[str, _Field] = {
     "fps": _Field("fps", "a number"),
     "output_fps": _Field("output_fps", "a number"),
     "task": _TASK,
-    "output_format": _one_of("output_format", vocabulary.VideoFormat, media_pb2.VideoFormat, "VIDEO_FORMAT"),
+    "output_format": _one_of("output_format", VideoFormat, media_pb2.VideoFormat, "VIDEO_FORMAT"),
 }
 _AUDIO_FIELDS: Mapping[str, _Field] = {
     **_COMMON,
@@ -376,5 +375,5 @@ _AUDIO_FIELDS: Mapping[str, _Field] = {
     "end": _Field("end", _SECONDS, _put_seconds),
     "duration": _Field("duration", _SECONDS, _put_seconds),
     "sample_rate": _Field("sample_rate_hz", _SIZE),
-    "output_format": _one_of("output_format", vocabulary.AudioFormat, media_pb2.AudioFormat, "AUDIO_FORMAT"),
+    "output_format": _one_of("output_format", AudioFormat, media_pb2.AudioFormat, "AUDIO_FORMAT"),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from omni_grpc.errors import InternalError
+from omni_grpc.types.errors import InternalError
 from omni_grpc.v1.media_pb2 import Artifact, ArtifactChunk
 
 

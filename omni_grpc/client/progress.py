@@ -8,22 +8,22 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from omni_grpc.request import (
+from omni_grpc.types.events import (
     ArtifactReady,
     Cancelled,
-    Decoding,
-    Done,
-    Encoded,
+    Completed,
+    DecodeProgress,
+    EncodeDone,
     Event,
     Failed,
     Preempted,
     Queued,
-    RequestWarning,
     Resumed,
     Retrying,
     Started,
-    Step,
+    StepProgress,
 )
+from omni_grpc.types.results import RequestWarning
 
 if TYPE_CHECKING:
     import rich.progress
@@ -59,19 +59,19 @@ def describe(event: Event) -> str:
         case Retrying():
             why = event.failure.message
             return f"back in the queue for attempt {event.attempt} of {event.max_attempts}: {why}"
-        case Encoded():
+        case EncodeDone():
             return f"encoded: {event.prompt_tokens} tokens in {event.elapsed:.2f} s"
-        case Step():
+        case StepProgress():
             return f"step {event.step}/{event.total}  {_pace(event)}"
         case Preempted():
             return f"set aside after {event.completed_steps} steps: {event.reason}, {event.position} before it"
         case Resumed():
             return f"goes on after {event.completed_steps} steps, {event.wait:.2f} s aside"
-        case Decoding():
+        case DecodeProgress():
             return f"decoding: {event.done_units}/{event.total_units}"
         case ArtifactReady():
             return f"output {event.artifact.index}: {event.artifact.id}, {event.artifact.size_bytes} bytes"
-        case Done():
+        case Completed():
             return f"done: {len(event.artifacts)} output(s) in {event.stats.total:.2f} s"
         case Failed():
             return f"failed: {event.failure.code} {event.failure.reason}: {event.failure.message}"
@@ -108,7 +108,7 @@ class _Lines:
             return
         for warning in self._warnings.new(event):
             self._write(warning_line(warning))
-        if isinstance(event, Step):
+        if isinstance(event, StepProgress):
             tenth = event.step * LINES // event.total
             if event.step < event.total and event.total > LINES and tenth == self._shown:
                 return
@@ -140,18 +140,18 @@ class _Bar:
                 self._set("encoding", total=event.steps, note=f"{event.width} x {event.height}")
             case Retrying():
                 self._set("queued", note=f"again: {event.failure.message}")
-            case Encoded():
+            case EncodeDone():
                 self._set("denoising", note="")
-            case Step():
+            case StepProgress():
                 note = f"step {event.step}/{event.total}  {_pace(event)}"
                 self._set("denoising", completed=event.step, total=event.total, note=note)
             case Preempted():
                 self._set("set aside", note=f"{event.reason}, {event.position} before it")
             case Resumed():
                 self._set("denoising", note="")
-            case Decoding():
+            case DecodeProgress():
                 self._set("decoding", note=f"{event.done_units}/{event.total_units}")
-            case Done():
+            case Completed():
                 self._set("done", note=f"{len(event.artifacts)} output(s) in {event.stats.total:.2f} s")
             case Cancelled():
                 self._set("cancelled", note=f"after {event.completed_steps} steps")
@@ -174,6 +174,6 @@ def _bar(stream: TextIO) -> rich.progress.Progress:
     return Progress(*columns, console=Console(file=stream))
 
 
-def _pace(event: Step) -> str:
+def _pace(event: StepProgress) -> str:
     left = "" if math.isnan(event.eta) else f"  {event.eta:.1f} s left"
     return f"{event.step_time:.3g} s/step{left}"

@@ -9,17 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_grpc.errors import InvalidArgument, Violation
-from omni_grpc.request import (
-    Artifact,
-    AudioFormat,
-    Effective,
-    ImageFormat,
-    OutputFormat,
-    RequestWarning,
-    Stats,
-    VideoFormat,
-)
+from omni_grpc.types.errors import InvalidArgument, Violation
+from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
+from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 
 if TYPE_CHECKING:
     import PIL.Image

@@ -9,8 +9,8 @@ from omni_grpc.client.channel import Reconnect
 from omni_grpc.client.failure import CallFailure, from_status
 from omni_grpc.client.parts import Parts
 from omni_grpc.client.result import RESULTS, MediaResult
-from omni_grpc.errors import Cancelled, Code, Failure, InternalError, OmniError, Unavailable
-from omni_grpc.request import Done
+from omni_grpc.types.errors import Code, Failure, InternalError, OmniError, OperationCancelled, Unavailable
+from omni_grpc.types.events import Completed
 from omni_grpc.v1.event_pb2 import JobEvent
 from omni_grpc.v1.job_pb2 import WatchJobRequest
 from omni_grpc.v1.media_pb2 import Artifact
@@ -97,7 +97,7 @@ class Watch:
             return dataclasses.replace(failure, metadata={**failure.metadata, **where}).error()
         stopped = self.last.cancelled
         message = f"job {self.job_id} was cancelled after {stopped.completed_steps} steps: {stopped.reason}"
-        return Cancelled(message, reason="JOB_CANCELLED", metadata=where)
+        return OperationCancelled(message, reason="JOB_CANCELLED", metadata=where)
 
     def parts(self, artifact: Artifact) -> Parts:
         """What is here of an artifact's bytes."""
@@ -111,7 +111,7 @@ class Watch:
         """The result of a job that succeeded. Raises InternalError (ARTIFACT_CORRUPT) for damaged bytes."""
         assert self.last is not None
         done = events.event(self.last)
-        assert isinstance(done, Done)
+        assert isinstance(done, Completed)
         return RESULTS[type(done.effective.output_format)](
             job_id=self.job_id,
             files=tuple(parts.data() for parts in self._outputs()),

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.compat.fields import check, only
-from omni_grpc.errors import InvalidArgument, Violation
 from omni_grpc.nn.attention import Attention as PackedAttention
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
+from omni_grpc.types.errors import InvalidArgument, Violation
 
 JOINED = "not yet: concatenate the two sequences, and their masks"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from omni_grpc.compat.fields import changed, check, only
-from omni_grpc.errors import ConfigError, Violation
+from omni_grpc.types.errors import ConfigError, Violation
 
 RANKS = "not yet served: a worker is one process (docs/parallel.md)"
 NO_CACHE = "none"

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from typing import Any
 
-from omni_grpc.errors import OmniError, Violation
+from omni_grpc.types.errors import OmniError, Violation
 
 PLAIN = (bool, int, float, str, dict, list, tuple)
 """What is compared by value; anything else, arrays for example, is none of the values that a field takes."""

@@ -14,9 +14,11 @@ from omni_grpc import omni
 from omni_grpc.compat.config import STATIC_LORA, DiffusionParallelConfig, OmniDiffusionConfig
 from omni_grpc.compat.request import DiffusionOutput, OmniDiffusionRequest, OmniDiffusionSamplingParams, Prompt
 from omni_grpc.config import SchedulerConfig
-from omni_grpc.errors import ConfigError, InvalidArgument, Violation
-from omni_grpc.request import Event, Modality, Task
-from omni_grpc.spec import Checkpoint
+from omni_grpc.types.errors import ConfigError, InvalidArgument, Violation
+from omni_grpc.types.events import Event
+from omni_grpc.types.media import Modality
+from omni_grpc.types.request import Task
+from omni_grpc.types.spec import Checkpoint
 
 KEYS = ("prompt", "negative_prompt", "multi_modal_data")
 

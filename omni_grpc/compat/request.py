@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omni_grpc.compat.fields import check, only
-from omni_grpc.errors import InvalidArgument
 from omni_grpc.omni import Generation
-from omni_grpc.request import Modality, Task
-from omni_grpc.spec import GuidanceKind
+from omni_grpc.types.errors import InvalidArgument
+from omni_grpc.types.media import Modality
+from omni_grpc.types.request import Task
+from omni_grpc.types.spec import GuidanceKind
 
 if TYPE_CHECKING:
     import PIL.Image

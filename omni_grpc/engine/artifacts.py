@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from omni_grpc.errors import NotFound
-from omni_grpc.request import Artifact
+from omni_grpc.types.errors import NotFound
+from omni_grpc.types.results import Artifact
 
 
 class Artifacts:

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 
-from omni_grpc.errors import NotFound, ResourceExhausted
+from omni_grpc.types.errors import NotFound, ResourceExhausted
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from omni_grpc import shared
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine.artifacts import Artifacts
 from omni_grpc.engine.assets import Assets
@@ -22,31 +21,24 @@ from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.jobs import Job, Jobs, new_job_id
 from omni_grpc.engine.meter import Meter
 from omni_grpc.engine.policy import Claim
-from omni_grpc.engine.run import Run
+from omni_grpc.engine.run import JobRun
 from omni_grpc.engine.scheduler import Decision, Lane, Scheduler, lanes
 from omni_grpc.engine.status import EngineState, EngineStats
 from omni_grpc.engine.submission import Submission
 from omni_grpc.engine.timers import Timers
-from omni_grpc.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
-from omni_grpc.frames import segments
-from omni_grpc.load import Loading
-from omni_grpc.plan import (
-    Broken,
-    Decoded,
-    DecodedPart,
-    Died,
-    Fetched,
-    Plan,
-    Prepared,
-    Ready,
-    Report,
-    Stepped,
-)
-from omni_grpc.request import ArtifactReady, Cancelled, Decoding, Failed, Inputs, Queued, RequestWarning, Task
-from omni_grpc.resolve import advise_priority, check_model, check_task, resolve_request
-from omni_grpc.rules import Facts
-from omni_grpc.settle import facts_of
-from omni_grpc.spec import Checkpoint
+from omni_grpc.resolve.frames import segments
+from omni_grpc.resolve.request import advise_priority, check_model, check_task, resolve_request
+from omni_grpc.resolve.rules import ServingFacts
+from omni_grpc.resolve.settings import facts_of
+from omni_grpc.types import shared_memory as shared
+from omni_grpc.types.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
+from omni_grpc.types.events import ArtifactReady, Cancelled, DecodeProgress, Failed, Queued
+from omni_grpc.types.load_progress import Loading
+from omni_grpc.types.media import Inputs
+from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Died, Fetched, Plan, Prepared, Ready, Report, Stepped
+from omni_grpc.types.request import Task
+from omni_grpc.types.results import RequestWarning
+from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +80,7 @@ class Engine:
             policy=config.scheduler.policy,
             max_step_ms=config.scheduler.max_step_ms,
         )
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, JobRun] = {}
         self._timers = Timers()
         self._meter = Meter()
         self._started: asyncio.Future[None] | None = None
@@ -151,7 +143,7 @@ class Engine:
         return self.failure if self.ready is None else None
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> ServingFacts:
         """What requests are checked and completed by."""
         return facts_of(self.config, self.checkpoint, self.ready)
 
@@ -212,7 +204,7 @@ class Engine:
             retention=_or(submission.retention, settings.retention),
         )
         self.jobs.add(job)
-        run = self._runs[job.id] = Run(
+        run = self._runs[job.id] = JobRun(
             job,
             queue_timeout=_or(submission.queue_timeout, settings.queue_timeout),
             run_timeout=_or(submission.run_timeout, settings.run_timeout),
@@ -340,7 +332,7 @@ class Engine:
                 self._scheduler.part_ready(progress.id)
             if progress.finished:
                 units = progress.segments if progress.segments > 1 else run.job.request.num_outputs
-                run.job.append(Decoding(done_units=run.decoded_parts, total_units=units))
+                run.job.append(DecodeProgress(done_units=run.decoded_parts, total_units=units))
                 self._scheduler.denoised(progress.id)
         for broken in report.broken:
             self._on_broken(broken)
@@ -451,18 +443,18 @@ class Engine:
             self._scheduler.blame()
         self._executor.kill()
 
-    def _queued(self, run: Run) -> None:
+    def _queued(self, run: JobRun) -> None:
         job_id = run.job.id
         run.job.append(Queued(position=self._scheduler.position(job_id), depth=self._scheduler.waiting))
         self._timers.set(job_id, "queue_timeout", run.queue_timeout, self._expire)
 
-    def _fail(self, run: Run, failure: Failure) -> None:
+    def _fail(self, run: JobRun, failure: Failure) -> None:
         if run.job.id in self._scheduler:
             self._scheduler.remove(run.job.id)
         run.job.append(Failed(failure=failure, stats=run.stats()))
         self._end(run)
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: JobRun) -> None:
         del self._runs[run.job.id]
         # decoded media are large, and the record of a job does not show them
         run.job.request = dataclasses.replace(run.job.request, inputs=Inputs())

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Protocol
 
-from omni_grpc import shared
 from omni_grpc.config import EngineConfig
-from omni_grpc.errors import Code, Failure, Unavailable
-from omni_grpc.load import Loading, LoadPhase
-from omni_grpc.plan import Beat, Died, Fetched, Plan, Ready, Report
-from omni_grpc.spec import Checkpoint
+from omni_grpc.types import shared_memory as shared
+from omni_grpc.types.errors import Code, Failure, Unavailable
+from omni_grpc.types.load_progress import Loading, LoadPhase
+from omni_grpc.types.plan import Beat, Died, Fetched, Plan, Ready, Report
+from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
 

@@ -8,14 +8,15 @@ import os
 import threading
 from multiprocessing.connection import Connection
 
+from omni_grpc.checkpoint.download_progress import ProgressLog, Transfer
+from omni_grpc.checkpoint.hub import discard_unfinished
+from omni_grpc.checkpoint.registry import open_model
 from omni_grpc.config import EngineConfig
-from omni_grpc.errors import OmniError
-from omni_grpc.hub import ProgressLog, Transfer, discard_unfinished
-from omni_grpc.load import Loading, LoadPhase
-from omni_grpc.plan import Died, Fetched
-from omni_grpc.registry import open_model
-from omni_grpc.settle import apply_settings
-from omni_grpc.spec import Checkpoint
+from omni_grpc.resolve.settings import apply_settings
+from omni_grpc.types.errors import OmniError
+from omni_grpc.types.load_progress import Loading, LoadPhase
+from omni_grpc.types.plan import Died, Fetched
+from omni_grpc.types.spec import Checkpoint
 
 
 def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> None:

@@ -9,25 +9,22 @@ import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from omni_grpc.errors import FailedPrecondition, Failure, NotFound
-from omni_grpc.request import (
+from omni_grpc.types.errors import FailedPrecondition, Failure, NotFound
+from omni_grpc.types.events import (
     TERMINAL,
-    Artifact,
     Cancelled,
-    Done,
-    Effective,
+    Completed,
     Event,
     Failed,
     Preempted,
-    PreviewImage,
-    Request,
-    RequestWarning,
     Resumed,
     Retrying,
     Started,
-    Stats,
-    Step,
+    StepProgress,
 )
+from omni_grpc.types.media import PreviewImage
+from omni_grpc.types.request import Request
+from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Crockford's base 32: no letter that reads as a digit."""
@@ -149,9 +146,9 @@ class Job:
                 self.state, self.eta = JobState.PREEMPTED, None
             case Resumed():
                 self.state = JobState.RUNNING
-            case Step():
+            case StepProgress():
                 self.step, self.eta = event.step, event.eta
-            case Done():
+            case Completed():
                 self.state, self.artifacts, self.effective = JobState.SUCCEEDED, event.artifacts, event.effective
                 self.warnings, self.stats = event.warnings, event.stats
             case Failed():

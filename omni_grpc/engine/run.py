@@ -6,29 +6,26 @@ import time
 from collections.abc import Mapping, Sequence
 
 from omni_grpc.engine.jobs import Job
-from omni_grpc.errors import Failure
-from omni_grpc.plan import Decoded, DecodedPart, Media, Prepared, Progress, Ready
-from omni_grpc.request import (
-    Artifact,
-    Decoding,
-    Done,
-    Effective,
-    Encoded,
+from omni_grpc.types.adapters_and_caches import Adapter, AppliedLora, CacheCount, Lora, tally
+from omni_grpc.types.errors import Failure
+from omni_grpc.types.events import (
+    Completed,
+    DecodeProgress,
+    EncodeDone,
     Preempted,
-    RequestWarning,
     Resumed,
     Retrying,
     Started,
-    Stats,
-    Step,
+    StepProgress,
 )
-from omni_grpc.tuning import Adapter, AppliedLora, CacheCount, Lora, tally
+from omni_grpc.types.plan import Decoded, DecodedPart, Media, Prepared, Ready, RequestStep
+from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 
 MAX_ATTEMPTS = 2
 """Attempts that a job gets: the scheduler lets it go back to the queue once."""
 
 
-class Run:
+class JobRun:
     """The clock and the counters of one job. Times in seconds."""
 
     def __init__(self, job: Job, *, queue_timeout: float | None = None, run_timeout: float | None = None) -> None:
@@ -73,13 +70,13 @@ class Run:
         self.attempt += 1
         return Retrying(failure=failure, attempt=self.attempt, max_attempts=MAX_ATTEMPTS, delay=delay)
 
-    def encoded(self, report: Prepared) -> Encoded:
+    def encoded(self, report: Prepared) -> EncodeDone:
         self._encode = report.elapsed
         self._denoise_started = self._clock()
         self._dropped_tokens = dict(report.dropped_tokens)
-        return Encoded(elapsed=report.elapsed, prompt_tokens=report.prompt_tokens)
+        return EncodeDone(elapsed=report.elapsed, prompt_tokens=report.prompt_tokens)
 
-    def stepped(self, progress: Progress, elapsed: float) -> Step:
+    def stepped(self, progress: RequestStep, elapsed: float) -> StepProgress:
         self._denoise = self._clock() - self._denoise_started - self._aside
         self._evals += progress.evals
         self._steps_cached += bool(progress.cache) and not any(count.misses for count in progress.cache)
@@ -87,7 +84,7 @@ class Run:
             tally(self._cache, count.component, count)
         # a pipeline may have nothing to denoise
         mean = self._denoise / max(1, progress.step)
-        return Step(
+        return StepProgress(
             step=progress.step,
             total=progress.total,
             sigma=progress.sigma,
@@ -102,10 +99,10 @@ class Run:
             segments=progress.segments,
         )
 
-    def decoded_part(self, report: DecodedPart) -> Decoding:
+    def decoded_part(self, report: DecodedPart) -> DecodeProgress:
         self._decode += report.elapsed
         self.decoded_parts = report.done
-        return Decoding(done_units=report.done, total_units=report.total)
+        return DecodeProgress(done_units=report.done, total_units=report.total)
 
     def preempted(self, reason: str, position: int) -> Preempted:
         self._preempted_at = self._clock()
@@ -138,7 +135,7 @@ class Run:
         self._artifacts.append(artifact)
         return artifact
 
-    def done(self, report: Decoded, scheduler: str, ready: Ready | None) -> Done:
+    def done(self, report: Decoded, scheduler: str, ready: Ready | None) -> Completed:
         self._decode += report.elapsed
         self._peak_memory = report.peak_memory_bytes
         self._stage_durations = report.stage_durations
@@ -172,7 +169,7 @@ class Run:
             defaults_used=self.job.defaults_used,
             dropped_tokens=self._dropped_tokens,
         )
-        return Done(
+        return Completed(
             artifacts=tuple(self._artifacts), effective=effective, warnings=self._warnings(), stats=self.stats()
         )
 

@@ -18,9 +18,9 @@ import itertools
 from collections.abc import Iterable
 
 from omni_grpc.engine.policy import POLICIES, Claim
-from omni_grpc.errors import ResourceExhausted
-from omni_grpc.plan import CostModel, Plan
-from omni_grpc.request import Request
+from omni_grpc.types.errors import ResourceExhausted
+from omni_grpc.types.plan import CostModel, Plan
+from omni_grpc.types.request import Request
 
 
 class Phase(enum.StrEnum):

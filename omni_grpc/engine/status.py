@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from omni_grpc.plan import CostModel
+from omni_grpc.types.plan import CostModel
 
 
 class EngineState(enum.StrEnum):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from omni_grpc.request import Draft, RequestWarning
+from omni_grpc.types.request import Draft
+from omni_grpc.types.results import RequestWarning
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,12 +19,12 @@ from contextlib import AbstractContextManager
 import torch
 from torch.distributed import ProcessGroup
 
-from omni_grpc.errors import ConfigError, Violation
-from omni_grpc.loading.checkpoint import Places
-from omni_grpc.request import RequestWarning
-from omni_grpc.roles import Roles
-from omni_grpc.spec import ModelSpec
-from omni_grpc.tuning import Adapter
+from omni_grpc.config.roles import Roles
+from omni_grpc.loading.checkpoint import WeightTargets
+from omni_grpc.types.adapters_and_caches import Adapter
+from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.results import RequestWarning
+from omni_grpc.types.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Context:
     device: torch.device
     dtype: torch.dtype
     ranks: ProcessGroup | None = None
-    places: Places = dataclasses.field(default_factory=dict)
+    places: WeightTargets = dataclasses.field(default_factory=dict)
     batch_invariant: bool = False
     effects: Effects = dataclasses.field(default_factory=Effects)
     alone: Callable[[], AbstractContextManager[bool]] = undisturbed

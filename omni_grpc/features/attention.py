@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.backends import AUTO, CODED, INVARIANT, choose, flag_of, in_precision, refused
+from omni_grpc.config.backends import AUTO, CODED, INVARIANT, choose, flag_of, in_precision, refused
+from omni_grpc.config.roles import Choice, Roles, Window
 from omni_grpc.features import Context
 from omni_grpc.nn.attention import Attention, leaves
 from omni_grpc.nn.rows import JOINT, Owner, Rows
@@ -21,7 +22,6 @@ from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.attention import varlen_attention
 from omni_grpc.ops.attention_q import CodedTiles
 from omni_grpc.ops.heads import CodedHeads
-from omni_grpc.roles import Choice, Roles, Window
 
 __all__ = ["apply"]
 
@@ -94,7 +94,7 @@ def _try(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Schedule:
+class PrecisionSchedule:
     """The precision of a row: that of the first window that covers its step, else `precision`."""
 
     precision: str
@@ -126,7 +126,7 @@ class PreciseAttention(Attention):
             inner.skip_sequence_parallel,
         )
         self.inner = inner
-        self.variant = Schedule(precision, tuple(windows))
+        self.variant = PrecisionSchedule(precision, tuple(windows))
         self.in_codes = nn.ModuleDict()
         for each in {precision} | {window.precision for window in windows}:
             if each in CODED:

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.config import WorkerConfig
-from omni_grpc.errors import ConfigError, Violation
 from omni_grpc.features import Context, undisturbed
 from omni_grpc.nn.rows import JOINT, ByOwner, LayoutCache, Owner, Rows
-from omni_grpc.nn.stack import Carry, Run, Stack, main_stack
+from omni_grpc.nn.stack import Carry, RunBlocks, Stack, main_stack
 from omni_grpc.ops.tuning import choices
-from omni_grpc.request import RequestWarning
+from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.results import RequestWarning
 
 __all__ = ["apply"]
 
@@ -48,7 +48,7 @@ MOST_BYTES = 1 << 30
 REMEMBERED = 4096
 """Kinds of which is known that they came."""
 
-Kind = Hashable
+GraphKey = Hashable
 Replay = Callable[[], None]
 Blocks = Callable[[Carry, Rows], Carry]
 """Some blocks of a stack."""
@@ -147,7 +147,7 @@ class CudaRecorder(Recorder):
             self._little(torch.cuda.graph_pool_handle())
 
 
-class Reading(Rows):
+class RecordedRows(Rows):
     """A batch that remembers what was read of what is bound to it."""
 
     read: frozenset[str] = frozenset()
@@ -157,7 +157,7 @@ class Reading(Rows):
         return super().__getitem__(name)
 
 
-class Kept:
+class GraphTensors:
     """The tensors of one kind, and once it is recorded the call that computes on them. It keeps no owner: that has all
     that its request does.
     """
@@ -176,7 +176,7 @@ class Kept:
 
     def compute(self, run: Blocks, owners: tuple[Owner, ...]) -> Carry:
         """The first time, block by block: it shows what is read of what is bound."""
-        rows = Reading(owners, self.rows, self.layouts, self.bound)
+        rows = RecordedRows(owners, self.rows, self.layouts, self.bound)
         self.out = run(dict(self.carry), rows)
         self.bound = {name: self.bound[name] for name in rows.read}
         return _copies(self.out)
@@ -212,17 +212,17 @@ class Graphs:
         tell: Callable[[RequestWarning], None] = lambda warning: None,
     ) -> None:
         self.stack, self.most_tokens, self.recorder = stack, most_tokens, recorder
-        self.kept: collections.OrderedDict[Kind, Kept] = collections.OrderedDict()
+        self.kept: collections.OrderedDict[GraphKey, GraphTensors] = collections.OrderedDict()
         self._alone = alone
         self._epoch, self._of = epoch, epoch()
         self._tell, self._failed = tell, False
-        self._came: collections.OrderedDict[Kind, None] = collections.OrderedDict()
+        self._came: collections.OrderedDict[GraphKey, None] = collections.OrderedDict()
         self._lock = threading.Lock()
 
-    def around(self, run: Run) -> Run:
+    def around(self, run: RunBlocks) -> RunBlocks:
         return functools.partial(self.run, run)
 
-    def run(self, inner: Run, stack: Stack, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
+    def run(self, inner: RunBlocks, stack: Stack, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
         usable = (
             not self._failed
             and rows.exchange is None
@@ -252,7 +252,7 @@ class Graphs:
             if not self._comes_again(kind) or _needed(carry, rows) > MOST_BYTES:
                 return run(carry, rows)
             try:
-                kept = Kept(carry, rows)
+                kept = GraphTensors(carry, rows)
             except torch.OutOfMemoryError:
                 self._forget()
                 return run(carry, rows)
@@ -267,7 +267,7 @@ class Graphs:
         replay()
         return _copies(kept.out)
 
-    def _kind(self, part: tuple[int, int], carry: Carry, rows: Rows) -> Kind:
+    def _kind(self, part: tuple[int, int], carry: Carry, rows: Rows) -> GraphKey:
         return (
             part,
             tuple((name, x.shape, x.dtype) for name, x in carry.items()),
@@ -281,7 +281,7 @@ class Graphs:
         """What is looked at in owners. Parts that look at the same share one function."""
         return tuple({part.variant for part in self.stack.modules() if isinstance(part, ByOwner)})
 
-    def _comes_again(self, kind: Kind) -> bool:
+    def _comes_again(self, kind: GraphKey) -> bool:
         again = kind in self._came
         self._came[kind] = None
         self._came.move_to_end(kind)
@@ -289,7 +289,7 @@ class Graphs:
             self._came.popitem(last=False)
         return again
 
-    def _keep(self, kind: Kind, kept: Kept) -> None:
+    def _keep(self, kind: GraphKey, kept: GraphTensors) -> None:
         """Beside the kinds used last, as far as there is room."""
         self.kept[kind] = kept
         while self.kept and (len(self.kept) > KINDS or sum(each.bytes for each in self.kept.values()) > MOST_BYTES):
@@ -299,7 +299,7 @@ class Graphs:
         self.kept.clear()
         self.recorder.forget()
 
-    def _record(self, kept: Kept, run: Blocks, owners: tuple[Owner, ...]) -> Replay | None:
+    def _record(self, kept: GraphTensors, run: Blocks, owners: tuple[Owner, ...]) -> Replay | None:
         try:
             with self._alone() as quiet:
                 return kept.record(self.recorder, run, owners) if quiet else None

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from torch import nn
 
 from omni_grpc.config import QuantizationConfig
-from omni_grpc.errors import ConfigError, Violation
 from omni_grpc.features import Context
-from omni_grpc.loading.checkpoint import Place
+from omni_grpc.loading.checkpoint import WeightTarget
 from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.packed_linear import PackedLinear, Workspace
 from omni_grpc.ops.dequant import Packing
+from omni_grpc.types.errors import ConfigError, Violation
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ def apply(module: nn.Module, config: QuantizationConfig, context: Context) -> No
     Raises ConfigError where there is none, and by name for a layer of which this process has a part.
     """
     workspace, done, left = Workspace(context.device), 0, []
-    parts: dict[str, list[Place]] = {}
+    parts: dict[str, list[WeightTarget]] = {}
     for place in context.places.values():
         parts.setdefault(place.path, []).append(place)
     for path, places in parts.items():
@@ -62,7 +62,7 @@ def _bits(packing: Packing) -> float:
     return 8 * packing.size / packing.elements
 
 
-def _runs(places: Iterable[Place], rows: int) -> list[tuple[Packing, int]]:
+def _runs(places: Iterable[WeightTarget], rows: int) -> list[tuple[Packing, int]]:
     """Neighbouring rows that are packed alike, with their number."""
     runs: list[tuple[Packing, int]] = []
     for place in sorted(places, key=lambda place: place.rows.start if place.rows else 0):

@@ -16,7 +16,7 @@ from omni_grpc.config import OffloadConfig
 from omni_grpc.features import Context
 from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.rows import Rows
-from omni_grpc.nn.stack import Block, Carry, Run, Stack
+from omni_grpc.nn.stack import Block, Carry, RunBlocks, Stack
 from omni_grpc.ops.host import ALIGNMENT, Region, Streamer, cut, streamer
 
 SLOTS = 2
@@ -202,10 +202,10 @@ class Offload:
         # a stack that is a part of prepare may be run by two lanes
         self._lock = threading.Lock()
 
-    def around(self, run: Run) -> Run:
+    def around(self, run: RunBlocks) -> RunBlocks:
         return functools.partial(self.run, run)
 
-    def run(self, inner: Run, stack: Stack, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
+    def run(self, inner: RunBlocks, stack: Stack, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
         with self._lock:
             copies = self._streamer or self._open()
             for number in range(lo, hi):

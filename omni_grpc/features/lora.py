@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from omni_grpc.config import LoraConfig
 from omni_grpc.features import Context
 from omni_grpc.loading.adapters import AdapterFile, Factors, read_adapter, refused
-from omni_grpc.loading.checkpoint import Place
+from omni_grpc.loading.checkpoint import WeightTarget
 from omni_grpc.nn.linear import AnyLinear, active
 from omni_grpc.nn.rows import Owner
-from omni_grpc.tuning import Adapter, Lora
+from omni_grpc.types.adapters_and_caches import Adapter, Lora
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def _tell(name: str, file: AdapterFile, used: set[str], context: Context) -> Non
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Part:
+class LowRankUpdate:
     """The change that an adapter makes to some rows of a layer's weight: up @ down, with alpha / r in `up`."""
 
     down: Tensor
@@ -85,7 +85,7 @@ class LoraLinear(AnyLinear):
         super().__init__()
         self.base, self.component, self.apart = base, component, apart
         self.in_features, self.out_features, self.stream = base.in_features, base.out_features, base.stream
-        self.parts: dict[str, list[Part]] = {}
+        self.parts: dict[str, list[LowRankUpdate]] = {}
 
     @property
     def variant(self) -> Callable[[Owner], tuple[Lora, ...]]:
@@ -98,7 +98,7 @@ class LoraLinear(AnyLinear):
         assert isinstance(weight, Tensor)
         return weight
 
-    def add(self, name: str, layer: str, factors: Factors, place: Place, context: Context) -> None:
+    def add(self, name: str, layer: str, factors: Factors, place: WeightTarget, context: Context) -> None:
         """Raises ConfigError where the shapes of `layer` in the adapter are not those of the checkpoint's, and for a
         layer of which this process has a part.
         """
@@ -111,7 +111,7 @@ class LoraLinear(AnyLinear):
         kept = context.spec.weights[context.component].in_float32(f"{place.path}.weight")
         dtype = torch.float32 if kept else context.dtype
         down, up = (x.to(context.device, dtype) for x in (factors.down, factors.up * factors.scale))
-        self.parts.setdefault(name, []).append(Part(down, up, rows))
+        self.parts.setdefault(name, []).append(LowRankUpdate(down, up, rows))
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base(x)

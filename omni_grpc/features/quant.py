@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.config import QuantizationConfig
-from omni_grpc.errors import CheckpointError, ConfigError, Violation
 from omni_grpc.features import Context
 from omni_grpc.nn.linear import AnyLinear, Coded, Linear
 from omni_grpc.nn.rows import MOD
@@ -24,7 +23,8 @@ from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.gemm import FP8_CAPABILITY, gemm_q
 from omni_grpc.ops.gemm_ways import AUTO, INVARIANT, has_invariant
 from omni_grpc.ops.quant import quantize_rows
-from omni_grpc.request import RequestWarning
+from omni_grpc.types.errors import CheckpointError, ConfigError, Violation
+from omni_grpc.types.results import RequestWarning
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from omni_grpc.errors import ConfigError
 from omni_grpc.features import Context
 from omni_grpc.nn.rows import JOINT, Exchange, Row, Rows, Runs
-from omni_grpc.nn.stack import Carry, Run, Stack, convert
+from omni_grpc.nn.stack import Carry, RunBlocks, Stack, convert
+from omni_grpc.types.errors import ConfigError
 
 __all__ = ["apply"]
 
@@ -32,10 +32,10 @@ def apply(module: nn.Module, config: object, context: Context) -> None:
     if context.ranks is None:
         raise ConfigError("sequence parallel needs ranks to spread tokens over, and there is one")
     for stack in [child for child in module.modules() if isinstance(child, Stack)]:
-        stack.wrap(functools.partial(_spread, Cuts(context.ranks, context.device)))
+        stack.wrap(functools.partial(_spread, RankShards(context.ranks, context.device)))
 
 
-def _spread(cuts: Cuts, run: Run) -> Run:
+def _spread(cuts: RankShards, run: RunBlocks) -> RunBlocks:
     def spread(stack: Stack, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
         joined = tuple(rows.place)
         cut = cuts.of(rows.layout.rows, joined if JOINT in carry else tuple(carry), joined)
@@ -54,7 +54,7 @@ def _spread(cuts: Cuts, run: Run) -> Run:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Cut:
+class RankShard:
     """One geometry as this rank has it: its rows, and for each stream that is cut where its tokens are in the whole."""
 
     rows: tuple[Row, ...]
@@ -66,7 +66,7 @@ class Cut:
         return x.index_select(0, self.places[stream]) if stream in self.places else x
 
 
-class Cuts:
+class RankShards:
     """How batches are cut for the ranks of a group."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -74,7 +74,7 @@ class Cuts:
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.of = functools.lru_cache(GEOMETRIES)(self._cut)
 
-    def _cut(self, rows: tuple[Row, ...], spread: tuple[str, ...], joined: tuple[str, ...]) -> Cut:
+    def _cut(self, rows: tuple[Row, ...], spread: tuple[str, ...], joined: tuple[str, ...]) -> RankShard:
         """The rows' streams `spread` are cut, the others are whole on every rank; `joined` are those of "joint"."""
         streams = {name: (name,) for name in spread} | {JOINT: joined}
         places = {
@@ -95,7 +95,7 @@ class Cuts:
             order={stream: place.argsort().int().to(self.device) for stream, place in ranked.items()},
             respread=lambda other: self.of(other, spread, joined).exchange,
         )
-        return Cut(tuple(_part(row, spread, self.rank, self.size) for row in rows), mine, exchange)
+        return RankShard(tuple(_part(row, spread, self.rank, self.size) for row in rows), mine, exchange)
 
 
 def _bounds(tokens: int, rank: int, size: int) -> tuple[int, int]:

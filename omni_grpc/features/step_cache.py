@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from omni_grpc.config import CacheConfig
 from omni_grpc.features import Context
 from omni_grpc.nn.rows import Rows
-from omni_grpc.nn.stack import Carry, Run, Stack, convert, main_stack
+from omni_grpc.nn.stack import Carry, RunBlocks, Stack, convert, main_stack
 from omni_grpc.ops.cache import compare_store
 from omni_grpc.ops.readback import read_back
 from omni_grpc.pipeline.state import State
-from omni_grpc.tuning import CacheCount, tally
+from omni_grpc.types.adapters_and_caches import CacheCount, tally
 
 
 def apply(module: nn.Module, config: CacheConfig, context: Context) -> None:
@@ -48,10 +48,10 @@ class StepCache:
         self.component = component
         self.slot = f"step_cache {component}.{path}"
 
-    def around(self, run: Run) -> Run:
+    def around(self, run: RunBlocks) -> RunBlocks:
         return functools.partial(self.run, run)
 
-    def run(self, inner: Run, stack: Stack, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
+    def run(self, inner: RunBlocks, stack: Stack, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
         if all(state.request.cache is None for state, _ in rows.owners):
             return inner(stack, lo, hi, carry, rows)
         stream, signal = stack.signal(lo, carry, rows)

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from omni_grpc.errors import ConfigError
 from omni_grpc.features import Context
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.linear import AnyLinear, Linear
-from omni_grpc.spec import Split, SplitKind, WeightMap
+from omni_grpc.types.errors import ConfigError
+from omni_grpc.types.spec import Split, SplitKind, WeightMap
 
 __all__ = ["apply"]
 

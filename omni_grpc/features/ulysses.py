@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from omni_grpc.errors import ConfigError, InternalError
 from omni_grpc.features import Context
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.rows import JOINT, Exchange, Rows
+from omni_grpc.types.errors import ConfigError, InternalError
 
 __all__ = ["apply"]
 

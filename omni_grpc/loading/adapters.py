@@ -14,7 +14,7 @@ from typing import Any
 import safetensors
 from torch import Tensor
 
-from omni_grpc.errors import ConfigError, Violation
+from omni_grpc.types.errors import ConfigError, Violation
 
 FILES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
 """What an adapter's file is called in a folder: by PEFT, by diffusers."""

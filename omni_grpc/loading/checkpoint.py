@@ -23,19 +23,19 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.errors import CheckpointError
 from omni_grpc.loading.sources import CODES, WEIGHT_SCALE, Source, codes, paired, scales, stored_as, value
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.ops.dequant import Packing
 from omni_grpc.ops.host import READ_THREADS, Reading, Words
-from omni_grpc.spec import WeightMap
+from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.spec import WeightMap
 
 WEIGHT_FILE = "diffusion_pytorch_model.safetensors"
 INDEX_FILE = WEIGHT_FILE + ".index.json"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class WeightTarget:
     """Where the weight of a checkpoint's module is in ours: the path of a module, and which rows of its weight (all of
     them where `rows` is None). `packing` is how the file keeps it, where that is a file of packed weights; `codes`: the
     8 bits that all of that weight is stored in.
@@ -47,18 +47,20 @@ class Place:
     codes: torch.dtype | None = None
 
 
-Places = Mapping[str, Place]
+WeightTargets = Mapping[str, WeightTarget]
 """The places of all weights, by the name that the checkpoint gives the module."""
 
 T = TypeVar("T")
 
 
-def places(module: nn.Module, folder: Path, weights: WeightMap) -> Places:
+def places(module: nn.Module, folder: Path, weights: WeightMap) -> WeightTargets:
     """What load_weights would put where. Raises CheckpointError as it does."""
     with _headers(folder) as (_, found):
         matched = match(needs(module), found, weights, folder)
     return {
-        source.key.removesuffix(".weight"): Place(name.removesuffix(".weight"), source.rows, codes=stored_as(sources))
+        source.key.removesuffix(".weight"): WeightTarget(
+            name.removesuffix(".weight"), source.rows, codes=stored_as(sources)
+        )
         for name, sources in matched.items()
         for source in sources
         if name.endswith(".weight")

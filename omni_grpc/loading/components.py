@@ -14,8 +14,8 @@ import transformers
 from torch import nn
 
 from omni_grpc.config import AdapterConfig
-from omni_grpc.errors import CheckpointError, ConfigError, Violation
-from omni_grpc.spec import Checkpoint
+from omni_grpc.types.errors import CheckpointError, ConfigError, Violation
+from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
 

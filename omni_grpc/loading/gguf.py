@@ -17,13 +17,13 @@ import gguf
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.errors import CheckpointError
-from omni_grpc.loading.checkpoint import Place, Places, ahead, give, match, needs, target
+from omni_grpc.loading.checkpoint import WeightTarget, WeightTargets, ahead, give, match, needs, target
 from omni_grpc.loading.sources import Source
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.nn.packed_linear import PackedLinear
 from omni_grpc.ops.dequant import PACKINGS, Packing, dequantize
-from omni_grpc.spec import Layout, SingleFile, WeightMap
+from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.spec import FileLayout, SingleFile, WeightMap
 
 REASON = "BAD_GGUF"
 PREFIX = "model.diffusion_model."
@@ -35,7 +35,7 @@ SHAPE_KEY = "comfy.gguf.orig_shape."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Segment:
+class PackedRange:
     """Neighbouring elements of a tensor in the file: where their bytes are, and how they are packed."""
 
     offset: int
@@ -52,7 +52,7 @@ class Packed:
     """One tensor by the checkpoint's name: its shape, and the segments that it is made of, one after the other."""
 
     shape: tuple[int, ...]
-    segments: tuple[Segment, ...]
+    segments: tuple[PackedRange, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,17 +85,17 @@ class GgufFile:
         tensors = {}
         for name, (kind, shape, offset) in found.items():
             shape = tuple(int(size) for size in fields.get(SHAPE_KEY + name, shape))
-            tensors[name] = Packed(shape, (Segment(offset, math.prod(shape), PACKINGS[kind]),))
+            tensors[name] = Packed(shape, (PackedRange(offset, math.prod(shape), PACKINGS[kind]),))
         # files of whole models have other components too, under prefixes of their own
         mine = {name: tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
         plain = {name.removeprefix(PREFIX): tensor for name, tensor in (mine or tensors).items()}
         layout = next((layout for layout in served.layouts if layout.mark in plain), None)
         return cls(path, plain if layout is None else _translated(path, plain, layout))
 
-    def places(self, module: nn.Module, weights: WeightMap) -> Places:
+    def places(self, module: nn.Module, weights: WeightMap) -> WeightTargets:
         """Where the weights of the file go, and how they are packed. Raises CheckpointError, see checkpoint.match."""
         return {
-            source.key.removesuffix(".weight"): Place(
+            source.key.removesuffix(".weight"): WeightTarget(
                 name.removesuffix(".weight"), source.rows, self.tensors[source.key].segments[0].packing
             )
             for name, sources in self._match(needs(module), weights).items()
@@ -150,10 +150,10 @@ class GgufFile:
             )
         return match(wanted, sources, weights, self.path)
 
-    def _segments(self, sources: Iterable[Source]) -> list[Segment]:
+    def _segments(self, sources: Iterable[Source]) -> list[PackedRange]:
         return [segment for source in sources for segment in self.tensors[source.key].segments]
 
-    def _bytes(self, segments: Sequence[Segment]) -> Tensor:
+    def _bytes(self, segments: Sequence[PackedRange]) -> Tensor:
         """uint8 [bytes], in memory of its own and never in a mapped file."""
         out = torch.empty(sum(segment.size for segment in segments), dtype=torch.uint8)
         view, at = out.numpy().data, 0
@@ -205,7 +205,7 @@ def _header(path: Path) -> tuple[dict[str, Any], dict[str, tuple[str, tuple[int,
     return fields, tensors
 
 
-def _translated(path: Path, tensors: Mapping[str, Packed], layout: Layout) -> dict[str, Packed]:
+def _translated(path: Path, tensors: Mapping[str, Packed], layout: FileLayout) -> dict[str, Packed]:
     """Tensors by the checkpoint's names, from those of a layout."""
     pieces: dict[str, list[tuple[int, Packed]]] = {}
     for name, tensor in tensors.items():
@@ -219,7 +219,7 @@ def _translated(path: Path, tensors: Mapping[str, Packed], layout: Layout) -> di
     return {key: _joined(sorted(parts, key=lambda part: part[0])) for key, parts in pieces.items()}
 
 
-def _cut(path: Path, key: str, tensor: Packed, layout: Layout) -> Iterable[tuple[str, int, Packed]]:
+def _cut(path: Path, key: str, tensor: Packed, layout: FileLayout) -> Iterable[tuple[str, int, Packed]]:
     """The parts of a tensor, each with the checkpoint's name of it and its place there."""
     module, _, leaf = key.rpartition(".")
     cuts = next((name for name in layout.cuts if module == name or module.endswith("." + name)), None)
@@ -234,7 +234,7 @@ def _cut(path: Path, key: str, tensor: Packed, layout: Layout) -> Iterable[tuple
         if tensor.shape[0] % whole or columns % segment.packing.elements:
             raise _refused(path, f"has {key} in a shape {tensor.shape} that cannot be cut into {whole} equal parts")
         offset = segment.offset + segment.packing.bytes_of(row * columns)
-        piece = Packed((rows, *tensor.shape[1:]), (Segment(offset, rows * columns, segment.packing),))
+        piece = Packed((rows, *tensor.shape[1:]), (PackedRange(offset, rows * columns, segment.packing),))
         yield f"{module.removesuffix(cuts)}{cut.module}.{leaf}", cut.place, piece
         row += rows
 

@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from omni_grpc.loading.checkpoint import Places, load_weights, places
+from omni_grpc.loading.checkpoint import WeightTargets, load_weights, places
 from omni_grpc.loading.components import load_module, load_tokenizer
 from omni_grpc.loading.gguf import GgufFile
 from omni_grpc.loading.sources import check_scheme
-from omni_grpc.spec import Checkpoint
+from omni_grpc.types.spec import Checkpoint
 
 M = TypeVar("M", bound=nn.Module)
 
-Edit = Callable[[nn.Module, str, Places], None]
+Edit = Callable[[nn.Module, str, WeightTargets], None]
 """Changes a denoiser in place, given the name of its component and where the checkpoint's weights go."""
 
 
@@ -45,7 +45,7 @@ class Loader:
             module = build(self.checkpoint.configs[component]).eval()
         folder, weights = self.checkpoint.path / component, self.checkpoint.spec.weights[component]
         file = self.files.get(component)
-        where: Places = {}
+        where: WeightTargets = {}
         if file is None:
             check_scheme(self.checkpoint.configs[component], folder)
         if self.before or self.after:

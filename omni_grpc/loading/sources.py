@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from omni_grpc.errors import CheckpointError
+from omni_grpc.types.errors import CheckpointError
 
 CODES: Mapping[str, torch.dtype] = MappingProxyType({"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8})
 """Dtypes of codes, by their names in a safetensors header."""

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from omni_grpc.media_in.container import AUDIO_CODECS, KINDS, check_codec, check_seconds, opened, seconds_of
 from omni_grpc.media_in.limits import MediaLimits
 from omni_grpc.media_in.refusal import UNREADABLE, UNSUPPORTED, Warnings, converted, refusal
-from omni_grpc.request import AudioInput, RequestWarning
+from omni_grpc.types.media import AudioInput
+from omni_grpc.types.results import RequestWarning
 
 MIN_RATE, MAX_RATE = 8_000, 192_000
 _SLACK = 0.1

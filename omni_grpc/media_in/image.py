@@ -9,11 +9,12 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 
-from omni_grpc.errors import InvalidArgument
 from omni_grpc.media_in.limits import MediaLimits
 from omni_grpc.media_in.refusal import TOO_LARGE, UNREADABLE, UNSUPPORTED, Warnings, converted, refusal
 from omni_grpc.media_in.source import checked_kind
-from omni_grpc.request import ImageInput, RequestWarning
+from omni_grpc.types.errors import InvalidArgument
+from omni_grpc.types.media import ImageInput
+from omni_grpc.types.results import RequestWarning
 
 _READERS: Mapping[str, str] = {
     "image/png": "PNG",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from omni_grpc.errors import InvalidArgument, Violation
-from omni_grpc.request import RequestWarning
+from omni_grpc.types.errors import InvalidArgument, Violation
+from omni_grpc.types.results import RequestWarning
 
 EMPTY = "INPUT_EMPTY"
 HASH_MISMATCH = "INPUT_HASH_MISMATCH"

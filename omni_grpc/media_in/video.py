@@ -10,7 +10,8 @@ from av.video.reformatter import Colorspace
 from omni_grpc.media_in.container import VIDEO_CODECS, check_codec, check_seconds, opened, seconds_of
 from omni_grpc.media_in.limits import MediaLimits
 from omni_grpc.media_in.refusal import TOO_LARGE, UNREADABLE, UNSUPPORTED, Warnings, converted, refusal
-from omni_grpc.request import RequestWarning, VideoInput
+from omni_grpc.types.media import VideoInput
+from omni_grpc.types.results import RequestWarning
 
 _KINDS = ("video/mp4", "video/webm")
 _UNSPECIFIED = 2

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.backends import AUTO, BACKENDS, Use, run_of
-from omni_grpc.errors import InternalError
+from omni_grpc.config.backends import AUTO, BACKENDS, Use, run_of
 from omni_grpc.nn.rows import JOINT, Rows
 from omni_grpc.ops.attention import use_of, varlen_attention, varlen_attention_coded, ways_of
 from omni_grpc.ops.attention_choice import taken
 from omni_grpc.ops.attention_q import CodedTiles, attention_q
 from omni_grpc.ops.heads import CodedHeads
+from omni_grpc.types.errors import InternalError
 
 
 class Attention(nn.Module):
@@ -22,7 +22,7 @@ class Attention(nn.Module):
     `num_kv_heads` below `num_heads` is grouped-query attention; `softmax_scale` defaults to head_size ** -0.5; `causal`
     is defined in `ops.attention`. `role`, `role_category` and `skip_sequence_parallel` change nothing here: they say
     what the attention is for ("self", "cross", ...), and are what a feature matches on when it chooses a backend for
-    some of a model's attentions and not for others. `backend` is that choice, a name of `omni_grpc.backends`, with or
+    some of a model's attentions and not for others. `backend` is that choice, a name of `config.backends`, with or
     without a form.
     """
 

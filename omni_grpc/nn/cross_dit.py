@@ -24,7 +24,7 @@ from omni_grpc.ops.norm import gate_add, norm_modulate
 TEXT_K, TEXT_V = "text_k", "text_v"
 
 
-class SelfAttention(nn.Module):
+class CrossDitSelfAttention(nn.Module):
     """Attention of a row's tokens to each other. The rows have "rope" [T, head_size / 2, 2] bound to the stream."""
 
     def __init__(self, channels: int, num_heads: int, head_size: int, eps: float, stream: str = IMG) -> None:
@@ -92,7 +92,7 @@ class CrossDiTBlock(Block):
         channels = num_heads * head_size
         self.carry = (stream,)
         self.eps = eps
-        self.attn1 = SelfAttention(channels, num_heads, head_size, eps, stream)
+        self.attn1 = CrossDitSelfAttention(channels, num_heads, head_size, eps, stream)
         self.norm2 = Float32LayerNorm(channels, eps)
         self.attn2 = CrossAttention(channels, num_heads, head_size, eps)
         self.ffn = FeedForward(channels, ff_channels, stream=stream)

@@ -14,7 +14,7 @@ from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add
 
 
-class SelfAttention(nn.Module):
+class ParallelSelfAttention(nn.Module):
     """Attention over the joint stream without a projection of its own at the end: x [T, channels] -> [T, inner].
 
     The rows have "rope" [T_joint, head_size / 2, 2] bound to "joint".
@@ -46,7 +46,7 @@ class ParallelSingleBlock(Block):
         channels = num_heads * head_size
         self.eps = eps
         self.mod = Linear(channels, 3 * channels, stream=MOD)
-        self.attn = SelfAttention(channels, num_heads, head_size, eps)
+        self.attn = ParallelSelfAttention(channels, num_heads, head_size, eps)
         self.proj_mlp: AnyLinear = Linear(channels, ff_ratio * channels, stream=JOINT)
         self.proj_out: AnyLinear = Linear((1 + ff_ratio) * channels, channels, stream=JOINT)
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from omni_grpc.errors import InternalError
+from omni_grpc.types.errors import InternalError
 
 JOINT = "joint"
 MOD = "mod"
@@ -120,7 +120,7 @@ class Stream:
         return torch.cat([x[self.slice(row)] for row in rows])
 
 
-class Layout:
+class RowLayout:
     """The streams of one geometry and its index tensors, all int32 and all parts of one buffer on the device.
 
     `index[s]` [T_s] is each token's row in a tensor that is packed by "mod"; `place[s]` [T_s] is its position in
@@ -179,17 +179,17 @@ class LayoutCache:
     def __init__(self, device: torch.device | str, capacity: int = 512) -> None:
         self.device = torch.device(device)
         self.capacity = capacity
-        self._layouts: collections.OrderedDict[tuple[Row, ...], Layout] = collections.OrderedDict()
+        self._layouts: collections.OrderedDict[tuple[Row, ...], RowLayout] = collections.OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._layouts)
 
-    def get(self, rows: tuple[Row, ...]) -> Layout:
+    def get(self, rows: tuple[Row, ...]) -> RowLayout:
         with self._lock:
             layout = self._layouts.get(rows)
             if layout is None:
-                layout = self._layouts[rows] = Layout(rows, self.device)
+                layout = self._layouts[rows] = RowLayout(rows, self.device)
                 if len(self._layouts) > self.capacity:
                     self._layouts.popitem(last=False)
             self._layouts.move_to_end(rows)

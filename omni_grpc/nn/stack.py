@@ -15,7 +15,7 @@ from omni_grpc.nn.rows import JOINT, Rows
 Carry = dict[str, Tensor]
 """What goes from block to block: one packed tensor [T_s, C] per stream."""
 
-Run = Callable[["Stack", int, int, Carry, Rows], Carry]
+RunBlocks = Callable[["Stack", int, int, Carry, Rows], Carry]
 """Blocks lo to hi (excluded) of a stack, applied to a carry."""
 
 
@@ -65,12 +65,12 @@ class Stack(nn.Module):
         for name, blocks in groups.items():
             self.add_module(name, nn.ModuleList(blocks))
         self._where = [(name, place) for name, blocks in groups.items() for place in range(len(blocks))]
-        self._run: Run = Stack.loop
+        self._run: RunBlocks = Stack.loop
 
     def __len__(self) -> int:
         return len(self._where)
 
-    def wrap(self, middleware: Callable[[Run], Run]) -> None:
+    def wrap(self, middleware: Callable[[RunBlocks], RunBlocks]) -> None:
         """Puts a middleware around all that was wrapped before it."""
         self._run = middleware(self._run)
 

@@ -10,7 +10,7 @@ import functools
 import torch
 from torch import Tensor
 
-from omni_grpc.backends import AUTO, Use, run_of, ways
+from omni_grpc.config.backends import AUTO, Use, run_of, ways
 from omni_grpc.ops.attention_choice import Rows, fastest, function
 from omni_grpc.ops.attention_kernels import Offsets
 from omni_grpc.ops.heads import CodedHeads
@@ -41,7 +41,7 @@ def varlen_attention(
     query of a row sees all of its keys, the one before it all but the last, and so on; a query that sees no key gives
     zeros, as does a row without keys. Returns a new contiguous [Tq, H, D].
 
-    `backend` is a name of `omni_grpc.backends`, with or without a form; one that cannot do this raises ConfigError.
+    `backend` is a name of `config.backends`, with or without a form; one that cannot do this raises ConfigError.
     What it leaves open, and "auto" leaves all, is the fastest by the times of ops.tuning for rows like these. host_q,
     host_k: cu_q and cu_k in the host's memory, for backends that start a kernel for each run of like rows: without
     them those wait for the device.

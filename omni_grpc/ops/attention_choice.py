@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from omni_grpc.backends import APART, run_of
+from omni_grpc.config.backends import APART, run_of
 from omni_grpc.ops.attention_kernels import Offsets
 from omni_grpc.ops.heads import CODES, quantize_heads
 from omni_grpc.ops.tuning import Call, Shape, choices

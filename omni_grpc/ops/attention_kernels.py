@@ -1,4 +1,4 @@
-"""The functions behind `omni_grpc.backends`, each attention of packed rows.
+"""The functions behind `config.backends`, each attention of packed rows.
 
     run(q, k, v, offsets, scale, causal) -> out
 
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from omni_grpc.backends import INVARIANT
+from omni_grpc.config.backends import INVARIANT
 from omni_grpc.ops.attention_q import attention_q, attention_quantize, with_whole_heads
 from omni_grpc.ops.heads import CODES, CodedHeads, quantize_heads
 

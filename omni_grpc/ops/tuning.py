@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from omni_grpc.version import __version__
+from omni_grpc.types.version import __version__
 
 logger = logging.getLogger(__name__)
 

@@ -13,21 +13,21 @@ from omni_grpc.loading.loader import Loader
 from omni_grpc.nn.rows import Rows
 from omni_grpc.pipeline.outputs import Output, join
 from omni_grpc.pipeline.state import State
-from omni_grpc.request import Guidance, Request
+from omni_grpc.types.request import Guidance, Request
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Next:
+class NextStep:
     """The step is done and another follows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Again:
+class AnotherPrediction:
     """The step needs one more prediction, at the latents as they are now (samplers of second order)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Segment:
+class SegmentFinished:
     """A part of the output is finished: decode it now, while the next part takes its steps (long video).
 
     latents: [T, C], what `decode` gets. The state has moved on to its next part: `segment` counts it, and `evaluation`
@@ -38,11 +38,11 @@ class Segment:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Done:
+class Finished:
     """The last step is done: decode."""
 
 
-Outcome = Next | Again | Segment | Done
+Outcome = NextStep | AnotherPrediction | SegmentFinished | Finished
 
 
 class Pipeline(nn.Module, abc.ABC):
@@ -94,5 +94,5 @@ def advance(state: State, prediction: Tensor) -> Outcome:
         state.latents = state.schedule.step(state.latents, prediction, state.evaluation, state.generator)
     state.evaluation += 1
     if state.evaluation == state.schedule.evaluations:
-        return Done()
-    return Again() if state.index == step else Next()
+        return Finished()
+    return AnotherPrediction() if state.index == step else NextStep()

@@ -11,9 +11,9 @@ from torch import Tensor
 from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import MOD, LayoutCache, Row, Rows
 from omni_grpc.ops.step import Move, Norm, guide_step
-from omni_grpc.pipeline.base import Done, Outcome, Pipeline, Segment
+from omni_grpc.pipeline.base import Finished, Outcome, Pipeline, SegmentFinished
 from omni_grpc.pipeline.guidance import combine
-from omni_grpc.pipeline.state import COND, UNCOND, Ahead, State
+from omni_grpc.pipeline.state import COND, UNCOND, PrecomputedStep, State
 
 LATENTS = "latents"
 
@@ -68,7 +68,7 @@ def advance(pipeline: Pipeline, state: State, predictions: Mapping[str, Tensor])
         outcome = pipeline.advance(state, ahead.prediction)
     else:
         outcome = pipeline.advance(state, combine(predictions, pipeline.guidance(state)))
-    if isinstance(outcome, Segment | Done):
+    if isinstance(outcome, SegmentFinished | Finished):
         state.slots.clear()
     return outcome
 
@@ -99,7 +99,9 @@ def _look_ahead(pipeline: Pipeline, rows: Rows, packed: Tensor) -> None:
         for state, prediction, following, odd in zip(
             moves, moved.guided, moved.latents, moved.odd.unbind(), strict=True
         ):
-            state.ahead = Ahead(evaluation=state.evaluation, prediction=prediction, latents=following, odd=odd)
+            state.ahead = PrecomputedStep(
+                evaluation=state.evaluation, prediction=prediction, latents=following, odd=odd
+            )
 
 
 def _tokens(state: State) -> Tensor:

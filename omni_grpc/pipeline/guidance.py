@@ -8,7 +8,7 @@ from torch import Tensor
 
 from omni_grpc.ops.step import Norm, guide
 from omni_grpc.pipeline.state import COND, UNCOND
-from omni_grpc.request import Guidance
+from omni_grpc.types.request import Guidance
 
 
 def combine(predictions: Mapping[str, Tensor], guidance: Guidance) -> Tensor:

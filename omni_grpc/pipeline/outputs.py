@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni_grpc.errors import InternalError
 from omni_grpc.ops.image import pixels_to_bytes
+from omni_grpc.types.errors import InternalError
 
 Pixels = NDArray[np.uint8]
 Samples = NDArray[np.float32]

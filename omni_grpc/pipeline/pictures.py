@@ -7,8 +7,9 @@ import PIL.Image
 import torch
 from torch import Tensor
 
-from omni_grpc.request import ImageInput, Request, VideoInput
-from omni_grpc.spec import Configs
+from omni_grpc.types.media import ImageInput, VideoInput
+from omni_grpc.types.request import Request
+from omni_grpc.types.spec import Configs
 
 
 def picture(image: ImageInput) -> PIL.Image.Image:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from omni_grpc.ops.image import latents_to_bytes
 from omni_grpc.pipeline.outputs import Pixels
-from omni_grpc.spec import LatentRgb
+from omni_grpc.types.spec import LatentRgb
 
 
 def foreseen(latents: Tensor, origin: Tensor, sigma: float, following: float) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omni_grpc.errors import CheckpointError
+from omni_grpc.types.errors import CheckpointError
 
 Device = torch.device | str
 
@@ -71,7 +71,7 @@ def _helios(config: Mapping[str, Any], levels: Levels, device: Device) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Kind:
+class SchedulerClass:
     """How a scheduler of one class is made, and how many predictions each of its steps takes but the last, which always
     takes one. `euler`: unless it adds noise, a step adds the prediction times the distance of two levels.
     """
@@ -82,11 +82,11 @@ class Kind:
     euler: bool = False
 
 
-KINDS: Mapping[str, Kind] = {
-    "FlowMatchEulerDiscreteScheduler": Kind(_euler, draws_noise=True, euler=True),
-    "FlowMatchHeunDiscreteScheduler": Kind(_heun, order=2, draws_noise=True),
-    "HeliosScheduler": Kind(_helios),
-    "UniPCMultistepScheduler": Kind(_unipc),
+KINDS: Mapping[str, SchedulerClass] = {
+    "FlowMatchEulerDiscreteScheduler": SchedulerClass(_euler, draws_noise=True, euler=True),
+    "FlowMatchHeunDiscreteScheduler": SchedulerClass(_heun, order=2, draws_noise=True),
+    "HeliosScheduler": SchedulerClass(_helios),
+    "UniPCMultistepScheduler": SchedulerClass(_unipc),
 }
 """The schedulers that are served."""
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from omni_grpc.nn.rows import Row
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Schedule
-from omni_grpc.request import Guidance, Request
-from omni_grpc.tuning import CacheCount
+from omni_grpc.types.adapters_and_caches import CacheCount
+from omni_grpc.types.request import Guidance, Request
 
 COND = "cond"
 """The branch that follows the prompt."""
@@ -34,7 +34,7 @@ class Tables(dict[str, Tensor]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Cond:
+class Conditioning:
     """What one branch is conditioned on, computed once. The outputs of a request share it.
 
     row: the lengths of the sequence.
@@ -48,7 +48,7 @@ class Cond:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ahead:
+class PrecomputedStep:
     """What an evaluation makes of a state, computed for all states of a batch in one go.
 
     prediction: [T, C], guided. latents: [T, C], where they get to. odd: int32 [], 0 where those are finite.
@@ -87,13 +87,13 @@ class State:
     guidance: Guidance
     stream: str = "img"
     context: Tensor | None = None
-    cond: dict[str, Cond] = dataclasses.field(default_factory=dict)
+    cond: dict[str, Conditioning] = dataclasses.field(default_factory=dict)
     evaluation: int = 0
     segment: int = 0
     segments: int = 1
     slots: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
     reuse: dict[tuple[str, str], CacheCount] = dataclasses.field(default_factory=dict)
-    ahead: Ahead | None = None
+    ahead: PrecomputedStep | None = None
     prompt_tokens: int = 0
     dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

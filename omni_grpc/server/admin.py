@@ -8,17 +8,17 @@ from typing import Any
 
 from omni_grpc import config as settings
 from omni_grpc.engine import Engine, EngineState
-from omni_grpc.errors import Unavailable
-from omni_grpc.load import Loading
-from omni_grpc.request import Step
 from omni_grpc.server import convert
 from omni_grpc.server.catalog import Catalog
 from omni_grpc.server.changes import Changes
 from omni_grpc.server.guard import PACKAGE, Guard
 from omni_grpc.server.requests import Reader, refused
 from omni_grpc.server.served import LOAD_MODEL, refuse_unserved
+from omni_grpc.types.errors import Unavailable
+from omni_grpc.types.events import StepProgress
+from omni_grpc.types.load_progress import Loading
+from omni_grpc.types.version import __version__
 from omni_grpc.v1 import admin_pb2, admin_pb2_grpc
-from omni_grpc.version import __version__
 
 WINDOW = 10.0
 """Seconds over which steps per second are counted."""
@@ -141,7 +141,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             for entry in reversed(job.entries):
                 if entry.time < since:
                     break
-                count += isinstance(entry.event, Step)
+                count += isinstance(entry.event, StepProgress)
         return count
 
 

@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
 from omni_grpc.engine import Engine, Job
-from omni_grpc.errors import DeadlineExceeded, NotFound, OutOfRange
-from omni_grpc.request import Artifact
 from omni_grpc.server import convert
 from omni_grpc.server.messages import Messages, stored_artifacts
 from omni_grpc.server.pages import page
 from omni_grpc.server.requests import Reader, refused
+from omni_grpc.types.errors import DeadlineExceeded, NotFound, OutOfRange
+from omni_grpc.types.results import Artifact
 from omni_grpc.v1 import artifact_pb2, artifact_pb2_grpc
 
 MAX_CHUNK_BYTES = 1 << 20

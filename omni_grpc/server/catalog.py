@@ -9,18 +9,19 @@ from google.protobuf.duration_pb2 import Duration
 
 from omni_grpc.config import NATIVE_CACHES, QUANTIZATIONS
 from omni_grpc.engine import Engine, EngineState
-from omni_grpc.frames import nearest_frames
-from omni_grpc.opaque import OPAQUE_FAMILY
-from omni_grpc.request import AudioFormat, ImageFormat, Modality, Task, VideoFormat
-from omni_grpc.resolve import check_model
-from omni_grpc.rules import TAKEN
+from omni_grpc.resolve.frames import nearest_frames
+from omni_grpc.resolve.request import check_model
+from omni_grpc.resolve.rules import TAKEN
 from omni_grpc.server import convert
 from omni_grpc.server.failures import status
 from omni_grpc.server.media import NAMES
 from omni_grpc.server.requests import refused
 from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, unserved_paths
-from omni_grpc.spec import Checkpoint, GuidanceKind
-from omni_grpc.tuning import MAX_LORA_SCALE, MAX_LORAS
+from omni_grpc.types.adapters_and_caches import MAX_LORA_SCALE, MAX_LORAS
+from omni_grpc.types.diffusers_spec import OPAQUE_FAMILY
+from omni_grpc.types.media import AudioFormat, ImageFormat, Modality, VideoFormat
+from omni_grpc.types.request import Task
+from omni_grpc.types.spec import Checkpoint, GuidanceKind
 from omni_grpc.v1 import generation_pb2, model_pb2, options_pb2, sampling_pb2
 
 SCALES = (0.0, 100.0)

@@ -10,8 +10,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from omni_grpc.config import NATIVE_CACHES
 from omni_grpc.engine import JobState
-from omni_grpc.request import Effective, Guidance, ImageFormat, OutputFormat, RequestWarning, Stats, Task
-from omni_grpc.tuning import Adapter, CacheCount, FixedCache, TeaCache
+from omni_grpc.types.adapters_and_caches import Adapter, CacheCount, FixedCache, TeaCache
+from omni_grpc.types.media import ImageFormat, OutputFormat
+from omni_grpc.types.request import Guidance, Task
+from omni_grpc.types.results import Effective, RequestWarning, Stats
 from omni_grpc.v1 import event_pb2, model_pb2, sampling_pb2
 
 

@@ -13,7 +13,7 @@ import grpc
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from omni_grpc.errors import Code, Failure
+from omni_grpc.types.errors import Code, Failure
 
 DOMAIN = "omni_grpc"
 MESSAGE_BYTES = 768

@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 from omni_grpc.engine import Engine, Entry, Job
-from omni_grpc.errors import OutOfRange
-from omni_grpc.request import Decoding, Step
+from omni_grpc.types.errors import OutOfRange
+from omni_grpc.types.events import DecodeProgress, StepProgress
 
 MAX_BEHIND = 8
 """Steps that a follower may be behind before those in between are left out."""
@@ -75,10 +75,10 @@ class Pace:
 
 def _can_wait(entry: Entry) -> bool:
     match entry.event:
-        case Step(step=step, total=total):
+        case StepProgress(step=step, total=total):
             # the last one is promised to every watcher
             return step < total
-        case Decoding():
+        case DecodeProgress():
             return True
     return False
 
@@ -108,7 +108,7 @@ async def follow(
     with engine.watching(job):
         while True:
             backlog = job.entries[seq:]
-            steps = [entry.seq for entry in backlog if isinstance(entry.event, Step) and entry.seq > replayed]
+            steps = [entry.seq for entry in backlog if isinstance(entry.event, StepProgress) and entry.seq > replayed]
             late = set(steps[:-1]) if len(steps) > MAX_BEHIND else ()
             for entry in backlog:
                 seq = entry.seq

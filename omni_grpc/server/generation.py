@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from omni_grpc.engine import Job
-from omni_grpc.errors import Cancelled
-from omni_grpc.request import Cancelled as CancelledEvent
 from omni_grpc.server.intake import Intake
 from omni_grpc.server.requests import GenerationRequest
-from omni_grpc.server.watch import Watch
+from omni_grpc.server.watch import JobWatch
+from omni_grpc.types.errors import OperationCancelled
+from omni_grpc.types.events import Cancelled as CancelledEvent
 from omni_grpc.v1 import generation_pb2, generation_pb2_grpc
 
 T = TypeVar("T", bound=Message)
@@ -22,7 +22,7 @@ T = TypeVar("T", bound=Message)
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     """Every rpc is CreateJob and WatchJob in one; the failure of the job is that of the call."""
 
-    def __init__(self, intake: Intake, watch: Watch) -> None:
+    def __init__(self, intake: Intake, watch: JobWatch) -> None:
         self._intake = intake
         self._watch = watch
 
@@ -61,7 +61,7 @@ def raise_outcome(job: Job) -> None:
         raise job.failure.error()
     last = job.entries[-1].event
     if isinstance(last, CancelledEvent):
-        raise Cancelled(
+        raise OperationCancelled(
             f"job {job.id} was cancelled after {last.completed_steps} steps: {last.reason}",
             reason="JOB_CANCELLED",
             metadata={"job_id": job.id},

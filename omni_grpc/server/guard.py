@@ -17,9 +17,9 @@ from google.protobuf.message import Message
 from grpc import aio
 from grpc_status import rpc_status
 
-from omni_grpc.errors import Code, Failure, OmniError, Unimplemented
 from omni_grpc.server.failures import status, status_code
 from omni_grpc.server.served import refuse_unknown
+from omni_grpc.types.errors import Code, Failure, OmniError, Unimplemented
 
 logger = logging.getLogger(__name__)
 

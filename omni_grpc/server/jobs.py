@@ -8,7 +8,6 @@ from contextlib import aclosing
 from typing import Any
 
 from omni_grpc.engine import Engine, EngineState, Job, JobState
-from omni_grpc.errors import Unavailable
 from omni_grpc.server import convert
 from omni_grpc.server.changes import Changes
 from omni_grpc.server.follow import check_cursor, follow
@@ -17,14 +16,15 @@ from omni_grpc.server.merge import Merged
 from omni_grpc.server.messages import Messages
 from omni_grpc.server.pages import page
 from omni_grpc.server.requests import JOB_STATES, Reader, read_inline, refused
-from omni_grpc.server.watch import Watch
+from omni_grpc.server.watch import JobWatch
+from omni_grpc.types.errors import Unavailable
 from omni_grpc.v1 import event_pb2, job_pb2, job_pb2_grpc
 
 MAX_REASON_CHARS = 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Look:
+class WatchOptions:
     """How a watcher wants to see a job: least seconds between two progress events, and whether with previews."""
 
     interval: float
@@ -34,7 +34,7 @@ class Look:
 class JobService(job_pb2_grpc.JobServiceServicer):
     """The status of a call tells about the call; what became of a job is in its record and its events."""
 
-    def __init__(self, engine: Engine, intake: Intake, changes: Changes, messages: Messages, watch: Watch) -> None:
+    def __init__(self, engine: Engine, intake: Intake, changes: Changes, messages: Messages, watch: JobWatch) -> None:
         self._engine = engine
         self._intake = intake
         self._changes = changes
@@ -127,19 +127,21 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             raise refused("job_id", "is required")
         return self._engine.jobs.get(job_id)
 
-    def _check_watch(self, request: job_pb2.WatchJobsRequest) -> Look:
+    def _check_watch(self, request: job_pb2.WatchJobsRequest) -> WatchOptions:
         """How the caller of a WatchJobs wants to see its jobs; its other fields are in order."""
         reader = Reader()
         if not request.job_ids and not request.label_selector:
             reader.refuse("job_ids, label_selector", "are both empty; name jobs, or labels that they have")
         interval = reader.seconds("min_progress_interval", request) or 0.0
         reader.check()
-        return Look(interval=interval, previews=not request.omit_previews)
+        return WatchOptions(interval=interval, previews=not request.omit_previews)
 
     def _selected(self, labels: Mapping[str, str]) -> list[Job]:
         return self._engine.jobs.newest(labels=labels) if labels else []
 
-    async def _updates(self, job: Job, after_seq: int | None, look: Look) -> AsyncGenerator[job_pb2.WatchJobsResponse]:
+    async def _updates(
+        self, job: Job, after_seq: int | None, look: WatchOptions
+    ) -> AsyncGenerator[job_pb2.WatchJobsResponse]:
         """The updates of one job: from a cursor on, or from a snapshot."""
         if after_seq is None:
             # taken together, so that the events go on exactly where the snapshot ends
@@ -158,7 +160,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         labels: Mapping[str, str],
         seen: set[str],
         cursors: Mapping[str, int],
-        look: Look,
+        look: WatchOptions,
         merged: Merged[job_pb2.WatchJobsResponse],
     ) -> AsyncGenerator[job_pb2.WatchJobsResponse]:
         """Adds every job that has the labels to the watch, as it comes. Ends only with the server."""

@@ -9,10 +9,11 @@ import asyncio
 from collections.abc import Iterator, Mapping
 
 from omni_grpc.engine import Engine
-from omni_grpc.errors import NotFound
-from omni_grpc.inputs import File, decode
-from omni_grpc.request import Inputs, RequestWarning
+from omni_grpc.media_in.inputs import InputFile, decode
 from omni_grpc.server.requests import GenerationRequest, refused
+from omni_grpc.types.errors import NotFound
+from omni_grpc.types.media import Inputs
+from omni_grpc.types.results import RequestWarning
 from omni_grpc.v1 import media_pb2
 
 DECODERS = 2
@@ -39,7 +40,7 @@ class MediaReader:
         async with self._decoders:
             return await asyncio.to_thread(decode, files, self._engine.config.limits)
 
-    def _file(self, path: str, name: str, message: media_pb2.MediaInput) -> File:
+    def _file(self, path: str, name: str, message: media_pb2.MediaInput) -> InputFile:
         data, mime_type = message.data, message.mime_type
         match message.WhichOneof("source"):
             case None:
@@ -49,7 +50,7 @@ class MediaReader:
                 mime_type = mime_type or stored_type
             case "uri" if not message.uri:
                 raise refused(f"{path}.uri", "is empty")
-        return File(path=path, name=name, data=data, uri=message.uri, mime_type=mime_type, sha256=message.sha256)
+        return InputFile(path=path, name=name, data=data, uri=message.uri, mime_type=mime_type, sha256=message.sha256)
 
     def _stored(self, path: str, name: str) -> tuple[bytes, str]:
         """An uploaded asset, whose end that puts off, or an output of an earlier job."""

@@ -10,11 +10,26 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from omni_grpc import request
 from omni_grpc.engine import Engine, Job, JobState
 from omni_grpc.server import convert
 from omni_grpc.server.failures import status
 from omni_grpc.server.follow import Update
+from omni_grpc.types.events import (
+    ArtifactReady,
+    Cancelled,
+    Completed,
+    DecodeProgress,
+    EncodeDone,
+    Failed,
+    Preempted,
+    Queued,
+    Resumed,
+    Retrying,
+    Started,
+    StepProgress,
+)
+from omni_grpc.types.media import PreviewImage
+from omni_grpc.types.results import Artifact, Stats
 from omni_grpc.v1 import event_pb2, job_pb2, media_pb2
 
 CHUNK_BYTES = 512 * 1024
@@ -27,18 +42,18 @@ class Messages:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._arms: Mapping[type, tuple[str, Callable[[Job, Any, float], Message]]] = {
-            request.Queued: ("queued", _queued),
-            request.Started: ("started", _started),
-            request.Retrying: ("retrying", _retrying),
-            request.Encoded: ("encode_done", _encoded),
-            request.Step: ("step_progress", _step),
-            request.Preempted: ("preempted", _preempted),
-            request.Resumed: ("resumed", _resumed),
-            request.Decoding: ("decode_progress", _decoding),
-            request.ArtifactReady: ("artifact_ready", self._artifact_ready),
-            request.Done: ("completed", self._completed),
-            request.Failed: ("failed", self._failed),
-            request.Cancelled: ("cancelled", self._cancelled),
+            Queued: ("queued", _queued),
+            Started: ("started", _started),
+            Retrying: ("retrying", _retrying),
+            EncodeDone: ("encode_done", _encoded),
+            StepProgress: ("step_progress", _step),
+            Preempted: ("preempted", _preempted),
+            Resumed: ("resumed", _resumed),
+            DecodeProgress: ("decode_progress", _decoding),
+            ArtifactReady: ("artifact_ready", self._artifact_ready),
+            Completed: ("completed", self._completed),
+            Failed: ("failed", self._failed),
+            Cancelled: ("cancelled", self._cancelled),
         }
 
     # --- events ---------------------------------------------------------------------------------------------------
@@ -70,7 +85,7 @@ class Messages:
             heartbeat=event_pb2.Heartbeat(),
         )
 
-    def chunk_events(self, job: Job, update: Update, artifact: request.Artifact) -> Iterator[event_pb2.JobEvent]:
+    def chunk_events(self, job: Job, update: Update, artifact: Artifact) -> Iterator[event_pb2.JobEvent]:
         """The bytes of an artifact that `update` announces. Raises NotFound if they are gone."""
         for chunk in self.chunks(artifact.id):
             yield event_pb2.JobEvent(
@@ -90,10 +105,10 @@ class Messages:
                 artifact_id=artifact_id, offset=offset, data=piece, last=offset + len(piece) == len(data)
             )
 
-    def _artifact_ready(self, job: Job, event: request.ArtifactReady, at: float) -> event_pb2.ArtifactReady:
+    def _artifact_ready(self, job: Job, event: ArtifactReady, at: float) -> event_pb2.ArtifactReady:
         return event_pb2.ArtifactReady(artifact=self.artifact(job, event.artifact))
 
-    def _completed(self, job: Job, event: request.Done, at: float) -> event_pb2.Completed:
+    def _completed(self, job: Job, event: Completed, at: float) -> event_pb2.Completed:
         return event_pb2.Completed(
             artifacts=[self.artifact(job, artifact) for artifact in event.artifacts],
             stats=self._stats(job, event.stats),
@@ -101,14 +116,14 @@ class Messages:
             warnings=convert.warnings(event.warnings),
         )
 
-    def _failed(self, job: Job, event: request.Failed, at: float) -> event_pb2.Failed:
+    def _failed(self, job: Job, event: Failed, at: float) -> event_pb2.Failed:
         return event_pb2.Failed(
             status=status(event.failure),
             stats=self._stats(job, event.stats),
             retryable=event.failure.retryable,
         )
 
-    def _cancelled(self, job: Job, event: request.Cancelled, at: float) -> event_pb2.Cancelled:
+    def _cancelled(self, job: Job, event: Cancelled, at: float) -> event_pb2.Cancelled:
         return event_pb2.Cancelled(
             reason=event.reason,
             completed_steps=event.completed_steps,
@@ -123,13 +138,11 @@ class Messages:
         ready = self._engine.ready
         return 0 if ready is None or ready.device == "cpu" else 1
 
-    def _stats(self, job: Job, stats: request.Stats) -> event_pb2.GenerationStats:
+    def _stats(self, job: Job, stats: Stats) -> event_pb2.GenerationStats:
         kinds = Counter(type(entry.event) for entry in job.entries)
-        return convert.stats(
-            stats, gpus=self.gpus, preemptions=kinds[request.Preempted], attempts=1 + kinds[request.Retrying]
-        )
+        return convert.stats(stats, gpus=self.gpus, preemptions=kinds[Preempted], attempts=1 + kinds[Retrying])
 
-    def artifact(self, job: Job, artifact: request.Artifact) -> media_pb2.Artifact:
+    def artifact(self, job: Job, artifact: Artifact) -> media_pb2.Artifact:
         return media_pb2.Artifact(
             artifact_id=artifact.id,
             job_id=artifact.job_id,
@@ -180,16 +193,16 @@ class Messages:
         )
 
 
-def stored_artifacts(job: Job) -> dict[request.Artifact, float]:
+def stored_artifacts(job: Job) -> dict[Artifact, float]:
     """The outputs that a job has stored so far, by index, with the time of each."""
-    return {entry.event.artifact: entry.time for entry in job.entries if isinstance(entry.event, request.ArtifactReady)}
+    return {entry.event.artifact: entry.time for entry in job.entries if isinstance(entry.event, ArtifactReady)}
 
 
-def _queued(job: Job, event: request.Queued, at: float) -> event_pb2.Queued:
+def _queued(job: Job, event: Queued, at: float) -> event_pb2.Queued:
     return event_pb2.Queued(position=event.position, queue_depth=event.depth)
 
 
-def _started(job: Job, event: request.Started, at: float) -> event_pb2.Started:
+def _started(job: Job, event: Started, at: float) -> event_pb2.Started:
     return event_pb2.Started(
         model=event.model,
         seeds=event.seeds,
@@ -203,7 +216,7 @@ def _started(job: Job, event: request.Started, at: float) -> event_pb2.Started:
     )
 
 
-def _retrying(job: Job, event: request.Retrying, at: float) -> event_pb2.Retrying:
+def _retrying(job: Job, event: Retrying, at: float) -> event_pb2.Retrying:
     return event_pb2.Retrying(
         status=status(event.failure),
         attempt=event.attempt,
@@ -212,11 +225,11 @@ def _retrying(job: Job, event: request.Retrying, at: float) -> event_pb2.Retryin
     )
 
 
-def _encoded(job: Job, event: request.Encoded, at: float) -> event_pb2.EncodeDone:
+def _encoded(job: Job, event: EncodeDone, at: float) -> event_pb2.EncodeDone:
     return event_pb2.EncodeDone(elapsed=_since_start(job, at), prompt_tokens=event.prompt_tokens)
 
 
-def _step(job: Job, event: request.Step, at: float) -> event_pb2.StepProgress:
+def _step(job: Job, event: StepProgress, at: float) -> event_pb2.StepProgress:
     return event_pb2.StepProgress(
         step=event.step,
         total_steps=event.total,
@@ -233,21 +246,21 @@ def _step(job: Job, event: request.Step, at: float) -> event_pb2.StepProgress:
     )
 
 
-def _preview(value: request.PreviewImage) -> event_pb2.Preview:
+def _preview(value: PreviewImage) -> event_pb2.Preview:
     return event_pb2.Preview(
         index=value.index, mime_type=value.mime_type, data=value.data, width=value.width, height=value.height
     )
 
 
-def _preempted(job: Job, event: request.Preempted, at: float) -> event_pb2.Preempted:
+def _preempted(job: Job, event: Preempted, at: float) -> event_pb2.Preempted:
     return event_pb2.Preempted(completed_steps=event.completed_steps, reason=event.reason, position=event.position)
 
 
-def _resumed(job: Job, event: request.Resumed, at: float) -> event_pb2.Resumed:
+def _resumed(job: Job, event: Resumed, at: float) -> event_pb2.Resumed:
     return event_pb2.Resumed(completed_steps=event.completed_steps, wait=convert.duration(event.wait))
 
 
-def _decoding(job: Job, event: request.Decoding, at: float) -> event_pb2.DecodeProgress:
+def _decoding(job: Job, event: DecodeProgress, at: float) -> event_pb2.DecodeProgress:
     return event_pb2.DecodeProgress(done_units=event.done_units, total_units=event.total_units)
 
 

@@ -13,17 +13,17 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from omni_grpc.errors import InvalidArgument, Violation
+from omni_grpc.types.errors import InvalidArgument, Violation
 
 T = TypeVar("T")
-Place = tuple[float, str]
+Position = tuple[float, str]
 """Where an item stands in its list: its time in unix seconds, then its id."""
 
 DEFAULT_SIZE = 50
 MAX_SIZE = 1000
 
 
-def page(items: Iterable[T], place: Callable[[T], Place], request: Message) -> tuple[list[T], str]:
+def page(items: Iterable[T], place: Callable[[T], Position], request: Message) -> tuple[list[T], str]:
     """A page of `items`, newest first, and the token of the next one ("" on the last).
 
     `request` has the fields page_size and page_token; its other fields are filters, to which its tokens are bound.
@@ -47,11 +47,11 @@ def _filters(request: Message) -> str:
     return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()[:16]
 
 
-def _write(place: Place, filters: str) -> str:
+def _write(place: Position, filters: str) -> str:
     return base64.urlsafe_b64encode(json.dumps([*place, filters]).encode()).decode()
 
 
-def _read(token: str, filters: str) -> Place:
+def _read(token: str, filters: str) -> Position:
     try:
         moment, name, bound_to = json.loads(base64.urlsafe_b64decode(token.encode()))
         after = (float(moment), str(name))

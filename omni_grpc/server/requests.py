@@ -17,19 +17,11 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
 
 from omni_grpc.engine import Submission
-from omni_grpc.errors import InvalidArgument, Violation
-from omni_grpc.request import (
-    AudioFormat,
-    Draft,
-    GuidanceDraft,
-    GuidanceNorm,
-    ImageFormat,
-    Preview,
-    Task,
-    VideoFormat,
-)
 from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, refuse_unserved
-from omni_grpc.tuning import CacheDraft, Lora
+from omni_grpc.types.adapters_and_caches import CacheDraft, Lora
+from omni_grpc.types.errors import InvalidArgument, Violation
+from omni_grpc.types.media import AudioFormat, ImageFormat, Preview, VideoFormat
+from omni_grpc.types.request import Draft, GuidanceDraft, GuidanceNorm, Task
 from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, options_pb2, sampling_pb2
 
 T = TypeVar("T")

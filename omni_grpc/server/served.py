@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from omni_grpc.errors import InvalidArgument, Violation
+from omni_grpc.types.errors import InvalidArgument, Violation
 
 COMMON = frozenset(
     {

@@ -15,7 +15,6 @@ from grpc_reflection.v1alpha import reflection
 
 from omni_grpc.config import ServerConfig
 from omni_grpc.engine import Engine, EngineState
-from omni_grpc.errors import ConfigError
 from omni_grpc.server.admin import AdminService
 from omni_grpc.server.artifacts import ArtifactService
 from omni_grpc.server.catalog import Catalog
@@ -27,7 +26,8 @@ from omni_grpc.server.intake import Intake
 from omni_grpc.server.jobs import JobService
 from omni_grpc.server.messages import Messages
 from omni_grpc.server.models import ModelService
-from omni_grpc.server.watch import Watch
+from omni_grpc.server.watch import JobWatch
+from omni_grpc.types.errors import ConfigError
 from omni_grpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -155,7 +155,7 @@ class Server:
 
     def _servicers(self) -> Mapping[type, object]:
         messages, catalog = Messages(self._engine), Catalog(self._engine)
-        intake, watch = Intake(self._engine, self._changes), Watch(self._engine, messages)
+        intake, watch = Intake(self._engine, self._changes), JobWatch(self._engine, messages)
         return {
             GenerationService: GenerationService(intake, watch),
             JobService: JobService(self._engine, intake, self._changes, messages, watch),

@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from omni_grpc.engine import Engine, Job
-from omni_grpc.request import ArtifactReady
 from omni_grpc.server.follow import follow
 from omni_grpc.server.messages import Messages
+from omni_grpc.types.events import ArtifactReady
 from omni_grpc.v1 import event_pb2
 
 
-class Watch:
+class JobWatch:
     """Turns the log of a job into the events of a stream."""
 
     def __init__(self, engine: Engine, messages: Messages) -> None:

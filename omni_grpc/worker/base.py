@@ -10,15 +10,16 @@ from typing import Any
 import torch
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.load import Loading
-from omni_grpc.plan import CostModel, Decoded, DecodedPart, Prepared, Stepped
-from omni_grpc.request import Request, RequestWarning
-from omni_grpc.spec import Checkpoint
-from omni_grpc.tuning import Adapter, FixedCache
+from omni_grpc.types.adapters_and_caches import Adapter, FixedCache
+from omni_grpc.types.load_progress import Loading
+from omni_grpc.types.plan import CostModel, Decoded, DecodedPart, Prepared, Stepped
+from omni_grpc.types.request import Request
+from omni_grpc.types.results import RequestWarning
+from omni_grpc.types.spec import Checkpoint
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class RunnerContext:
     """Where and how a runner is to run. `prefix` begins the name of every shared-memory block it makes; `tell` is told
     what loading is at.
     """
@@ -32,7 +33,7 @@ class Setting:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedModel:
     """A runner and what is to be said of it, see plan.Ready. `components` are the parts of its model, by name.
     `denoising` are the methods (object, name) that a denoise step consists of, where it is not what `step` does.
     """
@@ -58,7 +59,7 @@ class Runner(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def load(cls, setting: Setting) -> Loaded:
+    def load(cls, setting: RunnerContext) -> LoadedModel:
         """Loads the model. Raises ConfigError or CheckpointError with the reason."""
 
     @abc.abstractmethod

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import torch
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.load import Loading
-from omni_grpc.plan import Ready
-from omni_grpc.settle import Machine, place
-from omni_grpc.spec import Checkpoint
-from omni_grpc.worker.base import Loaded, Runner, Setting
+from omni_grpc.resolve.settings import Machine, place
+from omni_grpc.types.load_progress import Loading
+from omni_grpc.types.plan import Ready
+from omni_grpc.types.spec import Checkpoint
+from omni_grpc.worker.base import LoadedModel, Runner, RunnerContext
 from omni_grpc.worker.profiler import profiled
 
 
@@ -34,8 +34,8 @@ def build(
     if placement.cpu_threads is not None:
         torch.set_num_threads(placement.cpu_threads)
     kind: type[Runner] = pkgutil.resolve_name(checkpoint.spec.runner)
-    loaded: Loaded = kind.load(
-        Setting(config=config, checkpoint=checkpoint, device=device, dtype=dtype, prefix=prefix, tell=tell)
+    loaded: LoadedModel = kind.load(
+        RunnerContext(config=config, checkpoint=checkpoint, device=device, dtype=dtype, prefix=prefix, tell=tell)
     )
     profiler = config.profiler
     return loaded.runner if profiler is None else profiled(loaded, profiler, device), Ready(

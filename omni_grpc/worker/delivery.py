@@ -8,22 +8,24 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from omni_grpc import shared
 from omni_grpc.pipeline.outputs import Output
-from omni_grpc.plan import Media
-from omni_grpc.request import AudioFormat, ImageFormat, Request, RequestWarning, VideoFormat
+from omni_grpc.types import shared_memory as shared
+from omni_grpc.types.media import AudioFormat, ImageFormat, VideoFormat
+from omni_grpc.types.plan import Media
+from omni_grpc.types.request import Request
+from omni_grpc.types.results import RequestWarning
 from omni_grpc.worker import media
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class File:
+class EncodedOutput:
     """An encoded output. `about` are the fields of Media that say what is in it."""
 
     data: bytes
     about: dict[str, Any]
 
 
-def encode(output: Output, request: Request, *, fps: float = 0.0, sample_rate: int = 0) -> File:
+def encode(output: Output, request: Request, *, fps: float = 0.0, sample_rate: int = 0) -> EncodedOutput:
     """The output as a file of the request's format. `fps` and `sample_rate` are what the model makes; the request may
     want others in the file.
     """
@@ -33,7 +35,7 @@ def encode(output: Output, request: Request, *, fps: float = 0.0, sample_rate: i
             height, width, channels = output.pixels.shape
             has_alpha = channels == 4 and media.keeps_alpha(image)
             about: dict[str, Any] = {"width": width, "height": height, "has_alpha": has_alpha}
-            return File(media.encode(output.pixels, image), about)
+            return EncodedOutput(media.encode(output.pixels, image), about)
         case VideoFormat() as video:
             assert output.pixels is not None
             frames, height, width, _ = output.pixels.shape
@@ -44,13 +46,13 @@ def encode(output: Output, request: Request, *, fps: float = 0.0, sample_rate: i
             about["fps"] = float(media.frame_rate(rate))
             if sound is not None:
                 about["sample_rate"] = media.encoded_rate(video, sound[1])
-            return File(media.encode_video(output.pixels[..., :3], rate, video, sound), about)
+            return EncodedOutput(media.encode_video(output.pixels[..., :3], rate, video, sound), about)
         case AudioFormat() as audio:
             assert output.samples is not None
             target = media.encoded_rate(audio, request.sample_rate or sample_rate)
             data = media.encode_audio(output.samples, sample_rate, audio, request.sample_rate)
             duration = output.samples.shape[1] / sample_rate
-            return File(data, {"width": 0, "height": 0, "sample_rate": target, "duration": duration})
+            return EncodedOutput(data, {"width": 0, "height": 0, "sample_rate": target, "duration": duration})
 
 
 def rounded(output: Output, request: Request) -> tuple[RequestWarning, ...]:
@@ -74,7 +76,7 @@ class Delivery:
         self._prefix = prefix
         self._blocks = itertools.count()
 
-    def put(self, request: Request, files: Sequence[File]) -> tuple[Media, ...]:
+    def put(self, request: Request, files: Sequence[EncodedOutput]) -> tuple[Media, ...]:
         """All files of a request, output by output; where there are several for each, they are its layers."""
         each = -(-len(files) // request.num_outputs)
         places = [divmod(index, each) for index in range(len(files))]

@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import nn
 
+from omni_grpc.checkpoint.hub import fetch_file
 from omni_grpc.config import EngineConfig, QuantizationConfig, WorkerConfig
+from omni_grpc.config.roles import Roles
 from omni_grpc.features import (
     Context,
     Effects,
@@ -22,14 +24,12 @@ from omni_grpc.features import (
     quant,
     step_cache,
 )
-from omni_grpc.hub import fetch_file
-from omni_grpc.load import Loading, LoadPhase
-from omni_grpc.loading.checkpoint import Places
+from omni_grpc.loading.checkpoint import WeightTargets
 from omni_grpc.loading.gguf import GgufFile
 from omni_grpc.loading.loader import Edit, Loader
-from omni_grpc.roles import Roles
-from omni_grpc.settle import HUB_FILE, gguf_files
-from omni_grpc.worker.base import Setting
+from omni_grpc.resolve.settings import HUB_FILE, gguf_files
+from omni_grpc.types.load_progress import Loading, LoadPhase
+from omni_grpc.worker.base import RunnerContext
 from omni_grpc.worker.lanes import Lanes
 
 Apply = Callable[[nn.Module, Any, Context], None]
@@ -87,7 +87,7 @@ AFTER: tuple[Feature, ...] = (
 """Edits of modules with weights: LoRA, attention, graphs, cache, pipeline and sequence parallel."""
 
 
-def loader(setting: Setting, effects: Effects, lanes: Lanes) -> Loader:
+def loader(setting: RunnerContext, effects: Effects, lanes: Lanes) -> Loader:
     """Loads the parts of a pipeline, with every feature that the configuration turns on; they tell `effects` of it.
     `lanes` are the threads that will work with it.
     """
@@ -103,7 +103,7 @@ def loader(setting: Setting, effects: Effects, lanes: Lanes) -> Loader:
     )
 
 
-def _files(setting: Setting) -> dict[str, GgufFile]:
+def _files(setting: RunnerContext) -> dict[str, GgufFile]:
     """The files that have the weights of denoisers, each open. Raises CheckpointError, see GgufFile.open."""
     chosen, spec = _packed(setting.config), setting.checkpoint.spec
     if chosen is None or spec.single_file is None:
@@ -119,12 +119,12 @@ def _files(setting: Setting) -> dict[str, GgufFile]:
     return opened
 
 
-def _edits(features: Sequence[Feature], setting: Setting, effects: Effects, lanes: Lanes) -> list[Edit]:
+def _edits(features: Sequence[Feature], setting: RunnerContext, effects: Effects, lanes: Lanes) -> list[Edit]:
     return [_edit(each, setting, effects, lanes) for each in features if each.section(setting.config) is not None]
 
 
-def _edit(feature: Feature, setting: Setting, effects: Effects, lanes: Lanes) -> Edit:
-    def edit(module: nn.Module, component: str, places: Places) -> None:
+def _edit(feature: Feature, setting: RunnerContext, effects: Effects, lanes: Lanes) -> Edit:
+    def edit(module: nn.Module, component: str, places: WeightTargets) -> None:
         context = Context(
             component=component,
             spec=setting.checkpoint.spec,

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import torch
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.errors import Code, Failure, OmniError
-from omni_grpc.plan import Broken, Died, Report, Stepped
-from omni_grpc.remedies import out_of_memory
-from omni_grpc.settle import Placement
-from omni_grpc.spec import Checkpoint
+from omni_grpc.resolve.memory_hints import out_of_memory
+from omni_grpc.resolve.settings import Placement
+from omni_grpc.types.errors import Code, Failure, OmniError
+from omni_grpc.types.plan import Broken, Died, Report, Stepped
+from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
 

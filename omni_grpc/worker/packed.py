@@ -12,25 +12,27 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from omni_grpc.errors import Cancelled, InternalError
 from omni_grpc.features import Effects
-from omni_grpc.load import Loading, LoadPhase
 from omni_grpc.loading.components import switch
 from omni_grpc.loading.loader import Loader
 from omni_grpc.nn.attention import described, in_use
 from omni_grpc.nn.rows import LayoutCache, Rows
 from omni_grpc.ops.readback import read_back
-from omni_grpc.pipeline.base import Again, Done, Next, Outcome, Pipeline, Segment
+from omni_grpc.pipeline.base import AnotherPrediction, Finished, NextStep, Outcome, Pipeline, SegmentFinished
 from omni_grpc.pipeline.batch import advance, assemble, predict
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.preview import foreseen, latent_picture
 from omni_grpc.pipeline.state import State
-from omni_grpc.plan import Broken, Decoded, DecodedPart, Prepared, Progress, Stepped
-from omni_grpc.request import PreviewImage, Request, RequestWarning
-from omni_grpc.spec import LatentRgb
-from omni_grpc.tuning import CacheCount, tally
+from omni_grpc.types.adapters_and_caches import CacheCount, tally
+from omni_grpc.types.errors import InternalError, OperationCancelled
+from omni_grpc.types.load_progress import Loading, LoadPhase
+from omni_grpc.types.media import PreviewImage
+from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, RequestStep, Stepped
+from omni_grpc.types.request import Request
+from omni_grpc.types.results import RequestWarning
+from omni_grpc.types.spec import LatentRgb
 from omni_grpc.worker import delivery, media
-from omni_grpc.worker.base import Loaded, Runner, Setting
+from omni_grpc.worker.base import LoadedModel, Runner, RunnerContext
 from omni_grpc.worker.edits import loader
 from omni_grpc.worker.failure import failure
 from omni_grpc.worker.lanes import Lanes
@@ -38,7 +40,7 @@ from omni_grpc.worker.warm_up import warm_up
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Held:
+class RunningRequest:
     """A request in the worker.
 
     states: one for each output. finished: for each, the latents of its segments that wait to be decoded. parts: for
@@ -80,19 +82,19 @@ class Held:
         return tuple(counts.values())
 
     @classmethod
-    def of(cls, states: list[State]) -> Held:
+    def of(cls, states: list[State]) -> RunningRequest:
         return cls(states, [[] for _ in states], [[] for _ in states])
 
 
-Work = Mapping[str, Held]
+RunningRequests = Mapping[str, RunningRequest]
 """Requests by id."""
 
 
 @dataclasses.dataclass(slots=True)
-class Moved:
+class StepOutcome:
     """What an evaluation did to one request: where it started from, and what came of each of its outputs."""
 
-    held: Held
+    held: RunningRequest
     timestep: float
     sigma: float
     segment: int
@@ -121,11 +123,11 @@ class PackedRunner(Runner):
         self._lanes = lanes or Lanes()
         self._warnings, self._told = warnings, len(warnings)
         self._lock = threading.Lock()
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, RunningRequest] = {}
         self._rows: Rows | None = None
 
     @classmethod
-    def load(cls, setting: Setting) -> Loaded:
+    def load(cls, setting: RunnerContext) -> LoadedModel:
         checkpoint, device = setting.checkpoint, setting.device
         effects, lanes = Effects(), Lanes()
         parts = loader(setting, effects, lanes)
@@ -134,7 +136,7 @@ class PackedRunner(Runner):
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         cost = warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds)
         rgb, warnings = checkpoint.latent_rgb, effects.warnings
-        return Loaded(
+        return LoadedModel(
             runner=cls(pipeline, device, setting.prefix, latent_rgb=rgb, lanes=lanes, warnings=warnings),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
             cost=cost,
@@ -161,7 +163,7 @@ class PackedRunner(Runner):
         with self._lanes.work():
             states = self._pipeline.prepare(request)
         with self._lock:
-            self._held[request.id] = Held.of(states)
+            self._held[request.id] = RunningRequest.of(states)
         return Prepared(
             id=request.id,
             elapsed=time.monotonic() - began,
@@ -180,7 +182,7 @@ class PackedRunner(Runner):
         self._refuse_non_finite(moved, broken)
         progress = []
         for request_id, it in moved.items():
-            if any(isinstance(outcome, Again) for outcome in it.outcomes):
+            if any(isinstance(outcome, AnotherPrediction) for outcome in it.outcomes):
                 it.held.seconds += time.monotonic() - began
             else:
                 progress.append(self._progress(request_id, it))
@@ -226,19 +228,19 @@ class PackedRunner(Runner):
             peak_memory_bytes=media.peak_memory_bytes(),
         )
 
-    def _get(self, request_id: str) -> Held:
+    def _get(self, request_id: str) -> RunningRequest:
         with self._lock:
             held = self._held.get(request_id)
         if held is None:
-            raise Cancelled(f"request {request_id} was dropped before its decode")
+            raise OperationCancelled(f"request {request_id} was dropped before its decode")
         return held
 
-    def _decode_finished(self, held: Held) -> None:
+    def _decode_finished(self, held: RunningRequest) -> None:
         for state, finished, parts in zip(held.states, held.finished, held.parts, strict=True):
             while finished:
                 parts.append(self._pipeline.decode(state, finished.pop(0)))
 
-    def _move(self, work: Work) -> tuple[dict[str, Moved], list[Broken]]:
+    def _move(self, work: RunningRequests) -> tuple[dict[str, StepOutcome], list[Broken]]:
         """One evaluation of every request. Where the shared forward fails, each takes its own alone: one that fails
         alone is at fault, and its neighbours go on.
         """
@@ -263,19 +265,19 @@ class PackedRunner(Runner):
                 broken.append(Broken(id=request_id, phase="step", failure=failure(error, doing)))
             else:
                 for finished, outcome in zip(held.finished, it.outcomes, strict=True):
-                    if isinstance(outcome, Segment):
+                    if isinstance(outcome, SegmentFinished):
                         finished.append(outcome.latents)
                 moved[request_id] = it
                 held.predicted()
         return moved, broken
 
-    def _let_go(self, work: Work) -> None:
+    def _let_go(self, work: RunningRequests) -> None:
         """Forgets the last batch where one of its requests was dropped during the step: the batch holds its states."""
         with self._lock:
             if not self._held.keys() >= work.keys():
                 self._rows = None
 
-    def _predict(self, work: Work) -> Mapping[State, Mapping[str, Tensor]]:
+    def _predict(self, work: RunningRequests) -> Mapping[State, Mapping[str, Tensor]]:
         states = [state for held in work.values() for state in held.states]
         for state in states:
             state.reuse.clear()
@@ -283,7 +285,7 @@ class PackedRunner(Runner):
         rows = self._rows = assemble(states, self._layouts, self._rows)
         return predict(self._pipeline, rows)
 
-    def _refuse_non_finite(self, moved: dict[str, Moved], broken: list[Broken]) -> None:
+    def _refuse_non_finite(self, moved: dict[str, StepOutcome], broken: list[Broken]) -> None:
         """Takes requests out whose latents are not finite. It is the one read from the device in a step, which also
         makes the time of the step the time it took, not the time to launch it.
         """
@@ -299,9 +301,9 @@ class PackedRunner(Runner):
                 )
                 broken.append(Broken(id=request_id, phase="step", failure=error.failure))
 
-    def _progress(self, request_id: str, it: Moved) -> Progress:
+    def _progress(self, request_id: str, it: StepOutcome) -> RequestStep:
         held, state = it.held, it.held.states[0]
-        progress = Progress(
+        progress = RequestStep(
             id=request_id,
             step=state.steps_done,
             total=state.steps,
@@ -314,20 +316,20 @@ class PackedRunner(Runner):
             earlier=held.seconds,
             segment=it.segment,
             segments=state.segments,
-            part_ready=any(isinstance(outcome, Segment) for outcome in it.outcomes),
-            finished=all(isinstance(outcome, Done) for outcome in it.outcomes),
+            part_ready=any(isinstance(outcome, SegmentFinished) for outcome in it.outcomes),
+            finished=all(isinstance(outcome, Finished) for outcome in it.outcomes),
             previews=self._previews(it),
         )
         held.stepped()
         return progress
 
-    def _previews(self, it: Moved) -> tuple[PreviewImage, ...]:
+    def _previews(self, it: StepOutcome) -> tuple[PreviewImage, ...]:
         first = it.held.states[0]
         asked = first.request.preview
         if asked is None or first.steps_done % asked.every_steps:
             return ()
         # of one that the step has ended, nothing is left to foresee
-        going_on = all(isinstance(outcome, Next) for outcome in it.outcomes)
+        going_on = all(isinstance(outcome, NextStep) for outcome in it.outcomes)
         following = first.schedule.sigmas[first.index] if going_on else 0.0
         previews = []
         for state, origin, tokens in zip(it.held.states, it.held.origins, _latents(it), strict=True):
@@ -349,15 +351,15 @@ def load_pipeline(parts: Loader, effects: Effects) -> Pipeline:
     return pipeline
 
 
-def _latents(it: Moved) -> list[Tensor]:
+def _latents(it: StepOutcome) -> list[Tensor]:
     """What the evaluation made of each output: of one whose segment it ended, that segment."""
     return [
-        outcome.latents if isinstance(outcome, Segment) else state.latents
+        outcome.latents if isinstance(outcome, SegmentFinished) else state.latents
         for state, outcome in zip(it.held.states, it.outcomes, strict=True)
     ]
 
 
-def _odd(it: Moved) -> list[Tensor]:
+def _odd(it: StepOutcome) -> list[Tensor]:
     """For each output, int32 []: 0 where its latents are finite."""
     return [
         state.ahead.odd
@@ -367,11 +369,11 @@ def _odd(it: Moved) -> list[Tensor]:
     ]
 
 
-def _before(held: Held) -> Moved:
+def _before(held: RunningRequest) -> StepOutcome:
     first = held.states[0]
     if not held.evals and first.request.preview is not None:
         held.origins = [state.latents for state in held.states]
-    return Moved(
+    return StepOutcome(
         held=held,
         timestep=first.schedule.timesteps[first.evaluation],
         sigma=first.schedule.sigmas[first.index],

@@ -8,8 +8,8 @@ import time
 from multiprocessing.connection import Connection
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.plan import Beat, Report
-from omni_grpc.spec import Checkpoint
+from omni_grpc.types.plan import Beat, Report
+from omni_grpc.types.spec import Checkpoint
 from omni_grpc.worker.worker import Worker
 
 logger = logging.getLogger(__name__)

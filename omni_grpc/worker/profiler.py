@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from omni_grpc.config import ProfilerConfig
-from omni_grpc.errors import ConfigError, Violation
-from omni_grpc.plan import Decoded, DecodedPart, Prepared, Stepped
-from omni_grpc.request import Request
-from omni_grpc.worker.base import Loaded, Runner
+from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.plan import Decoded, DecodedPart, Prepared, Stepped
+from omni_grpc.types.request import Request
+from omni_grpc.worker.base import LoadedModel, Runner
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class ProfiledRunner(Runner):
         self._diffuse = diffuse
 
     @classmethod
-    def load(cls, setting: Any) -> Loaded:
+    def load(cls, setting: Any) -> LoadedModel:
         raise TypeError("a profiled runner is made of one that is loaded: profiled()")
 
     def prepare(self, request: Request) -> Prepared:
@@ -150,7 +150,7 @@ class ProfiledRunner(Runner):
         self._profiler.forget(ids)
 
 
-def profiled(loaded: Loaded, config: ProfilerConfig, device: torch.device) -> Runner:
+def profiled(loaded: LoadedModel, config: ProfilerConfig, device: torch.device) -> Runner:
     """The loaded runner with its targets measured. Raises ConfigError for one that the model does not have."""
     parts = loaded.components
     asked = config.diffusion_pipeline_profiler_targets

@@ -16,10 +16,10 @@ from omni_grpc.ops.tuning import choices
 from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.pipeline.batch import assemble
 from omni_grpc.pipeline.state import State
-from omni_grpc.plan import CostModel
-from omni_grpc.request import Request
-from omni_grpc.resolve import placeholder
-from omni_grpc.spec import Checkpoint
+from omni_grpc.resolve.request import placeholder
+from omni_grpc.types.plan import CostModel
+from omni_grpc.types.request import Request
+from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
 

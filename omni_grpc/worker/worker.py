@@ -8,10 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.plan import Broken, Died, Plan, Report
-from omni_grpc.request import Request
-from omni_grpc.settle import place
-from omni_grpc.spec import Checkpoint
+from omni_grpc.resolve.settings import place
+from omni_grpc.types.plan import Broken, Died, Plan, Report
+from omni_grpc.types.request import Request
+from omni_grpc.types.spec import Checkpoint
 from omni_grpc.worker.build import build, machine
 from omni_grpc.worker.failure import advised, failure
 

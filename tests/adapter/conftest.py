@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from omni_grpc import shared
 from omni_grpc.adapter.runner import SessionRunner
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import EngineConfig
-from omni_grpc.errors import OmniError
-from omni_grpc.plan import Decoded, Prepared, Progress
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Draft, Request, RequestWarning
-from omni_grpc.resolve import resolve_request
-from omni_grpc.rules import Facts
-from omni_grpc.spec import Checkpoint
-from omni_grpc.worker.base import Loaded, Setting
+from omni_grpc.resolve.request import resolve_request
+from omni_grpc.resolve.rules import ServingFacts
+from omni_grpc.types import shared_memory as shared
+from omni_grpc.types.errors import OmniError
+from omni_grpc.types.plan import Decoded, Prepared, RequestStep
+from omni_grpc.types.request import Draft, Request
+from omni_grpc.types.results import RequestWarning
+from omni_grpc.types.spec import Checkpoint
+from omni_grpc.worker.base import LoadedModel, RunnerContext
 
 GRADIENT = np.linspace(0, 255, 64 * 64 * 3).astype(np.uint8).reshape(64, 64, 3)
 """A picture to start from."""
@@ -56,7 +57,7 @@ class Ran:
 
     request: Request
     prepared: Prepared
-    progress: list[Progress]
+    progress: list[RequestStep]
     decoded: Decoded
     files: list[bytes]
     result: Any
@@ -74,7 +75,7 @@ class Ran:
 class Adapter:
     """A loaded SessionRunner and the checkpoint that it reported."""
 
-    def __init__(self, loaded: Loaded, config: EngineConfig) -> None:
+    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
         assert isinstance(loaded.runner, SessionRunner)
         assert loaded.checkpoint is not None
         self.loaded = loaded
@@ -87,7 +88,7 @@ class Adapter:
     def request(self, **fields: Any) -> Request:
         task = fields.pop("task", self.checkpoint.spec.tasks[0])
         draft = Draft(model=self.checkpoint.name, prompt=fields.pop("prompt", "a red cat"), task=task, **fields)
-        facts = Facts(self.checkpoint, self.config.limits)
+        facts = ServingFacts(self.checkpoint, self.config.limits)
         return resolve_request(draft, facts, id=f"job_{next(self._ids)}").request
 
     def run(self, **fields: Any) -> Ran:
@@ -101,7 +102,7 @@ class Adapter:
         files = [shared.take(media.data) for media in decoded.media]
         return Ran(request, prepared, progress, decoded, files, session.output())
 
-    def steps(self, request: Request) -> Iterator[Progress]:
+    def steps(self, request: Request) -> Iterator[RequestStep]:
         while True:
             stepped = self.runner.step((request.id,))
             for broken in stepped.broken:
@@ -120,7 +121,7 @@ def load(tiny: Callable[[str], Path]) -> Callable[..., Adapter]:
         folder = name if isinstance(name, Path) else tiny(name)
         config = EngineConfig.from_settings(model=str(folder), diffusion_load_format="diffusers", **settings)
         checkpoint = open_checkpoint(folder, load_format="diffusers")
-        setting = Setting(
+        setting = RunnerContext(
             config=config,
             checkpoint=checkpoint,
             device=torch.device("cpu"),

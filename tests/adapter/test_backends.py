@@ -11,8 +11,8 @@ from diffusers.models import attention_dispatch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
 from omni_grpc.adapter.backends import ATTEMPTS, _offer_flash_3
-from omni_grpc.backends import AUTO, CODED, names
-from omni_grpc.errors import ConfigError
+from omni_grpc.config.backends import AUTO, CODED, names
+from omni_grpc.types.errors import ConfigError
 
 from .conftest import equal
 

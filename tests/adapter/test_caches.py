@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from omni_grpc.errors import ConfigError, InvalidArgument
-from omni_grpc.request import GuidanceDraft
+from omni_grpc.types.errors import ConfigError, InvalidArgument
+from omni_grpc.types.request import GuidanceDraft
 
 from .conftest import equal, refused
 

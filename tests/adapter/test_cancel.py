@@ -9,12 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, JobState, LocalExecutor, Submission
-from omni_grpc.errors import Cancelled
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Cancelled as CancelledEvent
-from omni_grpc.request import Draft, Failed, ImageFormat
+from omni_grpc.types.errors import OperationCancelled
+from omni_grpc.types.events import Cancelled as CancelledEvent
+from omni_grpc.types.events import Failed
+from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.request import Draft
 from omni_grpc.worker import delivery
 
 from .conftest import equal
@@ -62,7 +64,7 @@ def test_a_request_that_is_dropped_in_its_encode_ends_at_the_next_block(load):
         assert door.came.wait(20)
         adapter.runner.drop((request.id,))
         door.opens.set()
-        with pytest.raises(Cancelled):
+        with pytest.raises(OperationCancelled):
             prepared.result(20)
     assert door.passed == 0
     door.remove()
@@ -81,7 +83,7 @@ def test_a_request_that_is_dropped_in_its_decode_ends_at_the_next_block(load):
         decoded = lane.submit(adapter.runner.decode, request.id)
         assert door.came.wait(20)
         adapter.runner.drop((request.id,))
-        with pytest.raises(Cancelled):
+        with pytest.raises(OperationCancelled):
             decoded.result(20)  # while the block is still at work
     door.opens.set()
     adapter.runner._last.join()
@@ -104,7 +106,7 @@ def test_a_request_that_is_dropped_before_its_files_gets_none(load, monkeypatch)
     adapter.runner.prepare(request)
     for _ in adapter.steps(request):
         pass
-    with pytest.raises(Cancelled, match="in its decode"):
+    with pytest.raises(OperationCancelled, match="in its decode"):
         adapter.runner.decode(request.id)
     assert encoded == [1]
 

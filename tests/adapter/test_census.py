@@ -6,8 +6,8 @@ import diffusers
 import pytest
 
 from omni_grpc.adapter.abilities import ability
-from omni_grpc.request import Task
-from omni_grpc.spec import GuidanceKind
+from omni_grpc.types.request import Task
+from omni_grpc.types.spec import GuidanceKind
 from tools.adapter_census import census, page, totals, written
 
 VERSION = "0.42.1"

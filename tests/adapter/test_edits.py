@@ -13,8 +13,9 @@ from diffusers.pipelines.qwenimage import (
     pipeline_qwenimage_layered,
 )
 
-from omni_grpc.errors import InvalidArgument
-from omni_grpc.request import GuidanceDraft, ImageFormat, ImageInput, Inputs, Task
+from omni_grpc.types.errors import InvalidArgument
+from omni_grpc.types.media import ImageFormat, ImageInput, Inputs
+from omni_grpc.types.request import GuidanceDraft, Task
 
 from .conftest import GRADIENT, check_steps, equal, refused
 

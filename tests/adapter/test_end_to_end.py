@@ -13,22 +13,13 @@ import PIL.Image
 import pytest
 
 from omni_grpc import Omni
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, JobState, ProcessExecutor, Submission
-from omni_grpc.errors import ConfigError, FailedPrecondition
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import (
-    AudioFormat,
-    Cancelled,
-    Draft,
-    GuidanceDraft,
-    ImageFormat,
-    ImageInput,
-    Inputs,
-    Step,
-    Task,
-    VideoFormat,
-)
+from omni_grpc.types.errors import ConfigError, FailedPrecondition
+from omni_grpc.types.events import Cancelled, StepProgress
+from omni_grpc.types.media import AudioFormat, ImageFormat, ImageInput, Inputs, VideoFormat
+from omni_grpc.types.request import Draft, GuidanceDraft, Task
 from tests.ops.attention_cases import ON_CPU
 
 SETTINGS = {"device": "cpu", "cpu_threads": 1, "served_model_name": "tiny"}
@@ -49,7 +40,11 @@ def test_a_native_checkpoint_goes_through_the_adapter_too(tiny):
         adapted = omni.run(draft, events.append)
     with Omni(str(tiny("qwen_image")), **SETTINGS) as omni:
         native = omni.run(draft)
-    assert [(event.step, event.total) for event in events if isinstance(event, Step)] == [(1, 3), (2, 3), (3, 3)]
+    assert [(event.step, event.total) for event in events if isinstance(event, StepProgress)] == [
+        (1, 3),
+        (2, 3),
+        (3, 3),
+    ]
     pixels = [np.frombuffer(result.files[0], np.uint8).astype(int) for result in (adapted, native)]
     assert np.abs(pixels[0] - pixels[1]).max() <= 1
     assert (adapted.effective.attention_backend, native.effective.attention_backend) == ("native", ON_CPU)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from omni_grpc.pipeline.preview import latent_picture
-from omni_grpc.request import ImageFormat, ImageInput, Inputs, Preview, Task
+from omni_grpc.types.media import ImageFormat, ImageInput, Inputs, Preview
+from omni_grpc.types.request import Task
 from omni_grpc.worker import media
 
 from .conftest import GRADIENT

@@ -8,8 +8,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from omni_grpc.errors import Cancelled, FailedPrecondition, InternalError, InvalidArgument
-from omni_grpc.request import GuidanceDraft, ImageFormat, ImageInput, Inputs, Task
+from omni_grpc.types.errors import FailedPrecondition, InternalError, InvalidArgument, OperationCancelled
+from omni_grpc.types.media import ImageFormat, ImageInput, Inputs
+from omni_grpc.types.request import GuidanceDraft, Task
 
 from .conftest import GRADIENT, check_steps, equal, refused
 
@@ -128,7 +129,7 @@ def test_a_cancelled_and_a_failed_run_leave_nothing_behind(name, load, monkeypat
     adapter.runner.prepare(cancelled)
     adapter.runner.step((cancelled.id,))
     adapter.runner.drop((cancelled.id,))
-    with pytest.raises(Cancelled):
+    with pytest.raises(OperationCancelled):
         adapter.runner.decode(cancelled.id)
     assert equal(adapter.run(**asked, steps=4, seeds=(3,)).output, first.output)
 

@@ -11,7 +11,7 @@ import torch
 from diffusers import EulerDiscreteScheduler
 
 from omni_grpc.adapter.session import Session
-from omni_grpc.errors import Cancelled
+from omni_grpc.types.errors import OperationCancelled
 
 
 def session(call, schedulers, loops=None):
@@ -137,7 +137,7 @@ def test_a_stop_is_no_exception_that_a_pipeline_could_catch():
     made.start()
     made.advance()
     made.stop()
-    with pytest.raises(Cancelled):
+    with pytest.raises(OperationCancelled):
         made.output()
     made.join()
     assert ended == [True]

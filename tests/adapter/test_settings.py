@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from omni_grpc.adapter import caches
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import DIFFUSERS_CACHES, AdapterConfig, EngineConfig
-from omni_grpc.errors import CheckpointError, ConfigError
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.settle import OF_ANY_VAE, check_settings
+from omni_grpc.resolve.settings import OF_ANY_VAE, check_settings
+from omni_grpc.types.errors import CheckpointError, ConfigError
 
 from .conftest import equal, refused, same_memory
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from diffusers import AutoPipelineForImage2Image, AutoPipelineForInpainting, LTXImageToVideoPipeline
 
-from omni_grpc.errors import FailedPrecondition, InvalidArgument
-from omni_grpc.request import ImageInput, Inputs, Task
+from omni_grpc.types.errors import FailedPrecondition, InvalidArgument
+from omni_grpc.types.media import ImageInput, Inputs
+from omni_grpc.types.request import Task
 
 from .conftest import GRADIENT, check_steps, equal, refused, same_memory
 

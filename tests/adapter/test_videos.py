@@ -9,8 +9,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from omni_grpc.errors import InvalidArgument
-from omni_grpc.request import GuidanceDraft, ImageInput, Inputs, Task, VideoInput
+from omni_grpc.types.errors import InvalidArgument
+from omni_grpc.types.media import ImageInput, Inputs, VideoInput
+from omni_grpc.types.request import GuidanceDraft, Task
 
 from .conftest import GRADIENT, check_steps, equal, refused
 

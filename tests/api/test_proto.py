@@ -22,10 +22,23 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from omni_grpc import request as vocabulary
-from omni_grpc import tuning
 from omni_grpc.engine.jobs import JobState
-from omni_grpc.spec import GuidanceKind
+from omni_grpc.types import adapters_and_caches as tuning
+from omni_grpc.types.events import (
+    ArtifactReady,
+    Cancelled,
+    Completed,
+    DecodeProgress,
+    EncodeDone,
+    Failed,
+    Queued,
+    Started,
+    StepProgress,
+)
+from omni_grpc.types.media import ImageFormat, Inputs
+from omni_grpc.types.request import Draft, Guidance, GuidanceDraft, GuidanceNorm, Task
+from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
+from omni_grpc.types.spec import GuidanceKind
 from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, model_pb2, options_pb2, sampling_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -283,9 +296,9 @@ def test_importing_the_stubs_loads_no_torch() -> None:
 @pytest.mark.parametrize(
     ("python", "wire"),
     [
-        (vocabulary.Task, sampling_pb2.DESCRIPTOR.enum_types_by_name["Task"]),
-        (vocabulary.GuidanceNorm, sampling_pb2.DESCRIPTOR.enum_types_by_name["GuidanceNorm"]),
-        (vocabulary.ImageFormat, media_pb2.DESCRIPTOR.enum_types_by_name["ImageFormat"]),
+        (Task, sampling_pb2.DESCRIPTOR.enum_types_by_name["Task"]),
+        (GuidanceNorm, sampling_pb2.DESCRIPTOR.enum_types_by_name["GuidanceNorm"]),
+        (ImageFormat, media_pb2.DESCRIPTOR.enum_types_by_name["ImageFormat"]),
         (GuidanceKind, model_pb2.DESCRIPTOR.enum_types_by_name["GuidanceKind"]),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
@@ -299,32 +312,32 @@ DRAFT_RENAMES = {"sample_rate": "sample_rate_hz"}
 INPUTS_BY_FIELD = {"reference": "audio"}
 
 TWINS: tuple[tuple[type, Descriptor, dict[str, str]], ...] = (
-    (vocabulary.Queued, event_pb2.Queued.DESCRIPTOR, {"depth": "queue_depth"}),
-    (vocabulary.Started, event_pb2.Started.DESCRIPTOR, {"steps": "total_steps"}),
-    (vocabulary.Encoded, event_pb2.EncodeDone.DESCRIPTOR, {}),
+    (Queued, event_pb2.Queued.DESCRIPTOR, {"depth": "queue_depth"}),
+    (Started, event_pb2.Started.DESCRIPTOR, {"steps": "total_steps"}),
+    (EncodeDone, event_pb2.EncodeDone.DESCRIPTOR, {}),
     (
-        vocabulary.Step,
+        StepProgress,
         event_pb2.StepProgress.DESCRIPTOR,
         {"total": "total_steps", "rows": "rows_total", "segments": "total_segments"},
     ),
-    (vocabulary.Decoding, event_pb2.DecodeProgress.DESCRIPTOR, {}),
-    (vocabulary.ArtifactReady, event_pb2.ArtifactReady.DESCRIPTOR, {}),
-    (vocabulary.Done, event_pb2.Completed.DESCRIPTOR, {}),
-    (vocabulary.Failed, event_pb2.Failed.DESCRIPTOR, {"failure": "status"}),
-    (vocabulary.Cancelled, event_pb2.Cancelled.DESCRIPTOR, {}),
-    (vocabulary.Artifact, media_pb2.Artifact.DESCRIPTOR, {"id": "artifact_id", "sample_rate": "sample_rate_hz"}),
-    (vocabulary.RequestWarning, event_pb2.Warning.DESCRIPTOR, {}),
-    (vocabulary.Guidance, sampling_pb2.Guidance.DESCRIPTOR, {}),
-    (vocabulary.GuidanceDraft, sampling_pb2.Guidance.DESCRIPTOR, {}),
+    (DecodeProgress, event_pb2.DecodeProgress.DESCRIPTOR, {}),
+    (ArtifactReady, event_pb2.ArtifactReady.DESCRIPTOR, {}),
+    (Completed, event_pb2.Completed.DESCRIPTOR, {}),
+    (Failed, event_pb2.Failed.DESCRIPTOR, {"failure": "status"}),
+    (Cancelled, event_pb2.Cancelled.DESCRIPTOR, {}),
+    (Artifact, media_pb2.Artifact.DESCRIPTOR, {"id": "artifact_id", "sample_rate": "sample_rate_hz"}),
+    (RequestWarning, event_pb2.Warning.DESCRIPTOR, {}),
+    (Guidance, sampling_pb2.Guidance.DESCRIPTOR, {}),
+    (GuidanceDraft, sampling_pb2.Guidance.DESCRIPTOR, {}),
     (
-        vocabulary.Effective,
+        Effective,
         event_pb2.EffectiveParams.DESCRIPTOR,
         {"output_format": "image_format", "sample_rate": "sample_rate_hz"},
     ),
     (tuning.AppliedLora, event_pb2.AppliedLora.DESCRIPTOR, {"id": "lora_id"}),
     (tuning.Lora, sampling_pb2.LoraRef.DESCRIPTOR, {"id": "lora_id"}),
     (tuning.TeaCache, sampling_pb2.TeaCacheOptions.DESCRIPTOR, {"threshold": "rel_l1_thresh"}),
-    (vocabulary.Stats, event_pb2.GenerationStats.DESCRIPTOR, {}),
+    (Stats, event_pb2.GenerationStats.DESCRIPTOR, {}),
 )
 
 
@@ -338,7 +351,7 @@ def test_every_field_of_a_draft_can_be_asked_for() -> None:
     requests = [generation_pb2.DESCRIPTOR.message_types_by_name[name] for name in REQUESTS]
     parts = [*requests, sampling_pb2.SamplingParams.DESCRIPTOR, options_pb2.JobOptions.DESCRIPTOR]
     asked = {name for part in parts for name in part.fields_by_name}
-    names = {DRAFT_RENAMES.get(field.name, field.name) for field in dataclasses.fields(vocabulary.Draft)}
+    names = {DRAFT_RENAMES.get(field.name, field.name) for field in dataclasses.fields(Draft)}
     assert names - asked == {"inputs"}
     assert all("task" in request.fields_by_name for request in requests[1:3])  # the other two have one task each
 
@@ -346,7 +359,7 @@ def test_every_field_of_a_draft_can_be_asked_for() -> None:
 def test_every_input_of_a_draft_can_be_sent() -> None:
     requests = [generation_pb2.DESCRIPTOR.message_types_by_name[name] for name in REQUESTS]
     media = {field.name for request in requests for field in request.fields if is_media(field)}
-    names = {field.name for field in dataclasses.fields(vocabulary.Inputs)}
+    names = {field.name for field in dataclasses.fields(Inputs)}
     assert {INPUTS_BY_FIELD.get(name, name) for name in media} == names
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import pytest_asyncio
 
-from omni_grpc.cli import main
+from omni_grpc.cli.main import main
 from tests.server.service import Service, serving
 
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from omni_grpc import doctor
-from omni_grpc.advise import Advice, Case, Gpu, Host, advise, render
+from omni_grpc.checkpoint.registry import open_model
+from omni_grpc.checkpoint.sizes import header, headers, parts
+from omni_grpc.cli import doctor
+from omni_grpc.cli.advise import Advice, Case, Gpu, Host, advise, render
 from omni_grpc.config import EngineConfig
-from omni_grpc.errors import CheckpointError
-from omni_grpc.registry import open_model
-from omni_grpc.remedies import REMEDIES, Switch
-from omni_grpc.settings import settings
-from omni_grpc.settle import apply_settings
-from omni_grpc.sizes import header, headers, parts
+from omni_grpc.config.settings import settings
+from omni_grpc.resolve.memory_hints import REMEDIES, Switch
+from omni_grpc.resolve.settings import apply_settings
+from omni_grpc.types.errors import CheckpointError
 from tools.tiny_checkpoints import BUILDERS
 
 BILLION = 10**9

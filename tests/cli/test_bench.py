@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omni_grpc.bench import accuracy, command, figures
-from omni_grpc.cli import main
-from omni_grpc.errors import ConfigError
+from omni_grpc.cli.bench import accuracy, command, figures
+from omni_grpc.cli.main import main
 from omni_grpc.scenes.judge import Verdict
 from omni_grpc.scenes.layout import arrange, paint
 from omni_grpc.scenes.wish import KINDS
+from omni_grpc.types.errors import ConfigError
 
 RIGHT, WRONG = Verdict(True, True, True), Verdict(True, False, False)
 

@@ -11,9 +11,9 @@ import av
 import numpy as np
 import pytest
 
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, LocalExecutor
-from omni_grpc.registry import open_checkpoint
 from omni_grpc.server import Server
 from tests.server.studio import png
 from tools.tiny_checkpoints import build_wan_t2v, build_wan_ti2v

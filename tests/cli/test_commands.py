@@ -8,14 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from omni_grpc import cli
+from omni_grpc.cli import main as cli
 from omni_grpc.client import Client
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.errors import Code, Failure, Unavailable
-from omni_grpc.plan import Died
-from omni_grpc.request import ImageFormat
 from omni_grpc.server.admin import LOAD_INTERVAL
-from omni_grpc.version import __version__
+from omni_grpc.types.errors import Code, Failure, Unavailable
+from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.plan import Died
+from omni_grpc.types.version import __version__
 from tests.server.fake_executor import picture
 from tests.server.service import downloading, starting, until
 from tests.server.test_load_model import GATED

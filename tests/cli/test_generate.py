@@ -10,10 +10,10 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
-from omni_grpc import cli
+from omni_grpc.cli import main as cli
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.errors import Code, Failure
-from omni_grpc.request import ImageFormat
+from omni_grpc.types.errors import Code, Failure
+from omni_grpc.types.media import ImageFormat
 from tests.server.fake_executor import picture
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,7 +157,7 @@ async def test_a_failed_job_says_when_to_try_again(run, server, service, tmp_pat
 
 
 async def test_a_model_that_is_no_folder_is_asked_of_the_default_server(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("omni_grpc.cli.DEFAULT_SERVER", "127.0.0.1:1")
+    monkeypatch.setattr("omni_grpc.cli.main.DEFAULT_SERVER", "127.0.0.1:1")
     done = await run("generate", "x", "--out", tmp_path / "o.png", "--model", "no/folder")
     assert done.code == 1
     assert done.err.startswith("error: UNAVAILABLE SERVER_UNREACHABLE: cannot reach the server at 127.0.0.1:1")

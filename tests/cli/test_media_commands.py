@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from omni_grpc.request import ImageFormat, Task
+from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.request import Task
 from tests.server.fake_executor import picture
 from tests.server.studio import mp4, noise, pixels, png, serving_studio, studio, wav
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from omni_grpc import listing
+from omni_grpc.checkpoint.registry import specs
+from omni_grpc.cli import listing
 from omni_grpc.config import DIFFUSERS_CACHES
-from omni_grpc.registry import specs
 from tests.house.test_imports import HEAVY, loaded_by
 
 

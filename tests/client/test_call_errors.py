@@ -4,8 +4,8 @@ import grpc
 import pytest
 
 from omni_grpc.client.failure import from_call, from_status
-from omni_grpc.errors import Code, Failure, PermissionDenied, Violation
 from omni_grpc.server.failures import status
+from omni_grpc.types.errors import Code, Failure, PermissionDenied, Violation
 
 
 class Ended(grpc.RpcError):

@@ -7,21 +7,22 @@ import pytest
 
 from omni_grpc.client import AsyncClient, Client
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.errors import (
+from omni_grpc.types.errors import (
     Aborted,
-    Cancelled,
     Code,
     DeadlineExceeded,
     Failure,
     InvalidArgument,
     NotFound,
+    OperationCancelled,
     OutOfRange,
     ResourceExhausted,
     Unavailable,
 )
-from omni_grpc.request import GuidanceNorm, ImageFormat
+from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.request import GuidanceNorm
+from omni_grpc.types.version import __version__
 from omni_grpc.v1.event_pb2 import JOB_STATE_CANCELLED, JOB_STATE_QUEUED, JOB_STATE_RUNNING, JOB_STATE_SUCCEEDED
-from omni_grpc.version import __version__
 from tests.client.proxy import Proxy
 from tests.client.threaded import whole
 from tests.server.fake_executor import picture
@@ -180,7 +181,7 @@ async def test_cancel_from_another_client(client, kind, service):
                 await other.cancel_job(stream.job_id, "enough")
             if event.HasField("cancelled"):
                 break
-        with pytest.raises(Cancelled, match="after 2 steps: enough") as caught:
+        with pytest.raises(OperationCancelled, match="after 2 steps: enough") as caught:
             await anext(aiter(stream))
     assert event.cancelled.completed_steps == 2
     assert (caught.value.reason, caught.value.failure.metadata) == ("JOB_CANCELLED", {"job_id": stream.job_id})
@@ -190,7 +191,7 @@ async def test_a_stream_can_cancel_its_own_job(client, service):
     service.executor.gates[Lane.STEP].close()
     async with await client.stream("x") as stream:
         assert (await stream.cancel("mine")).cancel_requested
-        with pytest.raises(Cancelled, match="mine"):
+        with pytest.raises(OperationCancelled, match="mine"):
             await stream.result()
 
 

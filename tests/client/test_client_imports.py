@@ -9,7 +9,7 @@ import pytest
 HEAVY = ("torch", "diffusers", "transformers", "PIL", "rich")
 
 
-@pytest.mark.parametrize("module", ["omni_grpc.client", "omni_grpc.cli"])
+@pytest.mark.parametrize("module", ["omni_grpc.client", "omni_grpc.cli.main"])
 def test_nothing_heavy_is_loaded(module):
     program = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
     found = subprocess.run(

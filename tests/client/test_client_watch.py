@@ -5,7 +5,15 @@ import pytest
 from omni_grpc.client.channel import Deadline, Reconnect, check_address
 from omni_grpc.client.failure import CallFailure
 from omni_grpc.client.watch import Watch
-from omni_grpc.errors import Code, DeadlineExceeded, Failure, InternalError, InvalidArgument, NotFound, Unavailable
+from omni_grpc.types.errors import (
+    Code,
+    DeadlineExceeded,
+    Failure,
+    InternalError,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
 from omni_grpc.v1.event_pb2 import Cancelled, Completed, Heartbeat, JobEvent, Queued, StepProgress
 from omni_grpc.v1.job_pb2 import WatchJobRequest
 from omni_grpc.v1.media_pb2 import ArtifactChunk

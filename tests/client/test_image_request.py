@@ -6,8 +6,9 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from omni_grpc.client import messages
-from omni_grpc.errors import FailedPrecondition, InvalidArgument
-from omni_grpc.request import GuidanceNorm, ImageFormat
+from omni_grpc.types.errors import FailedPrecondition, InvalidArgument
+from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.request import GuidanceNorm
 from omni_grpc.v1.job_pb2 import ListJobsRequest
 from omni_grpc.v1.media_pb2 import IMAGE_FORMAT_WEBP
 from omni_grpc.v1.model_pb2 import Model

@@ -4,8 +4,10 @@ import PIL.Image
 import pytest
 
 from omni_grpc.client import ImageResult
-from omni_grpc.errors import InvalidArgument
-from omni_grpc.request import Artifact, Effective, Guidance, ImageFormat, Stats
+from omni_grpc.types.errors import InvalidArgument
+from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.request import Guidance
+from omni_grpc.types.results import Artifact, Effective, Stats
 
 
 def result(outputs=1, kind=ImageFormat.PNG, files=None):

@@ -7,8 +7,8 @@ import pytest
 
 from omni_grpc.client import AsyncClient, Client, Loaded, LoadEvent, Loading, LoadPhase
 from omni_grpc.client.load import load_event
-from omni_grpc.errors import DeadlineExceeded, FailedPrecondition, NotFound, Unimplemented
-from omni_grpc.plan import Died
+from omni_grpc.types.errors import DeadlineExceeded, FailedPrecondition, NotFound, Unimplemented
+from omni_grpc.types.plan import Died
 from omni_grpc.v1.admin_pb2 import LoadModelResponse
 from tests.server.service import downloading, starting
 from tests.server.test_load_model import GATED

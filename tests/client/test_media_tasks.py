@@ -7,8 +7,9 @@ import pytest
 from omni_grpc.client import AudioResult, ImageResult, JobStream, VideoResult, messages
 from omni_grpc.client.media import INLINE_BYTES, media_input
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.errors import FailedPrecondition, InvalidArgument
-from omni_grpc.request import AudioFormat, ImageFormat, Task, VideoFormat
+from omni_grpc.types.errors import FailedPrecondition, InvalidArgument
+from omni_grpc.types.media import AudioFormat, ImageFormat, VideoFormat
+from omni_grpc.types.request import Task
 from omni_grpc.v1.artifact_pb2 import UploadAssetResponse
 from omni_grpc.v1.media_pb2 import MediaInput
 from tests.client.threaded import ThreadedStream

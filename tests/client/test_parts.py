@@ -6,7 +6,7 @@ from omni_grpc.client.channel import Reconnect
 from omni_grpc.client.download import Download
 from omni_grpc.client.failure import CallFailure
 from omni_grpc.client.parts import Parts
-from omni_grpc.errors import Code, Failure, InternalError, NotFound, Unavailable
+from omni_grpc.types.errors import Code, Failure, InternalError, NotFound, Unavailable
 from omni_grpc.v1.artifact_pb2 import DownloadArtifactResponse
 from omni_grpc.v1.media_pb2 import Artifact, ArtifactChunk
 

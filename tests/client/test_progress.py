@@ -5,19 +5,10 @@ import io
 import pytest
 
 from omni_grpc.client.progress import describe, progress_display
-from omni_grpc.request import (
-    Decoding,
-    Done,
-    Effective,
-    Encoded,
-    Guidance,
-    ImageFormat,
-    Queued,
-    RequestWarning,
-    Started,
-    Stats,
-    Step,
-)
+from omni_grpc.types.events import Completed, DecodeProgress, EncodeDone, Queued, Started, StepProgress
+from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.request import Guidance
+from omni_grpc.types.results import Effective, RequestWarning, Stats
 
 WARNING = RequestWarning(code="CFG_OFF", field="negative_prompt", message="[is] not set")
 
@@ -28,7 +19,7 @@ class Terminal(io.StringIO):
 
 
 def step(n, total, eta=1.5):
-    return Step(step=n, total=total, sigma=1, timestep=1, step_time=0.25, elapsed=n * 0.25, eta=eta, rows=1)
+    return StepProgress(step=n, total=total, sigma=1, timestep=1, step_time=0.25, elapsed=n * 0.25, eta=eta, rows=1)
 
 
 def events(total):
@@ -38,9 +29,9 @@ def events(total):
         width=64, height=32, steps=total, evals=total, seeds=(7, 8), guidance=Guidance(), scheduler="x",
         output_format=ImageFormat.PNG,
     )  # fmt: skip
-    done = Done(artifacts=(), effective=effective, warnings=warnings, stats=Stats(total=2.0))
+    done = Completed(artifacts=(), effective=effective, warnings=warnings, stats=Stats(total=2.0))
     steps = [step(n, total) for n in range(1, total + 1)]
-    encoded, decoding = Encoded(elapsed=0.1, prompt_tokens=5), Decoding(done_units=0, total_units=2)
+    encoded, decoding = EncodeDone(elapsed=0.1, prompt_tokens=5), DecodeProgress(done_units=0, total_units=2)
     return [Queued(position=2, depth=3), started, encoded, *steps, decoding, done]
 
 

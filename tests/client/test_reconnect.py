@@ -7,8 +7,8 @@ import pytest
 
 from omni_grpc.client import Client, Reconnect
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.errors import InternalError, Unavailable
-from omni_grpc.request import ImageFormat
+from omni_grpc.types.errors import InternalError, Unavailable
+from omni_grpc.types.media import ImageFormat
 from tests.client.proxy import until
 from tests.client.threaded import whole
 from tests.server.fake_executor import picture

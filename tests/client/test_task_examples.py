@@ -17,11 +17,11 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from omni_grpc.checkpoint.registry import open_checkpoint
+from omni_grpc.config.settings import settings
 from omni_grpc.engine import Engine, LocalExecutor
-from omni_grpc.plan import CostModel
-from omni_grpc.registry import open_checkpoint
 from omni_grpc.server import Server
-from omni_grpc.settings import settings
+from omni_grpc.types.plan import CostModel
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PICTURE = ["--width", "32", "--height", "64", "--steps", "2"]

@@ -29,11 +29,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_grpc import EngineConfig, Omni, cli
+from omni_grpc import EngineConfig, Omni
+from omni_grpc.checkpoint.registry import open_model
+from omni_grpc.cli import main as cli
 from omni_grpc.client import Client
-from omni_grpc.registry import open_model
-from omni_grpc.settings import settings
-from omni_grpc.settle import apply_settings
+from omni_grpc.config.settings import settings
+from omni_grpc.resolve.settings import apply_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 SUFFIXES: Mapping[str, str] = {"generate": "png", "edit": "png", "video": "mp4", "audio": "wav"}

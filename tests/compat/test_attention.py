@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from omni_grpc.compat import Attention, AttentionMetadata
-from omni_grpc.errors import Code, InvalidArgument
 from omni_grpc.nn.attention import Attention as PackedAttention
+from omni_grpc.types.errors import Code, InvalidArgument
 
 MASK = torch.tensor(
     [

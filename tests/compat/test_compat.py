@@ -14,9 +14,10 @@ import pytest
 
 from omni_grpc import compat
 from omni_grpc.engine import JobState
-from omni_grpc.errors import Code, ConfigError, InvalidArgument, OmniError
-from omni_grpc.plan import Stepped
-from omni_grpc.request import Event, Task
+from omni_grpc.types.errors import Code, ConfigError, InvalidArgument, OmniError
+from omni_grpc.types.events import Event
+from omni_grpc.types.plan import Stepped
+from omni_grpc.types.request import Task
 from tests.features.suite import FIRST, Suite
 from tests.models.cases import ENTRIES
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.errors import Code, ConfigError
-from omni_grpc.settings import settings
+from omni_grpc.config.settings import settings
+from omni_grpc.types.errors import Code, ConfigError
 
 
 def load(*argv: str, **environ: str) -> EngineConfig:

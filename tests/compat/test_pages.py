@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 import omni_grpc
-from omni_grpc import cli, doctor
+from omni_grpc.checkpoint.registry import specs
+from omni_grpc.cli import doctor
+from omni_grpc.cli import main as cli
 from omni_grpc.config import options
-from omni_grpc.errors import ConfigError
-from omni_grpc.registry import specs
-from omni_grpc.remedies import REMEDIES
-from omni_grpc.settings import settings
-from omni_grpc.settle import check_settings
+from omni_grpc.config.settings import settings
+from omni_grpc.resolve.memory_hints import REMEDIES
+from omni_grpc.resolve.settings import check_settings
+from omni_grpc.types.errors import ConfigError
 from tests.compat.checks import ROOT
 from tests.models.cases import ENTRIES, pipeline_of
 from tests.toy import toy_checkpoint

@@ -12,12 +12,12 @@ import pytest
 import safetensors.torch
 import torch
 
+from omni_grpc.checkpoint.registry import open_model
 from omni_grpc.config import EngineConfig
-from omni_grpc.convert import convert, main, new_name
-from omni_grpc.errors import CheckpointError
+from omni_grpc.loading.convert import convert, main, new_name
 from omni_grpc.loading.loader import Loader
 from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
-from omni_grpc.registry import open_model
+from omni_grpc.types.errors import CheckpointError
 
 TRANSFORMER = "transformer/diffusion_pytorch_model.safetensors"
 TEXT_ENCODER = "text_encoder/model.safetensors"

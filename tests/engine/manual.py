@@ -4,12 +4,12 @@ import io
 
 import PIL.Image
 
-from omni_grpc import shared
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, Submission
-from omni_grpc.errors import Code, Failure, Unavailable
-from omni_grpc.plan import Broken, Decoded, Died, Media, Plan, Prepared, Progress, Ready, Stepped
-from omni_grpc.request import Draft
+from omni_grpc.types import shared_memory as shared
+from omni_grpc.types.errors import Code, Failure, Unavailable
+from omni_grpc.types.plan import Broken, Decoded, Died, Media, Plan, Prepared, Ready, RequestStep, Stepped
+from omni_grpc.types.request import Draft
 from tests.toy import toy_checkpoint
 
 READY = Ready(pid=1, device="cpu", dtype="float32", load_seconds=0.1, weight_bytes=10)
@@ -48,7 +48,7 @@ class ManualExecutor:
 
     def stepped(self, steps: dict[str, int], total: int = 2, broken: tuple[Broken, ...] = (), previews=()) -> None:
         progress = tuple(
-            Progress(
+            RequestStep(
                 id=job_id,
                 step=step,
                 total=total,

@@ -6,7 +6,7 @@ import pytest
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import engine as engine_module
 from omni_grpc.engine.assets import Assets
-from omni_grpc.errors import NotFound, ResourceExhausted
+from omni_grpc.types.errors import NotFound, ResourceExhausted
 from tests.engine.manual import started_engine
 
 

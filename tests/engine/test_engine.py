@@ -6,7 +6,7 @@ import pytest
 
 from omni_grpc.engine import EngineState, JobState, Submission
 from omni_grpc.engine import engine as engine_module
-from omni_grpc.errors import (
+from omni_grpc.types.errors import (
     Aborted,
     Code,
     FailedPrecondition,
@@ -16,8 +16,9 @@ from omni_grpc.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from omni_grpc.plan import Broken, CostModel, Plan
-from omni_grpc.request import Draft, PreviewImage
+from omni_grpc.types.media import PreviewImage
+from omni_grpc.types.plan import Broken, CostModel, Plan
+from omni_grpc.types.request import Draft
 from tests.engine.manual import READY, ask, names, png, run_through, started_engine
 
 

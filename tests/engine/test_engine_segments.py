@@ -5,10 +5,12 @@ import asyncio
 import pytest
 
 from omni_grpc.engine import JobState, Submission
-from omni_grpc.errors import Code
-from omni_grpc.plan import DecodedPart, Plan, Progress, Stepped
-from omni_grpc.request import Decoding, Done, Draft, Guidance, Started, Step, Task, VideoFormat
-from omni_grpc.spec import Defaults, Limits
+from omni_grpc.types.errors import Code
+from omni_grpc.types.events import Completed, DecodeProgress, Started, StepProgress
+from omni_grpc.types.media import VideoFormat
+from omni_grpc.types.plan import DecodedPart, Plan, RequestStep, Stepped
+from omni_grpc.types.request import Draft, Guidance, Task
+from omni_grpc.types.spec import Defaults, Limits
 from tests.engine.manual import READY, started_engine
 from tests.toy import toy_checkpoint
 
@@ -55,7 +57,7 @@ def stepped(worker, *jobs):
         step = job.step + 1
         ends = step % STEPS == 0
         progress.append(
-            Progress(
+            RequestStep(
                 id=job.id,
                 step=step,
                 total=job.total_steps,
@@ -88,9 +90,9 @@ async def running(engine, worker, *segments):
 def story(job):
     """Steps as (segment, step), decodes as (done, total)."""
     return [
-        (event.segment, event.step) if isinstance(event, Step) else (event.done_units, event.total_units)
+        (event.segment, event.step) if isinstance(event, StepProgress) else (event.done_units, event.total_units)
         for event in (entry.event for entry in job.entries)
-        if isinstance(event, Step | Decoding)
+        if isinstance(event, StepProgress | DecodeProgress)
     ]
 
 
@@ -118,7 +120,7 @@ async def test_a_part_is_decoded_while_the_steps_of_the_next_one_go_on():
         (0, 1), (0, 2), (1, 3), (1, SEGMENTS), (1, 4), (2, SEGMENTS), (2, 5), (2, 6), (2, SEGMENTS),
     ]  # fmt: skip
     done = job.entries[-1].event
-    assert isinstance(done, Done)
+    assert isinstance(done, Completed)
     assert (done.effective.steps, done.stats.steps_run) == (STEPS, STEPS * SEGMENTS)
     assert done.stats.decode == pytest.approx(2 * 0.25 + 0.2), "parts and the rest"
 

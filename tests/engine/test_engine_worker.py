@@ -8,10 +8,10 @@ import pytest
 
 from omni_grpc.config import EngineConfig, WorkerConfig
 from omni_grpc.engine import Engine, EngineState, JobState
-from omni_grpc.errors import Code, FailedPrecondition, NotFound, Unavailable
-from omni_grpc.load import Loading, LoadPhase
-from omni_grpc.plan import Fetched
-from omni_grpc.request import Task
+from omni_grpc.types.errors import Code, FailedPrecondition, NotFound, Unavailable
+from omni_grpc.types.load_progress import Loading, LoadPhase
+from omni_grpc.types.plan import Fetched
+from omni_grpc.types.request import Task
 from tests.engine.manual import READY, ManualExecutor, ask, names, run_through, started_engine
 from tests.toy import toy_checkpoint
 

@@ -5,16 +5,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from omni_grpc import shared
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import executor as executor_module
 from omni_grpc.engine.executor import HubExecutor, LocalExecutor, ProcessExecutor
-from omni_grpc.errors import Code, Unavailable
-from omni_grpc.load import Loading, LoadPhase
-from omni_grpc.plan import Died, Fetched, Plan, Prepared, Ready
-from omni_grpc.request import Draft
-from omni_grpc.resolve import resolve_request
-from omni_grpc.rules import Facts
+from omni_grpc.resolve.request import resolve_request
+from omni_grpc.resolve.rules import ServingFacts
+from omni_grpc.types import shared_memory as shared
+from omni_grpc.types.errors import Code, Unavailable
+from omni_grpc.types.load_progress import Loading, LoadPhase
+from omni_grpc.types.plan import Died, Fetched, Plan, Prepared, Ready
+from omni_grpc.types.request import Draft
 from tests.toy import toy_checkpoint
 
 CONFIG = EngineConfig.from_settings(model="toy")
@@ -22,7 +22,7 @@ CONFIG = EngineConfig.from_settings(model="toy")
 
 def request(prompt="four"):
     draft = Draft(model="toy", prompt=prompt)
-    return resolve_request(draft, Facts(toy_checkpoint(), CONFIG.limits), id="job_1").request
+    return resolve_request(draft, ServingFacts(toy_checkpoint(), CONFIG.limits), id="job_1").request
 
 
 def process(name="toy", worker="tests.engine.toy_worker:serve"):

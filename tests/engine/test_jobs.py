@@ -4,16 +4,20 @@ import pytest
 
 from omni_grpc.config import LimitsConfig
 from omni_grpc.engine.jobs import Job, Jobs, JobState, new_job_id
-from omni_grpc.errors import FailedPrecondition
-from omni_grpc.request import Cancelled, Draft, Queued, Stats
-from omni_grpc.resolve import resolve_request
-from omni_grpc.rules import Facts
+from omni_grpc.resolve.request import resolve_request
+from omni_grpc.resolve.rules import ServingFacts
+from omni_grpc.types.errors import FailedPrecondition
+from omni_grpc.types.events import Cancelled, Queued
+from omni_grpc.types.request import Draft
+from omni_grpc.types.results import Stats
 from tests.toy import toy_checkpoint
 
 
 def job(**options):
     draft = Draft(model="toy", prompt="x")
-    return Job(resolve_request(draft, Facts(toy_checkpoint(), LimitsConfig()), id=new_job_id()).request, **options)
+    return Job(
+        resolve_request(draft, ServingFacts(toy_checkpoint(), LimitsConfig()), id=new_job_id()).request, **options
+    )
 
 
 END = Cancelled(reason="", completed_steps=0, stats=Stats())

@@ -8,16 +8,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from omni_grpc.config import LimitsConfig
 from omni_grpc.engine.policy import POLICIES, Claim
 from omni_grpc.engine.scheduler import Lane, Phase, Scheduler
-from omni_grpc.errors import ResourceExhausted
-from omni_grpc.plan import CostModel
-from omni_grpc.request import Draft
-from omni_grpc.resolve import resolve_request
-from omni_grpc.rules import Facts
+from omni_grpc.resolve.request import resolve_request
+from omni_grpc.resolve.rules import ServingFacts
+from omni_grpc.types.errors import ResourceExhausted
+from omni_grpc.types.plan import CostModel
+from omni_grpc.types.request import Draft
 from tests.toy import toy_checkpoint
 
 
 def request(name):
-    return resolve_request(Draft(model="toy", prompt="x"), Facts(toy_checkpoint(), LimitsConfig()), id=name).request
+    return resolve_request(
+        Draft(model="toy", prompt="x"), ServingFacts(toy_checkpoint(), LimitsConfig()), id=name
+    ).request
 
 
 COST = CostModel(fixed=1.0, token=0.1, pair=0.0)

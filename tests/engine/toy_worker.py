@@ -6,10 +6,10 @@ import signal
 import time
 from pathlib import Path
 
-from omni_grpc import shared
-from omni_grpc.errors import Code, Failure
-from omni_grpc.load import Loading, LoadPhase
-from omni_grpc.plan import Broken, Fetched, Prepared, Ready
+from omni_grpc.types import shared_memory as shared
+from omni_grpc.types.errors import Code, Failure
+from omni_grpc.types.load_progress import Loading, LoadPhase
+from omni_grpc.types.plan import Broken, Fetched, Prepared, Ready
 
 
 def serve(connection, config, checkpoint, prefix) -> None:

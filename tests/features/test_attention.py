@@ -13,19 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from omni_grpc.backends import AUTO, BACKENDS, ELSEWHERE, Use, canonical, choose
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.compat import OmniDiffusionConfig
 from omni_grpc.config import EngineConfig
-from omni_grpc.errors import ConfigError
+from omni_grpc.config.backends import AUTO, BACKENDS, ELSEWHERE, Use, canonical, choose
+from omni_grpc.config.roles import Choice, Roles, Window, parse
+from omni_grpc.config.settings import settings
 from omni_grpc.features import Context, Effects, attention
 from omni_grpc.nn.attention import Attention, described, in_use, leaves
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Block, Stack
 from omni_grpc.ops.attention_kernels import Offsets, fp8_emulated, int8
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.roles import Choice, Roles, Window, parse
-from omni_grpc.settings import settings
-from omni_grpc.settle import apply_settings
+from omni_grpc.resolve.settings import apply_settings
+from omni_grpc.types.errors import ConfigError
 from omni_grpc.worker.build import build
 from tests.ops.attention_cases import EIGHT_BITS, ON_CPU, made_up
 from tests.parallel.toys import SPEC

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.config import LoraConfig, ModelConfig, QuantizationConfig
-from omni_grpc.errors import ConfigError
 from omni_grpc.features import Context, batch_invariant, lora, quant
 from omni_grpc.features.batch_invariant import RowwiseLinear
 from omni_grpc.features.quant import QuantizedLinear
-from omni_grpc.loading.checkpoint import Place
+from omni_grpc.loading.checkpoint import WeightTarget
 from omni_grpc.nn.linear import Linear, activate
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops import gemm_ways
 from omni_grpc.ops.quant import gelu_tanh
-from omni_grpc.spec import WeightMap
-from omni_grpc.tuning import Lora
+from omni_grpc.types.adapters_and_caches import Lora
+from omni_grpc.types.errors import ConfigError
+from omni_grpc.types.spec import WeightMap
 from tests.features.suite import save
 from tests.toy import toy_spec
 
@@ -95,7 +95,7 @@ def test_rows_with_the_same_adapters_are_computed_apart(tmp_path: Any, monkeypat
     module = nn.Module()
     module.layer = Linear(6, 8, stream="img").requires_grad_(False)
     save({"q.lora_A.weight": torch.randn(2, 6), "q.lora_B.weight": torch.randn(8, 2)}, tmp_path / "a.safetensors")
-    here = context(places={"q": Place("layer")})
+    here = context(places={"q": WeightTarget("layer")})
     lora.apply(module, LoraConfig(lora={"a": str(tmp_path / "a.safetensors")}), here)
     both, x, seen = (Lora(id="a"),), torch.randn(7, 6), []
     product = torch.nn.functional.linear

@@ -23,15 +23,15 @@ import omni_grpc.features
 import omni_grpc.models
 import omni_grpc.nn
 from omni_grpc.config import EngineConfig, WorkerConfig
-from omni_grpc.errors import ConfigError
 from omni_grpc.features import Context, Effects, cuda_graphs
 from omni_grpc.features.cuda_graphs import Graphs
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import LayoutCache, Owner, Row, Rows
-from omni_grpc.nn.stack import Block, Carry, Run, Stack
+from omni_grpc.nn.stack import Block, Carry, RunBlocks, Stack
 from omni_grpc.pipeline.base import Pipeline
-from omni_grpc.request import RequestWarning
-from omni_grpc.tuning import CacheDraft, Lora
+from omni_grpc.types.adapters_and_caches import CacheDraft, Lora
+from omni_grpc.types.errors import ConfigError
+from omni_grpc.types.results import RequestWarning
 from omni_grpc.worker import edits
 from omni_grpc.worker.lanes import Lanes
 from tests.features.graphed import Again, graphed, later, played, same_in_turns
@@ -301,7 +301,7 @@ def test_graphs_give_their_memory_back_where_a_batch_finds_none() -> None:
     for _ in range(3):
         made.ask(4)
 
-    def full(inner: Run, stack: Stack, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
+    def full(inner: RunBlocks, stack: Stack, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     rows = Rows([(SimpleNamespace(number=0), "cond")], [Row.of(img=9)], made.layouts)
@@ -325,7 +325,7 @@ def test_a_batch_that_finds_no_memory_for_a_graph_is_computed(monkeypatch: pytes
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(cuda_graphs.Kept, "__init__", full)
+        patch.setattr(cuda_graphs.GraphTensors, "__init__", full)
         for _ in range(3):
             made.ask(5)
     assert not made.graphs.kept

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from omni_grpc.config import QuantizationConfig
 from omni_grpc.features import Context, lora, quant
 from omni_grpc.features.quant import CODES, QuantizedLinear
-from omni_grpc.loading.checkpoint import Place
+from omni_grpc.loading.checkpoint import WeightTarget
 from omni_grpc.nn import readers
 from omni_grpc.nn.cross_dit import TEXT_K, TEXT_V, CrossDiTBlock
 from omni_grpc.nn.dual_stream import IMG, DualStreamBlock
@@ -138,7 +138,7 @@ def test_a_reader_that_wants_full_precision_gets_it() -> None:
     for other in (wrapped, plain):
         assert readers.wanted((block.attn.to_qkv, other)) is None
         assert isinstance(readers.gelu(plain, x, (block.attn.to_qkv, other)), Tensor)
-    assert Place("x").codes is None
+    assert WeightTarget("x").codes is None
     float8 = quantised(lambda: ParallelSingleBlock(2, 32), "fp8").proj_mlp
     assert readers.wanted((block.attn.to_qkv, float8)) is None
     assert readers.wanted((float8, float8)) == CODES["fp8"]

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from omni_grpc import Omni
-from omni_grpc.cli import main
-from omni_grpc.errors import ConfigError, InvalidArgument
-from omni_grpc.request import Event, ImageFormat, Step
-from omni_grpc.tuning import AppliedLora, TeaCache
+from omni_grpc.cli.main import main
+from omni_grpc.types.adapters_and_caches import AppliedLora, TeaCache
+from omni_grpc.types.errors import ConfigError, InvalidArgument
+from omni_grpc.types.events import Event, StepProgress
+from omni_grpc.types.media import ImageFormat
 from tests.features.suite import FIRST, SECOND, Suite
 from tests.models.cases import ENTRIES
 
@@ -39,7 +40,7 @@ def test_a_call_uses_what_the_settings_turn_on_and_is_told(suite: Suite) -> None
         other = omni.generate("a star", steps=4, loras={FIRST: 0.5}, **SMALL)
         with pytest.raises(InvalidArgument, match="'third' is not loaded; loaded: first, second"):
             omni.generate("a star", loras={"third": 1.0}, **SMALL)
-    assert [event.rows_reused for event in events if isinstance(event, Step)] == [0, 1, 1, 0]
+    assert [event.rows_reused for event in events if isinstance(event, StepProgress)] == [0, 1, 1, 0]
     assert made.stats.steps_cached == 2
     assert [(count.hits, count.misses) for count in made.stats.cache] == [(2, 2)]
     effective = made.effective

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import omni_grpc.features
-from omni_grpc.registry import specs
+from omni_grpc.checkpoint.registry import specs
 from omni_grpc.worker.edits import AFTER, BEFORE
 
 FOLDER = Path(omni_grpc.features.__file__).parent

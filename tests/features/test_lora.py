@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.config import LoraConfig
-from omni_grpc.errors import ConfigError, InvalidArgument
 from omni_grpc.features import Context, Effects
 from omni_grpc.features.lora import LoraLinear, apply
-from omni_grpc.loading.checkpoint import Place, Places
+from omni_grpc.loading.checkpoint import WeightTarget, WeightTargets
 from omni_grpc.nn.linear import Linear, activate
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
-from omni_grpc.spec import WeightMap
-from omni_grpc.tuning import Lora
+from omni_grpc.types.adapters_and_caches import Lora
+from omni_grpc.types.errors import ConfigError, InvalidArgument
+from omni_grpc.types.spec import WeightMap
 from tests.features.suite import save
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
@@ -37,7 +37,9 @@ def factors(name: str, out: int, inside: int, seed: int = 0, rank: int = 2) -> d
     }
 
 
-def wrapped(tmp_path: Path, tensors: Mapping[str, Tensor], places: Places, **more: object) -> tuple[nn.Module, Effects]:
+def wrapped(
+    tmp_path: Path, tensors: Mapping[str, Tensor], places: WeightTargets, **more: object
+) -> tuple[nn.Module, Effects]:
     """A module with one layer of 6 to 8 features, `layer`, and the adapter "a"."""
     module = nn.Module()
     module.layer = Linear(6, 8, stream="img").requires_grad_(False)
@@ -59,7 +61,11 @@ def owner(*loras: Lora) -> SimpleNamespace:
 
 def test_an_adapter_of_a_fused_part_lands_in_its_rows_however_large_the_parts_are(tmp_path: Path) -> None:
     """Queries of 4 features, keys of 1, values of 3: as with grouped heads, the parts are unlike."""
-    places = {"q": Place("layer", slice(0, 4)), "k": Place("layer", slice(4, 5)), "v": Place("layer", slice(5, 8))}
+    places = {
+        "q": WeightTarget("layer", slice(0, 4)),
+        "k": WeightTarget("layer", slice(4, 5)),
+        "v": WeightTarget("layer", slice(5, 8)),
+    }
     tensors = factors("k", 1, 6) | factors("v", 3, 6, seed=1)
     module, effects = wrapped(tmp_path, tensors, places)
     rows = Rows([(owner(Lora(id="a", scale=0.5)), "cond")], [Row.of(img=5)], LAYOUTS)
@@ -74,7 +80,7 @@ def test_an_adapter_of_a_fused_part_lands_in_its_rows_however_large_the_parts_ar
 
 
 def test_each_row_gets_its_own_adapters_and_a_row_alone_all_tokens_there_are(tmp_path: Path) -> None:
-    module, _ = wrapped(tmp_path, factors("q", 8, 6), {"q": Place("layer")})
+    module, _ = wrapped(tmp_path, factors("q", 8, 6), {"q": WeightTarget("layer")})
     with_it, without, weak = owner(Lora(id="a")), owner(), owner(Lora(id="a", scale=0.25))
     elsewhere = owner(Lora(id="a", target="transformer_2"))
     states = [with_it, with_it, without, weak, elsewhere]
@@ -93,7 +99,9 @@ def test_each_row_gets_its_own_adapters_and_a_row_alone_all_tokens_there_are(tmp
 
 
 def test_an_adapter_at_scale_zero_is_not_even_multiplied(tmp_path: Path) -> None:
-    module, _ = wrapped(tmp_path, {**factors("q", 8, 6), "q.alpha": torch.tensor(torch.inf)}, {"q": Place("layer")})
+    module, _ = wrapped(
+        tmp_path, {**factors("q", 8, 6), "q.alpha": torch.tensor(torch.inf)}, {"q": WeightTarget("layer")}
+    )
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(2))
     for scale, finite in ((0.0, True), (1.0, False)):
         with activate(Rows([(owner(Lora(id="a", scale=scale)), "cond")], [Row.of(img=4)], LAYOUTS)):

@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import EngineConfig, QuantizationConfig
-from omni_grpc.errors import CheckpointError, ConfigError
 from omni_grpc.features import Context, quant
 from omni_grpc.features.layerwise_offload import Offloaded
 from omni_grpc.features.quant import CODES, QuantizedLinear
@@ -22,8 +22,8 @@ from omni_grpc.loading.checkpoint import WEIGHT_FILE, load_weights
 from omni_grpc.nn.linear import AnyLinear, Coded, Linear
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.quant import LARGEST, quantize_rows
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.spec import WeightMap
+from omni_grpc.types.errors import CheckpointError, ConfigError
+from omni_grpc.types.spec import WeightMap
 from omni_grpc.worker.build import build
 from tests.features.offloaded import Two
 from tests.features.suite import denoisers, save

@@ -14,13 +14,14 @@ from omni_grpc.features.step_cache import apply
 from omni_grpc.nn.dual_stream import DualStreamBlock
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Block, Stack, main_stack
-from omni_grpc.pipeline.base import Again, Done, Segment
+from omni_grpc.pipeline.base import AnotherPrediction, Finished, SegmentFinished
 from omni_grpc.pipeline.batch import advance
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule
 from omni_grpc.pipeline.state import COND, UNCOND, State
-from omni_grpc.request import Guidance, ImageFormat, Request, Task
-from omni_grpc.tuning import TeaCache
+from omni_grpc.types.adapters_and_caches import TeaCache
+from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.request import Guidance, Request, Task
 from tests.toy import toy_spec
 
 EULER, HEUN = "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"
@@ -256,9 +257,9 @@ def test_the_end_of_a_segment_empties_the_slots_and_the_next_one_is_computed() -
         def advance(self, it: State, prediction: Tensor) -> object:
             it.evaluation += 1
             if it.evaluation < 3:
-                return Again()
+                return AnotherPrediction()
             it.segment, it.evaluation = it.segment + 1, 0
-            return Segment(it.latents) if it.segment < 2 else Done()
+            return SegmentFinished(it.latents) if it.segment < 2 else Finished()
 
     module, it = cached(1), state(3)
     kept = []

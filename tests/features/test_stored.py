@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from omni_grpc.errors import CheckpointError, ConfigError
 from omni_grpc.features.quant import CODES, QuantizedLinear
 from omni_grpc.features.tensor_parallel import ColumnLinear, RowLinear, Share
 from omni_grpc.loading.checkpoint import WEIGHT_FILE
 from omni_grpc.nn.linear import Linear
 from omni_grpc.ops.quant import LARGEST, quantize_rows
+from omni_grpc.types.errors import CheckpointError, ConfigError
 from tests.features.suite import denoisers
 from tests.models.cases import ENTRIES
 from tests.models.model import Model

@@ -22,8 +22,9 @@ FORBIDDEN: Mapping[str, tuple[str, str]] = {
     "The compute tower does not import grpc or the control tower": ("omni_grpc.worker", "import grpc"),
     "The compute tower is layered": ("omni_grpc.nn", "import omni_grpc.pipeline"),
     "The control tower is layered": ("omni_grpc.engine", "import omni_grpc.server"),
+    "The shared rooms are layered": ("omni_grpc.types", "import omni_grpc.config"),
+    "The shared rooms import the standard library and each other alone": ("omni_grpc.config", "import yaml"),
     "The client stands alone": ("omni_grpc.client", "import omni_grpc.engine"),
-    "Leaves import the standard library and each other alone": ("omni_grpc.config", "import yaml"),
     "Model families do not know each other": ("omni_grpc.models.family", "import omni_grpc.models.other"),
     "Features do not know each other": ("omni_grpc.features.cache", "import omni_grpc.features.lora"),
     "Features and models do not know each other": ("omni_grpc.features.cache", "import omni_grpc.models.family"),
@@ -51,8 +52,9 @@ def skeleton(tmp_path: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for package in (folder, *folder.parents[: module.count(".")]):
             package.joinpath("__init__.py").touch()
-    for importer, imported in re.findall(r'"(omni_grpc[.\w]+) -> (omni_grpc[.\w]+)"', settings):
-        tmp_path.joinpath(*importer.split("."), "__init__.py").write_text(f"import {imported}\n", encoding="utf-8")
+    for importer, imported in re.findall(r'"(omni_grpc[.\w]+) -> ([.\w]+)"', settings):
+        with tmp_path.joinpath(*importer.split("."), "__init__.py").open("a", encoding="utf-8") as file:
+            file.write(f"import {imported}\n")
     return tmp_path
 
 

@@ -20,8 +20,8 @@ import dataclasses, json, sys, types
 import huggingface_hub.file_download as download
 # it sleeps for a second before each new try, and nothing here tests that
 download.time = types.SimpleNamespace(sleep=lambda seconds: None)
-from omni_grpc import hub
-from omni_grpc.errors import OmniError
+from omni_grpc.checkpoint import hub
+from omni_grpc.types.errors import OmniError
 answers = []
 for revision in sys.argv[2:]:
     seen = []

@@ -13,7 +13,7 @@ from .conftest import NEEDED
 
 LOOK = """
 import json, sys
-from omni_grpc import hub
+from omni_grpc.checkpoint import hub
 folder, found = hub.headers("tiny-org/tiny")
 files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 print(json.dumps([found, files]))

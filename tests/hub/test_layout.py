@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from omni_grpc import layout
-from omni_grpc.errors import CheckpointError
+from omni_grpc.checkpoint import layout
+from omni_grpc.types.errors import CheckpointError
 
 INDEX = {"_class_name": "P", "unet": ["diffusers", "UNet"], "text": ["transformers", "CLIPTextModel"], "bits": [1, 2]}
 WEIGHTLESS = (

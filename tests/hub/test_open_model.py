@@ -11,11 +11,11 @@ import pytest
 import safetensors.torch
 import torch
 
+from omni_grpc.checkpoint.registry import open_model
 from omni_grpc.config import EngineConfig
-from omni_grpc.errors import CheckpointError, ConfigError
 from omni_grpc.loading.loader import Loader
 from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
-from omni_grpc.registry import open_model
+from omni_grpc.types.errors import CheckpointError, ConfigError
 
 from .conftest import ROOT
 

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.service
 
 ASK = """
 import json, sys
-from omni_grpc import hub
-from omni_grpc.errors import OmniError
+from omni_grpc.checkpoint import hub
+from omni_grpc.types.errors import OmniError
 try:
     print(json.dumps({"path": str(eval(sys.argv[1]))}))
 except OmniError as error:

@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from omni_grpc.errors import ConfigError
 from omni_grpc.loading.adapters import read_adapter
+from omni_grpc.types.errors import ConfigError
 
 DOWN, UP = torch.arange(8.0).view(2, 4), torch.arange(6.0).view(3, 2)
 LAYER = "blocks.0.attn.to_q"

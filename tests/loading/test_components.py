@@ -11,9 +11,9 @@ import safetensors.torch
 import torch
 import transformers
 
-from omni_grpc.errors import CheckpointError
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.loading.components import load_module, load_tokenizer
-from omni_grpc.registry import open_checkpoint
+from omni_grpc.types.errors import CheckpointError
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ import safetensors.torch
 import torch
 from diffusers.loaders import single_file_utils
 
+from omni_grpc.checkpoint.registry import open_checkpoint, open_model, specs
 from omni_grpc.config import EngineConfig
-from omni_grpc.errors import CheckpointError, ConfigError
 from omni_grpc.loading.checkpoint import WEIGHT_FILE
 from omni_grpc.loading.gguf import GgufFile
 from omni_grpc.omni import Omni
-from omni_grpc.registry import open_checkpoint, open_model, specs
-from omni_grpc.settle import apply_settings, check_settings
+from omni_grpc.resolve.settings import apply_settings, check_settings
+from omni_grpc.types.errors import CheckpointError, ConfigError
 from tests.gguf_files import FLUX, WAN, Z_IMAGE, convert, joined, original_names, parted, write
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
@@ -251,7 +251,7 @@ from omni_grpc.features import Context, gguf
 from omni_grpc.loading.gguf import GgufFile
 from omni_grpc.omni import Omni
 from omni_grpc.nn.linear import Linear
-from omni_grpc.spec import SingleFile, WeightMap
+from omni_grpc.types.spec import SingleFile, WeightMap
 from tests.toy import toy_spec
 
 def resident():

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc import ops
-from omni_grpc.errors import CheckpointError
 from omni_grpc.loading.checkpoint import WEIGHT_FILE, load_weights
 from omni_grpc.nn.linear import Linear
 from omni_grpc.ops.host import Reading, Region, Words
-from omni_grpc.spec import WeightMap
+from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.spec import WeightMap
 
 MAP = WeightMap(fused={"both": ("one", "two")}, float32=(r"^precise",))
 

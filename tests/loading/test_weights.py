@@ -13,11 +13,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from omni_grpc.errors import CheckpointError
 from omni_grpc.loading import checkpoint
 from omni_grpc.loading.checkpoint import INDEX_FILE, WEIGHT_FILE, ahead, load_weights
 from omni_grpc.models.qwen_image import TRANSFORMER_WEIGHTS
 from omni_grpc.models.qwen_image.qwen_image_transformer import QwenImageTransformer
+from omni_grpc.types.errors import CheckpointError
 
 BLOCK = "transformer_blocks.1"
 

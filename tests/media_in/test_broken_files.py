@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_grpc.errors import InvalidArgument
 from omni_grpc.media_in import decode_audio, decode_image, decode_video
-from omni_grpc.request import AudioFormat, VideoFormat
+from omni_grpc.types.errors import InvalidArgument
+from omni_grpc.types.media import AudioFormat, VideoFormat
 from omni_grpc.worker import media
 from tests.media_in.files import LIMITS, film, picture, saved, tone
 

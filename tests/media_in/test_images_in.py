@@ -6,8 +6,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from omni_grpc.errors import InvalidArgument
 from omni_grpc.media_in import decode_image, decode_mask
+from omni_grpc.types.errors import InvalidArgument
 from tests.media_in.files import FIELD, LIMITS, picture, saved
 
 

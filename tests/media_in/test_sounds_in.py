@@ -3,9 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from omni_grpc.errors import InvalidArgument
 from omni_grpc.media_in import decode_audio
-from omni_grpc.request import AudioFormat
+from omni_grpc.types.errors import InvalidArgument
+from omni_grpc.types.media import AudioFormat
 from omni_grpc.worker import media
 from tests.media_in.files import LIMITS, film, picture, recording, saved, tone
 

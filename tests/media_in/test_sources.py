@@ -3,8 +3,8 @@ import hashlib
 
 import pytest
 
-from omni_grpc.errors import InvalidArgument
 from omni_grpc.media_in import check_sha256, decode_image, read_uri
+from omni_grpc.types.errors import InvalidArgument
 from tests.media_in.files import LIMITS, picture, saved
 
 DATA = saved(picture(), "PNG")

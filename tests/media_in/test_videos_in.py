@@ -4,9 +4,9 @@ import struct
 import numpy as np
 import pytest
 
-from omni_grpc.errors import InvalidArgument
 from omni_grpc.media_in import decode_video
-from omni_grpc.request import VideoFormat
+from omni_grpc.types.errors import InvalidArgument
+from omni_grpc.types.media import VideoFormat
 from omni_grpc.worker import media
 from tests.media_in.files import LIMITS, film, saved
 from tests.media_in.files import picture as still

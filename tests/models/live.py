@@ -15,8 +15,9 @@ from torch import Tensor
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, Job, LocalExecutor, Submission
 from omni_grpc.pipeline.state import State
-from omni_grpc.request import Draft, Event, Request
-from omni_grpc.spec import Checkpoint
+from omni_grpc.types.events import Event
+from omni_grpc.types.request import Draft, Request
+from omni_grpc.types.spec import Checkpoint
 from omni_grpc.worker.packed import PackedRunner
 
 HANG = 30.0

@@ -13,15 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import EngineConfig
 from omni_grpc.pipeline.outputs import Pixels
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Draft, GuidanceDraft, ImageFormat, Modality, OutputFormat, Request, Task, VideoFormat
-from omni_grpc.resolve import resolve_request
-from omni_grpc.settle import facts_of
-from omni_grpc.spec import Checkpoint, GuidanceKind
+from omni_grpc.resolve.request import resolve_request
+from omni_grpc.resolve.settings import facts_of
+from omni_grpc.types.media import ImageFormat, Modality, OutputFormat, VideoFormat
+from omni_grpc.types.request import Draft, GuidanceDraft, Request, Task
+from omni_grpc.types.spec import Checkpoint, GuidanceKind
 from omni_grpc.worker.build import build
-from omni_grpc.worker.packed import Held, PackedRunner
+from omni_grpc.worker.packed import PackedRunner, RunningRequest
 
 NAME = "tiny"
 """What drafts call the model."""
@@ -164,7 +165,7 @@ class Model:
         return Result(latents(held), pixels, held.states[0].prompt_tokens)
 
 
-def latents(held: Held) -> Tensor:
+def latents(held: RunningRequest) -> Tensor:
     """What was made so far of a request of which nothing is decoded yet: [outputs, T, C], segment after segment."""
     return torch.stack(
         [torch.cat([*finished, state.latents]) for state, finished in zip(held.states, held.finished, strict=True)]

@@ -18,11 +18,12 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
-from omni_grpc.errors import InternalError
+from omni_grpc.checkpoint.registry import specs
 from omni_grpc.pipeline.outputs import Output
-from omni_grpc.registry import specs
-from omni_grpc.request import Guidance, ImageFormat, ImageInput, Inputs, Request, Task, VideoInput
-from omni_grpc.spec import Lazy
+from omni_grpc.types.errors import InternalError
+from omni_grpc.types.media import ImageFormat, ImageInput, Inputs, VideoInput
+from omni_grpc.types.request import Guidance, Request, Task
+from omni_grpc.types.spec import Lazy
 from omni_grpc.worker.delivery import encode
 from tests.models.cases import ENTRIES
 from tests.models.cases.flux import shown
@@ -135,7 +136,7 @@ def test_neither_reads_a_weight_nor_loads_a_module(tmp_path: Path) -> None:
         (tmp_path / part / "config.json").write_text(json.dumps(config), encoding="utf-8")
     code = f"""
 import pickle, sys
-from omni_grpc.registry import open_checkpoint
+from omni_grpc.checkpoint.registry import open_checkpoint
 found = open_checkpoint({str(tmp_path)!r})
 request = pickle.loads({pickle.dumps(asked(images=(ImageInput(4, 2, 3, bytes(24)),)))!r})
 assert "torch" not in sys.modules

@@ -16,30 +16,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from omni_grpc.errors import InvalidArgument
-from omni_grpc.frames import segments
+from omni_grpc.checkpoint.registry import specs
 from omni_grpc.nn.rows import LayoutCache, Rows
-from omni_grpc.pipeline.base import Done as DoneOutcome
+from omni_grpc.pipeline.base import Finished as DoneOutcome
 from omni_grpc.pipeline.batch import assemble, predict
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.state import State
-from omni_grpc.plan import CostModel
-from omni_grpc.registry import specs
-from omni_grpc.request import (
-    ArtifactReady,
-    Cancelled,
-    Done,
-    Draft,
-    Encoded,
-    GuidanceDraft,
-    GuidanceNorm,
-    Preempted,
-    Preview,
-    Request,
-    Resumed,
-    Step,
-)
-from omni_grpc.spec import GuidanceKind
+from omni_grpc.resolve.frames import segments
+from omni_grpc.types.errors import InvalidArgument
+from omni_grpc.types.events import ArtifactReady, Cancelled, Completed, EncodeDone, Preempted, Resumed, StepProgress
+from omni_grpc.types.media import Preview
+from omni_grpc.types.plan import CostModel
+from omni_grpc.types.request import Draft, GuidanceDraft, GuidanceNorm, Request
+from omni_grpc.types.spec import GuidanceKind
 from omni_grpc.worker.delivery import encode
 from tests.models.cases import ENTRIES, pipeline_of
 from tests.models.live import ended, live, seen
@@ -252,11 +241,11 @@ async def test_a_preempted_request_ends_as_if_it_had_been_alone(model: Model) ->
         low = it.submit(long)
         await gate.reached()
         high = it.submit(short, priority=5)
-        await seen(high, Encoded)
+        await seen(high, EncodeDone)
         gate.open()
         await ended(low)
         events = [entry.event for entry in low.entries]
-        assert [event.step for event in events if isinstance(event, Step)] == list(range(1, 13))
+        assert [event.step for event in events if isinstance(event, StepProgress)] == list(range(1, 13))
         assert [type(event) for event in events if isinstance(event, Preempted | Resumed)] == [Preempted, Resumed]
         (aside,) = (event for event in events if isinstance(event, Preempted))
         assert aside.completed_steps == 4
@@ -377,8 +366,12 @@ async def test_a_whole_life_ends_with_its_files(model: Model) -> None:
         assert torch.equal(torch.stack(latents), expected.latents)
         request = model.request(draft)
         assert files == [encode(Output(pixels=image), request).data for image in expected.images]
-        kinds = [type(entry.event) for entry in job.entries if isinstance(entry.event, Step | ArtifactReady | Done)]
-        assert kinds == [Step, Step, ArtifactReady, ArtifactReady, Done]
+        kinds = [
+            type(entry.event)
+            for entry in job.entries
+            if isinstance(entry.event, StepProgress | ArtifactReady | Completed)
+        ]
+        assert kinds == [StepProgress, StepProgress, ArtifactReady, ArtifactReady, Completed]
         await it.empty()
 
 

@@ -14,7 +14,6 @@ from diffusers.models.transformers.transformer_flux import FluxPosEmbed
 from diffusers.pipelines.flux import pipeline_flux_kontext
 from torch import Tensor
 
-from omni_grpc.errors import CheckpointError, InvalidArgument
 from omni_grpc.models.flux import kontext_limits, limits
 from omni_grpc.models.flux.flux_transformer import FluxTransformer
 from omni_grpc.models.flux.kontext_pictures import SIZES, nearest
@@ -22,8 +21,11 @@ from omni_grpc.models.flux.pipeline_text_to_image import FluxPipeline
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import LayoutCache
 from omni_grpc.pipeline.batch import assemble, predict
-from omni_grpc.request import Done, Draft, GuidanceDraft, Inputs, Step
-from omni_grpc.spec import GuidanceKind
+from omni_grpc.types.errors import CheckpointError, InvalidArgument
+from omni_grpc.types.events import Completed, StepProgress
+from omni_grpc.types.media import Inputs
+from omni_grpc.types.request import Draft, GuidanceDraft
+from omni_grpc.types.spec import GuidanceKind
 from tests.models.cases import ENTRIES, LONG, ask
 from tests.models.cases.flux import guided, scaled, shown
 from tests.models.live import ended, live
@@ -311,11 +313,11 @@ async def test_evaluations_are_told_step_by_step_and_in_all(dev: Model, schedule
         await ended(job)
         events = [entry.event for entry in job.entries]
         assert it.gates["step"].calls == sum(evals)
-    assert [(e.step, e.total, e.evals) for e in events if isinstance(e, Step)] == [
+    assert [(e.step, e.total, e.evals) for e in events if isinstance(e, StepProgress)] == [
         (step, 3, count) for step, count in enumerate(evals, 1)
     ]
     end = events[-1]
-    assert isinstance(end, Done)
+    assert isinstance(end, Completed)
     assert (end.effective.steps, end.effective.evals) == (3, sum(evals))
     assert end.effective.scheduler == (scheduler or "FlowMatchEulerDiscreteScheduler")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import omni_grpc.models
-from omni_grpc.registry import specs
+from omni_grpc.checkpoint.registry import specs
 
 ROOT = Path(omni_grpc.models.__file__).resolve().parent
 FAMILIES = sorted({spec.family for spec in specs().values()})

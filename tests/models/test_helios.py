@@ -13,8 +13,6 @@ import torch
 from diffusers import HeliosTransformer3DModel
 from torch import Tensor
 
-from omni_grpc import shared
-from omni_grpc.errors import CheckpointError, InternalError, InvalidArgument
 from omni_grpc.loading.checkpoint import WEIGHT_FILE, load_weights
 from omni_grpc.models.helios import EXPECTED, HISTORY, TRANSFORMER_WEIGHTS
 from omni_grpc.models.helios.helios_transformer import HeliosTransformer
@@ -22,19 +20,19 @@ from omni_grpc.models.helios.pipeline_video import HeliosPipeline
 from omni_grpc.nn.rows import MOD, LayoutCache, Rows
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.preview import latent_picture
-from omni_grpc.request import (
+from omni_grpc.types import shared_memory as shared
+from omni_grpc.types.errors import CheckpointError, InternalError, InvalidArgument
+from omni_grpc.types.events import (
     ArtifactReady,
-    Decoding,
-    Done,
-    Draft,
-    Encoded,
-    Inputs,
+    Completed,
+    DecodeProgress,
+    EncodeDone,
     Preempted,
-    Preview,
     Started,
-    Step,
-    Task,
+    StepProgress,
 )
+from omni_grpc.types.media import Inputs, Preview
+from omni_grpc.types.request import Draft, Task
 from omni_grpc.worker import media
 from tests.models.cases.helios import ENTRIES, LONG, NEGATIVE, ask, moving
 from tests.models.live import ended, live, seen
@@ -226,20 +224,20 @@ async def test_a_chunk_is_decoded_while_the_next_one_takes_its_steps(model: Mode
         job = it.submit(draft)
         await gate.reached()
         # the last step of the second chunk is not over yet
-        await seen(job, Decoding)
+        await seen(job, DecodeProgress)
         gate.open()
         await ended(job)
         assert job.state == "SUCCEEDED", job.failure
         (started,) = events(job, Started)
         assert started.steps == job.total_steps == 9
-        steps = events(job, Step)
+        steps = events(job, StepProgress)
         assert [(step.step, step.total, step.segment, step.segments) for step in steps] == [
             (n + 1, 9, n // 3, 3) for n in range(9)
         ]
-        both = events(job, Step, Decoding)
-        assert [type(event) for event in both[:7]] == [Step] * 5 + [Decoding, Step]
+        both = events(job, StepProgress, DecodeProgress)
+        assert [type(event) for event in both[:7]] == [StepProgress] * 5 + [DecodeProgress, StepProgress]
         assert (both[5].done_units, both[5].total_units) == (1, 3)
-        (done,) = events(job, Done)
+        (done,) = events(job, Completed)
         assert (done.effective.steps, done.effective.num_frames, done.stats.steps_run) == (3, 97, 9)
         assert [artifact.num_frames for artifact in job.artifacts] == [97, 97]
         decoded = sum(len(parts) for parts in it.latents.values())
@@ -256,10 +254,10 @@ async def test_a_video_that_is_preempted_at_the_border_of_chunks_ends_as_if_it_h
         low = it.submit(long)
         await gate.reached()
         high = it.submit(short, priority=5)
-        await seen(high, Encoded)
+        await seen(high, EncodeDone)
         gate.open()
         await ended(low)
-        assert [event.step for event in events(low, Step)] == list(range(1, 7))
+        assert [event.step for event in events(low, StepProgress)] == list(range(1, 7))
         (aside,) = events(low, Preempted)
         assert aside.completed_steps == 2, "with its first chunk"
         for draft, job in ((long, low), (short, high)):
@@ -275,7 +273,7 @@ async def test_a_cancel_in_the_decode_of_a_chunk_leaves_nothing_and_the_neighbou
         job = it.submit(first)
         await gate.reached()
         neighbour = it.submit(second)
-        await seen(neighbour, Step)
+        await seen(neighbour, StepProgress)
         it.engine.cancel(job.id, "enough")
         assert job.state == "CANCELLED"
         count = job.last_seq

@@ -13,7 +13,7 @@ import torch
 from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope, QwenImageTransformerBlock
 from torch import nn
 
-from omni_grpc.errors import CheckpointError
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.loading.checkpoint import WEIGHT_FILE, load_weights
 from omni_grpc.loading.loader import Loader
 from omni_grpc.models.qwen_image import TRANSFORMER_WEIGHTS
@@ -24,7 +24,7 @@ from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.pipeline.batch import assemble, predict
-from omni_grpc.registry import open_checkpoint
+from omni_grpc.types.errors import CheckpointError
 from tests.models.cases import ENTRIES
 from tests.models.cases.ask import LONG, NEGATIVE, ask
 from tests.models.model import Model

@@ -15,19 +15,20 @@ import torch
 from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed
 from torch import Tensor
 
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import EngineConfig, LimitsConfig
-from omni_grpc.errors import CheckpointError, ConfigError
 from omni_grpc.models.wan.pipeline_text_to_video import WanPipeline
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import LayoutCache, Rows
 from omni_grpc.pipeline.batch import advance, assemble, predict
 from omni_grpc.pipeline.state import State
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import GuidanceDraft, ImageInput, Inputs
-from omni_grpc.resolve import resolve_request
-from omni_grpc.rules import Facts
-from omni_grpc.settle import apply_settings
-from omni_grpc.spec import Checkpoint
+from omni_grpc.resolve.request import resolve_request
+from omni_grpc.resolve.rules import ServingFacts
+from omni_grpc.resolve.settings import apply_settings
+from omni_grpc.types.errors import CheckpointError, ConfigError
+from omni_grpc.types.media import ImageInput, Inputs
+from omni_grpc.types.request import GuidanceDraft
+from omni_grpc.types.spec import Checkpoint
 from tests.models.cases import ENTRIES, LONG
 from tests.models.cases.wan import ask, guided, shown, wan
 from tests.models.model import NAME, Entry, Model
@@ -307,8 +308,8 @@ def test_a_first_frame_is_in_the_video_of_ti2v_as_it_was_encoded(folders: Callab
     assert np.abs(video[0].astype(int) - alone.numpy()).max() <= 1
 
 
-def facts(checkpoint: Checkpoint) -> Facts:
-    return Facts(checkpoint, LimitsConfig())
+def facts(checkpoint: Checkpoint) -> ServingFacts:
+    return ServingFacts(checkpoint, LimitsConfig())
 
 
 @pytest.mark.parametrize(

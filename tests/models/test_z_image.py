@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from omni_grpc.errors import CheckpointError
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.loading.loader import Loader
 from omni_grpc.models.z_image.pipeline_text_to_image import ZImagePipeline
 from omni_grpc.models.z_image.z_image_transformer import ZImageTransformer
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import LayoutCache
 from omni_grpc.pipeline.batch import assemble, predict
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Done, GuidanceDraft
+from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.events import Completed
+from omni_grpc.types.request import GuidanceDraft
 from tests.models.cases.ask import LONG, NEGATIVE, ask
 from tests.models.cases.z_image import ENTRY, z_image
 from tests.models.live import ended, live
@@ -91,7 +92,7 @@ async def test_the_scale_that_is_reported_is_the_one_that_was_asked_for(model: M
         job = it.submit(draft)
         await ended(job)
         (latents,), _ = it.outcome(job)
-        (done,) = (entry.event for entry in job.entries if isinstance(entry.event, Done))
+        (done,) = (entry.event for entry in job.entries if isinstance(entry.event, Completed))
         assert done.effective.guidance.true_cfg_scale == 5.0
     assert (latents - model.oracle(draft).latents[0]).abs().max() < 1e-4
 

@@ -19,7 +19,7 @@ from omni_grpc.models.z_image import TRANSFORMER_WEIGHTS
 from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
 from omni_grpc.nn.single_stream import SingleStreamBlock
 from omni_grpc.nn.stack import Stack
-from omni_grpc.spec import WeightMap
+from omni_grpc.types.spec import WeightMap
 from tools.tiny.images import disturb_norms
 
 HEADS, SIZE, HIDDEN = 4, 16, 170

@@ -15,15 +15,15 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from omni_grpc.backends import APART, AUTO, BACKENDS, INVARIANT, TOGETHER, Backend, candidates, choose, lack
 from omni_grpc.compat import Attention, AttentionMetadata
-from omni_grpc.errors import ConfigError
+from omni_grpc.config.backends import APART, AUTO, BACKENDS, INVARIANT, TOGETHER, Backend, candidates, choose, lack
 from omni_grpc.nn.query_key import Projected, attended_joint
 from omni_grpc.nn.rows import LayoutCache, Row
 from omni_grpc.nn.rows import Rows as NnRows
 from omni_grpc.ops.attention import use_of, varlen_attention
 from omni_grpc.ops.attention_kernels import Offsets, coded_reference, flash_3_coded, flash_3_coded_apart, sdpa
 from omni_grpc.ops.heads import quantize_heads
+from omni_grpc.types.errors import ConfigError
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 TOLERANCE = {F32: 2e-5, F16: 4e-3, BF16: 2e-2}

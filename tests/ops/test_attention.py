@@ -12,13 +12,13 @@ from unittest import mock
 import pytest
 import torch
 
-from omni_grpc.backends import AUTO, BACKENDS, FAMILIES, Use, choose, lack, run_of, ways
-from omni_grpc.errors import ConfigError
+from omni_grpc.config.backends import AUTO, BACKENDS, FAMILIES, Use, choose, lack, run_of, ways
 from omni_grpc.ops import attention_choice, attention_kernels
 from omni_grpc.ops.attention_choice import Rows
 from omni_grpc.ops.attention_kernels import Offsets, coded_reference, sdpa
 from omni_grpc.ops.heads import CodedHeads
 from omni_grpc.ops.tuning import Choices
+from omni_grpc.types.errors import ConfigError
 from tests.ops.attention_cases import EIGHT_BITS, SCALE, Case, expected, inputs
 
 H100 = {"device": "cuda", "capability": (9, 0), "dtype": "bfloat16", "head_size": 128}

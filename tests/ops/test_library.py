@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from omni_grpc import doctor, ops
+from omni_grpc import ops
+from omni_grpc.cli import doctor
 from omni_grpc.ops import library
 from omni_grpc.ops.library import NativeLibrary
 

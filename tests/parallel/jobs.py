@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from omni_grpc.errors import ConfigError, InternalError
+from omni_grpc.config.roles import Choice, Roles
 from omni_grpc.features import (
     Context,
     layerwise_offload,
@@ -29,8 +29,8 @@ from omni_grpc.loading.checkpoint import load_weights
 from omni_grpc.nn import attention
 from omni_grpc.nn.rows import JOINT, LayoutCache, Rows
 from omni_grpc.nn.stack import Carry
-from omni_grpc.roles import Choice, Roles
-from omni_grpc.spec import ModelSpec, Split
+from omni_grpc.types.errors import ConfigError, InternalError
+from omni_grpc.types.spec import ModelSpec, Split
 from tests.parallel import toys
 
 Group = dist.ProcessGroup | None

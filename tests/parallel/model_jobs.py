@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.errors import ConfigError
 from omni_grpc.features.quant import QuantizedLinear
-from omni_grpc.loading.checkpoint import Places
+from omni_grpc.loading.checkpoint import WeightTargets
 from omni_grpc.loading.loader import Edit, Loader
 from omni_grpc.pipeline.base import Pipeline
-from omni_grpc.plan import Progress
-from omni_grpc.request import Request
-from omni_grpc.spec import Checkpoint
+from omni_grpc.types.errors import ConfigError
+from omni_grpc.types.plan import RequestStep
+from omni_grpc.types.request import Request
+from omni_grpc.types.spec import Checkpoint
 from omni_grpc.worker.packed import PackedRunner
 from tests.parallel.jobs import FEATURES, Group, Work, context, device_of, watched
 
@@ -32,7 +32,7 @@ def load(group: Group, checkpoint: Checkpoint, features: Features) -> Pipeline:
         chosen = [name for name, feature in FEATURES.items() if name in features and feature.before == before]
         return [functools.partial(edit, name) for name in chosen]
 
-    def edit(feature: str, module: nn.Module, component: str, places: Places) -> None:
+    def edit(feature: str, module: nn.Module, component: str, places: WeightTargets) -> None:
         told = dataclasses.replace(context(group, checkpoint.spec, component), places=places)
         FEATURES[feature].apply(module, features[feature], told)
 
@@ -86,7 +86,7 @@ def run_model(group: Group, checkpoint: Checkpoint, features: Features, joins: S
     pipeline = load(group, checkpoint, features)
     runner = PackedRunner(pipeline, device_of(group), "omni-test-ranks-")
     running: list[str] = []
-    steps: list[Progress] = []
+    steps: list[RequestStep] = []
     with watched() as work:
         for tick in itertools.count():
             for request in [request for at, request in joins if at == tick]:

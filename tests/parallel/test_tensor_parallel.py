@@ -14,7 +14,7 @@ from omni_grpc.loading.checkpoint import WEIGHT_FILE
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import JOINT
-from omni_grpc.spec import Split, SplitKind
+from omni_grpc.types.spec import Split, SplitKind
 from tests.parallel import jobs, toys
 from tests.parallel.ranks import ALL, PAIR, Ranks
 

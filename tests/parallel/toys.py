@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import JOINT, MOD, LayoutCache, Row, Rows
-from omni_grpc.nn.stack import Block, Carry, Run, Stack, convert
-from omni_grpc.request import Guidance
-from omni_grpc.spec import Defaults, Limits, ModelSpec, Split, SplitKind, WeightMap
+from omni_grpc.nn.stack import Block, Carry, RunBlocks, Stack, convert
+from omni_grpc.types.request import Guidance
+from omni_grpc.types.spec import Defaults, Limits, ModelSpec, Split, SplitKind, WeightMap
 
 HEADS, KV_HEADS, HEAD_SIZE = 12, 6, 8
 CHANNELS = HEADS * HEAD_SIZE
@@ -142,7 +142,7 @@ class HeaviestFirst:
     def __init__(self) -> None:
         self.norms: list[float] = []
 
-    def __call__(self, run: Run) -> Run:
+    def __call__(self, run: RunBlocks) -> RunBlocks:
         def around(stack: Stack, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
             images = rows.stream("img").split(carry["img"])
             self.norms = rows.totals(torch.stack([x.square().sum() for x in images])).tolist()

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
-from omni_grpc.pipeline.base import Done, Next, Outcome, Pipeline, advance
+from omni_grpc.pipeline.base import Finished, NextStep, Outcome, Pipeline, advance
 from omni_grpc.pipeline.batch import advance as advance_state
 from omni_grpc.pipeline.batch import assemble, predict
 from omni_grpc.pipeline.guidance import combine
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule
-from omni_grpc.pipeline.state import COND, UNCOND, Cond, State, Tables
-from omni_grpc.request import Guidance, GuidanceNorm, ImageFormat, Request, Task
+from omni_grpc.pipeline.state import COND, UNCOND, Conditioning, State, Tables
+from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.request import Guidance, GuidanceNorm, Request, Task
 
 EULER, HEUN = "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"
 REQUEST = Request(
@@ -63,7 +64,7 @@ class Toy(Pipeline):
 
 def state(tokens: int, guidance: Guidance | None, scheduler: str = EULER, **config: object) -> State:
     row = Row.of(img=tokens + 2)
-    cond = Cond(row=row, constants={}, tables=Tables(t=torch.zeros(9, 1, 1)))
+    cond = Conditioning(row=row, constants={}, tables=Tables(t=torch.zeros(9, 1, 1)))
     return State(
         request=REQUEST,
         output=0,
@@ -102,7 +103,7 @@ def test_steps_that_are_taken_together_are_those_that_each_state_takes(changed: 
             outcome = advance_state(toy, it, predictions[it])
             oracle.ahead = None
             assert isinstance(advance(oracle, guided * (2 if changed else 1)), type(outcome))
-            assert isinstance(outcome, Done if step == 2 else Next)
+            assert isinstance(outcome, Finished if step == 2 else NextStep)
             torch.testing.assert_close(it.latents, oracle.latents, rtol=1e-6, atol=1e-6)
             assert it.evaluation == oracle.evaluation == step + 1
             assert it.ahead.odd.item() == 0

@@ -8,7 +8,7 @@ import torch
 from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import rescale_noise_cfg
 
 from omni_grpc.pipeline.guidance import combine
-from omni_grpc.request import Guidance, GuidanceNorm
+from omni_grpc.types.request import Guidance, GuidanceNorm
 
 COND, UNCOND = (torch.randn(12, 2, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
 SCALE = 1.5

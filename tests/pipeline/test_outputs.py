@@ -7,8 +7,8 @@ import pytest
 import torch
 from diffusers.image_processor import VaeImageProcessor
 
-from omni_grpc.errors import InternalError
 from omni_grpc.pipeline.outputs import Output, join, to_uint8
+from omni_grpc.types.errors import InternalError
 
 
 def test_bytes_are_those_of_diffusers() -> None:

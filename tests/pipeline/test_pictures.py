@@ -9,7 +9,7 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 
 from omni_grpc.pipeline.pictures import picture, pixels
-from omni_grpc.request import ImageInput
+from omni_grpc.types.media import ImageInput
 
 NOISE = np.random.default_rng(0).integers(0, 256, (30, 47, 4), np.uint8)
 

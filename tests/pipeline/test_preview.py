@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from omni_grpc.pipeline.preview import foreseen, latent_picture
-from omni_grpc.spec import LatentRgb
+from omni_grpc.types.spec import LatentRgb
 
 FACTORS = ((0.5, -0.2, 0.1), (0.0, 0.3, -0.4), (-0.1, 0.2, 0.6), (0.25, 0.0, -0.3))
 BIAS = (0.1, -0.2, 0.3)

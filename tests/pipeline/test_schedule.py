@@ -8,8 +8,8 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, HeliosScheduler, UniPCMultistepScheduler
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 
-from omni_grpc.errors import CheckpointError
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
+from omni_grpc.types.errors import CheckpointError
 
 CONFIG = {
     "_class_name": "FlowMatchEulerDiscreteScheduler",

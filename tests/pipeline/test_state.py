@@ -8,8 +8,9 @@ import torch
 from omni_grpc.nn.rows import Row
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule
-from omni_grpc.pipeline.state import COND, UNCOND, Cond, State, Tables
-from omni_grpc.request import Guidance, ImageFormat, Request, Task
+from omni_grpc.pipeline.state import COND, UNCOND, Conditioning, State, Tables
+from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.request import Guidance, Request, Task
 
 
 def state(guidance: Guidance, *, branches: tuple[str, ...] = (COND, UNCOND), steps: int = 4) -> State:
@@ -28,7 +29,7 @@ def state(guidance: Guidance, *, branches: tuple[str, ...] = (COND, UNCOND), ste
         output_format=ImageFormat.PNG,
     )
     sigmas = [1 - step / steps for step in range(steps)]
-    cond = Cond(row=Row.of(txt=1, img=1), constants={}, tables=Tables())
+    cond = Conditioning(row=Row.of(txt=1, img=1), constants={}, tables=Tables())
     return State(
         request=request,
         output=0,

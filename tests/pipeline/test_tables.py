@@ -9,7 +9,7 @@ import torch
 
 from omni_grpc.pipeline.state import Tables
 from omni_grpc.pipeline.tables import SharedTables
-from omni_grpc.tuning import Lora
+from omni_grpc.types.adapters_and_caches import Lora
 
 
 def state(*timesteps: float, loras: tuple[Lora, ...] = ()) -> SimpleNamespace:

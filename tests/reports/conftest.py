@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from omni_grpc import Omni
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.spec import Checkpoint
+from omni_grpc.checkpoint.registry import open_checkpoint
+from omni_grpc.types.spec import Checkpoint
 from tests.server.service import Service, serving
 
 if TYPE_CHECKING:

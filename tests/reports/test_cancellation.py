@@ -9,8 +9,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from omni_grpc.engine import JobState
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.errors import Code, Failure
-from omni_grpc.request import Draft, Step
+from omni_grpc.types.errors import Code, Failure
+from omni_grpc.types.events import StepProgress
+from omni_grpc.types.request import Draft
 from omni_grpc.v1 import job_pb2
 from tests.server.service import Service, image, kinds, serving, to_error, until
 
@@ -148,7 +149,7 @@ async def test_b106_a_call_that_was_cancelled_leaves_nothing_behind(service):
 def test_b107_a_cancelled_run_frees_its_memory(omni):
     stream = omni.stream(Draft(model="tiny", prompt="x", width=64, height=64, steps=200))
     for event in stream:
-        if isinstance(event, Step) and event.step == 3:
+        if isinstance(event, StepProgress) and event.step == 3:
             break
     stream.close()
     # the lanes work in order: once this one is through, what was dropped before is gone

@@ -9,9 +9,10 @@ import torch
 
 from omni_grpc.config import LimitsConfig
 from omni_grpc.loading.loader import Loader
-from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat
-from omni_grpc.resolve import resolve_request
-from omni_grpc.rules import Facts
+from omni_grpc.resolve.request import resolve_request
+from omni_grpc.resolve.rules import ServingFacts
+from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.request import Draft, GuidanceDraft, GuidanceNorm
 from omni_grpc.worker.packed import PackedRunner
 from tests.server.service import image
 
@@ -20,7 +21,7 @@ LONG = {"prompt": "a red circle left of a blue square " * 40, "width": 32, "heig
 
 
 def requests(checkpoint, *drafts):
-    facts = Facts(checkpoint, LimitsConfig())
+    facts = ServingFacts(checkpoint, LimitsConfig())
     return [
         resolve_request(Draft(**({"model": "tiny"} | draft)), facts, id=f"job_{i}").request
         for i, draft in enumerate(drafts)

@@ -12,12 +12,12 @@ import safetensors.torch
 import torch
 
 from omni_grpc import InternalError, Omni
-from omni_grpc.errors import FailedPrecondition
 from omni_grpc.features.quant import CODES, QuantizedLinear
 from omni_grpc.loading.checkpoint import WEIGHT_FILE
 from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.rows import MOD
 from omni_grpc.ops.quant import quantize_rows
+from omni_grpc.types.errors import FailedPrecondition
 
 SCHEMES = pytest.mark.parametrize("scheme", ["fp8", "int8"])
 PSNR = {"fp8": 30.0, "int8": 38.0}

@@ -12,13 +12,14 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from omni_grpc import ResourceExhausted, serve
+from omni_grpc import ResourceExhausted
+from omni_grpc.cli import serve
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, EngineState, ProcessExecutor, Submission
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.errors import Code, Failure
-from omni_grpc.request import Draft
 from omni_grpc.server import Server
+from omni_grpc.types.errors import Code, Failure
+from omni_grpc.types.request import Draft
 from tests.server.fake_executor import FakeExecutor
 from tests.server.service import CHECKPOINT, Service, image, kinds, refusal, serving, to_error, until
 from tests.toy import toy_checkpoint

@@ -12,12 +12,13 @@ import pytest
 from omni_grpc import InvalidArgument
 from omni_grpc.config import LimitsConfig
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.errors import Code, Failure
 from omni_grpc.models.qwen_image import SPECS
-from omni_grpc.request import Draft, GuidanceDraft, ImageFormat
-from omni_grpc.resolve import resolve_request
-from omni_grpc.rules import Facts
-from omni_grpc.spec import Checkpoint
+from omni_grpc.resolve.request import resolve_request
+from omni_grpc.resolve.rules import ServingFacts
+from omni_grpc.types.errors import Code, Failure
+from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.request import Draft, GuidanceDraft
+from omni_grpc.types.spec import Checkpoint
 from omni_grpc.v1 import job_pb2
 from tests.server.service import CHECKPOINT, image, kinds, refusal, serving, to_error
 
@@ -38,7 +39,7 @@ async def still_works(service) -> None:
 
 
 def resolve(facts=None, **changes):
-    facts = facts or Facts(CHECKPOINT, LimitsConfig())
+    facts = facts or ServingFacts(CHECKPOINT, LimitsConfig())
     draft = Draft(**({"model": facts.checkpoint.name, "prompt": "a red circle"} | changes))
     return resolve_request(draft, facts, id="job_1")
 
@@ -63,7 +64,7 @@ async def test_b001_a_size_that_the_model_cannot_do_is_refused_at_once(service, 
 @pytest.mark.parametrize(("stages", "multiple"), [([1, 2, 4], 8), ([1, 2, 4, 4], 16), ([1, 2, 4, 4, 4], 32)])
 def test_b002_the_multiple_is_that_of_the_checkpoint(stages, multiple):
     checkpoint = Checkpoint(name="qwen", path=Path("qwen"), spec=SPECS[0], configs={"vae": {"dim_mult": stages}})
-    facts = Facts(checkpoint, LimitsConfig())
+    facts = ServingFacts(checkpoint, LimitsConfig())
     assert resolve(facts, width=22 * multiple).request.width == 22 * multiple
     with pytest.raises(InvalidArgument, match=f"is not a multiple of {multiple}; nearest legal value"):
         resolve(facts, width=22 * multiple + multiple // 2)

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from omni_grpc.bench import accuracy
+from omni_grpc.cli.bench import accuracy
 from omni_grpc.config import EngineConfig
 from omni_grpc.omni import Omni
-from omni_grpc.request import Draft, ImageFormat, Preview, Step
 from omni_grpc.scenes.judge import judge
 from omni_grpc.scenes.wish import Noun, Wish
+from omni_grpc.types.events import StepProgress
+from omni_grpc.types.media import ImageFormat, Preview
+from omni_grpc.types.request import Draft
 
 FLOOR = 0.65
 """Of 40 held-out captions at the default size: 31 are right. docs/bundled-model.md has the whole measurement."""
@@ -28,7 +30,10 @@ WISH = Wish((Noun(colour="red", shape="circle"), Noun(colour="blue", shape="squa
 def test_what_it_draws_is_what_was_asked_for() -> None:
     chosen = accuracy.captions(40, 20)
     made = accuracy.render(
-        EngineConfig.from_settings(device="cpu", warm_up_seconds=0), chosen, accuracy.Shape(), lambda count: None
+        EngineConfig.from_settings(device="cpu", warm_up_seconds=0),
+        chosen,
+        accuracy.PictureSettings(),
+        lambda count: None,
     )
     table = accuracy.by_kind(chosen, accuracy.verdicts(chosen, made.pictures))
     assert (made.effective.width, made.effective.height) == (128, 128)
@@ -40,7 +45,7 @@ def test_a_preview_in_the_middle_is_like_the_picture() -> None:
     with Omni(device="cpu", warm_up_seconds=0) as omni:
         stream = omni.stream(draft)
         for event in stream:
-            if isinstance(event, Step) and event.step == 10:
+            if isinstance(event, StepProgress) and event.step == 10:
                 (preview,) = omni._engine.jobs.newest()[0].previews
         final = omni.generate(PROMPT, seed=3).images[0]
     small = np.asarray(final.resize((preview.width, preview.height), Image.Resampling.BOX), float)

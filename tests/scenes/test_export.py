@@ -15,15 +15,15 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from omni_grpc import Omni
-from omni_grpc.bench.accuracy import captions
+from omni_grpc.checkpoint.registry import open_checkpoint
+from omni_grpc.cli.bench.accuracy import captions
 from omni_grpc.config import BUNDLED, LimitsConfig
 from omni_grpc.pipeline.preview import latent_picture
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Draft
-from omni_grpc.resolve import resolve_request
-from omni_grpc.rules import Facts
+from omni_grpc.resolve.request import resolve_request
+from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.scenes.captions import known_words
+from omni_grpc.types.request import Draft
 from tools.train_demo import autoencoder, colours, export, samples
 from tools.train_demo.loop import SHIFT
 
@@ -63,7 +63,7 @@ def test_it_is_small_and_says_what_it_is(exported: Path, folder: Path) -> None:
 
 
 def test_no_caption_has_a_word_that_it_does_not_know(exported: Path) -> None:
-    facts = Facts(open_checkpoint(exported, name="m"), LimitsConfig())
+    facts = ServingFacts(open_checkpoint(exported, name="m"), LimitsConfig())
     for caption in captions(300, 2):
         draft = Draft(model="m", prompt=caption.text)
         assert resolve_request(draft, facts, id="job").warnings == (), caption.text

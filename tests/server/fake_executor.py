@@ -12,13 +12,14 @@ from collections.abc import Coroutine
 
 import PIL.Image
 
-from omni_grpc import shared
 from omni_grpc.engine.executor import Deliver
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.errors import Code, Failure
-from omni_grpc.plan import Broken, CostModel, Decoded, Died, Media, Plan, Prepared, Progress, Ready, Stepped
-from omni_grpc.request import ImageFormat, PreviewImage, Request
-from omni_grpc.tuning import CacheCount
+from omni_grpc.types import shared_memory as shared
+from omni_grpc.types.adapters_and_caches import CacheCount
+from omni_grpc.types.errors import Code, Failure
+from omni_grpc.types.media import ImageFormat, PreviewImage
+from omni_grpc.types.plan import Broken, CostModel, Decoded, Died, Media, Plan, Prepared, Ready, RequestStep, Stepped
+from omni_grpc.types.request import Request
 
 COST = CostModel(fixed=2.0, token=0.25, pair=0.125)
 READY = Ready(pid=1, device="cpu", dtype="float32", load_seconds=0.1, weight_bytes=1234, cost=COST)
@@ -126,12 +127,12 @@ class FakeExecutor:
         else:
             self._deliver(Stepped(elapsed=0.01, progress=tuple(map(self._progress, ids))))
 
-    def _progress(self, job_id: str) -> Progress:
+    def _progress(self, job_id: str) -> RequestStep:
         self._steps[job_id] += 1
         step, request = self._steps[job_id], self._requests[job_id]
         sigma = 1 - (step - 1) / request.steps
         answered = request.cache is not None and 1 < step < request.steps
-        return Progress(
+        return RequestStep(
             id=job_id,
             step=step,
             total=request.steps,

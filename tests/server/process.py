@@ -16,6 +16,7 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from omni_grpc.types.version import __version__
 from omni_grpc.v1 import (
     admin_pb2_grpc,
     artifact_pb2_grpc,
@@ -25,7 +26,6 @@ from omni_grpc.v1 import (
     job_pb2,
     job_pb2_grpc,
 )
-from omni_grpc.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = re.compile(r"omni_grpc (\S+) listening on (\S+) \(model (\S+), cpu float32\)\n")

@@ -14,14 +14,14 @@ from google.rpc import error_details_pb2
 from grpc import aio
 from grpc_status import rpc_status
 
+from omni_grpc.checkpoint.registry import unfetched
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
-from omni_grpc.load import Loading, LoadPhase
-from omni_grpc.plan import Ready
-from omni_grpc.registry import unfetched
-from omni_grpc.request import Guidance, GuidanceNorm
 from omni_grpc.server import Server
-from omni_grpc.spec import Defaults, Limits
+from omni_grpc.types.load_progress import Loading, LoadPhase
+from omni_grpc.types.plan import Ready
+from omni_grpc.types.request import Guidance, GuidanceNorm
+from omni_grpc.types.spec import Defaults, Limits
 from omni_grpc.v1 import (
     admin_pb2_grpc,
     artifact_pb2_grpc,

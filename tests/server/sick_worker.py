@@ -2,8 +2,8 @@
 
 import os
 
-from omni_grpc.errors import Code, Failure
-from omni_grpc.plan import Died, Ready
+from omni_grpc.types.errors import Code, Failure
+from omni_grpc.types.plan import Died, Ready
 
 
 def serve(connection, config, checkpoint, prefix) -> None:

@@ -16,14 +16,15 @@ import av
 import numpy as np
 import PIL.Image
 
-from omni_grpc import shared
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
-from omni_grpc.plan import Media
-from omni_grpc.request import Guidance, Modality, Request, Task
-from omni_grpc.rules import TAKEN
+from omni_grpc.resolve.rules import TAKEN
 from omni_grpc.server import Server
-from omni_grpc.spec import Checkpoint, Defaults, GuidanceKind, Limits
+from omni_grpc.types import shared_memory as shared
+from omni_grpc.types.media import Modality
+from omni_grpc.types.plan import Media
+from omni_grpc.types.request import Guidance, Request, Task
+from omni_grpc.types.spec import Checkpoint, Defaults, GuidanceKind, Limits
 from tests.toy import toy_checkpoint
 
 from .fake_executor import FakeExecutor

@@ -2,7 +2,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from omni_grpc.request import ImageFormat
+from omni_grpc.types.media import ImageFormat
 from omni_grpc.v1 import artifact_pb2
 
 from .fake_executor import picture

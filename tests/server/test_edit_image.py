@@ -6,7 +6,8 @@ import math
 import pytest
 
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.request import ImageFormat, Inputs, Task
+from omni_grpc.types.media import ImageFormat, Inputs
+from omni_grpc.types.request import Task
 from omni_grpc.v1 import generation_pb2, job_pb2, media_pb2, model_pb2
 
 from .fake_executor import picture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omni_grpc.client.events import effective, stats
-from omni_grpc.tuning import Adapter, AppliedLora, FixedCache, TeaCache
+from omni_grpc.types.adapters_and_caches import Adapter, AppliedLora, FixedCache, TeaCache
 from omni_grpc.v1 import model_pb2
 
 from .fake_executor import READY

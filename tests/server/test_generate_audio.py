@@ -4,7 +4,8 @@ import array
 
 import pytest
 
-from omni_grpc.request import AudioFormat, Task
+from omni_grpc.types.media import AudioFormat
+from omni_grpc.types.request import Task
 from omni_grpc.v1 import generation_pb2, job_pb2
 
 from .service import kinds, refusal

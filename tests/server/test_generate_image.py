@@ -10,8 +10,8 @@ import PIL.Image
 import pytest
 
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.errors import Code, Failure
-from omni_grpc.request import ImageFormat
+from omni_grpc.types.errors import Code, Failure
+from omni_grpc.types.media import ImageFormat
 from omni_grpc.v1 import event_pb2, generation_pb2, job_pb2, media_pb2, sampling_pb2
 
 from .fake_executor import picture

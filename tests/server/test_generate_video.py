@@ -5,9 +5,10 @@ import math
 
 import pytest
 
-from omni_grpc.opaque import opaque_spec
-from omni_grpc.request import Task, VideoFormat
-from omni_grpc.spec import Checkpoint
+from omni_grpc.types.diffusers_spec import opaque_spec
+from omni_grpc.types.media import VideoFormat
+from omni_grpc.types.request import Task
+from omni_grpc.types.spec import Checkpoint
 from omni_grpc.v1 import generation_pb2, job_pb2, model_pb2
 
 from .service import kinds, refusal
@@ -126,8 +127,8 @@ async def test_what_is_wrong_is_refused_by_its_path(service, changes, field, tex
 
 
 async def test_a_playing_time_needs_a_rate():
-    from omni_grpc.request import Guidance
-    from omni_grpc.spec import Defaults
+    from omni_grpc.types.request import Guidance
+    from omni_grpc.types.spec import Defaults
 
     without = studio(defaults=lambda configs: Defaults(width=64, height=32, steps=2, guidance=Guidance()))
     async with serving_studio(without) as service:

@@ -3,7 +3,7 @@
 import pytest
 
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.errors import Code, Failure
+from omni_grpc.types.errors import Code, Failure
 from omni_grpc.v1 import event_pb2, job_pb2, sampling_pb2
 
 from .service import image, kinds, refusal, serving, until

@@ -5,10 +5,10 @@ import time
 from collections.abc import AsyncIterator
 
 from omni_grpc.engine import EngineState
-from omni_grpc.errors import Code, Failure
-from omni_grpc.load import Loading, LoadPhase
-from omni_grpc.plan import Died, Fetched
 from omni_grpc.server import admin
+from omni_grpc.types.errors import Code, Failure
+from omni_grpc.types.load_progress import Loading, LoadPhase
+from omni_grpc.types.plan import Died, Fetched
 from omni_grpc.v1 import admin_pb2, artifact_pb2, job_pb2, model_pb2
 
 from .service import CHECKPOINT, Service, downloading, image, kinds, refusal, serving, starting, to_error

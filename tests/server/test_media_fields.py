@@ -3,10 +3,10 @@
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from omni_grpc.errors import InvalidArgument
 from omni_grpc.server.requests import read
 from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_VIDEO
 from omni_grpc.server.tasks import task_of
+from omni_grpc.types.errors import InvalidArgument
 from omni_grpc.v1 import generation_pb2
 
 from .test_request_fields import VALUES, paths, without_fingerprint

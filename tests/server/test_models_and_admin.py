@@ -8,8 +8,8 @@ import pytest
 from omni_grpc.engine import EngineState
 from omni_grpc.engine.scheduler import Lane
 from omni_grpc.server.server import SERVICES, unserved_methods
+from omni_grpc.types.version import __version__
 from omni_grpc.v1 import admin_pb2, job_pb2, model_pb2, sampling_pb2
-from omni_grpc.version import __version__
 
 from .fake_executor import COST
 from .service import image, refusal, serving, to_error, until

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.request import ImageFormat
+from omni_grpc.types.media import ImageFormat
 from omni_grpc.v1 import job_pb2
 
 from .fake_executor import picture

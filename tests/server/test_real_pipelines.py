@@ -9,13 +9,14 @@ import pytest
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus, pipeline_qwenimage_layered
 
 from omni_grpc import Omni
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.client import AsyncClient
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, LocalExecutor
-from omni_grpc.errors import FailedPrecondition, InvalidArgument
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import AudioFormat, ImageFormat, Task, VideoFormat
 from omni_grpc.server import Server
+from omni_grpc.types.errors import FailedPrecondition, InvalidArgument
+from omni_grpc.types.media import AudioFormat, ImageFormat, VideoFormat
+from omni_grpc.types.request import Task
 from omni_grpc.v1 import sampling_pb2
 
 from .studio import mp4, pixels, png

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from omni_grpc.errors import InvalidArgument
 from omni_grpc.server.requests import Asked, read_image
 from omni_grpc.server.served import GENERATE_IMAGE
+from omni_grpc.types.errors import InvalidArgument
 from omni_grpc.v1 import (
     artifact_pb2,
     event_pb2,

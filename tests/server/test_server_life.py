@@ -11,9 +11,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, EngineState
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.errors import Code, ConfigError, Failure
-from omni_grpc.plan import Died
 from omni_grpc.server import Server
+from omni_grpc.types.errors import Code, ConfigError, Failure
+from omni_grpc.types.plan import Died
 
 from .fake_executor import FakeExecutor
 from .service import CHECKPOINT, Service, image, kinds, refusal, serving, to_error, until

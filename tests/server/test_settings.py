@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from omni_grpc.config import options
-from omni_grpc.errors import ConfigError
-from omni_grpc.settings import settings
+from omni_grpc.config.settings import settings
+from omni_grpc.types.errors import ConfigError
 
 
 def load(*argv: str, **environ: str):
@@ -165,7 +165,7 @@ def test_help_shows_every_flag_with_its_default(capsys):
 
 
 def test_the_version_is_told(capsys):
-    from omni_grpc.version import __version__
+    from omni_grpc.types.version import __version__
 
     with pytest.raises(SystemExit):
         load("--version")

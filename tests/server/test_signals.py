@@ -6,11 +6,11 @@ import signal
 
 import pytest
 
-from omni_grpc import serve
+from omni_grpc.cli import serve
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, EngineState, JobState, Submission
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.request import Draft
+from omni_grpc.types.request import Draft
 
 from .fake_executor import FakeExecutor
 from .service import CHECKPOINT, until

@@ -5,8 +5,8 @@ import logging
 import pytest
 from google.rpc import error_details_pb2
 
-from omni_grpc.errors import Code, Failure, Violation
 from omni_grpc.server.failures import DETAILS_BYTES, clip, status, status_code
+from omni_grpc.types.errors import Code, Failure, Violation
 from omni_grpc.v1 import job_pb2
 
 from .service import image, refusal, unpack

@@ -8,8 +8,8 @@ from grpc import aio
 
 from omni_grpc.engine import Entry
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.request import Decoding, Encoded, Step
 from omni_grpc.server.follow import Pace
+from omni_grpc.types.events import DecodeProgress, EncodeDone, StepProgress
 from omni_grpc.v1 import job_pb2, job_pb2_grpc
 
 from .service import image, kinds, refusal, serving, to_error, until
@@ -87,8 +87,8 @@ def entries(count: int) -> list[Entry]:
     return [Entry(seq, 0.0, step(seq, 100)) for seq in range(1, count + 1)]
 
 
-def step(number: int, total: int) -> Step:
-    return Step(step=number, total=total, sigma=1, timestep=1, step_time=0, elapsed=0, eta=0, rows=1)
+def step(number: int, total: int) -> StepProgress:
+    return StepProgress(step=number, total=total, sigma=1, timestep=1, step_time=0, elapsed=0, eta=0, rows=1)
 
 
 class Clock:
@@ -125,8 +125,8 @@ def test_what_is_no_progress_passes_at_once_and_counts_what_it_overtook():
     pace = Pace(1.0, clock)
     pace.take(Entry(1, 0.0, step(1, 3)))
     assert pace.take(Entry(2, 0.0, step(2, 3))) is None
-    assert pace.take(Entry(3, 0.0, Decoding(done_units=0, total_units=1))) is None
-    update = pace.take(Entry(4, 0.0, Encoded(elapsed=0, prompt_tokens=1)))
+    assert pace.take(Entry(3, 0.0, DecodeProgress(done_units=0, total_units=1))) is None
+    update = pace.take(Entry(4, 0.0, EncodeDone(elapsed=0, prompt_tokens=1)))
     assert (update.entry.seq, update.coalesced, pace.due()) == (4, 2, None)
 
 

@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, EngineState, JobState, ProcessExecutor, Submission
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.request import Draft
+from omni_grpc.types.request import Draft
 from omni_grpc.v1 import event_pb2, model_pb2
 from tests.toy import toy_checkpoint
 

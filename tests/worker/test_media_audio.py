@@ -4,8 +4,8 @@ import av
 import numpy as np
 import pytest
 
-from omni_grpc.errors import InternalError
-from omni_grpc.request import AudioFormat
+from omni_grpc.types.errors import InternalError
+from omni_grpc.types.media import AudioFormat
 from omni_grpc.worker import media
 
 CODECS = {

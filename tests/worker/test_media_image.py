@@ -4,7 +4,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from omni_grpc.request import ImageFormat
+from omni_grpc.types.media import ImageFormat
 from omni_grpc.worker import media
 
 RGBA = np.zeros((2, 3, 4), np.uint8)

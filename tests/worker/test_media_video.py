@@ -8,8 +8,8 @@ import av
 import numpy as np
 import pytest
 
-from omni_grpc.errors import FailedPrecondition, InternalError
-from omni_grpc.request import VideoFormat
+from omni_grpc.types.errors import FailedPrecondition, InternalError
+from omni_grpc.types.media import VideoFormat
 from omni_grpc.worker import media
 from omni_grpc.worker.media.codec import require_encoder
 

@@ -15,19 +15,19 @@ import torch
 import transformers
 
 from omni_grpc import ops
+from omni_grpc.checkpoint.registry import open_checkpoint, specs
 from omni_grpc.config import EngineConfig, options
-from omni_grpc.errors import Code, Failure
+from omni_grpc.config.settings import settings
 from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
-from omni_grpc.opaque import opaque_spec
-from omni_grpc.plan import Broken, Died, Plan, Prepared, Ready, Stepped
-from omni_grpc.registry import open_checkpoint, specs
-from omni_grpc.remedies import PHASES, REMEDIES, out_of_memory, switches
-from omni_grpc.request import Draft, Task
-from omni_grpc.resolve import resolve_request
-from omni_grpc.rules import Facts
-from omni_grpc.settings import settings
-from omni_grpc.settle import Placement, check_settings
-from omni_grpc.spec import Checkpoint, ModelSpec
+from omni_grpc.resolve.memory_hints import PHASES, REMEDIES, out_of_memory, switches
+from omni_grpc.resolve.request import resolve_request
+from omni_grpc.resolve.rules import ServingFacts
+from omni_grpc.resolve.settings import Placement, check_settings
+from omni_grpc.types.diffusers_spec import opaque_spec
+from omni_grpc.types.errors import Code, Failure
+from omni_grpc.types.plan import Broken, Died, Plan, Prepared, Ready, Stepped
+from omni_grpc.types.request import Draft, Task
+from omni_grpc.types.spec import Checkpoint, ModelSpec
 from omni_grpc.worker.failure import failure, ran_out_of_memory
 from omni_grpc.worker.worker import Worker
 from tests.toy import toy_spec
@@ -169,7 +169,7 @@ class Lanes:
 
     def admit(self, name: str, width: int = 32) -> Any:
         draft = Draft(model="tiny", prompt="a star", width=width, height=32, steps=1, seeds=(1,))
-        request = resolve_request(draft, Facts(self.checkpoint, self.config.limits), id=name).request
+        request = resolve_request(draft, ServingFacts(self.checkpoint, self.config.limits), id=name).request
         self.worker.submit(Plan(admit=(request,)))
 
 
@@ -235,7 +235,7 @@ def test_a_request_that_does_not_fit_fails_and_the_next_one_is_made(
 REAL = """
 import resource, sys
 from omni_grpc import Omni
-from omni_grpc.errors import ResourceExhausted
+from omni_grpc.types.errors import ResourceExhausted
 
 with Omni(sys.argv[1], device="cpu", cpu_threads=1, warm_up_seconds=0) as omni:
     small = {"width": 32, "height": 32, "steps": 1, "seed": 1}

@@ -11,17 +11,19 @@ import PIL.Image
 import pytest
 import torch
 
-from omni_grpc import shared
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import LimitsConfig
-from omni_grpc.errors import Code, InternalError
 from omni_grpc.loading.loader import Loader
 from omni_grpc.pipeline.batch import assemble
 from omni_grpc.pipeline.preview import latent_picture
 from omni_grpc.pipeline.schedule import Levels, Schedule
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Draft, GuidanceDraft, GuidanceNorm, ImageFormat, Preview, RequestWarning
-from omni_grpc.resolve import resolve_request
-from omni_grpc.rules import Facts
+from omni_grpc.resolve.request import resolve_request
+from omni_grpc.resolve.rules import ServingFacts
+from omni_grpc.types import shared_memory as shared
+from omni_grpc.types.errors import Code, InternalError
+from omni_grpc.types.media import ImageFormat, Preview
+from omni_grpc.types.request import Draft, GuidanceDraft, GuidanceNorm
+from omni_grpc.types.results import RequestWarning
 from omni_grpc.worker import packed
 from omni_grpc.worker.lanes import Lanes
 from omni_grpc.worker.packed import PackedRunner
@@ -59,7 +61,7 @@ def runner(pipeline, request):
 
 
 def requests(checkpoint, drafts=UNLIKE):
-    facts = Facts(checkpoint, LimitsConfig())
+    facts = ServingFacts(checkpoint, LimitsConfig())
     return [
         resolve_request(Draft(model="tiny", **draft), facts, id=f"job_{i}").request for i, draft in enumerate(drafts)
     ]

@@ -13,13 +13,14 @@ import torch
 from diffusers import AutoencoderKLQwenImage
 
 from omni_grpc import Omni
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.client.events import stats as read_stats
 from omni_grpc.config import EngineConfig
-from omni_grpc.errors import ConfigError, InvalidArgument
 from omni_grpc.omni import Generation
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Draft, ImageFormat, ImageInput, Inputs, Task
 from omni_grpc.server.convert import stats as stats_message
+from omni_grpc.types.errors import ConfigError, InvalidArgument
+from omni_grpc.types.media import ImageFormat, ImageInput, Inputs
+from omni_grpc.types.request import Draft, Task
 from omni_grpc.worker import packed
 from omni_grpc.worker.build import build
 from omni_grpc.worker.profiler import ProfiledRunner, Profiler

@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from omni_grpc import shared
 from omni_grpc.nn.rows import Row, Rows
-from omni_grpc.pipeline.base import Done, Outcome, Pipeline, Segment, advance
+from omni_grpc.pipeline.base import Finished, Outcome, Pipeline, SegmentFinished, advance
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule
-from omni_grpc.pipeline.state import COND, Cond, State, Tables
-from omni_grpc.plan import Progress
-from omni_grpc.request import Guidance, Request, Task, VideoFormat
+from omni_grpc.pipeline.state import COND, Conditioning, State, Tables
+from omni_grpc.types import shared_memory as shared
+from omni_grpc.types.media import VideoFormat
+from omni_grpc.types.plan import RequestStep
+from omni_grpc.types.request import Guidance, Request, Task
 from omni_grpc.worker.packed import PackedRunner
 
 EULER = {"_class_name": "FlowMatchEulerDiscreteScheduler"}
@@ -42,7 +43,7 @@ class Chunks(Pipeline):
     def _state(self, request: Request, output: int) -> State:
         schedule = Schedule(EULER, Levels(steps=request.steps), device="cpu", name=self.scheduler)
         table = torch.tensor(schedule.timesteps).view(-1, 1, 1)
-        cond = Cond(row=Row.of(img=6), constants={"part": ("img", torch.zeros(6, 1))}, tables=Tables(t=table))
+        cond = Conditioning(row=Row.of(img=6), constants={"part": ("img", torch.zeros(6, 1))}, tables=Tables(t=table))
         return State(
             request=request,
             output=output,
@@ -64,7 +65,7 @@ class Chunks(Pipeline):
 
     def advance(self, state: State, prediction: Tensor) -> Outcome:
         outcome = advance(state, prediction)
-        if not isinstance(outcome, Done) or state.segment + 1 == state.segments:
+        if not isinstance(outcome, Finished) or state.segment + 1 == state.segments:
             return outcome
         finished = state.latents
         fresh = self._state(state.request, state.output)
@@ -72,7 +73,7 @@ class Chunks(Pipeline):
         state.latents, state.schedule, state.evaluation = fresh.latents, fresh.schedule, 0
         part = {"part": ("img", torch.full((6, 1), float(state.segment)))}
         state.cond = {COND: dataclasses.replace(fresh.cond[COND], constants=part)}
-        return Segment(finished + state.segment)
+        return SegmentFinished(finished + state.segment)
 
     def decode(self, state: State, latents: Tensor) -> list[Output]:
         self.decoded.append(float(latents[0]))
@@ -98,8 +99,8 @@ def request(steps: int, outputs: int = 1) -> Request:
     )
 
 
-def run(runner: PackedRunner) -> list[Progress]:
-    seen: list[Progress] = []
+def run(runner: PackedRunner) -> list[RequestStep]:
+    seen: list[RequestStep] = []
     while not seen or not seen[-1].finished:
         report = runner.step(("job",))
         assert report.broken == ()

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.errors import ConfigError
 from omni_grpc.loading.components import switch
+from omni_grpc.types.errors import ConfigError
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
 

@@ -3,11 +3,11 @@ import random
 import pytest
 import torch
 
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.loading.loader import Loader
 from omni_grpc.ops import tuning
 from omni_grpc.ops.tuning import Choices, Shape
-from omni_grpc.plan import CostModel
-from omni_grpc.registry import open_checkpoint
+from omni_grpc.types.plan import CostModel
 from omni_grpc.worker import warm_up as warm_up_module
 from omni_grpc.worker.warm_up import fit, warm_up
 from tools.tiny_checkpoints import build_wan_i2v

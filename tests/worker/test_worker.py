@@ -5,15 +5,15 @@ import secrets
 
 import pytest
 
-from omni_grpc import shared
+from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import EngineConfig
-from omni_grpc.errors import Code
-from omni_grpc.load import Loading, LoadPhase
-from omni_grpc.plan import Broken, Decoded, Died, Plan, Prepared, Ready, Stepped
-from omni_grpc.registry import open_checkpoint
-from omni_grpc.request import Draft
-from omni_grpc.resolve import resolve_request
-from omni_grpc.rules import Facts
+from omni_grpc.resolve.request import resolve_request
+from omni_grpc.resolve.rules import ServingFacts
+from omni_grpc.types import shared_memory as shared
+from omni_grpc.types.errors import Code
+from omni_grpc.types.load_progress import Loading, LoadPhase
+from omni_grpc.types.plan import Broken, Decoded, Died, Plan, Prepared, Ready, Stepped
+from omni_grpc.types.request import Draft
 from omni_grpc.worker.worker import Worker
 
 
@@ -35,7 +35,7 @@ def worker(config):
 
 def request(checkpoint, config, name="job_1", steps=2):
     draft = Draft(model="tiny", prompt="a star", width=32, height=32, steps=steps, seeds=(1,))
-    return resolve_request(draft, Facts(checkpoint, config.limits), id=name).request
+    return resolve_request(draft, ServingFacts(checkpoint, config.limits), id=name).request
 
 
 def test_a_request_goes_through_the_lanes(worker):

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
-from omni_grpc.layout import PREFERENCES
+from omni_grpc.checkpoint.layout import PREFERENCES
 from tools.tiny.text import QWEN_SPECIAL
 from tools.train_demo import card, denoiser
 from tools.train_demo.autoencoder import CONFIG, flat

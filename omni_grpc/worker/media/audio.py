@@ -11,7 +11,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from omni_grpc.request import AudioFormat, VideoFormat
+from omni_grpc.types.media import AudioFormat, VideoFormat
 from omni_grpc.worker.media.codec import bad_output, require_encoder
 
 Samples = npt.NDArray[np.float32]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import av
 
-from omni_grpc.errors import FailedPrecondition, InternalError
+from omni_grpc.types.errors import FailedPrecondition, InternalError
 
 
 def require_encoder(name: str) -> str:

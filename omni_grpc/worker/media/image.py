@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 
-from omni_grpc.request import ImageFormat
+from omni_grpc.types.media import ImageFormat
 
 Image = npt.NDArray[np.uint8]
 """Height x width x 3 (RGB) or x 4 (RGB with alpha, not premultiplied)."""

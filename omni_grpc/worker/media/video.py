@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
 
-from omni_grpc.request import VideoFormat
+from omni_grpc.types.media import VideoFormat
 from omni_grpc.worker.media.audio import OF_VIDEO, Packets, Samples, audio_packets
 from omni_grpc.worker.media.codec import bad_output, require_encoder
 

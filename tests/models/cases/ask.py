@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_grpc.request import Draft, GuidanceDraft
+from omni_grpc.types.request import Draft, GuidanceDraft
 from tests.models.model import NAME
 
 SHORT = "a red cat"

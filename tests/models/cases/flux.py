@@ -13,7 +13,8 @@ import torch
 from diffusers.pipelines.flux import pipeline_flux_kontext
 from torch import Tensor
 
-from omni_grpc.request import GuidanceDraft, ImageInput, Inputs, Request, Task
+from omni_grpc.types.media import ImageInput, Inputs
+from omni_grpc.types.request import GuidanceDraft, Request, Task
 from tests.models.cases.ask import LONG, NEGATIVE, ask
 from tests.models.model import Entry, Result
 from tools.tiny_checkpoints import build_flux, build_flux_kontext, build_flux_schnell

@@ -11,7 +11,8 @@ import torch
 
 from omni_grpc.models.helios import CHUNK, PATCH
 from omni_grpc.pipeline.patches import Grid
-from omni_grpc.request import Draft, GuidanceDraft, ImageInput, Inputs, Request, Task, VideoInput
+from omni_grpc.types.media import ImageInput, Inputs, VideoInput
+from omni_grpc.types.request import Draft, GuidanceDraft, Request, Task
 from tests.models.cases.ask import LONG, NEGATIVE, OFF, SHORT
 from tests.models.model import NAME, Entry, Result
 from tools.tiny.helios import build_helios

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omni_grpc.request import Request
+from omni_grpc.types.request import Request
 from tests.models.cases.ask import LONG, NEGATIVE, ask
 from tests.models.model import Entry, Result
 from tools.tiny_checkpoints import build_qwen_image

@@ -12,7 +12,8 @@ from diffusers import WanImageToVideoPipeline
 from torch import Tensor
 
 from omni_grpc.pipeline.patches import Grid
-from omni_grpc.request import Draft, GuidanceDraft, ImageInput, Inputs, Request, Task
+from omni_grpc.types.media import ImageInput, Inputs
+from omni_grpc.types.request import Draft, GuidanceDraft, Request, Task
 from tests.models.cases.ask import LONG, NEGATIVE, OFF, SHORT
 from tests.models.model import NAME, Entry, Result
 from tools.tiny_checkpoints import build_wan_i2v, build_wan_t2v, build_wan_ti2v

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.pipeline.patches import Grid
-from omni_grpc.request import GuidanceDraft, Request
+from omni_grpc.types.request import GuidanceDraft, Request
 from tests.models.cases.ask import LONG, NEGATIVE, OFF, ask
 from tests.models.model import Entry, Result
 from tools.tiny_checkpoints import build_z_image

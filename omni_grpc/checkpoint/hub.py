@@ -1,0 +1,371 @@
+"""Checkpoints from the hub: what a pipeline is loaded from and nothing else, into the cache that HF_HOME names.
+
+HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE mean what they mean to huggingface_hub, which does the transfer. The
+reference of a revision is written last, so that without the network it always leads to a checkpoint that is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import re
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, constants, hf_hub_download, is_offline_mode
+from huggingface_hub.errors import (
+    DisabledRepoError,
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from omni_grpc.checkpoint import layout, sizes
+from omni_grpc.checkpoint.download_progress import (
+    Count,
+    DownloadBar,
+    OnTransfer,
+    ProgressLog,
+    Tally,
+    counting_bar,
+    uncounted,
+)
+from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.load_progress import size_text
+from omni_grpc.types.version import __version__
+
+logger = logging.getLogger(__name__)
+
+# the HTTP client is another one in each major version of huggingface_hub; its error is the first base in all of them
+_TRANSPORT_ERROR: type[BaseException] = HfHubHTTPError.__bases__[0]
+_WORKERS = 4
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+InspectConfigs = Callable[[Path], Collection[str]]
+
+
+def _unseen(folder: Path) -> Collection[str]:
+    """Nobody wants to look at a checkpoint before its weights are there."""
+    return ()
+
+
+def fetch(
+    repo: str, *, revision: str | None = None, progress: OnTransfer | None = None, look: InspectConfigs = _unseen
+) -> Path:
+    """The folder of a checkpoint of the hub (`org/name`), downloaded where the cache does not have it yet.
+
+    `look` gets the folder when all but the weights is in it, and returns the components whose weights are not needed;
+    what it raises ends the download. Without `progress` it is logged.
+
+    Raises CheckpointError with the reason HUB_OFFLINE, MODEL_NOT_FOUND, MODEL_GATED, REVISION_NOT_FOUND,
+    DOWNLOAD_FAILED, NO_MODEL_INDEX, UNSAFE_WEIGHTS or WEIGHTS_MISSING; the message says what to run.
+    """
+    revision = revision or constants.DEFAULT_REVISION
+    if revision.startswith("/") or ".." in revision.split("/"):
+        raise CheckpointError(f"{revision!r} is no branch, tag or commit", reason="REVISION_NOT_FOUND")
+    cache = _Cache(repo)
+    if is_offline_mode():
+        return _cached(cache, revision, look)
+    try:
+        commit, sizes = _look_up(repo, revision)
+    except (OSError, ValueError, _TRANSPORT_ERROR) as error:
+        if not _unreachable(error):
+            raise _failure(error, repo, revision) from error
+        try:
+            folder = _cached(cache, revision, look)
+        except CheckpointError as incomplete:
+            if incomplete.reason != "HUB_OFFLINE":
+                raise
+            raise _failure(error, repo, revision) from error
+        logger.warning("%s does not answer (%s); going on with the copy in the cache", constants.ENDPOINT, error)
+        return folder
+    with _explained(repo, revision):
+        return _download(cache, revision, commit, sizes, ProgressLog() if progress is None else progress, look)
+
+
+class _Cache:
+    """What the cache holds of one repository, in the layout that huggingface_hub documents."""
+
+    def __init__(self, repo: str) -> None:
+        self.repo = repo
+        self.folder = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+
+    def commit(self, revision: str) -> str | None:
+        """The commit that a revision was at when it was last downloaded."""
+        if _COMMIT.fullmatch(revision):
+            return revision
+        reference = self.folder / "refs" / revision
+        return reference.read_text(encoding="utf-8").strip() if reference.is_file() else None
+
+    def snapshot(self, commit: str) -> Path:
+        return self.folder / "snapshots" / commit
+
+    def remember(self, revision: str, commit: str) -> None:
+        if self.commit(revision) == commit:
+            return
+        reference = self.folder / "refs" / revision
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        fresh = reference.with_name(f".{uuid.uuid4().hex}")
+        fresh.write_text(commit, encoding="utf-8")
+        fresh.replace(reference)
+
+
+def _look_up(repo: str, revision: str) -> tuple[str, dict[str, int]]:
+    """The commit of a revision, and the size of each of its files in bytes."""
+    api = HfApi(library_name="omni_grpc", library_version=__version__)
+    info = api.model_info(repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    return str(info.sha), {file.rfilename: file.size or 0 for file in info.siblings or ()}
+
+
+def _cached(cache: _Cache, revision: str, look: InspectConfigs = _unseen) -> Path:
+    """The checkpoint without asking the hub. Raises CheckpointError where it is not there, or not complete."""
+    commit = cache.commit(revision)
+    folder = cache.snapshot(commit) if commit else None
+    with _with_the_fix(cache.repo, revision):
+        if folder is None or not (folder / layout.INDEX).is_file():
+            raise CheckpointError(f"revision {revision!r} was never downloaded")
+        index = _json(folder / layout.INDEX)
+        files = layout.files_of(folder)
+        layout.texts(index, files, "the copy")
+    without = look(folder)
+    with _with_the_fix(cache.repo, revision):
+        weights = layout.weights(index, files, "the copy", lambda file: _json(folder / file), without)
+    return with_plain_names(folder, weights)
+
+
+@contextlib.contextmanager
+def _with_the_fix(repo: str, revision: str) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"the cache {constants.HF_HUB_CACHE} does not hold {repo} complete, and the hub is not asked "
+            f"(HF_HUB_OFFLINE): {error}. Run once with the network: HF_HUB_OFFLINE=0 {_pull(repo, revision)}",
+            reason="HUB_OFFLINE",
+        ) from error
+
+
+def _download(
+    cache: _Cache, revision: str, commit: str, files: Mapping[str, int], progress: OnTransfer, look: InspectConfigs
+) -> Path:
+    texts, weights = _contents(cache.repo, f"{cache.repo} (revision {revision})", commit, files)
+    folder = cache.snapshot(commit)
+    # the small files first: a cache with all of the weights then has everything
+    _transfer(cache.repo, commit, dict.fromkeys(texts, uncounted))
+    without = look(folder)
+    weights = [part for part in weights if part.component not in without]
+    absent = [file for part in weights for file in part.files if not (folder / file).is_file()]
+    _check_space(cache, sum(files[file] for file in absent))
+    if absent:
+        needed = size_text(sum(files[file] for file in absent))
+        logger.info("downloading %s at %s: %d files, %s", cache.repo, commit[:12], len(absent), needed)
+        _transfer(cache.repo, commit, Tally(weights, files, absent, progress).counts)
+    cache.remember(revision, commit)
+    return with_plain_names(folder, weights)
+
+
+def _contents(repo: str, where: str, commit: str, files: Collection[str]) -> tuple[list[str], list[layout.Weights]]:
+    """The small files and the weights that a checkpoint is loaded from."""
+    if layout.INDEX not in files:
+        raise CheckpointError(
+            f"{where} has no {layout.INDEX}, so it is no checkpoint in the diffusers layout; it has "
+            f"{layout.some(files) or 'no files'}",
+            reason="NO_MODEL_INDEX",
+        )
+
+    def read(file: str) -> Mapping[str, Any]:
+        return _json(Path(hf_hub_download(repo, file, revision=commit, tqdm_class=DownloadBar)))
+
+    index = read(layout.INDEX)
+    return layout.texts(index, files, where), layout.weights(index, files, where, read)
+
+
+def _transfer(repo: str, commit: str, files: Mapping[str, Count]) -> None:
+    """Downloads files side by side and tells each one's count of its bytes. The first error stops the others."""
+    stopped = threading.Event()
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        jobs = [
+            pool.submit(hf_hub_download, repo, file, revision=commit, tqdm_class=counting_bar(count, stopped))
+            for file, count in files.items()
+        ]
+        try:
+            for job in as_completed(jobs):
+                job.result()
+        except BaseException:
+            stopped.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def headers(repo: str, *, revision: str | None = None) -> tuple[Path, dict[str, list[sizes.Header]]]:
+    """A folder with the configs of a checkpoint of the hub, and the headers of its weights, by component: no weights
+    are downloaded. Raises CheckpointError as `fetch` does.
+    """
+    revision = revision or constants.DEFAULT_REVISION
+    if is_offline_mode():
+        folder = _cached(_Cache(repo), revision)
+        return folder, sizes.headers(folder)
+    with _explained(repo, revision):
+        commit, files = _look_up(repo, revision)
+        texts, weights = _contents(repo, f"{repo} (revision {revision})", commit, files)
+        _transfer(repo, commit, dict.fromkeys(texts, uncounted))
+        found = {part.component: [_header(repo, file, commit) for file in sizes.holders(part)] for part in weights}
+        return _Cache(repo).snapshot(commit), found
+
+
+def _header(repo: str, file: str, commit: str) -> sizes.Header:
+    """The tensors of one file, of which only the beginning is read."""
+    tensors = HfApi().parse_safetensors_file_metadata(repo, file, revision=commit).tensors
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+
+def fetch_file(repo: str, file: str) -> Path:
+    """One file on the hub, downloaded where the cache does not have it yet. Raises CheckpointError as `fetch` does."""
+    with _explained(repo, constants.DEFAULT_REVISION):
+        try:
+            return Path(hf_hub_download(repo, file, tqdm_class=DownloadBar))
+        except EntryNotFoundError as error:
+            offline = isinstance(error, LocalEntryNotFoundError)
+            if offline and not is_offline_mode():
+                raise
+            why = "HF_HUB_OFFLINE is set, and the cache lacks it" if offline else "there is no such file"
+            raise CheckpointError(
+                f"{repo}:{file}: {why}. `hf download {repo} {file}` fetches it; its files: {constants.ENDPOINT}/{repo}",
+                reason="HUB_OFFLINE" if offline else "MODEL_NOT_FOUND",
+            ) from error
+
+
+def discard_unfinished() -> None:
+    """Removes the files that this process has not downloaded to their end, for a process that ends at once.
+
+    huggingface_hub does so when a read returns, which takes long on a silent line. Without /proc they stay: they are
+    under names of their own, and nobody reads them.
+    """
+    for descriptor in Path("/proc/self/fd").glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            file = descriptor.readlink()
+            if file.suffix == ".incomplete":
+                file.unlink()
+
+
+def _check_space(cache: _Cache, needed: int) -> None:
+    folder = next(folder for folder in (cache.folder, *cache.folder.parents) if folder.is_dir())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise CheckpointError(
+            f"{cache.repo} needs {size_text(needed)} more, and the disk of {constants.HF_HUB_CACHE} has "
+            f"{size_text(free)} left; free some, or set HF_HOME to a folder on another disk",
+            reason="DOWNLOAD_FAILED",
+        )
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def with_plain_names(folder: Path, weights: Sequence[layout.Weights]) -> Path:
+    """`folder` itself, or where only a variant of some weights is there, a folder of links in which they have the plain
+    names that loaders ask for.
+    """
+    renamed = {plain: file for part in weights for plain, file in part.renamed.items()}
+    if not renamed:
+        return folder
+    links = {file: folder.resolve() / file for file in layout.files_of(folder)}
+    links |= {plain: folder.resolve() / file for plain, file in renamed.items()}
+    key = hashlib.sha256(json.dumps({name: str(path) for name, path in sorted(links.items())}).encode()).hexdigest()
+    target = Path(constants.HF_HOME) / "omni_grpc" / "plain" / key[:24] / folder.name
+    if target.is_dir():
+        return target
+    fresh = target.with_name(f".{uuid.uuid4().hex}")
+    for name, path in links.items():
+        (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+        (fresh / name).symlink_to(path)
+    try:
+        fresh.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+        shutil.rmtree(fresh)  # another process made the same folder meanwhile
+    return target
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(content).__name__}, expected an object")
+    return content
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _explained(repo: str, revision: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, _TRANSPORT_ERROR) as error:
+        raise _failure(error, repo, revision) from error
+
+
+def _unreachable(error: BaseException) -> bool:
+    """Whether it is the hub or the way to it that failed, rather than the question."""
+    if isinstance(error, HfHubHTTPError):
+        return bool(error.response.status_code >= 500)
+    return not isinstance(error, ValueError)
+
+
+def _failure(error: BaseException, repo: str, revision: str) -> CheckpointError:
+    """The error to raise for what huggingface_hub raised."""
+    if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    page = f"{constants.ENDPOINT}/{repo}"
+    login = "run `hf auth login`, or set HF_TOKEN"
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+    match error:
+        case OfflineModeIsEnabled():
+            fix = f"HF_HUB_OFFLINE=0 {_pull(repo, revision)}"
+            return CheckpointError(f"HF_HUB_OFFLINE is set; run once: {fix}", reason="HUB_OFFLINE")
+        case RevisionNotFoundError():
+            message = f"{repo} has no revision {revision!r}; --revision takes a branch, tag or commit of {page}"
+            return CheckpointError(message, reason="REVISION_NOT_FOUND")
+        case GatedRepoError():
+            message = f"{repo} is gated: ask for access at {page}, then {login}"
+            return CheckpointError(message, reason="MODEL_GATED")
+        case RepositoryNotFoundError() | DisabledRepoError():
+            message = (
+                f"there is no folder {repo!r} here and no model of that name at {constants.ENDPOINT}, or it is "
+                f"private or disabled; where it is yours, {login}"
+            )
+            return CheckpointError(message, reason="MODEL_NOT_FOUND")
+        case HfHubHTTPError() if status in (401, 403):
+            message = f"{constants.ENDPOINT} refuses access to {repo} (HTTP {status}): see {page}, then {login}"
+            return CheckpointError(message, reason="MODEL_GATED")
+        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message = f"the disk of {constants.HF_HUB_CACHE} is full; free some, or set HF_HOME to another disk"
+            return CheckpointError(message, reason="DOWNLOAD_FAILED")
+    what = " ".join(str(error).split()) or type(error).__name__
+    message = (
+        f"downloading {repo} from {constants.ENDPOINT} failed: {what}. Files that are complete are kept; start again "
+        f"to go on, or fetch them first: {_pull(repo, revision)}"
+    )
+    return CheckpointError(message, reason="DOWNLOAD_FAILED")
+
+
+def _pull(repo: str, revision: str) -> str:
+    flag = "" if revision == constants.DEFAULT_REVISION else f" --revision {revision}"
+    return f"python -m omni_grpc pull {repo}{flag}"

@@ -1,0 +1,198 @@
+"""Which models this installation knows: the folders under `models/` and the entry points of other packages."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.metadata
+import json
+import logging
+import pkgutil
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omni_grpc.checkpoint import layout
+from omni_grpc.checkpoint import overrides as preferences
+from omni_grpc.config import ModelConfig
+from omni_grpc.types.diffusers_spec import nameless_spec, opaque_spec
+from omni_grpc.types.errors import CheckpointError, ConfigError, Violation
+from omni_grpc.types.spec import Checkpoint, ModelSpec, Preferences
+
+if TYPE_CHECKING:
+    from omni_grpc.checkpoint.download_progress import OnTransfer
+
+logger = logging.getLogger(__name__)
+
+ENTRY_POINT_GROUP = "omni_grpc.models"
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+CONFIGS = (
+    "config.json",
+    "scheduler_config.json",
+    "tokenizer_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "guider_config.json",
+    "mel_config.json",
+)
+"""What the config of a component may be called; the first that is there counts."""
+
+
+def _modules() -> Iterator[Any]:
+    import omni_grpc.models as package
+
+    for info in pkgutil.iter_modules(package.__path__):
+        yield importlib.import_module(f"{package.__name__}.{info.name}")
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        yield entry_point.load()
+
+
+@functools.cache
+def specs() -> Mapping[str, ModelSpec]:
+    """Every known spec by pipeline class name. A name that two packages claim is an error, not a race."""
+    found: dict[str, ModelSpec] = {}
+    for module in _modules():
+        for spec in module.SPECS:
+            if spec.name in found:
+                family = found[spec.name].family
+                raise CheckpointError(
+                    f"{module.__name__} registers the pipeline {spec.name!r}, which family {family!r} already serves",
+                    reason="DUPLICATE_MODEL",
+                )
+            found[spec.name] = spec
+    return found
+
+
+def on_hub(config: ModelConfig) -> bool:
+    """Whether the model is to be fetched from the hub. A name that is a folder too is the folder."""
+    return HUB_ID.fullmatch(config.model) is not None and not Path(config.model).exists()
+
+
+def unfetched(config: ModelConfig) -> Checkpoint:
+    """A model of the hub of which nothing is known but its name."""
+    return Checkpoint(name=config.served_model_name or config.model, path=Path(), spec=nameless_spec(), configs={})
+
+
+def open_model(
+    config: ModelConfig, *, apply: Callable[[Checkpoint], Checkpoint], progress: OnTransfer | None = None
+) -> Checkpoint:
+    """The checkpoint that the settings name: a folder, or else a model of the hub (`org/name`), which is downloaded.
+
+    `apply` makes what is returned of what was found, and raises what speaks against it. It is called before the weights
+    of a model of the hub are downloaded, too. Raises CheckpointError with the reason, see hub.fetch, and ConfigError
+    for a revision of a folder.
+    """
+
+    def opened(folder: Path, name: str) -> Checkpoint:
+        name = config.served_model_name or name
+        return apply(open_checkpoint(folder, name=name, load_format=config.diffusion_load_format))
+
+    if on_hub(config):
+        from omni_grpc.checkpoint import hub  # here, since this leaf needs the standard library alone
+
+        def look(folder: Path) -> frozenset[str]:
+            return opened(folder, config.model).replaced
+
+        folder = hub.fetch(config.model, revision=config.revision, progress=progress, look=look)
+        return opened(folder, config.model)
+    folder = Path(config.model)
+    if config.revision is not None:
+        message = f"--revision is for a model of the hub (ORG/NAME), and {folder} is a folder; leave it out"
+        raise ConfigError(message, violations=(Violation("revision", message),))
+    return opened(_loadable(folder), folder.resolve().name)
+
+
+def _loadable(folder: Path) -> Path:
+    """`folder`, or one with the same files under the names that loaders ask for. Refuses pickled weights."""
+    index = _index(folder)
+    files = layout.files_of(folder)
+    try:
+        weights = layout.weights(index, files, str(folder), lambda file: _read_json(folder / file, "shard index"))
+    except CheckpointError as error:
+        if error.reason == layout.WEIGHTS_MISSING:
+            return folder  # loading will name each weight
+        raise
+    if not any(part.renamed for part in weights):
+        return folder
+    from omni_grpc.checkpoint import hub
+
+    return hub.with_plain_names(folder, weights)
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    if folder.is_dir() and not (folder / layout.INDEX).is_file():
+        names = sorted(path.name for path in folder.iterdir())
+        raise CheckpointError(
+            f"{folder} is no checkpoint in the diffusers layout: it has no {layout.INDEX}, only "
+            f"{layout.some(names) or 'nothing at all'}",
+            reason="NO_MODEL_INDEX",
+        )
+    return _read_json(folder / layout.INDEX, f"{folder} is no checkpoint in the diffusers layout")
+
+
+def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: str = "auto") -> Checkpoint:
+    """Reads the configs of a checkpoint in the diffusers layout and finds the spec for its pipeline class.
+
+    Raises CheckpointError where the folder, its model_index.json or a component's config is missing, or no spec
+    serves it.
+    """
+    folder = Path(path)
+    index = _index(folder)
+    pipeline = str(index.get("_class_name", ""))
+    if load_format == "native" and pipeline not in specs():
+        raise CheckpointError(
+            f"{folder} is a checkpoint of {pipeline!r}, which has no native implementation; "
+            f"served here: {', '.join(sorted(specs()))}",
+            reason="MODEL_NOT_SUPPORTED",
+        )
+    configs = _configs(folder, index)
+    spec = None if load_format == "diffusers" else specs().get(pipeline)
+    try:
+        spec = spec and dataclasses.replace(spec, **spec.variant(configs))
+    except CheckpointError as error:
+        if load_format == "native":
+            raise
+        logger.info("%s runs through diffusers: %s", folder, error)
+        spec = None
+    checkpoint = Checkpoint(
+        name=name or folder.resolve().name,
+        path=folder,
+        spec=spec or opaque_spec(pipeline),
+        configs=configs,
+        preferences=_preferences(folder),
+    )
+    if checkpoint.described:
+        preferences.check(checkpoint, str(folder / layout.PREFERENCES))
+    return checkpoint
+
+
+def _preferences(folder: Path) -> Preferences:
+    file = folder / layout.PREFERENCES
+    return preferences.read(_read_json(file, "preferences"), str(file)) if file.is_file() else Preferences()
+
+
+def _configs(folder: Path, index: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    configs: dict[str, Mapping[str, Any]] = {"": index}
+    for component, _ in layout.components(index):
+        for file in CONFIGS:
+            if (folder / component / file).is_file():
+                configs[component] = _read_json(folder / component / file, f"component {component!r}")
+                break
+        else:
+            raise CheckpointError(f"{folder / component} has no config file, but model_index.json names the component")
+    return configs
+
+
+def _read_json(path: Path, what: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{what}: {path} does not exist") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{what}: {path} is not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{what}: {path} holds a JSON {type(content).__name__}, expected an object")
+    return content

@@ -1,0 +1,109 @@
+"""How large the components of a checkpoint are, from the headers of its safetensors files: no weight is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omni_grpc.checkpoint import layout
+from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.spec import Checkpoint
+
+DENOISERS = ("transformer", "transformer_2", "unet", "prior", "decoder")
+"""What diffusers calls the networks that predict."""
+CODES = ("F8_E4M3", "I8")
+"""Dtypes of weights that stay in 8 bits when they are loaded, as safetensors writes them."""
+
+LARGEST_HEADER = 100_000_000
+"""Bytes; what safetensors itself takes."""
+
+_BITS = re.compile(r"[A-Z]+(\d+)")
+_BLOCK = re.compile(r"(?:^|\.)([A-Za-z_]\w*)\.(\d+)\.")
+
+Header = Mapping[str, tuple[str, Sequence[int]]]
+"""Tensors of a file: name -> dtype as safetensors writes it ("BF16"), and shape."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentSize:
+    """One component with weights. `parameters` and those of them in blocks and in the largest block; `stored_bytes` are
+    those of its files, `coded` those in blocks that are stored in 8 bits. `denoiser`: it predicts, once in each step.
+    """
+
+    name: str
+    parameters: int
+    stored_bytes: int
+    in_blocks: int
+    coded: int
+    largest_block: int
+    denoiser: bool
+
+
+def header(path: Path) -> Header:
+    """The tensors of one file. Raises CheckpointError where it is no safetensors file."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if not 2 <= size <= LARGEST_HEADER:
+            raise CheckpointError(f"{path} is no safetensors file: its header would have {size} bytes")
+        return parse(file.read(size), str(path))
+
+
+def parse(text: bytes, where: str) -> Header:
+    """The tensors that a header names, "__metadata__" left out. Raises CheckpointError where it is not JSON."""
+    try:
+        content: dict[str, Any] = json.loads(text)
+        return {name: (entry["dtype"], entry["shape"]) for name, entry in content.items() if name != "__metadata__"}
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{where} is no safetensors file: its header cannot be read ({error})") from error
+
+
+def headers(folder: Path) -> dict[str, list[Header]]:
+    """Those of a checkpoint, by component. Raises CheckpointError as layout.weights does."""
+
+    def read(file: str) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((folder / file).read_text(encoding="utf-8"))
+        return content
+
+    found = layout.weights(read(layout.INDEX), layout.files_of(folder), str(folder), read)
+    return {part.component: [header(folder / file) for file in holders(part)] for part in found}
+
+
+def holders(weights: layout.Weights) -> list[str]:
+    """The files that hold tensors: an index of shards holds none."""
+    return [file for file in weights.files if file.endswith(".safetensors")]
+
+
+def parts(checkpoint: Checkpoint, found: Mapping[str, Sequence[Header]]) -> list[ComponentSize]:
+    """The components, largest first."""
+    denoisers = tuple(checkpoint.spec.weights) or DENOISERS
+    made = [_part(name, some, name in denoisers) for name, some in found.items()]
+    return sorted(made, key=lambda part: -part.parameters)
+
+
+def _part(name: str, found: Sequence[Header], denoiser: bool) -> ComponentSize:
+    parameters, stored, coded, blocks = 0, 0, 0, Counter[tuple[str, str]]()
+    for tensors in found:
+        for tensor, (dtype, shape) in tensors.items():
+            count = math.prod(shape)
+            parameters += count
+            bits = _BITS.match(dtype)
+            stored += count * int(bits[1]) // 8 if bits else count
+            if block := _BLOCK.search(tensor):
+                blocks[block[1], block[2]] += count
+                coded += count if dtype in CODES else 0
+    largest = max(blocks.values(), default=0)
+    return ComponentSize(
+        name=name,
+        parameters=parameters,
+        stored_bytes=stored,
+        in_blocks=sum(blocks.values()),
+        coded=coded,
+        largest_block=largest,
+        denoiser=denoiser,
+    )

@@ -1,0 +1,141 @@
+"""`python -m omni_grpc bench prompt-accuracy`: the command line of the measurements."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omni_grpc.cli.bench import accuracy
+from omni_grpc.cli.bench.accuracy import Caption, PictureSettings, Rendering
+from omni_grpc.config import EngineConfig
+from omni_grpc.config.settings import settings
+from omni_grpc.types.results import Effective
+
+PROG = "omni-grpc bench prompt-accuracy"
+EPILOG = (
+    "Every setting of the server is a flag here too (`python -m omni_grpc.serve --help`): --model, --device, "
+    "--max-num-seqs and so on. Intervals are of 95 %: Wilson's for a share, Agresti and Min's for the difference of "
+    "shares of the same captions."
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one measurement and returns the exit code. Raises the OmniError that ended it."""
+    parser = argparse.ArgumentParser(prog="omni-grpc bench", description="Measures what a model makes.")
+    commands = parser.add_subparsers(title="measurements", required=True, metavar="NAME")
+    _accuracy_arguments(
+        commands.add_parser(
+            "prompt-accuracy",
+            help="whether pictures of shapes show what was asked for",
+            description="Draws captions of shapes that training never saw, and measures whether each picture is right.",
+            epilog=EPILOG,
+            allow_abbrev=False,
+        )
+    )
+    args, flags = parser.parse_known_args(argv)
+    return _accuracy(args, flags)
+
+
+def _accuracy_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--captions", type=_count, default=2000, metavar="N", help="how many (default: 2000)")
+    parser.add_argument("--width", type=int, help="pixels (default: as the model says)")
+    parser.add_argument("--height", type=int, help="pixels (default: as the model says)")
+    parser.add_argument("--steps", type=int, help="denoise steps (default: as the model says)")
+    parser.add_argument("--seed", type=int, default=0, help="of the captions; caption i is drawn from seed + i")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, too")
+    parser.add_argument(
+        "--against",
+        action="append",
+        default=[],
+        metavar="FLAGS",
+        help="the same captions and seeds under more flags, as in --against '--quantization int8'; repeatable",
+    )
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return count
+
+
+def _accuracy(args: argparse.Namespace, flags: Sequence[str]) -> int:
+    # all of them before the first is loaded: a typing error must not end a long run
+    configs = [_config(flags), *(_config([*flags, *shlex.split(more)]) for more in args.against)]
+    chosen = accuracy.captions(args.captions, args.seed)
+    shape = PictureSettings(width=args.width, height=args.height, steps=args.steps)
+    base, report = None, {"captions": args.captions, "seed": args.seed, "flags": shlex.join(flags), "runs": []}
+    for config, more in zip(configs, ["", *args.against], strict=True):
+        made = _render(config, chosen, shape, more)
+        found = accuracy.verdicts(chosen, made.pictures)
+        run: dict[str, Any] = {"flags": more, "model": made.model, **_settings(made.effective)}
+        run |= {"seconds_per_image": made.seconds / len(chosen), "latency_median": made.latency}
+        run["accuracy"] = accuracy.by_kind(chosen, found)
+        if base is None:
+            base = made, found
+        else:
+            run["against"] = accuracy.compared(base[1], found) | accuracy.likeness(base[0].pictures, made.pictures)
+        report["runs"].append(run)
+        print(*_table(run), sep="\n", flush=True)
+    if args.json is not None:
+        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _settings(effective: Effective) -> dict[str, Any]:
+    return {
+        "width": effective.width,
+        "height": effective.height,
+        "steps": effective.steps,
+        "true_cfg_scale": effective.guidance.true_cfg_scale,
+        "scheduler": effective.scheduler,
+        "cache": None if effective.cache is None else dataclasses.asdict(effective.cache),
+        "quantized_layers": dict(effective.quantized_layers),
+        "kept_layers": effective.kept_layers,
+        "batch_invariant": effective.batch_invariant,
+    }
+
+
+def _config(flags: Sequence[str]) -> EngineConfig:
+    return settings(flags, os.environ, prog=PROG, description="")
+
+
+def _render(config: EngineConfig, chosen: Sequence[Caption], shape: PictureSettings, flags: str) -> Rendering:
+    shares = max(1, len(chosen) // 10)
+
+    def told(count: int) -> None:
+        if count % shares == 0:
+            print(f"{count} of {len(chosen)} captions", file=sys.stderr, flush=True)
+
+    print(f"drawing {len(chosen)} captions with {config.model.model} {flags}".rstrip(), file=sys.stderr, flush=True)
+    return accuracy.render(config, chosen, shape, told)
+
+
+def _table(run: Mapping[str, Any]) -> list[str]:
+    lines = [f"\n{run['model']} {run['flags']}".rstrip()]
+    lines.append(
+        f"{run['width']} x {run['height']}, {run['steps']} steps, true_cfg_scale {run['true_cfg_scale']:g}: "
+        f"{run['seconds_per_image']:.4f} s an image, {run['latency_median']:.3f} s from its start to its end"
+    )
+    lines.append(f"{'captions':<10}{'number':>8}{'right':>9}{'95 % interval':>20}{'background':>12}")
+    for kind, figures in run["accuracy"].items():
+        low, high = figures["interval"]
+        ground = "-" if figures["background"] is None else f"{figures['background']:.1%}"
+        lines.append(
+            f"{kind:<10}{figures['captions']:>8}{figures['accuracy']:>9.1%}{f'{low:.1%} to {high:.1%}':>20}{ground:>12}"
+        )
+    if (pair := run.get("against")) is not None:
+        low, high = pair["interval"]
+        lines.append(f"against the first run: {pair['difference']:+.2%} right ({low:+.2%} to {high:+.2%})")
+        lines.append(
+            f"PSNR {pair['psnr_median']:.1f} dB (median), {pair['psnr_5th']:.1f} dB (5th percentile); "
+            f"SSIM {pair['ssim_mean']:.4f} (mean); {pair['same']} pictures are the same bit for bit"
+        )
+    return lines

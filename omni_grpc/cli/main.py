@@ -1,0 +1,274 @@
+"""`omni-grpc` and `python -m omni_grpc`: generate images, video and sound, look after jobs, start a server.
+
+Exit codes: 0 done, 1 an error (one line on stderr), 2 a wrong command line, 130 interrupted. Results go to stdout,
+progress and errors to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+
+from omni_grpc.cli import doctor, listing, serve
+from omni_grpc.cli import generate as making
+from omni_grpc.cli.bench import command as bench
+from omni_grpc.client import Client, Loaded, LoadEvent
+from omni_grpc.client.channel import Deadline
+from omni_grpc.client.events import event as read_event
+from omni_grpc.client.messages import state_name
+from omni_grpc.client.progress import describe
+from omni_grpc.types.errors import OmniError, Unavailable
+from omni_grpc.types.version import __version__
+from omni_grpc.v1.event_pb2 import JobState
+from omni_grpc.v1.model_pb2 import Model, ModelState
+from omni_grpc.v1.sampling_pb2 import Task
+
+DEFAULT_SERVER = "localhost:50051"
+INTERRUPTED = 130
+LOOK_AGAIN = 0.5
+"""Seconds between two looks for a server that does not listen yet."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["serve"]:
+        return int(serve.main(arguments[1:]))
+    if arguments[:1] == ["doctor"]:
+        return doctor.main(arguments[1:])
+    try:
+        if arguments[:1] == ["bench"]:
+            return bench.main(arguments[1:])
+        args = _parser().parse_args(arguments)
+        code: int = args.run(args)
+    except OmniError as error:
+        _complain(error)
+        return 1
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as interrupt:
+        print("interrupted", *getattr(interrupt, "__notes__", ()), sep="\n", file=sys.stderr)
+        return INTERRUPTED
+    return code
+
+
+# --- jobs and models --------------------------------------------------------------------------------------------------
+
+
+def _models(args: argparse.Namespace) -> int:
+    if args.server is None:
+        return _native_models(args)
+    with Client(args.server) as client:
+        models = client.list_models()
+    if args.json:
+        _print_json([_as_dict(model) for model in models])
+        return 0
+    _table(("MODEL", "STATE", "FAMILY", "TASKS", "SIZE", "STEPS"), [_model_row(model) for model in models])
+    return 0
+
+
+def _native_models(args: argparse.Namespace) -> int:
+    records = listing.native_models(features=args.features)
+    if args.json:
+        _print_json(records)
+        return 0
+    head, *rows = listing.features_table(records) if args.features else listing.models_table(records)
+    _table(head, rows)
+    return 0
+
+
+def _model_row(model: Model) -> tuple[str, ...]:
+    return (
+        model.name,
+        ModelState.Name(model.state).removeprefix("MODEL_STATE_"),
+        model.family,
+        ", ".join(Task.Name(task).removeprefix("TASK_") for task in model.tasks),
+        # a model that is still on its way has not said what it takes
+        f"{model.limits.default_width} x {model.limits.default_height}" if model.HasField("limits") else "-",
+        str(model.defaults.steps) if model.HasField("defaults") else "-",
+    )
+
+
+def _jobs(args: argparse.Namespace) -> int:
+    with Client(args.server) as client:
+        jobs = client.list_jobs(states=args.state or (), labels=dict(args.label or ()), limit=args.limit)
+    if args.json:
+        _print_json([_as_dict(job) for job in jobs])
+        return 0
+    rows = [
+        (
+            job.job_id,
+            state_name(job.state),
+            job.model,
+            f"{job.step}/{job.total_steps}",
+            job.create_time.ToDatetime().isoformat(" ", "seconds"),
+        )
+        for job in jobs
+    ]
+    _table(("JOB", "STATE", "MODEL", "STEP", "CREATED (UTC)"), rows)
+    return 0
+
+
+def _watch(args: argparse.Namespace) -> int:
+    with Client(args.server) as client, client.watch_job(args.job_id, args.after_seq) as stream:
+        for message in stream:
+            event = read_event(message)
+            if args.json:
+                print(json.dumps(_as_dict(message)), flush=True)
+            else:
+                line = message.WhichOneof("event") if event is None else describe(event)
+                print(f"{message.seq:>5}  {line}", flush=True)
+        if stream.error is not None:
+            raise stream.error
+    return 0
+
+
+def _cancel(args: argparse.Namespace) -> int:
+    with Client(args.server) as client:
+        job = client.cancel_job(args.job_id, args.reason)
+    print(f"{job.job_id}  {state_name(job.state)}")
+    return 0
+
+
+def _download(args: argparse.Namespace) -> int:
+    with Client(args.server) as client:
+        data = client.download(args.artifact_id)
+    args.out.write_bytes(data)
+    print(f"{args.out}  {len(data)} bytes")
+    return 0
+
+
+def _wait(args: argparse.Namespace) -> int:
+    deadline, told = Deadline(args.timeout), False
+    while True:
+        try:
+            with Client(args.server) as client:
+                _follow_loading(client.load_model(timeout=deadline.remaining()))
+            return 0
+        except Unavailable as error:
+            if error.reason != "SERVER_UNREACHABLE" or deadline.within(LOOK_AGAIN) < LOOK_AGAIN:
+                raise
+        if not told:
+            print(f"no server at {args.server} yet", file=sys.stderr)
+            told = True
+        time.sleep(LOOK_AGAIN)
+
+
+def _follow_loading(events: Iterable[LoadEvent]) -> None:
+    """A line for each phase, and for every 5 percent of its bytes."""
+    shown = None
+    for event in events:
+        if isinstance(event, Loaded):
+            print(f"{event.model.name} is ready", flush=True)
+        elif shown != (shown := (event.phase, 20 * event.done_bytes // max(1, event.total_bytes))):
+            print(event, flush=True)
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def _complain(error: OmniError) -> None:
+    """One line with the code, the reason and what to do; below it what the message does not say already."""
+    failure = error.failure
+    lines = [f"error: {failure.code} {failure.reason}: {' '.join(failure.message.split())}"]
+    lines += [f"  {v.field}: {v.description}" for v in failure.violations if v.description not in failure.message]
+    if failure.retry_after is not None:
+        lines.append(f"  retry after {failure.retry_after:g} s")
+    lines += [f"  {note}" for note in getattr(error, "__notes__", ())]
+    print(*lines, sep="\n", file=sys.stderr)
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    return MessageToDict(message, preserving_proto_field_name=True)
+
+
+def _print_json(content: Any) -> None:
+    print(json.dumps(content, indent=2))
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    for row in (head, *rows):
+        print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="omni-grpc",
+        description="Diffusion models over gRPC, step by step.",
+        epilog="Checkpoints: `pull ORG/NAME` fetches one from the hub, `convert DIR OUT` makes safetensors of pickles.",
+    )
+    parser.add_argument("--version", action="version", version=f"omni-grpc {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    making.add_commands(commands, DEFAULT_SERVER)
+
+    models = commands.add_parser("models", help="list the native models, or those of a server")
+    models.set_defaults(run=_models)
+    asked = models.add_mutually_exclusive_group()
+    asked.add_argument(
+        "--server", metavar="HOST:PORT", help="list the models of this server (default: the native models)"
+    )
+    asked.add_argument("--features", action="store_true", help="what can be turned on for each native model")
+    models.add_argument("--json", action="store_true", help="print JSON")
+
+    jobs = commands.add_parser("jobs", help="list jobs, newest first")
+    jobs.set_defaults(run=_jobs)
+    _server_arguments(jobs)
+    states = [name.removeprefix("JOB_STATE_") for name in JobState.keys()[1:]]
+    jobs.add_argument("--state", action="append", type=str.upper, choices=states, help="only this state; repeatable")
+    jobs.add_argument(
+        "--label", action="append", type=making.label, metavar="KEY=VALUE", help="only jobs with this label"
+    )
+    jobs.add_argument("--limit", type=int, default=50, help="most jobs to list (default: 50)")
+    jobs.add_argument("--json", action="store_true", help="print JSON")
+
+    watch = commands.add_parser("watch", help="follow a job to its end")
+    watch.set_defaults(run=_watch)
+    _server_arguments(watch)
+    watch.add_argument("job_id", metavar="JOB_ID")
+    watch.add_argument("--after-seq", type=int, default=0, help="leave out the events up to this one (default: 0)")
+    watch.add_argument("--json", action="store_true", help="print one JSON object per event")
+
+    wait = commands.add_parser("wait", help="wait until a server is there and its model is ready")
+    wait.set_defaults(run=_wait)
+    _server_arguments(wait)
+    wait.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time (default: never)")
+
+    cancel = commands.add_parser("cancel", help="stop a job")
+    cancel.set_defaults(run=_cancel)
+    _server_arguments(cancel)
+    cancel.add_argument("job_id", metavar="JOB_ID")
+    cancel.add_argument("--reason", default="", help="comes back in the job's last event")
+
+    download = commands.add_parser("download", help="fetch an output")
+    download.set_defaults(run=_download)
+    _server_arguments(download)
+    download.add_argument("artifact_id", metavar="ARTIFACT_ID")
+    download.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write it")
+
+    commands.add_parser("doctor", help="show versions, devices and ops, or how a model fits here", add_help=False)
+    commands.add_parser("bench", help="measure what a model makes", add_help=False)
+    commands.add_parser("serve", help="start a server (same as python -m omni_grpc.serve)", add_help=False)
+    return parser
+
+
+def _server_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--server", default=DEFAULT_SERVER, metavar="HOST:PORT", help=f"server to ask (default: {DEFAULT_SERVER})"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

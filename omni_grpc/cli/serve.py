@@ -1,0 +1,107 @@
+"""`python -m omni_grpc.serve`: loads a checkpoint in a worker process and serves it over gRPC until told to stop.
+
+A model of the hub is fetched first; the server listens meanwhile, and tells how far it is. Exit codes: 0 stopped
+cleanly, 1 the worker did not come up, 2 a setting or the checkpoint is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from omni_grpc.checkpoint.registry import on_hub, open_model, unfetched
+from omni_grpc.config import EngineConfig
+from omni_grpc.config.settings import settings
+from omni_grpc.resolve.settings import apply_settings
+from omni_grpc.types.errors import Code, OmniError
+from omni_grpc.types.version import __version__
+
+if TYPE_CHECKING:
+    from omni_grpc.engine import Engine
+    from omni_grpc.server import Server
+
+logger = logging.getLogger(__name__)
+
+STOPPED, WORKER_FAILED, BAD_SETTINGS = 0, 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves until SIGTERM or SIGINT, and returns the exit code."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        config = settings(
+            sys.argv[1:] if argv is None else argv,
+            os.environ,
+            prog="omni_grpc.serve",
+            description="Loads a checkpoint in a worker process and serves it over gRPC until told to stop.",
+        )
+        return asyncio.run(_run(config))
+    except OmniError as error:
+        print(f"error: {error}", file=sys.stderr)
+        fixable = error.code in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
+        return BAD_SETTINGS if fixable else WORKER_FAILED
+
+
+async def _run(config: EngineConfig) -> int:
+    # imported here because the worker is spawned: spawn imports this module again, and the worker has no use for grpc
+    from omni_grpc.engine import Engine, HubExecutor, ProcessExecutor
+
+    if on_hub(config.model):
+        checkpoint = unfetched(config.model)
+        return await serve(Engine(config, checkpoint, HubExecutor(config, checkpoint)))
+    checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
+    return await serve(Engine(config, checkpoint, ProcessExecutor(config, checkpoint)))
+
+
+async def serve(engine: Engine) -> int:
+    """Serves an engine that has not been started, until SIGTERM or SIGINT. Raises what keeps it from starting."""
+    from omni_grpc.server import Server
+
+    server = Server(engine, engine.config.server)
+    signals = _signals()
+    starting, asked = asyncio.create_task(server.start()), asyncio.create_task(signals.get())
+    await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        logger.info("stopped while the model was loading")
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return STOPPED
+    _announce(engine, await starting)
+    await asked
+    await _stop(server, engine.config.server.drain_timeout, signals)
+    return STOPPED
+
+
+async def _stop(server: Server, drain: float, signals: asyncio.Queue[str]) -> None:
+    """Lets the jobs that are there end, for `drain` seconds at most, or until a second signal comes."""
+    logger.info("taking no more jobs; those that are there get %g s to end, a second signal ends them now", drain)
+    stopping, asked_again = asyncio.create_task(server.stop(drain)), asyncio.create_task(signals.get())
+    await asyncio.wait({stopping, asked_again}, return_when=asyncio.FIRST_COMPLETED)
+    if not stopping.done():
+        await server.stop()
+    await stopping
+    asked_again.cancel()
+
+
+def _signals() -> asyncio.Queue[str]:
+    """The names of SIGTERM and SIGINT as they come."""
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[str]()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, queue.put_nowait, number.name)
+    return queue
+
+
+def _announce(engine: Engine, port: int) -> None:
+    """The one line on stdout: whoever started this process may wait for it and read the address out of it."""
+    assert engine.ready is not None
+    where, what = f"{engine.config.server.host}:{port}", f"{engine.ready.device} {engine.ready.dtype}"
+    print(f"omni_grpc {__version__} listening on {where} (model {engine.checkpoint.name}, {what})", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

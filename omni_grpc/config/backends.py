@@ -1,0 +1,365 @@
+"""Attention backends: one table of what there is, what each needs and how it is called, and how one is chosen.
+
+Data alone: the server reads it without torch, `ops.attention` runs what it says. docs/adding-a-feature.md says how to
+add one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Mapping
+
+from omni_grpc.types.errors import ConfigError, Violation
+
+AUTO = "auto"
+SETTING = "diffusion_attention_backend"
+HALF = frozenset({"float16", "bfloat16"})
+Capability = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """One way to compute attention over packed rows.
+
+    run: import string of its function, see `ops.attention_kernels`. what: one line for people.
+    apart: the same for its function that makes one call for each run of rows of equal lengths, where `run` makes one
+    for all of them.
+    tiles: whether it reads what `ops.rope_tiles` makes.
+    package: a module that has to be there besides torch, install: how to get it, least: the first version that will do.
+    kernel: an op that the op library has to have a kernel of, where it was built with one.
+    devices: types of device. capability: lowest and highest compute capability, both included.
+    dtypes: empty where it takes any. head_multiple, head_most: of head sizes. causal, grouped: whether it does causal
+    and grouped-query attention. lossy: whether its result is further off than its dtype's rounding. seeps:
+    whether `run` lets what is not finite in a row into the row before it.
+
+    A mask of keys is no need of a backend: rows are packed by it before.
+    """
+
+    run: str
+    what: str
+    apart: str = ""
+    coded: str = ""
+    coded_apart: str = ""
+    tiles: bool = False
+    package: str = ""
+    kernel: str = ""
+    install: str = ""
+    least: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ("cuda",)
+    capability: tuple[Capability, Capability] | None = None
+    dtypes: frozenset[str] = frozenset()
+    head_multiple: int = 1
+    head_least: int = 1
+    head_most: int | None = None
+    causal: bool = True
+    grouped: bool = True
+    lossy: bool = False
+    seeps: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """What attention is for: type of device and its compute capability (None: it has none), and shape. kernels: the ops
+    that have a kernel there.
+    """
+
+    device: str
+    capability: Capability | None
+    dtype: str
+    head_size: int
+    causal: bool = False
+    grouped: bool = False
+    kernels: frozenset[str] = frozenset()
+
+
+_KERNELS = "omni_grpc.ops.attention_kernels"
+BACKENDS: Mapping[str, Backend] = {
+    "TORCH_SDPA": Backend(
+        run=f"{_KERNELS}:sdpa",
+        what="torch's scaled_dot_product_attention, one call for each run of rows of equal lengths",
+        devices=(),
+    ),
+    "OMNI_CPU": Backend(
+        run="omni_grpc.ops.attention_cpu:packed",
+        what="our own kernel for CPUs, one call for all rows",
+        kernel="attention_cpu",
+        install="build the op library with a C++ compiler: make setup",
+        devices=("cpu",),
+        dtypes=frozenset({"float32", "bfloat16"}),
+    ),
+    "CUDNN_ATTN": Backend(
+        run=f"{_KERNELS}:cudnn",
+        what="cuDNN through torch, one call for each run of rows of equal lengths",
+        capability=((8, 0), (12, 1)),
+        dtypes=HALF,
+        head_multiple=8,
+        head_most=128,
+    ),
+    "FLASH_ATTN_3": Backend(
+        run=f"{_KERNELS}:flash_3",
+        seeps=True,
+        apart=f"{_KERNELS}:flash_3_apart",
+        what="FlashAttention 3 of the package fa3-fwd, one call for all rows",
+        package="fa3_fwd_interface",
+        install='pip install "omni-grpc[gpu]"',
+        capability=((9, 0), (9, 0)),
+        dtypes=frozenset({"bfloat16"}),
+        head_multiple=8,
+        head_most=256,
+    ),
+    "FLASH_ATTN_3_FP8": Backend(
+        run=f"{_KERNELS}:flash_3_fp8",
+        apart=f"{_KERNELS}:flash_3_fp8_apart",
+        coded=f"{_KERNELS}:flash_3_coded",
+        coded_apart=f"{_KERNELS}:flash_3_coded_apart",
+        seeps=True,
+        what="FlashAttention 3 with queries, keys, values and weights in e4m3, one call for all rows",
+        package="fa3_fwd_interface",
+        install='pip install "omni-grpc[gpu]"',
+        capability=((9, 0), (9, 0)),
+        dtypes=frozenset({"bfloat16", "float32"}),
+        head_multiple=16,
+        head_most=256,
+        lossy=True,
+    ),
+    "FP8_EMULATION": Backend(
+        run=f"{_KERNELS}:fp8_emulated",
+        coded=f"{_KERNELS}:coded_reference",
+        what="what FLASH_ATTN_3_FP8 computes, written out: to see on a CPU what it does to a model",
+        devices=("cpu",),
+        lossy=True,
+    ),
+    "OMNI_INT8": Backend(
+        run=f"{_KERNELS}:int8",
+        tiles=True,
+        what="our own kernel: queries and keys in int8, values and weights in e4m3, one call for all rows",
+        kernel="attention_q",
+        install="build the op library with nvcc, for 90a",
+        capability=((9, 0), (9, 0)),
+        dtypes=frozenset({"bfloat16", "float32"}),
+        head_multiple=128,
+        head_most=128,
+        causal=False,
+        lossy=True,
+    ),
+    "INT8_EMULATION": Backend(
+        run=f"{_KERNELS}:int8",
+        tiles=True,
+        what="what OMNI_INT8 computes, written out: to see on a CPU what it does to a model",
+        devices=("cpu",),
+        head_most=128,
+        causal=False,
+        lossy=True,
+    ),
+    "FLASH_ATTN_2": Backend(
+        run=f"{_KERNELS}:flash_2",
+        what="FlashAttention 2 as torch has it, one call for all rows",
+        capability=((8, 0), (12, 1)),
+        dtypes=HALF,
+        head_multiple=8,
+        head_most=256,
+    ),
+    "SAGE_ATTN": Backend(
+        run=f"{_KERNELS}:sage",
+        what="SageAttention: queries and keys in 8 bits, one call for each run of rows of equal lengths",
+        package="sageattention",
+        install="from source, github.com/thu-ml/SageAttention: what PyPI has is wrong for many lengths of rows",
+        least=(2, 1, 1),
+        capability=((8, 0), (12, 1)),
+        dtypes=HALF,
+        head_multiple=32,
+        head_least=64,
+        head_most=128,
+        causal=False,
+        lossy=True,
+    ),
+}
+"""By name. An empty `devices` is any device."""
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "FLASH_ATTN": ("FLASH_ATTN_3", "FLASH_ATTN_2"),
+    "FP8_ATTN": ("FLASH_ATTN_3_FP8", "FP8_EMULATION"),
+    "INT8_ATTN": ("OMNI_INT8", "INT8_EMULATION"),
+}
+"""Names that stand for several backends: the first that can run."""
+
+CODED: Mapping[str, Mapping[str, str]] = {
+    "fp8": {
+        AUTO: "FP8_ATTN",
+        "FLASH_ATTN": "FLASH_ATTN_3_FP8",
+        "FLASH_ATTN_3": "FLASH_ATTN_3_FP8",
+        **{name: name for name in ("FP8_ATTN", "FLASH_ATTN_3_FP8", "FP8_EMULATION")},
+    },
+    "int8": {AUTO: "INT8_ATTN", **{name: name for name in ("INT8_ATTN", "OMNI_INT8", "INT8_EMULATION")}},
+}
+"""Precisions that are no dtype of queries, keys and values: what a backend is in each."""
+
+DEFAULTS: Mapping[str, tuple[str, ...]] = {
+    "cuda": ("FLASH_ATTN_3", "FLASH_ATTN_2", "TORCH_SDPA"),
+    "cpu": ("OMNI_CPU", "TORCH_SDPA"),
+}
+"""What "auto" is on a platform: the first that can run. cuDNN makes a plan for each new shape: it has to be named."""
+
+COMPARED: Mapping[str, tuple[str, ...]] = {"FLASH_ATTN_2": ("CUDNN_ATTN",)}
+"""What "auto" takes in the place of its first choice where it was measured to be faster. cuDNN, to which torch's SDPA
+leaves half precision on Hopper, makes a plan for each new shape: FlashAttention 3, which is as fast, makes none.
+"""
+
+APART, TOGETHER = " apart", " together"
+"""Forms of a backend, added to its name: one call for each run of rows of equal lengths, one for all rows."""
+
+INVARIANT = " invariant"
+"""The form whose rows come out alike in any batch, bit for bit, and whatever is in other rows: one call for each row,
+but of kernels that compute every row of a call as if it were alone.
+"""
+
+ALIASES: Mapping[str, str] = {
+    "SDPA": "TORCH_SDPA",
+    "NATIVE": "TORCH_SDPA",
+    "CUDNN": "CUDNN_ATTN",
+    "_NATIVE_CUDNN": "CUDNN_ATTN",
+    "FLASH": "FLASH_ATTN",
+    "FLASH_ATTENTION": "FLASH_ATTN",
+    "FA2": "FLASH_ATTN_2",
+    "FA3": "FLASH_ATTN_3",
+    "_FLASH_3": "FLASH_ATTN_3",
+    "SAGE": "SAGE_ATTN",
+}
+"""Other names, some of them diffusers', and what they are called here."""
+
+ELSEWHERE: Mapping[str, str] = {
+    "FLASHINFER_ATTN": "FLASH_ATTN",
+    "TRTLLM_ATTN": "FLASH_ATTN",
+    "FLASH_ATTN_4": "FLASH_ATTN",
+    "FA4": "FLASH_ATTN",
+    "FLASH_4_HUB": "FLASH_ATTN",
+    "FLASH_ATTN_HUB": "FLASH_ATTN_2",
+    "FLASH_ATTN_3_HUB": "FLASH_ATTN_3",
+    "SAGE_ATTN_3": "SAGE_ATTN",
+    "FASTVIDEO_VSA": "FLASH_ATTN",
+    "RAINFUSION_ATTN": "FLASH_ATTN",
+}
+"""Backends of vLLM-Omni and diffusers that are not served yet, and what comes nearest here."""
+
+
+def names() -> tuple[str, ...]:
+    """Everything that a setting may be, but for aliases."""
+    return (AUTO, *FAMILIES, *BACKENDS)
+
+
+def canonical(name: object, field: str = SETTING) -> str:
+    """A backend's name as the table has it; case does not matter. Raises ConfigError for one that it does not have."""
+    flag = flag_of(field)
+    asked = name.upper() if isinstance(name, str) else ""
+    asked = AUTO if asked == AUTO.upper() else ALIASES.get(asked, asked)
+    if asked in names():
+        return asked
+    if asked in ELSEWHERE:
+        raise refused(field, f"{flag} is {name!r}: not yet; the nearest here is {ELSEWHERE[asked]}", "NOT_SUPPORTED")
+    close = difflib.get_close_matches(asked, (*names(), *ALIASES), n=1)
+    hint = f"; did you mean {ALIASES.get(close[0], close[0])}?" if close else ""
+    raise refused(field, f"{flag} is {name!r}: expected one of {', '.join(names())}{hint}")
+
+
+def flag_of(field: str) -> str:
+    """A setting, or a path in one, as a flag has it: "diffusion_attention_config.per_role" with dashes in its name."""
+    name, dot, path = field.partition(".")
+    return "--" + name.replace("_", "-") + dot + path
+
+
+def refused(field: str, message: str, reason: str = "BAD_CONFIGURATION") -> ConfigError:
+    return ConfigError(message, reason=reason, violations=(Violation(field, message),))
+
+
+def candidates(name: str, device: str) -> tuple[str, ...]:
+    """The backends that a name stands for on a type of device, best first."""
+    if name == AUTO:
+        return DEFAULTS.get(device, ("TORCH_SDPA",))
+    return FAMILIES.get(name, (name,))
+
+
+def in_precision(name: str, precision: str, field: str = SETTING) -> str:
+    """What a canonical name, with or without a form, is in a precision. Raises ConfigError (NOT_SUPPORTED) for one that
+    does not have it.
+    """
+    forms = CODED.get(precision)
+    if forms is None:
+        return name
+    plain, space, form = name.partition(" ")
+    if plain not in forms:
+        has = ", ".join(each for each in forms if each not in forms.values())
+        message = f"{flag_of(field)} {plain} has no {precision} yet; {has} have it"
+        raise refused(field, message, "NOT_SUPPORTED")
+    return forms[plain] + space + form
+
+
+def choose(name: str, use: Use, field: str = SETTING) -> str:
+    """The first backend that a canonical name stands for and that can run; the name may have a form. Raises ConfigError
+    (ATTENTION_UNAVAILABLE) where none can, with what each of them lacks.
+    """
+    lacks = {}
+    for candidate in candidates(name.partition(" ")[0], use.device):
+        lacks[candidate] = lack(BACKENDS[candidate], use)
+        if not lacks[candidate]:
+            return candidate
+    why = "; ".join(f"{candidate} {reason}" for candidate, reason in lacks.items())
+    message = f"{flag_of(field)} {name} cannot be had here: {why}. Or leave it to {AUTO!r}"
+    raise refused(field, message, "ATTENTION_UNAVAILABLE")
+
+
+def ways(name: str, use: Use) -> tuple[str, ...]:
+    """Backends with their forms that a canonical name leaves open, of which the fastest for a shape is to be taken; the
+    first where that is not known. Raises ConfigError like `choose`.
+    """
+    plain, _, form = name.partition(" ")
+    found = [choose(name, use)]
+    if form:
+        return (f"{found[0]} {form}",)
+    if plain == AUTO:
+        found += [each for each in COMPARED.get(found[0], ()) if not lack(BACKENDS[each], use)]
+    return tuple(each + form for each in found for form in ((TOGETHER, APART) if BACKENDS[each].apart else ("",)))
+
+
+def run_of(way: str, coded: bool = False) -> str:
+    """The import string of one of `ways`, of codes where these are what there is."""
+    name, _, form = way.partition(" ")
+    backend = BACKENDS[name]
+    together, apart = (backend.coded, backend.coded_apart) if coded else (backend.run, backend.apart)
+    return apart if apart and form != TOGETHER.strip() and form else together
+
+
+def lack(backend: Backend, use: Use) -> str:
+    """What keeps a backend from a use, with the fix where there is one; empty where nothing does."""
+    if backend.devices and use.device not in backend.devices:
+        return f"runs on {', '.join(backend.devices)}, and this is {use.device}"
+    if backend.capability is not None and use.capability is not None:
+        low, high = backend.capability
+        if not low <= use.capability <= high:
+            has, least, most = (".".join(map(str, each)) for each in (use.capability, low, high))
+            return f"needs compute capability {least if low == high else f'{least} to {most}'}, and this is {has}"
+    if backend.dtypes and use.dtype not in backend.dtypes:
+        dtypes = " or ".join(sorted(backend.dtypes))
+        return f"needs {dtypes}, and this is {use.dtype} (--dtype bfloat16, or precision bf16 for its role)"
+    largest = backend.head_most or use.head_size
+    if use.head_size % backend.head_multiple or not backend.head_least <= use.head_size <= largest:
+        lowest = f" from {backend.head_least}" if backend.head_least > 1 else ""
+        most = f" up to {backend.head_most}" if backend.head_most else ""
+        sizes = f"multiples of {backend.head_multiple}{lowest}{most}"
+        return f"takes head sizes that are {sizes}, and this is {use.head_size}"
+    if use.causal and not backend.causal:
+        return "does no causal attention"
+    if use.grouped and not backend.grouped:
+        return "does no grouped-query attention"
+    if backend.kernel and backend.kernel not in use.kernels:
+        return f"needs the op library to have its kernel ({backend.install})"
+    if backend.package and importlib.util.find_spec(backend.package) is None:
+        return f"needs the package {backend.package} ({backend.install})"
+    if backend.least:
+        has = importlib.metadata.version(backend.package)
+        if tuple(map(int, re.findall(r"\d+", has)[: len(backend.least)])) < backend.least:
+            return f"needs {backend.package} {'.'.join(map(str, backend.least))}, and this is {has} ({backend.install})"
+    return ""

@@ -1,0 +1,461 @@
+"""The configuration tree: small frozen sections, filled alike by flags, YAML, environment variables and Python.
+
+Every setting has one flat name, unique over the tree (`max_queue`), which is its flag (`--max-queue`), its
+environment variable (`OMNI_GRPC_MAX_QUEUE`), its keyword in `Omni(model, max_queue=...)` and its key in a YAML file,
+alone or under its section. An unknown name is an error with a suggestion.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from omni_grpc.config import backends, roles
+from omni_grpc.types.errors import ConfigError, Violation
+
+ENVIRONMENT_PREFIX = "OMNI_GRPC_"
+BUNDLED = Path(__file__).resolve().parents[1] / "demo"
+"""The checkpoint that comes with the package, for whoever names none."""
+
+NATIVE_CACHES = ("tea_cache",)
+DIFFUSERS_CACHES = ("first_block", "taylorseer", "mag", "faster", "pab", "sea", "text_kv")
+"""Step caches that --cache-backend can name, by what runs the model."""
+QUANTIZATIONS = ("fp8", "int8", "gguf")
+
+
+def setting(
+    default: Any, help: str, *, choices: tuple[str, ...] = (), minimum: float | None = None, pairs: bool = False
+) -> Any:
+    """A dataclass field with what a flag needs to know. `minimum` is inclusive; `pairs`: an object that is also written
+    NAME=VALUE, as often as it takes.
+    """
+    metadata = {"help": help, "choices": choices, "minimum": minimum, "pairs": pairs}
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which checkpoint, where, in which precision and on which attention."""
+
+    model: str = setting(
+        dataclasses.MISSING,
+        "checkpoint folder in the diffusers layout, or ORG/NAME on the hub (default: the small model that comes with "
+        "this package)",
+    )
+    served_model_name: str | None = setting(
+        None, "what requests call the model (default: the folder's name, or the hub's name)"
+    )
+    device: str = setting(
+        "auto", "device of the worker; auto: cuda where there is one, else cpu", choices=("auto", "cpu", "cuda")
+    )
+    dtype: str = setting(
+        "auto",
+        "precision of the weights; auto: bfloat16 on cuda, float32 on cpu",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    revision: str | None = setting(None, "branch, tag or commit of a checkpoint from the hub (default: main)")
+    diffusion_load_format: str = setting(
+        "auto",
+        "native: our own implementation; diffusers: any diffusers pipeline through the adapter; auto: native where "
+        "there is one, else diffusers",
+        choices=("auto", "native", "diffusers"),
+    )
+    num_weight_load_threads: int = setting(
+        4, "threads that read the weights of a native denoiser; 1: one tensor after the other", minimum=1
+    )
+    disable_multithread_weight_load: bool = setting(False, "read weights one tensor after the other")
+    cpu_threads: int | None = setting(
+        None, "torch threads of a CPU worker (default: cores - 1, so that events stay smooth)", minimum=1
+    )
+    batch_invariant: bool = setting(
+        False,
+        "compute a request's rows to the same bits whatever else is in the batch, where kernels would be chosen by the "
+        "number of tokens; native models alone",
+    )
+    diffusion_attention_backend: str | None = setting(
+        None, f"attention of the denoiser: {', '.join(backends.names())} (default: auto, the platform's)"
+    )
+    diffusion_attention_config: dict[str, Any] | None = setting(
+        None,
+        "JSON object with default and per_role, each with backend and precision, and with schedule; also written "
+        "--diffusion-attention-config.per_role.self.backend NAME",
+    )
+
+    def __post_init__(self) -> None:
+        _ = self.attention  # a name that nothing has is an error at once
+
+    @property
+    def attention(self) -> roles.Roles | None:
+        """What attentions are to run on, None where nothing says so. Raises ConfigError, see `roles`."""
+        if self.diffusion_attention_backend is None and self.diffusion_attention_config is None:
+            return None
+        return roles.parse(self.diffusion_attention_backend, self.diffusion_attention_config)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterConfig:
+    """How a diffusers pipeline is loaded and called. A native model takes what its spec's `settings` name, and refuses
+    the rest.
+    """
+
+    diffusers_load_kwargs: dict[str, Any] | None = setting(
+        None, "JSON object of arguments for from_pretrained; they win over the settings here"
+    )
+    diffusers_call_kwargs: dict[str, Any] | None = setting(
+        None, "JSON object of arguments for every call of the pipeline; what a request says wins over them"
+    )
+    allow_attention_fallback: bool = setting(
+        False,
+        "go on with the library's own attention where the one asked for cannot be had; every reply warns of it",
+    )
+    boundary_ratio: float | None = setting(None, "Wan with two experts: where the second one takes over", minimum=0)
+    flow_shift: float | None = setting(None, "Wan: shift of the schedule", minimum=0)
+    vae_use_slicing: bool = setting(False, "decode one output after the other, as native models always do")
+    vae_use_tiling: bool = setting(False, "decode in tiles, to save memory")
+    enable_cpu_offload: bool = setting(False, "keep one component at a time on the device")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The step cache: what changes little from one step to the next is not computed again."""
+
+    cache_backend: str | None = setting(
+        None,
+        f"step cache; of native models: {', '.join(NATIVE_CACHES)}; of diffusers pipelines: "
+        f"{', '.join(DIFFUSERS_CACHES)} (default: none)",
+    )
+    cache_config: dict[str, Any] | None = setting(
+        None, "JSON object of arguments for the cache; tea_cache has rel_l1_thresh and coefficients"
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationConfig:
+    """Weights in fewer bits, of native models."""
+
+    quantization: str | None = setting(
+        None,
+        "how the denoiser's blocks keep their weights (default: in 8 bits where the checkpoint does, else by --dtype)",
+        choices=QUANTIZATIONS,
+    )
+    ignored_layers: tuple[str, ...] = setting(
+        (), "layers that are not quantised, separated by commas: parts of their names, paths with *, or re:EXPRESSION"
+    )
+    gguf_model: tuple[str, ...] = setting(
+        (),
+        "with --quantization gguf, the GGUF file of the denoiser: a path, or ORG/NAME:FILE on the hub; of a model with "
+        "two denoisers COMPONENT=FILE for each, separated by a comma",
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """Adapters that requests can name, of native models."""
+
+    lora: dict[str, str] | None = setting(
+        None,
+        "adapter that requests can name: a safetensors file, or a folder with one; repeatable, or one JSON object",
+        pairs=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadConfig:
+    """Weights that live in the host's memory."""
+
+    enable_layerwise_offload: bool = setting(
+        False, "keep the blocks in the host's memory, and on the device only those at work"
+    )
+    layerwise_resident_blocks: int = setting(
+        0, "with --enable-layerwise-offload, blocks of each stack that stay on the device, evenly spread", minimum=0
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilerConfig:
+    """Where the time of a request goes, component by component."""
+
+    enable_diffusion_pipeline_profiler: bool = setting(
+        False, "log how long the targets took and tell it in each reply; on cuda it waits for the device around each"
+    )
+    diffusion_pipeline_profiler_targets: tuple[str, ...] = setting(
+        (),
+        "what is measured: COMPONENT.METHOD, or diffuse for the denoise steps, separated by commas (default: "
+        "vae.encode, vae.decode, diffuse, text_encoder.forward and tokenizer.forward, where the model has them)",
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """What waits, and how much of it."""
+
+    max_queue: int = setting(256, "jobs that may wait; one more is refused with RESOURCE_EXHAUSTED", minimum=1)
+    max_num_seqs: int = setting(8, "requests that take their steps together", minimum=1)
+    max_step_ms: float | None = setting(
+        None,
+        "longest step that requests may share, in milliseconds as the cost model predicts it; a request that is "
+        "longer alone takes its steps alone (default: no limit)",
+        minimum=0,
+    )
+    policy: str = setting("fcfs", "who goes first", choices=("fcfs", "priority", "deadline"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """What one request may ask for, below what the checkpoint allows."""
+
+    max_pixels: int | None = setting(None, "largest width x height (default: what the checkpoint allows)", minimum=1)
+    max_steps: int = setting(200, "most denoise steps of one request", minimum=1)
+    max_outputs: int = setting(8, "most outputs of one request", minimum=1)
+    max_prompt_chars: int = setting(100_000, "longest prompt, in characters", minimum=1)
+    max_input_bytes: int = setting(128 << 20, "largest file of one input, in bytes", minimum=1)
+    max_input_pixels: int = setting(1 << 26, "largest width x height of an input image or frame", minimum=1)
+    max_input_frames: int = setting(1024, "most frames of an input video", minimum=1)
+    max_input_video_pixels: int = setting(1 << 29, "largest frames x width x height of an input video", minimum=1)
+    max_input_seconds: float = setting(600.0, "longest input video or sound, in seconds", minimum=0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobsConfig:
+    """How long finished jobs and their results are kept."""
+
+    retention: float = setting(600.0, "seconds that a finished job, its events and its artifacts are kept", minimum=0)
+    artifact_budget: int = setting(
+        1 << 30, "bytes of artifacts kept in memory; above it the oldest finished job is forgotten", minimum=1
+    )
+    asset_budget: int = setting(
+        1 << 30,
+        "bytes of uploaded media kept in memory; what does not fit is refused with RESOURCE_EXHAUSTED",
+        minimum=1,
+    )
+    asset_retention: float = setting(3600.0, "seconds that uploaded media is kept after its last use", minimum=0)
+    queue_timeout: float | None = setting(None, "seconds a job may wait, unless its request says otherwise", minimum=0)
+    run_timeout: float | None = setting(
+        None, "seconds a job may run after its start, unless its request says otherwise", minimum=0
+    )
+    disconnect_grace: float = setting(
+        30.0, "seconds that a streaming client may be gone before its job is cancelled", minimum=0
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """When a worker counts as dead, how it comes back, and what it prepares."""
+
+    worker_timeout: float = setting(30.0, "seconds without a sign of life after which a worker is killed", minimum=1)
+    phase_timeout: float = setting(
+        1800.0, "seconds that one prepare, step or decode may take before the worker is killed", minimum=1
+    )
+    restart_backoff: float = setting(1.0, "seconds before a dead worker is started again; doubles up to 60", minimum=0)
+    warm_up_seconds: float = setting(10.0, "seconds that the warm-up may spend on fitting the cost model", minimum=0)
+    cuda_graph_tokens: int | None = setting(
+        None,
+        "most tokens of a batch whose kernels are launched as one CUDA graph, once a batch of its shapes has come "
+        "twice; 0: none (default: 8192 on cuda, none with --enable-layerwise-offload); native models alone",
+        minimum=0,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The gRPC endpoint."""
+
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
+    port: int = setting(50051, "port to listen on; 0 picks a free one", minimum=0)
+    max_message_bytes: int = setting(32 << 20, "largest message accepted from a client", minimum=1 << 20)
+    heartbeat_interval: float = setting(15.0, "seconds of silence after which a watcher gets a heartbeat", minimum=0.05)
+    drain_timeout: float = setting(
+        60.0, "seconds that running jobs get to end when the server is asked to stop", minimum=0
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The whole tree. Build it with `EngineConfig.from_settings(model=..., max_queue=...)`.
+
+    A section that may be None is a feature, and is None where all of its settings are their defaults: then it is off.
+    """
+
+    model: ModelConfig
+    adapter: AdapterConfig = AdapterConfig()
+    cache: CacheConfig | None = None
+    quantization: QuantizationConfig | None = None
+    loras: LoraConfig | None = None
+    offload: OffloadConfig | None = None
+    profiler: ProfilerConfig | None = None
+    scheduler: SchedulerConfig = SchedulerConfig()
+    limits: LimitsConfig = LimitsConfig()
+    jobs: JobsConfig = JobsConfig()
+    worker: WorkerConfig = WorkerConfig()
+    server: ServerConfig = ServerConfig()
+
+    @classmethod
+    def from_settings(cls, **flat: Any) -> EngineConfig:
+        """Builds the tree from flat names; without a model, for the one that comes with the package.
+
+        Raises ConfigError for an unknown name, a wrong type or a value out of range.
+        """
+        known = {option.name: option for option in options()}
+        unknown = [name for name in flat if name not in known]
+        if unknown:
+            raise unknown_settings(unknown, known)
+        if flat.get("model") is None:
+            if not BUNDLED.is_dir():
+                raise ConfigError(
+                    "no model: pass a checkpoint folder or a model of the hub (--model DIR or --model ORG/NAME); the "
+                    f"one that comes with the package is not in {BUNDLED}",
+                    violations=(Violation("model", "is required"),),
+                )
+            flat["model"] = str(BUNDLED)
+        sections: dict[str, dict[str, Any]] = {}
+        for name, value in flat.items():
+            option, parsed = known[name], known[name].parse(value)
+            if not (option.feature and parsed == option.default):
+                sections.setdefault(option.section, {})[name] = parsed
+        kinds = {section: kind for section, kind, _ in _sections()}
+        return cls(**{section: kinds[section](**values) for section, values in sections.items()})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Option:
+    """One setting of the tree, seen from outside. `feature`: its section is None where nothing in it is set."""
+
+    name: str
+    section: str
+    feature: bool
+    type: type
+    optional: bool
+    default: Any
+    help: str
+    choices: tuple[str, ...]
+    minimum: float | None
+    pairs: bool
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def environment(self) -> str:
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    def of(self, config: EngineConfig) -> Any:
+        """What a configuration has for it: the default where its feature is off."""
+        section = getattr(config, self.section)
+        return self.default if section is None else getattr(section, self.name)
+
+    def parse(self, value: Any) -> Any:
+        """The value as this option's type; strings are read as flags and environment variables give them."""
+        if value is None and self.optional:
+            return None
+        try:
+            parsed = self._convert(value)
+        except (KeyError, TypeError, ValueError):
+            raise self._error(value, f"expected {self._expected}") from None
+        if self.choices and parsed not in self.choices:
+            raise self._error(value, f"expected one of {', '.join(self.choices)}")
+        if self.minimum is not None and not parsed >= self.minimum:
+            raise self._error(value, f"must be at least {self.minimum:g}")
+        return parsed
+
+    @property
+    def _expected(self) -> str:
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.type is dict:
+            return "NAME=VALUE or a JSON object of text" if self.pairs else "a JSON object"
+        return "a list of names" if self.type is tuple else self.type.__name__
+
+    def _convert(self, value: Any) -> Any:
+        if self.pairs:
+            return _pairs(value)
+        if self.type is dict:
+            parsed = json.loads(value) if isinstance(value, str) else value
+            if not isinstance(parsed, dict):
+                raise TypeError(value)
+            return parsed
+        if self.type is tuple:
+            names = value.split(",") if isinstance(value, str) else value
+            if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+                raise TypeError(value)
+            return tuple(name.strip() for name in names if name.strip())
+        if self.type is bool:
+            if isinstance(value, bool):
+                return value
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[str(value).lower()]
+        if isinstance(value, bool) or (self.type is str and not isinstance(value, str)):
+            raise TypeError(value)
+        if self.type is int and isinstance(value, float):
+            raise TypeError(value)
+        return self.type(value)
+
+    def _error(self, value: Any, rule: str) -> ConfigError:
+        message = f"{self.flag} is {value!r}: {rule}"
+        return ConfigError(message, violations=(Violation(self.name, message),))
+
+
+def options() -> Iterator[Option]:
+    """Every setting of the tree, in the order in which it is declared."""
+    for section, kind, feature in _sections():
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            hint = hints[field.name]
+            inner = (
+                [arg for arg in typing.get_args(hint) if arg is not types.NoneType]
+                if isinstance(hint, types.UnionType)
+                else [hint]
+            )
+            yield Option(
+                name=field.name,
+                section=section,
+                feature=feature,
+                type=typing.get_origin(inner[0]) or inner[0],
+                optional=isinstance(hint, types.UnionType),
+                default=None if field.default is dataclasses.MISSING else field.default,
+                help=field.metadata["help"],
+                choices=field.metadata["choices"],
+                minimum=field.metadata["minimum"],
+                pairs=field.metadata["pairs"],
+            )
+
+
+def _sections() -> Iterator[tuple[str, type, bool]]:
+    """The sections of the tree: name, class, and whether it is a feature."""
+    for section, hint in typing.get_type_hints(EngineConfig).items():
+        kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
+        yield section, kinds[0] if kinds else hint, bool(kinds)
+
+
+def _pairs(value: Any) -> dict[str, str]:
+    """NAME=VALUE, a JSON object, a mapping, or several of these. Raises ValueError for a name that is given twice."""
+    if isinstance(value, list | tuple):
+        pairs = [pair for part in value for pair in _pairs(part).items()]
+    elif isinstance(value, str) and not value.lstrip().startswith("{"):
+        name, equals, text = value.partition("=")
+        pairs = [(name, text)] if equals and name and text else [("", "")]
+    else:
+        pairs = list((json.loads(value) if isinstance(value, str) else dict(value)).items())
+    if len(dict(pairs)) < len(pairs) or not all(isinstance(part, str) and part for pair in pairs for part in pair):
+        raise ValueError(value)
+    return dict(pairs)
+
+
+def unknown_settings(names: list[str], known: Mapping[str, Option]) -> ConfigError:
+    """For names that are no settings, each with the nearest that is one."""
+    lines = []
+    for name in names:
+        close = difflib.get_close_matches(name, known, n=1)
+        lines.append(f"unknown setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    return ConfigError(
+        "; ".join(lines),
+        reason="UNKNOWN_SETTING",
+        violations=tuple(Violation(n, m) for n, m in zip(names, lines, strict=True)),
+    )

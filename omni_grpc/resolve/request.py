@@ -1,0 +1,434 @@
+"""Every decision made for the user, in tables: what a request gets by default, and what is worth a warning.
+
+`resolve_request` runs before any work: it makes a complete Request of a Draft, or raises one InvalidArgument that names
+each offending field, its value, the rule and the nearest legal value (see `rules`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from omni_grpc.config import LimitsConfig
+from omni_grpc.resolve.frames import count_frames, frames_within, nearest_frames
+from omni_grpc.resolve.rules import MAX_SEED, OUTPUT_FORMATS, REQUIRED, RULES, ServingFacts, takes
+from omni_grpc.types.adapters_and_caches import TeaCache
+from omni_grpc.types.errors import FailedPrecondition, InvalidArgument, NotFound, Violation
+from omni_grpc.types.media import ImageInput, Inputs, Modality, OutputFormat
+from omni_grpc.types.request import Draft, Guidance, GuidanceDraft, GuidanceNorm, Request, Task
+from omni_grpc.types.results import RequestWarning
+from omni_grpc.types.spec import Checkpoint, GuidanceKind
+
+T = TypeVar("T")
+
+WORD = re.compile(r"[^\W_](?:\S*[^\W_])?")
+"""What is between white space, without the punctuation around it."""
+MOST_WORDS = 10
+"""Of those that one warning names."""
+
+CFG_FIELDS = ("true_cfg_scale", "norm", "rescale", "interval_start", "interval_end")
+"""What belongs to guidance by a second prediction, and means nothing without one."""
+
+EXPERT_FIELDS = ("scale_low_noise", "boundary_ratio")
+"""What belongs to models with two experts."""
+
+ENCODING = frozenset({"output_fps", "sample_rate"})
+"""Fields that are about the file and not about the model."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A request ready for work, what to tell its user about it, and which fields got a default."""
+
+    request: Request
+    warnings: tuple[RequestWarning, ...]
+    defaults_used: Mapping[str, str]
+
+
+def resolve_request(draft: Draft, facts: ServingFacts, *, id: str) -> Resolved:
+    """Checks and completes one request, which gets the name `id`.
+
+    Raises NotFound for a model this server does not have, FailedPrecondition (TASK_NOT_SUPPORTED) for a task the model
+    lacks, InvalidArgument for everything else that breaks a row of RULES.
+    """
+    check_task(draft.model, draft.task, facts.checkpoint)
+    facts = dataclasses.replace(facts, checkpoint=facts.checkpoint.of(draft.task))
+    violations = tuple(
+        Violation(_path(field, draft.task), message) for field, rule in RULES if (message := rule(draft, facts))
+    )
+    if violations:
+        raise InvalidArgument("; ".join(f"{v.field}: {v.description}" for v in violations), violations=violations)
+    draft, rounded = count_frames(draft, facts.checkpoint)
+    request, defaults_used = _complete(draft, facts, id)
+    warnings = rounded + tuple(warning for advice in ADVICE if (warning := advice(draft, request, facts)))
+    return Resolved(request=request, warnings=warnings, defaults_used=defaults_used)
+
+
+def check_model(model: str, checkpoint: Checkpoint) -> None:
+    """Raises NotFound for a model this server does not have."""
+    if model != checkpoint.name:
+        message = f"model {model!r} is not served here; served: {checkpoint.name}"
+        raise NotFound(message, reason="MODEL_NOT_FOUND", metadata={"name": model})
+
+
+def check_task(model: str, task: Task, checkpoint: Checkpoint) -> None:
+    """Raises NotFound for a model this server does not have, FailedPrecondition (TASK_NOT_SUPPORTED) for a task the
+    model lacks.
+    """
+    check_model(model, checkpoint)
+    if task not in checkpoint.tasks:
+        has = ", ".join(checkpoint.tasks)
+        why = f": {checkpoint.refusals[task]}" if task in checkpoint.refusals else ""
+        raise FailedPrecondition(
+            f"model {model!r} cannot do {task}{why}; its tasks: {has}",
+            reason="TASK_NOT_SUPPORTED",
+            metadata={"task": task.value, "tasks": has},
+        )
+
+
+def _path(field: str, task: Task) -> str:
+    """What the API calls a field: the sound that a sound starts from is its reference."""
+    return "reference" if field == "audio" and task.modality is Modality.AUDIO else field
+
+
+# --- defaults -------------------------------------------------------------------------------------------------------
+
+
+def _complete(draft: Draft, facts: ServingFacts, id: str) -> tuple[Request, dict[str, str]]:
+    defaults = facts.checkpoint.defaults
+    used: dict[str, str] = {}
+
+    def default(field: str, asked: T | None, value: T) -> T:
+        if asked is not None:
+            return asked
+        used[field] = str(value)
+        return value
+
+    if draft.negative_prompt is None and defaults.negative_prompt is not None:
+        against = dataclasses.replace(draft, negative_prompt=defaults.negative_prompt)
+        if cfg_is_on(against, facts):
+            draft, used["negative_prompt"] = against, defaults.negative_prompt
+    outputs = default("sampling.num_outputs", draft.num_outputs, max(1, len(draft.seeds)))
+    seeds = draft.seeds or (secrets.randbelow(MAX_SEED - outputs),)
+    if not draft.seeds:
+        used["sampling.seeds"] = "drawn at random"
+    guidance = _complete_guidance(draft, facts, default, used)
+    width, height = _complete_size(draft, facts, default)
+    output_format: OutputFormat = default("output_format", draft.output_format, OUTPUT_FORMATS[draft.task.modality])
+    lengths = {
+        name: _complete_optional(draft, facts, name, used)
+        for name in ("strength", "layers", "num_frames", "fps", "output_fps", "duration", "start", "sample_rate")
+    }
+    cache = _complete_cache(draft, facts)
+    if cache is not None and draft.cache is None:
+        used["sampling.cache"] = "tea_cache"
+    request = Request(
+        id=id,
+        model=draft.model,
+        prompt=draft.prompt,
+        task=draft.task,
+        negative_prompt=draft.negative_prompt if takes("negative_prompt", facts) or cfg_is_on(draft, facts) else None,
+        width=width,
+        height=height,
+        steps=default("sampling.steps", draft.steps, defaults.steps),
+        guidance=guidance,
+        seeds=tuple(seeds[0] + i for i in range(outputs)) if len(seeds) == 1 else seeds,
+        num_outputs=outputs,
+        output_format=output_format,
+        preview=draft.preview,
+        inputs=draft.inputs,
+        text=draft.text,
+        scheduler=draft.scheduler,
+        loras=draft.loras,
+        cache=cache,
+        extra=draft.extra,
+        **lengths,
+    )
+    return request, used
+
+
+def _complete_guidance(
+    draft: Draft, facts: ServingFacts, default: Callable[[str, Any, Any], Any], used: dict[str, str]
+) -> Guidance:
+    defaults = facts.checkpoint.defaults.guidance
+    scale = None
+    if GuidanceKind.EMBEDDED in facts.checkpoint.guidance:
+        scale = default("sampling.guidance.scale", draft.guidance.scale, defaults.scale)
+    rescale = 0.0
+    if takes("rescale", facts):
+        rescale = default("sampling.guidance.rescale", draft.guidance.rescale, defaults.rescale)
+    boundary = defaults.boundary_ratio
+    if boundary is not None:
+        boundary = default("sampling.guidance.boundary_ratio", draft.guidance.boundary_ratio, boundary)
+    guidance = Guidance(
+        scale=scale,
+        rescale=rescale,
+        scale_low_noise=draft.guidance.scale_low_noise if takes("scale_low_noise", facts) else None,
+        boundary_ratio=boundary,
+    )
+    if cfg_is_on(draft, facts):
+        filled = {
+            name: default(f"sampling.guidance.{name}", getattr(draft.guidance, name), getattr(defaults, name))
+            for name in CFG_FIELDS
+        }
+        low_noise = None
+        if boundary is not None:
+            same, usual = draft.guidance.true_cfg_scale, defaults.scale_low_noise
+            asked = draft.guidance.scale_low_noise if draft.guidance.scale_low_noise is not None else same
+            low_noise = default("sampling.guidance.scale_low_noise", asked, usual)
+        guidance = Guidance(scale=scale, scale_low_noise=low_noise, boundary_ratio=boundary, **filled)
+    # what a default leaves as it is was not decided for the user
+    for name in CFG_FIELDS:
+        if getattr(guidance, name) == getattr(Guidance(), name):
+            used.pop(f"sampling.guidance.{name}", None)
+    return guidance
+
+
+def _complete_size(
+    draft: Draft, facts: ServingFacts, default: Callable[[str, int | None, int], int]
+) -> tuple[int, int]:
+    """Sound has no size; an edit has the shape of its first image or its video, and its size unless the model makes
+    another, brought to a legal one.
+    """
+    if draft.task.modality is Modality.AUDIO:
+        return 0, 0
+    defaults, limits = facts.checkpoint.defaults, facts.checkpoint.limits
+    width, height = defaults.width, defaults.height
+    first = next(iter(draft.inputs.images), draft.inputs.first_frame or draft.inputs.source_video)
+    if first is not None:
+        area = first.width * first.height
+        scale = math.sqrt(min(facts.max_pixels, defaults.image_area or area) / area)
+        # the root may end just below a whole number
+        sides = (int(side * scale + 1e-6) for side in (first.width, first.height))
+        width, height = (
+            min(max(side // limits.size_multiple * limits.size_multiple, limits.min_size), limits.max_size)
+            for side in sides
+        )
+    return default("width", draft.width, width), default("height", draft.height, height)
+
+
+def _complete_optional(draft: Draft, facts: ServingFacts, name: str, used: dict[str, str]) -> Any:
+    """A field that only some models use: None for the others, else as asked, else the model's default."""
+    asked = getattr(draft, name)
+    if name not in facts.checkpoint.spec.takes and name not in ENCODING:
+        # how fast frames follow each other is a fact about a model, also where nobody can change it
+        return facts.checkpoint.defaults.fps if name == "fps" and draft.task.modality is Modality.VIDEO else None
+    if asked is None and (value := _usual(draft, facts, name)) is not None:
+        used[name] = str(value)
+        return value
+    return asked
+
+
+def _usual(draft: Draft, facts: ServingFacts, name: str) -> Any:
+    """The model's default, or what a video that is given says: its rate, and its length where the model keeps that."""
+    source, defaults = draft.inputs.source_video, facts.checkpoint.defaults
+    # a file is played at the rate that a model generates for, where it is told one
+    if source is not None and name == ("fps" if "fps" in facts.checkpoint.spec.takes else "output_fps"):
+        return source.fps
+    if source is not None and name == "num_frames" and defaults.frames_of_source:
+        return frames_within(source.num_frames, facts.checkpoint.limits)
+    return getattr(defaults, name, None)
+
+
+def _complete_cache(draft: Draft, facts: ServingFacts) -> TeaCache | None:
+    asked, own = draft.cache, facts.cache
+    if own is None or (asked is not None and asked.off):
+        return None
+    if asked is None:
+        return own
+    return TeaCache(
+        threshold=own.threshold if asked.threshold is None else asked.threshold,
+        coefficients=asked.coefficients or own.coefficients,
+    )
+
+
+def cfg_is_on(draft: Draft, facts: ServingFacts) -> bool:
+    """Classifier-free guidance needs a model that has it, a negative prompt (even an empty one) and a scale above 1."""
+    if GuidanceKind.TRUE_CFG not in facts.checkpoint.guidance or draft.negative_prompt is None:
+        return False
+    scale = draft.guidance.true_cfg_scale
+    return (facts.checkpoint.defaults.guidance.true_cfg_scale if scale is None else scale) > 1
+
+
+# --- advice: rows that look at what was asked and what will be done -------------------------------------------------
+
+
+def _scale_without_effect(draft: Draft, request: Request, facts: ServingFacts) -> RequestWarning | None:
+    if draft.guidance.scale is None or GuidanceKind.EMBEDDED in facts.checkpoint.guidance:
+        return None
+    return RequestWarning(
+        code="GUIDANCE_WITHOUT_EFFECT",
+        field="sampling.guidance.scale",
+        message=(
+            f"{facts.checkpoint.spec.name} has no embedded guidance; "
+            "use sampling.guidance.true_cfg_scale with a negative_prompt"
+        ),
+        requested=f"{draft.guidance.scale:g}",
+    )
+
+
+def _cfg_not_supported(draft: Draft, request: Request, facts: ServingFacts) -> RequestWarning | None:
+    if draft.guidance.true_cfg_scale is None or GuidanceKind.TRUE_CFG in facts.checkpoint.guidance:
+        return None
+    return RequestWarning(
+        code="GUIDANCE_WITHOUT_EFFECT",
+        field="sampling.guidance.true_cfg_scale",
+        message=f"{facts.checkpoint.spec.name} is not guided by a second prediction",
+        requested=f"{draft.guidance.true_cfg_scale:g}",
+    )
+
+
+def _cfg_without_negative(draft: Draft, request: Request, facts: ServingFacts) -> RequestWarning | None:
+    if request.negative_prompt is not None or draft.negative_prompt is not None:
+        return None
+    if (draft.guidance.true_cfg_scale or 0) <= 1:
+        return None
+    return RequestWarning(
+        code="CFG_OFF",
+        field="negative_prompt",
+        message="true_cfg_scale needs a negative_prompt, which is not set; an empty one turns guidance on",
+        requested=f"{draft.guidance.true_cfg_scale:g}",
+        applied="1",
+    )
+
+
+def _negative_without_cfg(draft: Draft, request: Request, facts: ServingFacts) -> RequestWarning | None:
+    if draft.negative_prompt is None or request.negative_prompt is not None:
+        return None
+    return RequestWarning(
+        code="NEGATIVE_PROMPT_WITHOUT_EFFECT",
+        field="negative_prompt",
+        message="guidance is off, so the negative prompt is not used; set sampling.guidance.true_cfg_scale above 1",
+    )
+
+
+def _needs_cfg(name: str) -> Callable[[Draft, Request, ServingFacts], RequestWarning | None]:
+    def advice(draft: Draft, request: Request, facts: ServingFacts) -> RequestWarning | None:
+        value = getattr(draft.guidance, name)
+        if value in (None, getattr(Guidance(), name)) or request.negative_prompt is not None or takes(name, facts):
+            return None
+        return RequestWarning(
+            code="GUIDANCE_WITHOUT_EFFECT",
+            field=f"sampling.guidance.{name}",
+            message="guidance by a second prediction is off",
+            requested=str(value),
+        )
+
+    return advice
+
+
+def _rescale_under_renorm(draft: Draft, request: Request, facts: ServingFacts) -> RequestWarning | None:
+    if not draft.guidance.rescale or request.guidance.norm is not GuidanceNorm.RENORM:
+        return None
+    return RequestWarning(
+        code="GUIDANCE_WITHOUT_EFFECT",
+        field="sampling.guidance.rescale",
+        message="the norm RENORM sets the length of every token afterwards; use it with the norm NONE",
+        requested=f"{draft.guidance.rescale:g}",
+    )
+
+
+def _needs_experts(name: str) -> Callable[[Draft, Request, ServingFacts], RequestWarning | None]:
+    def advice(draft: Draft, request: Request, facts: ServingFacts) -> RequestWarning | None:
+        value = getattr(draft.guidance, name)
+        if value is None or getattr(request.guidance, name) == value:
+            return None
+        experts = facts.checkpoint.defaults.guidance.boundary_ratio is not None
+        return RequestWarning(
+            code="GUIDANCE_WITHOUT_EFFECT",
+            field=f"sampling.guidance.{name}",
+            message="guidance by a second prediction is off"
+            if experts
+            else f"{facts.checkpoint.spec.name} has no second expert that takes it",
+            requested=f"{value:g}",
+        )
+
+    return advice
+
+
+def _unknown_words(field: str) -> Callable[[Draft, Request, ServingFacts], RequestWarning | None]:
+    """A model that lists the words it was trained on makes something of any other, but nobody knows what."""
+
+    def advice(draft: Draft, request: Request, facts: ServingFacts) -> RequestWarning | None:
+        known, text = facts.checkpoint.known_words, getattr(request, field)
+        if not known or not text:
+            return None
+        unknown = list(dict.fromkeys(word for word in WORD.findall(text) if not _is_known(word, known)))
+        if not unknown:
+            return None
+        more = f" and {len(unknown) - MOST_WORDS} more" if len(unknown) > MOST_WORDS else ""
+        return RequestWarning(
+            code="UNKNOWN_WORDS",
+            field=field,
+            message=(
+                f"{', '.join(map(repr, unknown[:MOST_WORDS]))}{more}: the model was not trained on "
+                f"{'this word' if len(unknown) == 1 else 'these words'}, so the result may not follow the prompt"
+            ),
+            requested=" ".join(unknown[:MOST_WORDS]),
+        )
+
+    return advice
+
+
+def _is_known(word: str, known: frozenset[str]) -> bool:
+    word = word.lower()
+    return word in known or all(part in known for part in re.findall(r"[^\W_]+", word))
+
+
+ADVICE: tuple[Callable[[Draft, Request, ServingFacts], RequestWarning | None], ...] = (
+    _scale_without_effect,
+    _cfg_not_supported,
+    _cfg_without_negative,
+    _negative_without_cfg,
+    _rescale_under_renorm,
+    _unknown_words("prompt"),
+    _unknown_words("negative_prompt"),
+    *(_needs_cfg(name) for name in CFG_FIELDS if name != "true_cfg_scale"),
+    *(_needs_experts(name) for name in EXPERT_FIELDS),
+)
+
+
+def advise_priority(priority: int, policy: str) -> tuple[RequestWarning, ...]:
+    """What to tell a caller who asked for a priority that the server's policy does not look at."""
+    if not priority or policy == "priority":
+        return ()
+    return (
+        RequestWarning(
+            code="PRIORITY_WITHOUT_EFFECT",
+            field="options.priority",
+            message=f"this server's policy is {policy!r}; it looks at priorities with --policy priority",
+            requested=str(priority),
+            applied="0",
+        ),
+    )
+
+
+# --- warm-up --------------------------------------------------------------------------------------------------------
+
+
+def placeholder(checkpoint: Checkpoint, *, size: int, outputs: int, frames: int = 0) -> Request:
+    """A request that nobody made, for measuring: square, one step, without guidance; of a video, `frames` or the
+    nearest number that can be made. Where the model makes something of pictures alone, it gets black ones.
+    """
+    task, limits = checkpoint.spec.tasks[0], checkpoint.limits
+    black = ImageInput(size, size, 3, bytes(3 * size * size))
+    mask = ImageInput(size, size, 1, bytes(size * size))
+    pictures: dict[str, Any] = {"images": (black,), "mask": mask, "first_frame": black}
+    draft = Draft(
+        model=checkpoint.name,
+        prompt="warm-up",
+        task=task,
+        inputs=Inputs(**{name: picture for name, picture in pictures.items() if task in REQUIRED[name]}),
+        width=size,
+        height=size,
+        num_frames=nearest_frames(frames, limits) if limits.max_frames else None,
+        steps=1,
+        num_outputs=outputs,
+        seeds=(0,),
+        guidance=GuidanceDraft(true_cfg_scale=1.0),
+    )
+    return resolve_request(draft, ServingFacts(checkpoint, LimitsConfig()), id="warm-up").request

@@ -1,0 +1,212 @@
+"""The two messages between the towers: the engine sends a `Plan`, the worker answers with `Report`s.
+
+A plan says what to do now in each of the three phases (prepare, step, decode) and which requests to forget. The
+phases have lanes of their own in the worker, so a plan is answered by several reports, one as each piece of work
+ends, in any order: each admitted or decoded request gets Prepared, DecodedPart, Decoded or Broken, each step gets
+Stepped, whether or not a request was dropped meanwhile. So a report always frees exactly one lane.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from omni_grpc.types.adapters_and_caches import Adapter, CacheCount, FixedCache
+from omni_grpc.types.errors import Failure
+from omni_grpc.types.load_progress import Loading
+from omni_grpc.types.media import PreviewImage
+from omni_grpc.types.request import Request
+from omni_grpc.types.results import RequestWarning
+from omni_grpc.types.spec import Checkpoint
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Work for the worker. `admit` enters the prepare phase; `step` shares one forward; `decode_parts` decodes what is
+    finished of requests that go on stepping; `decode` ends a request; `drop` frees state, whatever its phase.
+    """
+
+    admit: tuple[Request, ...] = ()
+    step: tuple[str, ...] = ()
+    decode_parts: tuple[str, ...] = ()
+    decode: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.admit or self.step or self.decode_parts or self.decode or self.drop)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SharedBytes:
+    """Bytes in a named shared-memory block. Whoever receives this copies them out and unlinks the block."""
+
+    name: str
+    size: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Media:
+    """One encoded output of a request."""
+
+    index: int
+    data: SharedBytes
+    mime_type: str
+    width: int
+    height: int
+    seed: int
+    sha256: str
+    num_frames: int = 0
+    fps: float = 0.0
+    sample_rate: int = 0
+    duration: float = 0.0
+    has_alpha: bool = False
+    layer: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """Milliseconds of one step, from the tokens n of each of its rows: fixed + token * sum(n) + pair * sum(n^2).
+
+    The last term is attention. The worker fits it at warm-up; a model that was never fitted says 1 ms for any step.
+    """
+
+    fixed: float = 1.0
+    token: float = 0.0
+    pair: float = 0.0
+
+    def step_ms(self, rows: Sequence[int]) -> float:
+        return self.fixed + self.token * sum(rows) + self.pair * sum(n * n for n in rows)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """The checkpoint is on this machine now. It replaces the engine's, and a worker begins to load it."""
+
+    checkpoint: Checkpoint
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The pipeline is loaded and can take plans. Nothing but Loading comes before. Times in seconds, memory in bytes.
+
+    `warnings` belong to every reply of this worker (a fallback that was allowed, for example). `checkpoint` replaces
+    the engine's where only loading the model tells what it can do, as with a pipeline that is not native.
+    `quantized_layers` counts layers by scheme, `kept_layers` those of the blocks that are in full precision besides;
+    `loras` are the adapters that requests can name; `fixed_cache` is the step cache of every request, whatever it asks
+    for; `batch_invariant` says whether rows are computed alike in any batch.
+    """
+
+    pid: int
+    device: str
+    dtype: str
+    load_seconds: float
+    weight_bytes: int
+    cost: CostModel = CostModel()
+    attention_backend: str = ""
+    quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    kept_layers: int = 0
+    loras: tuple[Adapter, ...] = ()
+    fixed_cache: FixedCache | None = None
+    batch_invariant: bool = False
+    warnings: tuple[RequestWarning, ...] = ()
+    checkpoint: Checkpoint | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request can be stepped. `rows` are the tokens of each of its rows; `dropped_tokens` maps a prompt field to the
+    number of tokens that did not fit.
+    """
+
+    id: str
+    elapsed: float
+    prompt_tokens: int
+    rows: tuple[int, ...] = ()
+    dropped_tokens: tuple[tuple[str, int], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStep:
+    """One request moved one step. `finished`: it is ready for decode. `evals`: forwards that the step took; the
+    guidance branches of a request share one. `earlier`: seconds of those that went before the last one. `segment`: the
+    part of the output that the step belongs to, of `segments`; `part_ready`: with it that part is finished.
+    `rows_reused` of its `rows` were answered by a step cache in one of the forwards or more; `cache` counts all.
+    """
+
+    id: str
+    step: int
+    total: int
+    sigma: float
+    timestep: float
+    rows: int
+    rows_reused: int = 0
+    cache: tuple[CacheCount, ...] = ()
+    evals: int = 1
+    earlier: float = 0.0
+    segment: int = 0
+    segments: int = 1
+    part_ready: bool = False
+    finished: bool = False
+    previews: tuple[PreviewImage, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """One forward is done, for every request that shared it: in `progress` where it ended a step, in `broken` where it
+    failed, in neither where the step needs another forward.
+    """
+
+    elapsed: float
+    progress: tuple[RequestStep, ...] = ()
+    broken: tuple[Broken, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """The outputs of one request; its state in the worker is gone.
+
+    `warnings` are about what came out differently than asked (a size that the model rounded); `steps` are those really
+    taken, where that is known only now. `stage_durations` are seconds by target, where the profiler is on.
+    """
+
+    id: str
+    elapsed: float
+    media: tuple[Media, ...]
+    peak_memory_bytes: int = 0
+    warnings: tuple[RequestWarning, ...] = ()
+    steps: int | None = None
+    stage_durations: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedPart:
+    """What was finished of one request is decoded: `done` of `total` parts. The request goes on."""
+
+    id: str
+    elapsed: float
+    done: int
+    total: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """One request failed in one phase; its state in the worker is gone and its neighbours go on."""
+
+    id: str
+    phase: str
+    failure: Failure
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life, sent every second by the worker process itself. It ends in the executor."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Died:
+    """The worker is of no more use, with all that it held: it says so itself, or its executor finds it gone."""
+
+    failure: Failure
+
+
+Report = Loading | Fetched | Ready | Prepared | Stepped | DecodedPart | Decoded | Broken | Died

@@ -1,0 +1,91 @@
+"""What comes back from a generation: artifacts, what was really done, times, and warnings. Plain frozen data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from omni_grpc.types.adapters_and_caches import AppliedLora, CacheCount, FixedCache, TeaCache
+from omni_grpc.types.media import OutputFormat
+from omni_grpc.types.request import Guidance
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RequestWarning:
+    """Something that was decided for the user, or that they asked for and that had no effect."""
+
+    code: str
+    field: str
+    message: str
+    requested: str = ""
+    applied: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Effective:
+    """What was really done. `evals` counts denoiser forwards; `quantized_layers` layers by scheme, `kept_layers` those
+    beside them in full precision; `defaults_used` maps a field to the default it got.
+    """
+
+    width: int
+    height: int
+    steps: int
+    evals: int
+    seeds: tuple[int, ...]
+    guidance: Guidance
+    scheduler: str
+    output_format: OutputFormat
+    strength: float | None = None
+    layers: int = 0
+    num_frames: int = 0
+    fps: float = 0.0
+    output_fps: float = 0.0
+    duration: float = 0.0
+    sample_rate: int = 0
+    attention_backend: str = ""
+    cache: TeaCache | FixedCache | None = None
+    loras: tuple[AppliedLora, ...] = ()
+    quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    kept_layers: int = 0
+    batch_invariant: bool = False
+    defaults_used: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """Where the time went, in seconds. `steps_cached`: a cache answered every row; `stage_durations`: by target."""
+
+    queue_wait: float = 0.0
+    encode: float = 0.0
+    denoise: float = 0.0
+    decode: float = 0.0
+    total: float = 0.0
+    steps_run: int = 0
+    steps_cached: int = 0
+    cache: tuple[CacheCount, ...] = ()
+    peak_memory_bytes: int = 0
+    stage_durations: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """A produced file without its bytes; those are in the artifact store under `id`. `index` is the output that it is
+    of, `layer` which layer of that, from 0 at the bottom; None where there are no layers.
+    """
+
+    id: str
+    job_id: str
+    index: int
+    mime_type: str
+    size_bytes: int
+    sha256: str
+    width: int
+    height: int
+    seed: int
+    num_frames: int = 0
+    fps: float = 0.0
+    sample_rate: int = 0
+    duration: float = 0.0
+    has_alpha: bool = False
+    layer: int | None = None

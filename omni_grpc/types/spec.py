@@ -1,0 +1,313 @@
+"""What a model says about itself, as data: no torch, so that the server can validate requests before any worker exists.
+
+A family folder under `models/` exports `SPECS`, one `ModelSpec` per diffusers pipeline class that it serves natively.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import pkgutil
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from omni_grpc.types.request import Guidance, Task
+
+Configs = Mapping[str, Mapping[str, Any]]
+"""The JSON configs of a checkpoint in the diffusers layout: component name -> its config ("" is model_index.json)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lazy:
+    """A function by its import string, imported where it is called: a spec is read without torch, and is pickled."""
+
+    path: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return pkgutil.resolve_name(self.path)(*args, **kwargs)
+
+
+class GuidanceKind(enum.StrEnum):
+    """How a model can be guided: by a scale it was trained on, or by a second prediction."""
+
+    EMBEDDED = "EMBEDDED"
+    TRUE_CFG = "TRUE_CFG"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the checkpoint can do. Sizes in pixels; `size_multiple` follows from the VAE and the patch size, never
+    from a constant. A video longer than `segment_frames` is made in parts of so many frames, one after the other; 0:
+    all frames at once.
+    """
+
+    size_multiple: int
+    min_size: int
+    max_size: int
+    max_pixels: int
+    max_prompt_tokens: int
+    max_input_images: int = 0
+    max_frames: int = 0
+    frame_multiple: int = 1
+    frame_offset: int = 0
+    segment_frames: int = 0
+    max_duration: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What a request gets where it says nothing.
+
+    `negative_prompt`: None where a model is guided by a second prediction only if it is told what away from.
+    `image_area`: pixels of what is made from a picture, in the shape of that picture; None: as many as the picture has.
+    `frames_of_source`: what is made from a video has as many frames.
+    """
+
+    width: int
+    height: int
+    steps: int
+    guidance: Guidance
+    negative_prompt: str | None = None
+    image_area: int | None = None
+    num_frames: int | None = None
+    frames_of_source: bool = False
+    fps: float | None = None
+    duration: float | None = None
+    sample_rate: int | None = None
+    strength: float | None = None
+    layers: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LatentRgb:
+    """A linear map from latent channels to RGB in -1..1: the sum of latent * factors over the channels, plus bias."""
+
+    factors: tuple[tuple[float, float, float], ...]
+    bias: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+class SplitKind(enum.StrEnum):
+    """What each rank has of a module whose weights are spread over ranks.
+
+    COLUMN: a linear layer's outputs for its share of the channels. ROW: a linear layer's inputs of its share; outputs
+    are summed over the ranks. HEADS: an attention's share of the heads. NORM: of an RMS norm over the channels of all
+    heads, its share of them.
+    """
+
+    COLUMN = "COLUMN"
+    ROW = "ROW"
+    HEADS = "HEADS"
+    NORM = "NORM"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Split:
+    """How a module is spread. `parts` are the relative sizes of what lies side by side in the channels that are cut,
+    each of which is cut for itself: (1, 4) for a layer that reads attention and a feed-forward of four times its width.
+    Without `parts`, outputs are made of as many equal ones as WeightMap.fused says, and inputs of one.
+    """
+
+    kind: SplitKind
+    parts: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WeightMap:
+    """How the names in a checkpoint become the names of our modules.
+
+    `renames` are (regular expression, replacement) pairs, applied in order to each checkpoint name. `fused` maps the
+    last part of one of our module paths to the checkpoint modules (named after `renames`, in the same parent) whose
+    weights and biases are concatenated along the output dimension to make it: {"attn.to_qkv": ("attn.to_q",
+    "attn.to_k", "attn.to_v")}. Parameters of ours whose names `float32` (regular expressions) finds stay in float32,
+    whatever the precision of the others.
+    """
+
+    renames: tuple[tuple[str, str], ...] = ()
+    fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    float32: tuple[str, ...] = ()
+
+    def in_float32(self, name: str) -> bool:
+        """Whether a parameter of ours stays in float32."""
+        return any(re.search(pattern, name) for pattern in self.float32)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowSlice:
+    """Some rows of a tensor in a file: which module of the checkpoint they belong to, how many they are beside the
+    others of the tensor, and where they are among those that the module gets.
+    """
+
+    module: str
+    size: int = 1
+    place: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FileLayout:
+    """Names that single files of a model have in place of the checkpoint's.
+
+    `mark` is the name of a tensor by which such a file is known. `renames` are (regular expression, replacement) pairs
+    as in WeightMap, which make names of the checkpoint; `cuts` are modules (the last part of a path, after `renames`)
+    whose rows are shared out to several of the same parent, or put in another order. Tensors whose names `unused`
+    (regular expressions) finds belong to nothing.
+    """
+
+    mark: str
+    renames: tuple[tuple[str, str], ...]
+    cuts: Mapping[str, tuple[RowSlice, ...]] = dataclasses.field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SingleFile:
+    """The single files (GGUF) that a model's denoiser may come from: what they may say that they are, and the layouts
+    that they may have besides the checkpoint's own names.
+    """
+
+    architectures: tuple[str, ...]
+    layouts: tuple[FileLayout, ...] = ()
+
+
+def same(configs: Configs) -> Mapping[str, Any]:
+    """The variant of a class that stands for one model."""
+    return {}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """One pipeline class of one family.
+
+    `name` is the diffusers pipeline class that model_index.json names; `pipeline` is the import string of our class.
+    `tensor_parallel` says, per component, which modules can be spread over ranks: pattern -> Split, where a pattern is
+    a path with `*` for any part of it; a component without a table is not spread.
+    `limits` and `defaults` are computed from the checkpoint's own configs; they are module-level functions, since a
+    spec travels to the worker process. Without `latent_rgb`, previews show three groups of latent channels as colours.
+    `variant` says in which fields the spec is another one for checkpoints with certain configs, where one pipeline
+    class stands for several models; it raises CheckpointError for those that the family does not serve.
+
+    `guidance` is a function of the configs where checkpoints of the class differ in it. `schedulers` are those that a
+    request may choose in place of the checkpoint's own, by class name in diffusers.
+
+    `takes` names what the model uses besides prompt, size, steps, guidance and seeds: fields of a Draft ("strength",
+    "num_frames", "fps", "duration", "start", "text") and of its inputs ("images", "mask", "first_frame", ...).
+    `settings` names settings of the server that stand in for an entry of the configs: setting -> (component, key).
+    `exclusive`: one request at a time, from its prepare to the end of its decode.
+
+    `preprocess(request, configs)` makes what the model reads of a request's pictures and videos, by input, without
+    weights; `postprocess(decoded)` makes an Output of what the VAE decoded. `Pipeline.prepare` and `Pipeline.decode`
+    call them; anyone else may, see docs/adding-a-model.md.
+
+    What features have to know of the model: `cache_coefficients`, a polynomial, highest power first, from the relative
+    change of a block stack's signal to that of its output, as TeaCache fits it; `sensitive_layers`, those that lose too
+    much in fewer bits: parts of their names, paths with `*`, or "re:" and a regular expression. Where nothing is said,
+    those that send a token to its experts: a small difference is another expert. `single_file`: files that stand in for
+    the weights of a denoiser.
+    """
+
+    name: str
+    family: str
+    tasks: tuple[Task, ...]
+    pipeline: str
+    guidance: tuple[GuidanceKind, ...] | Callable[[Configs], tuple[GuidanceKind, ...]]
+    limits: Callable[[Configs], Limits]
+    defaults: Callable[[Configs], Defaults]
+    variant: Callable[[Configs], Mapping[str, Any]] = same
+    weights: Mapping[str, WeightMap] = dataclasses.field(default_factory=dict)
+    tensor_parallel: Mapping[str, Mapping[str, Split]] = dataclasses.field(default_factory=dict)
+    latent_rgb: LatentRgb | None = None
+    takes: frozenset[str] = frozenset()
+    schedulers: tuple[str, ...] = ()
+    settings: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    runner: str = "omni_grpc.worker.packed:PackedRunner"
+    exclusive: bool = False
+    preprocess: Lazy = Lazy("omni_grpc.pipeline.pictures:preprocess")
+    postprocess: Lazy = Lazy("omni_grpc.pipeline.outputs:postprocess")
+    cache_coefficients: tuple[float, ...] = (1.0, 0.0)
+    sensitive_layers: tuple[str, ...] = (r"re:\.gate$",)
+    single_file: SingleFile | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Preferences:
+    """What one checkpoint says of itself and its spec cannot know. `defaults` are fields of Defaults, `guidance` those
+    of its guidance.
+    """
+
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    guidance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    latent_rgb: LatentRgb | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint folder and the spec that serves it. `name` is what requests call it.
+
+    `siblings` are the same weights under other specs, for tasks that this one lacks; `refusals` say why some task is
+    lacking all the same. `preferences` win over the spec. The weights of components in `replaced` come from elsewhere.
+    """
+
+    name: str
+    path: Path
+    spec: ModelSpec
+    configs: Configs
+    siblings: tuple[Checkpoint, ...] = ()
+    refusals: Mapping[Task, str] = dataclasses.field(default_factory=dict)
+    preferences: Preferences = Preferences()
+    replaced: frozenset[str] = frozenset()
+
+    @property
+    def described(self) -> bool:
+        """False as long as only loading the model can tell what it does: then it has no tasks, limits or defaults."""
+        return bool(self.spec.tasks)
+
+    @property
+    def parts(self) -> tuple[Checkpoint, ...]:
+        """Itself and its siblings."""
+        return (self, *self.siblings)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """All tasks, those of its own spec first."""
+        return tuple(dict.fromkeys(task for part in self.parts for task in part.spec.tasks))
+
+    def of(self, task: Task) -> Checkpoint:
+        """The part that does a task; itself where none does."""
+        return next((part for part in self.parts if task in part.spec.tasks), self)
+
+    @property
+    def limits(self) -> Limits:
+        return self.spec.limits(self.configs)
+
+    @property
+    def defaults(self) -> Defaults:
+        usual = self.spec.defaults(self.configs)
+        guidance = dataclasses.replace(usual.guidance, **self.preferences.guidance)
+        return dataclasses.replace(usual, guidance=guidance, **self.preferences.defaults)
+
+    @property
+    def latent_rgb(self) -> LatentRgb | None:
+        return self.preferences.latent_rgb or self.spec.latent_rgb
+
+    @property
+    def known_words(self) -> frozenset[str]:
+        """Every word that the model was trained on, in lower case, where its tokenizer's config lists them under
+        "known_words"; empty: any word may be known.
+        """
+        return frozenset(word for config in self.configs.values() for word in config.get("known_words", ()))
+
+    @property
+    def guidance(self) -> tuple[GuidanceKind, ...]:
+        kinds = self.spec.guidance
+        return kinds(self.configs) if callable(kinds) else kinds
+
+    @property
+    def scheduler(self) -> str:
+        """Class name of the checkpoint's scheduler."""
+        return str(self.configs.get("scheduler", {}).get("_class_name", ""))
+
+    @property
+    def schedulers(self) -> tuple[str, ...]:
+        """What a request may name: the checkpoint's own scheduler, then the others."""
+        return tuple(dict.fromkeys(name for name in (self.scheduler, *self.spec.schedulers) if name))
