@@ -1,11 +1,11 @@
-"""The Python client: `Client`, and `AsyncClient` with the same names for asyncio. Loads no torch."""
+"""The Python client: `Client`, and `AsyncClient` with the same methods for asyncio. Does not import torch."""
 
 from omni_grpc.client.async_client import AsyncClient
 from omni_grpc.client.async_stream import AsyncJobStream
 from omni_grpc.client.channel import Reconnect
 from omni_grpc.client.client import Client
-from omni_grpc.client.load import Loaded, LoadEvent
-from omni_grpc.client.media import Media
+from omni_grpc.client.load import Loaded, LoadEvent, ModelReady
+from omni_grpc.client.media import MediaSource
 from omni_grpc.client.messages import AudioOptions, EditOptions, ImageOptions, VideoOptions
 from omni_grpc.client.result import AudioResult, ImageResult, MediaResult, VideoResult
 from omni_grpc.client.stream import JobStream
@@ -25,8 +25,9 @@ __all__ = [
     "LoadPhase",
     "Loaded",
     "Loading",
-    "Media",
     "MediaResult",
+    "MediaSource",
+    "ModelReady",
     "Reconnect",
     "VideoOptions",
     "VideoResult",

@@ -14,15 +14,15 @@ import grpc.aio
 from omni_grpc.client import events, messages
 from omni_grpc.client.async_stream import AsyncJobStream
 from omni_grpc.client.channel import OPTIONS, UNARY_TIMEOUT, Deadline, Reconnect, check_address
-from omni_grpc.client.download import Download
+from omni_grpc.client.download import DownloadState
 from omni_grpc.client.failure import from_call
 from omni_grpc.client.load import LoadEvent, load_event
-from omni_grpc.client.media import Media, file_input, too_large, upload_messages
+from omni_grpc.client.media import MediaSource, file_input, too_large, upload_messages
 from omni_grpc.client.messages import AudioOptions, EditOptions, ImageOptions, VideoOptions
-from omni_grpc.client.parts import Parts
+from omni_grpc.client.partial_artifact import PartialArtifact
 from omni_grpc.client.progress import progress_display
 from omni_grpc.client.result import AudioResult, ImageResult, MediaResult, VideoResult
-from omni_grpc.client.watch import Watch
+from omni_grpc.client.watch import WatchState
 from omni_grpc.v1.admin_pb2 import GetServerInfoRequest, GetServerInfoResponse, LoadModelRequest
 from omni_grpc.v1.admin_pb2_grpc import AdminServiceStub
 from omni_grpc.v1.artifact_pb2 import UploadAssetResponse
@@ -109,7 +109,7 @@ class AsyncClient:
         self,
         prompt: str,
         *,
-        images: Sequence[Media],
+        images: Sequence[MediaSource],
         model: str | None = None,
         progress: bool = False,
         timeout: float | None = None,
@@ -126,7 +126,7 @@ class AsyncClient:
         self,
         prompt: str,
         *,
-        images: Sequence[Media],
+        images: Sequence[MediaSource],
         model: str | None = None,
         timeout: float | None = None,
         **options: Unpack[EditOptions],
@@ -193,7 +193,7 @@ class AsyncClient:
 
     async def _stream(self, rpc: Callable[..., Any], request: Any, deadline: Deadline) -> AsyncJobStream:
         await self._send_media(request, deadline)
-        watch = Watch(self._reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS)
+        watch = WatchState(self._reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS)
         stream = AsyncJobStream(self, rpc(request, timeout=deadline.remaining()), watch, deadline, owner=True)
         try:
             await stream.open()
@@ -212,7 +212,7 @@ class AsyncClient:
         return job
 
     async def create_edit_job(
-        self, prompt: str, *, images: Sequence[Media], model: str | None = None, **options: Unpack[EditOptions]
+        self, prompt: str, *, images: Sequence[MediaSource], model: str | None = None, **options: Unpack[EditOptions]
     ) -> Job:
         """`create_job` for an edit."""
         deadline = Deadline(UNARY_TIMEOUT)
@@ -261,7 +261,7 @@ class AsyncClient:
     def watch_job(self, job_id: str, after_seq: int = 0, *, timeout: float | None = None) -> AsyncJobStream:
         """The events of a job with a seq greater than `after_seq`, then those to come, to its end."""
         deadline = Deadline(timeout)
-        watch = Watch(self._reconnect, ARTIFACT_DELIVERY_REFERENCE, job_id=job_id, after_seq=after_seq)
+        watch = WatchState(self._reconnect, ARTIFACT_DELIVERY_REFERENCE, job_id=job_id, after_seq=after_seq)
         return AsyncJobStream(self, self.open_watch(watch.request(), deadline), watch, deadline, owner=False)
 
     async def cancel_job(self, job_id: str, reason: str = "", *, timeout: float = UNARY_TIMEOUT) -> Job:
@@ -274,16 +274,16 @@ class AsyncClient:
 
     async def download(self, artifact_id: str, *, timeout: float | None = None) -> bytes:
         """The bytes of an artifact, checked against its SHA-256."""
-        return (await self._fetch(Download(self._reconnect, artifact_id), Deadline(timeout))).data()
+        return (await self._fetch(DownloadState(self._reconnect, artifact_id), Deadline(timeout))).data()
 
-    async def fetch(self, parts: Parts, deadline: Deadline) -> None:
+    async def fetch(self, parts: PartialArtifact, deadline: Deadline) -> None:
         """Fills in the bytes of an artifact that did not come along with its job's events."""
-        await self._fetch(Download(self._reconnect, parts.artifact.artifact_id, parts), deadline)
+        await self._fetch(DownloadState(self._reconnect, parts.artifact.artifact_id, parts), deadline)
 
     async def upload(
         self, media: str | Path | bytes, *, mime_type: str = "", timeout: float | None = None
     ) -> UploadAssetResponse:
-        """Stores media on the server, to be used in several requests. Media that are large are uploaded anyway."""
+        """Stores media on the server, to be used in several requests. Large media are uploaded anyway."""
         given, deadline, attempt = file_input(media), Deadline(timeout), 1
         while True:
             sent = upload_messages(given.data, mime_type or given.mime_type)
@@ -309,7 +309,7 @@ class AsyncClient:
     async def load_model(
         self, model: str | None = None, *, timeout: float | None = None
     ) -> AsyncGenerator[LoadEvent, None]:
-        """How far the server is with its model: Loading as often as that changes, at last Loaded, which is the only
+        """How far the server is with its model: Loading as often as that changes, at last ModelReady, which is the only
         event where the model is ready. Raises what keeps it from loading.
 
         async for event in client.load_model():
@@ -348,7 +348,7 @@ class AsyncClient:
         except grpc.RpcError as error:
             raise from_call(error, self.address).failure.error() from error
 
-    async def _fetch(self, download: Download, deadline: Deadline) -> Parts:
+    async def _fetch(self, download: DownloadState, deadline: Deadline) -> PartialArtifact:
         while True:
             try:
                 async for message in self._artifacts.DownloadArtifact(download.request(), timeout=deadline.remaining()):

@@ -13,7 +13,7 @@ import grpc
 from omni_grpc.client.channel import CANCEL_TIMEOUT, Deadline
 from omni_grpc.client.failure import from_call
 from omni_grpc.client.result import MediaResult
-from omni_grpc.client.watch import ENDED_EARLY, Watch
+from omni_grpc.client.watch import ENDED_EARLY, WatchState
 from omni_grpc.types.errors import DeadlineExceeded, OmniError
 from omni_grpc.v1.event_pb2 import JobEvent
 from omni_grpc.v1.job_pb2 import Job
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class AsyncJobStream(AsyncIterator[JobEvent]):
     """`JobStream` for asyncio: the same events, the same errors, `async with` and `async for`."""
 
-    def __init__(self, client: AsyncClient, call: Any, watch: Watch, deadline: Deadline, *, owner: bool) -> None:
+    def __init__(self, client: AsyncClient, call: Any, watch: WatchState, deadline: Deadline, *, owner: bool) -> None:
         self._client = client
         self._call = call
         self._watch = watch

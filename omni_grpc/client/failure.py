@@ -1,4 +1,4 @@
-"""The errors of calls and jobs, rebuilt as the package's own exceptions from `google.rpc.Status` and its details."""
+"""Converts the errors of calls and jobs (`google.rpc.Status` and its details) to the exceptions of this package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omni_grpc.types.errors import Code, Failure, Violation
 
 _DETAILS = "grpc-status-details-bin"
 _CODES: Mapping[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
-# codes that this package never raises, by the one that is nearest; `reason` keeps the name
+# codes that this package never raises -> the closest one that it does; `reason` keeps the original name
 _NEAREST: Mapping[str, Code] = {
     "UNAUTHENTICATED": Code.PERMISSION_DENIED,
     "UNKNOWN": Code.INTERNAL,
@@ -21,7 +21,7 @@ _NEAREST: Mapping[str, Code] = {
 
 
 def from_status(status: status_pb2.Status) -> Failure:
-    """The failure that a status describes. Details of kinds that are not known here are passed over."""
+    """The failure that a status describes. Details of unknown types are ignored."""
     name = _CODES.get(status.code, "UNKNOWN")
     code = _NEAREST.get(name) or Code(name)
     failure = Failure(code=code, reason=name, message=status.message)
@@ -41,14 +41,14 @@ def from_status(status: status_pb2.Status) -> Failure:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallFailure:
-    """How a call ended. `from_server` is False where the transport gave up, or this client's own deadline passed."""
+    """How a call failed. `from_server` is False if the transport gave up or this client's own deadline passed."""
 
     failure: Failure
     from_server: bool
 
     @property
     def lost(self) -> bool:
-        """True where the connection went and the job may go on: a reset stream is INTERNAL without any details."""
+        """True if the connection was lost, so the job may still run. A reset stream is INTERNAL without any details."""
         if self.failure.code is Code.UNAVAILABLE:
             return True
         return self.failure.code is Code.INTERNAL and not self.from_server and self.failure.reason == "INTERNAL"
@@ -59,7 +59,7 @@ class CallFailure:
 
 
 def from_call(error: grpc.RpcError, address: str) -> CallFailure:
-    """How a call to `address` ended, for either gRPC stack. The status with its details where the server sent one."""
+    """How a call to `address` failed, in either gRPC stack. Has the details of the status if the server sent one."""
     for key, value in error.trailing_metadata() or ():
         if key == _DETAILS:
             return CallFailure(from_status(status_pb2.Status.FromString(value)), from_server=True)

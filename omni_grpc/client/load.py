@@ -1,4 +1,4 @@
-"""The messages of LoadModel, as the events that they are."""
+"""The messages of LoadModel, as events."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from omni_grpc.v1.model_pb2 import Model
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Loaded:
-    """The last event: the model takes jobs."""
+class ModelReady:
+    """The last event: the model accepts jobs."""
 
     model: Model
 
 
-LoadEvent = Loading | Loaded
+Loaded = ModelReady
+"""The former name of `ModelReady`."""
+
+LoadEvent = Loading | ModelReady
 
 
 def load_event(message: admin_pb2.LoadModelResponse) -> LoadEvent:
-    """Raises Unimplemented for a phase that this client does not know."""
+    """The event in a message. Raises Unimplemented for a phase that this client does not know."""
     if message.phase == admin_pb2.LOAD_PHASE_READY:
-        return Loaded(message.model)
+        return ModelReady(message.model)
     return Loading(
         phase=member(LoadPhase, admin_pb2.LoadPhase, message.phase, "LOAD_PHASE_"),
         component=message.component,

@@ -1,4 +1,4 @@
-"""Media that a request brings along: read from where the caller has them, sent inside of the request or uploaded."""
+"""The media of a request: read from what the caller gave, sent inside the request or uploaded first."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from omni_grpc.v1.media_pb2 import MediaInput
 if TYPE_CHECKING:
     import PIL.Image
 
-Media: TypeAlias = "str | Path | bytes | PIL.Image.Image | UploadAssetResponse | Artifact"
-"""A path, a data: URI, the bytes of a file, a picture, what `upload` returned, or an output of an earlier job."""
+MediaSource: TypeAlias = "str | Path | bytes | PIL.Image.Image | UploadAssetResponse | Artifact"
+"""A path, a data: URI, the bytes of a file, a PIL image, what `upload` returned, or an output of an earlier job."""
+Media: TypeAlias = MediaSource
 
 INLINE_BYTES = 4 << 20
-"""Most bytes of media that travel inside of a request; with more, all of them are uploaded first."""
+"""The most bytes of media that are sent inside a request. If there are more, all of them are uploaded first."""
 CHUNK_BYTES = 512 * 1024
 UNKNOWN_TYPE = "application/octet-stream"
 
 
 def media_input(value: Any) -> MediaInput:
-    """A `Media` as the API takes it. Raises OSError for a file that cannot be read, TypeError for anything else."""
+    """A `MediaSource` as the API takes it. Raises OSError for an unreadable file, TypeError for any other value."""
     match value:
         case str() if value.startswith("data:"):
             return MediaInput(uri=value)
@@ -41,7 +42,7 @@ def media_input(value: Any) -> MediaInput:
             return MediaInput(asset_id=value.asset_id)
         case Artifact():
             return MediaInput(asset_id=value.id, mime_type=value.mime_type)
-    # whoever has a picture has loaded PIL, which is not worth loading for those who have none
+    # a PIL image can only exist if PIL has been imported, so PIL is not imported here
     pil = sys.modules.get("PIL.Image")
     if pil is not None and isinstance(value, pil.Image):
         buffer = io.BytesIO()
@@ -51,28 +52,28 @@ def media_input(value: Any) -> MediaInput:
 
 
 def file_input(value: str | Path | bytes) -> MediaInput:
-    """What can be uploaded: a path or bytes. Raises OSError for a file that cannot be read, TypeError for all else."""
+    """A path or bytes, for an upload. Raises OSError for an unreadable file, TypeError for any other value."""
     media = media_input(value)
     if not media.HasField("data"):
-        raise TypeError(f"{str(value)[:40]!r} is no path; upload takes a path or bytes")
+        raise TypeError(f"{str(value)[:40]!r} is not a path; upload takes a path or bytes")
     return media
 
 
 def media_inputs(values: Any) -> list[MediaInput]:
-    """Several of them. A single one is not taken for a list: a path is a sequence of letters."""
+    """A list of them. Raises TypeError for a single one, since a path is also a sequence of characters."""
     if isinstance(values, str | bytes | Path) or not isinstance(values, Sequence):
         raise TypeError(values)
     return [media_input(value) for value in values]
 
 
 def too_large(request: Message) -> list[MediaInput]:
-    """The media of a request that are to be uploaded first: all of its bytes, or none."""
+    """The media of a request that must be uploaded first: all that hold bytes, or none."""
     inline = [media for media in _media(request) if media.HasField("data")]
     return inline if sum(len(media.data) for media in inline) > INLINE_BYTES else []
 
 
 def upload_messages(data: bytes, mime_type: str) -> Iterator[UploadAssetRequest]:
-    """The header, then the bytes in chunks."""
+    """The messages of an upload: the header, then the bytes in chunks."""
     header = UploadHeader(
         mime_type=mime_type or UNKNOWN_TYPE, size_bytes=len(data), sha256=hashlib.sha256(data).digest()
     )

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, plain lines everywhere else. For events from a server and offline alike."""
+"""Progress on stderr: a progress bar on a terminal, plain lines elsewhere. Used with a server and offline."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
     import rich.progress
 
 Show = Callable[[Event | None], None]
-"""Takes each event as it comes. None, an event of an unknown kind, is passed over."""
+"""Called with each event as it happens. None, an event of an unknown kind, is ignored."""
 
 LINES = 10
-"""Most lines for the steps of one job where there is no terminal."""
+"""The most lines printed for the steps of one job without a terminal."""
 
 
 @contextlib.contextmanager
 def progress_display(enabled: bool = True, stream: TextIO | None = None) -> Iterator[Show]:
-    """Shows the progress of one job until the block is left; `enabled=False` shows nothing."""
+    """Shows the progress of one job until the block is left. Shows nothing if `enabled` is False."""
     target = stream or sys.stderr
     if not enabled:
         yield lambda event: None
     elif target.isatty():
         with _bar(target) as bar:
-            yield _Bar(bar).show
+            yield _ProgressBar(bar).show
     else:
-        yield _Lines(target).show
+        yield _ProgressLines(target).show
 
 
 def describe(event: Event) -> str:
-    """One line for people."""
+    """One readable line about an event."""
     match event:
         case Queued():
             return f"queued: {event.position} before it"
@@ -84,7 +84,7 @@ def warning_line(warning: RequestWarning) -> str:
 
 
 class _Warnings:
-    """Warnings come with `started` and again at the end: `new` gives each of them once."""
+    """Warnings are sent with `started` and again at the end. `new` returns each of them once."""
 
     def __init__(self) -> None:
         self._seen: set[RequestWarning] = set()
@@ -95,8 +95,8 @@ class _Warnings:
         return fresh
 
 
-class _Lines:
-    """A line for each event, and for every tenth of the steps."""
+class _ProgressLines:
+    """Prints a line for each event, and for every tenth of the steps."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -120,7 +120,7 @@ class _Lines:
         self._stream.flush()
 
 
-class _Bar:
+class _ProgressBar:
     """A rich progress bar: phase, step n/total, seconds per step, time left."""
 
     def __init__(self, bar: rich.progress.Progress) -> None:

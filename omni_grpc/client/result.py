@@ -1,4 +1,4 @@
-"""What a generation gave."""
+"""The result of a generation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXTENSIONS: Mapping[str, ImageFormat] = {
     ".webp": ImageFormat.WEBP,
     ".rgb": ImageFormat.RAW_RGB8,
 }
-"""File name extension -> the image format that it stands for."""
+"""File name extension -> image format."""
 VIDEO_EXTENSIONS: Mapping[str, VideoFormat] = {".mp4": VideoFormat.MP4, ".webm": VideoFormat.WEBM}
 AUDIO_EXTENSIONS: Mapping[str, AudioFormat] = {
     ".wav": AudioFormat.WAV,
@@ -37,7 +37,7 @@ _ALL: Mapping[str, OutputFormat] = {**EXTENSIONS, **VIDEO_EXTENSIONS, **AUDIO_EX
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MediaResult:
-    """The encoded outputs, by index, and the truth about how they were made."""
+    """The encoded outputs, by index, and the parameters that were really used."""
 
     job_id: str
     files: tuple[bytes, ...]
@@ -48,30 +48,30 @@ class MediaResult:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seed of each output: the same request with this seed and num_outputs=1 makes it again."""
+        """The seed of each output. The same request with this seed and num_outputs=1 reproduces it."""
         return tuple(artifact.seed for artifact in self.artifacts)
 
     def save(self, path: str | Path) -> list[Path]:
-        """Writes the outputs as they came, and returns where: `path`, or path-0, path-1... where there are several.
+        """Writes the encoded outputs and returns their paths: `path`, or path-0, path-1... if there are several.
 
-        Raises InvalidArgument for a path whose extension stands for another format than the outputs have.
+        Raises InvalidArgument if the extension of `path` is that of another format.
         """
         suffix, own = Path(path).suffix.lower(), self.effective.output_format
-        # a fragmented MP4 is an MP4 to whoever opens it
-        stands_for = VideoFormat.MP4 if own is VideoFormat.FMP4 else own
-        if _ALL.get(suffix) is not stands_for:
-            fits = " or ".join(name for name, kind in _ALL.items() if kind is stands_for)
+        # to a player, a fragmented MP4 is an MP4
+        wanted = VideoFormat.MP4 if own is VideoFormat.FMP4 else own
+        if _ALL.get(suffix) is not wanted:
+            fits = " or ".join(name for name, kind in _ALL.items() if kind is wanted)
             rule = f"ends in {suffix or 'no extension'}, but the outputs are {own}; use {fits}"
             raise InvalidArgument(f"path {path} {rule}", violations=(Violation("path", rule),))
         return write_files(self.files, Path(path))
 
 
 class ImageResult(MediaResult):
-    """Images."""
+    """The result of generating or editing images."""
 
     @functools.cached_property
     def images(self) -> list[PIL.Image.Image]:
-        """The outputs, decoded at the first look."""
+        """The outputs as PIL images, decoded on first access."""
         import PIL.Image
 
         if self.effective.output_format is ImageFormat.RAW_RGB8:
@@ -84,11 +84,11 @@ class ImageResult(MediaResult):
 
 
 class VideoResult(MediaResult):
-    """Videos. Their length and rates are in `artifacts` (num_frames, fps, duration)."""
+    """The result of generating videos. `artifacts` has their num_frames, fps and duration."""
 
 
 class AudioResult(MediaResult):
-    """Sounds. Their length and rate are in `artifacts` (duration, sample_rate)."""
+    """The result of generating audio. `artifacts` has its duration and sample_rate."""
 
 
 RESULTS: Mapping[type[OutputFormat], type[MediaResult]] = {
@@ -96,11 +96,11 @@ RESULTS: Mapping[type[OutputFormat], type[MediaResult]] = {
     VideoFormat: VideoResult,
     AudioFormat: AudioResult,
 }
-"""What a result is, by the kind of its format."""
+"""Type of the output format -> type of the result."""
 
 
 def write_files(files: Sequence[bytes], path: Path) -> list[Path]:
-    """Writes each file, numbered before the extension where there are several, and returns the paths."""
+    """Writes each file and returns the paths, which are numbered before the extension if there are several."""
     paths = [path] if len(files) == 1 else [path.with_stem(f"{path.stem}-{i}") for i in range(len(files))]
     for target, data in zip(paths, files, strict=True):
         target.write_bytes(data)

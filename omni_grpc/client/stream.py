@@ -14,7 +14,7 @@ import grpc
 from omni_grpc.client.channel import CANCEL_TIMEOUT, Deadline
 from omni_grpc.client.failure import from_call
 from omni_grpc.client.result import MediaResult
-from omni_grpc.client.watch import ENDED_EARLY, Watch
+from omni_grpc.client.watch import ENDED_EARLY, WatchState
 from omni_grpc.types.errors import DeadlineExceeded, OmniError
 from omni_grpc.v1.event_pb2 import JobEvent
 from omni_grpc.v1.job_pb2 import Job
@@ -30,7 +30,7 @@ class JobStream(Iterator[JobEvent]):
     its `with` block early cancels the job. The stream of a watched job ends quietly and leaves the job alone.
     """
 
-    def __init__(self, client: Client, call: Any, watch: Watch, deadline: Deadline, *, owner: bool) -> None:
+    def __init__(self, client: Client, call: Any, watch: WatchState, deadline: Deadline, *, owner: bool) -> None:
         self._client = client
         self._call = call
         self._watch = watch

@@ -4,7 +4,7 @@ import pytest
 
 from omni_grpc.client.channel import Deadline, Reconnect, check_address
 from omni_grpc.client.failure import CallFailure
-from omni_grpc.client.watch import Watch
+from omni_grpc.client.watch import WatchState
 from omni_grpc.types.errors import (
     Code,
     DeadlineExceeded,
@@ -27,7 +27,7 @@ def ended(code, *, reason="", from_server=False):
 
 
 def watch(**at):
-    return Watch(QUICK, ARTIFACT_DELIVERY_INLINE_CHUNKS, **at)
+    return WatchState(QUICK, ARTIFACT_DELIVERY_INLINE_CHUNKS, **at)
 
 
 def step(seq):

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from omni_grpc.client import AsyncClient, Client, Loaded, LoadEvent, Loading, LoadPhase
+from omni_grpc.client import AsyncClient, Client, LoadEvent, Loading, LoadPhase, ModelReady
 from omni_grpc.client.load import load_event
 from omni_grpc.types.errors import DeadlineExceeded, FailedPrecondition, NotFound, Unimplemented
 from omni_grpc.types.plan import Died
@@ -42,7 +42,7 @@ async def test_the_events_are_typed_and_end_with_the_model(kind):
         assert await anext(stream) == Loading(phase=LoadPhase.WARMING_UP)
         service.executor.loading.open()
         (last,) = [event async for event in stream]
-        assert isinstance(last, Loaded)
+        assert isinstance(last, ModelReady)
         assert last.model.name == "toy"
         assert [event async for event in events(kind, service.server.port, "toy")] == [last]
 

@@ -3,9 +3,9 @@ import hashlib
 import pytest
 
 from omni_grpc.client.channel import Reconnect
-from omni_grpc.client.download import Download
+from omni_grpc.client.download import DownloadState
 from omni_grpc.client.failure import CallFailure
-from omni_grpc.client.parts import Parts
+from omni_grpc.client.partial_artifact import PartialArtifact
 from omni_grpc.types.errors import Code, Failure, InternalError, NotFound, Unavailable
 from omni_grpc.v1.artifact_pb2 import DownloadArtifactResponse
 from omni_grpc.v1.media_pb2 import Artifact, ArtifactChunk
@@ -23,46 +23,46 @@ def chunk(start, stop, data=DATA):
 
 
 def test_chunks_become_the_bytes():
-    parts = Parts(artifact())
-    parts.add(chunk(0, 60))
-    assert (parts.offset, parts.complete) == (60, False)
-    parts.add(chunk(60, 100))
-    assert parts.complete
-    assert parts.data() == DATA
+    partial = PartialArtifact(artifact())
+    partial.add(chunk(0, 60))
+    assert (partial.offset, partial.complete) == (60, False)
+    partial.add(chunk(60, 100))
+    assert partial.complete
+    assert partial.data() == DATA
 
 
 @pytest.mark.parametrize("wrong", [chunk(60, 100), chunk(40, 60)], ids=["gap", "overlap"])
 def test_a_chunk_at_the_wrong_place_is_refused(wrong):
-    parts = Parts(artifact())
-    parts.add(chunk(0, 50))
+    partial = PartialArtifact(artifact())
+    partial.add(chunk(0, 50))
     with pytest.raises(InternalError, match="expected 50") as caught:
-        parts.add(wrong)
+        partial.add(wrong)
     assert caught.value.reason == "ARTIFACT_CORRUPT"
     assert caught.value.failure.metadata == {"artifact_id": "art_1"}
 
 
 def test_a_changed_byte_is_found():
-    parts = Parts(artifact())
-    parts.add(chunk(0, 100, DATA[:70] + b"!" + DATA[71:]))
+    partial = PartialArtifact(artifact())
+    partial.add(chunk(0, 100, DATA[:70] + b"!" + DATA[71:]))
     with pytest.raises(InternalError, match="SHA-256"):
-        parts.data()
+        partial.data()
 
 
 def test_missing_and_surplus_bytes_are_found():
-    parts = Parts(artifact())
-    parts.add(chunk(0, 99))
+    partial = PartialArtifact(artifact())
+    partial.add(chunk(0, 99))
     with pytest.raises(InternalError, match="99 of 100 bytes"):
-        parts.data()
-    parts = Parts(artifact(size_bytes=10))
+        partial.data()
+    partial = PartialArtifact(artifact(size_bytes=10))
     with pytest.raises(InternalError, match="announced were 10"):
-        parts.add(chunk(0, 11))
+        partial.add(chunk(0, 11))
 
 
 def test_a_download_that_goes_on_with_another_artifact_is_refused():
-    parts = Parts(artifact())
-    parts.resumed(artifact())
+    partial = PartialArtifact(artifact())
+    partial.check_resumed(artifact())
     with pytest.raises(InternalError, match="another artifact"):
-        parts.resumed(artifact(sha256=b"x"))
+        partial.check_resumed(artifact(sha256=b"x"))
 
 
 def lost(code=Code.UNAVAILABLE):
@@ -70,7 +70,7 @@ def lost(code=Code.UNAVAILABLE):
 
 
 def test_a_download_asks_for_what_is_missing():
-    download = Download(Reconnect(attempts=2, first_delay=0.0), "art_1")
+    download = DownloadState(Reconnect(attempts=2, first_delay=0.0), "art_1")
     assert download.request().offset == 0
     download.accept(DownloadArtifactResponse(metadata=artifact()))
     download.accept(DownloadArtifactResponse(chunk=chunk(0, 60)))
@@ -82,13 +82,13 @@ def test_a_download_asks_for_what_is_missing():
 
 
 def test_a_download_goes_on_from_bytes_that_came_another_way():
-    parts = Parts(artifact())
-    parts.add(chunk(0, 30))
-    assert Download(Reconnect(), "art_1", parts).request().offset == 30
+    partial = PartialArtifact(artifact())
+    partial.add(chunk(0, 30))
+    assert DownloadState(Reconnect(), "art_1", partial).request().offset == 30
 
 
 def test_a_download_that_is_lost_too_often_is_given_up():
-    download = Download(Reconnect(attempts=2, first_delay=0.0), "art_1")
+    download = DownloadState(Reconnect(attempts=2, first_delay=0.0), "art_1")
     with pytest.raises(NotFound):
         download.lost(lost(Code.NOT_FOUND))
     # before the first message once: nobody may be there
@@ -104,5 +104,5 @@ def test_a_download_that_is_lost_too_often_is_given_up():
 
 def test_a_download_without_metadata_breaks_the_protocol():
     with pytest.raises(InternalError) as caught:
-        Download(Reconnect(), "art_1").accept(DownloadArtifactResponse(chunk=chunk(0, 1)))
+        DownloadState(Reconnect(), "art_1").accept(DownloadArtifactResponse(chunk=chunk(0, 1)))
     assert caught.value.reason == "PROTOCOL_ERROR"

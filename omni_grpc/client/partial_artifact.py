@@ -1,4 +1,4 @@
-"""The bytes of one artifact, as they arrive."""
+"""The bytes of one artifact as they arrive."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from omni_grpc.types.errors import InternalError
 from omni_grpc.v1.media_pb2 import Artifact, ArtifactChunk
 
 
-class Parts:
-    """Puts chunks together and checks them: their order while they come, the SHA-256 at the end.
+class PartialArtifact:
+    """Assembles the chunks of an artifact. Offsets are checked as chunks arrive, the SHA-256 at the end.
 
-    Raises InternalError (ARTIFACT_CORRUPT) for bytes that are not those which the server announced.
+    Raises InternalError (ARTIFACT_CORRUPT) if the bytes are not the ones that the server announced.
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -20,7 +20,7 @@ class Parts:
 
     @property
     def offset(self) -> int:
-        """Bytes that are here: where a download goes on."""
+        """Bytes received so far, which is where a download continues."""
         return len(self._data)
 
     @property
@@ -32,21 +32,21 @@ class Parts:
             raise self._corrupt(f"a chunk starts at byte {chunk.offset}, expected {self.offset}")
         self._data += chunk.data
         if self.offset > self.artifact.size_bytes:
-            raise self._corrupt(f"{self.offset} bytes came, announced were {self.artifact.size_bytes}")
+            raise self._corrupt(f"received {self.offset} bytes, announced were {self.artifact.size_bytes}")
 
-    def resumed(self, artifact: Artifact) -> None:
-        """Compares what a download that goes on says about the artifact with what was said before."""
+    def check_resumed(self, artifact: Artifact) -> None:
+        """Checks that a resumed download is of the same artifact as the bytes received so far."""
         if (artifact.artifact_id, artifact.sha256) != (self.artifact.artifact_id, self.artifact.sha256):
-            raise self._corrupt("it is another artifact than the one whose first bytes are here")
+            raise self._corrupt("the download was resumed with another artifact")
 
     def data(self) -> bytes:
         """All bytes, checked."""
         if not self.complete:
-            raise self._corrupt(f"{self.offset} of {self.artifact.size_bytes} bytes came")
+            raise self._corrupt(f"received {self.offset} of {self.artifact.size_bytes} bytes")
         data = bytes(self._data)
         digest = hashlib.sha256(data).digest()
         if digest != self.artifact.sha256:
-            raise self._corrupt(f"its SHA-256 is {digest.hex()}, announced was {self.artifact.sha256.hex()}")
+            raise self._corrupt(f"its SHA-256 is {digest.hex()}, but {self.artifact.sha256.hex()} was announced")
         return data
 
     def _corrupt(self, what: str) -> InternalError:
