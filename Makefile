@@ -40,10 +40,12 @@ lint: setup ## ruff, mypy, the import contracts and buf
 gen-setup: setup
 	@$(PYTHON) tools/setup_env.py --gen
 
-gen: gen-setup ## generate the gRPC stubs from proto/
+gen: gen-setup ## generate the gRPC stubs from proto/ and the synchronous client from the asyncio one
+	$(BIN)/python tools/gen_sync_client.py
 	$(VENV)/gen/bin/python tools/gen_protos.py
 
-checkgen: gen-setup ## fail where the committed stubs are not what proto/ gives
+checkgen: gen-setup ## fail if a committed file is not what `make gen` generates
+	$(BIN)/python tools/gen_sync_client.py --check
 	$(VENV)/gen/bin/python tools/gen_protos.py --check
 
 cuda-check: setup ## compile every CUDA kernel with nvcc alone; needs no GPU

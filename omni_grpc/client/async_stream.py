@@ -1,38 +1,43 @@
-"""The stream of one job, for the asyncio client."""
+"""The event stream of one job, for the asyncio client."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
-from omni_grpc.client.channel import CANCEL_TIMEOUT, Deadline
+from omni_grpc.client._async import cancel_reason, sleep
+from omni_grpc.client.async_connection import AsyncConnection
+from omni_grpc.client.channel import CANCEL_TIMEOUT, UNARY_TIMEOUT, Deadline
 from omni_grpc.client.failure import from_call
 from omni_grpc.client.result import MediaResult
 from omni_grpc.client.watch import ENDED_EARLY, WatchState
 from omni_grpc.types.errors import DeadlineExceeded, OmniError
 from omni_grpc.v1.event_pb2 import JobEvent
 from omni_grpc.v1.job_pb2 import Job
-
-if TYPE_CHECKING:
-    from omni_grpc.client.async_client import AsyncClient
+from omni_grpc.v1.options_pb2 import ARTIFACT_DELIVERY_REFERENCE
 
 
 class AsyncJobStream(AsyncIterator[JobEvent]):
-    """`JobStream` for asyncio: the same events, the same errors, `async with` and `async for`."""
+    """The events of one job, each once and in order, even if the connection is lost in between.
 
-    def __init__(self, client: AsyncClient, call: Any, watch: WatchState, deadline: Deadline, *, owner: bool) -> None:
-        self._client = client
+    The stream of a generation ends as its job does: after `failed` or `cancelled` it raises the matching error. Leaving
+    its `async with` block early cancels the job. The stream of a watched job neither raises that error nor cancels.
+    """
+
+    def __init__(
+        self, connection: AsyncConnection, call: Any, watch: WatchState, deadline: Deadline, *, owner: bool
+    ) -> None:
+        self._connection = connection
         self._call = call
         self._watch = watch
         self._deadline = deadline
         self._owner = owner
-        self._source = self._follow()
         self._first: JobEvent | None = None
+        self._events = self._follow()
 
     @property
     def job_id(self) -> str:
@@ -40,23 +45,23 @@ class AsyncJobStream(AsyncIterator[JobEvent]):
 
     @property
     def after_seq(self) -> int:
-        """The last event that was seen: where another watcher would go on."""
+        """The seq of the last event that was seen, after which another watcher would resume."""
         return self._watch.after_seq
 
     @property
     def error(self) -> OmniError | None:
-        """Why the job has no result; None where it succeeded, and as long as it has not ended."""
+        """Why the job has no result; None if it succeeded or has not ended."""
         return self._watch.error()
 
     async def open(self) -> None:
-        """Waits for the first event, so that a refusal is raised here and `job_id` is known afterwards."""
-        self._first = await anext(self._source)
+        """Waits for the first event. A refusal is raised here, and afterwards `job_id` is known."""
+        self._first = await anext(self._events)
 
     async def __anext__(self) -> JobEvent:
         if (first := self._first) is not None:
             self._first = None
             return first
-        return await anext(self._source)
+        return await anext(self._events)
 
     async def __aenter__(self) -> AsyncJobStream:
         return self
@@ -66,25 +71,27 @@ class AsyncJobStream(AsyncIterator[JobEvent]):
     ) -> None:
         await self.close()
         if self._owner and self._watch.last is None:
-            await self._leave(error)
+            await self._cancel_and_wait(error)
 
     async def close(self) -> None:
-        """Lets go of the stream. The job goes on, that of a generation until its disconnect grace is over."""
-        await self._source.aclose()
+        """Stops following the job without cancelling it. The server cancels the job of a generation once its disconnect
+        grace period is over.
+        """
+        await self._events.aclose()
         self._call.cancel()
 
     async def cancel(self, reason: str = "") -> Job:
         """Asks the server to stop the job. Returns at once; the `cancelled` event tells when it has stopped."""
-        return await self._client.cancel_job(self.job_id, reason)
+        return await self._connection.cancel_job(self.job_id, reason, UNARY_TIMEOUT)
 
     async def result(self) -> MediaResult:
-        """Follows the job to its end and fetches what is missing. Raises the error that ended the job."""
+        """Follows the job to its end and downloads missing output bytes. Raises the error that ended the job."""
         async for _ in self:
             pass
         if (error := self._watch.error()) is not None:
             raise error
-        for parts in self._watch.missing():
-            await self._client.fetch(parts, self._deadline)
+        for partial in self._watch.missing():
+            await self._connection.download(partial.artifact.artifact_id, self._deadline, partial)
         return self._watch.result()
 
     async def _follow(self) -> AsyncGenerator[JobEvent, None]:
@@ -95,24 +102,29 @@ class AsyncJobStream(AsyncIterator[JobEvent]):
                         yield message.event
                 ended = ENDED_EARLY
             except grpc.RpcError as error:
-                ended = from_call(error, self._client.address)
+                ended = from_call(error, self._connection.address)
             if self._watch.last is not None:
                 break
-            await asyncio.sleep(self._deadline.within(self._watch.lost(ended)))
-            self._call = self._client.open_watch(self._watch.request(), self._deadline)
+            await sleep(self._deadline.within(self._watch.lost(ended)))
+            self._call = self._connection.open_watch(self._watch.request(), self._deadline)
         if self._owner and (failed := self._watch.error()) is not None:
             raise failed
 
-    async def _leave(self, error: BaseException | None) -> None:
-        task_cancelled = isinstance(error, asyncio.CancelledError)
-        reason = "the client's task was cancelled" if task_cancelled else "the client left the stream"
+    async def _cancel_and_wait(self, error: BaseException | None) -> None:
+        """Cancels the job because its stream was left with `error`, and waits until it has stopped."""
         try:
-            await self._client.cancel_job(self.job_id, reason, timeout=CANCEL_TIMEOUT)
-            # a deadline that passes here is no error: the server has been told
+            await self._connection.cancel_job(self.job_id, cancel_reason(error), CANCEL_TIMEOUT)
+            # running out of time here is no error: the server has accepted the cancellation
             with contextlib.suppress(DeadlineExceeded):
-                async for _ in self._client.watch_job(self.job_id, self.after_seq, timeout=CANCEL_TIMEOUT):
+                async for _ in watch_job(self._connection, self.job_id, self.after_seq, Deadline(CANCEL_TIMEOUT)):
                     pass
         except OmniError as failure:
             if error is None:
                 raise
             error.add_note(f"job {self.job_id} could not be cancelled: {failure}")
+
+
+def watch_job(connection: AsyncConnection, job_id: str, after_seq: int, deadline: Deadline) -> AsyncJobStream:
+    """The events of an existing job with a seq greater than `after_seq`."""
+    watch = WatchState(connection.reconnect, ARTIFACT_DELIVERY_REFERENCE, job_id=job_id, after_seq=after_seq)
+    return AsyncJobStream(connection, connection.open_watch(watch.request(), deadline), watch, deadline, owner=False)

@@ -1,9 +1,9 @@
-"""The sync client, on the sync gRPC stack."""
+# generated from async_client.py by tools/gen_sync_client.py; do not edit
+"""The synchronous client."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack, cast
@@ -11,49 +11,38 @@ from typing import Any, Unpack, cast
 import grpc
 
 from omni_grpc.client import events, messages
-from omni_grpc.client.channel import OPTIONS, UNARY_TIMEOUT, Deadline, Reconnect, check_address
-from omni_grpc.client.download import DownloadState
+from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect
+from omni_grpc.client.connection import Connection
 from omni_grpc.client.failure import from_call
 from omni_grpc.client.load import LoadEvent, load_event
-from omni_grpc.client.media import MediaSource, file_input, too_large, upload_messages
+from omni_grpc.client.media import MediaSource, file_input, too_large
 from omni_grpc.client.messages import AudioOptions, EditOptions, ImageOptions, VideoOptions
-from omni_grpc.client.partial_artifact import PartialArtifact
 from omni_grpc.client.progress import progress_display
 from omni_grpc.client.result import AudioResult, ImageResult, MediaResult, VideoResult
-from omni_grpc.client.stream import JobStream
+from omni_grpc.client.stream import JobStream, watch_job
 from omni_grpc.client.watch import WatchState
 from omni_grpc.v1.admin_pb2 import GetServerInfoRequest, GetServerInfoResponse, LoadModelRequest
-from omni_grpc.v1.admin_pb2_grpc import AdminServiceStub
 from omni_grpc.v1.artifact_pb2 import UploadAssetResponse
-from omni_grpc.v1.artifact_pb2_grpc import ArtifactServiceStub
-from omni_grpc.v1.generation_pb2_grpc import GenerationServiceStub
-from omni_grpc.v1.job_pb2 import CancelJobRequest, CreateJobRequest, GetJobRequest, Job, WatchJobRequest
-from omni_grpc.v1.job_pb2_grpc import JobServiceStub
+from omni_grpc.v1.job_pb2 import CreateJobRequest, GetJobRequest, Job
 from omni_grpc.v1.model_pb2 import ListModelsRequest, Model
-from omni_grpc.v1.model_pb2_grpc import ModelServiceStub
-from omni_grpc.v1.options_pb2 import ARTIFACT_DELIVERY_INLINE_CHUNKS, ARTIFACT_DELIVERY_REFERENCE
+from omni_grpc.v1.options_pb2 import ARTIFACT_DELIVERY_INLINE_CHUNKS
 
 
 class Client:
-    """A connection to a server; made at the first call, shared by threads.
+    """The synchronous client of a server. Threads may share it.
 
-    Every method raises the `OmniError` that the server sent, and Unavailable (SERVER_UNREACHABLE) where there is none.
-    `timeout` is the caller's patience in seconds, over everything a method does; None waits as long as it takes. It is
-    not a limit of the job.
+    The connection is opened at the first call. Every method raises the `OmniError` that the server sent, or Unavailable
+    (SERVER_UNREACHABLE) if it cannot be reached. `timeout` is the number of seconds that the caller waits for the whole
+    method, None for no limit. It does not limit the job.
 
     with Client("localhost:50051") as client:
-        client.generate_image("a red circle", seed=7).save("out.png")
+        result = client.generate_image("a red circle", seed=7)
+        result.save("out.png")
     """
 
     def __init__(self, address: str = "localhost:50051", *, reconnect: Reconnect | None = None) -> None:
-        self.address = check_address(address)
-        self._reconnect = reconnect or Reconnect()
-        self._channel = grpc.insecure_channel(self.address, options=OPTIONS)
-        self._generation: GenerationServiceStub = GenerationServiceStub(self._channel)
-        self._jobs: JobServiceStub = JobServiceStub(self._channel)
-        self._artifacts: ArtifactServiceStub = ArtifactServiceStub(self._channel)
-        self._models: ModelServiceStub = ModelServiceStub(self._channel)
-        self._admin: AdminServiceStub = AdminServiceStub(self._channel)
+        self._connection = Connection(address, reconnect or Reconnect())
+        self.address = self._connection.address
 
     def __enter__(self) -> Client:
         return self
@@ -62,8 +51,8 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection, and every call that is still open."""
-        self._channel.close()
+        """Closes the connection and ends every call that is still open."""
+        self._connection.close()
 
     # --- generation -------------------------------------------------------------------------------------------------
 
@@ -76,10 +65,10 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[ImageOptions],
     ) -> ImageResult:
-        """Makes images and waits for them. `model` may be left out where the server has one.
+        """Generates images and waits for them. `model` may be omitted if the server has only one.
 
-        `progress` shows a progress bar on stderr. Ctrl-C, a `timeout` that passes and any other exception cancel the
-        job on the server first.
+        `progress` shows a progress bar on stderr. Ctrl-C, a `timeout` that passes and any other exception
+        cancel the job on the server first.
         """
         stream = self.stream(prompt, model=model, timeout=timeout, **options)
         return cast(ImageResult, _follow(stream, progress))
@@ -92,13 +81,13 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[ImageOptions],
     ) -> JobStream:
-        """Makes images and hands out the job's events as they happen. Returns with the first, or raises the refusal.
+        """Generates images and yields the job's events as they happen. Returns with the first, or raises the refusal.
 
-        Use it in a `with` block: leaving that early cancels the job.
+        Use it as `with client.stream(...) as stream`: leaving the block early cancels the job.
         """
         deadline = Deadline(timeout)
         request = messages.image_request(model or self._only_model(deadline), prompt, options)
-        return self._stream(self._generation.GenerateImage, request, deadline)
+        return self._stream(self._connection.generation.GenerateImage, request, deadline)
 
     def edit_image(
         self,
@@ -110,9 +99,9 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[EditOptions],
     ) -> ImageResult:
-        """Makes images from images and waits for them, as `generate_image` does.
+        """Generates images from images and waits for them, as `generate_image` does.
 
-        Each image is a path, a data: URI, bytes, a picture of PIL's, what `upload` returned, or an earlier output.
+        Each image is a path, a data: URI, bytes, a PIL image, what `upload` returned, or an output of an earlier job.
         """
         stream = self.stream_edit(prompt, images=images, model=model, timeout=timeout, **options)
         return cast(ImageResult, _follow(stream, progress))
@@ -128,9 +117,8 @@ class Client:
     ) -> JobStream:
         """The events of `edit_image` as they happen, see `stream`."""
         deadline = Deadline(timeout)
-        name = model or self._only_model(deadline)
-        request = messages.edit_request(name, prompt, images, options)
-        return self._stream(self._generation.EditImage, request, deadline)
+        request = messages.edit_request(model or self._only_model(deadline), prompt, images, options)
+        return self._stream(self._connection.generation.EditImage, request, deadline)
 
     def generate_video(
         self,
@@ -141,7 +129,7 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[VideoOptions],
     ) -> VideoResult:
-        """Makes videos and waits for them, as `generate_image` does."""
+        """Generates videos and waits for them, as `generate_image` does."""
         stream = self.stream_video(prompt, model=model, timeout=timeout, **options)
         return cast(VideoResult, _follow(stream, progress))
 
@@ -155,9 +143,8 @@ class Client:
     ) -> JobStream:
         """The events of `generate_video` as they happen, see `stream`."""
         deadline = Deadline(timeout)
-        name = model or self._only_model(deadline)
-        request = messages.video_request(name, prompt, options)
-        return self._stream(self._generation.GenerateVideo, request, deadline)
+        request = messages.video_request(model or self._only_model(deadline), prompt, options)
+        return self._stream(self._connection.generation.GenerateVideo, request, deadline)
 
     def generate_audio(
         self,
@@ -168,7 +155,7 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[AudioOptions],
     ) -> AudioResult:
-        """Makes sounds and waits for them, as `generate_image` does."""
+        """Generates audio and waits for it, as `generate_image` does."""
         stream = self.stream_audio(prompt, model=model, timeout=timeout, **options)
         return cast(AudioResult, _follow(stream, progress))
 
@@ -182,28 +169,16 @@ class Client:
     ) -> JobStream:
         """The events of `generate_audio` as they happen, see `stream`."""
         deadline = Deadline(timeout)
-        name = model or self._only_model(deadline)
-        request = messages.audio_request(name, prompt, options)
-        return self._stream(self._generation.GenerateAudio, request, deadline)
-
-    def _stream(self, rpc: Callable[..., Any], request: Any, deadline: Deadline) -> JobStream:
-        self._send_media(request, deadline)
-        watch = WatchState(self._reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS)
-        stream = JobStream(self, rpc(request, timeout=deadline.remaining()), watch, deadline, owner=True)
-        try:
-            stream.open()
-        except BaseException:
-            stream.close()
-            raise
-        return stream
+        request = messages.audio_request(model or self._only_model(deadline), prompt, options)
+        return self._stream(self._connection.generation.GenerateAudio, request, deadline)
 
     # --- jobs -------------------------------------------------------------------------------------------------------
 
     def create_job(self, prompt: str, *, model: str | None = None, **options: Unpack[ImageOptions]) -> Job:
         """Queues a job that outlives this client. `watch_job(job.job_id).result()` waits for its images."""
-        request = messages.image_request(model or self._only_model(Deadline(UNARY_TIMEOUT)), prompt, options)
-        job: Job = self._unary(self._jobs.CreateJob, CreateJobRequest(generate_image=request)).job
-        return job
+        deadline = Deadline(UNARY_TIMEOUT)
+        request = messages.image_request(model or self._only_model(deadline), prompt, options)
+        return self._create_job(CreateJobRequest(generate_image=request))
 
     def create_edit_job(
         self, prompt: str, *, images: Sequence[MediaSource], model: str | None = None, **options: Unpack[EditOptions]
@@ -211,41 +186,39 @@ class Client:
         """`create_job` for an edit."""
         deadline = Deadline(UNARY_TIMEOUT)
         request = messages.edit_request(model or self._only_model(deadline), prompt, images, options)
-        self._send_media(request, deadline)
-        job: Job = (self._unary(self._jobs.CreateJob, CreateJobRequest(edit_image=request))).job
-        return job
+        self._upload_large_media(request, deadline)
+        return self._create_job(CreateJobRequest(edit_image=request))
 
     def create_video_job(self, prompt: str, *, model: str | None = None, **options: Unpack[VideoOptions]) -> Job:
         """`create_job` for a video."""
         deadline = Deadline(UNARY_TIMEOUT)
         request = messages.video_request(model or self._only_model(deadline), prompt, options)
-        self._send_media(request, deadline)
-        job: Job = (self._unary(self._jobs.CreateJob, CreateJobRequest(generate_video=request))).job
-        return job
+        self._upload_large_media(request, deadline)
+        return self._create_job(CreateJobRequest(generate_video=request))
 
     def create_audio_job(self, prompt: str, *, model: str | None = None, **options: Unpack[AudioOptions]) -> Job:
-        """`create_job` for a sound."""
+        """`create_job` for audio."""
         deadline = Deadline(UNARY_TIMEOUT)
         request = messages.audio_request(model or self._only_model(deadline), prompt, options)
-        self._send_media(request, deadline)
-        job: Job = (self._unary(self._jobs.CreateJob, CreateJobRequest(generate_audio=request))).job
-        return job
+        self._upload_large_media(request, deadline)
+        return self._create_job(CreateJobRequest(generate_audio=request))
 
     def get_job(self, job_id: str) -> Job:
-        """The job as it stands."""
-        job: Job = self._unary(self._jobs.GetJob, GetJobRequest(job_id=job_id)).job
+        """The current state of a job."""
+        reply = self._connection.unary(self._connection.jobs.GetJob, GetJobRequest(job_id=job_id))
+        job: Job = reply.job
         return job
 
     def list_jobs(
         self, *, states: Collection[str] = (), labels: Mapping[str, str] | None = None, limit: int = 50
     ) -> list[Job]:
-        """The newest `limit` jobs, newest first. `states` ("RUNNING") keeps those in one, `labels` those with all
-        of them.
+        """The newest `limit` jobs, newest first. `states` ("RUNNING") selects the jobs in one of these states, `labels`
+        those that have all of these labels.
         """
         request = messages.list_jobs_request(states, labels or {}, limit)
         jobs: list[Job] = []
         while len(jobs) < limit:
-            page = self._unary(self._jobs.ListJobs, request)
+            page = self._connection.unary(self._connection.jobs.ListJobs, request)
             jobs += page.jobs
             request.page_token = page.next_page_token
             if not page.next_page_token:
@@ -253,60 +226,50 @@ class Client:
         return jobs[:limit]
 
     def watch_job(self, job_id: str, after_seq: int = 0, *, timeout: float | None = None) -> JobStream:
-        """The events of a job with a seq greater than `after_seq`, then those to come, to its end."""
-        deadline = Deadline(timeout)
-        watch = WatchState(self._reconnect, ARTIFACT_DELIVERY_REFERENCE, job_id=job_id, after_seq=after_seq)
-        return JobStream(self, self.open_watch(watch.request(), deadline), watch, deadline, owner=False)
+        """The events of a job with a seq greater than `after_seq`: those so far, then those to come, to its end."""
+        return watch_job(self._connection, job_id, after_seq, Deadline(timeout))
 
     def cancel_job(self, job_id: str, reason: str = "", *, timeout: float = UNARY_TIMEOUT) -> Job:
-        """Asks a job to stop, and returns it. A job that has ended is returned as it is."""
-        request = CancelJobRequest(job_id=job_id, reason=reason)
-        job: Job = self._unary(self._jobs.CancelJob, request, timeout).job
-        return job
+        """Asks a job to stop, and returns it. A job that has already ended is returned unchanged."""
+        return self._connection.cancel_job(job_id, reason, timeout)
 
     # --- artifacts --------------------------------------------------------------------------------------------------
 
     def download(self, artifact_id: str, *, timeout: float | None = None) -> bytes:
         """The bytes of an artifact, checked against its SHA-256."""
-        return self._fetch(DownloadState(self._reconnect, artifact_id), Deadline(timeout)).data()
-
-    def fetch(self, parts: PartialArtifact, deadline: Deadline) -> None:
-        """Fills in the bytes of an artifact that did not come along with its job's events."""
-        self._fetch(DownloadState(self._reconnect, parts.artifact.artifact_id, parts), deadline)
+        downloaded = self._connection.download(artifact_id, Deadline(timeout))
+        return downloaded.data()
 
     def upload(
         self, media: str | Path | bytes, *, mime_type: str = "", timeout: float | None = None
     ) -> UploadAssetResponse:
-        """Stores media on the server, to be used in several requests. Large media are uploaded anyway."""
+        """Stores a file on the server, for use in several requests. A request uploads its own large media by itself."""
         given = file_input(media)
-        content = upload_messages(given.data, mime_type or given.mime_type)
-        try:
-            stored: UploadAssetResponse = self._artifacts.UploadAsset(content, timeout=timeout)
-        except grpc.RpcError as error:
-            raise from_call(error, self.address).failure.error() from error
-        return stored
+        given.mime_type = mime_type or given.mime_type
+        return self._connection.upload(given, Deadline(timeout))
 
     # --- the server -------------------------------------------------------------------------------------------------
 
     def list_models(self) -> list[Model]:
-        """The models that the server serves, with their limits and defaults."""
-        return list(self._unary(self._models.ListModels, ListModelsRequest()).models)
+        """The models of the server, with their limits and defaults."""
+        return self._list_models(UNARY_TIMEOUT)
 
     def server_info(self) -> GetServerInfoResponse:
         """Version, devices and limits of the server."""
-        info: GetServerInfoResponse = self._unary(self._admin.GetServerInfo, GetServerInfoRequest())
+        request = GetServerInfoRequest()
+        info: GetServerInfoResponse = self._connection.unary(self._connection.admin.GetServerInfo, request)
         return info
 
-    def load_model(self, model: str | None = None, *, timeout: float | None = None) -> Iterator[LoadEvent]:
-        """How far the server is with its model: Loading as often as that changes, at last ModelReady, which is the only
-        event where the model is ready. Raises what keeps it from loading.
+    def load_model(self, model: str | None = None, *, timeout: float | None = None) -> Generator[LoadEvent, None, None]:
+        """Follows how the server loads its model: yields Loading whenever the progress changes, and ModelReady at the
+        end. Raises the error that keeps the model from loading.
 
         for event in client.load_model():
             print(event)
         """
         deadline = Deadline(timeout)
         request = LoadModelRequest(model=model or self._only_model(deadline))
-        call = self._admin.LoadModel(request, timeout=deadline.remaining())
+        call = self._connection.admin.LoadModel(request, timeout=deadline.remaining())
         try:
             for message in call:
                 yield load_event(message)
@@ -315,40 +278,41 @@ class Client:
         finally:
             call.cancel()
 
-    # --- calls ------------------------------------------------------------------------------------------------------
+    # --- internal ---------------------------------------------------------------------------------------------------
 
-    def open_watch(self, request: WatchJobRequest, deadline: Deadline) -> Any:
-        """A WatchJob call, for streams."""
-        return self._jobs.WatchJob(request, timeout=deadline.remaining())
+    def _stream(self, rpc: Callable[..., Any], request: Any, deadline: Deadline) -> JobStream:
+        self._upload_large_media(request, deadline)
+        watch = WatchState(self._connection.reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS)
+        call = rpc(request, timeout=deadline.remaining())
+        stream = JobStream(self._connection, call, watch, deadline, owner=True)
+        try:
+            stream.open()
+        except BaseException:
+            stream.close()
+            raise
+        return stream
 
-    def _send_media(self, request: Any, deadline: Deadline) -> None:
-        """Uploads the media of a request that are too large to travel inside of it."""
+    def _create_job(self, request: CreateJobRequest) -> Job:
+        reply = self._connection.unary(self._connection.jobs.CreateJob, request)
+        job: Job = reply.job
+        return job
+
+    def _upload_large_media(self, request: Any, deadline: Deadline) -> None:
+        """Uploads the media of a request that are too large to be sent inside it."""
         for media in too_large(request):
-            stored = self.upload(media.data, mime_type=media.mime_type, timeout=deadline.remaining())
+            stored = self._connection.upload(media, deadline)
             media.asset_id = stored.asset_id
 
     def _only_model(self, deadline: Deadline) -> str:
-        timeout = deadline.within(UNARY_TIMEOUT)
-        return messages.only_model(self._unary(self._models.ListModels, ListModelsRequest(), timeout).models)
+        return messages.only_model(self._list_models(deadline.within(UNARY_TIMEOUT)))
 
-    def _unary(self, rpc: Callable[..., Any], request: Any, timeout: float = UNARY_TIMEOUT) -> Any:
-        try:
-            return rpc(request, timeout=timeout)
-        except grpc.RpcError as error:
-            raise from_call(error, self.address).failure.error() from error
-
-    def _fetch(self, download: DownloadState, deadline: Deadline) -> PartialArtifact:
-        while True:
-            try:
-                for message in self._artifacts.DownloadArtifact(download.request(), timeout=deadline.remaining()):
-                    download.accept(message)
-                return download.finished()
-            except grpc.RpcError as error:
-                time.sleep(deadline.within(download.lost(from_call(error, self.address))))
+    def _list_models(self, timeout: float) -> list[Model]:
+        reply = self._connection.unary(self._connection.models.ListModels, ListModelsRequest(), timeout)
+        return list(reply.models)
 
 
 def _follow(stream: JobStream, progress: bool) -> MediaResult:
-    """The result of a job, whose progress is shown meanwhile."""
+    """The result of a job. Shows its progress until then."""
     with stream, progress_display(progress) as show:
         for event in stream:
             show(events.event(event))

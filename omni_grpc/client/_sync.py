@@ -1,0 +1,28 @@
+"""Where the synchronous client differs from the asyncio one. `_async` has the same functions for the latter."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import grpc
+
+from omni_grpc.client.channel import OPTIONS
+
+
+def open_channel(address: str) -> Any:
+    return grpc.insecure_channel(address, options=OPTIONS)
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def refusal_was_lost(error: grpc.RpcError) -> bool:
+    """Always False: this gRPC stack reports the server's own reason."""
+    return False
+
+
+def cancel_reason(error: BaseException | None) -> str:
+    """The reason recorded with a job that is cancelled because its stream was left with `error`."""
+    return "interrupted by the user" if isinstance(error, KeyboardInterrupt) else "the client left the stream"

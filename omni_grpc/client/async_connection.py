@@ -1,0 +1,89 @@
+"""The connection of the asyncio client: one channel, its stubs, and the calls that need retries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from omni_grpc.client._async import open_channel, refusal_was_lost, sleep
+from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect, check_address
+from omni_grpc.client.download import DownloadState
+from omni_grpc.client.failure import from_call
+from omni_grpc.client.media import upload_messages
+from omni_grpc.client.partial_artifact import PartialArtifact
+from omni_grpc.v1.admin_pb2_grpc import AdminServiceStub
+from omni_grpc.v1.artifact_pb2 import UploadAssetResponse
+from omni_grpc.v1.artifact_pb2_grpc import ArtifactServiceStub
+from omni_grpc.v1.generation_pb2_grpc import GenerationServiceStub
+from omni_grpc.v1.job_pb2 import CancelJobRequest, Job, WatchJobRequest
+from omni_grpc.v1.job_pb2_grpc import JobServiceStub
+from omni_grpc.v1.media_pb2 import MediaInput
+from omni_grpc.v1.model_pb2_grpc import ModelServiceStub
+
+UPLOAD_ATTEMPTS = 5
+"""How often an upload is made whose refusal was lost."""
+
+
+class AsyncConnection:
+    """One channel to a server, with its stubs. Opened at the first call.
+
+    Its methods raise the `OmniError` that the server sent, and Unavailable (SERVER_UNREACHABLE) if there is none.
+    """
+
+    def __init__(self, address: str, reconnect: Reconnect) -> None:
+        self.address = check_address(address)
+        self.reconnect = reconnect
+        self._channel = open_channel(self.address)
+        self.generation: GenerationServiceStub = GenerationServiceStub(self._channel)
+        self.jobs: JobServiceStub = JobServiceStub(self._channel)
+        self.artifacts: ArtifactServiceStub = ArtifactServiceStub(self._channel)
+        self.models: ModelServiceStub = ModelServiceStub(self._channel)
+        self.admin: AdminServiceStub = AdminServiceStub(self._channel)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def unary(self, rpc: Callable[..., Any], request: Any, timeout: float = UNARY_TIMEOUT) -> Any:
+        """The reply to one request. `timeout` is in seconds."""
+        try:
+            return await rpc(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise from_call(error, self.address).failure.error() from error
+
+    def open_watch(self, request: WatchJobRequest, deadline: Deadline) -> Any:
+        """A WatchJob call, whose errors are still those of gRPC."""
+        return self.jobs.WatchJob(request, timeout=deadline.remaining())
+
+    async def cancel_job(self, job_id: str, reason: str, timeout: float) -> Job:
+        """Asks a job to stop, and returns it."""
+        reply = await self.unary(self.jobs.CancelJob, CancelJobRequest(job_id=job_id, reason=reason), timeout)
+        job: Job = reply.job
+        return job
+
+    async def download(
+        self, artifact_id: str, deadline: Deadline, partial: PartialArtifact | None = None
+    ) -> PartialArtifact:
+        """All bytes of an artifact. Continues after those in `partial`, and after each loss of the connection."""
+        state = DownloadState(self.reconnect, artifact_id, partial)
+        while True:
+            try:
+                async for message in self.artifacts.DownloadArtifact(state.request(), timeout=deadline.remaining()):
+                    state.accept(message)
+                return state.finished()
+            except grpc.RpcError as error:
+                await sleep(deadline.within(state.lost(from_call(error, self.address))))
+
+    async def upload(self, media: MediaInput, deadline: Deadline) -> UploadAssetResponse:
+        """Stores the bytes in `media` on the server."""
+        attempt = 1
+        while True:
+            messages = upload_messages(media.data, media.mime_type)
+            try:
+                stored: UploadAssetResponse = await self.artifacts.UploadAsset(messages, timeout=deadline.remaining())
+                return stored
+            except grpc.RpcError as error:
+                if attempt == UPLOAD_ATTEMPTS or not refusal_was_lost(error):
+                    raise from_call(error, self.address).failure.error() from error
+            attempt += 1
