@@ -32,7 +32,7 @@ from omni_grpc.types.spec import Checkpoint
 if TYPE_CHECKING:
     import PIL.Image
 
-    from omni_grpc.client.media import Media
+    from omni_grpc.client.media import MediaSource
 
 T = TypeVar("T")
 
@@ -179,8 +179,8 @@ class Omni:
         self,
         prompt: str,
         *,
-        images: Sequence[Media],
-        mask: Media | None = None,
+        images: Sequence[MediaSource],
+        mask: MediaSource | None = None,
         strength: float | None = None,
         layers: int | None = None,
         task: Task | None = None,
@@ -201,13 +201,13 @@ class Omni:
         self,
         prompt: str,
         *,
-        first_frame: Media | None = None,
-        last_frame: Media | None = None,
-        source_video: Media | None = None,
-        reference_images: Sequence[Media] | None = None,
-        control_video: Media | None = None,
-        mask_video: Media | None = None,
-        audio: Media | None = None,
+        first_frame: MediaSource | None = None,
+        last_frame: MediaSource | None = None,
+        source_video: MediaSource | None = None,
+        reference_images: Sequence[MediaSource] | None = None,
+        control_video: MediaSource | None = None,
+        mask_video: MediaSource | None = None,
+        audio: MediaSource | None = None,
         strength: float | None = None,
         num_frames: int | None = None,
         duration: float | None = None,
@@ -242,7 +242,7 @@ class Omni:
         prompt: str,
         *,
         text: str = "",
-        reference: Media | None = None,
+        reference: MediaSource | None = None,
         strength: float | None = None,
         start: float | None = None,
         duration: float | None = None,

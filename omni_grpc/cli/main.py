@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 from omni_grpc.cli import doctor, listing, serve
 from omni_grpc.cli import generate as making
 from omni_grpc.cli.bench import command as bench
-from omni_grpc.client import Client, Loaded, LoadEvent
+from omni_grpc.client import Client, LoadEvent, ModelReady
 from omni_grpc.client.channel import Deadline
 from omni_grpc.client.events import event as read_event
 from omni_grpc.client.messages import state_name
@@ -167,7 +167,7 @@ def _follow_loading(events: Iterable[LoadEvent]) -> None:
     """A line for each phase, and for every 5 percent of its bytes."""
     shown = None
     for event in events:
-        if isinstance(event, Loaded):
+        if isinstance(event, ModelReady):
             print(f"{event.model.name} is ready", flush=True)
         elif shown != (shown := (event.phase, 20 * event.done_bytes // max(1, event.total_bytes))):
             print(event, flush=True)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 MediaSource: TypeAlias = "str | Path | bytes | PIL.Image.Image | UploadAssetResponse | Artifact"
 """A path, a data: URI, the bytes of a file, a PIL image, what `upload` returned, or an output of an earlier job."""
-Media: TypeAlias = MediaSource
 
 INLINE_BYTES = 4 << 20
 """The most bytes of media that are sent inside a request. If there are more, all of them are uploaded first."""

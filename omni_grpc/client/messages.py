@@ -12,7 +12,7 @@ from typing import Any, TypedDict, TypeVar
 
 from google.protobuf.message import Message
 
-from omni_grpc.client.media import Media, media_input, media_inputs
+from omni_grpc.client.media import MediaSource, media_input, media_inputs
 from omni_grpc.types.errors import FailedPrecondition, InvalidArgument, Violation
 from omni_grpc.types.media import AudioFormat, ImageFormat, VideoFormat
 from omni_grpc.types.request import GuidanceNorm, Task
@@ -99,7 +99,7 @@ class ImageOptions(PictureOptions, total=False):
 class EditOptions(ImageOptions, total=False):
     """What an edit may ask for besides its prompt and its images. The task follows from the inputs."""
 
-    mask: Media | None
+    mask: MediaSource | None
     """White is made anew, black is kept; as large as the first image."""
     strength: float | None
     """How much of the image is replaced by noise, from 0 to 1."""
@@ -112,13 +112,13 @@ class EditOptions(ImageOptions, total=False):
 class VideoOptions(PictureOptions, total=False):
     """What a video may ask for besides its prompt. The task follows from the inputs."""
 
-    first_frame: Media | None
-    last_frame: Media | None
-    source_video: Media | None
-    reference_images: Sequence[Media] | None
-    control_video: Media | None
-    mask_video: Media | None
-    audio: Media | None
+    first_frame: MediaSource | None
+    last_frame: MediaSource | None
+    source_video: MediaSource | None
+    reference_images: Sequence[MediaSource] | None
+    control_video: MediaSource | None
+    mask_video: MediaSource | None
+    audio: MediaSource | None
     """Sound that drives the video."""
     strength: float | None
     """How much of source_video is replaced by noise, from 0 to 1."""
@@ -140,7 +140,7 @@ class AudioOptions(Options, total=False):
 
     text: str | None
     """Words to be sung or spoken."""
-    reference: Media | None
+    reference: MediaSource | None
     """A sound to start from."""
     strength: float | None
     """How much of `reference` is replaced by noise, from 0 to 1."""
@@ -160,7 +160,7 @@ def image_request(model: str, prompt: str, options: ImageOptions) -> GenerateIma
     return _request(GenerateImageRequest(), _FIELDS, model, prompt, options)
 
 
-def edit_request(model: str, prompt: str, images: Sequence[Media], options: EditOptions) -> EditImageRequest:
+def edit_request(model: str, prompt: str, images: Sequence[MediaSource], options: EditOptions) -> EditImageRequest:
     """As `image_request`. Raises OSError for a file that cannot be read."""
     return _request(EditImageRequest(), _EDIT_FIELDS, model, prompt, {"images": images, **options})
 
