@@ -40,11 +40,13 @@ lint: setup ## ruff, mypy, the import contracts and buf
 gen-setup: setup
 	@$(PYTHON) tools/setup_env.py --gen
 
-gen: gen-setup ## generate the gRPC stubs from proto/ and the synchronous client from the asyncio one
+gen: gen-setup ## generate the gRPC stubs, the synchronous client, and the keywords of requests
+	$(BIN)/python tools/gen_request_options.py
 	$(BIN)/python tools/gen_sync_client.py
 	$(VENV)/gen/bin/python tools/gen_protos.py
 
 checkgen: gen-setup ## fail if a committed file is not what `make gen` generates
+	$(BIN)/python tools/gen_request_options.py --check
 	$(BIN)/python tools/gen_sync_client.py --check
 	$(VENV)/gen/bin/python tools/gen_protos.py --check
 

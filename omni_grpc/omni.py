@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import difflib
 import io
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from omni_grpc.checkpoint.registry import open_model
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, Job, JobState, LocalExecutor, Submission
 from omni_grpc.resolve import tasks
+from omni_grpc.resolve.draft import make_draft
 from omni_grpc.resolve.settings import apply_settings
-from omni_grpc.types.adapters_and_caches import Lora
 from omni_grpc.types.errors import InvalidArgument, Violation
 from omni_grpc.types.events import TERMINAL, Event
-from omni_grpc.types.media import ImageFormat, Inputs, OutputFormat
-from omni_grpc.types.request import Draft, GuidanceDraft, GuidanceNorm, Task
+from omni_grpc.types.media import ImageFormat, Inputs
+from omni_grpc.types.request import Draft, Task
+from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, checked_names, normalized, options_of
 from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 from omni_grpc.types.spec import Checkpoint
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import PIL.Image
 
     from omni_grpc.client.media import MediaSource
+    from omni_grpc.client.options import AudioSampling, EditSampling, ImageSampling, VideoSampling
 
 T = TypeVar("T")
 
@@ -58,61 +59,6 @@ class Generation:
             size = (self.effective.width, self.effective.height)
             return [PIL.Image.frombytes("RGB", size, data) for data in self.files]
         return [PIL.Image.open(io.BytesIO(data)) for data in self.files]
-
-
-class Sampling(TypedDict, total=False):
-    """What any generation may ask for besides its prompt and its inputs. None means the model's default."""
-
-    negative_prompt: str | None
-    """What to steer away from. The empty string counts: it turns classifier-free guidance on."""
-    steps: int | None
-    guidance_scale: float | None
-    """Embedded guidance of distilled models."""
-    true_cfg_scale: float | None
-    """Classifier-free guidance; active above 1 and with a negative_prompt."""
-    guidance_norm: GuidanceNorm | None
-    guidance_rescale: float | None
-    guidance_start: float | None
-    """Guidance is on from this fraction of the steps..."""
-    guidance_end: float | None
-    """...until before this one."""
-    true_cfg_scale_2: float | None
-    """Models with two experts: `true_cfg_scale` for the expert for low noise. Not given: the same."""
-    boundary_ratio: float | None
-    """Models with two experts: the fraction of the training timesteps at which that one takes over, from 0 to 1."""
-    seed: int | None
-    """Seed of output 0; output i uses seed + i."""
-    seeds: Sequence[int] | None
-    """One seed for each output. Give this or `seed`."""
-    num_outputs: int | None
-    scheduler: str | None
-    """One of the model's schedulers (`checkpoint.schedulers`) in place of the checkpoint's own."""
-    output_format: OutputFormat | None
-    loras: Mapping[str, float] | None
-    """Adapters that are loaded (the setting `lora`), by name, each with its scale."""
-    extra: Mapping[str, Any] | None
-    """Parameters of one model, by name."""
-
-
-class PictureSampling(Sampling, total=False):
-    """What is made to be looked at."""
-
-    width: int | None
-    """Pixels."""
-    height: int | None
-    """Pixels."""
-
-
-_GUIDANCE: Mapping[str, str] = {
-    "guidance_scale": "scale",
-    "true_cfg_scale": "true_cfg_scale",
-    "guidance_norm": "norm",
-    "guidance_rescale": "rescale",
-    "guidance_start": "interval_start",
-    "guidance_end": "interval_end",
-    "true_cfg_scale_2": "scale_low_noise",
-    "boundary_ratio": "boundary_ratio",
-}
 
 
 class Omni:
@@ -167,121 +113,84 @@ class Omni:
         self._loop.close()
 
     def generate(
-        self, prompt: str, *, on_event: Callable[[Event], None] | None = None, **sampling: Unpack[PictureSampling]
+        self, prompt: str, *, on_event: Callable[[Event], None] | None = None, **options: Unpack[ImageSampling]
     ) -> Generation:
         """Makes images, start to end. Raises the OmniError that ended it.
 
         `on_event` is called with each event; an interrupt cancels the generation.
         """
-        return self.run(self._draft(prompt, Task.TEXT_TO_IMAGE, sampling, PictureSampling), on_event)
+        return self._generate(IMAGE, prompt, options, on_event, lambda given: Task.TEXT_TO_IMAGE)
 
     def edit_image(
         self,
         prompt: str,
         *,
         images: Sequence[MediaSource],
-        mask: MediaSource | None = None,
-        strength: float | None = None,
-        layers: int | None = None,
-        task: Task | None = None,
         on_event: Callable[[Event], None] | None = None,
-        **sampling: Unpack[PictureSampling],
+        **options: Unpack[EditSampling],
     ) -> Generation:
         """Makes images from images: paths, data: URIs, bytes, pictures of PIL's, or artifacts of an earlier call.
 
         The task follows from what is given, as in the API's EditImageRequest; `task` overrules that.
         """
-        media = {"images": images, "mask": mask}
-        own = {"strength": strength, "layers": layers}
-        given = [name for name, value in (media | own).items() if value is not None]
-        draft = self._draft(prompt, task or tasks.edit_task(given), sampling, PictureSampling)
-        return self._run_with(dataclasses.replace(draft, strength=strength, layers=layers), media, on_event)
+        return self._generate(EDIT, prompt, {"images": images, **options}, on_event, tasks.edit_task)
 
     def generate_video(
-        self,
-        prompt: str,
-        *,
-        first_frame: MediaSource | None = None,
-        last_frame: MediaSource | None = None,
-        source_video: MediaSource | None = None,
-        reference_images: Sequence[MediaSource] | None = None,
-        control_video: MediaSource | None = None,
-        mask_video: MediaSource | None = None,
-        audio: MediaSource | None = None,
-        strength: float | None = None,
-        num_frames: int | None = None,
-        duration: float | None = None,
-        fps: float | None = None,
-        output_fps: float | None = None,
-        task: Task | None = None,
-        on_event: Callable[[Event], None] | None = None,
-        **sampling: Unpack[PictureSampling],
+        self, prompt: str, *, on_event: Callable[[Event], None] | None = None, **options: Unpack[VideoSampling]
     ) -> Generation:
         """Makes videos. `duration` is in seconds and becomes the nearest number of frames that the model makes.
 
         The task follows from what is given, as in the API's GenerateVideoRequest; `task` overrules that.
         """
-        media = {
-            "first_frame": first_frame,
-            "last_frame": last_frame,
-            "source_video": source_video,
-            "reference_images": reference_images,
-            "control_video": control_video,
-            "mask_video": mask_video,
-            "audio": audio,
-        }
-        given = [name for name, value in media.items() if value is not None]
-        draft = self._draft(prompt, task or tasks.video_task(given), sampling, PictureSampling)
-        draft = dataclasses.replace(
-            draft, strength=strength, num_frames=num_frames, duration=duration, fps=fps, output_fps=output_fps
-        )
-        return self._run_with(draft, media, on_event)
+        return self._generate(VIDEO, prompt, options, on_event, tasks.video_task)
 
     def generate_audio(
-        self,
-        prompt: str,
-        *,
-        text: str = "",
-        reference: MediaSource | None = None,
-        strength: float | None = None,
-        start: float | None = None,
-        duration: float | None = None,
-        sample_rate: int | None = None,
-        on_event: Callable[[Event], None] | None = None,
-        **sampling: Unpack[Sampling],
+        self, prompt: str, *, on_event: Callable[[Event], None] | None = None, **options: Unpack[AudioSampling]
     ) -> Generation:
         """Makes sounds. Times in seconds, the rate of the file in samples per second."""
-        draft = dataclasses.replace(
-            self._draft(prompt, Task.TEXT_TO_AUDIO, sampling, Sampling),
-            text=text,
-            strength=strength,
-            start=start,
-            duration=duration,
-            sample_rate=sample_rate,
-        )
-        return self._run_with(draft, {"audio": reference}, on_event)
+        return self._generate(AUDIO, prompt, options, on_event, lambda given: Task.TEXT_TO_AUDIO)
 
     def run(self, draft: Draft, on_event: Callable[[Event], None] | None = None) -> Generation:
         """The same for a Draft. `on_event` is called with each event; an interrupt cancels the generation."""
         return self._run(Submission(draft=draft), on_event)
 
-    def _run_with(self, draft: Draft, media: Mapping[str, Any], on_event: Callable[[Event], None] | None) -> Generation:
-        """Decodes the media, then runs the draft with them. What the model cannot do is refused first."""
+    def _generate(
+        self,
+        kind: str,
+        prompt: str,
+        options: Mapping[str, Any],
+        on_event: Callable[[Event], None] | None,
+        task_of: Callable[[Collection[str]], Task],
+    ) -> Generation:
+        """Runs one generation of a kind. What the model cannot do is refused before its media are decoded."""
+        given = checked_names(kind, options)
+        if job := [option.name for option in options_of(kind) if option.of_job and given.get(option.name) is not None]:
+            raise TypeError(f"{job[0]!r} means nothing without a server")
+        faults: dict[str, str] = {}
+        values = normalized(kind, given, faults)
+        task = values.pop("task", None) or task_of(values)
+        draft = make_draft(kind, self.checkpoint.name, prompt, task, values, faults.__setitem__)
+        if faults:
+            violations = tuple(Violation(path, fault) for path, fault in faults.items())
+            raise InvalidArgument("; ".join(f"{v.field} {v.description}" for v in violations), violations=violations)
+        media = {
+            option.draft.removeprefix("inputs."): values[option.name]
+            for option in options_of(kind)
+            if option.draft.startswith("inputs.") and option.name in values
+        }
+        if not media:
+            return self.run(draft, on_event)
         self._engine.check(draft.model, draft.task)
         inputs, notes = self._decode(media)
-        submission = Submission(draft=dataclasses.replace(draft, inputs=inputs), warnings=notes)
-        return self._run(submission, on_event)
+        return self._run(Submission(draft=dataclasses.replace(draft, inputs=inputs), warnings=notes), on_event)
 
     def _decode(self, media: Mapping[str, Any]) -> tuple[Inputs, tuple[RequestWarning, ...]]:
-        given = {name: value for name, value in media.items() if value is not None}
-        if not given:
-            return Inputs(), ()
         # here, because codecs are worth loading only for those who bring media
         from omni_grpc.client.media import media_input, media_inputs
         from omni_grpc.media_in.inputs import InputFile, decode
 
         files = []
-        for name, value in given.items():
+        for name, value in media.items():
             try:
                 several = name in ("images", "reference_images")
                 found = media_inputs(value) if several else [media_input(value)]
@@ -293,26 +202,6 @@ class Omni:
                 path = f"{name}[{i}]" if several else name
                 files.append(InputFile(path=path, name=name, data=data, uri=one.uri, mime_type=one.mime_type))
         return decode(files, self.config.limits)
-
-    def _draft(self, prompt: str, task: Task, sampling: Sampling, known: type[Sampling]) -> Draft:
-        for name in sampling.keys() - known.__annotations__.keys():
-            close = difflib.get_close_matches(name, known.__annotations__, n=1)
-            raise TypeError(f"unknown option {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
-        asked: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
-        seed, seeds = asked.pop("seed", None), tuple(asked.pop("seeds", ()))
-        if seed is not None and seeds:
-            raise InvalidArgument("seed and seeds are both set; give one of them")
-        loras = tuple(Lora(id=name, scale=scale) for name, scale in asked.pop("loras", {}).items())
-        guidance = {field: asked.pop(name) for name, field in _GUIDANCE.items() if name in asked}
-        return Draft(
-            model=self.checkpoint.name,
-            prompt=prompt,
-            task=task,
-            guidance=GuidanceDraft(**guidance),
-            seeds=seeds if seed is None else (seed,),
-            loras=loras,
-            **asked,
-        )
 
     def _run(self, submission: Submission, on_event: Callable[[Event], None] | None) -> Generation:
         job = self._call(self._submit(submission))

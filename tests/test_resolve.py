@@ -5,11 +5,11 @@ import pytest
 
 from omni_grpc.config import LimitsConfig, ModelConfig
 from omni_grpc.resolve.request import resolve_request
-from omni_grpc.resolve.rules import MAX_SEED, ServingFacts
+from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.resolve.settings import Machine, place
 from omni_grpc.types.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound
 from omni_grpc.types.media import ImageFormat, ImageInput, Inputs, Preview
-from omni_grpc.types.request import Draft, Guidance, GuidanceDraft, GuidanceNorm, Task
+from omni_grpc.types.request import MAX_SEED, Draft, Guidance, GuidanceDraft, GuidanceNorm, Task
 from omni_grpc.types.spec import Defaults, GuidanceKind
 from tests.toy import toy_checkpoint
 

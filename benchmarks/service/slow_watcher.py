@@ -72,7 +72,7 @@ def measure(server: Server, numbers: Numbers) -> Result:
 
 def _request(model: str, numbers: Numbers) -> CreateJobRequest:
     """The client asks for WebP, so the format is set here."""
-    options = ImageOptions(width=numbers.size, height=numbers.size, steps=numbers.steps, seed=1, preview_every=1)
+    options = ImageOptions(width=numbers.size, height=numbers.size, steps=numbers.steps, seed=1, preview_every_steps=1)
     request = image_request(model, "a red circle", options)
     request.options.preview.format = IMAGE_FORMAT_PNG
     request.options.ClearField("request_id")  # each call makes a job of its own

@@ -20,34 +20,46 @@ from omni_grpc.config.settings import ALWAYS
 from omni_grpc.omni import Generation, Omni
 from omni_grpc.types.errors import ConfigError, OmniError
 from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
-from omni_grpc.types.request import GuidanceNorm, Task
+from omni_grpc.types.request_options import (
+    ALL,
+    AUDIO,
+    EDIT,
+    EXCLUSIVE,
+    EXTRA,
+    IMAGE,
+    LABELS,
+    LORAS,
+    OPTIONS,
+    VIDEO,
+    RequestOption,
+    options_of,
+)
 from omni_grpc.types.results import Artifact
 
 T = TypeVar("T", bound=enum.StrEnum)
 
-SERVER_ONLY = ("request_id", "label", "timeout", "priority", "queue_timeout", "run_timeout", "retention")
-SAMPLING = (
-    "negative_prompt", "steps", "guidance_scale", "true_cfg_scale", "guidance_norm", "guidance_rescale",
-    "guidance_start", "guidance_end", "true_cfg_scale_2", "seed", "seeds", "num_outputs", "scheduler",
-)  # fmt: skip
-BOTH = ("boundary_ratio",)
-"""What is a setting of a worker on this machine, and a part of the request to a server."""
+PAIRS = (LORAS, EXTRA, LABELS)
+SERVER_ONLY = ("timeout", *(option.name for option in OPTIONS if option.of_job and option.cli))
+"""Arguments that mean nothing without a server."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command. `method` is the client's and, unless `offline` says otherwise, that of `Omni`; `fields` are the
-    arguments that it passes on besides those that all commands have.
+    """One command, for one kind of generation. `method` is the client's and, unless `offline` says otherwise, that of
+    `Omni`.
     """
 
     name: str
     help: str
+    kind: str
     method: str
     offline: str
     formats: type[ImageFormat] | type[VideoFormat] | type[AudioFormat]
     extensions: Mapping[str, OutputFormat]
-    arguments: Callable[[argparse.ArgumentParser], None]
-    fields: tuple[str, ...]
+
+    @property
+    def options(self) -> list[RequestOption]:
+        return [option for option in options_of(self.kind) if option.cli]
 
 
 def add_commands(commands: Any, default_server: str) -> None:
@@ -56,7 +68,6 @@ def add_commands(commands: Any, default_server: str) -> None:
         parser = commands.add_parser(command.name, help=command.help)
         parser.set_defaults(run=_run, parser=parser, command=command, default_server=default_server)
         _common(parser, command, default_server)
-        command.arguments(parser)
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -78,12 +89,16 @@ def _run(args: argparse.Namespace) -> int:
         print(f"warning: {args.out} will hold {chosen}, as --format says", file=sys.stderr)
     offline = args.server is None and args.model is not None and Path(args.model).is_dir()
     _refuse_options(args, offline)
-    asked = {name: getattr(args, name) for name in (*SAMPLING, *command.fields)}
-    asked |= {"output_format": chosen}
-    asked |= {name: dict(getattr(args, name)) if getattr(args, name) else None for name in ("extra", "loras")}
+    asked = {option.name: _value(args, option) for option in command.options} | {"output_format": chosen}
     made = _here(args, asked) if offline else _there(args, asked)
     _tell(args, made, write_files(made.files, args.out))
     return 0
+
+
+def _value(args: argparse.Namespace, option: RequestOption) -> Any:
+    """What was given for an option; pairs that can be repeated come as a mapping."""
+    value = getattr(args, option.name)
+    return dict(value) if value and option.type in PAIRS else value
 
 
 def _looks_like(kind: OutputFormat) -> OutputFormat:
@@ -93,15 +108,16 @@ def _looks_like(kind: OutputFormat) -> OutputFormat:
 
 def _refuse_options(args: argparse.Namespace, offline: bool) -> None:
     """No option is passed over in silence: some have a meaning only with a server, some only without."""
-    names = SERVER_ONLY if offline else tuple(o.name for o in _offline_options() if o.name not in BOTH)
+    shared = {option.name for option in args.command.options}
+    names = SERVER_ONLY if offline else tuple(o.name for o in _offline_options() if o.name not in shared)
     for name in names:
         if getattr(args, name) is not None:
             why = "has no effect without a server" if offline else "is a setting of the server, which is running"
-            args.parser.error(f"--{name.replace('_', '-')} {why}")
+            flag = next((o.flags[0] for o in args.command.options if o.name == name and o.flags), f"--{name}")
+            args.parser.error(f"{flag.replace('_', '-')} {why}")
 
 
 def _there(args: argparse.Namespace, asked: Mapping[str, Any]) -> MediaResult:
-    served = {name: getattr(args, name) for name in (*SERVER_ONLY, *BOTH) if name not in ("label", "timeout")}
     try:
         with Client(args.server or args.default_server) as client:
             made: MediaResult = getattr(client, args.command.method)(
@@ -109,8 +125,6 @@ def _there(args: argparse.Namespace, asked: Mapping[str, Any]) -> MediaResult:
                 model=args.model,
                 progress=not args.quiet,
                 timeout=args.timeout,
-                labels=dict(args.label or ()),
-                **served,
                 **asked,
             )
             return made
@@ -129,7 +143,9 @@ def _here(args: argparse.Namespace, asked: Mapping[str, Any]) -> Generation:
     config = EngineConfig.from_settings(model=args.model, **given)
     with Omni.of(config, alone=True) as omni, progress_display(not args.quiet) as show:
         made: Generation = getattr(omni, args.command.offline)(
-            args.prompt, on_event=show, **{name: value for name, value in asked.items() if value is not None}
+            args.prompt,
+            on_event=show,
+            **{name: value for name, value in asked.items() if value is not None and name not in settings},
         )
         return made
 
@@ -185,154 +201,94 @@ def _common(parser: argparse.ArgumentParser, command: Command, default_server: s
         choices=list(command.formats),
         help="encoding (default: by the extension of --out)",
     )
-    _sampling(parser)
+    served = parser.add_argument_group("with a server")
+    sampling = parser.add_argument_group("sampling (default: as the model says)")
+    settings = {option.name for option in _offline_options()}
+    names = {option.name for option in command.options}
+    pair_of = {name: pair for pair in EXCLUSIVE if names.issuperset(pair) for name in pair}
+    pairs: dict[tuple[str, ...], Any] = {}
+    for option in command.options:
+        if option.name in settings:
+            continue  # added below, where it is a setting of a worker too
+        group = served if option.of_job else sampling if option.of == ALL else parser
+        if pair := pair_of.get(option.name):
+            group = pairs[pair] = pairs.get(pair) or group.add_mutually_exclusive_group()
+        _add(group, option)
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
-    served = parser.add_argument_group("with a server")
-    served.add_argument("--request-id", metavar="ID", help="idempotency key (default: a new UUID4)")
-    served.add_argument("--label", action="append", type=label, metavar="KEY=VALUE", help="label of the job")
     served.add_argument("--timeout", type=float, metavar="S", help="give up, and cancel, after this many seconds")
-    served.add_argument("--priority", type=int, metavar="N", help="higher runs first")
-    served.add_argument("--queue-timeout", type=float, metavar="S", help="fail a job that has not started by then")
-    served.add_argument("--run-timeout", type=float, metavar="S", help="fail a job that has run for so long")
-    served.add_argument("--retention", type=float, metavar="S", help="keep the job and its outputs for so long")
     local = parser.add_argument_group("on this machine")
     local.add_argument("--enforce-eager", action="store_true", help=ALWAYS["--enforce-eager"])
-    for option in _offline_options():
-        action = "append" if option.pairs else "store"
-        local.add_argument(option.flag, type=_setting(option), action=action, help=option.help.replace("%", "%%"))
+    for setting in _offline_options():
+        action = "append" if setting.pairs else "store"
+        local.add_argument(setting.flag, type=_setting(setting), action=action, help=setting.help.replace("%", "%%"))
 
 
-def _sampling(parser: argparse.ArgumentParser) -> None:
-    sampling = parser.add_argument_group("sampling (default: as the model says)")
-    sampling.add_argument("--negative-prompt", metavar="TEXT", help="what to steer away from; '' counts")
-    sampling.add_argument("--steps", "--num-inference-steps", type=int, help="denoise steps")
-    sampling.add_argument("--guidance-scale", type=float, metavar="X", help="embedded guidance of distilled models")
-    sampling.add_argument("--true-cfg-scale", type=float, metavar="X", help="classifier-free guidance, above 1")
-    sampling.add_argument(
-        "--guidance-norm", type=_guidance_norm, choices=list(GuidanceNorm), help="length of the result"
-    )
-    sampling.add_argument("--guidance-rescale", type=float, metavar="X", help="share rescaled, from 0 to 1")
-    sampling.add_argument("--guidance-start", type=float, metavar="X", help="guide from this fraction of the steps")
-    sampling.add_argument("--guidance-end", type=float, metavar="X", help="guide until before this fraction")
-    sampling.add_argument(
-        "--true-cfg-scale-2", type=float, metavar="X", help="the same for a second expert (default: the same)"
-    )
-    seeds = sampling.add_mutually_exclusive_group()
-    seeds.add_argument("--seed", type=int, help="seed of output 0; output i uses seed + i (default: at random)")
-    seeds.add_argument("--seeds", type=_seeds, metavar="N,N,...", help="one seed for each output")
-    sampling.add_argument("--num-outputs", type=int, metavar="N", help="outputs to make")
-    sampling.add_argument("--scheduler", metavar="NAME", help="one of the model's schedulers, by its name in diffusers")
-    sampling.add_argument(
-        "--adapter",
-        dest="loras",
-        action="append",
-        type=_adapter,
-        metavar="NAME[=SCALE]",
-        help="a LoRA adapter that is loaded; repeatable",
-    )
-    sampling.add_argument(
-        "--extra", action="append", type=_extra, metavar="NAME=JSON", help="a parameter of this model; repeatable"
-    )
+def _add(group: Any, option: RequestOption) -> None:
+    """The argument of one option."""
+    flags = option.flags or ("--" + option.name.replace("_", "-"),)
+    earlier = ["--" + name.replace("_", "-") for name in option.renamed]
+    more: dict[str, Any] = {"dest": option.name, "help": option.doc.replace("%", "%%")}
+    if option.type.choices is not None:
+        more |= {"type": _choice(option.type.choices), "choices": list(option.type.choices)}
+    else:
+        more |= ARGUMENTS[option.type.name]
+    if option.name == "images":
+        more["required"] = True
+    group.add_argument(*flags, **more)
+    if earlier:
+        group.add_argument(*earlier, **more | {"action": _Renamed, "help": argparse.SUPPRESS})
 
 
-def _image(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--width", type=int, help="pixels")
-    parser.add_argument("--height", type=int, help="pixels")
+class _Renamed(argparse.Action):
+    """A flag by its name of an earlier version: taken, with a warning."""
 
-
-def _edit(parser: argparse.ArgumentParser) -> None:
-    _image(parser)
-    parser.add_argument(
-        "--image",
-        "--image-path",
-        dest="images",
-        action="append",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="repeatable, in order",
-    )
-    parser.add_argument("--mask", type=Path, metavar="FILE", help="white is made anew, black is kept")
-    parser.add_argument("--strength", type=float, metavar="X", help="how much becomes noise, from 0 to 1")
-    parser.add_argument("--layers", type=int, metavar="N", help="take the image apart into so many")
-    parser.add_argument("--task", type=_task, choices=list(Task), help="(default: by the inputs)")
-
-
-def _video(parser: argparse.ArgumentParser) -> None:
-    _image(parser)
-    parser.add_argument("--first-frame", type=Path, metavar="FILE", help="image that the video starts with")
-    parser.add_argument("--last-frame", type=Path, metavar="FILE", help="image that the video ends with")
-    parser.add_argument("--source-video", type=Path, metavar="FILE", help="video to start from")
-    parser.add_argument(
-        "--reference-image", dest="reference_images", action="append", type=Path, metavar="FILE", help="repeatable"
-    )
-    parser.add_argument("--control-video", type=Path, metavar="FILE", help="poses, depth or edges to follow")
-    parser.add_argument("--mask-video", type=Path, metavar="FILE", help="white is made anew, black is kept")
-    parser.add_argument("--audio", type=Path, metavar="FILE", help="sound that drives the video")
-    parser.add_argument("--strength", type=float, metavar="X", help="how much becomes noise, from 0 to 1")
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--num-frames", type=int, metavar="N", help="frames to make")
-    length.add_argument("--duration", type=float, metavar="S", help="seconds; takes the nearest number of frames")
-    parser.add_argument("--fps", type=float, metavar="X", help="frames per second to generate for")
-    parser.add_argument("--output-fps", type=float, metavar="X", help="frames per second of the file")
-    parser.add_argument("--task", type=_task, choices=list(Task), help="(default: by the inputs)")
-
-
-def _audio(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--text", metavar="TEXT", help="words to be sung or spoken")
-    parser.add_argument("--reference", type=Path, metavar="FILE", help="sound to start from")
-    parser.add_argument("--strength", type=float, metavar="X", help="how much becomes noise, from 0 to 1")
-    parser.add_argument("--start", type=float, metavar="S", help="where in the whole piece the clip begins")
-    parser.add_argument("--duration", type=float, metavar="S", help="seconds")
-    parser.add_argument("--sample-rate", type=int, metavar="HZ", help="samples per second of the file")
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        today = "--" + self.dest.replace("_", "-")
+        print(
+            f"warning: {option_string} is called {today} now; the old name goes with the next version", file=sys.stderr
+        )
+        setattr(namespace, self.dest, values)
 
 
 COMMANDS: tuple[Command, ...] = (
     Command(
         name="generate",
         help="make images, on a server or on this machine",
+        kind=IMAGE,
         method="generate_image",
         offline="generate",
         formats=ImageFormat,
         extensions=EXTENSIONS,
-        arguments=_image,
-        fields=("width", "height"),
     ),
     Command(
         name="edit",
         help="make images from images",
+        kind=EDIT,
         method="edit_image",
         offline="edit_image",
         formats=ImageFormat,
         extensions=EXTENSIONS,
-        arguments=_edit,
-        fields=("width", "height", "images", "mask", "strength", "layers", "task"),
     ),
     Command(
         name="video",
         help="make videos from a prompt, images, a video or a sound",
+        kind=VIDEO,
         method="generate_video",
         offline="generate_video",
         formats=VideoFormat,
         extensions=VIDEO_EXTENSIONS,
-        arguments=_video,
-        fields=(
-            "width", "height", "first_frame", "last_frame", "source_video", "reference_images", "control_video",
-            "mask_video", "audio", "strength", "num_frames", "duration", "fps", "output_fps", "task",
-        ),
     ),
     Command(
         name="audio",
         help="make sound",
+        kind=AUDIO,
         method="generate_audio",
         offline="generate_audio",
         formats=AudioFormat,
         extensions=AUDIO_EXTENSIONS,
-        arguments=_audio,
-        fields=("text", "reference", "strength", "start", "duration", "sample_rate"),
     ),
-)  # fmt: skip
+)
 
 
 def _offline_options() -> Iterator[Option]:
@@ -384,15 +340,29 @@ def _format(kind: type[T]) -> Callable[[str], T]:
     return lambda text: _member(kind, "JPEG" if text.upper() == "JPG" else text)
 
 
-def _guidance_norm(text: str) -> GuidanceNorm:
-    return _member(GuidanceNorm, text)
-
-
-def _task(text: str) -> Task:
-    return _member(Task, text.replace("-", "_"))
+def _choice(kind: type[T]) -> Callable[[str], T]:
+    return lambda text: _member(kind, text.replace("-", "_"))
 
 
 def _member(kind: type[T], text: str) -> T:
     with contextlib.suppress(ValueError):
         return kind(text.upper())
     raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(kind)}")
+
+
+ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    "TEXT": {"metavar": "TEXT"},
+    "COUNT": {"type": int, "metavar": "N"},
+    "SIGNED": {"type": int, "metavar": "N"},
+    "SEED": {"type": int, "metavar": "N"},
+    "SEEDS": {"type": _seeds, "metavar": "N,N,..."},
+    "NUMBER": {"type": float, "metavar": "X"},
+    "FRACTION": {"type": float, "metavar": "X"},
+    "SECONDS": {"type": float, "metavar": "S"},
+    "LORAS": {"type": _adapter, "metavar": "NAME[=SCALE]", "action": "append"},
+    "EXTRA": {"type": _extra, "metavar": "NAME=JSON", "action": "append"},
+    "LABELS": {"type": label, "metavar": "KEY=VALUE", "action": "append"},
+    "MEDIA": {"type": Path, "metavar": "FILE"},
+    "MEDIA_LIST": {"type": Path, "metavar": "FILE", "action": "append"},
+}
+"""How a value is written on the command line, by the name of its type."""

@@ -16,7 +16,7 @@ from omni_grpc.client.connection import Connection
 from omni_grpc.client.failure import from_call
 from omni_grpc.client.load import LoadEvent, load_event
 from omni_grpc.client.media import MediaSource, file_input, too_large
-from omni_grpc.client.messages import AudioOptions, EditOptions, ImageOptions, VideoOptions
+from omni_grpc.client.options import AudioOptions, EditOptions, ImageOptions, VideoOptions
 from omni_grpc.client.progress import progress_display
 from omni_grpc.client.result import AudioResult, ImageResult, MediaResult, VideoResult
 from omni_grpc.client.stream import JobStream, watch_job

@@ -82,7 +82,7 @@ class OmniDiffusionSamplingParams:
             "steps": self.num_inference_steps,
             "guidance_scale": scale,
             "true_cfg_scale": true_scale,
-            "true_cfg_scale_2": self.guidance_scale_2,
+            "guidance_scale_low_noise": self.guidance_scale_2,
             "guidance_rescale": self.guidance_rescale or None,
             "boundary_ratio": self.boundary_ratio,
             "seed": self.seed,

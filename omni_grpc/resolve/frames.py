@@ -51,8 +51,6 @@ def duration_fault(draft: Draft, checkpoint: Checkpoint) -> str:
     """What is wrong with the playing time of a video, or ""."""
     if draft.duration is None or not counts_frames(draft, checkpoint):
         return ""
-    if draft.num_frames is not None:
-        return "is given together with num_frames; give one of them"
     fps, most = rate(draft, checkpoint), checkpoint.limits.max_frames
     if fps is None:
         return f"needs fps, since {checkpoint.spec.name} has no default; give fps, or num_frames"

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 from omni_grpc.config import LimitsConfig
 from omni_grpc.resolve.frames import count_frames, frames_within, nearest_frames
-from omni_grpc.resolve.rules import MAX_SEED, OUTPUT_FORMATS, REQUIRED, RULES, ServingFacts, takes
+from omni_grpc.resolve.rules import OUTPUT_FORMATS, REQUIRED, RULES, ServingFacts, takes
 from omni_grpc.types.adapters_and_caches import TeaCache
 from omni_grpc.types.errors import FailedPrecondition, InvalidArgument, NotFound, Violation
 from omni_grpc.types.media import ImageInput, Inputs, Modality, OutputFormat
-from omni_grpc.types.request import Draft, Guidance, GuidanceDraft, GuidanceNorm, Request, Task
+from omni_grpc.types.request import MAX_SEED, Draft, Guidance, GuidanceDraft, GuidanceNorm, Request, Task
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint, GuidanceKind
 

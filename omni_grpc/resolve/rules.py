@@ -23,7 +23,7 @@ from omni_grpc.types.adapters_and_caches import (
     threshold_fault,
 )
 from omni_grpc.types.media import AudioFormat, ImageFormat, Modality, OutputFormat, VideoFormat
-from omni_grpc.types.request import Draft, Task
+from omni_grpc.types.request import MAX_SEED, Draft, Task
 from omni_grpc.types.spec import Checkpoint
 
 OUTPUT_FORMATS: Mapping[Modality, OutputFormat] = {
@@ -48,9 +48,6 @@ REQUIRED: Mapping[str, tuple[Task, ...]] = {
     "audio": (Task.AUDIO_TO_VIDEO,),
 }
 """The inputs without which a task has no meaning."""
-
-MAX_SEED = 2**53 - 1
-"""Largest seed: the largest integer that JSON, JavaScript and protobuf's Struct carry without loss."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from omni_grpc.engine import Engine, EngineState
 from omni_grpc.server import convert
 from omni_grpc.server.catalog import Catalog
 from omni_grpc.server.changes import Changes
+from omni_grpc.server.fields import Reader, refused
 from omni_grpc.server.guard import PACKAGE, Guard
-from omni_grpc.server.requests import Reader, refused
 from omni_grpc.server.served import LOAD_MODEL, refuse_unserved
 from omni_grpc.types.errors import Unavailable
 from omni_grpc.types.events import StepProgress

@@ -9,9 +9,9 @@ from typing import Any
 
 from omni_grpc.engine import Engine, Job
 from omni_grpc.server import convert
+from omni_grpc.server.fields import Reader, refused
 from omni_grpc.server.messages import Messages, stored_artifacts
 from omni_grpc.server.pages import page
-from omni_grpc.server.requests import Reader, refused
 from omni_grpc.types.errors import DeadlineExceeded, NotFound, OutOfRange
 from omni_grpc.types.results import Artifact
 from omni_grpc.v1 import artifact_pb2, artifact_pb2_grpc

@@ -10,12 +10,13 @@ from typing import Any
 from omni_grpc.engine import Engine, EngineState, Job, JobState
 from omni_grpc.server import convert
 from omni_grpc.server.changes import Changes
+from omni_grpc.server.fields import Reader, refused
 from omni_grpc.server.follow import check_cursor, follow
 from omni_grpc.server.intake import Intake
 from omni_grpc.server.merge import Merged
 from omni_grpc.server.messages import Messages
 from omni_grpc.server.pages import page
-from omni_grpc.server.requests import JOB_STATES, Reader, read_inline, refused
+from omni_grpc.server.requests import JOB_STATES, read_inline
 from omni_grpc.server.watch import JobWatch
 from omni_grpc.types.errors import Unavailable
 from omni_grpc.v1 import event_pb2, job_pb2, job_pb2_grpc

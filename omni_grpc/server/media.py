@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from omni_grpc.engine import Engine
 from omni_grpc.media_in.inputs import InputFile, decode
-from omni_grpc.server.requests import GenerationRequest, refused
+from omni_grpc.server.fields import refused
+from omni_grpc.server.requests import GenerationRequest
 from omni_grpc.types.errors import NotFound
 from omni_grpc.types.media import Inputs
 from omni_grpc.types.results import RequestWarning

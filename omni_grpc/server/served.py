@@ -1,5 +1,5 @@
-"""Which fields of a request this version does something with. Any other field that is set is refused by name, so that
-no field can be ignored in silence. To serve one more field, use it in `requests.py` and add its path here.
+"""Which fields of a request this version serves: those of the table of options. Any other field that is set is refused
+by name, so that no field is ignored in silence.
 """
 
 from __future__ import annotations
@@ -11,68 +11,10 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from omni_grpc.types.errors import InvalidArgument, Violation
+from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, served_paths
 
-COMMON = frozenset(
-    {
-        "model",
-        "prompt",
-        "negative_prompt",
-        "output_format",
-        "sampling.steps",
-        "sampling.seed",
-        "sampling.seeds",
-        "sampling.num_outputs",
-        "sampling.scheduler",
-        "sampling.loras",
-        "sampling.cache.off",
-        "sampling.cache.tea_cache.rel_l1_thresh",
-        "sampling.cache.tea_cache.coefficients",
-        "sampling.guidance.scale",
-        "sampling.guidance.true_cfg_scale",
-        "sampling.guidance.norm",
-        "sampling.guidance.rescale",
-        "sampling.guidance.interval_start",
-        "sampling.guidance.interval_end",
-        "sampling.guidance.scale_low_noise",
-        "sampling.guidance.boundary_ratio",
-        "sampling.extra",
-        "options.request_id",
-        "options.client_job_id",
-        "options.labels",
-        "options.on_disconnect",
-        "options.disconnect_grace",
-        "options.delivery",
-        "options.min_progress_interval",
-        "options.priority",
-        "options.queue_timeout",
-        "options.run_timeout",
-        "options.deadline",
-        "options.retention",
-    }
-)
-"""Paths of all four requests."""
-
-PICTURES = frozenset(
-    {
-        "width",
-        "height",
-        "options.preview.method",
-        "options.preview.every_steps",
-        "options.preview.max_edge_px",
-        "options.preview.format",
-    }
-)
-"""What all have that make something to look at."""
-
-GENERATE_IMAGE = COMMON | PICTURES
-EDIT_IMAGE = COMMON | PICTURES | {"task", "images", "mask", "strength", "layers"}
-GENERATE_VIDEO = (
-    COMMON
-    | PICTURES
-    | {"task", "first_frame", "last_frame", "source_video", "reference_images", "control_video", "mask_video", "audio"}
-    | {"strength", "num_frames", "duration", "fps", "output_fps", "with_audio"}
-)
-GENERATE_AUDIO = COMMON | {"text", "reference", "strength", "start", "end", "duration", "sample_rate_hz"}
+GENERATE_IMAGE, EDIT_IMAGE, GENERATE_VIDEO, GENERATE_AUDIO = map(served_paths, (IMAGE, EDIT, VIDEO, AUDIO))
+"""Paths of the fields of each request."""
 LOAD_MODEL = frozenset({"model"})
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from omni_grpc.resolve import tasks
-from omni_grpc.server.requests import TASKS, GenerationRequest, Reader
+from omni_grpc.server.fields import Reader
+from omni_grpc.server.requests import TASKS, GenerationRequest
 from omni_grpc.types.request import Task
 from omni_grpc.v1 import generation_pb2, sampling_pb2
 

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from omni_grpc.types.adapters_and_caches import CacheDraft, Lora, TeaCache
 from omni_grpc.types.media import Inputs, Modality, OutputFormat, Preview
 
+MAX_SEED = 2**53 - 1
+"""Largest seed: the largest integer that JSON, JavaScript and protobuf's Struct carry without loss."""
+
 
 class Task(enum.StrEnum):
     """What a model can be asked to do. The names are those of the API's `Task` enum without its prefix."""

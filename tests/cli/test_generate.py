@@ -35,8 +35,8 @@ async def test_every_option_arrives(run, server, service, tmp_path):
         "--width", 48, "--height", 16, "--steps", 2, "--true-cfg-scale", 2.5, "--guidance-norm", "none",
         "--scheduler", "ToyScheduler",
         "--seeds", "5,9", "--num-outputs", 2, "--request-id", "mine", "--label", "team=red", "--timeout", 60,
-        "--guidance-rescale", 0.5, "--guidance-start", 0.25, "--guidance-end", 0.75, "--priority", 3,
-        "--true-cfg-scale-2", 1.5, "--boundary-ratio", 0.5,
+        "--guidance-rescale", 0.5, "--guidance-interval-start", 0.25, "--guidance-interval-end", 0.75, "--priority", 3,
+        "--guidance-scale-low-noise", 1.5, "--boundary-ratio", 0.5,
         "--queue-timeout", 50, "--run-timeout", 40, "--retention", 30,
         "--json", "--quiet",
     )  # fmt: skip

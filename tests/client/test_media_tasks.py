@@ -81,7 +81,7 @@ async def test_a_sound_with_its_figures(kind, tmp_path):
             start=1,
             end=3.5,
             text="la",
-            sample_rate=8000,
+            sample_rate_hz=8000,
             output_format=AudioFormat.OPUS,
             seed=1,
         )
@@ -211,15 +211,3 @@ def test_an_unknown_option_is_a_type_error_with_the_nearest_name():
         messages.edit_request("m", "x", [], {"strenght": 1})
     with pytest.raises(TypeError, match="unknown option 'width'"):
         messages.audio_request("m", "x", {"width": 1})
-
-
-@pytest.mark.parametrize(
-    ("fields", "options"),
-    [
-        (messages._EDIT_FIELDS, messages.EditOptions),
-        (messages._VIDEO_FIELDS, messages.VideoOptions),
-        (messages._AUDIO_FIELDS, messages.AudioOptions),
-    ],
-)
-def test_the_typed_options_are_all_handled(fields, options):
-    assert set(fields) - {"images"} == set(options.__annotations__) | {"model", "prompt"}

@@ -43,8 +43,10 @@ def tree(tmp_path: Path) -> Path:
     (copy / "LICENSE").write_text("see the project\n")
     shutil.copytree(ROOT / "csrc", copy / "csrc")
     shutil.copytree(ROOT / "omni_grpc" / "ops", copy / "omni_grpc" / "ops")
-    for file in ("version.py", "errors.py", "backends.py"):
-        shutil.copy(ROOT / "omni_grpc" / file, copy / "omni_grpc")
+    for file in ("types/version.py", "types/errors.py", "config/backends.py"):
+        (copy / "omni_grpc" / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / "omni_grpc" / file, copy / "omni_grpc" / file)
+        (copy / "omni_grpc" / file).with_name("__init__.py").write_text("")
     (copy / "omni_grpc" / "__init__.py").write_text("")
     for file in BUNDLED:
         (copy / file).parent.mkdir(parents=True, exist_ok=True)

@@ -126,7 +126,7 @@ async def test_a_request_of_megabytes_is_read_like_a_small_one(service):
         (edit(png(), output_format=77), "output_format", "77 is not served"),
         (edit(png(), task=99), "task", "99 is not served"),
         (edit(png(), prompt=" "), "prompt", "is empty"),
-        (edit(png(), sampling={"seed": 1, "seeds": [2]}), "sampling.seed, sampling.seeds", "both are set"),
+        (edit(png(), sampling={"seed": 1, "seeds": [2]}), "sampling.seed, sampling.seeds", "are both set"),
     ],
 )
 async def test_what_is_wrong_is_refused_by_its_path(service, request_, field, text):

@@ -76,7 +76,7 @@ async def test_the_sound_to_start_from_arrives_as_samples(service):
 @pytest.mark.parametrize(
     ("changes", "field", "text"),
     [
-        ({"end": {"seconds": 2}, "duration": {"seconds": 2}}, "end, duration", "both are set"),
+        ({"end": {"seconds": 2}, "duration": {"seconds": 2}}, "end, duration", "are both set"),
         ({"start": {"seconds": 2}, "end": {"seconds": 2}}, "start, end", "is not after the start"),
         ({"duration": {"seconds": 31}}, "duration", "31 is outside 0.01..30"),
         ({"duration": {}}, "duration", "0 is outside"),

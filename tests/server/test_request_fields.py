@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from omni_grpc.server.requests import Asked, read_image
+from omni_grpc.server.fields import members
+from omni_grpc.server.requests import Asked, read
 from omni_grpc.server.served import GENERATE_IMAGE
 from omni_grpc.types.errors import InvalidArgument
+from omni_grpc.types.request import Task
+from omni_grpc.types.request_options import OPTIONS
 from omni_grpc.v1 import (
     artifact_pb2,
     event_pb2,
@@ -94,7 +97,7 @@ def test_the_table_of_served_fields_names_fields_that_exist():
 @pytest.mark.parametrize("path", sorted(FIELDS.keys() - GENERATE_IMAGE))
 def test_a_field_that_is_not_served_is_refused_by_name(path):
     with pytest.raises(InvalidArgument) as caught:
-        read_image(with_field(path), streaming=True)
+        read(with_field(path), Task.TEXT_TO_IMAGE, streaming=True)
     assert caught.value.reason == "FIELD_NOT_SUPPORTED"
     (violation,) = caught.value.violations
     assert path == violation.field or path.startswith(violation.field + "."), violation
@@ -103,8 +106,8 @@ def test_a_field_that_is_not_served_is_refused_by_name(path):
 
 @pytest.mark.parametrize("path", sorted(GENERATE_IMAGE))
 def test_a_field_that_is_served_changes_what_is_asked(path):
-    plain = read_image(without_field(path), streaming=True)
-    asked = read_image(with_field(path), streaming=True)
+    plain = read(without_field(path), Task.TEXT_TO_IMAGE, streaming=True)
+    asked = read(with_field(path), Task.TEXT_TO_IMAGE, streaming=True)
     assert without_fingerprint(asked) != without_fingerprint(plain)
     assert asked.submission.fingerprint != plain.submission.fingerprint
 
@@ -152,7 +155,7 @@ BAD: Mapping[str, tuple[dict[str, Any], str]] = {
     "sampling.steps": ({"sampling": {"steps": 0}}, "nearest legal value: 1"),
     "sampling.num_outputs": ({"sampling": {"num_outputs": 9}}, "nearest legal value: 8"),
     "sampling.seeds": ({"sampling": {"seed": 2**53}}, "nearest legal value: 9007199254740991"),
-    "sampling.seed, sampling.seeds": ({"sampling": {"seeds": [1]}}, "both are set"),
+    "sampling.seed, sampling.seeds": ({"sampling": {"seeds": [1]}}, "are both set"),
     "sampling.guidance.true_cfg_scale": ({"sampling": {"guidance": {"true_cfg_scale": 101}}}, "nearest legal value"),
     "sampling.guidance.scale_low_noise": ({"sampling": {"guidance": {"scale_low_noise": -1}}}, "legal value: 0"),
     "sampling.guidance.boundary_ratio": ({"sampling": {"guidance": {"boundary_ratio": 2}}}, "2.0 is outside 0..1"),
@@ -223,8 +226,12 @@ def test_the_enums_have_no_value_that_the_tables_do_not_know():
     """A value that is added to the API must be served here or be refused on purpose."""
     from omni_grpc.server import requests
 
-    assert requests.NORMS.keys() == set(sampling_pb2.GuidanceNorm.values())
-    assert requests.IMAGE_FORMATS.keys() == set(media_pb2.ImageFormat.values())
+    for option in OPTIONS:
+        if option.type.choices is not None:
+            wire = getattr(sampling_pb2, option.type.choices.__name__, None) or getattr(
+                media_pb2, option.type.choices.__name__
+            )
+            assert members(option.type.choices, wire).keys() == set(wire.values())
     assert requests.CANCELS.keys() == set(options_pb2.DisconnectPolicy.values())
     signed = options_pb2.ARTIFACT_DELIVERY_SIGNED_URL
     assert requests.INLINE.keys() == set(options_pb2.ArtifactDelivery.values()) - {signed}

@@ -1,0 +1,51 @@
+"""From options to a Draft: what the server reads from a message and what `Omni` gets as keywords come together here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from omni_grpc.types.adapters_and_caches import Lora
+from omni_grpc.types.request import Draft, GuidanceDraft, Task
+from omni_grpc.types.request_options import exclusive_faults, options_of
+
+Refuse = Callable[[str, str], None]
+"""Takes note of a field that is refused, by its path in the API, and why."""
+
+
+def make_draft(kind: str, model: str, prompt: str, task: Task, given: Mapping[str, Any], refuse: Refuse) -> Draft:
+    """The draft that the options of a request describe, without its media.
+
+    `given` maps option names to values as `request_options.normalized` gives them; `loras` may be a sequence of Lora
+    too, and `preview` and `cache` are taken as they are.
+    """
+    for paths, fault in exclusive_faults(kind, given).items():
+        refuse(paths, fault)
+    fields: dict[str, Any] = {name: given[name] for name in ("preview", "cache") if name in given}
+    guidance: dict[str, Any] = {}
+    for option in options_of(kind):
+        parent, _, field = option.draft.rpartition(".")
+        if option.name not in given or parent == "inputs" or not field:
+            continue
+        (guidance if parent == "guidance" else fields)[field] = _drafted(option.name, given[option.name])
+    draft = Draft(model=model, prompt=prompt, task=task, guidance=GuidanceDraft(**guidance), **fields)
+    return _with_end(draft, given["end"], refuse) if "end" in given else draft
+
+
+def _drafted(name: str, value: Any) -> Any:
+    """An option's value as its field of a Draft."""
+    match name:
+        case "seed":
+            return (value,)
+        case "loras" if isinstance(value, Mapping):
+            return tuple(Lora(id=lora, scale=scale) for lora, scale in value.items())
+    return value
+
+
+def _with_end(draft: Draft, end: float, refuse: Refuse) -> Draft:
+    """The draft with a duration in place of the second at which the clip ends."""
+    start = draft.start or 0.0
+    if end <= start:
+        refuse("start, end", f"the end at {end:g} s is not after the start at {start:g} s")
+    return dataclasses.replace(draft, duration=end - start)

@@ -1,0 +1,143 @@
+"""Reads the fields of a message, in the types of `omni_grpc.types`, and gathers what is wrong with them.
+
+What is not set stays None; zero and "" are values like others.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from google.protobuf import json_format
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from google.protobuf.message import Message
+
+from omni_grpc.types.adapters_and_caches import Lora
+from omni_grpc.types.errors import InvalidArgument, Violation
+from omni_grpc.types.request_options import (
+    EXTRA,
+    LORAS,
+    MEDIA,
+    MEDIA_LIST,
+    SECONDS,
+    SEEDS,
+    RequestOption,
+    options_of,
+)
+from omni_grpc.v1 import sampling_pb2
+
+T = TypeVar("T")
+E = TypeVar("E", bound=enum.StrEnum)
+
+
+def members(kind: type[E], wire: EnumTypeWrapper) -> dict[int, E | None]:
+    """Number on the wire -> the member of our enum; None where it is unspecified."""
+    prefix = wire.Name(0).removesuffix("UNSPECIFIED")
+    return {number: kind(name.removeprefix(prefix)) if number else None for name, number in wire.items()}
+
+
+def given(message: Message, field: str) -> Any:
+    """The value of a field, None where it is not set."""
+    return getattr(message, field) if message.HasField(field) else None
+
+
+def refused(field: str, description: str) -> InvalidArgument:
+    """The error for one field."""
+    return InvalidArgument(f"{field}: {description}", violations=(Violation(field, description),))
+
+
+class Reader:
+    """Reads the fields of one message and gathers what is wrong with them; `check` raises it all at once."""
+
+    def __init__(self) -> None:
+        self._violations: list[Violation] = []
+
+    def refuse(self, field: str, description: str) -> None:
+        self._violations.append(Violation(field, description))
+
+    def check(self) -> None:
+        """Raises InvalidArgument with every violation found so far."""
+        if self._violations:
+            message = "; ".join(f"{v.field}: {v.description}" for v in self._violations)
+            raise InvalidArgument(message, violations=tuple(self._violations))
+
+    def required(self, field: str, value: str) -> str:
+        if not value:
+            self.refuse(field, "is required")
+        return value
+
+    def text(self, field: str, value: str, most: int) -> str:
+        if len(value) > most:
+            self.refuse(field, f"has {len(value)} characters, the most is {most}")
+        return value
+
+    def choice(self, field: str, kind: EnumTypeWrapper, value: int, served: Mapping[int, T]) -> T | None:
+        """What an enum value stands for. One that the enum lacks, or that is not served, is refused by name."""
+        if value in served:
+            return served[value]
+        known = ", ".join(kind.Name(number) for number in served)
+        name = kind.Name(value) if value in kind.values() else str(value)
+        self.refuse(field, f"{name} is not served; served: {known}")
+        return None
+
+    def number(self, field: str, value: int, low: int, high: int) -> int:
+        if not low <= value <= high:
+            nearest = min(max(value, low), high)
+            self.refuse(field, f"{value} is outside {low}..{high}; nearest legal value: {nearest}")
+        return value
+
+    def seconds(self, field: str, message: Message) -> float | None:
+        """A Duration field in seconds, None where it is not set. Negative ones are refused."""
+        name = field.rpartition(".")[2]
+        if not message.HasField(name):
+            return None
+        value: Duration = getattr(message, name)
+        if value.seconds < 0 or value.nanos < 0:
+            self.refuse(field, f"{value.seconds + value.nanos / 1e9:g} s is negative; nearest legal value: 0 s")
+        return value.seconds + value.nanos / 1e9
+
+    def options(self, request: Any, kind: str) -> dict[str, Any]:
+        """The options of a generation that are set, by name; neither its media nor what belongs to the job."""
+        found = {}
+        for option in options_of(kind):
+            if option.of_job or option.name == "task" or option.type in (MEDIA, MEDIA_LIST):
+                continue
+            if (value := self._option(request, option)) is not None:
+                found[option.name] = value
+        return found
+
+    def _option(self, request: Any, option: RequestOption) -> Any:
+        message = request
+        *parents, leaf = option.path.split(".")
+        for parent in parents:
+            message = getattr(message, parent)
+        field = message.DESCRIPTOR.fields_by_name[leaf]
+        value = getattr(message, leaf)
+        if option.type.choices is not None:
+            wire = EnumTypeWrapper(field.enum_type)
+            return self.choice(option.path, wire, value, members(option.type.choices, wire))
+        if option.type is SECONDS:
+            return self.seconds(option.path, message)
+        if option.type is SEEDS:
+            return tuple(value) or None
+        if option.type is LORAS:
+            return tuple(_lora(reference) for reference in value) or None
+        if option.type is EXTRA:
+            return {name: _plain(inner) for name, inner in json_format.MessageToDict(value).items()} or None
+        return given(message, leaf) if field.has_presence else value or None
+
+
+def _lora(reference: sampling_pb2.LoraRef) -> Lora:
+    scale = given(reference, "scale")
+    return Lora(id=reference.lora_id, scale=1.0 if scale is None else scale, target=reference.target)
+
+
+def _plain(value: Any) -> Any:
+    """A value of a Struct, which has no integers: a whole number is one."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
