@@ -2,8 +2,7 @@ import dataclasses
 
 import pytest
 
-from omni_grpc import config
-from omni_grpc.config import EngineConfig, options
+from omni_grpc.config import EngineConfig, options, sections
 from omni_grpc.config.settings import from_environment, from_mapping, settings
 from omni_grpc.types.errors import ConfigError
 
@@ -94,12 +93,12 @@ def test_optional_settings_take_none():
 
 
 def test_without_a_model_the_bundled_one_is_taken_where_it_is_there(monkeypatch, tmp_path):
-    monkeypatch.setattr(config, "BUNDLED", tmp_path)
+    monkeypatch.setattr(sections, "BUNDLED", tmp_path)
     assert EngineConfig.from_settings(port=1).model.model == str(tmp_path)
     assert EngineConfig.from_settings(model=None).model.model == str(tmp_path)
     assert EngineConfig.from_settings(model="m").model.model == "m"
     assert settings([], {}, prog="serve", description="").model.model == str(tmp_path)
-    monkeypatch.setattr(config, "BUNDLED", tmp_path / "gone")
+    monkeypatch.setattr(sections, "BUNDLED", tmp_path / "gone")
     with pytest.raises(ConfigError, match=r"no model: pass a checkpoint folder or .*--model DIR") as caught:
         settings([], {}, prog="serve", description="")
     assert caught.value.violations[0].field == "model"

@@ -5,9 +5,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from omni_grpc import InvalidArgument, NotFound, Omni, config
+from omni_grpc import InvalidArgument, NotFound, Omni
 from omni_grpc.checkpoint.registry import open_checkpoint
-from omni_grpc.config import EngineConfig
+from omni_grpc.config import EngineConfig, sections
 from omni_grpc.engine import Engine, ProcessExecutor, Submission
 from omni_grpc.types.errors import CheckpointError, ConfigError
 from omni_grpc.types.events import Cancelled, Completed, StepProgress
@@ -47,7 +47,7 @@ def test_generate_returns_images_and_the_truth_about_them(omni):
 
 
 def test_without_a_model_the_bundled_one_is_loaded(tiny_qwen_image, monkeypatch):
-    monkeypatch.setattr(config, "BUNDLED", tiny_qwen_image)
+    monkeypatch.setattr(sections, "BUNDLED", tiny_qwen_image)
     with Omni(device="cpu", cpu_threads=1, warm_up_seconds=0) as omni:
         assert omni.checkpoint.path == tiny_qwen_image
 

@@ -40,7 +40,8 @@ async def test_a_job_goes_through_the_phases_and_says_so():
     worker.decoded(job.id, outputs=2)
 
     assert names(job) == [
-        "Queued", "Started", "Encoded", "Step", "Step", "Decoding", "ArtifactReady", "ArtifactReady", "Done",
+        "Queued", "Started", "EncodeDone", "StepProgress", "StepProgress", "DecodeProgress", "ArtifactReady",
+        "ArtifactReady", "Completed",
     ]  # fmt: skip
     assert [entry.seq for entry in job.entries] == list(range(1, 10))
     started, done = job.entries[1].event, job.entries[-1].event
@@ -235,7 +236,7 @@ async def test_a_preempted_job_says_so_and_ends_with_all_its_steps():
     worker.decoded(high.id)
     worker.decoded(low.id)
     assert [job.state for job in (low, high)] == [JobState.SUCCEEDED] * 2
-    assert names(low).count("Step") == 3
+    assert names(low).count("StepProgress") == 3
 
 
 async def test_only_the_newest_previews_are_kept():
