@@ -35,7 +35,7 @@ def test_an_asset_comes_back_as_it_was(assets):
     assert (len(assets), assets.size_bytes) == (1, 3)
 
 
-def test_b133_ids_are_made_here_and_differ(assets):
+def test_asset_ids_are_made_by_the_server_and_differ(assets):
     ids = {assets.put(b"a", "../../evil").id for _ in range(50)}
     assert len(ids) == 50
     assert all(name.removeprefix("asset-").isalnum() for name in ids)

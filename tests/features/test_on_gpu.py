@@ -69,7 +69,7 @@ def layer(weight: Tensor, kind: torch.dtype, bias: Tensor | None = None) -> Quan
 @KINDS
 @pytest.mark.parametrize("tokens", [0, 1, 16, 17, 300])
 @torch.inference_mode()
-def test_b062_a_layer_in_8_bits_is_the_same_product_as_on_the_cpu_for_any_number_of_tokens(
+def test_a_layer_in_8_bits_is_the_same_product_as_on_the_cpu_for_any_number_of_tokens(
     tokens: int, kind: torch.dtype
 ) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -81,7 +81,7 @@ def test_b062_a_layer_in_8_bits_is_the_same_product_as_on_the_cpu_for_any_number
 
 @KINDS
 @torch.inference_mode()
-def test_b059_a_layer_in_8_bits_takes_a_byte_for_each_weight(kind: torch.dtype) -> None:
+def test_a_layer_in_8_bits_takes_a_byte_for_each_weight(kind: torch.dtype) -> None:
     weight = torch.randn(4096, 2048, dtype=torch.bfloat16, device="cuda")
     layer(weight, kind)
     torch.cuda.synchronize()
@@ -93,7 +93,7 @@ def test_b059_a_layer_in_8_bits_takes_a_byte_for_each_weight(kind: torch.dtype) 
 
 @KINDS
 @torch.inference_mode()
-def test_b061_outliers_do_not_overflow(kind: torch.dtype) -> None:
+def test_outliers_do_not_overflow(kind: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     weight, x = torch.randn(64, 4096, generator=generator) / 640, torch.randn(8, 4096, generator=generator)
     x[:, 100], x[:, 101] = 1e4, -1e4
@@ -122,7 +122,7 @@ def test_tokens_that_a_kernel_codes_on_its_way_are_what_the_layer_makes_of_them(
 
 @KINDS
 @torch.inference_mode()
-def test_b072_quantised_layers_work_where_they_are_offloaded(kind: torch.dtype) -> None:
+def test_quantised_layers_work_where_they_are_offloaded(kind: torch.dtype) -> None:
     """Twice: the second time what came for the first is gone."""
     weight, x = torch.randn(64, 64), torch.randn(9, 64, device="cuda")
     resident = layer(weight.cuda(), kind)

@@ -64,7 +64,7 @@ def test_the_whole_file_is_taken(name):
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(share=st.floats(0, 1, exclude_max=True))
-def test_b035_a_file_cut_off_anywhere(name, share):
+def test_a_file_that_is_cut_off_anywhere_is_refused_or_decoded(name, share):
     decode, data = files()[name]
     decoded_or_refused(decode, data[: int(share * len(data))])
 
@@ -72,7 +72,7 @@ def test_b035_a_file_cut_off_anywhere(name, share):
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=8))
-def test_b035_a_file_with_other_bytes_in_it(name, changes):
+def test_a_file_with_changed_bytes_is_refused_or_decoded(name, changes):
     decode, data = files()[name]
     broken = bytearray(data)
     for share, value in changes:

@@ -61,20 +61,20 @@ def test_lossy_formats_come_close(format, mime_type):
     assert notes == []
 
 
-def test_b033_alpha_is_laid_on_white_with_a_warning():
+def test_alpha_is_laid_on_white_with_a_warning():
     found, notes = decoded(saved(rgba(), "PNG"))
     assert abs(found.astype(int) - ON_WHITE).max() <= 1
     assert notes == ["transparent areas were laid on white"]
 
 
-def test_b033_alpha_is_kept_where_the_model_takes_it():
+def test_alpha_is_kept_where_the_model_takes_it():
     found, notes = decoded(saved(rgba(), "PNG"), alpha=True)
     assert np.array_equal(found, rgba())
     assert notes == []
     assert decoded(saved(picture(), "PNG"), alpha=True)[0].shape == (4, 6, 3)
 
 
-def test_b033_grey_with_alpha():
+def test_gray_with_alpha_becomes_rgb_on_white():
     image = PIL.Image.fromarray(np.dstack([np.full((2, 2), 100, np.uint8), np.array([[255, 0], [51, 255]], np.uint8)]))
     assert image.mode == "LA"
     found, notes = decoded(saved(image, "PNG"))
@@ -82,7 +82,7 @@ def test_b033_grey_with_alpha():
     assert notes == ["transparent areas were laid on white"]
 
 
-def test_b033_a_palette_with_a_transparent_colour():
+def test_a_transparent_palette_color_becomes_white():
     image = PIL.Image.new("P", (2, 1))
     image.putpalette([10, 20, 30, 40, 50, 60])
     image.putdata([0, 1])
@@ -92,7 +92,7 @@ def test_b033_a_palette_with_a_transparent_colour():
     assert notes == ["transparent areas were laid on white"]
 
 
-def test_b033_rgb_with_a_transparent_colour():
+def test_a_transparent_rgb_color_becomes_white():
     found, notes = decoded(saved(picture(), "PNG", transparency=tuple(int(v) for v in picture()[2, 3])))
     expected = picture()
     expected[2, 3] = 255
@@ -101,7 +101,7 @@ def test_b033_rgb_with_a_transparent_colour():
 
 
 @pytest.mark.parametrize("format", ["PNG", "TIFF"])
-def test_b033_sixteen_bits_keep_the_upper_eight(format):
+def test_sixteen_bits_keep_the_upper_eight(format):
     values = np.array([[0, 255, 256], [0x1234, 0xFF00, 0xFFFF]], np.uint16)
     found, notes = decoded(saved(PIL.Image.fromarray(values), format))
     assert found[..., 0].tolist() == [[0, 0, 1], [0x12, 0xFF, 0xFF]]
@@ -109,7 +109,7 @@ def test_b033_sixteen_bits_keep_the_upper_eight(format):
     assert notes == ["the upper 8 of its 16 bits are used"]
 
 
-def test_b033_cmyk():
+def test_cmyk_is_converted_with_a_warning():
     image = PIL.Image.new("CMYK", (32, 32), (0, 255, 255, 0))  # red
     found, notes = decoded(saved(image, "JPEG", quality=95))
     assert abs(found.astype(int) - (255, 0, 0)).max() <= 4
@@ -117,7 +117,7 @@ def test_b033_cmyk():
 
 
 @pytest.mark.parametrize(("mode", "values"), [("1", [0, 255]), ("L", [0, 77])])
-def test_b033_one_channel_becomes_three(mode, values):
+def test_one_channel_becomes_three(mode, values):
     image = PIL.Image.new(mode, (2, 1))
     image.putdata(values)
     found, notes = decoded(saved(image, "PNG"))
@@ -154,7 +154,7 @@ def test_exif_turns_the_picture_upright(orientation, turn):
 
 
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "TIFF"])
-def test_b135_the_first_frame_of_an_animation_is_used(format):
+def test_the_first_frame_of_an_animation_is_used(format):
     frames = [PIL.Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
     options = {} if format == "TIFF" else {"duration": 100}
     lossless = {"lossless": True} if format == "WEBP" else {}
@@ -175,7 +175,7 @@ def bomb(width, height):
 
 
 @pytest.mark.parametrize("size", [(257, 256), (30_000, 30_000), (2**31 - 1, 2**31 - 1)])
-def test_b135_too_many_pixels_are_refused_by_the_header(size):
+def test_too_many_pixels_are_refused_by_the_header(size):
     refused(decode_image, bomb(*size), reason="INPUT_TOO_LARGE")
 
 
@@ -185,7 +185,7 @@ def test_the_largest_picture_is_taken():
     refused(decode_image, data, reason="INPUT_TOO_LARGE", match="256 x 256", limits=limits(max_pixels=256 * 256 - 1))
 
 
-def test_b129_too_many_bytes_are_refused_with_the_limit():
+def test_too_many_bytes_are_refused_with_the_limit():
     data = saved(picture(), "PNG")
     refused(
         decode_image,
@@ -197,11 +197,11 @@ def test_b129_too_many_bytes_are_refused_with_the_limit():
     decode_image(data, limits=limits(max_bytes=len(data)), field=FIELD)
 
 
-def test_b035_no_bytes():
+def test_an_empty_image_is_refused():
     refused(decode_image, b"", reason="INPUT_EMPTY", match="no bytes")
 
 
-def test_b035_another_type_than_declared():
+def test_a_type_other_than_the_declared_one_is_refused():
     refused(decode_image, saved(picture(), "PNG"), "image/jpeg", reason="INPUT_TYPE_MISMATCH", match="image/png")
 
 
@@ -214,18 +214,18 @@ def test_b035_another_type_than_declared():
         (b"RIFF\0\0\0\0WAVEfmt ", "audio/wav"),
     ],
 )
-def test_b035_what_is_no_picture(data, kind):
+def test_a_file_that_is_no_image_is_refused(data, kind):
     refused(decode_image, data, reason="INPUT_UNREADABLE", match=kind)
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "BMP", "TIFF"])
-def test_b035_a_file_that_is_cut_off(format):
+def test_a_truncated_image_is_refused(format):
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     data = saved(noise, format)
     refused(decode_image, data[: len(data) // 2], reason="INPUT_UNREADABLE", match="cannot be read")
 
 
-def test_b041_a_mask_is_one_channel_of_brightness():
+def test_a_mask_is_one_channel_of_brightness():
     image = PIL.Image.new("RGB", (3, 1))
     image.putdata([(0, 0, 0), (255, 255, 255), (128, 128, 128)])
     for opaque in (image, image.convert("L"), image.convert("RGBA")):
@@ -237,5 +237,5 @@ def test_b041_a_mask_is_one_channel_of_brightness():
     assert list(found.data[:2]) == [0, 255]
 
 
-def test_b041_a_mask_that_is_not_opaque_is_refused():
+def test_a_mask_that_is_not_opaque_is_refused():
     refused(decode_mask, saved(rgba(), "PNG"), reason="INPUT_NOT_SUPPORTED", match="white is made anew")

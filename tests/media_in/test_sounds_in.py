@@ -95,7 +95,7 @@ def test_the_sound_of_a_video_is_used_with_a_warning():
     assert [w.message for w in warnings] == ["its picture is not used"]
 
 
-def test_b135_seconds_have_a_limit():
+def test_seconds_have_a_limit():
     data = recording(tone(1.0))
     decode(data, max_seconds=1.0)
     refused(data, reason="INPUT_TOO_LARGE", match="1 s long, at most 0.9 s", max_seconds=0.9)
@@ -111,7 +111,7 @@ def test_other_files_are_refused():
 
 
 @pytest.mark.parametrize("format", [AudioFormat.WAV, AudioFormat.FLAC, AudioFormat.MP3])
-def test_a_file_that_is_cut_off(format):
+def test_a_truncated_image_is_refused(format):
     noise = np.random.default_rng(0).uniform(-0.5, 0.5, (1, 48000)).astype(np.float32)
     data = media.encode_audio(noise, 48000, format)
     refused(data[: len(data) // 2], reason="INPUT_UNREADABLE")

@@ -35,11 +35,11 @@ def refused(call, *arguments, reason, match="."):
     ids=["plain", "unpadded", "url-safe", "in lines", "escaped"],
 )
 @pytest.mark.parametrize("head", ["data:image/png;base64,", "DATA:image/png;charset=utf-8;BASE64,"])
-def test_b035_data_urls_in_every_valid_form(form, head):
+def test_every_valid_form_of_a_data_url_is_read(form, head):
     assert read(head + form) == (DATA, "image/png")
 
 
-def test_b035_a_data_url_without_a_type_or_without_base64():
+def test_a_data_url_needs_neither_type_nor_base64():
     assert read("data:;base64," + base64.b64encode(DATA).decode()) == (DATA, "")
     assert read("data:,a%20b%00") == (b"a b\0", "")
 
@@ -47,15 +47,15 @@ def test_b035_a_data_url_without_a_type_or_without_base64():
 @pytest.mark.parametrize(
     "body", ["A", "AAAAA", "not base64!", "AA=A", "\u00e4\u00f6\u00fc\u00df", base64.b64encode(DATA).decode()[:109]]
 )
-def test_b035_broken_base64(body):
+def test_broken_base64_is_refused(body):
     refused(read, "data:image/png;base64," + body, reason="INPUT_UNREADABLE", match="base64")
 
 
-def test_b035_a_data_url_without_its_comma():
+def test_a_data_url_without_its_comma_is_refused():
     refused(read, "data:image/png;base64", reason="INPUT_UNREADABLE", match="comma")
 
 
-def test_b035_a_data_url_that_lies_about_its_type():
+def test_a_data_url_that_lies_about_its_type_is_refused():
     data, kind = read("data:image/webp;base64," + base64.b64encode(DATA).decode())
     refused(
         lambda: decode_image(data, kind, limits=LIMITS, field=FIELD), reason="INPUT_TYPE_MISMATCH", match="image/png"
@@ -83,13 +83,13 @@ def test_b035_a_data_url_that_lies_about_its_type():
         " data:image/png;base64,AAAA",
     ],
 )
-def test_b130_b132_every_other_address_is_refused(uri):
+def test_every_uri_but_a_data_url_is_refused(uri):
     message = refused(read, uri, reason="URI_NOT_ALLOWED", match="data URLs alone")
     assert "secret" not in message
     assert "UploadAsset" in message
 
 
-def test_b129_a_data_url_that_is_too_long_is_refused_before_it_is_read():
+def test_a_data_url_that_is_too_long_is_refused_before_it_is_read():
     refused(read, "data:image/png;base64," + "A" * (3 * LIMITS.max_bytes + 4), reason="INPUT_TOO_LARGE")
 
 

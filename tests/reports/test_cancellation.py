@@ -42,12 +42,13 @@ async def events_of(call):
 # --- cancellation -----------------------------------------------------------------------------------------------------
 
 
+# report B099
 @pytest.mark.parametrize(
     ("lane", "kind", "steps"),
     [(Lane.PREPARE, "started", 0), (Lane.STEP, "step_progress", 1), (Lane.DECODE, "decode_progress", 5)],
     ids=["encode", "step", "decode"],
 )
-async def test_b099_the_work_for_a_client_that_left_stops(service, lane, kind, steps):
+async def test_the_work_for_a_client_that_left_stops(service, lane, kind, steps):
     gate = service.executor.gates[lane]
     gate.close()
     gate.let(steps if lane is Lane.STEP else 0)
@@ -59,7 +60,8 @@ async def test_b099_the_work_for_a_client_that_left_stops(service, lane, kind, s
     await complete(service)
 
 
-async def test_b099_a_job_in_the_queue_whose_client_left_never_starts():
+# report B099
+async def test_a_job_in_the_queue_whose_client_left_never_starts():
     async with serving(max_num_seqs=1) as service:
         service.executor.gates[Lane.STEP].close()
         await service.create()
@@ -70,7 +72,8 @@ async def test_b099_a_job_in_the_queue_whose_client_left_never_starts():
         assert job.id not in {request.id for plan in service.executor.plans for request in plan.admit}
 
 
-async def test_b101_fifty_clients_that_leave_anywhere_harm_nobody(service):
+# report B101
+async def test_fifty_clients_that_leave_anywhere_harm_nobody(service):
     places = [
         "queued",
         "started",
@@ -86,7 +89,8 @@ async def test_b101_fifty_clients_that_leave_anywhere_harm_nobody(service):
     await until(lambda: service.engine.stats().running == 0)
 
 
-async def test_b102_what_a_cancelled_job_still_does_in_the_worker_is_waited_for(service):
+# report B102
+async def test_what_a_cancelled_job_still_does_in_the_worker_is_waited_for(service):
     gate = service.executor.gates[Lane.DECODE]
     gate.close()
     first, second = [await service.create() for _ in range(2)]
@@ -100,7 +104,8 @@ async def test_b102_what_a_cancelled_job_still_does_in_the_worker_is_waited_for(
     assert kinds(await service.watch(second.job_id))[-1] == "completed"
 
 
-async def test_b103_a_job_that_is_out_of_time_stops(service):
+# report B103
+async def test_a_job_that_is_out_of_time_stops(service):
     gate = service.executor.gates[Lane.STEP]
     gate.close()
     gate.let(2)
@@ -113,7 +118,8 @@ async def test_b103_a_job_that_is_out_of_time_stops(service):
     assert (job.step, job.id in service.executor.plans[-1].step) == (2, False)
 
 
-async def test_b104_clients_that_leave_free_what_they_held(service):
+# report B104
+async def test_clients_that_leave_free_what_they_held(service):
     service.executor.gates[Lane.STEP].close()
     service.executor.gates[Lane.STEP].let(1)
     threads = threading.active_count()
@@ -124,7 +130,8 @@ async def test_b104_clients_that_leave_free_what_they_held(service):
     assert threading.active_count() <= threads
 
 
-async def test_b105_a_cancelled_task_inside_of_a_call_does_not_leave_its_client_waiting(service, monkeypatch):
+# report B105
+async def test_a_cancelled_task_inside_of_a_call_does_not_leave_its_client_waiting(service, monkeypatch):
     def cancelled(*arguments):
         raise asyncio.CancelledError
 
@@ -136,7 +143,8 @@ async def test_b105_a_cancelled_task_inside_of_a_call_does_not_leave_its_client_
         assert caught.value.code() is grpc.StatusCode.INTERNAL
 
 
-async def test_b106_a_call_that_was_cancelled_leaves_nothing_behind(service):
+# report B106
+async def test_a_call_that_was_cancelled_leaves_nothing_behind(service):
     service.executor.gates[Lane.STEP].close()
     job = await leave_at(service, "encode_done")
     await until(lambda: job.state is JobState.CANCELLED)
@@ -146,7 +154,8 @@ async def test_b106_a_call_that_was_cancelled_leaves_nothing_behind(service):
     assert job._waiters == set()
 
 
-def test_b107_a_cancelled_run_frees_its_memory(omni):
+# report B107
+def test_a_cancelled_run_frees_its_memory(omni):
     stream = omni.stream(Draft(model="tiny", prompt="x", width=64, height=64, steps=200))
     for event in stream:
         if isinstance(event, StepProgress) and event.step == 3:
@@ -161,7 +170,8 @@ def test_b107_a_cancelled_run_frees_its_memory(omni):
 # --- progress ---------------------------------------------------------------------------------------------------------
 
 
-async def test_b108_every_step_is_told_once_and_in_order(service):
+# report B108
+async def test_every_step_is_told_once_and_in_order(service):
     gate = service.executor.gates[Lane.STEP]
     gate.close()
     seen, polled = [], []
@@ -176,7 +186,8 @@ async def test_b108_every_step_is_told_once_and_in_order(service):
     assert polled == list(range(1, 31)), "the record says the same"
 
 
-async def test_b110_two_jobs_do_not_see_each_others_progress(service):
+# report B110
+async def test_two_jobs_do_not_see_each_others_progress(service):
     calls = [service.generation.GenerateImage(image(sampling={"steps": steps})) for steps in (10, 40)]
     short, long = await asyncio.gather(*map(events_of, calls))
     for events, total in ((short, 10), (long, 40)):
@@ -187,16 +198,18 @@ async def test_b110_two_jobs_do_not_see_each_others_progress(service):
     assert short[0].job_id != long[0].job_id
 
 
+# report B111
 @pytest.mark.parametrize("changes", [{}, {"negative_prompt": ""}, {"sampling": {"num_outputs": 3, "steps": 7}}])
-async def test_b111_the_total_is_the_number_of_step_events(service, changes):
+async def test_the_total_is_the_number_of_step_events(service, changes):
     events = await events_of(service.generation.GenerateImage(image(**changes)))
     steps = [event.step_progress for event in events if event.HasField("step_progress")]
     (started,) = (event.started for event in events if event.HasField("started"))
     assert {step.total_steps for step in steps} == {len(steps)} == {started.total_steps}
 
 
+# report B112
 @pytest.mark.parametrize("lane", [None, *Lane], ids=["none", *Lane])
-async def test_b112_every_job_has_exactly_one_end_and_it_comes_last(service, lane):
+async def test_every_job_has_exactly_one_end_and_it_comes_last(service, lane):
     if lane is not None:
         service.executor.failures[lane] = Failure(code=Code.INTERNAL, reason="WORKER_ERROR", message="broke")
     events = await service.watch((await service.create()).job_id)
@@ -204,7 +217,8 @@ async def test_b112_every_job_has_exactly_one_end_and_it_comes_last(service, lan
     assert ends == [kinds(events)[-1]] == ["completed" if lane is None else "failed"]
 
 
-async def test_b113_after_many_jobs_events_still_flow_and_a_late_watcher_is_in_the_picture():
+# report B113
+async def test_after_many_jobs_events_still_flow_and_a_late_watcher_is_in_the_picture():
     async with serving(retention=0.05) as service:
         for _ in range(200):
             await complete(service)

@@ -57,44 +57,50 @@ def apart(one: bytes, other: bytes) -> int:
 # --- determinism ------------------------------------------------------------------------------------------------------
 
 
-def test_b018_a_longer_prompt_beside_it_does_not_change_a_picture(runner, checkpoint):
+# report B018
+def test_a_longer_prompt_beside_it_does_not_change_a_picture(runner, checkpoint):
     short, long = requests(checkpoint, SHORT, LONG)
     ((alone,),) = run(runner, short)
     (together,), _ = run(runner, short, long)
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
 
 
-def test_b019_each_picture_of_several_can_be_made_alone(omni):
+# report B019
+def test_each_picture_of_several_can_be_made_alone(omni):
     several = generate(omni, seed=40, num_outputs=4)
     assert several.seeds == (40, 41, 42, 43)
     for data, seed in zip(several.files, several.seeds, strict=True):
         assert apart(generate(omni, seed=seed).files[0], data) <= 1
 
 
+# report B020
 @pytest.mark.parametrize("outputs", [2, 3])
 @pytest.mark.parametrize("negative", [None, "blurry"], ids=["plain", "guided"])
-def test_b020_several_pictures_at_once_are_several_pictures(omni, outputs, negative):
+def test_several_pictures_at_once_are_several_pictures(omni, outputs, negative):
     several = generate(omni, num_outputs=outputs, negative_prompt=negative)
     assert len(several.images) == outputs
     assert apart(generate(omni, negative_prompt=negative).files[0], several.files[0]) <= 1
 
 
+# report B021
 @pytest.mark.parametrize("seeds", [(7, 8, 9), (5, 3, 11)], ids=["counted", "listed"])
-def test_b021_the_pictures_of_a_batch_differ_and_their_seeds_are_true(omni, seeds):
+def test_the_pictures_of_a_batch_differ_and_their_seeds_are_true(omni, seeds):
     asked = {"seed": 7} if seeds == (7, 8, 9) else {"seed": None, "seeds": seeds}
     batch = generate(omni, num_outputs=3, **asked)
     assert batch.seeds == batch.effective.seeds == seeds
     assert all(apart(one, other) > 1 for one, other in itertools.combinations(batch.files, 2))
 
 
-def test_b023_the_same_call_gives_the_same_bits_whatever_came_between(omni):
+# report B023
+def test_the_same_call_gives_the_same_bits_whatever_came_between(omni):
     first = generate(omni).files
     assert generate(omni).files == first
     generate(omni, prompt="something else", seed=1, width=64)
     assert generate(omni).files == first
 
 
-def test_b024_noise_is_drawn_on_the_cpu_and_depends_on_the_seed_alone(runner, checkpoint, pipeline):
+# report B024
+def test_noise_is_drawn_on_the_cpu_and_depends_on_the_seed_alone(runner, checkpoint, pipeline):
     one, other = requests(checkpoint, SHORT, SHORT | {"prompt": "another", "steps": 5, "seeds": (7, 7)})
     runner.prepare(one)
     runner.prepare(other)
@@ -105,7 +111,8 @@ def test_b024_noise_is_drawn_on_the_cpu_and_depends_on_the_seed_alone(runner, ch
         assert torch.equal(state.grid.unpack(state.latents), noise)
 
 
-def test_b026_equal_rows_of_a_batch_are_equal_and_a_batch_of_two_is_close_to_one_in_bfloat16(checkpoint):
+# report B026
+def test_equal_rows_of_a_batch_are_equal_and_a_batch_of_two_is_close_to_one_in_bfloat16(checkpoint):
     from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
 
     half = QwenImagePipeline.load(Loader(checkpoint=checkpoint, device=torch.device("cpu"), dtype=torch.bfloat16))
@@ -118,7 +125,8 @@ def test_b026_equal_rows_of_a_batch_are_equal_and_a_batch_of_two_is_close_to_one
     assert (first.float() - alone.float()).square().mean().sqrt() < 0.03
 
 
-def test_b027_a_native_model_makes_what_diffusers_makes(omni, tiny_qwen_image):
+# report B027
+def test_a_native_model_makes_what_diffusers_makes(omni, tiny_qwen_image):
     from diffusers import QwenImagePipeline
 
     theirs = QwenImagePipeline.from_pretrained(tiny_qwen_image)
@@ -134,7 +142,8 @@ def test_b027_a_native_model_makes_what_diffusers_makes(omni, tiny_qwen_image):
 # --- guidance ---------------------------------------------------------------------------------------------------------
 
 
-def test_b028_the_scale_that_a_model_lacks_is_a_warning_and_the_one_it_has_works(omni):
+# report B028
+def test_the_scale_that_a_model_lacks_is_a_warning_and_the_one_it_has_works(omni):
     for scale in (1.0, 8.0):
         result = generate(omni, guidance_scale=scale)
         assert [(warning.code, warning.field) for warning in result.warnings] == [
@@ -146,7 +155,8 @@ def test_b028_the_scale_that_a_model_lacks_is_a_warning_and_the_one_it_has_works
     assert apart(weak.files[0], strong.files[0]) > 1
 
 
-def test_b029_guidance_that_is_off_says_so_and_an_empty_negative_prompt_is_one(omni):
+# report B029
+def test_guidance_that_is_off_says_so_and_an_empty_negative_prompt_is_one(omni):
     plain = generate(omni)
     unused = generate(omni, negative_prompt="blurry", true_cfg_scale=1.0)
     unset = generate(omni, true_cfg_scale=4.0)
@@ -158,7 +168,8 @@ def test_b029_guidance_that_is_off_says_so_and_an_empty_negative_prompt_is_one(o
     assert apart(empty.files[0], plain.files[0]) > 1
 
 
-async def test_b032_guidance_reaches_the_worker_and_comes_back_whole(service):
+# report B032
+async def test_guidance_reaches_the_worker_and_comes_back_whole(service):
     asked = {
         "true_cfg_scale": 3.5, "norm": "GUIDANCE_NORM_RENORM_CLIPPED", "rescale": 0.25,
         "interval_start": 0.125, "interval_end": 0.75,
@@ -176,7 +187,8 @@ async def test_b032_guidance_reaches_the_worker_and_comes_back_whole(service):
     assert echoed == asked | {"norm": 3}
 
 
-def test_b114_two_requests_at_once_do_not_share_a_schedule(omni):
+# report B114
+def test_two_requests_at_once_do_not_share_a_schedule(omni):
     drafts = [
         Draft(
             model="tiny", prompt="x", width=32, height=32, steps=steps, seeds=(3,), output_format=ImageFormat.RAW_RGB8

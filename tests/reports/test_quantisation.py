@@ -36,8 +36,9 @@ def denoiser(omni: Omni) -> torch.nn.Module:
     return omni._engine._executor._worker._runner._pipeline.transformer
 
 
+# report B057
 @SCHEMES
-def test_b057_pictures_stay_close_and_what_is_sensitive_stays_in_full_precision(omni, tiny_qwen_image, scheme):
+def test_pictures_stay_close_and_what_is_sensitive_stays_in_full_precision(omni, tiny_qwen_image, scheme):
     with serving(tiny_qwen_image, quantization=scheme, ignored_layers="attn.to_out") as quantised:
         mine, exact = (np.asarray(small(each).images[0], dtype=float) for each in (quantised, omni))
         layers = {path: part for path, part in denoiser(quantised).named_modules() if isinstance(part, AnyLinear)}
@@ -63,7 +64,8 @@ def stored(tiny_qwen_image: Path, tmp_path: Path):
     return make
 
 
-def test_b058_a_scale_that_is_missing_stops_the_start_and_one_that_is_no_number_the_request(stored, tiny_qwen_image):
+# report B058
+def test_a_scale_that_is_missing_stops_the_start_and_one_that_is_no_number_the_request(stored, tiny_qwen_image):
     with pytest.raises(FailedPrecondition, match=r"lack a scale \(weight_scale\): transformer_blocks\.0\.img_mlp"):
         serving(stored(scale=False))
     with serving(tiny_qwen_image, quantization="fp8") as omni:
@@ -79,8 +81,9 @@ def test_b058_a_scale_that_is_missing_stops_the_start_and_one_that_is_no_number_
         assert small(omni).images
 
 
+# report B059
 @SCHEMES
-def test_b059_what_is_asked_in_8_bits_is_in_8_bits_and_the_reply_counts_it(tiny_qwen_image, scheme):
+def test_what_is_asked_in_8_bits_is_in_8_bits_and_the_reply_counts_it(tiny_qwen_image, scheme):
     with serving(tiny_qwen_image, quantization=scheme) as omni:
         effective = small(omni).effective
         layers = [part for part in denoiser(omni).modules() if isinstance(part, QuantizedLinear)]
@@ -93,16 +96,18 @@ def test_b059_what_is_asked_in_8_bits_is_in_8_bits_and_the_reply_counts_it(tiny_
         assert layer.weight.nbytes == layer.in_features * layer.out_features
 
 
-def test_b059_a_checkpoint_in_float8_runs_in_float8(stored):
+# report B059
+def test_a_checkpoint_in_float8_runs_in_float8(stored):
     with serving(stored(scale=True)) as omni:
         effective = small(omni).effective
         assert effective.quantized_layers == {"fp8": 1}
         assert effective.kept_layers == 15
 
 
+# report B061
 @SCHEMES
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_b061_sums_are_scaled_before_they_are_rounded_so_outliers_do_not_overflow(scheme, dtype):
+def test_sums_are_scaled_before_they_are_rounded_so_outliers_do_not_overflow(scheme, dtype):
     """What the codes of the weight make of the tokens goes beyond 65504, the largest number of float16; the output does
     not.
     """
@@ -118,8 +123,9 @@ def test_b061_sums_are_scaled_before_they_are_rounded_so_outliers_do_not_overflo
     assert (x.double() @ layer.weight.double().T).abs().max() > 65504 > exact.abs().max(), "the case is one"
 
 
+# report B062
 @SCHEMES
-def test_b062_several_outputs_are_each_what_it_is_alone(tiny_qwen_image, scheme):
+def test_several_outputs_are_each_what_it_is_alone(tiny_qwen_image, scheme):
     with serving(tiny_qwen_image, quantization=scheme) as omni:
         together = small(omni, num_outputs=3).images
         for number, image in enumerate(together):

@@ -52,7 +52,8 @@ def small(omni, **changes):
 # --- concurrency ------------------------------------------------------------------------------------------------------
 
 
-def test_b115_prompts_of_every_length_can_be_encoded_while_others_run(omni):
+# report B115
+def test_prompts_of_every_length_can_be_encoded_while_others_run(omni):
     prompts = ["word " * length for length in (1, 700, 3, 50, 20, 9, 600, 30, 2, 40) * 2]
     with ThreadPoolExecutor(len(prompts)) as pool:
         results = list(pool.map(lambda prompt: small(omni, prompt=prompt), prompts))
@@ -60,7 +61,8 @@ def test_b115_prompts_of_every_length_can_be_encoded_while_others_run(omni):
     assert cut == [len(prompt.split()) >= 600 for prompt in prompts]
 
 
-async def test_b116_after_a_burst_every_job_that_was_accepted_has_ended():
+# report B116
+async def test_after_a_burst_every_job_that_was_accepted_has_ended():
     async with serving(max_num_seqs=2, max_queue=10, disconnect_grace=0.05) as service:
         service.executor.gates[Lane.STEP].close()
 
@@ -100,7 +102,8 @@ def out_of_memory(monkeypatch, pipeline, method: str, width: int | None = None) 
     monkeypatch.setattr(pipeline, method, failing)
 
 
-def test_b117_after_memory_has_run_out_the_same_request_succeeds(omni, pipeline, monkeypatch):
+# report B117
+def test_after_memory_has_run_out_the_same_request_succeeds(omni, pipeline, monkeypatch):
     before = small(omni)
     with monkeypatch.context() as patch:
         out_of_memory(patch, pipeline, "predict")
@@ -110,7 +113,8 @@ def test_b117_after_memory_has_run_out_the_same_request_succeeds(omni, pipeline,
     assert small(omni).files == before.files
 
 
-async def test_b118_a_job_that_does_not_fit_fails_alone_and_health_stays_green(service):
+# report B118
+async def test_a_job_that_does_not_fit_fails_alone_and_health_stays_green(service):
     service.executor.failures[Lane.DECODE] = OOM
     _, error = await to_error(service.generation.GenerateImage(image()))
     assert (error.code, error.reason) == ("RESOURCE_EXHAUSTED", "OUT_OF_MEMORY")
@@ -118,7 +122,8 @@ async def test_b118_a_job_that_does_not_fit_fails_alone_and_health_stays_green(s
     await complete(service)
 
 
-def test_b118_of_a_big_and_a_small_job_that_share_steps_only_the_big_one_fails(omni, pipeline, monkeypatch):
+# report B118
+def test_of_a_big_and_a_small_job_that_share_steps_only_the_big_one_fails(omni, pipeline, monkeypatch):
     alone = small(omni, steps=10)
     out_of_memory(monkeypatch, pipeline, "predict", width=64)
     with ThreadPoolExecutor(2) as pool:
@@ -127,8 +132,9 @@ def test_b118_of_a_big_and_a_small_job_that_share_steps_only_the_big_one_fails(o
         assert little.result().files == alone.files
 
 
+# report B119
 @pytest.mark.parametrize("method", ["prepare", "predict", "decode"])
-def test_b119_memory_that_runs_out_midway_is_never_a_picture(omni, pipeline, monkeypatch, method):
+def test_memory_that_runs_out_midway_is_never_a_picture(omni, pipeline, monkeypatch, method):
     out_of_memory(monkeypatch, pipeline, method)
     with pytest.raises(ResourceExhausted) as caught:
         small(omni)
@@ -138,7 +144,8 @@ def test_b119_memory_that_runs_out_midway_is_never_a_picture(omni, pipeline, mon
 # --- robustness -------------------------------------------------------------------------------------------------------
 
 
-async def test_b120_health_knows_of_a_dead_worker_and_of_the_next_one(service):
+# report B120
+async def test_health_knows_of_a_dead_worker_and_of_the_next_one(service):
     service.executor.gates[Lane.STEP].close()
     call = asyncio.create_task(to_error(service.generation.GenerateImage(image())))
     await until(lambda: service.engine.stats().running == 1)
@@ -152,7 +159,8 @@ async def test_b120_health_knows_of_a_dead_worker_and_of_the_next_one(service):
     await complete(service)
 
 
-async def test_b121_a_server_under_load_is_gone_within_the_time_it_was_given(capsys):
+# report B121
+async def test_a_server_under_load_is_gone_within_the_time_it_was_given(capsys):
     executor = FakeExecutor()
     engine = Engine(EngineConfig.from_settings(model="toy", port=0, drain_timeout=0.2), CHECKPOINT, executor)
     executor.gates[Lane.STEP].close()
@@ -165,7 +173,8 @@ async def test_b121_a_server_under_load_is_gone_within_the_time_it_was_given(cap
     assert all(job.state.terminal for job in jobs)
 
 
-async def test_b123_while_the_start_hangs_health_answers_and_says_no():
+# report B123
+async def test_while_the_start_hangs_health_answers_and_says_no():
     executor = FakeExecutor()
     executor.loading.close()
     engine = Engine(EngineConfig.from_settings(model="toy", port=0), CHECKPOINT, executor)
@@ -182,7 +191,8 @@ async def test_b123_while_the_start_hangs_health_answers_and_says_no():
     await server.stop()
 
 
-async def test_b124_a_server_that_stops_takes_no_calls_and_ends_those_it_has():
+# report B124
+async def test_a_server_that_stops_takes_no_calls_and_ends_those_it_has():
     async with serving() as service:
         service.executor.gates[Lane.STEP].close()
         call = aiter(service.generation.GenerateImage(image()))
@@ -197,7 +207,8 @@ async def test_b124_a_server_that_stops_takes_no_calls_and_ends_those_it_has():
         await stopping
 
 
-async def test_b125_no_stream_is_silent_for_long():
+# report B125
+async def test_no_stream_is_silent_for_long():
     async with serving(heartbeat_interval=0.05) as service:
         service.executor.gates[Lane.STEP].close()
         call = aiter(service.generation.GenerateImage(image()))
@@ -207,7 +218,8 @@ async def test_b125_no_stream_is_silent_for_long():
         assert [message.event async for message in call][-1].HasField("completed")
 
 
-async def test_b126_a_worker_is_spawned_and_works_though_grpc_has_threads(service):
+# report B126
+async def test_a_worker_is_spawned_and_works_though_grpc_has_threads(service):
     await complete(service)
     executor = ProcessExecutor(
         EngineConfig.from_settings(model="toy"),

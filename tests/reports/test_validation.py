@@ -48,11 +48,12 @@ def small(omni, **changes):
     return omni.generate(**({"prompt": "a red circle", "width": 32, "height": 32, "steps": 1, "seed": 7} | changes))
 
 
+# report B001
 @pytest.mark.parametrize(
     ("width", "height", "bad"),
     [(1920, 1080, {"height": 1088}), (200, 500, {"width": 192, "height": 496})],
 )
-async def test_b001_a_size_that_the_model_cannot_do_is_refused_at_once(service, width, height, bad):
+async def test_a_size_that_the_model_cannot_do_is_refused_at_once(service, width, height, bad):
     error = await both_refusals(service, width=width, height=height)
     assert (error.code, error.fields) == ("INVALID_ARGUMENT", list(bad))
     for axis, nearest in bad.items():
@@ -61,8 +62,9 @@ async def test_b001_a_size_that_the_model_cannot_do_is_refused_at_once(service, 
     await still_works(service)
 
 
+# report B002
 @pytest.mark.parametrize(("stages", "multiple"), [([1, 2, 4], 8), ([1, 2, 4, 4], 16), ([1, 2, 4, 4, 4], 32)])
-def test_b002_the_multiple_is_that_of_the_checkpoint(stages, multiple):
+def test_the_multiple_is_that_of_the_checkpoint(stages, multiple):
     checkpoint = Checkpoint(name="qwen", path=Path("qwen"), spec=SPECS[0], configs={"vae": {"dim_mult": stages}})
     facts = ServingFacts(checkpoint, LimitsConfig())
     assert resolve(facts, width=22 * multiple).request.width == 22 * multiple
@@ -70,14 +72,16 @@ def test_b002_the_multiple_is_that_of_the_checkpoint(stages, multiple):
         resolve(facts, width=22 * multiple + multiple // 2)
 
 
+# report B003
 @pytest.mark.parametrize(("width", "height"), [(64, 32), (32, 48)])
-def test_b003_the_picture_has_the_size_that_was_asked(omni, width, height):
+def test_the_picture_has_the_size_that_was_asked(omni, width, height):
     result = small(omni, width=width, height=height)
     assert [picture.size for picture in result.images] == [(width, height)]
     assert (result.effective.width, result.effective.height) == (width, height)
 
 
-async def test_b004_absurd_sizes_are_refused_and_the_operators_budget_counts():
+# report B004
+async def test_absurd_sizes_are_refused_and_the_operators_budget_counts():
     async with serving(max_pixels=1_000_000) as service:
         error = await both_refusals(service, width=100_000, height=10_000)
         assert (error.code, error.fields) == ("INVALID_ARGUMENT", ["width", "height", "width, height"])
@@ -87,8 +91,9 @@ async def test_b004_absurd_sizes_are_refused_and_the_operators_budget_counts():
         await still_works(service)
 
 
+# report B005
 @pytest.mark.parametrize("steps", [0, 201, 2**31])
-async def test_b005_steps_outside_of_the_range_are_refused(service, steps):
+async def test_steps_outside_of_the_range_are_refused(service, steps):
     error = await both_refusals(service, sampling={"steps": steps})
     assert (error.code, error.fields) == ("INVALID_ARGUMENT", ["sampling.steps"])
     assert f"{steps} is outside 1..200" in error.message
@@ -97,8 +102,9 @@ async def test_b005_steps_outside_of_the_range_are_refused(service, steps):
     await still_works(service)
 
 
+# report B006
 @pytest.mark.parametrize("seed", [2**53, 2**63, 2**64 - 1])
-async def test_b006_seeds_outside_of_the_range_are_refused(service, seed):
+async def test_seeds_outside_of_the_range_are_refused(service, seed):
     error = await both_refusals(service, sampling={"seed": seed})
     assert (error.code, error.fields) == ("INVALID_ARGUMENT", ["sampling.seeds"])
     assert f"{seed} is outside 0..{2**53 - 1}; nearest legal value: {2**53 - 1}" in error.message
@@ -108,7 +114,8 @@ async def test_b006_seeds_outside_of_the_range_are_refused(service, seed):
     await still_works(service)
 
 
-async def test_b006_a_seed_cannot_hide_in_extra_fields(service):
+# report B006
+async def test_a_seed_cannot_hide_in_extra_fields(service):
     request = image()
     request.sampling.extra["seed"] = float(2**64)
     error = await refusal(service.generation.GenerateImage(request))
@@ -116,7 +123,8 @@ async def test_b006_a_seed_cannot_hide_in_extra_fields(service):
     await still_works(service)
 
 
-def test_b007_seed_zero_is_a_seed_and_a_drawn_one_is_told(omni):
+# report B007
+def test_seed_zero_is_a_seed_and_a_drawn_one_is_told(omni):
     first, again = small(omni, seed=0), small(omni, seed=0)
     assert (first.files, first.seeds) == (again.files, (0,))
     assert "sampling.seeds" not in first.effective.defaults_used
@@ -125,12 +133,14 @@ def test_b007_seed_zero_is_a_seed_and_a_drawn_one_is_told(omni):
     assert small(omni, seed=drawn.seeds[0]).files == drawn.files != first.files
 
 
+# report B008
 @pytest.mark.parametrize("prompt", ["", " ", "\n\t"])
-async def test_b008_a_blank_prompt_is_refused_everywhere(service, prompt):
+async def test_a_blank_prompt_is_refused_everywhere(service, prompt):
     error = await both_refusals(service, prompt=prompt)
     assert (error.code, error.fields) == ("INVALID_ARGUMENT", ["prompt"])
 
 
+# report B009
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -142,21 +152,23 @@ async def test_b008_a_blank_prompt_is_refused_everywhere(service, prompt):
         ({"options": {"delivery": "ARTIFACT_DELIVERY_SIGNED_URL"}}, "options.delivery"),
     ],
 )
-async def test_b009_malformed_fields_are_refused_by_name(service, changes, field):
+async def test_malformed_fields_are_refused_by_name(service, changes, field):
     error = await both_refusals(service, **changes)
     assert (error.code, error.fields) == ("INVALID_ARGUMENT", [field])
 
 
+# report B010
 @pytest.mark.parametrize("lane", list(Lane))
-async def test_b010_a_failed_request_is_no_success(service, lane):
+async def test_a_failed_request_is_not_reported_as_a_success(service, lane):
     service.executor.failures[lane] = Failure(code=Code.INTERNAL, reason="WORKER_ERROR", message="shapes do not fit")
     messages, error = await to_error(service.generation.GenerateImage(image()))
     assert (error.code, error.reason, error.message) == ("INTERNAL", "WORKER_ERROR", "shapes do not fit")
     assert kinds([message.event for message in messages]).count("completed") == 0
 
 
+# report B011
 @pytest.mark.parametrize("format", list(ImageFormat))
-def test_b011_every_format_that_is_promised_is_made(omni, format):
+def test_every_format_that_is_promised_is_made(omni, format):
     result = small(omni, width=48, output_format=format)
     (picture,) = result.images
     assert (picture.size, result.effective.output_format) == ((48, 32), format)
@@ -164,7 +176,8 @@ def test_b011_every_format_that_is_promised_is_made(omni, format):
         assert PIL.Image.open(io.BytesIO(result.files[0])).format == format.value
 
 
-def test_b012_the_end_of_a_long_prompt_counts_and_what_does_not_fit_is_told(omni):
+# report B012
+def test_the_end_of_a_long_prompt_counts_and_what_does_not_fit_is_told(omni):
     long = "a photo of a cat " * 30
     red, blue = (small(omni, prompt=f"{long} in a {colour} hat", steps=2) for colour in ("RED", "BLUE"))
     assert red.files != blue.files
@@ -179,8 +192,9 @@ def test_b012_the_end_of_a_long_prompt_counts_and_what_does_not_fit_is_told(omni
 SCALES = ("scale", "true_cfg_scale", "rescale", "interval_start", "interval_end")
 
 
+# report B014
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 1e9])
-async def test_b014_numbers_that_no_sampler_can_use_are_refused(service, value):
+async def test_numbers_that_no_sampler_can_use_are_refused(service, value):
     for name in SCALES:
         field = f"sampling.guidance.{name}"
         error = await both_refusals(service, sampling={"guidance": {name: value}})
@@ -196,7 +210,8 @@ TEXTS = [
 ]
 
 
-async def test_b015_a_prompt_may_be_in_any_script(service, omni):
+# report B015
+async def test_a_prompt_may_be_in_any_script(service, omni):
     for text in TEXTS:
         assert small(omni, prompt=text, negative_prompt=text).files
         await service.finished(prompt=text)
@@ -204,21 +219,24 @@ async def test_b015_a_prompt_may_be_in_any_script(service, omni):
     assert asked == TEXTS, "what the worker reads is what was sent"
 
 
+# report B015
 @pytest.mark.parametrize("text", ["a\0b", "a\ud800b"], ids=["NUL", "lone surrogate"])
-def test_b015_text_that_is_none_is_refused(omni, text):
+def test_a_prompt_with_nul_or_a_lone_surrogate_is_refused(omni, text):
     for field in ("prompt", "negative_prompt"):
         with pytest.raises(InvalidArgument) as caught:
             small(omni, **{field: text})
         assert [violation.field for violation in caught.value.violations] == [field]
 
 
-async def test_b016_an_unknown_model_is_not_found_and_the_known_one_is_named(service):
+# report B016
+async def test_an_unknown_model_is_not_found_and_the_known_one_is_named(service):
     error = await both_refusals(service, model="not-the-loaded-checkpoint")
     assert (error.code, error.reason) == ("NOT_FOUND", "MODEL_NOT_FOUND")
     assert "served: toy" in error.message
 
 
-def test_b017_what_every_request_may_set_harms_no_model(omni):
+# report B017
+def test_what_every_request_may_set_harms_no_model(omni):
     """Each of the common parameters is used, is a warning, or is refused by name: none is an error of the worker."""
     guidance = [GuidanceDraft(scale=4.0), GuidanceDraft(true_cfg_scale=4.0), GuidanceDraft(rescale=0.5)]
     for asked, negative in itertools.product(guidance, (None, "", "blurry")):

@@ -49,7 +49,7 @@ def boxes(data):
 
 @pytest.mark.parametrize("format", VideoFormat)
 @pytest.mark.parametrize("fps", RATES)
-def test_b096_rate_count_and_duration_are_those_asked_for(format, fps):
+def test_rate_count_and_duration_are_those_asked_for(format, fps):
     stream, frames, seconds = read(media.encode_video(film(), fps, format))
     assert stream.codec_context.name == CODECS[format]
     assert stream.average_rate == media.frame_rate(fps)
@@ -77,7 +77,7 @@ def test_colours_come_back_as_they_were(format):
 
 @pytest.mark.parametrize("format", VideoFormat)
 @pytest.mark.parametrize(("width", "height"), [(47, 33), (48, 33), (47, 34), (1, 1)])
-def test_b096_an_odd_size_is_what_encoded_size_says(format, width, height):
+def test_an_odd_size_is_what_encoded_size_says(format, width, height):
     stream, frames, _ = read(media.encode_video(film(2, height, width), 8, format))
     size = media.encoded_size(width, height, format)
     assert (stream.width, stream.height) == size
@@ -96,7 +96,7 @@ def test_one_frame_is_a_video(format):
 
 
 @pytest.mark.parametrize("shape", [(0, 34, 48, 3), (2, 34, 48, 4), (34, 48, 3), (1, 2, 34, 48, 3), (2, 0, 48, 3)])
-def test_b096_another_shape_is_refused(shape):
+def test_frames_of_another_shape_are_refused(shape):
     with pytest.raises(InternalError) as caught:
         media.encode_video(np.zeros(shape, np.uint8), 8, VideoFormat.MP4)
     assert caught.value.reason == "BAD_OUTPUT"
@@ -154,7 +154,7 @@ def test_an_encoder_that_is_not_there_is_named():
 @pytest.mark.skipif(shutil.which("ffprobe") is None, reason="ffprobe is not installed")
 @pytest.mark.parametrize("format", VideoFormat)
 @pytest.mark.parametrize("fps", RATES)
-def test_b096_ffprobe_agrees(format, fps, tmp_path):
+def test_ffprobe_reads_the_same_rate_count_and_size(format, fps, tmp_path):
     path = tmp_path / "film"
     path.write_bytes(media.encode_video(film(7, 33, 47), fps, format))
     entries = "stream=width,height,r_frame_rate,nb_read_frames,color_space"
