@@ -4,12 +4,14 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <vector>
 
 #include "../csrc/common/attention_q.h"
 #include "../csrc/common/cache.h"
 #include "../csrc/common/dequant.h"
+#include "../csrc/common/dtype.h"
 #include "../csrc/common/gemm.h"
 #include "../csrc/common/heads.h"
 #include "../csrc/common/image.h"

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "bind.h"

@@ -1,8 +1,10 @@
 // Binds the 8-bit attention family; on the CPU its references serve.
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "../common/attention_q.h"
+#include "../common/rope.h"
 #include "bind.h"
 #include "tiles.h"
 

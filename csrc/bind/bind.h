@@ -13,6 +13,8 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <optional>
 

@@ -2,8 +2,11 @@
 #include "../common/cache.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
+#include "../common/dtype.h"
 #include "bind.h"
 
 namespace {

@@ -2,6 +2,7 @@
 #include "../common/dequant.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "bind.h"
 

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "../common/dtype.h"
 #include "bind.h"
 
 namespace {

@@ -1,4 +1,5 @@
 // Binds the heads family. On the CPU its reference serves.
+#include <cstdint>
 #include <tuple>
 
 #include "../common/heads.h"

@@ -1,6 +1,7 @@
 // Binds the image family.
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <tuple>
 #include <vector>
 

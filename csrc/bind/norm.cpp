@@ -1,8 +1,11 @@
 // Binds the norm family.
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <tuple>
+#include <utility>
 
+#include "../common/dtype.h"
 #include "../common/norm.h"
 #include "bind.h"
 

@@ -1,7 +1,10 @@
 // Binds the quant family.
 #include <algorithm>
+#include <cstdint>
+#include <optional>
 #include <tuple>
 
+#include "../common/dtype.h"
 #include "../common/quant.h"
 #include "bind.h"
 

@@ -1,8 +1,13 @@
 // Binds the rope family.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "../common/attention_q.h"
+#include "../common/dtype.h"
 #include "../common/rope.h"
 #include "bind.h"
 #include "tiles.h"

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <tuple>
 #include <vector>
 
+#include "../common/dtype.h"
 #include "bind.h"
 
 namespace {

@@ -1,9 +1,11 @@
 // What the bindings share that make operands of 8-bit attention.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "../common/attention_q.h"
+#include "../common/rope.h"
 #include "bind.h"
 
 #ifdef OMNI_GRPC_CUDA_ARCHS

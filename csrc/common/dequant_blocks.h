@@ -4,6 +4,7 @@
 // including file to ask of its compiler, see cpu/dequant.cpp.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 
 #include "dequant.h"

@@ -2,11 +2,15 @@
 // and how it becomes codes.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_fp8.h>
+#include <cuda_runtime.h>
 
 #include <cassert>
+#include <cstdint>
 
 #include "device.cuh"
+#include "dtype.h"
 #include "rope.h"
 
 namespace omni {

@@ -2,8 +2,11 @@
 // threads, its load ahead of time, the largest magnitude in it, and its 8-bit codes.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_fp8.h>
+#include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 

@@ -4,6 +4,8 @@
 // keys; maxima and sums run along vectors and not across them; and what is made lies transposed until it is written.
 #include "../common/attention.h"
 
+#include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include "../common/cpu.h"

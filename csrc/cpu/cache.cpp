@@ -4,8 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 
 #include "../common/cpu.h"
+#include "../common/dtype.h"
 
 namespace {
 

@@ -10,7 +10,11 @@
 
 #include "../common/dequant_blocks.h"
 
+#include <cstdint>
+
 #include "../common/cpu.h"
+#include "../common/dequant.h"
+#include "../common/dtype.h"
 
 namespace {
 

@@ -2,9 +2,12 @@
 // runs at the peak of the processor's dot products of bytes.
 #include "../common/gemm.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "../common/cpu.h"
+#include "../common/dtype.h"
 
 namespace {
 

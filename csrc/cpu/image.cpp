@@ -2,8 +2,10 @@
 #include "../common/image.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "../common/cpu.h"
+#include "../common/dtype.h"
 
 namespace {
 

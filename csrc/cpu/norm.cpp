@@ -2,9 +2,13 @@
 #include "../common/norm.h"
 
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
+#include "../common/cpu.h"
 #include "../common/cpu_codes.h"
+#include "../common/dtype.h"
 
 namespace {
 

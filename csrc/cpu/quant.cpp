@@ -3,9 +3,12 @@
 #include "../common/quant.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
+#include "../common/cpu.h"
 #include "../common/cpu_codes.h"
+#include "../common/dtype.h"
 
 namespace {
 

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
 #include "../common/cpu.h"
+#include "../common/dtype.h"
 
 namespace {
 

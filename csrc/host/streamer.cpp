@@ -1,10 +1,12 @@
 // Copies of blocks into slots, ahead of the blocks' turns: on a stream of their own, or by a thread.
 #include <condition_variable>
+#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 

@@ -1,12 +1,18 @@
 // Makes the operands of 8-bit attention, of what projections wrote or of what has been normed and turned already: one
 // block for each 128 tokens of some heads of q, k or v.
+#include <cuda_bf16.h>
 #include <cuda_fp8.h>
+#include <cuda_runtime.h>
 
 #include <cassert>
+#include <cmath>
+#include <cstdint>
 
 #include "../common/asked.cuh"
 #include "../common/attention_q.h"
 #include "../common/device.cuh"
+#include "../common/dtype.h"
+#include "../common/rope.h"
 #include "packed_rows.cuh"
 
 namespace {

@@ -4,7 +4,12 @@
 // and values to shared memory, ahead of the others, which compute. Online softmax as in FlashAttention-3
 // (https://arxiv.org/abs/2407.08608), its weights times 2^8 so that e4m3 holds small ones; what the keys of a tile add
 // is made in registers of its own and then added in float32, since Hopper's 8-bit products add up with few bits.
+#include <cuda_bf16.h>
 #include <cuda_fp8.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
 
 #include "../common/asked.cuh"
 #include "../common/attention_q.h"

@@ -1,7 +1,15 @@
 // The cache family on CUDA: one block for each chunk of a row, which leaves two partial sums; then one block for each
 // row, which adds them. Both orders depend on the row's length alone.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+
 #include "../common/asked.cuh"
 #include "../common/cache.h"
+#include "../common/device.cuh"
+#include "../common/dtype.h"
 #include "../common/rows.cuh"
 
 namespace {

@@ -1,10 +1,14 @@
 // The dequant family on CUDA: a thread unpacks eight neighbouring numbers and writes them at once.
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cstdint>
 
+#include "../common/dequant.h"
 #include "../common/dequant_blocks.h"
 #include "../common/device.cuh"
+#include "../common/dtype.h"
 
 namespace {
 

@@ -4,6 +4,8 @@
 #include <cutlass/array.h>
 #include <cutlass/fast_math.h>
 
+#include <cmath>
+
 namespace omni {
 
 struct FinishArguments {

@@ -1,4 +1,5 @@
 // Configurations of float8 e4m3 from Ada on.
+#include "../common/gemm.h"
 #include "gemm_mma.cuh"
 
 namespace {

@@ -1,4 +1,7 @@
 // Configurations of int8 from Ampere on.
+#include <cstdint>
+
+#include "../common/gemm.h"
 #include "gemm_mma.cuh"
 
 namespace {

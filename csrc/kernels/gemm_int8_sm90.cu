@@ -1,6 +1,7 @@
 // Configurations of int8 on Hopper: two for many tokens, one for tiles that come out as few waves, one for few tokens.
 //
 // Tried and left out, see docs/performance.md: 64 x 256 in ping-pong, 128 x 256 and 256 x 128 together, and stream-K.
+#include "../common/gemm.h"
 #include "gemm_sm90.cuh"
 
 namespace {

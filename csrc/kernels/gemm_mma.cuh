@@ -12,6 +12,8 @@
 #include <cutlass/epilogue/threadblock/fusion/visitors.hpp>
 #include <cutlass/gemm/threadblock/threadblock_swizzle.h>
 
+#include <cstdint>
+
 #include "finish_sums.cuh"
 #include "../common/gemm.h"
 

@@ -17,6 +17,10 @@
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 #include <cutlass/util/packed_stride.hpp>
 
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
 #include "finish_sums.cuh"
 #include "../common/asked.cuh"
 #include "../common/gemm.h"

@@ -1,5 +1,13 @@
 // The heads family on CUDA: one pass for the largest magnitude of each row's heads, one for the codes. The second finds
 // in the L2 what it left there.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../common/device.cuh"
+#include "../common/dtype.h"
 #include "../common/heads.h"
 #include "../common/rows.cuh"
 

@@ -1,5 +1,12 @@
 // The image family on CUDA: bytes are put together in shared memory, and leave it side by side.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+
 #include "../common/device.cuh"
+#include "../common/dtype.h"
 #include "../common/image.h"
 
 namespace {

@@ -1,4 +1,13 @@
 // The norm family on CUDA: a row in registers between its one read and its one write, and the next one on its way.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "../common/device.cuh"
+#include "../common/dtype.h"
+#include "../common/norm.h"
 #include "../common/rows.cuh"
 #include "norm.cuh"
 

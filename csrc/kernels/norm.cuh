@@ -1,7 +1,10 @@
 // What the kernels of the norm family share.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cassert>
+#include <cstdint>
 
 #include "../common/device.cuh"
 #include "../common/norm.h"

@@ -1,7 +1,15 @@
 // The norm family where the device copies rows in bulk (common/bulk.cuh), for most calls of AdaLN blocks: rows in
 // bfloat16, gated or not where there is a sum, with scale and shift or weight and bias, of the widths that models have.
 // A kernel for each width: half of what a row costs is not arithmetic, and constants make it cheap.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+
 #include "../common/bulk.cuh"
+#include "../common/device.cuh"
+#include "../common/dtype.h"
 #include "../common/norm.h"
 #include "../common/rows.cuh"
 #include "norm.cuh"

@@ -1,5 +1,12 @@
 // The quant family on CUDA: a row in registers between its one read and its one write, and the next one on its way.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
 #include "../common/bulk.cuh"
+#include "../common/device.cuh"
+#include "../common/dtype.h"
 #include "../common/quant.h"
 #include "../common/rows.cuh"
 

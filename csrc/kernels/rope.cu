@@ -1,5 +1,14 @@
 // The rope family on CUDA: one block for each token, with q, k and v of all its heads.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "../common/device.cuh"
+#include "../common/dtype.h"
 #include "../common/rope.cuh"
+#include "../common/rope.h"
 
 namespace {
 

@@ -1,7 +1,16 @@
 // The rope family where the device copies rows in bulk (common/bulk.cuh): bfloat16 heads of 128 channels. A block has a
 // token at a time, with q, k, v of all its heads and the token's row of the table.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+
 #include "../common/bulk.cuh"
+#include "../common/device.cuh"
+#include "../common/dtype.h"
 #include "../common/rope.cuh"
+#include "../common/rope.h"
 #include "../common/rows.cuh"
 
 namespace {

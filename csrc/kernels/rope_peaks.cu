@@ -1,5 +1,14 @@
 // The rope family on CUDA, before codes with a scale for each row: the largest magnitudes that the scales come from.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "../common/device.cuh"
+#include "../common/dtype.h"
 #include "../common/rope.cuh"
+#include "../common/rope.h"
 
 namespace {
 

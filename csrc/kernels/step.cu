@@ -1,6 +1,13 @@
 // The step family on CUDA: a few threads for each token, all outputs in one launch; outputs that are rescaled have their
 // standard deviations measured by a launch before it.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+
 #include "../common/device.cuh"
+#include "../common/dtype.h"
 #include "../common/step.h"
 
 namespace {

@@ -1,6 +1,8 @@
 // Hopper's 8-bit matrix products of a warpgroup, and the copies and barriers that feed them. Compiled for sm_90a alone.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 namespace omni {
