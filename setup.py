@@ -5,7 +5,7 @@ build would download a CUDA torch. Without a C++ compiler the package installs w
 references.
 
 Environment:
-    OMNI_GRPC_BUILD       auto (default), or cpu: leave nvcc out
+    OMNI_GRPC_BUILD       auto (default); cpu: leave nvcc out; none: install without the library
     OMNI_GRPC_CUDA_ARCHS  such as 90a or 90a,100a: builds kernels for these, GPU or not (default: the visible GPUs')
     MAX_JOBS              compilers at a time (default: one for each core, as far as memory allows)
     CUDA_HOME, CXX        where the compilers are
@@ -14,6 +14,7 @@ Environment:
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -22,12 +23,14 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CompileError, LinkError
 
 if int(setuptools.__version__.partition(".")[0]) < 77:
     # A new venv brings an older one, and --no-build-isolation builds with what is there.
@@ -42,6 +45,7 @@ CSRC = ROOT / "csrc"
 TORCH_TARGET = "0x020b000000000000"
 """torch 2.11: the oldest torch that the library loads on."""
 
+BUILD_LOG = ROOT / "build" / "native" / "build.log"
 DEFAULT_ARCHS = ("90a",)
 GIB_PER_JOB = 4
 """A CUTLASS translation unit takes 3.5 to 6 GiB; plain kernels take a tenth of that."""
@@ -63,6 +67,8 @@ CXX_FLAGS = ("-O3", "-g0", "-fvisibility=hidden", "-fopenmp-simd", f"-DTORCH_TAR
 
 def why_not() -> str:
     """Why there can be no library here; empty where there can."""
+    if os.environ.get("OMNI_GRPC_BUILD") == "none":
+        return "OMNI_GRPC_BUILD=none"
     if sys.platform != "linux":
         return f"it is built on Linux alone, this is {sys.platform}"
     if shutil.which(shlex.split(os.environ.get("CXX", "c++"))[0]) is None:
@@ -93,7 +99,7 @@ def find_cudart(root: Path) -> Path | None:
 def wanted_cuda() -> Path | None:
     mode = os.environ.get("OMNI_GRPC_BUILD", "auto")
     if mode not in ("auto", "cpu"):
-        raise SystemExit(f"OMNI_GRPC_BUILD={mode!r} is neither auto nor cpu")
+        raise SystemExit(f"OMNI_GRPC_BUILD={mode!r} is none of auto, cpu and none")
     # kernels that nothing here runs take minutes to compile; who builds for another machine says for which
     needed = os.environ.get("OMNI_GRPC_CUDA_ARCHS") or visible_archs()
     return find_cuda() if mode == "auto" and needed else None
@@ -203,6 +209,9 @@ class BuildNative(NativeFile, build_ext):
         if reason := why_not():
             self.warn(f"omni_grpc goes without its op library, so its ops run on their references: {reason}")
             self.extensions = []
+            if self.inplace or self.editable_mode:
+                # one that other sources were built into would still be loaded
+                (ROOT / "omni_grpc" / "_native.so").unlink(missing_ok=True)
             return
         try:
             builder = compiling_command()(self.distribution)
@@ -216,7 +225,47 @@ class BuildNative(NativeFile, build_ext):
             ) from None
         builder.inplace, builder.editable_mode, builder.build_lib = self.inplace, self.editable_mode, self.build_lib
         builder.ensure_finalized()
-        builder.run()
+        with explained(BUILD_LOG):
+            builder.run()
+
+
+@contextlib.contextmanager
+def explained(log: Path) -> Iterator[None]:
+    """Copies what the compilers print into `log`. Raises SystemExit with the first error in it if the build fails."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    tee = subprocess.Popen(["tee", str(log)], stdin=subprocess.PIPE, stdout=kept[0], stderr=kept[1])
+    assert tee.stdin is not None
+    for descriptor in (1, 2):
+        os.dup2(tee.stdin.fileno(), descriptor)
+    failure: Exception | None = None
+    try:
+        yield
+    except (RuntimeError, OSError, subprocess.SubprocessError, BaseError, CompileError, LinkError) as error:
+        failure = error
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, original in zip((1, 2), kept, strict=True):
+            os.dup2(original, descriptor)
+            os.close(original)
+        tee.stdin.close()
+        tee.wait()
+    if failure is not None:
+        raise SystemExit(
+            f"omni_grpc: the op library does not build: {first_error(log.read_text(errors='replace')) or failure}\n"
+            f"omni_grpc: the log of the build is {log}\n"
+            "omni_grpc: to go on without the library, on the slower reference ops: OMNI_GRPC_BUILD=none make setup"
+        ) from failure
+
+
+def first_error(log: str) -> str:
+    """The first line in which a compiler, the linker or ninja says what is wrong; empty where none does."""
+    signs = (r"\berror(?: #\S+)?: ", r"undefined reference to|cannot find -l|No such file or directory", r"^FAILED:")
+    found = (re.search(f"^.*(?:{sign}).*$", log, re.MULTILINE) for sign in signs)
+    return next((match[0].strip() for match in found if match), "")
 
 
 def compiling_command() -> type[build_ext]:

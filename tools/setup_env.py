@@ -96,10 +96,14 @@ def make_environment(torch: str | None) -> None:
         say("building and installing omni-grpc")
         # compat: a plain path entry, which mypy and pyright follow; the default is an import hook, which they cannot.
         editable = ("--no-build-isolation", "--config-settings=editable_mode=compat")
-        pip_install(pip, "--editable", f"{ROOT}[dev]", *editable, "--constraint", str(constraints))
+        failure = pip.try_install("--editable", f"{ROOT}[dev]", *editable, "--constraint", str(constraints))
+        if failure:
+            raise SetupError(native_failure(failure) or f"{failure}\nsetup: omni-grpc was not installed")
     ready.write_text(json.dumps(stamp), encoding="utf-8")
     library = (ROOT / "omni_grpc" / "_native.so").is_file()
-    how = "with the op library" if library else "without the op library (it needs Linux and a C++ compiler)"
+    asked = os.environ.get("OMNI_GRPC_BUILD") == "none"
+    without = "as asked" if asked else "it needs Linux and a C++ compiler"
+    how = "with the op library" if library else f"without the op library ({without})"
     say(f"ready in {time.monotonic() - start:.0f} s: torch {installed_version(VENV, 'torch')}, {how}")
 
 
@@ -168,6 +172,12 @@ def pip_install(pip: Pip, *arguments: str) -> None:
     failure = pip.try_install(*arguments)
     if failure:
         raise SetupError(f"{failure}\nsetup: pip install {' '.join(arguments)} failed")
+
+
+def native_failure(output: str) -> str:
+    """What setup.py says about an op library that does not build, from the output of pip; empty if it says nothing."""
+    said = re.search(r"omni_grpc: the op library does not build: .*(?:\n *omni_grpc: .*)*", output)
+    return re.sub(r"\n *omni_grpc: ", "\nsetup: ", said[0].removeprefix("omni_grpc: ")) if said else ""
 
 
 def make_venv(folder: Path) -> Pip:
