@@ -15,10 +15,10 @@ WORKERS := $(if $(filter tests,$(TESTS)),-n auto --maxprocesses 4 --dist loadfil
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gen-setup serve demo test lint gen checkgen cuda-check oldest-torch cpu-clones gpu-test bench clean
+.PHONY: help setup gen-setup serve demo test lint commit-lint house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: ## make .venv: torch, the package and its tools (again only when something changed)
 	@$(PYTHON) tools/setup_env.py $(if $(TORCH),--torch "$(TORCH)")
@@ -32,10 +32,20 @@ demo: setup ## serve the small model and generate one image with streamed progre
 test: setup ## run the tests that need no GPU (TESTS=tests/engine narrows them)
 	$(BIN)/python -m pytest -m "not gpu" $(WORKERS) $(strip $(TESTS) $(ARGS))
 
-lint: setup ## ruff, mypy, the import contracts and buf
+lint: setup ## ruff, mypy, the import contracts, buf and the commit messages
 	@failed=0; for check in "ruff check ." "ruff format --check ." mypy lint-imports "buf lint"; do \
 		echo "$$check"; $(BIN)/$$check || failed=1; \
-	done; exit $$failed
+	done; \
+	$(BIN)/python tools/commit_lint.py || failed=1; exit $$failed
+
+commit-lint: setup ## check the messages of the commits since the newest version tag
+	@$(BIN)/python tools/commit_lint.py
+
+house: setup ## print figures of the code: rooms, arrows, sizes, names, docstrings
+	@$(BIN)/python tools/house_figures.py
+
+includes-check: setup ## check that every C++ and CUDA file includes what it uses, and compile with clang and libc++
+	@$(BIN)/python tools/includes_check.py
 
 gen-setup: setup
 	@$(PYTHON) tools/setup_env.py --gen
