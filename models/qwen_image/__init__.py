@@ -13,6 +13,8 @@ from omni_grpc.types.spec import (
     Split,
     SplitKind,
     WeightMap,
+    image_limits,
+    vae_scale_factor,
 )
 
 PATCH = 2
@@ -20,14 +22,7 @@ PATCH = 2
 
 
 def limits(configs: Configs) -> Limits:
-    """Sizes follow from the VAE: every stage of its decoder but the first doubles the image.
-
-    The most pixels are a choice, not a limit of the model: 2048 x 2048 is 16384 tokens, four times the default size.
-    """
-    multiple = PATCH * 2 ** (len(configs["vae"]["dim_mult"]) - 1)
-    return Limits(
-        size_multiple=multiple, min_size=multiple, max_size=4096, max_pixels=2048 * 2048, max_prompt_tokens=512
-    )
+    return image_limits(PATCH * vae_scale_factor(configs["vae"]))
 
 
 def defaults(configs: Configs) -> Defaults:

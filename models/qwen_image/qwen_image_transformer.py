@@ -16,15 +16,15 @@ from omni_grpc.nn.norms import FinalNorm
 from omni_grpc.nn.rope import rope_table
 from omni_grpc.nn.rows import Rows
 from omni_grpc.nn.stack import Stack
-from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.spec import check_config
 
-# settings that other members of the family turn on, and what they must be here
-NOT_YET: Mapping[str, bool] = {
+SERVED: Mapping[str, bool] = {
     "guidance_embeds": False,
     "zero_cond_t": False,
     "use_additional_t_cond": False,
     "use_layer3d_rope": False,
 }
+"""Settings that other members of the family turn on, and the values that are served."""
 
 
 class QwenImageTransformer(nn.Module):
@@ -59,9 +59,7 @@ class QwenImageTransformer(nn.Module):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """From the checkpoint's own transformer config. Raises CheckpointError for a variant that is not served yet."""
-        for name, value in NOT_YET.items():
-            if config.get(name, value) != value:
-                raise CheckpointError(f"transformer: {name} = {config[name]!r} is not served yet")
+        check_config(config, SERVED)
         return cls(
             num_layers=config["num_layers"],
             num_heads=config["num_attention_heads"],

@@ -16,19 +16,21 @@ from omni_grpc.types.spec import (
     Split,
     SplitKind,
     WeightMap,
+    check_config,
+    vae_scale_factor,
 )
 
 TEXT_TOKENS = 512
 """Length that every text is brought to: shorter ones get zeros, which are attended."""
 
-NOT_YET: Mapping[str, Any] = {
+SERVED: Mapping[str, Any] = {
     "added_kv_proj_dim": None,
     "image_dim": None,
     "pos_embed_seq_len": None,
     "cross_attn_norm": True,
     "qk_norm": "rms_norm_across_heads",
 }
-"""Settings of the transformer that other members of the family change, and what they must be here."""
+"""Settings of the transformer that other members of the family change, and the values that are served."""
 
 
 def variant(configs: Configs) -> Mapping[str, Any]:
@@ -38,9 +40,7 @@ def variant(configs: Configs) -> Mapping[str, Any]:
     """
     if absent := {"transformer", "vae", "scheduler"} - configs.keys():
         raise CheckpointError(f"model_index.json names no {' and no '.join(sorted(absent))}")
-    for name, value in NOT_YET.items():
-        if configs["transformer"].get(name, value) != value:
-            raise CheckpointError(f"transformer: {name} = {configs['transformer'][name]!r} is not served yet")
+    check_config(configs["transformer"], SERVED)
     if configs[""].get("boundary_ratio") is not None and "transformer_2" not in configs:
         raise CheckpointError("model_index.json has a boundary_ratio and no transformer_2, the expert after it")
     shift = "flow_shift" if "flow_shift" in configs["scheduler"] else "shift"
@@ -57,8 +57,7 @@ def variant(configs: Configs) -> Mapping[str, Any]:
 def pixels_per_token(configs: Configs) -> int:
     """Every stage of the VAE but one halves the picture, after what its own patches do; then come the transformer's."""
     vae = configs["vae"]
-    side = configs["transformer"]["patch_size"][1] * (vae.get("patch_size") or 1)
-    return int(side * 2 ** (len(vae["dim_mult"]) - 1))
+    return int(configs["transformer"]["patch_size"][1] * (vae.get("patch_size") or 1) * vae_scale_factor(vae))
 
 
 def frames_per_latent(configs: Configs) -> int:

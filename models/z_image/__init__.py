@@ -15,6 +15,8 @@ from omni_grpc.types.spec import (
     Split,
     SplitKind,
     WeightMap,
+    image_limits,
+    vae_scale_factor,
 )
 
 PATCH = 2
@@ -26,20 +28,11 @@ else in a checkpoint tells them apart."""
 
 
 def limits(configs: Configs) -> Limits:
-    """Sizes follow from the VAE, whose every stage but one halves the image, and from the positions that the rotary
-    tables of the checkpoint have for rows and columns of tokens.
-
-    The most pixels are a choice, not a limit of the model: 2048 x 2048 is the largest size that its authors recommend.
+    """No edge is longer than the positions that the rotary tables of the checkpoint have for it. The authors recommend
+    2048 x 2048 pixels at most.
     """
-    multiple = PATCH * 2 ** (len(configs["vae"]["block_out_channels"]) - 1)
-    largest = min(4096, multiple * min(configs["transformer"]["axes_lens"][1:]))
-    return Limits(
-        size_multiple=multiple,
-        min_size=multiple,
-        max_size=largest,
-        max_pixels=min(2048, largest) ** 2,
-        max_prompt_tokens=512,
-    )
+    multiple = PATCH * vae_scale_factor(configs["vae"])
+    return image_limits(multiple, max_size=min(4096, multiple * min(configs["transformer"]["axes_lens"][1:])))
 
 
 def defaults(configs: Configs) -> Defaults:

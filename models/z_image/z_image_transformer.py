@@ -18,15 +18,15 @@ from omni_grpc.nn.rows import MOD, Rows
 from omni_grpc.nn.single_stream import SingleStreamBlock
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.norm import norm_modulate
-from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.spec import check_config
 
-# what other members of the family set, and what it must be here
-NOT_YET: Mapping[str, Any] = {
+SERVED: Mapping[str, Any] = {
     "all_patch_size": [PATCH],
     "all_f_patch_size": [1],
     "qk_norm": True,
     "siglip_feat_dim": None,
 }
+"""Settings that other members of the family change, and the values that are served."""
 
 MULTIPLE = 32
 """Text and image are each filled up to a multiple of this with learned tokens, which are attended like all others."""
@@ -107,9 +107,7 @@ class ZImageTransformer(nn.Module):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """From the checkpoint's own transformer config. Raises CheckpointError for a variant that is not served yet."""
-        for name, value in {**NOT_YET, "n_kv_heads": config["n_heads"]}.items():
-            if config.get(name, value) != value:
-                raise CheckpointError(f"transformer: {name} = {config[name]!r} is not served yet")
+        check_config(config, {**SERVED, "n_kv_heads": config["n_heads"]})
         return cls(
             num_layers=config["n_layers"],
             num_refiners=config["n_refiner_layers"],

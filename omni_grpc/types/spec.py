@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from omni_grpc.types.errors import CheckpointError
 from omni_grpc.types.request import Guidance, Task
 
 Configs = Mapping[str, Mapping[str, Any]]
@@ -86,6 +87,34 @@ class LatentRgb:
 
     factors: tuple[tuple[float, float, float], ...]
     bias: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+def vae_scale_factor(vae: Mapping[str, Any]) -> int:
+    """Pixels per latent pixel along an edge, from the config of a VAE: every stage but one halves the image."""
+    return int(2 ** (len(vae.get("block_out_channels") or vae["dim_mult"]) - 1))
+
+
+def image_limits(size_multiple: int, *, max_size: int = 4096, max_prompt_tokens: int = 512) -> Limits:
+    """The limits of an image model whose sizes are multiples of `size_multiple` pixels.
+
+    The most pixels, 2048 x 2048, are a choice, not a limit of the models: four times their usual default.
+    """
+    return Limits(
+        size_multiple=size_multiple,
+        min_size=size_multiple,
+        max_size=max_size,
+        max_pixels=min(2048, max_size) ** 2,
+        max_prompt_tokens=max_prompt_tokens,
+    )
+
+
+def check_config(config: Mapping[str, Any], served: Mapping[str, Any], component: str = "transformer") -> None:
+    """Raises CheckpointError for a setting of a component's config whose value is not the one that is served. A setting
+    that the config leaves out has the value that is served.
+    """
+    for name, value in served.items():
+        if config.get(name, value) != value:
+            raise CheckpointError(f"{component}: {name} = {config[name]!r} is not served yet")
 
 
 class SplitKind(enum.StrEnum):
