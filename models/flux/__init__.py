@@ -18,6 +18,8 @@ from omni_grpc.types.spec import (
     Split,
     SplitKind,
     WeightMap,
+    image_limits,
+    vae_scale_factor,
 )
 
 PATCH = 2
@@ -35,19 +37,9 @@ def embeds_guidance(configs: Configs) -> bool:
 
 
 def limits(configs: Configs) -> Limits:
-    """Sizes follow from the VAE: every stage of its decoder but the first doubles the image.
-
-    The most pixels are a choice, not a limit of the model: 2048 x 2048 is 16384 tokens, four times the default size.
-    Prompts are those of the released models: schnell was trained on half as many tokens.
-    """
-    multiple = PATCH * 2 ** (len(configs["vae"]["block_out_channels"]) - 1)
-    return Limits(
-        size_multiple=multiple,
-        min_size=multiple,
-        max_size=4096,
-        max_pixels=4 * AREA,
-        max_prompt_tokens=512 if embeds_guidance(configs) else 256,
-    )
+    """Prompts are those of the released models: schnell was trained on half as many tokens."""
+    most = 512 if embeds_guidance(configs) else 256
+    return image_limits(PATCH * vae_scale_factor(configs["vae"]), max_prompt_tokens=most)
 
 
 def guidance(configs: Configs) -> tuple[GuidanceKind, ...]:
@@ -177,7 +169,7 @@ SPECS = (
         family="flux",
         tasks=(Task.TEXT_TO_IMAGE, Task.IMAGE_EDIT),
         pipeline="omni_grpc.models.flux.pipeline_edit:FluxKontextPipeline",
-        preprocess=Lazy("omni_grpc.models.flux.kontext_pictures:preprocess"),
+        preprocess=Lazy("omni_grpc.models.flux.kontext_preprocess:preprocess"),
         guidance=guidance,
         limits=kontext_limits,
         defaults=kontext_defaults,

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from omni_grpc.types.errors import CheckpointError
 from omni_grpc.types.request import Guidance, Task
-from omni_grpc.types.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap
+from omni_grpc.types.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap, check_config
 
 PATCH = 2
 """A token is 2 x 2 latents of one latent frame."""
@@ -22,8 +21,7 @@ always added to the last ones.
 TEXT_TOKENS = 512
 """Length that every text is brought to: shorter ones get zeros, which are attended."""
 
-
-EXPECTED: Mapping[str, Any] = {
+SERVED: Mapping[str, Any] = {
     "patch_size": [1, PATCH, PATCH],
     "cross_attn_norm": True,
     "qk_norm": "rms_norm_across_heads",
@@ -32,14 +30,12 @@ EXPECTED: Mapping[str, Any] = {
     "zero_history_timestep": True,
     "has_multi_term_memory_patch": True,
 }
-"""What settings of the transformer must be here."""
+"""Settings of the transformer, and the values that are served."""
 
 
 def variant(configs: Configs) -> Mapping[str, Any]:
-    """There is one. Raises CheckpointError for settings that are not served yet."""
-    for name, value in EXPECTED.items():
-        if configs["transformer"].get(name, value) != value:
-            raise CheckpointError(f"transformer: {name} = {configs['transformer'][name]!r} is not served yet")
+    """Raises CheckpointError for settings that are not served yet."""
+    check_config(configs["transformer"], SERVED)
     return {}
 
 

@@ -108,7 +108,7 @@ class HeliosTransformer(nn.Module):
     @staticmethod
     def row(text_tokens: int, height: int, width: int) -> Row:
         """The lengths of a sequence; height and width in tokens."""
-        past = {name: ((1, _scaled(name, height, width).tokens),) for name in HISTORY}
+        past = {name: ((1, _history_grid(name, height, width).tokens),) for name in HISTORY}
         return Row.of(aside=(TXT,), txt=text_tokens, **past, img=CHUNK * height * width)
 
     def text(self, embeds: Tensor) -> dict[str, tuple[str, Tensor]]:
@@ -126,7 +126,7 @@ class HeliosTransformer(nn.Module):
         height, width = (size // PATCH for size in last.shape[-2:])
         tokens = {}
         for name, x in frames.items():
-            patches = _scaled(name, height, width).pack(_padded(x, name, PATCH))
+            patches = _history_grid(name, height, width).pack(_pad_to_tokens(x, name, PATCH))
             tokens[name] = (name, self.get_submodule(f"patch_{name}")(patches))
         return tokens
 
@@ -143,9 +143,9 @@ class HeliosTransformer(nn.Module):
             start += frames
             if name == SHORT:
                 t = torch.cat([t.new_zeros(1), t])
-            table = self._table(t, height, width)
+            table = self._rope_table(t, height, width)
             if SCALES.get(name, 1) > 1:
-                table = F.avg_pool3d(_padded(table, name), SCALES[name])
+                table = F.avg_pool3d(_pad_to_tokens(table, name), SCALES[name])
             tables[name] = table.flatten(1).T.unflatten(1, (-1, 2))
         past = torch.cat([torch.full((len(x),), name != IMG, device=device) for name, x in tables.items()])
         return {"rope": (JOINT, torch.cat([*tables.values()])), "past": (JOINT, past)}
@@ -168,7 +168,7 @@ class HeliosTransformer(nn.Module):
         out: Tensor = patches.unflatten(-1, (PATCH**2, -1)).transpose(1, 2).flatten(1)
         return out
 
-    def _table(self, t: Tensor, height: int, width: int) -> Tensor:
+    def _rope_table(self, t: Tensor, height: int, width: int) -> Tensor:
         """Rotary table of a grid, channel first: [D, frames, height, width]."""
         y, x = (torch.arange(size, device=t.device) for size in (height, width))
         angles = rope_table(torch.cartesian_prod(t, y, x), self.axes, self.theta)
@@ -176,7 +176,7 @@ class HeliosTransformer(nn.Module):
         return table
 
 
-def _scaled(name: str, height: int, width: int) -> Grid:
+def _history_grid(name: str, height: int, width: int) -> Grid:
     """The grid of a stream of the history; height and width of the chunk's tokens."""
     scale = SCALES[name]
     frames = HISTORY[name] + (name == SHORT)
@@ -189,7 +189,7 @@ def _scaled(name: str, height: int, width: int) -> Grid:
     )
 
 
-def _padded(x: Tensor, name: str, patch: int = 1) -> Tensor:
+def _pad_to_tokens(x: Tensor, name: str, patch: int = 1) -> Tensor:
     """x [C, frames, h, w] with its last values repeated until whole tokens of a stream of the history cover it."""
     scale = SCALES[name]
     frames, height, width = -x.shape[1] % scale, -x.shape[2] % (scale * patch), -x.shape[3] % (scale * patch)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from omni_grpc.models.wan.pipeline_text_to_video import Constants, WanPipeline, WanState
+from omni_grpc.models.wan.pipeline_text_to_video import WanPipeline
 from omni_grpc.nn.dual_stream import IMG
 from omni_grpc.nn.rows import Runs
+from omni_grpc.pipeline.latent_diffusion import Constants
 from omni_grpc.pipeline.outputs import Output
-from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.state import State
 
 
@@ -20,10 +21,9 @@ class WanTextImageToVideoPipeline(WanPipeline):
     with the rotary positions of the first frame.
     """
 
-    def _video(self, states: list[WanState]) -> tuple[Runs, Constants]:
-        runs, constants = super()._video(states)
-        request = states[0].request
-        first = self.spec.preprocess(request, self.configs).get("first_frame")
+    def _video_constants(self, states: Sequence[State], inputs: Mapping[str, Tensor]) -> tuple[Runs, Constants]:
+        runs, constants = super()._video_constants(states, inputs)
+        first = inputs.get("first_frame")
         if first is None:
             return runs, constants
         one = dataclasses.replace(states[0].grid, frames=1)
@@ -39,6 +39,6 @@ class WanTextImageToVideoPipeline(WanPipeline):
     def decode(self, state: State, latents: Tensor) -> list[Output]:
         if state.context is None:
             return super().decode(state, latents)
-        grid: Grid = dataclasses.replace(state.grid, frames=state.grid.frames + 1)
+        grid = dataclasses.replace(state.grid, frames=state.grid.frames + 1)
         video = grid.unpack(torch.cat([state.context, latents]))
         return [self.spec.postprocess(self.vae.decode(video))]

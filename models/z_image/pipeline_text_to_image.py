@@ -1,8 +1,9 @@
-"""Z-Image, text to image: what happens before, around and after the denoiser."""
+"""Z-Image: text to image."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -11,130 +12,85 @@ from torch import Tensor
 from omni_grpc.loading.loader import Loader
 from omni_grpc.models.z_image import PATCH
 from omni_grpc.models.z_image.z_image_transformer import ZImageTransformer, padding
-from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import JOINT, Row, Rows
-from omni_grpc.pipeline.base import Pipeline
-from omni_grpc.pipeline.batch import alone
-from omni_grpc.pipeline.outputs import Output
+from omni_grpc.pipeline.image import ImagePipeline, Reference
+from omni_grpc.pipeline.latent_diffusion import Constants
 from omni_grpc.pipeline.patches import Grid
-from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
-from omni_grpc.pipeline.state import COND, Conditioning, State, prompts
-from omni_grpc.pipeline.tables import SharedTables
+from omni_grpc.pipeline.schedule import Levels
+from omni_grpc.pipeline.state import State
+from omni_grpc.pipeline.text_encoders import CausalTextEncoder, PromptEmbeds
+from omni_grpc.pipeline.vae import ImageVae
 from omni_grpc.types.errors import CheckpointError
 from omni_grpc.types.request import Guidance, Request
-from omni_grpc.types.spec import Checkpoint
 
 
-class ZImagePipeline(Pipeline):
-    """Prompts become hidden states of Qwen3, noise becomes latents, latents become pixels in the VAE."""
+class ZImagePipeline(ImagePipeline):
+    """Prompts are encoded by Qwen3, up to its last layer but one. Latents stay in float32, whatever the dtype of the
+    weights. Text and image are padded to multiples of 32 tokens, which are attended like others.
+    """
 
-    def __init__(
-        self, checkpoint: Checkpoint, *, transformer: ZImageTransformer, text_encoder: Any, tokenizer: Any, vae: Any
-    ) -> None:
-        super().__init__()
-        self.checkpoint = checkpoint
-        self.transformer = transformer
-        self.text_encoder = text_encoder
-        self.tokenizer = tokenizer
-        self.vae = vae
-        self.dtype = transformer.x_pad_token.dtype
-        self.device = transformer.x_pad_token.device
-        self.size_multiple = checkpoint.limits.size_multiple
-        self._tables = SharedTables()
+    transformer: ZImageTransformer
+    patch = PATCH
+    latents_dtype = torch.float32
 
     @classmethod
     def load(cls, loader: Loader) -> Self:
         tokenizer = loader.tokenizer("tokenizer")
         if tokenizer.chat_template is None:
             raise CheckpointError("tokenizer: it has no chat template, which the prompt is put into")
+
+        def chat(prompt: str) -> str:
+            messages: list[Any] = [{"role": "user", "content": prompt}]
+            text: str = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, enable_thinking=True
+            )
+            return text
+
         return cls(
-            loader.checkpoint,
+            loader,
             transformer=loader.denoiser("transformer", ZImageTransformer.from_config),
-            text_encoder=loader.module("text_encoder"),
-            tokenizer=tokenizer,
-            vae=loader.module("vae"),
+            text_encoder=CausalTextEncoder(
+                loader.module("text_encoder"),
+                tokenizer,
+                template=chat,
+                max_tokens=loader.checkpoint.limits.max_prompt_tokens,
+                layers=(-2,),
+            ),
+            vae=ImageVae(loader.module("vae")),
         )
 
-    def prepare(self, request: Request) -> list[State]:
-        states = [self._state(request, output, seed) for output, seed in enumerate(request.seeds)]
-        conds, tokens, dropped = {}, {}, {}
-        for field, (branch, text) in prompts(request).items():
-            embeds, dropped[field] = self._encode(text)
-            tokens[branch] = len(embeds)
-            conds[branch] = self._condition(states[0], branch, embeds)
-        for state in states:
-            state.cond = dict(conds)
-            state.prompt_tokens = tokens[COND]
-            state.dropped_tokens = {field: count for field, count in dropped.items() if count}
-        return states
+    def grid(self, width: int, height: int, num_frames: int | None = None) -> Grid:
+        return dataclasses.replace(super().grid(width, height), channels_last=True)
 
-    def _state(self, request: Request, output: int, seed: int) -> State:
-        """Noise comes from a generator on the CPU: a seed means the same noise on any device and in any batch.
-
-        Latents are float32 in every step, whatever the dtype of the weights.
-        """
-        height, width = request.height // self.size_multiple, request.width // self.size_multiple
-        grid = Grid(height=height, width=width, patch=PATCH, channels_last=True)
-        generator = torch.Generator().manual_seed(seed)
-        shape = (self.transformer.latent_channels, 1, PATCH * height, PATCH * width)
-        latents = grid.pack(torch.randn(shape, generator=generator).to(self.device))
-        filling = padding(grid.tokens)
-        config = self.checkpoint.configs["scheduler"]
+    def levels(self, request: Request, grid: Grid) -> Levels:
+        """The usual ones, with torch's rounding."""
         sigmas = torch.linspace(1.0, 1 / request.steps, request.steps).tolist()
-        levels = Levels(steps=request.steps, sigmas=sigmas, mu=dynamic_shift(config, grid.tokens))
-        return State(
-            request=request,
-            output=output,
-            seed=seed,
-            generator=generator,
-            latents=latents,
-            # only their number counts: the denoiser puts its own tokens in their place
-            context=latents.new_zeros(filling, latents.shape[1]) if filling else None,
-            grid=grid,
-            schedule=Schedule(config, levels, device=self.device),
-            guidance=request.guidance,
-        )
+        return dataclasses.replace(super().levels(request, grid), sigmas=sigmas)
 
-    def _encode(self, text: str) -> tuple[Tensor, int]:
-        """Hidden states of the prompt's tokens [T, C] before the last layer, and how many tokens did not fit.
+    def row(self, prompt: PromptEmbeds, grids: Sequence[Grid]) -> Row:
+        text, (grid,) = len(prompt.hidden), grids
+        return Row.of(txt=text + padding(text), img=grid.tokens + padding(grid.tokens))
 
-        The encoder is causal, so cutting its input is the same as cutting its output.
-        """
-        messages = [{"role": "user", "content": text}]
-        chat = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, enable_thinking=True
-        )
-        tokens = self.tokenizer(chat).input_ids
-        kept = torch.tensor([tokens[: self.checkpoint.limits.max_prompt_tokens]], device=self.device)
-        hidden = self.text_encoder(kept, output_hidden_states=True, use_cache=False).hidden_states[-2]
-        return hidden[0], len(tokens) - kept.shape[1]
+    def context(self, grid: Grid, references: Sequence[Reference]) -> Tensor | None:
+        """The image's padding. Only its length counts: the denoiser puts its own tokens there."""
+        filling, channels = padding(grid.tokens), self.vae.channels * PATCH**2
+        return torch.zeros(filling, channels, device=self.device) if filling else None
 
-    def _condition(self, state: State, branch: str, embeds: Tensor) -> Conditioning:
-        grid, text = state.grid, len(embeds) + padding(len(embeds))
-        row = Row.of(txt=text, img=grid.tokens + padding(grid.tokens))
+    def constants(self, prompt: PromptEmbeds, grids: Sequence[Grid], rows: Rows) -> Constants:
+        (grid,), text, image = grids, rows.stream("txt").total, rows.stream("img").total
         rope = self.transformer.rope(text, grid.height, grid.width)
-        with alone(state, branch, row) as rows:
-            txt = self.transformer.text(embeds, rope[:text], rows)
-            tables = self._tables.get(state, lambda: self._modulation(state))
-        pad = torch.arange(row.lengths[1], device=self.device)[:, None] >= grid.tokens
-        constants = {"txt": ("txt", txt), "pad": ("img", pad), "rope": (JOINT, rope), "rope_img": ("img", rope[text:])}
-        return Conditioning(row=row, constants=constants, tables=tables)
+        txt = self.transformer.text(prompt.hidden, rope[:text], rows)
+        pad = torch.arange(image, device=self.device)[:, None] >= grid.tokens
+        return {"txt": ("txt", txt), "pad": ("img", pad), "rope": (JOINT, rope), "rope_img": ("img", rope[text:])}
 
-    def _modulation(self, state: State) -> dict[str, Tensor]:
-        """The modulation of every step, each at one level."""
-        t = (1000 - torch.tensor(state.schedule.timesteps, device=self.device)) / 1000
-        return {name: table[:, None] for name, table in self.transformer.modulation(t).items()}
+    def modulation(self, t: Tensor, prompt: PromptEmbeds, guidance: Guidance) -> Mapping[str, Tensor]:
+        """The model counts from 0 (noise) to 1."""
+        return self.transformer.modulation((1000 - t) / 1000)
 
     def predict(self, batch: Rows) -> Tensor:
-        with activate(batch):
-            velocity: Tensor = self.transformer(batch["latents"].to(self.dtype), batch)
-        return -velocity.float()
+        """The model predicts the velocity from noise to image, the schedulers expect the opposite."""
+        return -super().predict(batch).float()
 
     def guidance(self, state: State) -> Guidance:
         """This family writes cond + g * (cond - uncond), which is a scale of 1 + g in the usual form."""
         return dataclasses.replace(state.guidance, true_cfg_scale=1 + state.guidance.true_cfg_scale)
-
-    def decode(self, state: State, latents: Tensor) -> list[Output]:
-        scaled = state.grid.unpack(latents)[None, :, 0].to(self.dtype)
-        scaled = scaled / self.vae.config.scaling_factor + self.vae.config.shift_factor
-        return [self.checkpoint.spec.postprocess(self.vae.decode(scaled, return_dict=False)[0][0])]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 
-from omni_grpc.pipeline.preview import latent_picture
+from omni_grpc.pipeline.preview import latent_preview
 from omni_grpc.types.media import PreviewImage
 from omni_grpc.types.request import Request
 from omni_grpc.worker import media
@@ -46,7 +46,7 @@ class Previews:
             return ()
         previews = []
         for index, latent in enumerate(spatial):
-            picture = media.fit(latent_picture(latent, None), asked.max_edge)
+            picture = media.fit(latent_preview(latent, None), asked.max_edge)
             height, width, _ = picture.shape
             data = media.encode(picture, asked.format, preview=True)
             previews.append(PreviewImage(index, asked.format.mime_type, data, width, height))

@@ -55,7 +55,7 @@ def predict(pipeline: Pipeline, rows: Rows) -> dict[State, dict[str, Tensor]]:
     stream = rows.stream(rows.bound[LATENTS][0])
     for (state, branch), prediction in zip(rows.owners, stream.split(packed), strict=True):
         predictions.setdefault(state, {})[branch] = prediction[: len(state.latents)]
-    _look_ahead(pipeline, rows, packed)
+    _precompute_steps(pipeline, rows, packed)
     return predictions
 
 
@@ -73,7 +73,7 @@ def advance(pipeline: Pipeline, state: State, predictions: Mapping[str, Tensor])
     return outcome
 
 
-def _look_ahead(pipeline: Pipeline, rows: Rows, packed: Tensor) -> None:
+def _precompute_steps(pipeline: Pipeline, rows: Rows, packed: Tensor) -> None:
     """Guides the states of a batch and takes their steps, as far as these are Euler's, given the prediction [T, C]."""
     latents, offsets = rows[LATENTS], rows.stream(rows.bound[LATENTS][0]).offsets
     places: dict[State, dict[str, int]] = {}
@@ -108,6 +108,6 @@ def _tokens(state: State) -> Tensor:
     return state.latents if state.context is None else torch.cat([state.latents, state.context])
 
 
-def alone(state: State, branch: str, row: Row) -> AbstractContextManager[Rows]:
+def single_row(state: State, branch: str, row: Row) -> AbstractContextManager[Rows]:
     """Makes one sequence the active batch for the length of the block: for what is computed ahead of the steps."""
     return activate(Rows([(state, branch)], [row], LayoutCache(state.latents.device, capacity=1)))

@@ -26,6 +26,10 @@ class Grid:
     def tokens(self) -> int:
         return self.frames * self.height * self.width
 
+    def latents_shape(self, channels: int) -> tuple[int, int, int, int]:
+        """The shape of what is packed: [channels, frames, height, width] in latent pixels."""
+        return channels, self.depth * self.frames, self.patch * self.height, self.patch * self.width
+
     def pack(self, latents: Tensor) -> Tensor:
         """[C, depth * frames, patch * height, patch * width] -> [tokens, C * depth * patch * patch]."""
         channels, p = latents.shape[0], self.patch

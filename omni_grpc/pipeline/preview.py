@@ -10,7 +10,7 @@ from omni_grpc.pipeline.outputs import Pixels
 from omni_grpc.types.spec import LatentRgb
 
 
-def foreseen(latents: Tensor, origin: Tensor, sigma: float, following: float) -> Tensor:
+def predict_x0(latents: Tensor, origin: Tensor, sigma: float, following: float) -> Tensor:
     """Where the last step leads: the line from `origin` (noise level `sigma`) through `latents` (level `following`),
     drawn out to no noise at all, of any shape.
 
@@ -22,7 +22,7 @@ def foreseen(latents: Tensor, origin: Tensor, sigma: float, following: float) ->
     return latents + (latents - origin) * (following / (sigma - following))
 
 
-def latent_picture(latents: Tensor, rgb: LatentRgb | None) -> Pixels:
+def latent_preview(latents: Tensor, rgb: LatentRgb | None) -> Pixels:
     """Latents as an image [C, height, width] -> height x width x 3, one pixel for each latent pixel.
 
     Without a map of the model's own, the channels are summed up in three groups, and the result is stretched to the

@@ -21,7 +21,7 @@ from omni_grpc.ops.readback import read_back
 from omni_grpc.pipeline.base import AnotherPrediction, Finished, NextStep, Outcome, Pipeline, SegmentFinished
 from omni_grpc.pipeline.batch import advance, assemble, predict
 from omni_grpc.pipeline.outputs import Output
-from omni_grpc.pipeline.preview import foreseen, latent_picture
+from omni_grpc.pipeline.preview import latent_preview, predict_x0
 from omni_grpc.pipeline.state import State
 from omni_grpc.types.adapters_and_caches import CacheCount, tally
 from omni_grpc.types.errors import InternalError, OperationCancelled
@@ -333,8 +333,8 @@ class PackedRunner(Runner):
         following = first.schedule.sigmas[first.index] if going_on else 0.0
         previews = []
         for state, origin, tokens in zip(it.held.states, it.held.origins, _latents(it), strict=True):
-            latents = state.grid.unpack(foreseen(tokens, origin, it.sigma, following))
-            picture = media.fit(latent_picture(latents[:, latents.shape[1] // 2], self._latent_rgb), asked.max_edge)
+            latents = state.grid.unpack(predict_x0(tokens, origin, it.sigma, following))
+            picture = media.fit(latent_preview(latents[:, latents.shape[1] // 2], self._latent_rgb), asked.max_edge)
             height, width, _ = picture.shape
             data = media.encode(picture, asked.format, preview=True)
             previews.append(PreviewImage(state.output, asked.format.mime_type, data, width, height))

@@ -9,7 +9,7 @@ import PIL.Image
 import pytest
 import torch
 
-from omni_grpc.pipeline.preview import latent_picture
+from omni_grpc.pipeline.preview import latent_preview
 from omni_grpc.types.media import ImageFormat, ImageInput, Inputs, Preview
 from omni_grpc.types.request import Task
 from omni_grpc.worker import media
@@ -30,7 +30,7 @@ def pattern(channels: int, height: int, width: int) -> torch.Tensor:
 
 
 def shown(latents: torch.Tensor) -> np.ndarray:
-    return media.fit(latent_picture(latents, None), EDGE)
+    return media.fit(latent_preview(latents, None), EDGE)
 
 
 def decoded(preview) -> np.ndarray:

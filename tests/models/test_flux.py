@@ -16,7 +16,7 @@ from torch import Tensor
 
 from omni_grpc.models.flux import kontext_limits, limits
 from omni_grpc.models.flux.flux_transformer import FluxTransformer
-from omni_grpc.models.flux.kontext_pictures import SIZES, nearest
+from omni_grpc.models.flux.kontext_preprocess import SIZES, nearest_size
 from omni_grpc.models.flux.pipeline_text_to_image import FluxPipeline
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import LayoutCache
@@ -208,7 +208,7 @@ def test_a_picture_gets_the_size_that_diffusers_gives_it(kontext: Model, shape: 
     width, height = shape
     ratio = width / height
     _, *expected = min((abs(ratio - w / h), w, h) for w, h in SIZES)
-    assert nearest(width, height, kontext.checkpoint.limits.size_multiple) == tuple(expected)
+    assert nearest_size(width, height, kontext.checkpoint.limits.size_multiple) == tuple(expected)
 
 
 def test_an_edit_has_the_shape_of_its_picture_and_the_area_that_the_model_knows(kontext: Model) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import omni_grpc.models
+import omni_grpc.pipeline
 from omni_grpc.checkpoint.registry import specs
 
 ROOT = Path(omni_grpc.models.__file__).resolve().parent
@@ -60,6 +61,36 @@ def test_code_names_no_feature(family: str) -> None:
         if FEATURES.search(line)
     ]
     assert not named
+
+
+COMMON = re.compile(r"manual_seed|(?<!\w)(Schedule|State|SharedTables|Tables)\(|dynamic_shift|prompt_tokens\s*=")
+"""What `pipeline/` does for every model: seeded noise, the schedule, states, shared modulation tables, token counts."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_code_repeats_nothing_that_is_common_to_all_models(family: str) -> None:
+    """A class may derive from State; it is made by `new_state`."""
+    repeated = [
+        f"{file.name}: {line.strip()}"
+        for file in code(family)
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if COMMON.search(line) and not line.startswith("class ")
+    ]
+    assert not repeated
+
+
+def test_the_common_part_is_found_where_it_is() -> None:
+    found = set()
+    for name in ("latent_diffusion", "image"):
+        text = Path(omni_grpc.pipeline.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+        found |= {match.group().split()[0] for match in COMMON.finditer(text)}
+    assert {"manual_seed", "Schedule(", "SharedTables(", "dynamic_shift", "prompt_tokens"} <= found
+
+
+def test_the_page_shows_a_pipeline_that_is_served() -> None:
+    page = (ROOT.parent / "docs/adding-a-model.md").read_text(encoding="utf-8")
+    (shown,) = [part.removeprefix("python\n") for part in page.split("```") if "(ImagePipeline):" in part]
+    assert shown in (ROOT / "flux/pipeline_text_to_image.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from diffusers import HeliosTransformer3DModel
 from torch import Tensor
 
 from omni_grpc.loading.checkpoint import WEIGHT_FILE, load_weights
-from omni_grpc.models.helios import EXPECTED, HISTORY, TRANSFORMER_WEIGHTS
+from omni_grpc.models.helios import HISTORY, SERVED, TRANSFORMER_WEIGHTS
 from omni_grpc.models.helios.helios_transformer import HeliosTransformer
 from omni_grpc.models.helios.pipeline_video import HeliosPipeline
 from omni_grpc.nn.rows import MOD, LayoutCache, Rows
 from omni_grpc.pipeline.patches import Grid
-from omni_grpc.pipeline.preview import latent_picture
+from omni_grpc.pipeline.preview import latent_preview
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import CheckpointError, InternalError, InvalidArgument
 from omni_grpc.types.events import (
@@ -194,7 +194,7 @@ def test_a_chunk_goes_by_the_first_frame_of_all_and_the_last_ones(model: Model, 
 
 def test_text_is_encoded_once_for_all_chunks_and_the_past_once_for_each(model: Model, native: HeliosPipeline) -> None:
     calls: list[str] = []
-    watched = {"text": native.text.encoder, "past": native.transformer.patch_long}
+    watched = {"text": native.text_encoder.encoder, "past": native.transformer.patch_long}
     hooks = [module.register_forward_hook(lambda *_, name=name: calls.append(name)) for name, module in watched.items()]
     model.run(ask(num_frames=99, negative_prompt=NEGATIVE, steps=3))
     for hook in hooks:
@@ -309,7 +309,7 @@ async def test_a_chunk_that_cannot_be_decoded_fails_its_video_alone(model: Model
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(EXPECTED))
+@pytest.mark.parametrize("name", sorted(SERVED))
 def test_a_variant_that_is_not_served_is_refused_by_name(native: HeliosPipeline, name: str) -> None:
     other = {"patch_size": [2, 2, 2], "qk_norm": None, "added_kv_proj_dim": 64}.get(name, False)
     configs = native.checkpoint.configs
@@ -333,6 +333,6 @@ def test_a_preview_is_the_middle_of_the_chunk(model: Model) -> None:
     assert (preview.width, preview.height) == (64, 43)
     held = runner._held[request.id]
     chunk = held.states[0].grid.unpack(held.finished[0][0])
-    picture = media.fit(latent_picture(chunk[:, 4], None), 64)
+    picture = media.fit(latent_preview(chunk[:, 4], None), 64)
     assert preview.data == media.encode(picture, asked.format, preview=True)
-    assert not np.array_equal(picture, media.fit(latent_picture(chunk[:, 3], None), 64))
+    assert not np.array_equal(picture, media.fit(latent_preview(chunk[:, 3], None), 64))

@@ -12,7 +12,7 @@ from diffusers import AutoencoderKLQwenImage, AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, WanRMS_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from omni_grpc.pipeline.causal_vae import simplified
+from omni_grpc.pipeline.causal_vae import optimize_causal_vae
 
 SMALL = {"base_dim": 8, "z_dim": 4, "dim_mult": [1, 2, 2], "num_res_blocks": 1, "latents_mean": [0.0] * 4}
 KINDS: Mapping[str, Callable[[], Any]] = {
@@ -42,7 +42,7 @@ def both(kind: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
     with torch.no_grad():
         for parameter in plain.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-    return plain, simplified(copy.deepcopy(plain))
+    return plain, optimize_causal_vae(copy.deepcopy(plain))
 
 
 @pytest.mark.parametrize("frames", [1, 2, 5])
@@ -103,7 +103,7 @@ def test_on_a_gpu_it_decodes_as_diffusers_does(frames: int) -> None:
 def test_any_causal_convolution(size: Any, padding: Any, stride: Any) -> None:
     torch.manual_seed(0)
     plain = WanCausalConv3d(3, 5, size, stride=stride, padding=padding).requires_grad_(False)
-    quick = simplified(copy.deepcopy(plain))
+    quick = optimize_causal_vae(copy.deepcopy(plain))
     assert isinstance(quick, WanCausalConv3d)
     for frames in (1, 3, 4):
         x = torch.randn(2, 3, frames, 7, 8)
@@ -117,7 +117,7 @@ def test_what_is_not_as_these_have_it_stays_diffusers() -> None:
     plain = WanCausalConv3d(4, 4, 3, padding=1)
     plain.groups, plain.weight = 2, torch.nn.Parameter(torch.randn(4, 2, 3, 3, 3))
     x = torch.randn(1, 4, 3, 5, 5)
-    assert torch.equal(simplified(copy.deepcopy(plain))(x), plain(x))
+    assert torch.equal(optimize_causal_vae(copy.deepcopy(plain))(x), plain(x))
 
 
 def test_norms_over_channels() -> None:
@@ -125,7 +125,7 @@ def test_norms_over_channels() -> None:
         plain = WanRMS_norm(6, images=images, bias=True).requires_grad_(False)
         torch.nn.init.normal_(plain.gamma)
         torch.nn.init.normal_(plain.bias)
-        quick = simplified(copy.deepcopy(plain))
+        quick = optimize_causal_vae(copy.deepcopy(plain))
         x = torch.randn(shape)
         x[0, :, 0, 0] = 0.0
         torch.testing.assert_close(quick(x), plain(x), atol=1e-6, rtol=1e-5)

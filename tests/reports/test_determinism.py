@@ -106,7 +106,7 @@ def test_noise_is_drawn_on_the_cpu_and_depends_on_the_seed_alone(runner, checkpo
     runner.prepare(other)
     states = [state for job_id in (one.id, other.id) for state in runner._held[job_id].states]
     height, width = SHORT["height"] // 8, SHORT["width"] // 8
-    noise = torch.randn((pipeline.vae.config.z_dim, 1, height, width), generator=torch.Generator("cpu").manual_seed(7))
+    noise = torch.randn((pipeline.vae.channels, 1, height, width), generator=torch.Generator("cpu").manual_seed(7))
     for state in states:
         assert torch.equal(state.grid.unpack(state.latents), noise)
 

@@ -18,7 +18,7 @@ from omni_grpc import Omni
 from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.cli.bench.accuracy import captions
 from omni_grpc.config import BUNDLED, LimitsConfig
-from omni_grpc.pipeline.preview import latent_picture
+from omni_grpc.pipeline.preview import latent_preview
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
 from omni_grpc.resolve.request import resolve_request
 from omni_grpc.resolve.rules import ServingFacts
@@ -143,7 +143,7 @@ def test_preview_colours_are_those_of_the_picture(folder: Path) -> None:
     checkpoint = open_checkpoint(folder)
     vae = AutoencoderKLQwenImage.from_pretrained(folder / "vae", dtype=torch.float32)
     pixels = colours.painted(8, seed=77)
-    shown = np.stack([latent_picture(latents, checkpoint.latent_rgb) for latents in colours.scaled(vae, pixels)])
+    shown = np.stack([latent_preview(latents, checkpoint.latent_rgb) for latents in colours.scaled(vae, pixels)])
     wanted = torch.nn.functional.avg_pool2d(pixels, 8).permute(0, 2, 3, 1).numpy()
     for channel in range(3):
         correlation = np.corrcoef(shown[..., channel].ravel(), wanted[..., channel].ravel())[0, 1]

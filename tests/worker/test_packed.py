@@ -15,7 +15,7 @@ from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import LimitsConfig
 from omni_grpc.loading.loader import Loader
 from omni_grpc.pipeline.batch import assemble
-from omni_grpc.pipeline.preview import latent_picture
+from omni_grpc.pipeline.preview import latent_preview
 from omni_grpc.pipeline.schedule import Levels, Schedule
 from omni_grpc.resolve.request import resolve_request
 from omni_grpc.resolve.rules import ServingFacts
@@ -342,7 +342,7 @@ def test_a_preview_shows_where_the_step_leads(runner, checkpoint, monkeypatch, s
             pass
         sigma, following = schedule.sigmas[step : step + 2]
         clean = state.latents - following * (before - state.latents) / (sigma - following)
-        expected = latent_picture(state.grid.unpack(clean)[:, 0], None)
+        expected = latent_preview(state.grid.unpack(clean)[:, 0], None)
         (picture,) = done[0].previews
         shown = np.frombuffer(picture.data, np.uint8).reshape(expected.shape)
         # a last digit may turn to the other side

@@ -143,11 +143,11 @@ def test_it_is_off_by_default_and_leaves_everything_as_it_is(tiny_qwen_image: Pa
 
     off, on = runner(), runner(**ON)
     assert not isinstance(off, ProfiledRunner)
-    vae = off._pipeline.vae
+    vae = getattr(off._pipeline.vae, "module", off._pipeline.vae)
     assert type(vae) is AutoencoderKLQwenImage
     assert vae.decode.__func__ is AutoencoderKLQwenImage.decode
     assert "decode" not in vars(vae)
-    wrapped = on._runner._pipeline.vae
+    wrapped = getattr(on._runner._pipeline.vae, "module", on._runner._pipeline.vae)
     assert isinstance(wrapped, AutoencoderKLQwenImage)
     assert wrapped.decode.__func__ is not AutoencoderKLQwenImage.decode
     assert isinstance(off, packed.PackedRunner) == (settings is LOCAL)
