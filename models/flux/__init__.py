@@ -1,9 +1,10 @@
-"""FLUX.1: text to image, and edits of a picture with Kontext. Dual-stream, then single-stream blocks
+"""FLUX.1: text to image, and image editing with Kontext. Dual-stream blocks, then single-stream blocks
 (https://github.com/black-forest-labs/flux)."""
 
 import dataclasses
 from collections.abc import Mapping
 
+from omni_grpc.nn.block_weights import DUAL_STREAM_FUSED, DUAL_STREAM_SPLITS
 from omni_grpc.types.request import Guidance, Task
 from omni_grpc.types.spec import (
     Configs,
@@ -23,21 +24,21 @@ from omni_grpc.types.spec import (
 )
 
 PATCH = 2
-"""Latents are packed in patches of 2 x 2 into one token."""
+"""A token is a patch of 2 x 2 latent pixels."""
 AXES = (16, 56, 56)
-"""Channels of a head that turn with the frame, the height and the width, where the config does not say it."""
+"""RoPE channels of a head for frame, height and width, where the config leaves them out."""
 AREA = 1024 * 1024
-"""Pixels of the pictures that the models were trained on."""
+"""Pixels of the images that the models were trained on."""
 SCHEDULERS = ("FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler")
 
 
 def embeds_guidance(configs: Configs) -> bool:
-    """True for dev and Kontext; False for schnell, which is distilled to few steps."""
+    """True for dev and Kontext, False for schnell, which is distilled to few steps."""
     return bool(configs["transformer"].get("guidance_embeds", False))
 
 
 def limits(configs: Configs) -> Limits:
-    """Prompts are those of the released models: schnell was trained on half as many tokens."""
+    """Schnell was trained on prompts of half the length."""
     most = 512 if embeds_guidance(configs) else 256
     return image_limits(PATCH * vae_scale_factor(configs["vae"]), max_prompt_tokens=most)
 
@@ -47,7 +48,7 @@ def guidance(configs: Configs) -> tuple[GuidanceKind, ...]:
 
 
 def defaults(configs: Configs) -> Defaults:
-    """Those of the released models, whatever the size of the checkpoint."""
+    """The defaults of the released models."""
     if embeds_guidance(configs):
         return Defaults(width=1024, height=1024, steps=28, guidance=Guidance(scale=3.5))
     return Defaults(width=1024, height=1024, steps=4, guidance=Guidance())
@@ -74,29 +75,20 @@ TRANSFORMER_WEIGHTS = WeightMap(
         (r"\.ff_context\.net\.2\.", ".txt_mlp.down."),
         (r"\.attn\.to_out\.0\.", ".attn.to_out."),
     ),
-    fused={
-        "attn.to_qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
-        "attn.add_qkv_proj": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
-    },
+    fused=DUAL_STREAM_FUSED,
 )
 
 TRANSFORMER_SPLITS: Mapping[str, Split] = {
-    "*.attn.to_qkv": Split(SplitKind.COLUMN),
-    "*.attn.add_qkv_proj": Split(SplitKind.COLUMN),
-    "*.attn.attention": Split(SplitKind.HEADS),
-    "*.attn.to_out": Split(SplitKind.ROW),
-    "*.attn.to_add_out": Split(SplitKind.ROW),
-    "*_mlp.up": Split(SplitKind.COLUMN),
-    "*_mlp.down": Split(SplitKind.ROW),
+    **DUAL_STREAM_SPLITS,
     "stack.single.*.proj_mlp": Split(SplitKind.COLUMN),
-    # reads attention beside a feed-forward of four times its width
+    # its input is attention next to an MLP of four times its width
     "stack.single.*.proj_out": Split(SplitKind.ROW, (1, 4)),
 }
 
 SINGLE_FILE = SingleFile(
     architectures=("flux",),
     layouts=(
-        # the names of https://github.com/black-forest-labs/flux
+        # names of https://github.com/black-forest-labs/flux
         FileLayout(
             mark="double_blocks.0.img_attn.qkv.weight",
             renames=(
@@ -141,7 +133,7 @@ SINGLE_FILE = SingleFile(
                     RowSlice("attn.to_v"),
                     RowSlice("proj_mlp", 4),
                 ),
-                # shift, then scale there; scale, then shift here
+                # the file has (shift, scale), the checkpoint has (scale, shift)
                 "norm_out.linear": (RowSlice("norm_out.linear", place=1), RowSlice("norm_out.linear", place=0)),
             },
         ),

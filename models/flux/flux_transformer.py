@@ -1,4 +1,4 @@
-"""The denoiser of FLUX.1: embed, dual-stream and then single-stream blocks in one stack, project."""
+"""The transformer of FLUX.1: embedders, one stack of dual-stream and then single-stream blocks, projection."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from omni_grpc.types.errors import CheckpointError
 
 
 class Embedding(nn.Module):
-    """What modulates the blocks: the sum of the embeddings of the timestep, of the pooled text and, in models that are
-    distilled from guided ones, of the guidance scale.
+    """The embedding that modulates the blocks: the sum of those of the timestep, of the pooled prompt and, in
+    guidance-distilled models, of the guidance scale.
     """
 
     FREQUENCIES = 256
@@ -43,15 +43,15 @@ class Embedding(nn.Module):
         return embedding
 
     def _frequencies(self, x: Tensor) -> Tensor:
-        # multiplied in the model's dtype, embedded in float32: the rounding of 1000 x is part of the model
+        # 1000 x is rounded to the model's dtype, then embedded in float32: the rounding is part of the model
         return sinusoid((1000 * x).float(), self.FREQUENCIES, scale=1.0).to(x.dtype)
 
 
 class FluxTransformer(nn.Module):
-    """Velocity of the latents' tokens.
+    """Predicts the velocity of the latents' tokens.
 
-    What does not depend on the latents is computed ahead, once per request, by `text`, `rope` and `modulation`, and
-    comes bound to the rows: "txt" [T_txt, C], "rope" [T_joint, D / 2, 2], "dual" [M, blocks, 12C], "single" [M, blocks,
+    What does not depend on the latents is computed once per request by `text`, `rope` and `modulation`, and is bound to
+    the rows: "txt" [T_txt, C], "rope" [T_joint, D / 2, 2], "dual" [M, blocks, 12C], "single" [M, blocks,
     3C] and "final" [M, 2C].
     """
 
@@ -59,7 +59,7 @@ class FluxTransformer(nn.Module):
         super().__init__()
         heads, size = config["num_attention_heads"], config["attention_head_dim"]
         channels = heads * size
-        # the published configs leave out what is as usual
+        # published configs leave out settings with the usual value
         self.axes = tuple(config.get("axes_dims_rope", AXES))
         self.time_text_embed = Embedding(
             channels, config["pooled_projection_dim"], with_guidance=config.get("guidance_embeds", False)
@@ -94,10 +94,10 @@ class FluxTransformer(nn.Module):
         return out
 
     def rope(self, text_tokens: int, *pictures: tuple[int, int]) -> Tensor:
-        """Rotary tables of a row [T_txt + tokens of the pictures, D / 2, 2]; height and width of pictures in tokens.
+        """RoPE tables of a row, [T_txt + tokens of the images, D / 2, 2]. pictures: height and width in tokens, of the
+        output and then of the references.
 
-        Positions are (frame, y, x): text is at 0, the picture that is made has frame 0, those that it is made from
-        follow.
+        Positions are (frame, y, x). Text is at (0, 0, 0). The output is frame 0, references are frames 1, 2, ...
         """
         device = self.proj_out.weight.device
         positions = [torch.zeros(text_tokens, 3, dtype=torch.long, device=device)]
@@ -107,8 +107,8 @@ class FluxTransformer(nn.Module):
         return rope_table(torch.cat(positions), self.axes, dtype=torch.float64)
 
     def modulation(self, t: Tensor, pooled: Tensor, scale: float | None) -> dict[str, Tensor]:
-        """Timesteps [S], in 0..1, pooled text [1, pooled_channels] and the scale of embedded guidance (None where the
-        model has none) -> every modulation vector of every evaluation: [S, ...] each.
+        """Timesteps [S] in 0..1, pooled prompt [1, pooled_channels] and embedded guidance scale (None for a model
+        without one) -> the modulation vectors of all blocks by name, [S, ...] each.
         """
         temb = F.silu(self.time_text_embed(t, pooled, scale))
         return {**self.stack.modulation(temb), "final": self.norm_out.modulation(temb)}

@@ -1,25 +1,26 @@
-"""Helios: long videos, made chunk by chunk by a transformer that has the blocks of Wan."""
+"""Helios: long videos, chunk by chunk, by a transformer with the blocks of Wan."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from omni_grpc.nn.block_weights import CROSS_DIT_WEIGHTS
 from omni_grpc.types.request import Guidance, Task
 from omni_grpc.types.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap, check_config
 
 PATCH = 2
-"""A token is 2 x 2 latents of one latent frame."""
+"""A token is a patch of 2 x 2 latent pixels of one latent frame."""
 
 CHUNK = 9
 """Latent frames of a chunk."""
 
 LONG, MID, SHORT = "long", "mid", "short"
 HISTORY: Mapping[str, int] = {LONG: 16, MID: 2, SHORT: 1}
-"""Latent frames before a chunk that it goes by, in their order: the older, the coarser. The first frame of the video is
-always added to the last ones.
+"""The history of a chunk: latent frames before it, oldest first; older frames are coarser. The first frame of the video
+is always added to the last ones.
 """
 
 TEXT_TOKENS = 512
-"""Length that every text is brought to: shorter ones get zeros, which are attended."""
+"""Length of every prompt: shorter ones are padded with zeros, which are attended."""
 
 SERVED: Mapping[str, Any] = {
     "patch_size": [1, PATCH, PATCH],
@@ -40,14 +41,14 @@ def variant(configs: Configs) -> Mapping[str, Any]:
 
 
 def chunk_frames(configs: Configs) -> int:
-    """Frames of a chunk. Each is decoded by itself, and a first latent frame is one frame."""
+    """Frames of a chunk. A chunk is decoded by itself, so its first latent frame is one frame."""
     frames: int = (CHUNK - 1) * configs["vae"].get("scale_factor_temporal", 4) + 1
     return frames
 
 
 def limits(configs: Configs) -> Limits:
-    """Sizes follow from the VAE. The most pixels and frames are a choice, not a limit of the model: four times the
-    default size, and a minute at 24 frames per second.
+    """Sizes follow from the VAE. The most pixels and frames (four times the default size, a minute at 24 frames per
+    second) are a choice, not a limit of the model.
     """
     multiple, chunk = PATCH * configs["vae"].get("scale_factor_spatial", 8), chunk_frames(configs)
     return Limits(
@@ -63,7 +64,7 @@ def limits(configs: Configs) -> Limits:
 
 
 def defaults(configs: Configs) -> Defaults:
-    """Those of the released model, whatever the size of the checkpoint."""
+    """The defaults of the released model."""
     return Defaults(
         width=640,
         height=384,
@@ -76,15 +77,9 @@ def defaults(configs: Configs) -> Defaults:
 
 
 TRANSFORMER_WEIGHTS = WeightMap(
-    renames=(
-        (r"^blocks\.", "stack.blocks."),
-        (r"^norm_out\.", ""),
-        (r"\.ffn\.net\.0\.proj\.", ".ffn.up."),
-        (r"\.ffn\.net\.2\.", ".ffn.down."),
-        (r"\.to_out\.0\.", ".to_out."),
-    ),
-    fused={"attn1.to_qkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"), "attn2.to_kv": ("attn2.to_k", "attn2.to_v")},
-    float32=(r"(^|\.)scale_shift_table$", r"\.norm2\.", r"\.time_embedder\.", r"\.history_key_scale$"),
+    renames=(*CROSS_DIT_WEIGHTS.renames, (r"^norm_out\.", "")),
+    fused=CROSS_DIT_WEIGHTS.fused,
+    float32=(*CROSS_DIT_WEIGHTS.float32, r"\.history_key_scale$"),
 )
 
 SPECS = (

@@ -1,4 +1,4 @@
-"""The denoiser of Helios: the blocks of Wan over the tokens of a chunk and of what came before it."""
+"""The transformer of Helios: the blocks of Wan over the tokens of a chunk and of its history."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from omni_grpc.ops.norm import norm_modulate
 from omni_grpc.pipeline.patches import Grid
 
 SCALES: Mapping[str, int] = {LONG: 4, MID: 2, SHORT: 1}
-"""A token of the history is so many latent frames, and so many patches high and wide."""
+"""The size of a token of the history: in latent frames, and in patches of height and width."""
 
 MAX_KEY_SCALE = 10.0
 
 
 class HistoryAttention(CrossDitSelfAttention):
-    """Self attention in which the keys of the history are longer, by a factor of 1 to 10 that each head has learnt.
+    """Self attention in which the keys of the history are scaled by a learned factor of 1 to 10 per head.
 
-    The rows have "past" [T_joint] bound to "joint": which tokens are of the history.
+    "past" [T_joint] is bound to the rows: which tokens belong to the history.
     """
 
     def __init__(self, num_heads: int, head_size: int, eps: float, *, scales: int) -> None:
@@ -45,11 +45,11 @@ class HistoryAttention(CrossDitSelfAttention):
 
 
 class HeliosTransformer(nn.Module):
-    """Velocity of the latents' tokens of one chunk.
+    """Predicts the velocity of the tokens of one chunk.
 
     A row has the streams "long", "mid", "short" (the history) and "img" (the chunk), which attend to each other, and
-    "txt" aside. What the steps of a chunk do not change comes bound to the rows: the history's tokens under the names
-    of its streams, "rope" [T_joint, D / 2, 2], "past" [T_joint], "text_k" and "text_v" [T_txt, blocks, H, D]. "blocks"
+    "txt" aside. What no step of a chunk changes is bound to the rows: the tokens of the history under the names of its
+    streams, "rope" [T_joint, D / 2, 2], "past" [T_joint], "text_k" and "text_v" [T_txt, blocks, H, D]. "blocks"
     [M, 1, 6C] and "final" [M, 2C] come with the timestep; the history is at level 1, where it is always 0.
     """
 
@@ -112,14 +112,15 @@ class HeliosTransformer(nn.Module):
         return Row.of(aside=(TXT,), txt=text_tokens, **past, img=CHUNK * height * width)
 
     def text(self, embeds: Tensor) -> dict[str, tuple[str, Tensor]]:
-        """Hidden states of the text encoder [T_txt, text_channels] -> constants: keys and values of every block."""
+        """Hidden states of the text encoder [T_txt, text_channels] -> keys and values of every block, as constants."""
         blocks = cast(Sequence[CrossDiTBlock], self.stack.group("blocks"))
         return text_constants(blocks, self.condition_embedder.text_embedder(embeds))
 
     def history(self, first: Tensor, last: Tensor) -> dict[str, tuple[str, Tensor]]:
-        """Constants: the tokens of what came before a chunk.
+        """Constants: the tokens of the history.
 
-        first: the first latent frame of the video, [C, 1, h, w]. last: the last ones, [C, sum(HISTORY), h, w].
+        first: the first latent frame of the video, [C, 1, h, w]. last: the ones before the chunk, [C, sum(HISTORY), h,
+        w].
         """
         frames = dict(zip(HISTORY, last.split(list(HISTORY.values()), 1), strict=True))
         frames[SHORT] = torch.cat([first, frames[SHORT]], 1)
@@ -131,10 +132,10 @@ class HeliosTransformer(nn.Module):
         return tokens
 
     def positions(self, height: int, width: int) -> dict[str, tuple[str, Tensor]]:
-        """Constants: the rotary tables of a row, and which of its tokens are past. Height and width in tokens.
+        """Constants: the RoPE tables of a row, and which of its tokens belong to the history. Sizes in tokens.
 
-        Frames are counted from the first one of the video, as if the history came right after it. A coarse token has
-        the mean of the tables of what it covers.
+        Frames are counted as if the history followed the first frame of the video. A coarse token has the mean of the
+        tables of what it covers.
         """
         device = self.proj_out.weight.device
         start, tables = 1, {}
@@ -151,8 +152,8 @@ class HeliosTransformer(nn.Module):
         return {"rope": (JOINT, torch.cat([*tables.values()])), "past": (JOINT, past)}
 
     def modulation(self, t: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Timesteps float32 [S], in the scheduler's units -> the modulation vectors of every step, [S, 2, ...] each:
-        those of the chunk, and those of what came before it. `dtype` is that of the tokens.
+        """Timesteps float32 [S] in the scheduler's units -> modulation vectors by name, [S, 2, ...] each: for the
+        chunk, and for the history at timestep 0. dtype: of the tokens.
         """
         temb, shared = self.condition_embedder.time(torch.cat([t, t.new_zeros(1)]), dtype)
         vectors = {**self.stack.modulation(shared), "final": (self.scale_shift_table + temb[:, None]).flatten(1)}
@@ -164,12 +165,12 @@ class HeliosTransformer(nn.Module):
         img = self.stack(carry, rows)[IMG]
         shift, scale = rows["final"].chunk(2, -1)
         patches = self.proj_out(norm_modulate(img, scale, shift, rows.index[IMG], self.eps))
-        # it projects to pixels of channels; tokens are channels of pixels
+        # proj_out orders values channel last; tokens are channel first
         out: Tensor = patches.unflatten(-1, (PATCH**2, -1)).transpose(1, 2).flatten(1)
         return out
 
     def _rope_table(self, t: Tensor, height: int, width: int) -> Tensor:
-        """Rotary table of a grid, channel first: [D, frames, height, width]."""
+        """RoPE table of a grid, channel first: [D, frames, height, width]."""
         y, x = (torch.arange(size, device=t.device) for size in (height, width))
         angles = rope_table(torch.cartesian_prod(t, y, x), self.axes, self.theta)
         table: Tensor = angles.flatten(1).T.unflatten(1, (len(t), height, width))
@@ -177,7 +178,7 @@ class HeliosTransformer(nn.Module):
 
 
 def _history_grid(name: str, height: int, width: int) -> Grid:
-    """The grid of a stream of the history; height and width of the chunk's tokens."""
+    """The grid of a stream of the history. Height and width: of the chunk, in tokens."""
     scale = SCALES[name]
     frames = HISTORY[name] + (name == SHORT)
     return Grid(
@@ -190,7 +191,7 @@ def _history_grid(name: str, height: int, width: int) -> Grid:
 
 
 def _pad_to_tokens(x: Tensor, name: str, patch: int = 1) -> Tensor:
-    """x [C, frames, h, w] with its last values repeated until whole tokens of a stream of the history cover it."""
+    """x [C, frames, h, w], padded by repeating its last values to whole tokens of a stream of the history."""
     scale = SCALES[name]
     frames, height, width = -x.shape[1] % scale, -x.shape[2] % (scale * patch), -x.shape[3] % (scale * patch)
     return F.pad(x[None], (0, width, 0, height, 0, frames), mode="replicate")[0]

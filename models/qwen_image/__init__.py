@@ -1,7 +1,6 @@
-"""Qwen-Image: text to image, a dual-stream transformer (https://arxiv.org/abs/2508.02324)."""
+"""Qwen-Image: text to image with a dual-stream transformer (https://arxiv.org/abs/2508.02324)."""
 
-from collections.abc import Mapping
-
+from omni_grpc.nn.block_weights import DUAL_STREAM_FUSED, DUAL_STREAM_SPLITS
 from omni_grpc.types.request import Guidance, GuidanceNorm, Task
 from omni_grpc.types.spec import (
     Configs,
@@ -10,15 +9,13 @@ from omni_grpc.types.spec import (
     Limits,
     ModelSpec,
     SingleFile,
-    Split,
-    SplitKind,
     WeightMap,
     image_limits,
     vae_scale_factor,
 )
 
 PATCH = 2
-"""Latents are packed in patches of 2 x 2 into one token."""
+"""A token is a patch of 2 x 2 latent pixels."""
 
 
 def limits(configs: Configs) -> Limits:
@@ -26,7 +23,7 @@ def limits(configs: Configs) -> Limits:
 
 
 def defaults(configs: Configs) -> Defaults:
-    """Those of the released model, whatever the size of the checkpoint."""
+    """The defaults of the released model."""
     return Defaults(width=1024, height=1024, steps=50, guidance=Guidance(true_cfg_scale=4.0, norm=GuidanceNorm.RENORM))
 
 
@@ -38,21 +35,8 @@ TRANSFORMER_WEIGHTS = WeightMap(
         (r"\.(img|txt)_mlp\.net\.2\.", r".\1_mlp.down."),
         (r"\.attn\.to_out\.0\.", ".attn.to_out."),
     ),
-    fused={
-        "attn.to_qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
-        "attn.add_qkv_proj": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
-    },
+    fused=DUAL_STREAM_FUSED,
 )
-
-TRANSFORMER_SPLITS: Mapping[str, Split] = {
-    "*.attn.to_qkv": Split(SplitKind.COLUMN),
-    "*.attn.add_qkv_proj": Split(SplitKind.COLUMN),
-    "*.attn.attention": Split(SplitKind.HEADS),
-    "*.attn.to_out": Split(SplitKind.ROW),
-    "*.attn.to_add_out": Split(SplitKind.ROW),
-    "*_mlp.up": Split(SplitKind.COLUMN),
-    "*_mlp.down": Split(SplitKind.ROW),
-}
 
 SPECS = (
     ModelSpec(
@@ -64,10 +48,10 @@ SPECS = (
         limits=limits,
         defaults=defaults,
         weights={"transformer": TRANSFORMER_WEIGHTS},
-        tensor_parallel={"transformer": TRANSFORMER_SPLITS},
-        # they have the checkpoint's own names
+        tensor_parallel={"transformer": DUAL_STREAM_SPLITS},
+        # the files have the tensor names of the checkpoint
         single_file=SingleFile(architectures=("qwen_image",)),
-        # TeaCache's polynomial for this model's first modulated input, as other servers have it; not fitted here
+        # TeaCache's polynomial for the first modulated input of this model, as in other servers; not fitted here
         cache_coefficients=(-450.0, 280.0, -45.0, 3.2, -0.02),
     ),
 )

@@ -1,4 +1,4 @@
-"""The denoiser of Qwen-Image: embed, one stack of dual-stream blocks, project."""
+"""The transformer of Qwen-Image: embedders, one stack of dual-stream blocks, projection."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SERVED: Mapping[str, bool] = {
 
 
 class QwenImageTransformer(nn.Module):
-    """Velocity of the latents' tokens.
+    """Predicts the velocity of the latents' tokens.
 
-    What does not depend on the latents is computed ahead, once per request, by `text`, `rope` and `modulation`, and
-    comes bound to the rows: "txt" [T_txt, C], "rope" [T_joint, D / 2, 2], "dual" [M, blocks, 12C] and "final" [M, 2C].
+    What does not depend on the latents is computed once per request by `text`, `rope` and `modulation`, and is bound to
+    the rows: "txt" [T_txt, C], "rope" [T_joint, D / 2, 2], "dual" [M, blocks, 12C] and "final" [M, 2C].
     """
 
     def __init__(
@@ -76,10 +76,9 @@ class QwenImageTransformer(nn.Module):
         return out
 
     def rope(self, text_tokens: int, height: int, width: int) -> Tensor:
-        """Rotary tables of a row [T_txt + height * width, D / 2, 2]; height and width in tokens.
+        """RoPE tables of a row, [T_txt + height * width, D / 2, 2]; height and width in tokens.
 
-        Positions are (frame, y, x). The image is centred on 0; text goes on along the diagonal from where the image
-        ends.
+        Positions are (frame, y, x). The image is centered on 0. Text continues along the diagonal where the image ends.
         """
         device = self.proj_out.weight.device
         y, x = (torch.arange(size, device=device) - (size - size // 2) for size in (height, width))
@@ -88,7 +87,7 @@ class QwenImageTransformer(nn.Module):
         return rope_table(torch.cat([text[:, None].expand(-1, 3), image]), self.axes)
 
     def modulation(self, t: Tensor) -> dict[str, Tensor]:
-        """Timesteps [S], in 0..1 -> every modulation vector of every step: [S, ...] each."""
+        """Timesteps [S] in 0..1 -> the modulation vectors of all blocks by name, [S, ...] each."""
         temb = F.silu(self.time_text_embed(t))
         return {**self.stack.modulation(temb), "final": self.norm_out.modulation(temb)}
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from omni_grpc.nn.block_weights import CROSS_DIT_WEIGHTS
 from omni_grpc.types.errors import CheckpointError
 from omni_grpc.types.request import Guidance, Task
 from omni_grpc.types.spec import (
@@ -15,13 +16,12 @@ from omni_grpc.types.spec import (
     SingleFile,
     Split,
     SplitKind,
-    WeightMap,
     check_config,
     vae_scale_factor,
 )
 
 TEXT_TOKENS = 512
-"""Length that every text is brought to: shorter ones get zeros, which are attended."""
+"""Length of every prompt: shorter ones are padded with zeros, which are attended."""
 
 SERVED: Mapping[str, Any] = {
     "added_kv_proj_dim": None,
@@ -34,7 +34,7 @@ SERVED: Mapping[str, Any] = {
 
 
 def variant(configs: Configs) -> Mapping[str, Any]:
-    """Where the checkpoint has one transformer whose tokens have timesteps of their own (TI2V), it does both tasks.
+    """A checkpoint whose tokens have timesteps of their own (TI2V) does both tasks.
 
     Raises CheckpointError for a member of the family that is not served yet.
     """
@@ -55,20 +55,20 @@ def variant(configs: Configs) -> Mapping[str, Any]:
 
 
 def pixels_per_token(configs: Configs) -> int:
-    """Every stage of the VAE but one halves the picture, after what its own patches do; then come the transformer's."""
+    """Along an edge: the patches of the transformer, times the downscaling of the VAE with its own patches."""
     vae = configs["vae"]
     return int(configs["transformer"]["patch_size"][1] * (vae.get("patch_size") or 1) * vae_scale_factor(vae))
 
 
 def frames_per_latent(configs: Configs) -> int:
-    """The first frame has a latent of its own; after it, one latent stands for so many frames."""
+    """Frames per latent frame, after the first frame, which has a latent frame of its own."""
     return int(2 ** sum(configs["vae"]["temperal_downsample"]))
 
 
 def limits(configs: Configs) -> Limits:
     """Sizes and numbers of frames follow from the VAE and the patches.
 
-    The most pixels and frames are a choice, not a limit of the model: 1920 x 1088 pixels and 257 frames.
+    The most pixels and frames (1920 x 1088 and 257) are a choice, not a limit of the model.
     """
     multiple = pixels_per_token(configs)
     return Limits(
@@ -84,7 +84,7 @@ def limits(configs: Configs) -> Limits:
 
 
 def defaults(configs: Configs) -> Defaults:
-    """Those of the released models: TI2V, image to video with two experts, text to video with two, and with one."""
+    """The defaults of the released models: TI2V, image to video and text to video with two experts, and with one."""
     index = configs[""]
     boundary = index.get("boundary_ratio")
     if index.get("expand_timesteps"):
@@ -100,20 +100,9 @@ def defaults(configs: Configs) -> Defaults:
 
 
 def _defaults(width: int, height: int, **others: Any) -> Defaults:
-    """A video that starts with a picture has its shape, and as many pixels as others."""
+    """A video from a first frame has the aspect ratio of that frame, and as many pixels as other videos."""
     return Defaults(width=width, height=height, image_area=width * height, negative_prompt="", **others)
 
-
-TRANSFORMER_WEIGHTS = WeightMap(
-    renames=(
-        (r"^blocks\.", "stack.blocks."),
-        (r"\.ffn\.net\.0\.proj\.", ".ffn.up."),
-        (r"\.ffn\.net\.2\.", ".ffn.down."),
-        (r"\.to_out\.0\.", ".to_out."),
-    ),
-    fused={"attn1.to_qkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"), "attn2.to_kv": ("attn2.to_k", "attn2.to_v")},
-    float32=(r"(^|\.)scale_shift_table$", r"\.norm2\.", r"\.time_embedder\."),
-)
 
 TRANSFORMER_SPLITS: Mapping[str, Split] = {
     "*.attn1.to_qkv": Split(SplitKind.COLUMN),
@@ -129,7 +118,7 @@ TRANSFORMER_SPLITS: Mapping[str, Split] = {
 SINGLE_FILE = SingleFile(
     architectures=("wan",),
     layouts=(
-        # the names of https://github.com/Wan-Video/Wan2.1
+        # names of https://github.com/Wan-Video/Wan2.1
         FileLayout(
             mark="blocks.0.self_attn.q.weight",
             renames=(
@@ -163,7 +152,7 @@ SPECS = (
         limits=limits,
         defaults=defaults,
         variant=variant,
-        weights={"transformer": TRANSFORMER_WEIGHTS, "transformer_2": TRANSFORMER_WEIGHTS},
+        weights={"transformer": CROSS_DIT_WEIGHTS, "transformer_2": CROSS_DIT_WEIGHTS},
         tensor_parallel={"transformer": TRANSFORMER_SPLITS, "transformer_2": TRANSFORMER_SPLITS},
         single_file=SINGLE_FILE,
         takes=frozenset({"num_frames"}),
@@ -177,7 +166,7 @@ SPECS = (
         limits=limits,
         defaults=defaults,
         variant=variant,
-        weights={"transformer": TRANSFORMER_WEIGHTS, "transformer_2": TRANSFORMER_WEIGHTS},
+        weights={"transformer": CROSS_DIT_WEIGHTS, "transformer_2": CROSS_DIT_WEIGHTS},
         tensor_parallel={"transformer": TRANSFORMER_SPLITS, "transformer_2": TRANSFORMER_SPLITS},
         single_file=SINGLE_FILE,
         takes=frozenset({"num_frames", "first_frame", "last_frame"}),

@@ -1,4 +1,4 @@
-"""The denoiser of Wan: patches in, one stack of blocks with self and cross attention, patches out."""
+"""The transformer of Wan: patch embedding, one stack of blocks with self and cross attention, projection."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from omni_grpc.ops.norm import norm_modulate
 
 
 class WanTransformer(nn.Module):
-    """Velocity of the latents' tokens. Values within a token are ordered channel first, going in and coming out.
+    """Predicts the velocity of the latents' tokens. Values within a token are ordered channel first, in and out.
 
-    What does not depend on the latents is computed ahead, once per request, by `text`, `rope` and `modulation`, and
-    comes bound to the rows: "text_k" and "text_v" [T_txt, blocks, H, D], "rope" [T_img, D / 2, 2], "blocks" [M, 1, 6C]
+    What does not depend on the latents is computed once per request by `text`, `rope` and `modulation`, and is bound to
+    the rows: "text_k" and "text_v" [T_txt, blocks, H, D], "rope" [T_img, D / 2, 2], "blocks" [M, 1, 6C]
     and "final" [M, 2C].
     """
 
@@ -42,7 +42,7 @@ class WanTransformer(nn.Module):
     ) -> None:
         super().__init__()
         channels = num_heads * head_size
-        # height and width get a third of a head each, rounded down to pairs; time gets what is left
+        # RoPE: height and width get a third of the head each, rounded down to pairs; time gets the rest
         side = 2 * (head_size // 6)
         self.axes = (head_size - 2 * side, side, side)
         self.out_channels = out_channels
@@ -72,19 +72,19 @@ class WanTransformer(nn.Module):
         )
 
     def text(self, embeds: Tensor) -> dict[str, tuple[str, Tensor]]:
-        """Hidden states of the text encoder [T_txt, text_channels] -> every block's keys and values, as constants."""
+        """Hidden states of the text encoder [T_txt, text_channels] -> keys and values of every block, as constants."""
         blocks = cast(Sequence[CrossDiTBlock], self.stack.group("blocks"))
         return text_constants(blocks, self.condition_embedder.text_embedder(embeds))
 
     def rope(self, frames: int, height: int, width: int) -> Tensor:
-        """Rotary tables of a video [frames * height * width, D / 2, 2]; sizes in tokens, positions from 0."""
+        """RoPE tables of a video, [frames * height * width, D / 2, 2]; sizes in tokens, positions from 0."""
         device = self.scale_shift_table.device
         positions = torch.cartesian_prod(*(torch.arange(size, device=device) for size in (frames, height, width)))
         return rope_table(positions, self.axes, dtype=torch.float64)
 
     def modulation(self, t: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Timesteps float32 [S] in the scheduler's units -> their modulation vectors, [S, ...] each; `dtype` is that of
-        the tokens.
+        """Timesteps float32 [S] in the scheduler's units -> modulation vectors by name, [S, ...] each. dtype: of the
+        tokens.
         """
         temb, shared = self.condition_embedder.time(t, dtype)
         return {**self.stack.modulation(shared), "final": (self.scale_shift_table + temb[:, None]).flatten(1)}
@@ -94,6 +94,6 @@ class WanTransformer(nn.Module):
         img = self.stack({IMG: self.patch_embedding(tokens)}, rows)[IMG]
         shift, scale = rows["final"].chunk(2, -1)
         patches = self.proj_out(norm_modulate(img, scale, shift, rows.index[IMG], self.eps))
-        # it projects to pixels of channels; tokens are channels of pixels
+        # proj_out orders values channel last; tokens are channel first
         out: Tensor = patches.unflatten(-1, (-1, self.out_channels)).transpose(1, 2).flatten(1)
         return out

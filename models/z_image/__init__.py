@@ -1,4 +1,4 @@
-"""Z-Image and Z-Image-Turbo: text to image, a single-stream transformer (https://arxiv.org/abs/2511.22699)."""
+"""Z-Image and Z-Image-Turbo: text to image with a single-stream transformer (https://arxiv.org/abs/2511.22699)."""
 
 from collections.abc import Mapping
 
@@ -20,25 +20,23 @@ from omni_grpc.types.spec import (
 )
 
 PATCH = 2
-"""Latents are packed in patches of 2 x 2 into one token."""
+"""A token is a patch of 2 x 2 latent pixels."""
 
 TURBO_SHIFT = 3.0
-"""The released Turbo has this shift in its scheduler's config, and the model that it was distilled from has 6. Nothing
-else in a checkpoint tells them apart."""
+"""The shift in the scheduler's config of the released Turbo; the base model has 6. Nothing else in a checkpoint tells
+them apart."""
 
 
 def limits(configs: Configs) -> Limits:
-    """No edge is longer than the positions that the rotary tables of the checkpoint have for it. The authors recommend
-    2048 x 2048 pixels at most.
+    """The longest edge is as many tokens as the RoPE axes of the checkpoint have positions. The authors recommend at
+    most 2048 x 2048 pixels.
     """
     multiple = PATCH * vae_scale_factor(configs["vae"])
     return image_limits(multiple, max_size=min(4096, multiple * min(configs["transformer"]["axes_lens"][1:])))
 
 
 def defaults(configs: Configs) -> Defaults:
-    """Those of the two released models, whatever the size of the checkpoint: the distilled one takes few steps and is
-    not guided.
-    """
+    """The defaults of the two released models: the distilled one takes few steps, without guidance."""
     turbo = configs["scheduler"].get("shift") == TURBO_SHIFT
     guidance = Guidance(true_cfg_scale=0.0 if turbo else 5.0)
     return Defaults(width=1024, height=1024, steps=8 if turbo else 50, guidance=guidance, negative_prompt="")
@@ -68,7 +66,7 @@ TRANSFORMER_SPLITS: Mapping[str, Split] = {
 }
 
 SINGLE_FILE = SingleFile(
-    # as the model family that it is built like is called there
+    # GGUF files name the architecture that Z-Image derives from
     architectures=("lumina2", "z_image"),
     layouts=(
         # the names of https://github.com/Tongyi-MAI/Z-Image

@@ -1,4 +1,4 @@
-"""The denoiser of Z-Image: refine text and image apart, run one stack over both, project."""
+"""The transformer of Z-Image: refiners for text and for image, one stack of blocks over both, projection."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ SERVED: Mapping[str, Any] = {
 """Settings that other members of the family change, and the values that are served."""
 
 MULTIPLE = 32
-"""Text and image are each filled up to a multiple of this with learned tokens, which are attended like all others."""
+"""Text and image are each padded to a multiple of this with learned tokens, which are attended like all others."""
 
 TIME_CHANNELS = 256
-"""Channels of the timestep's embedding, at most; also the frequencies that it is made from."""
+"""Channels of the timestep embedding at most, and of the sinusoid that it is made from."""
 TIME_HIDDEN = 1024
 
 
 def padding(tokens: int) -> int:
-    """How many tokens fill up so many."""
+    """How many padding tokens follow so many tokens."""
     return -tokens % MULTIPLE
 
 
 class FinalLayer(nn.Module):
-    """LayerNorm without affine, scaled by the timestep, and the projection to latents."""
+    """LayerNorm without affine, scaled by the timestep; then the projection to latents."""
 
     def __init__(self, channels: int, temb_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -60,10 +60,10 @@ class FinalLayer(nn.Module):
 
 
 class ZImageTransformer(nn.Module):
-    """Velocity of the latents' tokens, from noise to image: the sign is the opposite of the schedulers'.
+    """Predicts the velocity of the latents' tokens, from noise to image: the opposite sign of the schedulers'.
 
-    What does not depend on the latents is computed ahead, once per request, by `text`, `rope` and `modulation`, and
-    comes bound to the rows: "txt" [T_txt, C], "pad" bool [T_img, 1] (which tokens fill up), "rope" [T_joint, D / 2, 2],
+    What does not depend on the latents is computed once per request by `text`, `rope` and `modulation`, and is bound to
+    the rows: "txt" [T_txt, C], "pad" bool [T_img, 1] (which tokens are padding), "rope" [T_joint, D / 2, 2],
     "rope_img" [T_img, D / 2, 2], "noise" and "single" [M, blocks, 4C], "final" [M, C].
     """
 
@@ -122,9 +122,9 @@ class ZImageTransformer(nn.Module):
         )
 
     def text(self, embeds: Tensor, rope: Tensor, rows: Rows) -> Tensor:
-        """Hidden states of the text encoder [T, text_channels] -> the text tokens, filled up and refined [T_txt, C].
+        """Hidden states of the text encoder [T, text_channels] -> the text tokens, padded and refined, [T_txt, C].
 
-        rope: [T_txt, D / 2, 2]; rows: a batch of this text's row alone.
+        rope: [T_txt, D / 2, 2]. rows: a batch of the row of this text alone.
         """
         txt = torch.cat([self.cap_embedder(embeds), self.cap_pad_token.expand(padding(len(embeds)), -1)])
         rows.bind("rope_txt", TXT, [rope])
@@ -134,10 +134,10 @@ class ZImageTransformer(nn.Module):
         return refined
 
     def rope(self, text: int, height: int, width: int) -> Tensor:
-        """Rotary tables of a row [T_txt + T_img, D / 2, 2] of `text` tokens, filled up; height and width in tokens.
+        """RoPE tables of a row, [T_txt + T_img, D / 2, 2]. text: tokens with padding; height and width in tokens.
 
-        Positions are (time, y, x): text goes along the first axis from 1 on, the image lies behind it. What fills up
-        the text goes on with it; what fills up the image is all at 0.
+        Positions are (time, y, x). Text runs along the first axis from 1, and so does its padding; the image follows
+        it. The padding of the image is at (0, 0, 0).
         """
         device = self.x_pad_token.device
         along = torch.arange(1, text + 1, device=device)
@@ -148,7 +148,7 @@ class ZImageTransformer(nn.Module):
         return rope_table(positions, self.axes, self.theta, torch.float64)
 
     def modulation(self, t: Tensor) -> dict[str, Tensor]:
-        """Timesteps float32 [S], from 0 (noise) to 1 -> every modulation vector of every step: [S, ...] each."""
+        """Timesteps float32 [S] from 0 (noise) to 1 -> the modulation vectors of all blocks by name, [S, ...] each."""
         frequencies = sinusoid(t * self.t_scale, TIME_CHANNELS, scale=1.0).to(self.x_pad_token.dtype)
         temb = self.t_embedder(frequencies)
         tables = {**self.noise_refiner.modulation(temb), **self.stack.modulation(temb)}

@@ -1,1 +1,1 @@
-"""The model contract: prepare, predict, advance, decode, and what happens between them for every model alike."""
+"""Pipelines: what a model implements (prepare, predict, advance, decode), and what all models have in common."""

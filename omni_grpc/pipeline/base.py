@@ -1,4 +1,4 @@
-"""Pipeline: what a model family implements, and all of it."""
+"""Pipeline: the interface of a model. Model families implement it through ImagePipeline or LatentDiffusionPipeline."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from omni_grpc.types.request import Guidance, Request
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NextStep:
-    """The step is done and another follows."""
+    """The step is done, and another one follows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AnotherPrediction:
-    """The step needs one more prediction, at the latents as they are now (samplers of second order)."""
+    """The step needs one more prediction, at the current latents (samplers of second order)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SegmentFinished:
-    """A part of the output is finished: decode it now, while the next part takes its steps (long video).
+    """A segment of the output is finished: decode it now, while the next one is denoised (long videos).
 
-    latents: [T, C], what `decode` gets. The state has moved on to its next part: `segment` counts it, and `evaluation`
-    is 0 again.
+    latents: [T, C], to be decoded. The state has already moved to its next segment, and its `evaluation` is 0 again.
     """
 
     latents: Tensor
@@ -39,25 +38,26 @@ class SegmentFinished:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
-    """The last step is done: decode."""
+    """The last step is done: decode the state's latents."""
 
 
 Outcome = NextStep | AnotherPrediction | SegmentFinished | Finished
 
 
 class Pipeline(nn.Module, abc.ABC):
-    """One model. It holds weights; what it learns about a request is in that request's states."""
+    """One model. It holds weights; everything about a request is in the states of that request."""
 
     @classmethod
     @abc.abstractmethod
     def load(cls, loader: Loader) -> Self:
-        """The pipeline with its weights in place. Raises CheckpointError where the checkpoint does not fit."""
+        """Loads the pipeline. Raises CheckpointError for a checkpoint that does not fit."""
 
     @abc.abstractmethod
     def prepare(self, request: Request) -> list[State]:
-        """One state per output: text encoded, noise drawn, and all that does not depend on the step computed.
+        """One state per output: prompts encoded, noise drawn, and everything computed that does not depend on the
+        latents.
 
-        The branch of the negative prompt is there exactly where `request.negative_prompt` is not None.
+        A state has the branch of the negative prompt if and only if `request.negative_prompt` is not None.
         """
 
     @abc.abstractmethod
@@ -65,19 +65,19 @@ class Pipeline(nn.Module, abc.ABC):
         """One forward of the denoiser over packed rows -> a prediction for each token of `batch["latents"]`, [T, C]."""
 
     def guidance(self, state: State) -> Guidance:
-        """How the predictions of the state's next evaluation are combined."""
+        """How classifier-free guidance combines the predictions of the state's next evaluation."""
         return state.guidance
 
     def advance(self, state: State, prediction: Tensor) -> Outcome:
-        """Moves the state one evaluation on, given its guided prediction [T, C]."""
+        """Moves the state on by one evaluation, given its guided prediction [T, C]."""
         return advance(state, prediction)
 
     @abc.abstractmethod
     def decode(self, state: State, latents: Tensor) -> list[Output]:
-        """Finished latents [T, C] as outputs: those of the state or, before it is done, of one of its segments."""
+        """Decodes finished latents [T, C]: those of the state, or of one of its segments."""
 
     def join(self, parts: Sequence[Output]) -> Output:
-        """The decoded segments of one output as one. The default puts them end to end."""
+        """Joins the decoded segments of one output. The default puts them end to end."""
         return join(parts)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ class Pipeline(nn.Module, abc.ABC):
 
 
 def advance(state: State, prediction: Tensor) -> Outcome:
-    """Takes one evaluation of the state's schedule: the step from this prediction that was computed ahead, if any."""
+    """Takes one evaluation of the state's schedule. A step that was precomputed from this prediction is reused."""
     step, ahead = state.index, state.ahead
     if ahead is not None and ahead.prediction is prediction and ahead.evaluation == state.evaluation:
         state.schedule.skip(state.evaluation)

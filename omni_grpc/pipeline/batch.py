@@ -1,4 +1,4 @@
-"""From states to one packed batch, and from its predictions back to states."""
+"""Packs states into one batch for the denoiser, and gives its predictions back to the states."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LATENTS = "latents"
 
 
 def assemble(states: Sequence[State], layouts: LayoutCache, previous: Rows | None = None) -> Rows:
-    """The rows of every branch of every state, state by state, with what the denoiser reads in their next evaluation.
+    """Packs one row per branch of every state, with what the denoiser reads in their next evaluation.
 
-    Bound are "latents" with the context tokens after them, each constant of the branches' conds, and one evaluation's
-    slice of each of their tables. `previous` is the batch of the step before: where the rows are the same, its packed
-    constants are used again.
+    Bound to the rows are "latents" (followed by the context tokens), each constant of the branches' conds, and the
+    current evaluation's slice of each of their tables. `previous`: the batch of the step before, whose packed constants
+    are used again if the rows are the same.
     """
     owners = [(state, branch) for state in states for branch in state.branches]
     conds = [state.cond[branch] for state, branch in owners]
@@ -47,8 +47,8 @@ def assemble(states: Sequence[State], layouts: LayoutCache, previous: Rows | Non
 
 
 def predict(pipeline: Pipeline, rows: Rows) -> dict[State, dict[str, Tensor]]:
-    """One forward for all rows: state -> branch -> prediction [T, C]. No state moves; what the predictions make of
-    those whose schedule is Euler's is computed in one go, and waits in them.
+    """One forward for all rows: state -> branch -> prediction [T, C]. No state moves. Euler steps are computed for all
+    states at once, and stored in `State.ahead` until `advance` takes them.
     """
     predictions: dict[State, dict[str, Tensor]] = {}
     packed = pipeline.predict(rows)
@@ -60,8 +60,8 @@ def predict(pipeline: Pipeline, rows: Rows) -> dict[State, dict[str, Tensor]]:
 
 
 def advance(pipeline: Pipeline, state: State, predictions: Mapping[str, Tensor]) -> Outcome:
-    """Guides one state and moves it on, given the predictions of its branches. What features keep of a segment is gone
-    with its end.
+    """Applies guidance to the predictions of one state's branches, and moves the state on. At the end of a segment,
+    what features keep in `State.slots` is dropped.
     """
     ahead = state.ahead
     if ahead is not None and ahead.evaluation == state.evaluation:
@@ -74,7 +74,7 @@ def advance(pipeline: Pipeline, state: State, predictions: Mapping[str, Tensor])
 
 
 def _precompute_steps(pipeline: Pipeline, rows: Rows, packed: Tensor) -> None:
-    """Guides the states of a batch and takes their steps, as far as these are Euler's, given the prediction [T, C]."""
+    """Guidance and the next step of all states whose schedule takes Euler steps, in one kernel. packed: [T, C]."""
     latents, offsets = rows[LATENTS], rows.stream(rows.bound[LATENTS][0]).offsets
     places: dict[State, dict[str, int]] = {}
     for (state, branch), offset in zip(rows.owners, offsets, strict=False):
@@ -109,5 +109,5 @@ def _tokens(state: State) -> Tensor:
 
 
 def single_row(state: State, branch: str, row: Row) -> AbstractContextManager[Rows]:
-    """Makes one sequence the active batch for the length of the block: for what is computed ahead of the steps."""
+    """Context manager that makes one row the active batch, for what is computed once before the steps."""
     return activate(Rows([(state, branch)], [row], LayoutCache(state.latents.device, capacity=1)))

@@ -1,8 +1,8 @@
-"""The causal VAEs of videos (Wan's, which Qwen-Image has too) in fewer operations, with diffusers' weights and classes.
+"""Faster causal VAEs (Wan, Qwen-Image), with the weights and classes of diffusers.
 
-A first frame has nothing before it: a causal convolution of three frames is then one of a single frame, with the last
-third of its weights. And on a CPU torch has no quick convolution in three dimensions, but one in two: frames that are
-convolved together become channels.
+Before the first frame there is only padding, so its causal convolution over three frames is a convolution of that frame
+alone, with the last third of the weights. And on a CPU, where torch has no fast 3D convolution, frames become channels
+of a 2D convolution.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 Vae = TypeVar("Vae", bound=Any)
 MIN_NORM = 1e-12
-"""What F.normalize divides by at least."""
+"""The smallest norm that F.normalize divides by."""
 
 
 def optimize_causal_vae(vae: Vae) -> Vae:
-    """The same VAE, whose causal convolutions and norms over channels compute the same in less time. Its parts stay
+    """Makes the causal convolutions and RMS norms of a VAE faster, in place; returns the VAE. Its modules stay
     instances of their classes, by which diffusers counts and finds them.
     """
     for part in vae.modules():

@@ -1,4 +1,4 @@
-"""Guidance: one prediction out of the predictions of a request's branches."""
+"""Classifier-free guidance: combines the predictions of a request's branches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from omni_grpc.types.request import Guidance
 
 
 def combine(predictions: Mapping[str, Tensor], guidance: Guidance) -> Tensor:
-    """Classifier-free guidance, rescaled, then normed: see ops.step.guide.
+    """Classifier-free guidance, then guidance rescale, then renormalization: see ops.step.guide.
 
-    predictions: branch -> [T, C]. With the conditional branch alone, that is the result.
+    predictions: branch -> [T, C]. If there is only the conditional branch, its prediction is the result.
     """
     cond = predictions[COND]
     if UNCOND not in predictions:

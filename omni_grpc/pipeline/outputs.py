@@ -1,4 +1,4 @@
-"""What a model makes, as arrays."""
+"""Decoded outputs as arrays."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Samples = NDArray[np.float32]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One output: pixels are height x width x 3|4, or frames x height x width x 3; samples channels x n."""
+    """One output. pixels: [height, width, 3 or 4] or [frames, height, width, 3]; samples: [channels, n]."""
 
     pixels: Pixels | None = None
     samples: Samples | None = None
 
 
 def join(parts: Sequence[Output]) -> Output:
-    """The parts of one output, one after the other: frames of a video, samples of a sound."""
+    """Concatenates the segments of one output in time: the frames of a video, the samples of a sound."""
     if len(parts) == 1:
         return parts[0]
     pixels = [part.pixels for part in parts if part.pixels is not None]
@@ -36,14 +36,14 @@ def join(parts: Sequence[Output]) -> Output:
 
 
 def postprocess(decoded: Tensor) -> Output:
-    """A decoded picture [3, height, width] or video [frames, 3, height, width], see to_uint8."""
+    """Output of a decoded image [3, height, width] or video [frames, 3, height, width] in -1..1: see to_uint8."""
     return Output(pixels=to_uint8(decoded))
 
 
 def to_uint8(pixels: Tensor) -> Pixels:
-    """Pixels [..., 3, height, width] in -1..1 -> [..., height, width, 3]. What lies outside is clipped.
+    """Pixels [..., 3, height, width] in -1..1 -> uint8 [..., height, width, 3]. Values outside are clipped.
 
-    Raises InternalError for values that are not finite: a picture of them would look like a result.
+    Raises InternalError for values that are not finite: an image of them would look like a result.
     """
     made, odd = pixels_to_bytes(pixels.reshape(-1, *pixels.shape[-3:]))
     if odd.item():

@@ -1,4 +1,4 @@
-"""Latents as tokens: patches of channels, side by side in one token."""
+"""Grid: packs latents into tokens (patchify), and unpacks them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """How the tokens of one output lie: frames x height x width tokens, frame by frame and row by row.
+    """The layout of the tokens of one output: frames x height x width tokens, frame by frame and row by row.
 
-    A token holds `depth` frames of `patch` x `patch` latent pixels. Its values are ordered channel first (FLUX,
+    A token is `depth` frames of `patch` x `patch` latent pixels. Its values are ordered channel first (FLUX,
     Qwen-Image, Wan's input), or pixel first where `channels_last` (Z-Image).
     """
 
@@ -27,7 +27,7 @@ class Grid:
         return self.frames * self.height * self.width
 
     def latents_shape(self, channels: int) -> tuple[int, int, int, int]:
-        """The shape of what is packed: [channels, frames, height, width] in latent pixels."""
+        """The shape of the latents that are packed: [channels, frames, height, width] in latent pixels."""
         return channels, self.depth * self.frames, self.patch * self.height, self.patch * self.width
 
     def pack(self, latents: Tensor) -> Tensor:

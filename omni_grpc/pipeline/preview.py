@@ -1,4 +1,4 @@
-"""Pictures of latents, for a look at what is coming: a linear map to RGB, next to free."""
+"""Previews: the denoised latents that a step predicts, and their approximation in RGB, which costs next to nothing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from omni_grpc.types.spec import LatentRgb
 
 
 def predict_x0(latents: Tensor, origin: Tensor, sigma: float, following: float) -> Tensor:
-    """Where the last step leads: the line from `origin` (noise level `sigma`) through `latents` (level `following`),
-    drawn out to no noise at all, of any shape.
+    """The clean latents (x0) that the last step predicts, by extrapolation to noise level 0. It went from `origin` at
+    level `sigma` to `latents` at level `following`; both have the same shape, and so has the result.
 
-    For x = (1 - sigma) * clean + sigma * noise and Euler's step it is the clean prediction itself, x - sigma * velocity
-    (https://arxiv.org/abs/2209.03003). Noisy latents show nothing of the picture before the last few steps.
+    For flow matching, x = (1 - sigma) * x0 + sigma * noise, and Euler's step it equals x - sigma * velocity
+    (https://arxiv.org/abs/2209.03003). Noisy latents themselves show nothing of the image before the last few steps.
     """
     if sigma == following:
         return latents
@@ -23,10 +23,10 @@ def predict_x0(latents: Tensor, origin: Tensor, sigma: float, following: float) 
 
 
 def latent_preview(latents: Tensor, rgb: LatentRgb | None) -> Pixels:
-    """Latents as an image [C, height, width] -> height x width x 3, one pixel for each latent pixel.
+    """Latents [C, height, width] -> uint8 [height, width, 3], one pixel for each latent pixel.
 
-    Without a map of the model's own, the channels are summed up in three groups, and the result is stretched to the
-    range that can be seen: shapes are right, colours mean nothing.
+    rgb: the model's linear map to RGB. Without one, the channels are summed in three groups and the result is stretched
+    to the visible range: shapes are right, colors mean nothing.
     """
     if rgb is not None:
         made = latents_to_bytes(latents, [factor for channel in rgb.factors for factor in channel], rgb.bias)
