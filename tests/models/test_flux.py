@@ -185,6 +185,24 @@ def test_a_picture_changes_what_is_made(kontext: Model) -> None:
 
 
 @torch.inference_mode()
+def test_several_references_follow_the_latents_in_order(kontext: Model) -> None:
+    """The model takes one; the base takes as many as there are."""
+    pipeline, request = flux(kontext), kontext.request(ask(64, 48, **guided()))
+    references = [pipeline.reference(torch.rand(3, *size) * 2 - 1) for size in ((32, 64), (48, 16))]
+    states = [pipeline.new_state(request, output, references) for output in range(len(request.seeds))]
+    pipeline.condition(states, pipeline.encode_prompts(request, references), references)
+    for state in states:
+        assert state.context is not None
+        assert state.context.equal(torch.cat([reference.tokens for reference in references]))
+        for cond in state.cond.values():
+            assert cond.row.lengths == (512, 4 * 3 + 2 * 4 + 3 * 1)
+            expected = pipeline.transformer.rope(512, (3, 4), (2, 4), (3, 1))
+            assert cond.constants["rope"][1].equal(expected)
+    batch = assemble(states, LayoutCache("cpu"))
+    assert pipeline.predict(batch).shape == batch["latents"].shape
+
+
+@torch.inference_mode()
 def test_a_picture_goes_along_as_tokens_that_no_step_changes(kontext: Model) -> None:
     runner, request = kontext.runner(), kontext.request(ask(96, seeds=(1, 2), **shown(131, 50)))
     prepared = runner.prepare(request)
