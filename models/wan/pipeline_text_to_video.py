@@ -31,9 +31,9 @@ HIGH_NOISE, LOW_NOISE = "transformer", "transformer_2"
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class WanState(State):
-    """`later`: the branches' conds under the expert that has not had its turn yet, by its name."""
+    """`pending`: the conds under the expert that has not had its turn yet, expert -> branch -> cond."""
 
-    later: dict[str, dict[str, Conditioning]] = dataclasses.field(default_factory=dict)
+    pending: dict[str, dict[str, Conditioning]] = dataclasses.field(default_factory=dict)
 
 
 class WanPipeline(LatentDiffusionPipeline):
@@ -73,8 +73,8 @@ class WanPipeline(LatentDiffusionPipeline):
         conds = {name: self._conds(name, states[0], row, embeds, video) for name in dict.fromkeys(turns)}
         for state in states:
             assert isinstance(state, WanState)
-            state.later = dict(conds)
-            state.cond = state.later.pop(turns[0])
+            state.pending = dict(conds)
+            state.cond = state.pending.pop(turns[0])
 
     def _video_constants(self, states: Sequence[State], inputs: Mapping[str, Tensor]) -> tuple[Runs, Constants]:
         """The video's part of a row, and the constants of its tokens."""
@@ -128,6 +128,6 @@ class WanPipeline(LatentDiffusionPipeline):
     def advance(self, state: State, prediction: Tensor) -> Outcome:
         assert isinstance(state, WanState)
         outcome = super().advance(state, prediction)
-        if not isinstance(outcome, Finished) and (expert := self._expert(state)) in state.later:
-            state.cond = state.later.pop(expert)
+        if not isinstance(outcome, Finished) and (expert := self._expert(state)) in state.pending:
+            state.cond = state.pending.pop(expert)
         return outcome

@@ -68,18 +68,18 @@ class LatentDiffusionPipeline(Pipeline):
         return states
 
     def encode_inputs(self, request: Request) -> Any:
-        """What the pictures and videos of a request become, once for all its outputs. The methods below get it as
-        `inputs`. By default it is what `preprocess` makes.
+        """Encodes the images and videos of a request, once for all its outputs; by default `preprocess` alone. The
+        methods below get the result as `inputs`.
         """
         return self.preprocess(request)
 
     def preprocess(self, request: Request) -> Mapping[str, Any]:
-        """The pictures and videos of a request as tensors in -1..1, by input: see ModelSpec.preprocess."""
+        """The images and videos of a request as tensors in -1..1, by input: see ModelSpec.preprocess."""
         made: Mapping[str, Any] = self.spec.preprocess(request, self.configs)
         return made
 
     def encode_prompts(self, request: Request, inputs: Any) -> dict[str, PromptEmbeds]:
-        """Branch -> its encoded prompt. `inputs` are for text encoders that also read the pictures."""
+        """Branch -> its encoded prompt. `inputs` are for text encoders that also read the images."""
         return {branch: self.encode_prompt(prompt) for branch, prompt in prompts(request).values()}
 
     def encode_prompt(self, prompt: str) -> PromptEmbeds:
@@ -94,8 +94,8 @@ class LatentDiffusionPipeline(Pipeline):
         All noise comes from a generator on the CPU: a seed means the same noise on any device and in any batch.
         """
         seed = request.seeds[output]
-        grid, generator = self.grid(request.width, request.height, request.num_frames), torch.Generator()
-        generator.manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
+        grid = self.grid(request.width, request.height, request.num_frames)
         more = self.state_fields(request, grid, inputs, generator)
         return self.state_type(
             request=request,
@@ -110,7 +110,7 @@ class LatentDiffusionPipeline(Pipeline):
         )
 
     def state_fields(self, request: Request, grid: Grid, inputs: Any, generator: torch.Generator) -> Mapping[str, Any]:
-        """Further fields of a `state_type`. What they draw from the generator is drawn before the noise."""
+        """Further fields of `state_type`. What they draw from the generator is drawn before the noise."""
         return {}
 
     def grid(self, width: int, height: int, num_frames: int | None = None) -> Grid:
@@ -138,16 +138,19 @@ class LatentDiffusionPipeline(Pipeline):
 
     @abc.abstractmethod
     def condition(self, states: Sequence[State], embeds: Mapping[str, PromptEmbeds], inputs: Any) -> None:
-        """Gives the states of one request all that they need besides their noise and that no step changes: above all
-        `cond`. `embeds`: the encoded prompt of each branch.
+        """Completes the states of one request with what no step changes: `cond`, and `context` if there is any.
+
+        embeds: branch -> encoded prompt.
         """
 
     def tables(
         self, state: State, row: Row, modulation: Callable[[Tensor], Mapping[str, Tensor]], *conditions: Hashable
     ) -> Tables:
-        """The modulation of every evaluation at every level of a row: the state's timestep at the first, 0 at others.
+        """The modulation tables of a state, [evaluations, levels, ...] by name. Level 0 of a row is at the timestep of
+        the evaluation, other levels are at timestep 0.
 
-        Tables are shared by all requests with these timesteps and `conditions`: see SharedTables.
+        modulation: timesteps float32 [S] in the scheduler's units -> vectors [S, ...] by name. Its result is shared by
+        all requests with the same timesteps and `conditions`: see SharedTables.
         """
 
         def compute() -> dict[str, Tensor]:

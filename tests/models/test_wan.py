@@ -197,10 +197,10 @@ def test_texts_become_keys_and_values_once_for_each_expert_that_has_steps(model:
 @torch.inference_mode()
 def test_what_an_expert_needs_is_forgotten_after_its_last_step(model: Model, pipeline: WanPipeline) -> None:
     (state,) = pipeline.prepare(model.request(ask(steps=4)))
-    first, second = state.cond["cond"], state.later["transformer_2"]["cond"]
+    first, second = state.cond["cond"], state.pending["transformer_2"]["cond"]
     stepped(model, [state], 2)
     assert state.cond["cond"] is second
-    assert not state.later
+    assert not state.pending
     assert not torch.equal(first.constants["text_k"][1], second.constants["text_k"][1])
 
 
@@ -370,7 +370,7 @@ def test_settings_of_the_server_stand_in_for_the_checkpoints_own(folders: Callab
     assert request.guidance.boundary_ratio == 0.5
     (state,) = model.pipeline.prepare(request)
     assert state.schedule.timesteps == (999, 960, 889, 728)
-    assert not state.later, "0.5 lies below all of them"
+    assert not state.pending, "0.5 lies below all of them"
     scheduler = model.diffusers.scheduler
     model.diffusers.scheduler = type(scheduler).from_config(scheduler.config, flow_shift=8.0)
     draft = ask(steps=3, **guided())
