@@ -21,7 +21,9 @@ def tree(tmp_path: Path) -> Path:
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "omni_grpc").mkdir()
-    shutil.copy(ROOT / "omni_grpc" / "version.py", tmp_path / "omni_grpc")
+    (tmp_path / "omni_grpc" / "types").mkdir()
+    for file in ("types/__init__.py", "types/version.py"):
+        shutil.copy(ROOT / "omni_grpc" / file, tmp_path / "omni_grpc" / file)
     (tmp_path / "csrc" / "host").mkdir(parents=True)
     (tmp_path / "csrc" / "host" / "planted.cpp").write_text("int broken( {\n", encoding="utf-8")
     return tmp_path
