@@ -181,8 +181,8 @@ def _built(
 
 def _ours(case: Case, way: Way) -> tuple[Step, Mapping[str, int], Mapping[str, Sequence[str]]]:
     module, effects = _built(case, way)
-    used = {role: list(names) for role, names in effects.attention.items()}
-    return case.ours(module), dict(effects.quantized_layers), used
+    used = {role: list(names) for role, names in effects.slots["attention"].items()}
+    return case.ours(module), dict(effects.found.quantized_layers), used
 
 
 def _bound(module: Any, rows: Rows, tables: Mapping[str, Tensor], rope: Tensor) -> None:

@@ -22,6 +22,7 @@ from omni_grpc.adapter.session import CallProgress, Session
 from omni_grpc.config.backends import AUTO
 from omni_grpc.types.adapters_and_caches import FixedCache
 from omni_grpc.types.errors import InternalError, InvalidArgument, OperationCancelled
+from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.media import PreviewImage
 from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, RequestStep, Stepped
 from omni_grpc.types.request import Request
@@ -83,8 +84,9 @@ class SessionRunner(Runner):
         return LoadedModel(
             runner=cls(found, setting, cache),
             weight_bytes=loading.weight_bytes(list(pipeline.components.values())),
-            attention_backend=attention.name,
-            fixed_cache=None if cache is None else FixedCache(cache.name),
+            found=WorkerFindings(
+                attention_backend=attention.name, fixed_cache=None if cache is None else FixedCache(cache.name)
+            ),
             warnings=attention.warnings,
             checkpoint=checkpoint,
             components={name: part for name, part in pipeline.components.items() if part is not None},

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from omni_grpc.checkpoint.registry import specs
-from omni_grpc.config import DIFFUSERS_CACHES, NATIVE_CACHES, QUANTIZATIONS, EngineConfig
+from omni_grpc.config import EngineConfig
+from omni_grpc.feature_rules.table import FEATURES
 from omni_grpc.resolve.settings import check_settings
 from omni_grpc.types.diffusers_spec import OPAQUE_FAMILY, opaque_spec
 from omni_grpc.types.errors import ConfigError
@@ -63,13 +64,9 @@ def _record(spec: ModelSpec) -> Record:
 
 def _features(spec: ModelSpec) -> Record:
     native = spec.family != OPAQUE_FAMILY
-    caches = (*NATIVE_CACHES, *DIFFUSERS_CACHES)
     kinds = spec.guidance
     return {
-        "step_cache": [name for name in caches if _takes(spec, cache_backend=name)],
-        "quantization": [name for name in QUANTIZATIONS if _takes(spec, quantization=name) or _has_files(spec, name)],
-        "lora": _takes(spec, lora={"name": "file"}),
-        "layerwise_offload": _takes(spec, enable_layerwise_offload=True),
+        **_declared(spec),
         "component_offload": _takes(spec, enable_cpu_offload=True),
         "tensor_parallel": bool(spec.tensor_parallel),
         "guidance": BY_CHECKPOINT if callable(kinds) or not native else [kind.value for kind in kinds],
@@ -77,19 +74,27 @@ def _features(spec: ModelSpec) -> Record:
     }
 
 
+def _declared(spec: ModelSpec) -> Record:
+    """A column for what features declare: the variants that the model takes, or whether it takes the only one."""
+    columns: Record = {}
+    for feature in FEATURES:
+        taken = {name: _takes(spec, **settings) for name, settings in feature.variants(spec).items()}
+        if taken.keys() == {""}:
+            columns[feature.column] = taken[""]
+        elif taken:
+            columns.setdefault(feature.column, []).extend(name for name, takes in taken.items() if takes)
+    return columns
+
+
 def _takes(spec: ModelSpec, **settings: Any) -> bool:
     """Whether a server of such a model starts with these settings, as far as its spec decides it."""
     config = EngineConfig.from_settings(model=spec.name, **settings)
+    configs: dict[str, dict[str, Any]] = {component: {} for component in spec.weights}
     try:
-        check_settings(config, Checkpoint(name=spec.name, path=Path(), spec=spec, configs={}))
+        check_settings(config, Checkpoint(name=spec.name, path=Path(), spec=spec, configs=configs))
     except ConfigError:
         return False
     return True
-
-
-def _has_files(spec: ModelSpec, quantization: str) -> bool:
-    """Whether weights may come from a file, which a setting of its own names."""
-    return quantization == "gguf" and spec.single_file is not None
 
 
 def _cell(value: bool | str | Sequence[str]) -> str:

@@ -353,7 +353,7 @@ class Engine:
             self.artifacts.put(artifact, data)
             run.job.append(ArtifactReady(artifact=artifact))
         self._scheduler.finish(run.job.id)
-        run.job.append(run.done(report, self.checkpoint.scheduler, self.ready))
+        run.job.append(run.done(report, self.checkpoint.scheduler, self.facts.found))
         self._end(run)
 
     def _on_broken(self, report: Broken) -> None:

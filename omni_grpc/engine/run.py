@@ -18,7 +18,8 @@ from omni_grpc.types.events import (
     Started,
     StepProgress,
 )
-from omni_grpc.types.plan import Decoded, DecodedPart, Media, Prepared, Ready, RequestStep
+from omni_grpc.types.findings import WorkerFindings
+from omni_grpc.types.plan import Decoded, DecodedPart, Media, Prepared, RequestStep
 from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 
 MAX_ATTEMPTS = 2
@@ -135,7 +136,8 @@ class JobRun:
         self._artifacts.append(artifact)
         return artifact
 
-    def done(self, report: Decoded, scheduler: str, ready: Ready | None) -> Completed:
+    def done(self, report: Decoded, scheduler: str, found: WorkerFindings) -> Completed:
+        """The end of the job. `found`: what the worker found out about the model, which goes into `effective`."""
         self._decode += report.elapsed
         self._peak_memory = report.peak_memory_bytes
         self._stage_durations = report.stage_durations
@@ -160,14 +162,11 @@ class JobRun:
             output_fps=first.fps if first else 0.0,
             duration=first.duration if first else 0.0,
             sample_rate=first.sample_rate if first else 0,
-            attention_backend=ready.attention_backend if ready else "",
-            cache=request.cache or (ready.fixed_cache if ready else None),
-            loras=_applied(request.loras, ready.loras) if ready else (),
-            quantized_layers=ready.quantized_layers if ready else {},
-            kept_layers=ready.kept_layers if ready else 0,
-            batch_invariant=ready.batch_invariant if ready else False,
+            cache=request.cache or found.fixed_cache,
+            loras=_applied(request.loras, found.loras),
             defaults_used=self.job.defaults_used,
             dropped_tokens=self._dropped_tokens,
+            **found.execution(),
         )
         return Completed(
             artifacts=tuple(self._artifacts), effective=effective, warnings=self._warnings(), stats=self.stats()
@@ -214,6 +213,7 @@ def _applied(loras: Sequence[Lora], adapters: Sequence[Adapter]) -> tuple[Applie
             keys_skipped=len(found[lora.id].skipped),
         )
         for lora in loras
+        if lora.id in found
         for component in found[lora.id].targets
         if lora.target in ("", component)
     )

@@ -13,16 +13,15 @@ import collections
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
 
-from omni_grpc.config.roles import Roles
 from omni_grpc.loading.checkpoint import WeightTargets
-from omni_grpc.types.adapters_and_caches import Adapter
-from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import ModelSpec
 
@@ -31,35 +30,38 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(slots=True)
 class Effects:
-    """What features did to a model, for its worker to tell: layers by quantisation scheme, how many of the same kind
-    stayed as they are, adapters by id, warnings that belong to every reply, and where backends were chosen by role
-    those of each, with the categories of the roles.
+    """What features did to a model, for its worker to tell. It is one for all denoisers of a model.
+
+    found: what goes into the worker's record, see `report`.
+    warnings: warnings that belong to every reply.
+    slots: what a feature keeps from one denoiser to the next, by the feature's name.
+    checks: what a feature verifies once all denoisers are loaded, by the feature's name.
     """
 
-    quantized_layers: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    kept_layers: int = 0
+    found: WorkerFindings = dataclasses.field(default_factory=WorkerFindings)
     warnings: list[RequestWarning] = dataclasses.field(default_factory=list)
-    loras: dict[str, Adapter] = dataclasses.field(default_factory=dict)
-    attention: dict[str, dict[str, None]] = dataclasses.field(default_factory=dict)
-    categories: set[str] = dataclasses.field(default_factory=set)
-    asked: Roles = dataclasses.field(default_factory=Roles)
+    slots: dict[str, Any] = dataclasses.field(default_factory=dict)
+    checks: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)
+
+    def report(self, **findings: Any) -> None:
+        """Replaces these fields of `found`."""
+        self.found = dataclasses.replace(self.found, **findings)
+
+    def count_quantized(self, layers: Mapping[str, int], kept: int = 0) -> None:
+        """Adds layers by quantization scheme, and layers of the blocks that stay in full precision."""
+        counts = collections.Counter(self.found.quantized_layers) + collections.Counter(layers)
+        self.report(quantized_layers=dict(counts), kept_layers=self.found.kept_layers + kept)
 
     def warn(self, warning: RequestWarning) -> None:
-        """Once for all denoisers."""
+        """Adds a warning, once for all denoisers."""
         if warning not in self.warnings:
             logger.warning("%s", warning.message)
             self.warnings.append(warning)
 
     def check(self) -> None:
-        """Raises ConfigError for an adapter that changes nothing, and for a role that nothing has, once all denoisers
-        are loaded.
-        """
-        self.asked.check(self.attention.keys() | self.categories)
-        for adapter in self.loras.values():
-            if not adapter.keys_applied:
-                first = ", ".join(adapter.skipped[:4])
-                message = f"--lora {adapter.id}: no key of {adapter.file} fits a layer of the model; it has {first}"
-                raise ConfigError(message, reason="BAD_LORA", violations=(Violation("lora", message),))
+        """Runs every feature's check, once all denoisers are loaded. Raises what they raise (ConfigError)."""
+        for check in self.checks.values():
+            check()
 
 
 @contextlib.contextmanager

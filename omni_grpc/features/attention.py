@@ -31,16 +31,18 @@ TOKENS = 32
 
 def apply(module: nn.Module, config: Roles, context: Context) -> None:
     """Gives every attention what its role is to have. Raises ConfigError for a backend that cannot run, by the setting
-    that named it; a role that no denoiser has is found by `Effects.check`.
+    that named it and, once all denoisers are loaded, for a role that none of them has.
     """
     layers, effects = _layers(module), context.effects
     tried = functools.cache(functools.partial(_try, context.device))
-    effects.asked = config
+    chosen_by_role: dict[str, dict[str, None]] = effects.slots.setdefault("attention", {})
+    categories: set[str] = effects.slots.setdefault("attention categories", set())
+    effects.checks["attention"] = lambda: config.check(chosen_by_role.keys() | categories)
     for name, attention in leaves(module):
         choice = config.of(attention.role, attention.role_category)
         windows = [window for window in config.schedule if _covers(window.layers, layers.get(attention))]
-        used = effects.attention.setdefault(attention.role, {})
-        effects.categories.add(attention.role_category)
+        used = chosen_by_role.setdefault(attention.role, {})
+        categories.add(attention.role_category)
         for precision in {choice.precision: None} | {window.precision: None for window in windows}:
             dtype = _dtype(precision, context.dtype)
             named = in_precision(choice.backend, precision, choice.field)

@@ -24,6 +24,7 @@ def apply(module: nn.Module, config: ModelConfig, context: Context) -> None:
     for path, linear in layers:
         if linear.codes is None:
             module.set_submodule(path, RowwiseLinear(linear))
+    context.effects.report(batch_invariant=True)
 
 
 class RowwiseLinear(AnyLinear):

@@ -47,7 +47,7 @@ def apply(module: nn.Module, config: QuantizationConfig, context: Context) -> No
             raise ConfigError(why, reason="NOT_SUPPORTED", violations=(Violation("gguf_model", why),))
         owner, _, leaf = path.rpartition(".")
         setattr(module.get_submodule(owner), leaf, PackedLinear(linear, runs, context.dtype, workspace))
-        context.effects.quantized_layers[f"gguf {kind}"] += 1
+        context.effects.count_quantized({f"gguf {kind}": 1})
         done += 1
     if not done:
         why = (

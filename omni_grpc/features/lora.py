@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator
@@ -13,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from omni_grpc.config import LoraConfig
-from omni_grpc.features import Context
+from omni_grpc.features import Context, Effects
 from omni_grpc.loading.adapters import AdapterFile, Factors, read_adapter, refused
 from omni_grpc.loading.checkpoint import WeightTarget
 from omni_grpc.nn.linear import AnyLinear, active
 from omni_grpc.nn.rows import Owner
 from omni_grpc.types.adapters_and_caches import Adapter, Lora
+from omni_grpc.types.errors import ConfigError, Violation
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,8 @@ def apply(module: nn.Module, config: LoraConfig, context: Context) -> None:
             if place is not None and isinstance(module.get_submodule(place.path), AnyLinear):
                 _wrapped(module, place.path, context).add(name, layer, factors, place, context)
                 used.update(factors.keys)
-        _tell(name, file, used, context)
+        _report(name, file, used, context)
+    context.effects.checks["lora"] = functools.partial(_check_applied, context.effects)
 
 
 def _wrapped(module: nn.Module, path: str, context: Context) -> LoraLinear:
@@ -51,11 +54,22 @@ def _wrapped(module: nn.Module, path: str, context: Context) -> LoraLinear:
     return wrapper
 
 
-def _tell(name: str, file: AdapterFile, used: set[str], context: Context) -> None:
-    before = context.effects.loras.get(name)
+def _check_applied(effects: Effects) -> None:
+    """Raises ConfigError for an adapter that fits no layer of any denoiser."""
+    for adapter in effects.found.loras:
+        if not adapter.keys_applied:
+            first = ", ".join(adapter.skipped[:4])
+            message = f"--lora {adapter.id}: no key of {adapter.file} fits a layer of the model; it has {first}"
+            raise ConfigError(message, reason="BAD_LORA", violations=(Violation("lora", message),))
+
+
+def _report(name: str, file: AdapterFile, used: set[str], context: Context) -> None:
+    """Adds what an adapter did to one denoiser to what it did to those before."""
+    loras = {adapter.id: adapter for adapter in context.effects.found.loras}
+    before = loras.get(name)
     skipped = tuple(key for key in (file.keys if before is None else before.skipped) if key not in used)
     logger.info("adapter %s: %d keys fit %s, %d fit nothing so far", name, len(used), context.component, len(skipped))
-    context.effects.loras[name] = Adapter(
+    loras[name] = Adapter(
         id=name,
         file=file.path.name,
         sha256=file.sha256,
@@ -65,6 +79,7 @@ def _tell(name: str, file: AdapterFile, used: set[str], context: Context) -> Non
         applied={**(before.applied if before else {}), context.component: len(used)},
         skipped=skipped,
     )
+    context.effects.report(loras=tuple(loras.values()))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

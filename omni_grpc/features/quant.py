@@ -6,6 +6,7 @@ that token alone, so its result is the same in any company (see ops.gemm for wha
 
 from __future__ import annotations
 
+import collections
 import fnmatch
 import logging
 import re
@@ -60,11 +61,10 @@ def apply(module: nn.Module, config: QuantizationConfig, context: Context) -> No
         assert isinstance(linear, Linear)
         owner, _, leaf = path.rpartition(".")
         setattr(module.get_submodule(owner), leaf, QuantizedLinear(linear, path, kind, config=way))
-        context.effects.quantized_layers[NAMES[kind]] += 1
     if not chosen:
         why = f"finds no layer of {context.component} to quantise; left out: {', '.join(left)}"
         raise _refused("quantization", f"--quantization {config.quantization} {why}", reason="NOTHING_QUANTIZED")
-    context.effects.kept_layers += len(left)
+    context.effects.count_quantized(collections.Counter(NAMES[kind] for kind in chosen.values()), kept=len(left))
     logger.info("%s: %d layers in 8 bits, %d as they are: %s", context.component, len(chosen), len(left), left)
 
 

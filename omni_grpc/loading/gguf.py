@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,17 @@ import gguf
 import torch
 from torch import Tensor, nn
 
+from omni_grpc.checkpoint.hub import fetch_file
+from omni_grpc.config import QuantizationConfig
+from omni_grpc.feature_rules.gguf import HUB_FILE, gguf_files
 from omni_grpc.loading.checkpoint import WeightTarget, WeightTargets, ahead, give, match, needs, target
 from omni_grpc.loading.sources import Source
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.nn.packed_linear import PackedLinear
 from omni_grpc.ops.dequant import PACKINGS, Packing, dequantize
 from omni_grpc.types.errors import CheckpointError
-from omni_grpc.types.spec import FileLayout, SingleFile, WeightMap
+from omni_grpc.types.load_progress import Loading, LoadPhase
+from omni_grpc.types.spec import Checkpoint, FileLayout, SingleFile, WeightMap
 
 REASON = "BAD_GGUF"
 PREFIX = "model.diffusion_model."
@@ -176,6 +180,26 @@ class GgufFile:
             dequantize(self._bytes([segment]).to(part.device), segment.packing, part)
             at += segment.elements
         return weight
+
+
+def open_files(
+    config: QuantizationConfig, checkpoint: Checkpoint, tell: Callable[[Loading], None]
+) -> dict[str, GgufFile]:
+    """Component -> the open GGUF file with its weights, as the setting `gguf_model` names it. A file on the hub is
+    downloaded first, and `tell` is told so. Empty for a model without GGUF files. Raises CheckpointError, see
+    GgufFile.open.
+    """
+    served, opened = checkpoint.spec.single_file, {}
+    if served is None:
+        return {}
+    for component, name in gguf_files(config, checkpoint).items():
+        path = Path(name)
+        if not path.is_file() and (on_hub := HUB_FILE.fullmatch(name)):
+            tell(Loading(phase=LoadPhase.DOWNLOADING, component=component, file=on_hub[2]))
+            path = fetch_file(*on_hub.groups())
+            tell(Loading())
+        opened[component] = GgufFile.open(path, served, checkpoint.spec.name)
+    return opened
 
 
 def _keeps_bytes(owner: nn.Module) -> bool:

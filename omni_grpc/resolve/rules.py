@@ -15,13 +15,12 @@ from omni_grpc.resolve.frames import counts_frames, duration_fault, nearest_fram
 from omni_grpc.types.adapters_and_caches import (
     MAX_LORA_SCALE,
     MAX_LORAS,
-    Adapter,
-    FixedCache,
     Lora,
     TeaCache,
     coefficients_fault,
     threshold_fault,
 )
+from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.media import AudioFormat, ImageFormat, Modality, OutputFormat, VideoFormat
 from omni_grpc.types.request import MAX_SEED, Draft, Task
 from omni_grpc.types.spec import Checkpoint
@@ -52,15 +51,14 @@ REQUIRED: Mapping[str, tuple[Task, ...]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServingFacts:
-    """What the rules may look at besides the request: the model and the server's limits; the step cache of a request
-    that says nothing (None: there is none), or one of diffusers that no request can change; and the adapters.
+    """What the rules may look at besides the request: the model, the server's limits, the step cache of a request that
+    does not mention it (None: there is none), and what the worker found out.
     """
 
     checkpoint: Checkpoint
     limits: LimitsConfig
     cache: TeaCache | None = None
-    fixed_cache: FixedCache | None = None
-    loras: tuple[Adapter, ...] = ()
+    found: WorkerFindings = dataclasses.field(default_factory=WorkerFindings)
 
     @property
     def max_pixels(self) -> int:
@@ -270,9 +268,9 @@ def _each_lora(rule: Callable[[Lora, ServingFacts], str]) -> Callable[[Draft, Se
 
 
 def _lora_id(lora: Lora, facts: ServingFacts) -> str:
-    if any(adapter.id == lora.id for adapter in facts.loras):
+    if any(adapter.id == lora.id for adapter in facts.found.loras):
         return ""
-    known = ", ".join(adapter.id for adapter in facts.loras)
+    known = ", ".join(adapter.id for adapter in facts.found.loras)
     return f"{lora.id!r} is not loaded; " + (f"loaded: {known}" if known else "start the server with --lora NAME=PATH")
 
 
@@ -283,16 +281,16 @@ def _lora_scale(lora: Lora, facts: ServingFacts) -> str:
 
 
 def _lora_target(lora: Lora, facts: ServingFacts) -> str:
-    targets = next((adapter.targets for adapter in facts.loras if adapter.id == lora.id), (lora.target,))
+    targets = next((adapter.targets for adapter in facts.found.loras if adapter.id == lora.id), (lora.target,))
     if lora.target in ("", *targets):
         return ""
     return f"{lora.target!r} is no component that {lora.id!r} changes; it changes {', '.join(targets)}"
 
 
 def _cache_off(draft: Draft, facts: ServingFacts) -> str:
-    if draft.cache is None or not draft.cache.off or not facts.fixed_cache:
+    if draft.cache is None or not draft.cache.off or not facts.found.fixed_cache:
         return ""
-    return f"the step cache of this server, {facts.fixed_cache.name}, is on for every request"
+    return f"the step cache of this server, {facts.found.fixed_cache.name}, is on for every request"
 
 
 def _cache_on(draft: Draft, facts: ServingFacts) -> str:

@@ -78,15 +78,15 @@ class Catalog:
             pipeline=checkpoint.spec.name,
             cache_methods=NATIVE_CACHES if self._engine.facts.cache else (),
             quantizations=QUANTIZATIONS if checkpoint.spec.family != OPAQUE_FAMILY else (),
-            loras=sorted(adapter.id for adapter in self._engine.facts.loras),
+            loras=sorted(adapter.id for adapter in self._engine.facts.found.loras),
             preview_methods=[options_pb2.PREVIEW_METHOD_NONE, options_pb2.PREVIEW_METHOD_LATENT_RGB],
             image_formats=[convert.image_format(kind) for kind in ImageFormat if Modality.IMAGE in makes],
             video_formats=[f"VIDEO_FORMAT_{kind.value}" for kind in VideoFormat if Modality.VIDEO in makes],
             audio_formats=[f"AUDIO_FORMAT_{kind.value}" for kind in AudioFormat if Modality.AUDIO in makes],
             error=status(self._engine.failure) if self._engine.failure else None,
             weight_bytes=ready.weight_bytes if ready else 0,
-            quantized_layers=ready.quantized_layers if ready else {},
-            kept_layers=ready.kept_layers if ready else 0,
+            quantized_layers=ready.found.quantized_layers if ready else {},
+            kept_layers=ready.found.kept_layers if ready else 0,
         )
 
     def _defaults(self) -> sampling_pb2.SamplingParams:
@@ -95,7 +95,7 @@ class Catalog:
             steps=defaults.steps,
             guidance=convert.guidance(defaults.guidance),
             num_outputs=1,
-            cache=convert.cache(facts.cache or facts.fixed_cache),
+            cache=convert.cache(facts.cache or facts.found.fixed_cache),
         )
 
     def _refusals(self) -> dict[str, str]:
@@ -113,12 +113,12 @@ class Catalog:
         if not checkpoint.described:
             return result
         facts = self._engine.facts
-        if not facts.loras:
+        if not facts.found.loras:
             result["sampling.loras"] = "no adapter is loaded; native models take them with --lora NAME=PATH"
         if facts.cache is None:
             result["sampling.cache.tea_cache"] = "not turned on; native models have it with --cache-backend tea_cache"
-        if facts.fixed_cache is not None:
-            result["sampling.cache.off"] = f"{facts.fixed_cache.name} is on for every request"
+        if facts.found.fixed_cache is not None:
+            result["sampling.cache.off"] = f"{facts.found.fixed_cache.name} is on for every request"
         if spec.exclusive:
             result["step_batching"] = f"{spec.name} works on one request at a time; others wait in the queue"
         return result
@@ -140,8 +140,8 @@ class Catalog:
             max_prompt_chars=limits.max_prompt_chars,
             max_prompt_tokens=checkpoint.limits.max_prompt_tokens,
             max_input_images=max(part.limits.max_input_images for part in checkpoint.parts),
-            max_loras=MAX_LORAS if self._engine.facts.loras else 0,
-            lora_scale=LORA_SCALES if self._engine.facts.loras else None,
+            max_loras=MAX_LORAS if self._engine.facts.found.loras else 0,
+            lora_scale=LORA_SCALES if self._engine.facts.found.loras else None,
             strength=model_pb2.DoubleRange(min=0, max=1) if _takes(checkpoint, "strength") else None,
             max_audio=_max_audio(checkpoint),
             **_video_limits(checkpoint),

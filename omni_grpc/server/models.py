@@ -40,6 +40,6 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
                     engine.checkpoint.name,
                     in_use=sum(any(lora.id == adapter.id for lora in loras) for loras in running),
                 )
-                for adapter in sorted(engine.facts.loras, key=lambda adapter: adapter.id)
+                for adapter in sorted(engine.facts.found.loras, key=lambda adapter: adapter.id)
             ]
         )

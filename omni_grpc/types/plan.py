@@ -11,8 +11,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from omni_grpc.types.adapters_and_caches import Adapter, CacheCount, FixedCache
+from omni_grpc.types.adapters_and_caches import CacheCount
 from omni_grpc.types.errors import Failure
+from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.media import PreviewImage
 from omni_grpc.types.request import Request
@@ -91,9 +92,7 @@ class Ready:
 
     `warnings` belong to every reply of this worker (a fallback that was allowed, for example). `checkpoint` replaces
     the engine's where only loading the model tells what it can do, as with a pipeline that is not native.
-    `quantized_layers` counts layers by scheme, `kept_layers` those of the blocks that are in full precision besides;
-    `loras` are the adapters that requests can name; `fixed_cache` is the step cache of every request, whatever it asks
-    for; `batch_invariant` says whether rows are computed alike in any batch.
+    `found` is what the worker found out while it loaded the model, for the rules of requests and for every reply.
     """
 
     pid: int
@@ -102,12 +101,7 @@ class Ready:
     load_seconds: float
     weight_bytes: int
     cost: CostModel = CostModel()
-    attention_backend: str = ""
-    quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    kept_layers: int = 0
-    loras: tuple[Adapter, ...] = ()
-    fixed_cache: FixedCache | None = None
-    batch_invariant: bool = False
+    found: WorkerFindings = dataclasses.field(default_factory=WorkerFindings)
     warnings: tuple[RequestWarning, ...] = ()
     checkpoint: Checkpoint | None = None
 

@@ -22,9 +22,9 @@ class RequestWarning:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Effective:
-    """What was really done. `evals` counts denoiser forwards; `quantized_layers` layers by scheme, `kept_layers` those
-    beside them in full precision; `defaults_used` maps a field to the default it got.
+class Effective(ModelExecution):
+    """What was really done, including how the worker executes the model. `evals` counts denoiser forwards;
+    `defaults_used` maps a field to the default it got.
     """
 
     width: int
@@ -42,12 +42,8 @@ class Effective:
     output_fps: float = 0.0
     duration: float = 0.0
     sample_rate: int = 0
-    attention_backend: str = ""
     cache: TeaCache | FixedCache | None = None
     loras: tuple[AppliedLora, ...] = ()
-    quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    kept_layers: int = 0
-    batch_invariant: bool = False
     defaults_used: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.types.adapters_and_caches import Adapter, FixedCache
+from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.plan import CostModel, Decoded, DecodedPart, Prepared, Stepped
 from omni_grpc.types.request import Request
@@ -41,11 +41,7 @@ class LoadedModel:
     runner: Runner
     weight_bytes: int
     cost: CostModel = dataclasses.field(default_factory=CostModel)
-    attention_backend: str = ""
-    quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    kept_layers: int = 0
-    loras: tuple[Adapter, ...] = ()
-    fixed_cache: FixedCache | None = None
+    found: WorkerFindings = dataclasses.field(default_factory=WorkerFindings)
     warnings: tuple[RequestWarning, ...] = ()
     checkpoint: Checkpoint | None = None
     components: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -45,12 +45,7 @@ def build(
         load_seconds=time.monotonic() - began,
         weight_bytes=loaded.weight_bytes,
         cost=loaded.cost,
-        attention_backend=loaded.attention_backend,
-        quantized_layers=loaded.quantized_layers,
-        kept_layers=loaded.kept_layers,
-        loras=loaded.loras,
-        fixed_cache=loaded.fixed_cache,
-        batch_invariant=config.model.batch_invariant,
+        found=loaded.found,
         warnings=loaded.warnings,
         checkpoint=loaded.checkpoint,
     )

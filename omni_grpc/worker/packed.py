@@ -135,16 +135,14 @@ class PackedRunner(Runner):
         switch(parts.loaded.get("vae"), setting.config.adapter)
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         cost = warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds)
+        effects.report(attention_backend=described(in_use(pipeline, device, setting.dtype)))
         rgb, warnings = checkpoint.latent_rgb, effects.warnings
         return LoadedModel(
             runner=cls(pipeline, device, setting.prefix, latent_rgb=rgb, lanes=lanes, warnings=warnings),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
             cost=cost,
-            attention_backend=described(in_use(pipeline, device, setting.dtype)),
-            quantized_layers=dict(effects.quantized_layers),
-            kept_layers=effects.kept_layers,
+            found=effects.found,
             warnings=tuple(warnings),
-            loras=tuple(effects.loras.values()),
             components=parts.loaded,
         )
 

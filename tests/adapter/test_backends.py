@@ -52,7 +52,7 @@ def test_the_first_backend_that_works_is_taken(register, load):
     register("_flash_3", mine)
     before = _AttentionBackendRegistry.get_active_backend()[0]
     adapter = load("flux", diffusion_attention_backend="FLASH_ATTN")
-    assert adapter.loaded.attention_backend == "_flash_3"
+    assert adapter.loaded.found.attention_backend == "_flash_3"
     assert adapter.loaded.warnings == ()
     calls.clear()
     ran = adapter.run(**SMALL)
@@ -91,7 +91,7 @@ def test_attention_that_is_built_into_models_is_for_native_ones(asked, load):
 
 @pytest.mark.parametrize(("asked", "used"), [("auto", "native"), ("sdpa", "native")])
 def test_auto_and_other_names_are_known(asked, used, load):
-    assert load("flux", diffusion_attention_backend=asked).loaded.attention_backend == used
+    assert load("flux", diffusion_attention_backend=asked).loaded.found.attention_backend == used
 
 
 @pytest.mark.parametrize("asked", ["FLASH_ATTN", "FLASH_ATTN_2", "SAGE_ATTN"])
@@ -108,13 +108,13 @@ def test_a_fallback_is_allowed_and_said(load):
     (warning,) = adapter.loaded.warnings
     assert (warning.code, warning.requested, warning.applied) == ("ATTENTION_FALLBACK", "SAGE_ATTN", "native")
     assert "sage_hub" in warning.message
-    assert adapter.loaded.attention_backend == "native"
+    assert adapter.loaded.found.attention_backend == "native"
     assert adapter.run(**SMALL).files
 
 
 def test_the_librarys_own_can_be_asked_for(load):
     for name in ("flux", "stable_diffusion"):
-        assert load(name, diffusion_attention_backend="TORCH_SDPA").loaded.attention_backend == "native"
+        assert load(name, diffusion_attention_backend="TORCH_SDPA").loaded.found.attention_backend == "native"
 
 
 def test_a_denoiser_whose_attention_is_fixed_says_so(register, load):

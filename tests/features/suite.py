@@ -142,7 +142,7 @@ def save(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | N
 def company(model: Model, cache: CacheDraft | None = None) -> list[tuple[int, Request]]:
     """Unlike sizes, numbers of steps, guidance and adapters, each with the tick at which it joins."""
     loras = [(), (Lora(id=FIRST, scale=0.7),), (Lora(id=SECOND),), (Lora(id=FIRST), Lora(id=SECOND, scale=-0.5))]
-    if not model.facts.loras:
+    if not model.facts.found.loras:
         loras = [()] * 4
     drafts = {
         "plain": (0, model.draft(steps=5, seeds=(1,), loras=loras[0], cache=cache)),

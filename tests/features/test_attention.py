@@ -211,13 +211,14 @@ def test_a_role_gets_its_backend_and_no_other_does() -> None:
                 torch.testing.assert_close(mine, 2 * theirs if name in roles else theirs)
             other = "m.text" if roles == {"within"} else "self"
             mine = "self" if other == "m.text" else "m.text"
-            assert described(effects.attention) == ", ".join(sorted((f"{mine}: MADE_UP", f"{other}: {ON_CPU}")))
+            expected = ", ".join(sorted((f"{mine}: MADE_UP", f"{other}: {ON_CPU}")))
+            assert described(effects.slots["attention"]) == expected
 
 
 def test_what_auto_picked_is_said() -> None:
     assert described(in_use(stack(), CPU, torch.float32)) == ON_CPU
-    assert described(apply(stack(), asked(default={"precision": "bf16"})).attention) == f"{ON_CPU} in bfloat16"
-    assert described(apply(stack(), Roles()).attention) == ON_CPU
+    assert described(apply(stack(), asked(default={"precision": "bf16"})).slots["attention"]) == f"{ON_CPU} in bfloat16"
+    assert described(apply(stack(), Roles()).slots["attention"]) == ON_CPU
 
 
 def test_a_role_that_no_attention_has_is_refused_with_those_there_are() -> None:
@@ -300,7 +301,7 @@ def test_rows_at_unlike_steps_are_computed_apart_and_come_back_in_order(seen: li
 def test_a_precision_is_for_its_role(seen: list[Any]) -> None:
     module = stack(1)
     effects = apply(module, asked(per_role={"self": {"precision": "bf16"}}))
-    assert described(effects.attention) == f"m.text: {ON_CPU}, self: {ON_CPU} in bfloat16"
+    assert described(effects.slots["attention"]) == f"m.text: {ON_CPU}, self: {ON_CPU} in bfloat16"
     carry, rows = batch((0, 1))
     module(carry, rows)
     assert seen == [(BF16, 5)]
@@ -319,7 +320,7 @@ def test_8_bits_are_what_their_kernel_computes_in_their_steps_and_layers_alone(
     carry, rows = batch((2, 4), (0, 4))
     plain, module = stack(2)(carry, rows)["img"], stack(2)
     effects = apply(module, asked(schedule=[{"steps": [0.5, 1], "precision": precision}]))
-    assert described(effects.attention) == f"{ON_CPU} + {backend}"
+    assert described(effects.slots["attention"]) == f"{ON_CPU} + {backend}"
     assert described(in_use(module, CPU, F32)) == f"{ON_CPU} + {backend}"
     out = module(carry, rows)["img"]
     first, second = (rows.stream("img").take(x, [0]) for x in (out, plain))
@@ -387,7 +388,7 @@ def load(folder: Path, **asked: Any) -> str:
     """What a worker says that it runs on."""
     config = EngineConfig.from_settings(model=str(folder), device="cpu", warm_up_seconds=0.1, **asked)
     checkpoint = apply_settings(config, open_checkpoint(folder))
-    return build(config, checkpoint, "omni-test-", lambda loading: None)[1].attention_backend
+    return build(config, checkpoint, "omni-test-", lambda loading: None)[1].found.attention_backend
 
 
 def test_a_worker_says_what_it_runs_on_and_does_not_start_on_what_is_not_there(tiny_qwen_image: Path) -> None:

@@ -23,6 +23,7 @@ import omni_grpc.features
 import omni_grpc.models
 import omni_grpc.nn
 from omni_grpc.config import EngineConfig, WorkerConfig
+from omni_grpc.feature_rules.table import is_on
 from omni_grpc.features import Context, Effects, cuda_graphs
 from omni_grpc.features.cuda_graphs import Graphs
 from omni_grpc.nn.linear import Linear
@@ -432,9 +433,9 @@ def test_asked_for_where_there_are_none() -> None:
     ],
 )
 def test_when_the_feature_is_on(settings: dict[str, Any], on: bool) -> None:
-    (feature,) = [feature for feature in edits.AFTER if feature.apply is cuda_graphs.apply]
+    (feature,) = [feature for feature in edits.AFTER if feature.name == "cuda_graphs"]
     config = EngineConfig.from_settings(model="toy", **settings)
-    assert (feature.section(config) is not None) == on
+    assert is_on(feature, config) == on
 
 
 def test_a_request_names_its_adapters_in_its_kind() -> None:

@@ -91,7 +91,7 @@ def test_with_everything_on_requests_that_share_steps_get_what_each_gets_alone(s
 def test_naming_the_attention_that_is_there_changes_nothing(suite: Suite) -> None:
     named = suite.load(ATTENTION)
     assert equal(run(named, *company(named)), suite.without)
-    assert named.ready.attention_backend == suite.load().ready.attention_backend == ON_CPU
+    assert named.ready.found.attention_backend == suite.load().ready.found.attention_backend == ON_CPU
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_attention_in_fewer_bits_in_the_inner_steps_is_close(
         assert far(got, without[request.id].latents) > 0
     one = model.request(model.draft(steps=1))
     assert torch.equal(alone(model, one).latents, alone(suite.load(), one).latents), "its only step is the first"
-    assert told in model.ready.attention_backend
+    assert told in model.ready.found.attention_backend
 
 
 # --- step cache -------------------------------------------------------------------------------------------------------
@@ -296,8 +296,8 @@ def test_every_layer_that_tokens_pass_in_a_block_is_quantized(suite: Suite, sche
             inside = any(path.startswith(f"{stack}.") for stack in blocks) and linear.stream != MOD
             assert (after.get_submodule(path).weight.dtype == CODES[scheme]) == inside, path
             count += inside
-    assert quantized.ready.quantized_layers == {scheme: count}
-    assert quantized.ready.kept_layers == 0
+    assert quantized.ready.found.quantized_layers == {scheme: count}
+    assert quantized.ready.found.kept_layers == 0
     assert quantized.ready.weight_bytes < plain.ready.weight_bytes
 
 
@@ -310,7 +310,7 @@ def test_batch_invariant_requests_are_the_same_in_any_company(suite: Suite) -> N
     together = run(model, *company(model))
     for _, request in company(model)[-2:]:
         assert torch.equal(alone(model, request).latents, together[request.id].latents)
-    assert model.ready.batch_invariant
+    assert model.ready.found.batch_invariant
 
 
 # --- CUDA graphs ------------------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ def test_an_adapter_at_scale_zero_changes_nothing(suite: Suite) -> None:
 
 def test_an_adapter_goes_to_the_component_that_is_asked_for(suite: Suite) -> None:
     model = suite.load(suite.lora)
-    for adapter in model.ready.loras:
+    for adapter in model.ready.found.loras:
         assert adapter.targets == suite.components
         assert {component: adapter.applied[component] for component in suite.components} == {
             component: len(suite.changes(component)[adapter.id]) * (2 if adapter.id == FIRST else 3)

@@ -13,6 +13,7 @@ import pytest
 
 import omni_grpc.features
 from omni_grpc.checkpoint.registry import specs
+from omni_grpc.feature_rules.table import FEATURES as RULES
 from omni_grpc.worker.edits import AFTER, BEFORE
 
 FOLDER = Path(omni_grpc.features.__file__).parent
@@ -105,7 +106,8 @@ def test_a_feature_is_one_function_of_module_config_and_context(feature: str) ->
 
 
 def test_every_feature_is_in_the_list_that_says_the_order() -> None:
-    applied = [edit.apply.__module__.rpartition(".")[2] for edit in (*BEFORE, *AFTER)]
+    assert {feature.name for feature in (*BEFORE, *AFTER)} == {feature.name for feature in RULES if feature.apply}
+    applied = [feature.apply.partition(":")[0].rpartition(".")[2] for feature in (*BEFORE, *AFTER)]
     assert len(set(applied)) == len(applied)
     order = [name for name in (*SCHEMES, "layerwise_offload", "lora", "step_cache") if name in applied]
     assert order == [name for name in applied if name in order], "weights are wrapped from the inside to the outside"

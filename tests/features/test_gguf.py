@@ -74,10 +74,10 @@ def same(mine: Model, theirs: Model, **changes: Any) -> bool:
 def test_qwen_image_is_the_model_with_the_numbers_of_the_file(qwen: Packed) -> None:
     model = qwen.model()
     assert same(model, qwen.plain())
-    kinds = {kind for name in model.ready.quantized_layers for kind in name.removeprefix("gguf ").split("+")}
+    kinds = {kind for name in model.ready.found.quantized_layers for kind in name.removeprefix("gguf ").split("+")}
     assert kinds == set(KINDS)
     layers = [part for part in model.pipeline.modules() if isinstance(part, PackedLinear)]
-    assert sum(model.ready.quantized_layers.values()) == len(layers)
+    assert sum(model.ready.found.quantized_layers.values()) == len(layers)
     fused = model.pipeline.transformer.stack.get_submodule("dual.0.attn.to_qkv")
     assert len({packing.name for packing, _ in fused.runs}) == 3, "query, key and value are packed in three ways"
     assert model.ready.weight_bytes < 0.5 * qwen.plain().ready.weight_bytes
@@ -86,7 +86,7 @@ def test_qwen_image_is_the_model_with_the_numbers_of_the_file(qwen: Packed) -> N
 def test_in_bfloat16_it_is_the_model_with_rounded_numbers(qwen: Packed) -> None:
     model = qwen.model(dtype="bfloat16")
     assert same(model, qwen.plain(dtype="bfloat16"))
-    kept = model.ready.quantized_layers
+    kept = model.ready.found.quantized_layers
     assert not kept.keys() & {"gguf F16", "gguf BF16"}, "what has 16 bits anyway is loaded as it is"
     assert sum(kept.values()) < 26
 
@@ -135,7 +135,7 @@ def test_adapters_work_around_packed_layers(qwen: Packed, tmp_path: Path) -> Non
     save(factors, tmp_path / "a.safetensors")
     lora = {"lora": {"a": str(tmp_path / "a.safetensors")}}
     model, plain = qwen.model(**lora), qwen.plain(**lora)
-    assert model.ready.loras[0].keys_applied == len(factors)
+    assert model.ready.found.loras[0].keys_applied == len(factors)
     changes = {"loras": (Lora(id="a", scale=1.0),)}
     assert same(model, plain, **changes)
     (changed,), (without,) = model.run(model.draft(**changes)), model.run(model.draft())

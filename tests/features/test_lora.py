@@ -76,7 +76,7 @@ def test_an_adapter_of_a_fused_part_lands_in_its_rows_however_large_the_parts_ar
     expected[:, 4:5] = 0.5 * x @ (tensors["k.lora_B.weight"] @ tensors["k.lora_A.weight"]).T
     expected[:, 5:8] = 0.5 * x @ (tensors["v.lora_B.weight"] @ tensors["v.lora_A.weight"]).T
     torch.testing.assert_close(change, expected, rtol=1e-4, atol=1e-5)
-    assert effects.loras["a"].applied == {"transformer": 4}
+    assert {lora.id: lora.applied for lora in effects.found.loras}["a"] == {"transformer": 4}
 
 
 def test_each_row_gets_its_own_adapters_and_a_row_alone_all_tokens_there_are(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def model(tiny_qwen_image: Path, tmp_path_factory: pytest.TempPathFactory) -> Mo
 
 
 def test_keys_that_fit_nothing_are_told_and_only_layers_that_change_are_wrapped(model: Model) -> None:
-    (adapter,) = model.ready.loras
+    (adapter,) = model.ready.found.loras
     assert (adapter.id, adapter.file, adapter.rank) == ("style", "style.safetensors", 2)
     assert adapter.applied == {"transformer": 2}
     assert adapter.skipped == ("blocks.9.nothing.lora_A.weight", "blocks.9.nothing.lora_B.weight")

@@ -122,7 +122,7 @@ def test_adapters_over_int8_are_exact_on_a_base_in_int8(suite: Suite) -> None:
     """Layer by layer, since a rounding that falls to the other side in one layer is amplified by those after it."""
     loras = (Lora(id=FIRST, scale=-0.5), Lora(id=SECOND, scale=0.8))
     base, both = suite.load(INT8), suite.load(INT8, suite.lora)
-    assert both.ready.quantized_layers == base.ready.quantized_layers
+    assert both.ready.found.quantized_layers == base.ready.found.quantized_layers
     checked: list[torch.dtype] = []
     hooks = []
     for component in suite.components:
@@ -134,7 +134,7 @@ def test_adapters_over_int8_are_exact_on_a_base_in_int8(suite: Suite) -> None:
     adapted = alone(both, request).latents
     for hook in hooks:
         hook.remove()
-    assert checked.count(torch.int8) >= both.ready.quantized_layers["int8"]
+    assert checked.count(torch.int8) >= both.ready.found.quantized_layers["int8"]
     assert torch.float32 in checked
     assert far(adapted, alone(base, request).latents) > 1e-3
 

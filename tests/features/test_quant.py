@@ -132,7 +132,9 @@ def test_a_channel_without_a_scale_is_refused_with_its_layer(
     safetensors.torch.save_file(weights, file)
     with pytest.raises(CheckpointError, match=r"--ignored-layers stack\.dual\.1\.attn\.to_qkv$"):
         Model(ENTRY, folder, quantization="int8")
-    assert Model(ENTRY, folder, quantization="fp8", ignored_layers="stack.dual.1.attn.to_qkv").ready.quantized_layers
+    assert Model(
+        ENTRY, folder, quantization="fp8", ignored_layers="stack.dual.1.attn.to_qkv"
+    ).ready.found.quantized_layers
 
 
 @pytest.mark.parametrize(
@@ -156,8 +158,8 @@ def test_layers_are_left_out_by_any_part_of_their_names(ignored: str, left: list
     ]
     assert all(any(path.startswith(name) for name in left) for path in as_they_are)
     assert all(any(path.startswith(name) for path in as_they_are) for name in left)
-    assert model.ready.quantized_layers == {"int8": 16 - len(as_they_are)}
-    assert model.ready.kept_layers == len(as_they_are)
+    assert model.ready.found.quantized_layers == {"int8": 16 - len(as_they_are)}
+    assert model.ready.found.kept_layers == len(as_they_are)
 
 
 def test_the_layers_that_a_model_calls_sensitive_are_left_out(tiny_qwen_image: Path) -> None:
@@ -165,7 +167,7 @@ def test_the_layers_that_a_model_calls_sensitive_are_left_out(tiny_qwen_image: P
     spec = dataclasses.replace(checkpoint.spec, sensitive_layers=("attn.to_out",))
     config = EngineConfig.from_settings(model="x", device="cpu", cpu_threads=1, warm_up_seconds=0, quantization="int8")
     _, ready = build(config, dataclasses.replace(checkpoint, spec=spec), "omni-test-", lambda loading: None)
-    assert (ready.quantized_layers, ready.kept_layers) == ({"int8": 14}, 2)
+    assert (ready.found.quantized_layers, ready.found.kept_layers) == ({"int8": 14}, 2)
 
 
 def context(device: str = "cpu", **spec: object) -> Context:
@@ -187,8 +189,8 @@ def test_routers_stay_as_they_are_where_a_model_says_nothing() -> None:
     made, told = module(), context()
     quant.apply(made, QuantizationConfig(quantization="int8"), told)
     assert {type(block.gate) for block in made.stack.group("dual")} == {Linear}
-    assert told.effects.kept_layers == 2
-    assert told.effects.quantized_layers["int8"] > 0
+    assert told.effects.found.kept_layers == 2
+    assert told.effects.found.quantized_layers["int8"] > 0
     made = module()
     quant.apply(made, QuantizationConfig(quantization="int8"), context(sensitive_layers=()))
     assert {type(block.gate) for block in made.stack.group("dual")} == {QuantizedLinear}

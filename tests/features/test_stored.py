@@ -115,13 +115,13 @@ def test_scales_by_channel_are_what_quantising_while_loading_gives(
 ) -> None:
     folder = store(tiny_qwen_image, tmp_path / "stored", per_channel, CODES[kind], config)
     stored, online = Model(ENTRY, folder), Model(ENTRY, tiny_qwen_image, quantization=kind)
-    assert stored.ready.quantized_layers == online.ready.quantized_layers == {kind: 16}
+    assert stored.ready.found.quantized_layers == online.ready.found.quantized_layers == {kind: 16}
     assert stored.ready.weight_bytes == online.ready.weight_bytes
     draft = stored.guided(steps=2)
     (mine,), (expected,) = stored.run(draft), online.run(draft)
     assert torch.equal(mine.latents, expected.latents)
     # and the flag that says the same changes nothing
-    assert Model(ENTRY, folder, quantization=kind).ready.quantized_layers == {kind: 16}
+    assert Model(ENTRY, folder, quantization=kind).ready.found.quantized_layers == {kind: 16}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_scales_by_tensor_count_for_each_channel_of_their_part(
 ) -> None:
     folder = store(tiny_qwen_image, tmp_path / "s", per_tensor, CODES[kind], config, static=static, beside=beside)
     model, file = Model(ENTRY, folder), weights(folder)
-    assert model.ready.quantized_layers == {kind: 16}
+    assert model.ready.found.quantized_layers == {kind: 16}
     fused = layers(model)["stack.dual.1.attn.to_qkv"]
     start = 0
     for part in ("to_q", "to_k", "to_v"):
@@ -158,7 +158,7 @@ def test_under_offload_it_is_the_same(threads: str | None, tiny_qwen_image: Path
     folder = store(tiny_qwen_image, tmp_path / "stored", per_tensor, F8, MODELOPT, static=True)
     more = {"num_weight_load_threads": threads} if threads else {"disable_multithread_weight_load": True}
     resident, offloaded = Model(ENTRY, folder), Model(ENTRY, folder, enable_layerwise_offload=True, **more)
-    assert offloaded.ready.quantized_layers == {"fp8": 16}
+    assert offloaded.ready.found.quantized_layers == {"fp8": 16}
     draft = resident.draft(steps=2)
     assert torch.equal(resident.run(draft)[0].latents, offloaded.run(draft)[0].latents)
 
@@ -182,7 +182,7 @@ def test_what_is_not_computed_in_8_bits_gets_what_its_codes_stand_for(
 
     folder = store(tiny_qwen_image, tmp_path / "s", per_channel, F8, scheme("float", "channel"), change=change)
     model = Model(ENTRY, folder, ignored_layers="dual.1.img_mlp.up", enable_layerwise_offload=offload)
-    assert (model.ready.quantized_layers, model.ready.kept_layers) == ({"fp8": 14}, 2)
+    assert (model.ready.found.quantized_layers, model.ready.found.kept_layers) == ({"fp8": 14}, 2)
     file, denoiser = weights(folder), denoisers(model)["transformer"]
 
     def weight(path: str) -> Tensor:
@@ -205,7 +205,7 @@ def test_modulation_stays_as_it_is_stored(tiny_qwen_image: Path, tmp_path: Path)
 
     folder = store(tiny_qwen_image, tmp_path / "s", per_channel, F8, scheme("float", "channel"), change=change)
     model = Model(ENTRY, folder)
-    assert model.ready.quantized_layers == {"fp8": 20}
+    assert model.ready.found.quantized_layers == {"fp8": 20}
     assert layers(model)["stack.dual.0.txt_mod"].weight.dtype == F8
     assert model.run(model.draft(steps=1))[0].latents.isfinite().all()
 

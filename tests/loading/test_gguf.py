@@ -228,7 +228,7 @@ def test_the_weights_that_a_file_replaces_are_known_and_may_be_absent(
     config = EngineConfig.from_settings(model=str(folder), quantization="gguf", gguf_model=str(file))
     checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
     assert checkpoint.replaced == {"transformer"}
-    assert load(folder, file).ready.quantized_layers
+    assert load(folder, file).ready.found.quantized_layers
     plain = EngineConfig.from_settings(model=str(folder))
     assert apply_settings(plain, open_checkpoint(folder)).replaced == frozenset()
 

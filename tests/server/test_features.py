@@ -9,6 +9,7 @@ import pytest
 
 from omni_grpc.client.events import effective, stats
 from omni_grpc.types.adapters_and_caches import Adapter, AppliedLora, FixedCache, TeaCache
+from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.v1 import model_pb2
 
 from .fake_executor import READY
@@ -28,7 +29,8 @@ STYLE, SKETCH = (
     for name, keys in (("style", 8), ("sketch", 0))
 )
 WITH_LORAS = dataclasses.replace(
-    READY, loras=(STYLE, SKETCH), quantized_layers={"int8": 16}, kept_layers=3, batch_invariant=True
+    READY,
+    found=WorkerFindings(loras=(STYLE, SKETCH), quantized_layers={"int8": 16}, kept_layers=3, batch_invariant=True),
 )
 CACHE: dict[str, Any] = {
     "cache_backend": "tea_cache",
@@ -199,7 +201,9 @@ async def test_a_cache_that_the_server_was_not_started_with_is_refused() -> None
 
 
 async def test_a_cache_that_the_api_has_no_options_for_cannot_be_turned_off_and_is_not_called_off() -> None:
-    async with serving(dataclasses.replace(READY, fixed_cache=FixedCache("first_block"))) as service:
+    async with serving(
+        dataclasses.replace(READY, found=WorkerFindings(fixed_cache=FixedCache("first_block")))
+    ) as service:
         error = await refusal(service.generation.GenerateImage(image(sampling={"cache": {"off": {}}})))
         job, found = await service.finished(), await model(service)
     assert error.fields == ["sampling.cache.off"]

@@ -1,0 +1,39 @@
+"""fp8 and int8: on even where no setting asks for them, because a checkpoint may be stored in 8 bits."""
+
+from __future__ import annotations
+
+from omni_grpc.config import QUANTIZATIONS, EngineConfig, QuantizationConfig
+from omni_grpc.feature_rules import gguf
+from omni_grpc.feature_rules.base import Faults, FeatureRules, Variants, is_native, no_effect_through_diffusers
+from omni_grpc.types.spec import Checkpoint, ModelSpec
+
+
+def _section(config: EngineConfig) -> QuantizationConfig | None:
+    chosen = config.quantization or QuantizationConfig()
+    return None if chosen.quantization == gguf.SCHEME else chosen
+
+
+def _faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
+    chosen = config.quantization
+    if chosen is None:
+        return {}
+    if not is_native(checkpoint):
+        own = "--diffusers-load-kwargs has a quantization_config"
+        return {"quantization": f"{no_effect_through_diffusers(checkpoint)}; {own}"}
+    if chosen.quantization is None and chosen.ignored_layers:
+        return {"ignored_layers": "needs --quantization"}
+    return {}
+
+
+def _variants(spec: ModelSpec) -> Variants:
+    return {name: {"quantization": name} for name in QUANTIZATIONS if name != gguf.SCHEME}
+
+
+RULES = FeatureRules(
+    name="quant",
+    section=_section,
+    apply="omni_grpc.features.quant:apply",
+    faults=_faults,
+    column="quantization",
+    variants=_variants,
+)

@@ -1,0 +1,38 @@
+"""What a worker finds out about its model while loading it: one record, which replies contain."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from omni_grpc.types.adapters_and_caches import Adapter, FixedCache
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelExecution:
+    """How a worker executes its model: the same for every request, and part of every reply.
+
+    `attention_backend`: what attention runs on, as text. `quantized_layers`: number of layers by quantization scheme;
+    `kept_layers`: layers of the blocks that stay in full precision beside them. `batch_invariant`: whether a request
+    gives the same bits in any batch.
+    """
+
+    attention_backend: str = ""
+    quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    kept_layers: int = 0
+    batch_invariant: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFindings(ModelExecution):
+    """`ModelExecution`, and what requests can choose from: the LoRA adapters that are loaded, and the step cache that
+    every request runs under, if there is one (`fixed_cache`).
+    """
+
+    loras: tuple[Adapter, ...] = ()
+    fixed_cache: FixedCache | None = None
+
+    def execution(self) -> dict[str, Any]:
+        """The fields of `ModelExecution`, by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(ModelExecution)}
