@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from omni_grpc.config.backends import AUTO, CODED, INVARIANT, choose, flag_of, in_precision, refused
 from omni_grpc.config.roles import Choice, Roles, Window
 from omni_grpc.features import Context
-from omni_grpc.nn.attention import Attention, leaves
+from omni_grpc.nn.attention import Attention, AttentionWrapper, leaves
 from omni_grpc.nn.rows import JOINT, Owner, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.attention import varlen_attention
@@ -110,24 +110,14 @@ class PrecisionSchedule:
         return next((window.precision for window in self.windows if _covers(window.steps, at)), self.precision)
 
 
-class PreciseAttention(Attention):
+class PreciseAttention(AttentionWrapper):
     """Around another attention: what it reads is brought to a precision, and what it gives back to the model's.
 
     `windows` are those of its layer. Rows that differ in precision are computed apart.
     """
 
     def __init__(self, inner: Attention, precision: str, windows: Sequence[Window]) -> None:
-        super().__init__(
-            inner.num_heads,
-            inner.head_size,
-            inner.num_kv_heads,
-            inner.softmax_scale,
-            inner.causal,
-            inner.role,
-            inner.role_category,
-            inner.skip_sequence_parallel,
-        )
-        self.inner = inner
+        super().__init__(inner)
         self.variant = PrecisionSchedule(precision, tuple(windows))
         self.in_codes = nn.ModuleDict()
         for each in {precision} | {window.precision for window in windows}:

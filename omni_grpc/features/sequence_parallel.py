@@ -17,9 +17,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from omni_grpc.features import Context
+from omni_grpc.nn.attention import AttentionWrapper, leaves
 from omni_grpc.nn.rows import JOINT, Exchange, Row, Rows, Runs
 from omni_grpc.nn.stack import Carry, RunBlocks, Stack, convert
-from omni_grpc.types.errors import ConfigError
+from omni_grpc.ops.attention_q import CodedTiles
+from omni_grpc.ops.heads import CodedHeads
+from omni_grpc.types.errors import ConfigError, InternalError
 
 __all__ = ["apply"]
 
@@ -28,11 +31,36 @@ GEOMETRIES = 512
 
 
 def apply(module: nn.Module, config: object, context: Context) -> None:
-    """Spreads the tokens of every stack over `context.ranks`. It has to be the last to wrap the stacks."""
+    """Spreads the tokens of every stack over `context.ranks`, and lets every attention but those with
+    `skip_sequence_parallel` fetch the keys and values of the other ranks. It has to be the last to wrap the stacks.
+    """
     if context.ranks is None:
         raise ConfigError("sequence parallel needs ranks to spread tokens over, and there is one")
     for stack in [child for child in module.modules() if isinstance(child, Stack)]:
         stack.wrap(functools.partial(_spread, RankShards(context.ranks, context.device)))
+    # innermost: what wraps an attention may bring it all tokens in another way, and then nothing is fetched
+    for name, attention in leaves(module):
+        if not attention.skip_sequence_parallel:
+            module.set_submodule(name, GatheringAttention(attention))
+
+
+class GatheringAttention(AttentionWrapper):
+    """Around the innermost attention, which gets the keys and values of all ranks where tokens are spread."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
+        exchange, source = rows.exchange, kv or over
+        if exchange is None or not exchange.spreads(source):
+            return super().forward(q, k, v, rows, over, kv)
+        if self.causal:
+            raise InternalError(
+                "causal attention over tokens that are spread over ranks: let ranks share its heads, instead of "
+                "fetching keys and values"
+            )
+        k, v = exchange.gather(source, torch.stack([k, v], 1)).unbind(1)
+        return self.inner.attend(q, k, v, rows.stream(over), rows.whole.stream(source))
+
+    def reads_codes(self, x: Tensor, rows: Rows) -> type[CodedHeads] | type[CodedTiles] | None:
+        return None if rows.exchange is not None else self.inner.reads_codes(x, rows)
 
 
 def _spread(cuts: RankShards, run: RunBlocks) -> RunBlocks:

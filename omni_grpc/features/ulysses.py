@@ -12,8 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from omni_grpc.features import Context
-from omni_grpc.nn.attention import Attention
+from omni_grpc.nn.attention import AttentionWrapper, outermost
 from omni_grpc.nn.rows import JOINT, Exchange, Rows
+from omni_grpc.ops.attention_q import CodedTiles
+from omni_grpc.ops.heads import CodedHeads
 from omni_grpc.types.errors import ConfigError, InternalError
 
 __all__ = ["apply"]
@@ -27,8 +29,7 @@ def apply(module: nn.Module, config: object, context: Context) -> None:
     if context.ranks is None:
         raise ConfigError("Ulysses needs ranks to share heads, and there is one")
     size = dist.get_world_size(context.ranks)
-    found = [(name, child) for name, child in module.named_modules() if isinstance(child, Attention)]
-    for name, attention in found:
+    for name, attention in list(outermost(module)):
         if attention.skip_sequence_parallel:
             continue
         for what, heads in (("heads", attention.num_heads), ("key/value heads", attention.num_kv_heads)):
@@ -40,20 +41,8 @@ def apply(module: nn.Module, config: object, context: Context) -> None:
         module.set_submodule(name, UlyssesAttention(attention))
 
 
-class UlyssesAttention(Attention):
-    """Around another attention, which sees all tokens and a part of the heads."""
-
-    def __init__(self, inner: Attention) -> None:
-        super().__init__(
-            inner.num_heads,
-            inner.head_size,
-            inner.num_kv_heads,
-            inner.softmax_scale,
-            inner.causal,
-            inner.role,
-            inner.role_category,
-        )
-        self.inner = inner
+class UlyssesAttention(AttentionWrapper):
+    """Around another attention, which sees all tokens and this rank's part of the heads."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
         exchange, source = rows.exchange, kv or over
@@ -69,8 +58,8 @@ class UlyssesAttention(Attention):
             (q,), (k, v) = _to_heads(exchange, over, q), _to_heads(exchange, source, k, v)
         return _to_tokens(exchange, over, self.inner(q, k, v, rows.whole, over, kv), tokens)
 
-    def runs_on(self, device: torch.device, dtype: torch.dtype) -> list[str]:
-        return self.inner.runs_on(device, dtype)
+    def reads_codes(self, x: Tensor, rows: Rows) -> type[CodedHeads] | type[CodedTiles] | None:
+        return None if rows.exchange is not None else self.inner.reads_codes(x, rows)
 
 
 def _to_heads(exchange: Exchange, stream: str, *tensors: Tensor) -> tuple[Tensor, ...]:

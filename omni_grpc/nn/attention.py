@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.config.backends import AUTO, BACKENDS, Use, run_of
-from omni_grpc.nn.rows import JOINT, Rows
+from omni_grpc.nn.rows import JOINT, Rows, Stream
 from omni_grpc.ops.attention import use_of, varlen_attention, varlen_attention_coded, ways_of
 from omni_grpc.ops.attention_choice import taken
 from omni_grpc.ops.attention_q import CodedTiles, attention_q
 from omni_grpc.ops.heads import CodedHeads
-from omni_grpc.types.errors import InternalError
 
 
 class Attention(nn.Module):
@@ -54,17 +53,13 @@ class Attention(nn.Module):
         """Self attention over stream `over`, or with `kv` cross attention from `over` to that stream.
 
         q: [T, num_heads, head_size]; k, v: [T_kv, num_kv_heads, head_size]. Returns the shape of q.
-
-        Where the tokens of that stream are spread over ranks, those of every rank are fetched, unless
-        `skip_sequence_parallel`: then attention stays among what this rank has.
         """
-        source = kv or over
-        queries, keys = rows.stream(over), rows.stream(source)
-        if rows.exchange is not None and not self.skip_sequence_parallel and rows.exchange.spreads(source):
-            if self.causal:
-                raise InternalError("causal attention over tokens that are spread over ranks: replace it with Ulysses")
-            k, v = rows.exchange.gather(source, torch.stack([k, v], 1)).unbind(1)
-            keys = rows.whole.stream(source)
+        return self.attend(q, k, v, rows.stream(over), rows.stream(kv or over))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, queries: Stream, keys: Stream) -> Tensor:
+        """`forward`, given how the rows of q [T, num_heads, head_size] are packed (`queries`) and those of k and v
+        [T_kv, num_kv_heads, head_size] (`keys`).
+        """
         return varlen_attention(
             q,
             k,
@@ -82,8 +77,6 @@ class Attention(nn.Module):
 
     def reads_codes(self, x: Tensor, rows: Rows) -> type[CodedHeads] | type[CodedTiles] | None:
         """What it makes of queries, keys and values like x [T, H, D], if these are codes: `coded` may bring them."""
-        if rows.exchange is not None:
-            return None
         named = self._ways(x.device, x.dtype)[0]
         if BACKENDS[named.partition(" ")[0]].tiles:
             return None if x.is_cuda and x.dtype != torch.bfloat16 else CodedTiles
@@ -128,26 +121,57 @@ class Attention(nn.Module):
         return f"{self.num_heads} x {self.head_size}, kv {self.num_kv_heads}, role={self.role}"
 
 
+class AttentionWrapper(Attention):
+    """Around another attention, `inner`, with its shape and its role: what wrappers inherit passes everything on."""
+
+    def __init__(self, inner: Attention) -> None:
+        super().__init__(
+            inner.num_heads,
+            inner.head_size,
+            inner.num_kv_heads,
+            inner.softmax_scale,
+            inner.causal,
+            inner.role,
+            inner.role_category,
+            inner.skip_sequence_parallel,
+        )
+        self.inner = inner
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
+        out: Tensor = self.inner(q, k, v, rows, over, kv)
+        return out
+
+    def reads_codes(self, x: Tensor, rows: Rows) -> type[CodedHeads] | type[CodedTiles] | None:
+        return self.inner.reads_codes(x, rows)
+
+    def coded(self, given: CodedHeads | CodedTiles, dtype: torch.dtype, rows: Rows, over: str = JOINT) -> Tensor:
+        return self.inner.coded(given, dtype, rows, over)
+
+    def runs_on(self, device: torch.device, dtype: torch.dtype) -> list[str]:
+        return self.inner.runs_on(device, dtype)
+
+
 def leaves(module: nn.Module) -> list[tuple[str, Attention]]:
-    """The attentions of a module by name, without those that are around another one."""
+    """The innermost attentions of a module by name: those that wrap no other one."""
     found = [(name, part) for name, part in module.named_modules() if isinstance(part, Attention)]
     return [(name, part) for name, part in found if not any(isinstance(child, Attention) for child in part.children())]
+
+
+def outermost(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Attention]]:
+    """The attentions of a module by name that no other one wraps."""
+    for name, child in module.named_children():
+        if isinstance(child, Attention):
+            yield prefix + name, child
+        else:
+            yield from outermost(child, f"{prefix}{name}.")
 
 
 def in_use(module: nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, dict[str, None]]:
     """What the attentions of a module run on there, for what comes in that precision: role -> backends, each once."""
     found: dict[str, dict[str, None]] = {}
-    for attention in _outermost(module):
+    for _, attention in outermost(module):
         found.setdefault(attention.role, {}).update(dict.fromkeys(attention.runs_on(device, dtype)))
     return found
-
-
-def _outermost(module: nn.Module) -> Iterator[Attention]:
-    for child in module.children():
-        if isinstance(child, Attention):
-            yield child
-        else:
-            yield from _outermost(child)
 
 
 def described(found: Mapping[str, Iterable[str]]) -> str:

@@ -70,10 +70,11 @@ RANKED = ("tensor_parallel", "ulysses", "sequence_parallel")
 
 @dataclasses.dataclass
 class Work:
-    """What one process did: the queries and keys, head by head, of every attention that it computed."""
+    """What one process did: the queries and keys, head by head, of every attention that it computed, and in what."""
 
     queries: int = 0
     keys: int = 0
+    dtypes: set[torch.dtype] = dataclasses.field(default_factory=set)
 
 
 @contextlib.contextmanager
@@ -83,6 +84,7 @@ def watched() -> Iterator[Work]:
     def counted(q: Tensor, k: Tensor, *rest: Any) -> Tensor:
         work.queries += q.shape[0] * q.shape[1]
         work.keys += k.shape[0] * k.shape[1]
+        work.dtypes.add(q.dtype)
         return compute(q, k, *rest)
 
     with mock.patch.object(attention, "varlen_attention", counted):

@@ -54,6 +54,7 @@ def test_attention_that_was_chosen_by_role_is_spread_alike(ranks: Ranks, name: s
     """In float64 within, whichever is applied first."""
     alone, shares = together(ranks, PAIR, name, features, (0, 2))
     assert sum(work.queries for work in shares) == alone.queries
+    assert all(torch.float64 in work.dtypes for work in shares)
 
 
 def test_keys_that_every_rank_has_stay_where_they_are(ranks: Ranks) -> None:
@@ -105,7 +106,7 @@ def test_attention_to_a_stream_that_is_spread_in_part_is_refused(ranks: Ranks) -
 
 def test_causal_attention_needs_ulysses(ranks: Ranks) -> None:
     for message in ranks.run(jobs.break_down, "causal", PLAIN):
-        assert "replace it with Ulysses" in message
+        assert "let ranks share its heads" in message
     together(ranks, PAIR, "causal", ULYSSES)
 
 
