@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from omni_grpc.config import QUANTIZATIONS, EngineConfig, QuantizationConfig
-from omni_grpc.feature_rules import gguf
+from omni_grpc.config import EngineConfig, QuantizationConfig
 from omni_grpc.feature_rules.base import Faults, FeatureRules, Variants, is_native, no_effect_through_diffusers
 from omni_grpc.types.spec import Checkpoint, ModelSpec
+
+SCHEMES = ("fp8", "int8")
+"""What --quantization calls them."""
 
 
 def _section(config: EngineConfig) -> QuantizationConfig | None:
     chosen = config.quantization or QuantizationConfig()
-    return None if chosen.quantization == gguf.SCHEME else chosen
+    return chosen if chosen.quantization in (None, *SCHEMES) else None
 
 
 def _faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
@@ -26,7 +28,7 @@ def _faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
 
 
 def _variants(spec: ModelSpec) -> Variants:
-    return {name: {"quantization": name} for name in QUANTIZATIONS if name != gguf.SCHEME}
+    return {name: {"quantization": name} for name in SCHEMES}
 
 
 RULES = FeatureRules(

@@ -20,8 +20,6 @@ from omni_grpc.nn.attention import Attention, AttentionWrapper, leaves
 from omni_grpc.nn.rows import JOINT, Owner, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.attention import varlen_attention
-from omni_grpc.ops.attention_q import CodedTiles
-from omni_grpc.ops.heads import CodedHeads
 
 __all__ = ["apply"]
 
@@ -119,12 +117,12 @@ class PreciseAttention(AttentionWrapper):
     def __init__(self, inner: Attention, precision: str, windows: Sequence[Window]) -> None:
         super().__init__(inner)
         self.variant = PrecisionSchedule(precision, tuple(windows))
-        self.in_codes = nn.ModuleDict()
+        self.in_8_bits = nn.ModuleDict()
         for each in {precision} | {window.precision for window in windows}:
             if each in CODED:
                 coded = copy.copy(inner)
                 coded.backend = in_precision(inner.backend, each)
-                self.in_codes[each] = coded
+                self.in_8_bits[each] = coded
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
         by_row = self._by_row(rows)
@@ -142,15 +140,10 @@ class PreciseAttention(AttentionWrapper):
                 views[row].copy_(result)
         return out
 
-    def reads_codes(self, x: Tensor, rows: Rows) -> type[CodedHeads] | type[CodedTiles] | None:
-        """Where its rows have one precision and that has codes."""
+    def computed_by(self, rows: Rows) -> Attention | None:
+        """Where its rows have one precision, and that is one of 8 bits, which is made of heads as they are."""
         by_row = set(self._by_row(rows))
-        if len(by_row) != 1 or not by_row <= CODED.keys():
-            return None
-        return self._with(*by_row).reads_codes(x, rows)
-
-    def coded(self, given: CodedHeads | CodedTiles, dtype: torch.dtype, rows: Rows, over: str = JOINT) -> Tensor:
-        return self._with(self._by_row(rows)[0]).coded(given, dtype, rows, over)
+        return self._with(*by_row).computed_by(rows) if len(by_row) == 1 and by_row <= CODED.keys() else None
 
     def runs_on(self, device: torch.device, dtype: torch.dtype) -> list[str]:
         found = []
@@ -162,7 +155,7 @@ class PreciseAttention(AttentionWrapper):
         return found
 
     def _with(self, precision: str) -> Attention:
-        found = self.in_codes[precision] if precision in CODED else self.inner
+        found = self.in_8_bits[precision] if precision in CODED else self.inner
         assert isinstance(found, Attention)
         return found
 

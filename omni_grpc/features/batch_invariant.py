@@ -22,7 +22,7 @@ def apply(module: nn.Module, config: ModelConfig, context: Context) -> None:
     """Wraps every linear layer in full precision. It comes before what wraps layers too."""
     layers = [(path, part) for path, part in module.named_modules() if isinstance(part, AnyLinear)]
     for path, linear in layers:
-        if linear.codes is None:
+        if linear.activation_dtype is None:
             module.set_submodule(path, RowwiseLinear(linear))
     context.effects.report(batch_invariant=True)
 

@@ -92,8 +92,8 @@ class Offloaded(AnyLinear):
         self._depth = 0
 
     @property
-    def codes(self) -> torch.dtype | None:
-        return self.base.codes
+    def activation_dtype(self) -> torch.dtype | None:
+        return self.base.activation_dtype
 
     def forward(self, x: Tensor) -> Tensor:
         with self.present(None):

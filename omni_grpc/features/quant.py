@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from omni_grpc.config import QuantizationConfig
 from omni_grpc.features import Context
-from omni_grpc.nn.linear import AnyLinear, Coded, Linear
+from omni_grpc.nn.activations import QuantizedActivation, quantize
+from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.rows import MOD
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.gemm import FP8_CAPABILITY, gemm_q
@@ -168,12 +169,12 @@ class QuantizedLinear(AnyLinear):
         self.bias = linear.bias
 
     @property
-    def codes(self) -> torch.dtype:
+    def activation_dtype(self) -> torch.dtype:
         return self.kind
 
-    def forward(self, x: Tensor | Coded) -> Tensor:
-        if not isinstance(x, Coded):
-            x = Coded(*quantize_rows(x, self.kind), x.dtype)
+    def forward(self, x: Tensor | QuantizedActivation) -> Tensor:
+        if isinstance(x, Tensor):
+            x = quantize(x, self.kind)
         return gemm_q(x.codes, x.scale, self.weight, self.scale, self.bias, dtype=x.dtype, config=self.config)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -17,11 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from omni_grpc.features import Context
-from omni_grpc.nn.attention import AttentionWrapper, leaves
+from omni_grpc.nn.attention import Attention, AttentionWrapper, leaves
 from omni_grpc.nn.rows import JOINT, Exchange, Row, Rows, Runs
 from omni_grpc.nn.stack import Carry, RunBlocks, Stack, convert
-from omni_grpc.ops.attention_q import CodedTiles
-from omni_grpc.ops.heads import CodedHeads
 from omni_grpc.types.errors import ConfigError, InternalError
 
 __all__ = ["apply"]
@@ -59,8 +57,8 @@ class GatheringAttention(AttentionWrapper):
         k, v = exchange.gather(source, torch.stack([k, v], 1)).unbind(1)
         return self.inner.attend(q, k, v, rows.stream(over), rows.whole.stream(source))
 
-    def reads_codes(self, x: Tensor, rows: Rows) -> type[CodedHeads] | type[CodedTiles] | None:
-        return None if rows.exchange is not None else self.inner.reads_codes(x, rows)
+    def computed_by(self, rows: Rows) -> Attention | None:
+        return None if rows.exchange is not None else self.inner.computed_by(rows)
 
 
 def _spread(cuts: RankShards, run: RunBlocks) -> RunBlocks:

@@ -96,8 +96,8 @@ class SplitLinear(AnyLinear):
             self.inner: AnyLinear = Linear(in_features, out_features, bias, stream=whole.stream)
 
     @property
-    def codes(self) -> torch.dtype | None:
-        return self.inner.codes
+    def activation_dtype(self) -> torch.dtype | None:
+        return self.inner.activation_dtype
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes

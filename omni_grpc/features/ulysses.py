@@ -12,10 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from omni_grpc.features import Context
-from omni_grpc.nn.attention import AttentionWrapper, outermost
+from omni_grpc.nn.attention import Attention, AttentionWrapper, outermost
 from omni_grpc.nn.rows import JOINT, Exchange, Rows
-from omni_grpc.ops.attention_q import CodedTiles
-from omni_grpc.ops.heads import CodedHeads
 from omni_grpc.types.errors import ConfigError, InternalError
 
 __all__ = ["apply"]
@@ -58,8 +56,8 @@ class UlyssesAttention(AttentionWrapper):
             (q,), (k, v) = _to_heads(exchange, over, q), _to_heads(exchange, source, k, v)
         return _to_tokens(exchange, over, self.inner(q, k, v, rows.whole, over, kv), tokens)
 
-    def reads_codes(self, x: Tensor, rows: Rows) -> type[CodedHeads] | type[CodedTiles] | None:
-        return None if rows.exchange is not None else self.inner.reads_codes(x, rows)
+    def computed_by(self, rows: Rows) -> Attention | None:
+        return None if rows.exchange is not None else self.inner.computed_by(rows)
 
 
 def _to_heads(exchange: Exchange, stream: str, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -101,7 +101,8 @@ def load_weights(
             """What becomes of one parameter: its tensor, or the scales of its rows and then its codes."""
             path, _, leaf = name.rpartition(".")
             owner, kind = module.get_submodule(path), stored_as(sources)
-            if kind is not None and isinstance(owner, AnyLinear) and owner.codes == kind and leaf == "weight":
+            reads = owner.activation_dtype if isinstance(owner, AnyLinear) else None
+            if kind is not None and reads == kind and leaf == "weight":
                 scale = torch.empty(wanted[name][0], device=device)
                 weight = torch.empty(wanted[name], dtype=kind, device=device)
                 for source in sources:

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.config.backends import AUTO, BACKENDS, Use, run_of
+from omni_grpc.config.backends import AUTO, Use
 from omni_grpc.nn.rows import JOINT, Rows, Stream
-from omni_grpc.ops.attention import use_of, varlen_attention, varlen_attention_coded, ways_of
+from omni_grpc.ops.attention import use_of, varlen_attention, ways_of
 from omni_grpc.ops.attention_choice import taken
-from omni_grpc.ops.attention_q import CodedTiles, attention_q
-from omni_grpc.ops.heads import CodedHeads
 
 
 class Attention(nn.Module):
@@ -75,34 +73,14 @@ class Attention(nn.Module):
             keys.host,
         )
 
-    def reads_codes(self, x: Tensor, rows: Rows) -> type[CodedHeads] | type[CodedTiles] | None:
-        """What it makes of queries, keys and values like x [T, H, D], if these are codes: `coded` may bring them."""
-        named = self._ways(x.device, x.dtype)[0]
-        if BACKENDS[named.partition(" ")[0]].tiles:
-            return None if x.is_cuda and x.dtype != torch.bfloat16 else CodedTiles
-        return CodedHeads if run_of(named, coded=True) else None
+    def computed_by(self, rows: Rows) -> Attention | None:
+        """The attention that gets the heads of all these rows as they are; None where something between converts them,
+        takes rows apart or moves tokens between ranks.
+        """
+        return self
 
-    def coded(self, given: CodedHeads | CodedTiles, dtype: torch.dtype, rows: Rows, over: str = JOINT) -> Tensor:
-        """Self attention of what was in that dtype, where it `reads_codes` like these."""
-        stream = rows.stream(over)
-        if isinstance(given, CodedTiles):
-            out = attention_q(given, stream.cu, stream.cu, stream.total, self.softmax_scale)
-            return (out if out.shape[2] == self.head_size else out[..., : self.head_size]).to(dtype)
-        return varlen_attention_coded(
-            given,
-            stream.cu,
-            stream.cu,
-            stream.longest,
-            stream.longest,
-            self.softmax_scale,
-            self.causal,
-            dtype,
-            self.backend,
-            stream.host,
-            stream.host,
-        )
-
-    def _ways(self, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+    def candidates(self, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+        """The kernels that can compute it there for heads in that precision, the preferred one first."""
         grouped = self.num_heads != self.num_kv_heads
         return ways_of(self.backend, device, dtype, self.head_size, self.causal, grouped)
 
@@ -114,7 +92,7 @@ class Attention(nn.Module):
     def runs_on(self, device: torch.device, dtype: torch.dtype) -> list[str]:
         """The backends that it takes there for what comes in that precision."""
         heads = f"{self.num_heads}x{self.num_kv_heads}x{self.head_size}"
-        named = self._ways(device, dtype)
+        named = self.candidates(device, dtype)
         return taken(named, device, str(dtype).removeprefix("torch."), heads, self.causal)
 
     def extra_repr(self) -> str:
@@ -141,11 +119,8 @@ class AttentionWrapper(Attention):
         out: Tensor = self.inner(q, k, v, rows, over, kv)
         return out
 
-    def reads_codes(self, x: Tensor, rows: Rows) -> type[CodedHeads] | type[CodedTiles] | None:
-        return self.inner.reads_codes(x, rows)
-
-    def coded(self, given: CodedHeads | CodedTiles, dtype: torch.dtype, rows: Rows, over: str = JOINT) -> Tensor:
-        return self.inner.coded(given, dtype, rows, over)
+    def computed_by(self, rows: Rows) -> Attention | None:
+        return self.inner.computed_by(rows)
 
     def runs_on(self, device: torch.device, dtype: torch.dtype) -> list[str]:
         return self.inner.runs_on(device, dtype)

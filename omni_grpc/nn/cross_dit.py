@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from omni_grpc.nn.activations import Activation, add_norm, norm
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.dual_stream import IMG, TXT
 from omni_grpc.nn.embeddings import ScalarEmbedder, sinusoid
@@ -16,7 +17,6 @@ from omni_grpc.nn.feed_forward import FeedForward
 from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.norms import AcrossHeadsNorm, Float32LayerNorm
 from omni_grpc.nn.query_key import Projected, attended
-from omni_grpc.nn.readers import Read, added_normed, normed
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add, norm_modulate
@@ -36,7 +36,7 @@ class CrossDitSelfAttention(nn.Module):
         self.attention = Attention(num_heads, head_size, role="self")
         self.to_out = Linear(inner, channels, stream=stream)
 
-    def forward(self, x: Read, rows: Rows) -> Tensor:
+    def forward(self, x: Activation, rows: Rows) -> Tensor:
         q, k, v = self.to_qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(1)
         out: Tensor = self.to_out(self.attend(Projected(q, k, v, self.norm_q, self.norm_k), rows).flatten(1))
         return out
@@ -64,7 +64,7 @@ class CrossAttention(nn.Module):
         k, v = self.to_kv(txt).chunk(2, -1)
         return _heads(self.norm_k(k), self.head_size), _heads(v, self.head_size)
 
-    def forward(self, x: Read, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x: Activation, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         q = _heads(self.norm_q(self.to_q(x)), self.head_size)
         out: Tensor = self.to_out(self.attention(q, k, v, rows, over=IMG, kv=TXT).flatten(1))
         return out
@@ -110,20 +110,20 @@ class CrossDiTBlock(Block):
 
         weight, bias, across = self.norm2.weight, self.norm2.bias, (self.attn2.to_q,)
 
-        out = self.attn1(normed(x, scale, shift, index, self.eps, (self.attn1.to_qkv,)), rows)
+        out = self.attn1(norm(x, scale, shift, index, self.eps, (self.attn1.to_qkv,)), rows)
         if stream == JOINT:
             parts = rows.split(gate_add(x, out, gate, index))
-            img = normed(parts[IMG], None, None, None, self.eps, across, weight=weight, bias=bias)
+            img = norm(parts[IMG], None, None, None, self.eps, across, weight=weight, bias=bias)
             img = parts[IMG] + self._across(img, rows, constants)
             x = rows.join({**parts, IMG: img})
-            read = normed(x, ff_scale, ff_shift, index, self.eps, self.ffn.readers)
+            read = norm(x, ff_scale, ff_shift, index, self.eps, self.ffn.readers)
         else:
-            x, read = added_normed(x, out, gate, None, None, index, self.eps, across, weight=weight, bias=bias)
+            x, read = add_norm(x, out, gate, None, None, index, self.eps, across, weight=weight, bias=bias)
             out = self._across(read, rows, constants)
-            x, read = added_normed(x, out, None, ff_scale, ff_shift, index, self.eps, self.ffn.readers)
+            x, read = add_norm(x, out, None, ff_scale, ff_shift, index, self.eps, self.ffn.readers)
         return (gate_add(x, self.ffn(read), ff_gate, index),)
 
-    def _across(self, x: Read, rows: Rows, constants: dict[str, Tensor]) -> Tensor:
+    def _across(self, x: Activation, rows: Rows, constants: dict[str, Tensor]) -> Tensor:
         out: Tensor = self.attn2(x, constants[TEXT_K], constants[TEXT_V], rows)
         return out
 

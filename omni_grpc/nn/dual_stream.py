@@ -6,11 +6,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from omni_grpc.nn.activations import Activation, Readers, add_norm, norm, split_joint
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.feed_forward import FeedForward
 from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.query_key import Projected, attended_joint
-from omni_grpc.nn.readers import Read, Readers, added_normed, normed, split
 from omni_grpc.nn.rows import MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add, norm_modulate
@@ -36,13 +36,13 @@ class JointAttention(nn.Module):
         self.to_out: AnyLinear = Linear(inner, channels, stream=IMG)
         self.to_add_out: AnyLinear = Linear(inner, channels, stream=TXT)
 
-    def forward(self, txt: Read, img: Read, rows: Rows) -> tuple[Tensor, Tensor]:
+    def forward(self, txt: Activation, img: Activation, rows: Rows) -> tuple[Tensor, Tensor]:
         streams = {
             TXT: Projected(*self._heads(self.add_qkv_proj(txt)), self.norm_added_q, self.norm_added_k),
             IMG: Projected(*self._heads(self.to_qkv(img)), self.norm_q, self.norm_k),
         }
         joint = attended_joint(self.attention, streams, rows["rope"], rows).flatten(1)
-        parts = split(joint, rows, {TXT: self.to_add_out, IMG: self.to_out})
+        parts = split_joint(joint, rows, {TXT: self.to_add_out, IMG: self.to_out})
         return self.to_add_out(parts[TXT]), self.to_out(parts[IMG])
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,13 +95,13 @@ class DualStreamBlock(Block):
         shift, scale = mod.chunk(12, -1)[6:8]
         return norm_modulate(carry[1], scale, shift, rows.index[IMG], self.eps)
 
-    def _normed(self, x: Tensor, mod: tuple[Tensor, ...], index: Tensor, readers: Readers) -> Read:
+    def _normed(self, x: Tensor, mod: tuple[Tensor, ...], index: Tensor, readers: Readers) -> Activation:
         shift, scale, _ = mod
-        return normed(x, scale, shift, index, self.eps, readers)
+        return norm(x, scale, shift, index, self.eps, readers)
 
     def _added(
         self, x: Tensor, y: Tensor, gate: Tensor, mod: tuple[Tensor, ...], index: Tensor, readers: Readers
-    ) -> tuple[Tensor, Read]:
+    ) -> tuple[Tensor, Activation]:
         """The stream after the attention's output y, and what the feed-forward reads of it."""
         shift, scale, _ = mod
-        return added_normed(x, y, gate, scale, shift, index, self.eps, readers)
+        return add_norm(x, y, gate, scale, shift, index, self.eps, readers)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from omni_grpc.nn.activations import Activation, for_readers, gelu, silu_gate
 from omni_grpc.nn.linear import AnyLinear, Linear
-from omni_grpc.nn.readers import Read, coded, gated_silu, gelu, wanted
 
 
 class FeedForward(nn.Module):
@@ -21,7 +21,7 @@ class FeedForward(nn.Module):
         """The layers that read its input."""
         return (self.up,)
 
-    def forward(self, x: Read) -> Tensor:
+    def forward(self, x: Activation) -> Tensor:
         out: Tensor = self.down(gelu(self.up, x, (self.down,)))
         return out
 
@@ -40,9 +40,7 @@ class SwiGLU(nn.Module):
         """The layers that read its input."""
         return self.w1, self.w3
 
-    def forward(self, x: Read) -> Tensor:
-        if isinstance(x, Tensor) and (kind := wanted(self.readers)):
-            # once for both
-            x = coded(x, kind)
-        out: Tensor = self.w2(gated_silu(self.w1(x), self.w3(x), (self.w2,)))
+    def forward(self, x: Activation) -> Tensor:
+        x = for_readers(x, self.readers)
+        out: Tensor = self.w2(silu_gate(self.w1(x), self.w3(x), (self.w2,)))
         return out

@@ -6,7 +6,6 @@ import abc
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +13,6 @@ from torch import Tensor, nn
 from omni_grpc.nn.rows import Rows
 from omni_grpc.ops.linear import linear, linear_gelu_tanh
 from omni_grpc.ops.quant import gelu_tanh
-
-
-class Coded(NamedTuple):
-    """Tokens in 8 bits: codes [T, C] and float32 scales [T], as ops.quant makes them, of tokens in `dtype`."""
-
-    codes: Tensor
-    scale: Tensor
-    dtype: torch.dtype
-
 
 active: ContextVar[Rows] = ContextVar("active")
 """The rows being computed. Stack, predict and prepare set it; only per-row wrappers of Linear may read it."""
@@ -72,10 +62,11 @@ class AnyLinear(nn.Module, abc.ABC):
         return None
 
     @property
-    def codes(self) -> torch.dtype | None:
-        """The 8 bits in which it works, None for one that works in full precision. Such a layer eats Coded tokens of
-        that dtype as it eats others, and takes a weight of that dtype as it is: "weight_scale", float32 [rows of the
-        weight], and then "weight".
+    def activation_dtype(self) -> torch.dtype | None:
+        """The dtype of 8 bits in which it reads activations, None for one that works in full precision. Such a layer
+        takes a `nn.activations.QuantizedActivation` of that dtype in the place of x, and a checkpoint's weight of that
+        dtype as
+        it is: "weight_scale", float32 [rows of the weight], and then "weight".
         """
         return None
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from omni_grpc.nn.activations import Activation, concat_gelu, norm
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.query_key import Projected, attended
-from omni_grpc.nn.readers import Read, beside_gelu, normed
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add
@@ -27,7 +27,7 @@ class ParallelSelfAttention(nn.Module):
         self.norm_q, self.norm_k = nn.RMSNorm(head_size, eps), nn.RMSNorm(head_size, eps)
         self.attention = Attention(num_heads, head_size, role="self", role_category="joint")
 
-    def forward(self, x: Read, rows: Rows) -> Tensor:
+    def forward(self, x: Activation, rows: Rows) -> Tensor:
         q, k, v = self.to_qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(1)
         part = Projected(q, k, v, self.norm_q, self.norm_k)
         return attended(self.attention, part, rows["rope"], rows).flatten(1)
@@ -58,6 +58,6 @@ class ParallelSingleBlock(Block):
         (x,) = carry
         index = rows.index[JOINT]
         shift, scale, gate = mod.chunk(3, -1)
-        read = normed(x, scale, shift, index, self.eps, (self.attn.to_qkv, self.proj_mlp))
-        halves = beside_gelu(self.attn(read, rows), self.proj_mlp(read), (self.proj_out,))
+        read = norm(x, scale, shift, index, self.eps, (self.attn.to_qkv, self.proj_mlp))
+        halves = concat_gelu(self.attn(read, rows), self.proj_mlp(read), (self.proj_out,))
         return (gate_add(x, self.proj_out(halves), gate, index),)

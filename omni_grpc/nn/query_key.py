@@ -1,5 +1,5 @@
 """Between an attention's projections and the attention itself: norms of queries and keys, their rotation and the joint
-order of streams, in one pass, and in 8 bits where attention reads them so."""
+order of streams, in one pass."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import NamedTuple, cast
 
 from torch import Tensor, nn
 
+from omni_grpc.nn.activations import norm_rope_attention
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.norms import AcrossHeadsNorm
 from omni_grpc.nn.rows import JOINT, Rows
-from omni_grpc.ops.attention_q import CodedTiles
 from omni_grpc.ops.rope import Heads, qk_norm_rope
-from omni_grpc.ops.rope_heads import qk_norm_rope_code_heads
-from omni_grpc.ops.rope_tiles import qk_norm_rope_code_tiles
 
 
 class Projected(NamedTuple):
@@ -54,12 +52,8 @@ def rotated_joint(parts: Mapping[str, Projected], table: Tensor, rows: Rows) -> 
 def _attended(
     attention: Attention, parts: Sequence[Projected], table: Tensor, place: Sequence[Tensor], rows: Rows, over: str
 ) -> Tensor:
-    """Where attention works in 8 bits, norms that bound what leaves them let one pass make the codes."""
-    kind, x = _kind(parts), parts[0].q
-    if kind and (codes := attention.reads_codes(x, rows)):
-        make = qk_norm_rope_code_tiles if codes is CodedTiles else qk_norm_rope_code_heads
-        coded = make(_fused(parts), table, place, rows.stream(over).cu, norm=kind, eps=_eps(parts))
-        return attention.coded(coded, x.dtype, rows, over)
+    if kind := _kind(parts):
+        return norm_rope_attention(attention, _fused(parts), table, place, rows, over, norm=kind, eps=_eps(parts))
     out: Tensor = attention(*_rotated(parts, table, place), rows, over=over)
     return out
 
@@ -67,7 +61,7 @@ def _attended(
 def _rotated(parts: Sequence[Projected], table: Tensor, place: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     if kind := _kind(parts):
         return qk_norm_rope(_fused(parts), table, place, norm=kind, eps=_eps(parts))
-    streams = [Heads(_alone(part.norm_q, part.q), _alone(part.norm_k, part.k), part.v) for part in parts]
+    streams = [Heads(_single_norm(part.norm_q, part.q), _single_norm(part.norm_k, part.k), part.v) for part in parts]
     return qk_norm_rope(streams, table, place)
 
 
@@ -88,6 +82,6 @@ def _eps(parts: Sequence[Projected]) -> float:
     return cast(float, parts[0].norm_q.eps)
 
 
-def _alone(norm: nn.Module, x: Tensor) -> Tensor:
+def _single_norm(norm: nn.Module, x: Tensor) -> Tensor:
     normed: Tensor = norm(x.flatten(1)).view(x.shape)
     return normed

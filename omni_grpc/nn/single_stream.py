@@ -7,11 +7,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from omni_grpc.nn.activations import Activation, add_norm, norm
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.feed_forward import SwiGLU
 from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.query_key import Projected, attended
-from omni_grpc.nn.readers import Read, added_normed, normed
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add, norm_modulate
@@ -35,7 +35,7 @@ class SingleStreamAttention(nn.Module):
         )
         self.to_out = Linear(channels, channels, bias=False, stream=stream)
 
-    def forward(self, x: Read, rope: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x: Activation, rope: Tensor, rows: Rows) -> Tensor:
         """x [T, C], rope [T, head_size / 2, 2] -> [T, C]."""
         kv_heads = self.attention.num_kv_heads
         heads = (self.attention.num_heads, kv_heads, kv_heads)
@@ -97,7 +97,7 @@ class SingleStreamBlock(Block):
         index = rows.index[self.carry[0]]
         scale_attn, gate_attn, scale_ff, gate_ff = mod.chunk(4, -1)
 
-        first = normed(
+        first = norm(
             x,
             scale_attn,
             None,
@@ -109,7 +109,7 @@ class SingleStreamBlock(Block):
             base=0.0,
         )
         out = self.attention(first, rows[self.rope], rows)
-        x, second = added_normed(
+        x, second = add_norm(
             x,
             out,
             gate_attn,

@@ -17,10 +17,11 @@ from omni_grpc.config import QuantizationConfig
 from omni_grpc.features import Context, lora, quant
 from omni_grpc.features.quant import CODES, QuantizedLinear
 from omni_grpc.loading.checkpoint import WeightTarget
-from omni_grpc.nn import readers
+from omni_grpc.nn import activations
+from omni_grpc.nn.activations import QuantizedActivation
 from omni_grpc.nn.cross_dit import TEXT_K, TEXT_V, CrossDiTBlock
 from omni_grpc.nn.dual_stream import IMG, DualStreamBlock
-from omni_grpc.nn.linear import Coded, Linear
+from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.parallel_single import ParallelSingleBlock
 from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
 from omni_grpc.nn.single_stream import SingleStreamBlock
@@ -92,8 +93,7 @@ def test_a_block_that_quantises_on_the_way_computes_the_same(
                 monkeypatch.setattr(module, "_served", lambda *tensors: False)
         with monkeypatch.context() as each_for_itself:
             # as a layer does that is given full precision
-            each_for_itself.setattr(readers, "wanted", lambda some: None)
-            each_for_itself.setattr("omni_grpc.nn.feed_forward.wanted", lambda some: None)
+            each_for_itself.setattr(activations, "read_dtype", lambda some: None)
             expected = run(block, width, rows)
         made = run(block, width, rows)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(made, expected, strict=True))
@@ -103,7 +103,7 @@ def test_a_block_that_quantises_on_the_way_computes_the_same(
 def test_only_what_an_attention_gives_is_quantised_by_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, width, attentions, emitted = BLOCKS[name]
     block, calls = quantised(make, "fp8"), collections.Counter[str]()
-    for module in (readers, quant):
+    for module in (activations, quant):
         for function in [name for name in vars(module) if name.endswith(("_quantize", "quantize_rows"))]:
             original = getattr(module, function)
 
@@ -130,18 +130,18 @@ def test_tokens_that_lie_apart_are_quantised_where_they_lie() -> None:
 def test_a_reader_that_wants_full_precision_gets_it() -> None:
     """Also where another one reads the same: a layer with an adapter, and one that was left out."""
     block = quantised(lambda: ParallelSingleBlock(2, 32), "int8")
-    assert readers.wanted((block.attn.to_qkv, block.proj_mlp)) == CODES["int8"]
+    assert activations.read_dtype((block.attn.to_qkv, block.proj_mlp)) == CODES["int8"]
     x, plain = torch.randn(4, 64), Linear(64, 64, stream=JOINT)
-    assert isinstance(readers.gelu(plain, x, (block.proj_mlp,)), Coded)
+    assert isinstance(activations.gelu(plain, x, (block.proj_mlp,)), QuantizedActivation)
     wrapped = lora.LoraLinear(block.proj_mlp, "transformer")
-    assert wrapped.codes is None
+    assert wrapped.activation_dtype is None
     for other in (wrapped, plain):
-        assert readers.wanted((block.attn.to_qkv, other)) is None
-        assert isinstance(readers.gelu(plain, x, (block.attn.to_qkv, other)), Tensor)
+        assert activations.read_dtype((block.attn.to_qkv, other)) is None
+        assert isinstance(activations.gelu(plain, x, (block.attn.to_qkv, other)), Tensor)
     assert WeightTarget("x").codes is None
     float8 = quantised(lambda: ParallelSingleBlock(2, 32), "fp8").proj_mlp
-    assert readers.wanted((block.attn.to_qkv, float8)) is None
-    assert readers.wanted((float8, float8)) == CODES["fp8"]
+    assert activations.read_dtype((block.attn.to_qkv, float8)) is None
+    assert activations.read_dtype((float8, float8)) == CODES["fp8"]
 
 
 def test_without_quantisation_nothing_is() -> None:

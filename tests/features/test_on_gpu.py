@@ -16,8 +16,9 @@ from omni_grpc.features import cuda_graphs
 from omni_grpc.features.cuda_graphs import CudaRecorder, Graphs
 from omni_grpc.features.layerwise_offload import Offloaded
 from omni_grpc.features.quant import QuantizedLinear
-from omni_grpc.nn import readers
-from omni_grpc.nn.linear import Coded, Linear
+from omni_grpc.nn import activations
+from omni_grpc.nn.activations import QuantizedActivation
+from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.gemm import FP8_CAPABILITY
@@ -112,8 +113,8 @@ def test_tokens_that_a_kernel_codes_on_its_way_are_what_the_layer_makes_of_them(
     made = layer(weight.cuda().bfloat16(), kind, bias.cuda().bfloat16())
     x = x.cuda().bfloat16()
     scale, shift = torch.zeros(2, 1, 256, device="cuda", dtype=torch.bfloat16)
-    read = readers.normed(x, scale, shift, None, 1e-6, (made,))
-    assert isinstance(read, Coded)
+    read = activations.norm(x, scale, shift, None, 1e-6, (made,))
+    assert isinstance(read, QuantizedActivation)
     exact = torch.nn.functional.layer_norm(x.float(), (256,), eps=1e-6)
     expected = exact @ weight.cuda().bfloat16().float().T + bias.cuda()
     for out in (made(read), made(exact.bfloat16())):

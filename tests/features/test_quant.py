@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -19,7 +18,8 @@ from omni_grpc.features import Context, quant
 from omni_grpc.features.layerwise_offload import Offloaded
 from omni_grpc.features.quant import CODES, QuantizedLinear
 from omni_grpc.loading.checkpoint import WEIGHT_FILE, load_weights
-from omni_grpc.nn.linear import AnyLinear, Coded, Linear
+from omni_grpc.nn.activations import QuantizedActivation
+from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.quant import LARGEST, quantize_rows
 from omni_grpc.types.errors import CheckpointError, ConfigError
@@ -63,7 +63,7 @@ def test_it_is_the_product_of_rounded_tokens_and_rounded_channels(
     # tokens of unlike size: a scale of the whole tensor would lose the small ones
     x = draw(TOKENS, IN, seed=2, dtype=dtype) * torch.logspace(-4, 2, TOKENS)[:, None].to(dtype)
     made = layer(weight, bias, kind)
-    assert made.weight.dtype == made.codes == kind
+    assert made.weight.dtype == made.activation_dtype == kind
     assert made.weight.float().abs().amax(1).tolist() == [LARGEST[kind]] * OUT, "each channel uses the whole range"
 
     def rounded(values: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def test_a_token_does_not_depend_on_its_company(kind: torch.dtype) -> None:
 @both
 def test_tokens_that_come_in_8_bits_are_taken_as_they_are(kind: torch.dtype) -> None:
     made, x = layer(draw(OUT, IN), draw(OUT, seed=1), kind), draw(TOKENS, IN, seed=2, dtype=torch.bfloat16)
-    coded = made(Coded(*quantize_rows(x, kind), x.dtype))
+    coded = made(QuantizedActivation(*quantize_rows(x, kind), x.dtype))
     assert coded.dtype == torch.bfloat16
     assert torch.equal(coded, made(x))
 
@@ -335,11 +335,11 @@ def test_under_offload_the_host_holds_what_is_quantised(kind: torch.dtype, tiny_
             "bias": torch.float32,
         }
         assert part.host["weight"].nbytes == part.in_features * part.out_features
-        assert part.codes == kind
+        assert part.activation_dtype == kind
 
 
 def test_layers_of_full_precision_have_no_codes() -> None:
     linear = Linear(4, 4, stream="img")
     assert isinstance(linear, AnyLinear)
-    assert linear.codes is None
-    assert SimpleNamespace(codes=layer(draw(4, 4)).codes).codes == I8
+    assert linear.activation_dtype is None
+    assert layer(draw(4, 4)).activation_dtype == I8

@@ -303,7 +303,7 @@ def test_a_rank_takes_its_part_of_codes_and_scales(rank: int, monkeypatch: pytes
     for kind, parts in ((ColumnLinear, (1, 2)), (RowLinear, (1,))):
         split = kind(whole, Share("layer", parts, None))
         split.inner = QuantizedLinear(split.inner, "layer", F8)
-        assert split.codes == F8
+        assert split.activation_dtype == F8
         split.take("weight_scale", scale)
         split.take("weight", codes)
         if kind is ColumnLinear:
