@@ -80,8 +80,9 @@ class JobRun:
     def stepped(self, progress: RequestStep, elapsed: float) -> StepProgress:
         self._denoise = self._clock() - self._denoise_started - self._aside
         self._evals += progress.evals
-        self._steps_cached += bool(progress.cache) and not any(count.misses for count in progress.cache)
-        for count in progress.cache:
+        cache = progress.reports.cache
+        self._steps_cached += bool(cache) and not any(count.misses for count in cache)
+        for count in cache:
             tally(self._cache, count.component, count)
         # a pipeline may have nothing to denoise
         mean = self._denoise / max(1, progress.step)
@@ -94,7 +95,7 @@ class JobRun:
             elapsed=self._denoise,
             eta=mean * (progress.total - progress.step),
             rows=progress.rows,
-            rows_reused=progress.rows_reused,
+            rows_reused=progress.reports.rows_reused,
             evals=progress.evals,
             segment=progress.segment,
             segments=progress.segments,

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from omni_grpc.config import WorkerConfig
 from omni_grpc.features import Context, undisturbed
-from omni_grpc.nn.rows import JOINT, ByOwner, LayoutCache, Owner, Rows
+from omni_grpc.nn.rows import JOINT, LayoutCache, Owner, Rows, variants
 from omni_grpc.nn.stack import Carry, RunBlocks, Stack, main_stack
 from omni_grpc.ops.tuning import choices
 from omni_grpc.types.errors import ConfigError, Violation
@@ -278,8 +278,8 @@ class Graphs:
 
     @functools.cached_property
     def _variants(self) -> tuple[Callable[[Owner], Hashable], ...]:
-        """What is looked at in owners. Parts that look at the same share one function."""
-        return tuple({part.variant for part in self.stack.modules() if isinstance(part, ByOwner)})
+        """Found at the first batch: by then every feature has edited the blocks."""
+        return variants(self.stack)
 
     def _comes_again(self, kind: GraphKey) -> bool:
         again = kind in self._came

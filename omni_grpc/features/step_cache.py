@@ -109,7 +109,7 @@ class StepCache:
             measured=int(change is not None),
             change=change or 0.0,
         )
-        tally(state.reuse, (self.component, branch), count)
+        tally(state.reports, (self.slot, branch), count)
 
 
 def _room(rows: Rows, stream: str, signal: Tensor, memories: Sequence[Memory | None]) -> list[Tensor]:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from omni_grpc.types.errors import InternalError
 
@@ -39,6 +39,11 @@ class ByOwner(Protocol):
 
     @property
     def variant(self) -> Callable[[Owner], Hashable]: ...
+
+
+def variants(module: nn.Module) -> tuple[Callable[[Owner], Hashable], ...]:
+    """What the parts of a module look at in owners, each function once."""
+    return tuple(dict.fromkeys(part.variant for part in module.modules() if isinstance(part, ByOwner)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class LatentDiffusionPipeline(Pipeline):
         self.device, self.dtype = loader.device, loader.dtype
         for name, component in components.items():
             setattr(self, name, component)
-        self.shared_tables = SharedTables()
+        self.shared_tables = SharedTables(self)
 
     # --- prepare ------------------------------------------------------------------------------------------------------
 

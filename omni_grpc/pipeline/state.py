@@ -12,7 +12,6 @@ from torch import Tensor
 from omni_grpc.nn.rows import Row
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Schedule
-from omni_grpc.types.adapters_and_caches import CacheCount
 from omni_grpc.types.request import Guidance, Request
 
 COND = "cond"
@@ -71,7 +70,8 @@ class State:
     segment: the part of the output that is being denoised, of `segments`; each has a schedule of as many steps.
     slots: what features keep from evaluation to evaluation, by (feature, branch); what is kept there owns its memory.
     It is emptied where a segment ends.
-    reuse: what caches did for each branch in the evaluation at hand, by (component, branch).
+    reports: what features tell of the evaluation at hand, by (feature, branch), to be added up with `+`. The worker
+    empties it before each evaluation.
     ahead: what the evaluation at hand makes of the state; None where its schedule has to say.
     prompt_tokens: tokens of the prompt that condition the output. dropped_tokens: per prompt field, how many did not
     fit.
@@ -92,7 +92,7 @@ class State:
     segment: int = 0
     segments: int = 1
     slots: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
-    reuse: dict[tuple[str, str], CacheCount] = dataclasses.field(default_factory=dict)
+    reports: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
     ahead: PrecomputedStep | None = None
     prompt_tokens: int = 0
     dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)

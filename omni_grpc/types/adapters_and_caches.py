@@ -5,9 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", bound="Addable")
+
+
+class Addable(Protocol):
+    """A report that can be added to another one of its kind."""
+
+    def __add__(self, other: Self, /) -> Self: ...
+
 
 MAX_LORAS = 8
 """Most adapters of one request."""
@@ -127,6 +135,26 @@ class CacheCount:
         )
 
 
-def tally(counts: dict[K, CacheCount], key: K, count: CacheCount) -> None:
-    """Adds a count to those of the same key."""
-    counts[key] = counts[key] + count if key in counts else count
+def tally(reports: dict[K, V], key: K, report: V) -> None:
+    """Adds a report to those of the same key."""
+    reports[key] = reports[key] + report if key in reports else report
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepReports:
+    """What features tell of one step of a request: `rows_reused` of its rows were answered by a step cache in one
+    evaluation or more, and `cache` counts all row evaluations, component by component.
+    """
+
+    rows_reused: int = 0
+    cache: tuple[CacheCount, ...] = ()
+
+    @classmethod
+    def of(cls, reports: Mapping[tuple[int, str, str], Any]) -> StepReports:
+        """From the sums of a step, by (output, feature, branch)."""
+        counts = {key: report for key, report in reports.items() if isinstance(report, CacheCount)}
+        cache: dict[str, CacheCount] = {}
+        for count in counts.values():
+            tally(cache, count.component, count)
+        reused = {(output, branch) for (output, _, branch), count in counts.items() if count.hits}
+        return cls(rows_reused=len(reused), cache=tuple(cache.values()))

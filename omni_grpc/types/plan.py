@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from omni_grpc.types.adapters_and_caches import CacheCount
+from omni_grpc.types.adapters_and_caches import StepReports
 from omni_grpc.types.errors import Failure
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.load_progress import Loading
@@ -124,7 +124,7 @@ class RequestStep:
     """One request moved one step. `finished`: it is ready for decode. `evals`: forwards that the step took; the
     guidance branches of a request share one. `earlier`: seconds of those that went before the last one. `segment`: the
     part of the output that the step belongs to, of `segments`; `part_ready`: with it that part is finished.
-    `rows_reused` of its `rows` were answered by a step cache in one of the forwards or more; `cache` counts all.
+    `reports` is what features tell of the step.
     """
 
     id: str
@@ -133,8 +133,7 @@ class RequestStep:
     sigma: float
     timestep: float
     rows: int
-    rows_reused: int = 0
-    cache: tuple[CacheCount, ...] = ()
+    reports: StepReports = dataclasses.field(default_factory=StepReports)
     evals: int = 1
     earlier: float = 0.0
     segment: int = 0

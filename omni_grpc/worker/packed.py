@@ -8,6 +8,7 @@ import pkgutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from omni_grpc.pipeline.batch import advance, assemble, predict
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.preview import latent_preview, predict_x0
 from omni_grpc.pipeline.state import State
-from omni_grpc.types.adapters_and_caches import CacheCount, tally
+from omni_grpc.types.adapters_and_caches import StepReports, tally
 from omni_grpc.types.errors import InternalError, OperationCancelled
 from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.media import PreviewImage
@@ -44,9 +45,9 @@ class RunningRequest:
     """A request in the worker.
 
     states: one for each output. finished: for each, the latents of its segments that wait to be decoded. parts: for
-    each, what was decoded of it, segment by segment. evals, seconds, reuse: what the current step has taken so far, and
-    what caches have answered of it, by (output, component, branch). origins: for each, the latents that the current
-    step began with, where previews are asked for.
+    each, what was decoded of it, segment by segment. evals, seconds, reports: what the current step has taken so far,
+    and what features have told of it, by (output, feature, branch). origins: for each output, the latents that the
+    current step began with, where previews are asked for.
     """
 
     states: list[State]
@@ -54,32 +55,20 @@ class RunningRequest:
     parts: list[list[list[Output]]]
     evals: int = 0
     seconds: float = 0.0
-    reuse: dict[tuple[int, str, str], CacheCount] = dataclasses.field(default_factory=dict)
+    reports: dict[tuple[int, str, str], Any] = dataclasses.field(default_factory=dict)
     origins: list[Tensor] = dataclasses.field(default_factory=list)
 
     def predicted(self) -> None:
         """Another evaluation of the current step has its prediction."""
         self.evals += 1
         for state in self.states:
-            for (component, branch), count in state.reuse.items():
-                tally(self.reuse, (state.output, component, branch), count)
+            for (feature, branch), report in state.reports.items():
+                tally(self.reports, (state.output, feature, branch), report)
 
     def stepped(self) -> None:
         """The current step is reported, and the next one begins."""
         self.evals, self.seconds = 0, 0.0
-        self.reuse.clear()
-
-    @property
-    def rows_reused(self) -> int:
-        return len({(output, branch) for (output, _, branch), count in self.reuse.items() if count.hits})
-
-    @property
-    def cache(self) -> tuple[CacheCount, ...]:
-        """What caches did in the current step, component by component."""
-        counts: dict[str, CacheCount] = {}
-        for count in self.reuse.values():
-            tally(counts, count.component, count)
-        return tuple(counts.values())
+        self.reports.clear()
 
     @classmethod
     def of(cls, states: list[State]) -> RunningRequest:
@@ -278,7 +267,7 @@ class PackedRunner(Runner):
     def _predict(self, work: RunningRequests) -> Mapping[State, Mapping[str, Tensor]]:
         states = [state for held in work.values() for state in held.states]
         for state in states:
-            state.reuse.clear()
+            state.reports.clear()
         # `drop` may forget the last batch meanwhile
         rows = self._rows = assemble(states, self._layouts, self._rows)
         return predict(self._pipeline, rows)
@@ -308,8 +297,7 @@ class PackedRunner(Runner):
             sigma=it.sigma,
             timestep=it.timestep,
             rows=it.rows,
-            rows_reused=held.rows_reused,
-            cache=held.cache,
+            reports=StepReports.of(held.reports),
             evals=held.evals,
             earlier=held.seconds,
             segment=it.segment,

@@ -178,13 +178,13 @@ def alone(model: Model, request: Request) -> Run:
 
 
 def _figures(latents: Tensor, steps: list[Any]) -> Run:
-    counts = [count for progress in steps for count in progress.cache]
+    counts = [count for progress in steps for count in progress.reports.cache]
     return Run(
         latents=latents,
         evals=tuple(progress.evals for progress in steps),
-        reused=tuple(progress.rows_reused for progress in steps),
-        answered=tuple(sum(count.hits for count in progress.cache) for progress in steps),
-        computed=tuple(sum(count.misses for count in progress.cache) for progress in steps),
+        reused=tuple(progress.reports.rows_reused for progress in steps),
+        answered=tuple(sum(count.hits for count in progress.reports.cache) for progress in steps),
+        computed=tuple(sum(count.misses for count in progress.reports.cache) for progress in steps),
         change=sum(count.change for count in counts),
         measured=sum(count.measured for count in counts),
     )

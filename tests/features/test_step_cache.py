@@ -174,8 +174,8 @@ def test_rows_are_decided_one_by_one() -> None:
         5.0, pytest.approx(2.05), 3.0
     ]  # fmt: skip
     assert calls(module) == [3, 2]
-    assert [sum(count.hits for count in it.reuse.values()) for it in (steady, moving, off)] == [1, 0, 0]
-    assert [sum(count.misses for count in it.reuse.values()) for it in (steady, moving, off)] == [1, 2, 0]
+    assert [sum(count.hits for count in it.reports.values()) for it in (steady, moving, off)] == [1, 0, 0]
+    assert [sum(count.misses for count in it.reports.values()) for it in (steady, moving, off)] == [1, 2, 0]
     assert off.slots == {}
 
 
@@ -194,7 +194,7 @@ def test_changes_are_summed_over_all_tokens_of_a_row_wherever_they_are(monkeypat
     forward(module, (still, COND, 1.0), (off, COND, 1.0))
     assert seen == [(2, 2)], "one exchange for all rows, the unknown among them, so that ranks agree on its shape"
     assert calls(module) == [2, 2]
-    assert still.reuse["transformer", COND].change == 0.5
+    assert [count.change for count in still.reports.values()] == [0.5]
 
 
 def test_what_is_kept_owns_its_memory() -> None:
@@ -214,8 +214,7 @@ def test_a_branch_that_guidance_left_out_for_a_while_starts_afresh() -> None:
         forward(module, *((it, branch, 1.0) for branch in branches))
         it.evaluation += 1
     assert calls(module) == [2, 1], "all of the first, then the one that came back"
-    assert it.reuse["transformer", UNCOND].hits == 2
-    assert it.reuse["transformer", COND].hits == 4
+    assert {branch: count.hits for (_, branch), count in it.reports.items()} == {UNCOND: 2, COND: 4}
 
 
 def test_an_evaluation_that_is_taken_again_is_computed() -> None:
@@ -300,7 +299,7 @@ def test_two_denoisers_of_a_model_do_not_mix_their_memories() -> None:
     it = state(9)
     assert trace(high, it, [1.0, 1.0]) == [1, 0]
     assert trace(low, it, [1.0, 1.0]) == [1, 0], "the first evaluation of the second expert is computed"
-    assert {component for component, _ in it.reuse} == {"transformer", "transformer_2"}
+    assert {count.component for count in it.reports.values()} == {"transformer", "transformer_2"}
     assert len(it.slots) == 2
 
 

@@ -99,11 +99,11 @@ def run_model(group: Group, checkpoint: Checkpoint, features: Features, joins: S
             if not running and tick >= max(at for at, _ in joins):
                 break
     latents = {name: torch.stack([state.latents for state in held.states]).cpu() for name, held in runner._held.items()}
-    counts = [count for step in steps for count in step.cache]
+    counts = [count for step in steps for count in step.reports.cache]
     return Made(
         latents=latents,
         work=work,
-        reused={name: sum(step.rows_reused for step in steps if step.id == name) for name in latents},
+        reused={name: sum(step.reports.rows_reused for step in steps if step.id == name) for name in latents},
         change=sum(count.change for count in counts),
         measured=sum(count.measured for count in counts),
         weights=sum(parameter.numel() for parameter in pipeline.parameters()),

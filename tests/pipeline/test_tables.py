@@ -6,10 +6,19 @@ import gc
 from types import SimpleNamespace
 
 import torch
+from torch import nn
 
 from omni_grpc.pipeline.state import Tables
 from omni_grpc.pipeline.tables import SharedTables
 from omni_grpc.types.adapters_and_caches import Lora
+
+
+class ByAdapters(nn.Module):
+    """A layer that a request's adapters change, as a feature puts it into a denoiser."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.variant = lambda owner: owner[0].request.loras
 
 
 def state(*timesteps: float, loras: tuple[Lora, ...] = ()) -> SimpleNamespace:
@@ -17,7 +26,7 @@ def state(*timesteps: float, loras: tuple[Lora, ...] = ()) -> SimpleNamespace:
 
 
 def test_tables_are_shared_by_the_same_timesteps_under_the_same_weights() -> None:
-    shared, made = SharedTables(), []
+    shared, made = SharedTables(nn.Sequential(ByAdapters())), []
 
     def make() -> dict[str, torch.Tensor]:
         made.append(1)
@@ -41,8 +50,14 @@ def test_tables_are_shared_by_the_same_timesteps_under_the_same_weights() -> Non
     assert len(made) == 6
 
 
+def test_what_no_part_of_the_denoiser_looks_at_keeps_no_two_apart() -> None:
+    shared = SharedTables(nn.Sequential(nn.Identity()))
+    first = shared.get(state(1.0), lambda: {"mod": torch.zeros(1)})
+    assert shared.get(state(1.0, loras=(Lora(id="style"),)), lambda: {"mod": torch.ones(1)}) is first
+
+
 def test_tables_live_as_long_as_somebody_holds_them() -> None:
-    shared = SharedTables()
+    shared = SharedTables(nn.Identity())
     kept = shared.get(state(1.0), lambda: {"mod": torch.zeros(1)})
     assert isinstance(kept, Tables)
     assert len(shared._tables) == 1

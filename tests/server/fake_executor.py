@@ -15,7 +15,7 @@ import PIL.Image
 from omni_grpc.engine.executor import Deliver
 from omni_grpc.engine.scheduler import Lane
 from omni_grpc.types import shared_memory as shared
-from omni_grpc.types.adapters_and_caches import CacheCount
+from omni_grpc.types.adapters_and_caches import CacheCount, StepReports
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.media import ImageFormat, PreviewImage
 from omni_grpc.types.plan import Broken, CostModel, Decoded, Died, Media, Plan, Prepared, Ready, RequestStep, Stepped
@@ -139,8 +139,7 @@ class FakeExecutor:
             sigma=sigma,
             timestep=1000 * sigma,
             rows=_rows(request),
-            rows_reused=_rows(request) if answered else 0,
-            cache=_cache(request, answered),
+            reports=StepReports(rows_reused=_rows(request) if answered else 0, cache=_cache(request, answered)),
             finished=step == request.steps,
             previews=previews(request, step),
         )

@@ -27,7 +27,7 @@ class Answering(Chunks):
                 ("first", CacheCount(component="first", hits=int(hit), misses=int(not hit), measured=1, change=0.5)),
                 ("second", CacheCount(component="second", misses=1)),
             ):
-                tally(state.reuse, (component, branch), count)
+                tally(state.reports, (component, branch), count)
         if self.bad in {state.request.id for state, _ in batch.owners}:
             raise RuntimeError("out of numbers")
         return super().predict(batch)
@@ -43,14 +43,14 @@ def test_a_row_that_is_answered_in_one_of_two_evaluations_counts_once() -> None:
     steps = []
     while not steps or not steps[-1].finished:
         steps += it.step(("job",)).progress
-    assert [(step.evals, step.rows, step.rows_reused) for step in steps] == [(2, 2, 1), (2, 2, 1), (1, 2, 0)]
-    assert [step.cache for step in steps[:2]] == [
+    assert [(step.evals, step.rows, step.reports.rows_reused) for step in steps] == [(2, 2, 1), (2, 2, 1), (1, 2, 0)]
+    assert [step.reports.cache for step in steps[:2]] == [
         (
             CacheCount(component="first", hits=1, misses=3, measured=4, change=2.0),
             CacheCount(component="second", misses=4),
         )
     ] * 2
-    assert steps[2].cache == (
+    assert steps[2].reports.cache == (
         CacheCount(component="first", misses=2, measured=2, change=1.0),
         CacheCount(component="second", misses=2),
     )
@@ -63,9 +63,9 @@ def test_a_forward_that_fails_for_a_neighbour_is_not_counted() -> None:
     report = it.step(("job", "bad"))
     assert [broken.id for broken in report.broken] == ["bad"]
     (progress,) = report.progress
-    assert [(count.hits, count.misses) for count in progress.cache] == [(0, 1), (0, 1)]
+    assert [(count.hits, count.misses) for count in progress.reports.cache] == [(0, 1), (0, 1)]
     (progress,) = it.step(("job",)).progress
-    assert [(count.component, count.hits, count.misses) for count in progress.cache] == [
+    assert [(count.component, count.hits, count.misses) for count in progress.reports.cache] == [
         ("first", 1, 0), ("second", 0, 1)
     ]  # fmt: skip
-    assert progress.rows_reused == 1
+    assert progress.reports.rows_reused == 1
