@@ -13,6 +13,7 @@ from torch import Tensor
 from omni_grpc.loading.loader import Loader
 from omni_grpc.models.helios import CHUNK, PATCH, TEXT_TOKENS
 from omni_grpc.models.helios.helios_history import HeliosState, HeliosVae, StartFrames
+from omni_grpc.models.helios.helios_scheduler import SCHEDULERS
 from omni_grpc.models.helios.helios_transformer import HeliosTransformer
 from omni_grpc.pipeline.base import Finished, Outcome, SegmentFinished
 from omni_grpc.pipeline.batch import single_row
@@ -37,6 +38,7 @@ class HeliosPipeline(LatentDiffusionPipeline):
     patch = PATCH
     latents_dtype = torch.float32
     state_type = HeliosState
+    schedulers = SCHEDULERS
 
     @classmethod
     def load(cls, loader: Loader) -> Self:

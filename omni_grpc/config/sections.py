@@ -116,8 +116,14 @@ class AdapterConfig:
         False,
         "go on with the library's own attention where the one asked for cannot be had; every reply warns of it",
     )
-    boundary_ratio: float | None = setting(None, "Wan with two experts: where the second one takes over", minimum=0)
-    flow_shift: float | None = setting(None, "Wan: shift of the schedule", minimum=0)
+    boundary_ratio: float | None = setting(
+        None,
+        "of models with two experts: the fraction of the timesteps at which the one for low noise takes over",
+        minimum=0,
+    )
+    flow_shift: float | None = setting(
+        None, "shift of the noise schedule, of models whose scheduler has one", minimum=0
+    )
     vae_use_slicing: bool = setting(False, "decode one output after the other, as native models always do")
     vae_use_tiling: bool = setting(False, "decode in tiles, to save memory")
     enable_cpu_offload: bool = setting(False, "keep one component at a time on the device")

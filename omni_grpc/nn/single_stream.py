@@ -54,7 +54,7 @@ class SingleStreamBlock(Block):
 
     Modulation: [M, 4C], factor and gate of the attention and of the feed-forward; there is no shift. The factor is 1 +
     the predicted scale and the gate is the tanh of the predicted one, so both are computed ahead with the tables. The
-    embedding is taken as it is: Lumina 2 and OmniGen2 put it through SiLU before, Z-Image does not.
+    embedding is taken as it is: some families put it through SiLU before, others do not.
 
     The rows have the rotary table of the stream bound to it, [T_s, head_size / 2, 2]: "rope" over all tokens of a row,
     "rope_img" over one stream.

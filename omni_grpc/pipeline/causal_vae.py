@@ -1,4 +1,5 @@
-"""Faster causal VAEs (Wan, Qwen-Image), with the weights and classes of diffusers.
+"""The causal video VAEs of diffusers (AutoencoderKLWan and those like it) made faster, with the same
+weights and classes.
 
 Before the first frame there is only padding, so its causal convolution over three frames is a convolution of that frame
 alone, with the last third of the weights. And on a CPU, where torch has no fast 3D convolution, frames become channels

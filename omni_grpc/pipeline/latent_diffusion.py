@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.pipeline.batch import LATENTS
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.patches import Grid
-from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
+from omni_grpc.pipeline.schedule import Levels, Schedule, SchedulerClass, dynamic_shift
 from omni_grpc.pipeline.state import COND, State, Tables, prompts
 from omni_grpc.pipeline.tables import SharedTables
 from omni_grpc.pipeline.text_encoders import PromptEmbeds
@@ -36,7 +37,7 @@ class LatentDiffusionPipeline(Pipeline):
     `text_encoder`, `vae`), implements `condition`, and overrides what else differs.
 
     patch: latent pixels along the edge of a token. latents_dtype: of noise and latents; None: that of the weights.
-    state_type: the class of its states.
+    state_type: the class of its states. schedulers: scheduler classes of the family's own, by name.
     """
 
     transformer: Any
@@ -45,6 +46,7 @@ class LatentDiffusionPipeline(Pipeline):
     patch: ClassVar[int] = 2
     latents_dtype: ClassVar[torch.dtype | None] = None
     state_type: ClassVar[type[State]] = State
+    schedulers: ClassVar[Mapping[str, SchedulerClass]] = MappingProxyType({})
 
     def __init__(self, loader: Loader, **components: Any) -> None:
         super().__init__()
@@ -127,7 +129,8 @@ class LatentDiffusionPipeline(Pipeline):
     def schedule(self, request: Request, grid: Grid) -> Schedule:
         """The scheduler of one output: the checkpoint's, or the one that the request names."""
         levels = self.levels(request, grid)
-        return Schedule(self.configs["scheduler"], levels, device=self.device, name=request.scheduler)
+        config = self.configs["scheduler"]
+        return Schedule(config, levels, device=self.device, name=request.scheduler, own=self.schedulers)
 
     def levels(self, request: Request, grid: Grid) -> Levels:
         """The noise levels: as most flow-matching models have them, evenly from 1, shifted by the number of tokens."""

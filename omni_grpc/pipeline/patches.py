@@ -11,8 +11,8 @@ from torch import Tensor
 class Grid:
     """The layout of the tokens of one output: frames x height x width tokens, frame by frame and row by row.
 
-    A token is `depth` frames of `patch` x `patch` latent pixels. Its values are ordered channel first (FLUX,
-    Qwen-Image, Wan's input), or pixel first where `channels_last` (Z-Image).
+    A token is `depth` frames of `patch` x `patch` latent pixels. Its values are ordered channel first, or
+    pixel first where `channels_last`.
     """
 
     height: int

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import diffusers
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,19 +57,6 @@ def _unipc(config: Mapping[str, Any], levels: Levels, device: Device) -> Any:
     return scheduler
 
 
-def _helios(config: Mapping[str, Any], levels: Levels, device: Device) -> Any:
-    """UniPC or Euler, as its config says. With stages it goes through a pyramid of sizes, which no schedule does."""
-    scheduler = diffusers.HeliosScheduler.from_config(dict(config))
-    if scheduler.config.stages != 1:
-        raise CheckpointError(
-            f"scheduler: HeliosScheduler with stages = {scheduler.config.stages} is not served yet",
-            reason="SCHEDULER_NOT_SUPPORTED",
-        )
-    sigmas = None if levels.sigmas is None else np.asarray(levels.sigmas)
-    scheduler.set_timesteps(levels.steps, device=device, sigmas=sigmas, mu=levels.mu)
-    return scheduler
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class SchedulerClass:
     """How a scheduler of one class is made, and how many predictions each of its steps takes but the last, which always
@@ -85,10 +72,9 @@ class SchedulerClass:
 KINDS: Mapping[str, SchedulerClass] = {
     "FlowMatchEulerDiscreteScheduler": SchedulerClass(_euler, draws_noise=True, euler=True),
     "FlowMatchHeunDiscreteScheduler": SchedulerClass(_heun, order=2, draws_noise=True),
-    "HeliosScheduler": SchedulerClass(_helios),
     "UniPCMultistepScheduler": SchedulerClass(_unipc),
 }
-"""The schedulers that are served."""
+"""The schedulers that any model may have. A family with one of its own passes it to Schedule."""
 
 
 class Schedule:
@@ -98,18 +84,26 @@ class Schedule:
     `sigmas` has an entry per step and the final one; `timesteps` has an entry per evaluation, in the scheduler's own
     units. Both are floats, to be reported and tabulated; the update itself reads the scheduler's tensors on `device`.
 
-    `name` is the scheduler to take in place of the one that the config names. Raises CheckpointError for a scheduler
-    class that is not served.
+    `name` is the scheduler to take in place of the one that the config names; `own` are the scheduler classes of the
+    model's family, besides those of any. Raises CheckpointError for a scheduler class that is not served.
     """
 
-    def __init__(self, config: Mapping[str, Any], levels: Levels, *, device: Device, name: str = "") -> None:
-        self.name = name or str(config.get("_class_name"))
-        if self.name not in KINDS:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        levels: Levels,
+        *,
+        device: Device,
+        name: str = "",
+        own: Mapping[str, SchedulerClass] = MappingProxyType({}),
+    ) -> None:
+        self.name, known = name or str(config.get("_class_name")), {**KINDS, **own}
+        if self.name not in known:
             raise CheckpointError(
-                f"scheduler: {self.name!r} is not served yet; served: {', '.join(KINDS)}",
+                f"scheduler: {self.name!r} is not served yet; served: {', '.join(known)}",
                 reason="SCHEDULER_NOT_SUPPORTED",
             )
-        kind = KINDS[self.name]
+        kind = known[self.name]
         self._scheduler = kind.make(config, levels, device)
         self._scheduler.set_begin_index(0)
         self._draws_noise = kind.draws_noise

@@ -1,4 +1,4 @@
-"""Prompts as video models read them whose text encoder is UMT5."""
+"""Prompts as UMT5 encodes them. It is a shared part: several families have this text encoder."""
 
 from __future__ import annotations
 

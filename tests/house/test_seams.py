@@ -1,4 +1,4 @@
-"""What one room may know of another: who knows that activations may be quantized."""
+"""What one room may know of another: who names models, who knows that activations may be quantized."""
 
 from __future__ import annotations
 
@@ -10,6 +10,24 @@ from pathlib import Path
 import pytest
 
 from .source import python_files, read
+
+MODELS = re.compile(
+    r"(?<![a-zA-Z])(?i:flux|wan|qwen|helios|z[._ -]?image)\d?(?![a-z])|(Flux|Wan|Qwen|Helios|ZImage)(?=[A-Z])"
+)
+ANY_MODEL = (
+    *(
+        "omni_grpc/config/sections.py",
+        "omni_grpc/resolve/settings.py",
+        "omni_grpc/resolve/rules.py",
+        "omni_grpc/resolve/request.py",
+    ),
+    *("omni_grpc/feature_rules", "omni_grpc/nn", "omni_grpc/pipeline", "omni_grpc/features", "omni_grpc/worker"),
+    *("omni_grpc/engine", "omni_grpc/server"),
+)
+"""Files and folders that serve any model, and name none in their code."""
+
+SHARED_PARTS = ("omni_grpc/pipeline/wan_vae.py",)
+"""Parts of models that several families have, under the name by which they are known (docs/architecture.md)."""
 
 QUANTIZING = re.compile(r"(?<!de)quantiz|coded|_code_|attention_q", re.IGNORECASE)
 """How ops are called that make or take activations in 8 bits."""
@@ -24,10 +42,47 @@ def files(*places: str) -> Iterator[Path]:
         yield from [Path(place)] if place.endswith(".py") else python_files(place)
 
 
+def models_named(text: str) -> Iterator[str]:
+    """Names of models in code: identifiers, and strings that are no docstrings."""
+    tree = ast.parse(text)
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if id(node) in docs and isinstance(node, ast.Constant):
+            continue
+        found = {value for _, value in ast.iter_fields(node) if isinstance(value, str)}
+        yield from (f"{getattr(node, 'lineno', 0)}: {value!r}" for value in found if MODELS.search(value))
+
+
 def quantizing_imports(text: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("omni_grpc.ops", "omni_grpc.nn")):
             yield from (f"{node.lineno}: {alias.name}" for alias in node.names if QUANTIZING.search(alias.name))
+
+
+def test_what_serves_any_model_names_none() -> None:
+    paths = [path for path in files(*ANY_MODEL) if str(path) not in SHARED_PARTS]
+    assert len(paths) > 80
+    found = {str(path): named for path in paths if (named := list(models_named(read(path))))}
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["x = 'Wan: shift'", "class WanVae: ...", "flux = 1", "import omni_grpc.models.z_image", "def _helios(): ...",
+     "f'{x} is Qwen-Image'", "diffusers.HeliosScheduler"],
+)  # fmt: skip
+def test_a_models_name_is_seen(code: str) -> None:
+    assert list(models_named(code))
+
+
+@pytest.mark.parametrize("code", ["wanted = 'a swan'", '"""As in FLUX."""', "influx = 1  # Wan", "raise E('unwanted')"])
+def test_other_words_are_free(code: str) -> None:
+    assert not list(models_named(code))
+
+
+def test_a_shared_part_names_its_model() -> None:
+    for path in SHARED_PARTS:
+        assert list(models_named(read(Path(path)))), f"{path} needs no exception"
 
 
 def test_one_place_in_nn_knows_that_activations_may_be_quantized() -> None:

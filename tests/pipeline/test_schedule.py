@@ -8,6 +8,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, HeliosScheduler, UniPCMultistepScheduler
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 
+from omni_grpc.models.helios.helios_scheduler import SCHEDULERS
 from omni_grpc.pipeline.schedule import Levels, Schedule, dynamic_shift
 from omni_grpc.types.errors import CheckpointError
 
@@ -83,7 +84,7 @@ def test_both_kinds_of_the_helios_scheduler_are_those_of_diffusers(kind: str, sh
     oracle, given = HeliosScheduler.from_config(config), np.linspace(0.999, 0.0, 5)[:-1]
     oracle.set_timesteps(4, sigmas=given, mu=0.8)
     levels = Levels(steps=4, sigmas=given.tolist(), mu=0.8)
-    schedule = Schedule(config | {"_class_name": "HeliosScheduler"}, levels, device="cpu")
+    schedule = Schedule(config | {"_class_name": "HeliosScheduler"}, levels, device="cpu", own=SCHEDULERS)
     assert schedule.sigmas == tuple(oracle.sigmas.tolist())
     assert schedule.timesteps == tuple(oracle.timesteps.tolist())
     mine = theirs = torch.randn(3, 4)
@@ -96,12 +97,14 @@ def test_both_kinds_of_the_helios_scheduler_are_those_of_diffusers(kind: str, sh
 
 def test_a_pyramid_of_sizes_is_no_schedule() -> None:
     with pytest.raises(CheckpointError, match="stages = 3 is not served yet"):
-        Schedule({"_class_name": "HeliosScheduler"}, Levels(steps=2), device="cpu")
+        Schedule({"_class_name": "HeliosScheduler"}, Levels(steps=2), device="cpu", own=SCHEDULERS)
 
 
 def test_a_scheduler_that_is_not_served_is_refused_by_name() -> None:
     with pytest.raises(CheckpointError, match="'PNDMScheduler' is not served yet"):
         Schedule({"_class_name": "PNDMScheduler"}, Levels(steps=2), device="cpu")
+    with pytest.raises(CheckpointError, match="'HeliosScheduler' is not served yet"):
+        Schedule({"_class_name": "HeliosScheduler"}, Levels(steps=2), device="cpu")
 
 
 @pytest.mark.parametrize("tokens", [1, 256, 4096, 16384])
