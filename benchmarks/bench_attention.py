@@ -36,7 +36,7 @@ from benchmarks.timing import BEYOND_L2, attempt, record, time_on_cpu, time_on_g
 from omni_grpc.config.backends import AUTO, BACKENDS, lack
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.norms import AcrossHeadsNorm
-from omni_grpc.nn.query_key import Projected, attended
+from omni_grpc.nn.query_key import Projected, attend
 from omni_grpc.nn.rows import LayoutCache, Row
 from omni_grpc.nn.rows import Rows as NnRows
 from omni_grpc.ops.attention import use_of
@@ -278,7 +278,7 @@ def _blocks_on_gpu(shape: Shape, dtype: torch.dtype) -> list[Measurement]:
         attention.backend = backend
 
         def call(qkv: Tensor, attention: Attention = attention) -> Tensor:
-            return attended(attention, Projected(*qkv.unbind(1), norm, norm), table, rows, over="img")
+            return attend(attention, Projected(*qkv.unbind(1), norm, norm), table, rows, over="img")
 
         missing = "" if backend == AUTO else _missing(backend, shape, "cuda", dtype)
         made.append(_on_gpu(shape, dtype, f"block, {backend}", call, missing, sets, []))

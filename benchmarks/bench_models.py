@@ -142,7 +142,7 @@ def _fill(module: nn.Module, spec: ModelSpec) -> None:
     for path, layer in sorted(layers.items()):
         for name, shape in layer.shapes().items():
             std = shape[-1] ** -0.5 if name == "weight" else 0.02
-            layer.take(name, (_random(*shape) * std).to(_dtype(f"{path}.{name}", spec)))
+            layer.load_tensor(name, (_random(*shape) * std).to(_dtype(f"{path}.{name}", spec)))
     for path, part in module.named_modules():
         if _within(path, layers):
             continue

@@ -13,7 +13,7 @@ from omni_grpc.models.helios import CHUNK, HISTORY, LONG, MID, PATCH, SHORT
 from omni_grpc.nn.cross_dit import ConditionEmbedder, CrossDiTBlock, CrossDitSelfAttention, text_constants
 from omni_grpc.nn.dual_stream import IMG, TXT
 from omni_grpc.nn.linear import Linear
-from omni_grpc.nn.query_key import Projected, rotated
+from omni_grpc.nn.query_key import Projected, norm_rope
 from omni_grpc.nn.rope import rope_table
 from omni_grpc.nn.rows import JOINT, Row, Rows
 from omni_grpc.nn.stack import Stack
@@ -37,7 +37,7 @@ class HistoryAttention(CrossDitSelfAttention):
         self.history_key_scale = nn.Parameter(torch.ones(scales))
 
     def attend(self, part: Projected, rows: Rows) -> Tensor:
-        q, k, v = rotated(part, rows["rope"])
+        q, k, v = norm_rope(part, rows["rope"])
         scale = 1 + torch.sigmoid(self.history_key_scale) * (MAX_KEY_SCALE - 1)
         per_token = torch.where(rows["past"][:, None], scale, 1.0)[..., None]
         out: Tensor = self.attention(q, (k * per_token).to(k.dtype), v, rows, over=self.stream)

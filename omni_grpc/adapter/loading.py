@@ -15,7 +15,7 @@ from diffusers.quantizers import PipelineQuantizationConfig
 
 from omni_grpc.adapter.parameters import Signature
 from omni_grpc.config import AdapterConfig
-from omni_grpc.loading.components import switch, without_progress_bars
+from omni_grpc.loading.components import configure_vae, without_progress_bars
 from omni_grpc.types.errors import CheckpointError, ConfigError, Violation
 from omni_grpc.worker.base import RunnerContext
 
@@ -46,7 +46,7 @@ def load(setting: RunnerContext) -> DiffusionPipeline:
     _check_quantised(pipeline, arguments)
     if adapter.flow_shift is not None:
         _shift(pipeline, adapter.flow_shift)
-    switch(getattr(pipeline, "vae", None), adapter)
+    configure_vae(getattr(pipeline, "vae", None), adapter)
     _place(pipeline, setting, moved="device_map" not in arguments)
     return pipeline
 

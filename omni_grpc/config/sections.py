@@ -153,7 +153,7 @@ class QuantizationConfig:
         choices=QUANTIZATIONS,
     )
     ignored_layers: tuple[str, ...] = setting(
-        (), "layers that are not quantised, separated by commas: parts of their names, paths with *, or re:EXPRESSION"
+        (), "layers that are not quantized, separated by commas: parts of their names, paths with *, or re:EXPRESSION"
     )
     gguf_model: tuple[str, ...] = setting(
         (),

@@ -1,10 +1,10 @@
-"""What can be added to any model: each file edits seams (Linear, Attention, Stack) and exports one function,
+"""Features of any model. Each file edits seams (Linear, Attention, Stack) and exports one function,
 
     apply(module, config, context) -> None
 
-`module` is a denoiser, `config` the feature's own section of the configuration. A feature knows no model and no other
-feature; worker/edits.py alone says in which order they are applied. What a feature keeps of a request is in the slots
-of that request's states.
+`module` is a denoiser, `config` what the feature's rules give as its section (`feature_rules`). A feature knows no
+model and no other feature; worker/edits.py alone says in which order they are applied. What a feature keeps of a
+request is in the slots of that request's states.
 """
 
 from __future__ import annotations
@@ -65,17 +65,22 @@ class Effects:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[bool]:
-    """`Context.alone` where there is one thread."""
+def single_threaded() -> Iterator[bool]:
+    """`Context.exclusive` of a process with one thread."""
     yield True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a feature is told about the denoiser that it edits: which component of which model it is, where its weights
-    live, the ranks it is spread over (None: there is one), where the checkpoint's weights go, and whether a row is to
-    give the same in any batch. `effects` is the same for all denoisers of a model; a feature adds to it. In `alone` no
-    other thread of the worker is at work on the device; it gives False where it cannot be had now.
+    """What a feature is told about the denoiser that it edits.
+
+    component, spec: which component of which model it is. device, dtype: of its weights.
+    ranks: the ranks that it is spread over; None: there is one.
+    places: where the checkpoint's weights go, by their names in the checkpoint.
+    batch_invariant: whether a request has to give the same bits in any batch.
+    effects: what features report, shared by all denoisers of the model.
+    exclusive: a context manager in which no other thread of the worker uses the device. It yields False where that
+    cannot be had now.
     """
 
     component: str
@@ -86,4 +91,4 @@ class Context:
     places: WeightTargets = dataclasses.field(default_factory=dict)
     batch_invariant: bool = False
     effects: Effects = dataclasses.field(default_factory=Effects)
-    alone: Callable[[], AbstractContextManager[bool]] = undisturbed
+    exclusive: Callable[[], AbstractContextManager[bool]] = single_threaded

@@ -1,6 +1,7 @@
-"""Attention backends and precisions by role, and a precision by step and layer.
+"""Attention backends and precisions by role, and precisions by step and layer.
 
-What computes an attention is chosen once, when the model is loaded: one that was named and cannot run stops the start.
+The kernel of each attention is chosen once, when the model is loaded. A backend that a setting names and that cannot
+run here stops the start.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from omni_grpc.ops.attention import varlen_attention
 __all__ = ["apply"]
 
 TOKENS = 32
-"""Of each of the two rows that a backend is tried on."""
+"""Tokens of each of the two rows on which a backend is tried."""
 
 
 def apply(module: nn.Module, config: Roles, context: Context) -> None:
-    """Gives every attention what its role is to have. Raises ConfigError for a backend that cannot run, by the setting
-    that named it and, once all denoisers are loaded, for a role that none of them has.
+    """Gives every attention the backend and the precision that its role has in the configuration.
+
+    Raises ConfigError for a backend that cannot run, by the setting that names it, and, once all denoisers are loaded,
+    for a role that none of them has.
     """
     layers, effects = _layers(module), context.effects
     tried = functools.cache(functools.partial(_try, context.device))
@@ -54,13 +57,13 @@ def apply(module: nn.Module, config: Roles, context: Context) -> None:
 
 
 def _dtype(precision: str, own: torch.dtype) -> torch.dtype:
-    """What queries, keys and values are brought to: codes are made of what they are."""
+    """The dtype that queries, keys and values are cast to. Precisions of 8 bits are made from the model's own dtype."""
     dtype: torch.dtype = own if precision == AUTO or precision in CODED else getattr(torch, precision)
     return dtype
 
 
 def _layers(module: nn.Module) -> dict[nn.Module, float]:
-    """Where in its stack each attention is: 0 in the first block, near 1 in the last."""
+    """The relative depth of each attention in its stack: 0 in the first block, near 1 in the last."""
     found: dict[nn.Module, float] = {}
     for stack in [part for part in module.modules() if isinstance(part, Stack)]:
         blocks = [block for name in stack.groups for block in stack.group(name)]
@@ -70,7 +73,7 @@ def _layers(module: nn.Module) -> dict[nn.Module, float]:
 
 
 def _covers(span: tuple[float, float], at: float | None) -> bool:
-    """Whether a part of the steps or layers has this one in it; what is in no stack has no layer."""
+    """Whether a window of steps or layers contains this position. What is in no stack has no position."""
     return at is not None and span[0] <= at < span[1]
 
 
@@ -109,9 +112,10 @@ class PrecisionSchedule:
 
 
 class PreciseAttention(AttentionWrapper):
-    """Around another attention: what it reads is brought to a precision, and what it gives back to the model's.
+    """Around another attention: casts queries, keys and values to a precision, and the result back to the model's
+    dtype.
 
-    `windows` are those of its layer. Rows that differ in precision are computed apart.
+    `windows` are those of its layer. Rows with different precisions are computed separately.
     """
 
     def __init__(self, inner: Attention, precision: str, windows: Sequence[Window]) -> None:
@@ -141,7 +145,9 @@ class PreciseAttention(AttentionWrapper):
         return out
 
     def computed_by(self, rows: Rows) -> Attention | None:
-        """Where its rows have one precision, and that is one of 8 bits, which is made of heads as they are."""
+        """The inner attention, where all rows have one precision and that is one of 8 bits: it gets heads of the
+        model's dtype.
+        """
         by_row = set(self._by_row(rows))
         return self._with(*by_row).computed_by(rows) if len(by_row) == 1 and by_row <= CODED.keys() else None
 
@@ -160,7 +166,7 @@ class PreciseAttention(AttentionWrapper):
         return found
 
     def _by_row(self, rows: Rows) -> list[str]:
-        """The precision of each row; where all have one, once."""
+        """The precision of each row; a single entry where all rows have the same."""
         if not self.variant.windows:
             return [self.variant.precision]
         return [self.variant(owner) for owner in rows.owners]

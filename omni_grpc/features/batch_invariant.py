@@ -1,7 +1,8 @@
-"""Rows that come out the same, to the bit, in any batch: a product of full precision is computed row by row.
+"""Batch invariance: a row gives the same bits in any batch, because linear layers in full precision are computed row by
+row.
 
-torch's libraries choose a kernel by the number of tokens, and with it the order in which a sum is added up. Layers that
-work in codes have one way for any number of tokens themselves.
+torch's libraries choose a GEMM kernel by the number of tokens, and with it the order of summation. Layers in 8 bits
+have a kernel that does not depend on the number of tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["apply"]
 
 
 def apply(module: nn.Module, config: ModelConfig, context: Context) -> None:
-    """Wraps every linear layer in full precision. It comes before what wraps layers too."""
+    """Wraps every linear layer in full precision. It has to be applied before other features that wrap layers."""
     layers = [(path, part) for path, part in module.named_modules() if isinstance(part, AnyLinear)]
     for path, linear in layers:
         if linear.activation_dtype is None:
@@ -28,7 +29,7 @@ def apply(module: nn.Module, config: ModelConfig, context: Context) -> None:
 
 
 class RowwiseLinear(AnyLinear):
-    """The layer inside, for one row of the batch after the other."""
+    """Runs the layer inside for one row of the batch after the other."""
 
     def __init__(self, base: AnyLinear) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ class RowwiseLinear(AnyLinear):
 
     @property
     def weight(self) -> Tensor:
-        """That of the layer inside: models ask their layers for dtype and device."""
+        """The weight of the layer inside: models ask their layers for dtype and device."""
         weight = self.base.weight
         assert isinstance(weight, Tensor)
         return weight
@@ -57,8 +58,8 @@ class RowwiseLinear(AnyLinear):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self.base.shapes()
 
-    def take(self, name: str, tensor: Tensor) -> None:
-        self.base.take(name, tensor)
+    def load_tensor(self, name: str, tensor: Tensor) -> None:
+        self.base.load_tensor(name, tensor)
 
-    def room(self, name: str, dtype: torch.dtype) -> Tensor | None:
-        return self.base.room(name, dtype)
+    def staging_buffer(self, name: str, dtype: torch.dtype) -> Tensor | None:
+        return self.base.staging_buffer(name, dtype)

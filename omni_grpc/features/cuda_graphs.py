@@ -1,10 +1,11 @@
-"""CUDA graphs: a batch that comes again is launched as a whole, by one call (https://developer.nvidia.com/blog/cuda-graphs).
+"""CUDA graphs: a batch that comes again is launched as a whole, by one call
+(https://developer.nvidia.com/blog/cuda-graphs).
 
-What a stack computes is a few hundred kernels, and where they are short the device waits for the host to launch them.
-The kernels of a batch depend on its geometry, on the shapes of what is bound to it, and on what parts of the blocks
-look at in a row's owner. Batches that are alike in these are of one kind, and the second time that a kind comes again,
-its launches are captured in a graph. The graph computes on tensors of its own, into which those of each batch are
-copied, and gives what the blocks give, bit for bit.
+A stack launches a few hundred kernels, and where they are short the device waits for the host. The kernels of a batch
+depend on its geometry, on the shapes of the tensors bound to it, and on what parts of the blocks look at in a row's
+owner. Together these are the batch's key. The first batch of a key runs kernel by kernel, the second one too, on
+tensors that are kept; the third one is captured in a graph. From then on, each batch of that key is copied into those
+tensors and the graph is launched. Results are those of the blocks, bit for bit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.config import WorkerConfig
-from omni_grpc.features import Context, undisturbed
+from omni_grpc.features import Context, single_threaded
 from omni_grpc.nn.rows import JOINT, LayoutCache, Owner, Rows, variants
 from omni_grpc.nn.stack import Carry, RunBlocks, Stack, main_stack
 from omni_grpc.ops.tuning import choices
@@ -34,24 +35,24 @@ __all__ = ["apply"]
 
 logger = logging.getLogger(__name__)
 
-MOST_TOKENS = 8192
-"""Of a batch, where the configuration does not say it: above that the device takes longer than the host for all but the
-smallest models, and a graph would only take memory.
+MAX_TOKENS = 8192
+"""Tokens of a batch, at most, unless the configuration says otherwise. Above that the device takes longer than the host
+for all but the smallest models, so a graph would only take memory.
 """
 
-KINDS = 64
-"""Kinds with a graph, at most."""
+MAX_GRAPHS = 64
+"""Captured batches, at most."""
 
-MOST_BYTES = 1 << 30
-"""What the tensors of all kinds may take together: inputs and results. What is between them is shared."""
+MAX_BYTES = 1 << 30
+"""Bytes of the inputs and results of all captured batches, at most. What lies between them is shared by all graphs."""
 
-REMEMBERED = 4096
-"""Kinds of which is known that they came."""
+MAX_KEYS = 4096
+"""Keys that are remembered, at most, to tell whether a batch comes again."""
 
-GraphKey = Hashable
+BatchKey = Hashable
 Replay = Callable[[], None]
 Blocks = Callable[[Carry, Rows], Carry]
-"""Some blocks of a stack."""
+"""Runs some blocks of a stack."""
 
 
 def apply(module: nn.Module, config: WorkerConfig, context: Context) -> None:
@@ -66,9 +67,9 @@ def apply(module: nn.Module, config: WorkerConfig, context: Context) -> None:
     _, stack = main_stack(module)
     graphs = Graphs(
         stack,
-        MOST_TOKENS if asked is None else asked,
+        MAX_TOKENS if asked is None else asked,
         CudaRecorder(context.device),
-        alone=context.alone,
+        exclusive=context.exclusive,
         epoch=lambda: choices(context.device).epoch,
         tell=context.effects.warn,
     )
@@ -76,25 +77,25 @@ def apply(module: nn.Module, config: WorkerConfig, context: Context) -> None:
 
 
 class Recorder(abc.ABC):
-    """Makes one call of what a function does on tensors that stay where they are."""
+    """Records what a function does on tensors that keep their addresses, to repeat it by one call."""
 
     @abc.abstractmethod
     def usable(self) -> bool:
-        """Whether it can be made, or called, here and now."""
+        """Whether a recording can be made, or repeated, on the current stream."""
 
     @abc.abstractmethod
     def record(self, run: Callable[[], Carry]) -> tuple[Replay, Carry]:
-        """The call, and the tensors that have what `run` returned after each. `run` was called before; whether it is
-        computed now is left open.
+        """The call that repeats `run`, and the tensors that hold its results after each call. `run` has been called
+        once before; whether this call computes anything is up to the recorder.
         """
 
     @abc.abstractmethod
     def forget(self) -> None:
-        """Gives back what the recordings took; none of them will be called again."""
+        """Frees what the recordings hold; none of them will be called again."""
 
 
 class CudaRecorder(Recorder):
-    """Captures graphs of one memory pool, which are launched on one stream: no two of them run at once."""
+    """Captures graphs that share one memory pool. They are launched on one stream, so no two of them run at once."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -109,46 +110,46 @@ class CudaRecorder(Recorder):
         return stream == self._stream and not torch.cuda.is_current_stream_capturing()
 
     def record(self, run: Callable[[], Carry]) -> tuple[Replay, Carry]:
-        """Raises whatever a block that cannot be captured does."""
+        """Raises whatever a block raises that cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         self._side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._side):
             if self._keeper is None:
                 # a pool cannot be used again once its last graph has gone
-                self._keeper = self._little(torch.cuda.graph_pool_handle())
+                self._keeper = self._empty_graph(torch.cuda.graph_pool_handle())
             graph.capture_begin(pool=self._keeper.pool(), capture_error_mode="thread_local")
             try:
                 out = run()
                 graph.capture_end()
             except BaseException:
-                self._abandon(graph, self._keeper.pool())
+                self._abort_capture(graph, self._keeper.pool())
                 raise
         return graph.replay, out
 
     def forget(self) -> None:
         self._keeper = None
 
-    def _little(self, pool: Any) -> torch.cuda.CUDAGraph:
+    def _empty_graph(self, pool: Any) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         torch.zeros(1, device=self.device)
         graph.capture_end()
         return graph
 
-    def _abandon(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-        """Ends a capture that failed. Where CUDA has given it up before, torch goes on as if it were under way: the
-        allocator until it is told, the generator until another capture ends.
+    def _abort_capture(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+        """Ends a capture that failed. Where CUDA has already invalidated it, torch still believes that it is under way:
+        the allocator until it is told, the random generator until another capture ends.
         """
         try:
             graph.capture_end()
         except RuntimeError:
             with contextlib.suppress(RuntimeError):  # the allocator knows already
                 torch._C._cuda_endAllocateToPool(self._side.device_index, pool)
-            self._little(torch.cuda.graph_pool_handle())
+            self._empty_graph(torch.cuda.graph_pool_handle())
 
 
-class RecordedRows(Rows):
-    """A batch that remembers what was read of what is bound to it."""
+class ReadRecorder(Rows):
+    """A batch that records which of its bound tensors are read."""
 
     read: frozenset[str] = frozenset()
 
@@ -157,9 +158,9 @@ class RecordedRows(Rows):
         return super().__getitem__(name)
 
 
-class GraphTensors:
-    """The tensors of one kind, and once it is recorded the call that computes on them. It keeps no owner: that has all
-    that its request does.
+class CapturedBatch:
+    """The tensors of one key and, once recorded, the call that computes on them. It holds no owner, because an owner
+    holds everything of its request.
     """
 
     def __init__(self, carry: Carry, rows: Rows) -> None:
@@ -175,8 +176,8 @@ class GraphTensors:
         return _bytes(*self.carry.values(), *self.out.values(), *(x for _, x in self.bound.values()))
 
     def compute(self, run: Blocks, owners: tuple[Owner, ...]) -> Carry:
-        """The first time, block by block: it shows what is read of what is bound."""
-        rows = RecordedRows(owners, self.rows, self.layouts, self.bound)
+        """Runs kernel by kernel, which shows which bound tensors are read."""
+        rows = ReadRecorder(owners, self.rows, self.layouts, self.bound)
         self.out = run(dict(self.carry), rows)
         self.bound = {name: self.bound[name] for name in rows.read}
         return _copies(self.out)
@@ -196,27 +197,27 @@ class GraphTensors:
 class Graphs:
     """The graphs of one stack.
 
-    alone: a block in which no other thread is at work on the device; it gives False where that cannot be had, and then
-    the next batch of the kind is tried. epoch: what changes when kernels are chosen anew, so that graphs have the old
-    ones. tell: gets a warning where a batch cannot be captured; after that, none is tried.
+    exclusive: a context manager in which no other thread uses the device. It yields False where that cannot be had, and
+    then the next batch of the key is captured instead. epoch: a number that changes when kernels are chosen anew, which
+    makes all graphs stale. tell: gets a warning where a batch cannot be captured; after that, none is tried.
     """
 
     def __init__(
         self,
         stack: Stack,
-        most_tokens: int,
+        max_tokens: int,
         recorder: Recorder,
         *,
-        alone: Callable[[], AbstractContextManager[bool]] = undisturbed,
+        exclusive: Callable[[], AbstractContextManager[bool]] = single_threaded,
         epoch: Callable[[], int] = lambda: 0,
         tell: Callable[[RequestWarning], None] = lambda warning: None,
     ) -> None:
-        self.stack, self.most_tokens, self.recorder = stack, most_tokens, recorder
-        self.kept: collections.OrderedDict[GraphKey, GraphTensors] = collections.OrderedDict()
-        self._alone = alone
+        self.stack, self.max_tokens, self.recorder = stack, max_tokens, recorder
+        self.kept: collections.OrderedDict[BatchKey, CapturedBatch] = collections.OrderedDict()
+        self._exclusive = exclusive
         self._epoch, self._of = epoch, epoch()
         self._tell, self._failed = tell, False
-        self._came: collections.OrderedDict[GraphKey, None] = collections.OrderedDict()
+        self._seen: collections.OrderedDict[BatchKey, None] = collections.OrderedDict()
         self._lock = threading.Lock()
 
     def around(self, run: RunBlocks) -> RunBlocks:
@@ -226,11 +227,11 @@ class Graphs:
         usable = (
             not self._failed
             and rows.exchange is None
-            and rows.stream(JOINT).total <= self.most_tokens
+            and rows.stream(JOINT).total <= self.max_tokens
             and not torch.is_grad_enabled()
             and self.recorder.usable()
         )
-        # another thread has the tensors: it is not worth to wait for them
+        # another thread uses the tensors: running without a graph is quicker than waiting
         if not usable or not self._lock.acquire(blocking=False):
             return inner(stack, lo, hi, carry, rows)
         try:
@@ -246,20 +247,20 @@ class Graphs:
         if self._of != self._epoch():
             self._of = self._epoch()
             self._forget()
-        kind = self._kind(part, carry, rows)
-        kept = self.kept.get(kind)
+        key = self._key(part, carry, rows)
+        kept = self.kept.get(key)
         if kept is None:
-            if not self._comes_again(kind) or _needed(carry, rows) > MOST_BYTES:
+            if not self._seen_before(key) or _needed(carry, rows) > MAX_BYTES:
                 return run(carry, rows)
             try:
-                kept = GraphTensors(carry, rows)
+                kept = CapturedBatch(carry, rows)
             except torch.OutOfMemoryError:
                 self._forget()
                 return run(carry, rows)
             out = kept.compute(run, rows.owners)
-            self._keep(kind, kept)
+            self._keep(key, kept)
             return out
-        self.kept.move_to_end(kind)
+        self.kept.move_to_end(key)
         replay = kept.replay or self._record(kept, run, rows.owners)
         if replay is None:
             return run(carry, rows)
@@ -267,7 +268,7 @@ class Graphs:
         replay()
         return _copies(kept.out)
 
-    def _kind(self, part: tuple[int, int], carry: Carry, rows: Rows) -> GraphKey:
+    def _key(self, part: tuple[int, int], carry: Carry, rows: Rows) -> BatchKey:
         return (
             part,
             tuple((name, x.shape, x.dtype) for name, x in carry.items()),
@@ -281,29 +282,29 @@ class Graphs:
         """Found at the first batch: by then every feature has edited the blocks."""
         return variants(self.stack)
 
-    def _comes_again(self, kind: GraphKey) -> bool:
-        again = kind in self._came
-        self._came[kind] = None
-        self._came.move_to_end(kind)
-        if len(self._came) > REMEMBERED:
-            self._came.popitem(last=False)
+    def _seen_before(self, key: BatchKey) -> bool:
+        again = key in self._seen
+        self._seen[key] = None
+        self._seen.move_to_end(key)
+        if len(self._seen) > MAX_KEYS:
+            self._seen.popitem(last=False)
         return again
 
-    def _keep(self, kind: GraphKey, kept: GraphTensors) -> None:
-        """Beside the kinds used last, as far as there is room."""
-        self.kept[kind] = kept
-        while self.kept and (len(self.kept) > KINDS or sum(each.bytes for each in self.kept.values()) > MOST_BYTES):
+    def _keep(self, key: BatchKey, kept: CapturedBatch) -> None:
+        """Keeps a captured batch, and drops those used longest ago beyond the limits."""
+        self.kept[key] = kept
+        while self.kept and (len(self.kept) > MAX_GRAPHS or sum(each.bytes for each in self.kept.values()) > MAX_BYTES):
             self.kept.popitem(last=False)
 
     def _forget(self) -> None:
         self.kept.clear()
         self.recorder.forget()
 
-    def _record(self, kept: GraphTensors, run: Blocks, owners: tuple[Owner, ...]) -> Replay | None:
+    def _record(self, kept: CapturedBatch, run: Blocks, owners: tuple[Owner, ...]) -> Replay | None:
         try:
-            with self._alone() as quiet:
+            with self._exclusive() as quiet:
                 return kept.record(self.recorder, run, owners) if quiet else None
-        except Exception as error:  # whatever it is, the blocks compute the same without
+        except Exception as error:  # whatever it is, the blocks compute the same without a graph
             self._failed = True
             self._forget()
             logger.exception("a batch could not be captured in a CUDA graph; from now on there are none")
@@ -313,7 +314,7 @@ class Graphs:
 
 
 def _copies(carry: Mapping[str, Tensor]) -> Carry:
-    """Of tensors that the next batch of the kind overwrites."""
+    """Copies of tensors that the next batch of the same key overwrites."""
     return {name: x.clone() for name, x in carry.items()}
 
 
@@ -322,5 +323,5 @@ def _bytes(*tensors: Tensor) -> int:
 
 
 def _needed(carry: Carry, rows: Rows) -> int:
-    """Bytes of what a kind keeps: inputs, and results of their size."""
+    """Bytes that a captured batch takes: inputs, and results of their size."""
     return 2 * _bytes(*carry.values()) + _bytes(*(x for _, x in rows.bound.values()))

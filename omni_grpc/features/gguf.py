@@ -1,4 +1,4 @@
-"""Weights that stay packed as a GGUF file has them, and are unpacked layer by layer as they are used."""
+"""GGUF: weights stay packed as the file has them, and are dequantized layer by layer when they are used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 def apply(module: nn.Module, config: QuantizationConfig, context: Context) -> None:
     """Replaces every linear layer that the file has in fewer bits than the model's dtype, before it gets its weight.
 
-    Raises ConfigError where there is none, and by name for a layer of which this process has a part.
+    Raises ConfigError where there is no such layer, and by name for a layer that is sharded over ranks.
     """
     workspace, done, left = Workspace(context.device), 0, []
     parts: dict[str, list[WeightTarget]] = {}
@@ -63,7 +63,7 @@ def _bits(packing: Packing) -> float:
 
 
 def _runs(places: Iterable[WeightTarget], rows: int) -> list[tuple[Packing, int]]:
-    """Neighbouring rows that are packed alike, with their number."""
+    """Runs of adjacent rows with the same packing, as (packing, number of rows)."""
     runs: list[tuple[Packing, int]] = []
     for place in sorted(places, key=lambda place: place.rows.start if place.rows else 0):
         assert place.packing is not None, "weights of a file that has none packed"

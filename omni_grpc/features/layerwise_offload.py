@@ -1,5 +1,7 @@
-"""Layerwise offload: the linear layers of blocks live in the host's memory, and are on the device for as long as their
-block runs. What a block needs is one range of bytes, and comes in one copy, while the block before computes.
+"""Layerwise offload: the linear layers of blocks live in the host's memory, and are on the device only while their
+block runs.
+
+The weights of a block are one range of bytes on the host. It is copied at once, while the block before computes.
 """
 
 from __future__ import annotations
@@ -20,32 +22,32 @@ from omni_grpc.nn.stack import Block, Carry, RunBlocks, Stack
 from omni_grpc.ops.host import ALIGNMENT, Region, Streamer, cut, streamer
 
 SLOTS = 2
-"""Blocks that are on the device: one computes, and the next one is on its way."""
+"""Blocks on the device at a time: one computes, the next one is being copied."""
 WIDEST = 4
-"""Bytes of an element at most: a range has addresses for its layers whatever their weights become."""
+"""Bytes per element, at most. A region reserves this much for each layer, whatever dtype its weight ends up in."""
 
 
 def apply(module: nn.Module, config: OffloadConfig, context: Context) -> None:
-    """Wraps every stack and the innermost linear layers of its blocks, before they get their weights: these go to the
-    host one by one, so the device never holds them all. Of each stack, as many blocks stay on the device as the
-    configuration says.
+    """Wraps every stack and the innermost linear layers of its blocks, before they get their weights: each goes to the
+    host as it is loaded, so the device never holds all of them. `layerwise_resident_blocks` blocks of each stack stay
+    on the device.
     """
     for stack in [part for part in module.modules() if isinstance(part, Stack)]:
         blocks = [block for group in stack.groups for block in stack.group(group)]
-        resident = _spread(config.layerwise_resident_blocks, len(blocks))
+        resident = _evenly_spaced(config.layerwise_resident_blocks, len(blocks))
         packs = [_pack(block, context.device, resident=number in resident) for number, block in enumerate(blocks)]
         stack.wrap(Offload(packs, context.device).around)
 
 
-def _spread(count: int, blocks: int) -> frozenset[int]:
-    """`count` of the blocks at equal distances: while one that stays computes, the next one has more time to come."""
+def _evenly_spaced(count: int, blocks: int) -> frozenset[int]:
+    """`count` of the blocks, evenly spaced: while a resident block computes, the next one has more time to arrive."""
     count = min(count, blocks)
     return frozenset((2 * number + 1) * blocks // (2 * count) for number in range(count))
 
 
 def _pack(block: Block, device: torch.device, *, resident: bool) -> Pack | None:
-    """The layers that the block needs in a step; None where they stay on the device. A layer that eats another stream
-    than the block carries (the timestep's, a text's) works ahead of the steps, and fetches itself then.
+    """The layers that the block needs in a step; None where they stay on the device. A layer of a stream that the block
+    does not carry (the timestep, a text) runs ahead of the steps, and fetches its weights when it is called.
     """
     layers = {
         path: part
@@ -107,12 +109,12 @@ class Offloaded(AnyLinear):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes
 
-    def room(self, name: str, dtype: torch.dtype) -> Tensor | None:
+    def staging_buffer(self, name: str, dtype: torch.dtype) -> Tensor | None:
         # others make something else of what they take
         return self.region.take(self._shapes[name], dtype) if type(self.base) is Linear else None
 
-    def take(self, name: str, tensor: Tensor) -> None:
-        self.base.take(name, tensor)
+    def load_tensor(self, name: str, tensor: Tensor) -> None:
+        self.base.load_tensor(name, tensor)
         for leaf, parameter in self.base.named_parameters():
             if parameter.numel() and not parameter.is_meta:
                 self.host[leaf] = self._kept(parameter)
@@ -125,7 +127,7 @@ class Offloaded(AnyLinear):
         return self.region.take(parameter.shape, parameter.dtype).copy_(parameter)
 
     def fetch(self) -> dict[str, nn.Parameter]:
-        """Copies of all tensors on the device, made on the current stream."""
+        """Copies of all its tensors to the device, on the current stream."""
         self.region.pin(self.device)
         return {
             leaf: _parameter(tensor.to(self.device, non_blocking=True, copy=True)) for leaf, tensor in self.host.items()
@@ -133,7 +135,9 @@ class Offloaded(AnyLinear):
 
     @contextlib.contextmanager
     def present(self, fetched: Mapping[str, nn.Parameter] | None) -> Iterator[None]:
-        """Makes the layer work in the block below, with parameters that are there or (None) fetches now."""
+        """Makes the layer usable inside the `with` block, with parameters that were fetched already or (None) are
+        fetched now.
+        """
         with self._lock:
             self._depth += 1
             if self._depth == 1:
@@ -157,7 +161,9 @@ def _parameter(tensor: Tensor) -> nn.Parameter:
 
 
 class Pack:
-    """The layers that one block needs, in one region. `views` are their parameters in each of the slots."""
+    """The layers that one block needs, in one region of host memory. `views` are their parameters in each of the slots
+    on the device.
+    """
 
     def __init__(self, layers: list[Offloaded], region: Region, device: torch.device) -> None:
         self.layers, self.region, self.device = layers, region, device
@@ -190,7 +196,7 @@ class Pack:
 
 
 class Offload:
-    """Runs a stack block by block; `packs` are what each block needs, None for one that stays on the device."""
+    """Runs a stack block by block. `packs` has an entry for each block, None for one that stays on the device."""
 
     def __init__(self, packs: list[Pack | None], device: torch.device) -> None:
         self.packs, self.device = packs, device
@@ -210,7 +216,7 @@ class Offload:
             copies = self._streamer or self._open()
             for number in range(lo, hi):
                 pack = self.packs[number]
-                self._fetch(self._from(number)[:SLOTS], copies)
+                self._fetch(self._upcoming(number)[:SLOTS], copies)
                 if pack is None:
                     carry = inner(stack, number, number + 1, carry, rows)
                     continue
@@ -223,12 +229,14 @@ class Offload:
                     copies.release(slot)
         return carry
 
-    def _from(self, number: int) -> list[int]:
-        """The blocks that come, from one on: after the last block the first one, for the next step."""
+    def _upcoming(self, number: int) -> list[int]:
+        """The offloaded blocks in the order in which they are needed, from `number` on; after the last block comes the
+        first one, for the next step.
+        """
         return [n for n in self.coming if n >= number] + [n for n in self.coming if n < number]
 
     def _fetch(self, numbers: Sequence[int], copies: Streamer) -> None:
-        """Begins to copy those of the blocks that no slot has, each in the place of one that is not among them."""
+        """Starts to copy those of the blocks that are in no slot, each into a slot whose block is not among them."""
         for number in numbers:
             if number not in self.slots:
                 slot = next(slot for slot, held in enumerate(self.slots) if held is None or held not in numbers)
@@ -240,7 +248,7 @@ class Offload:
                 self.slots[slot] = number
 
     def _open(self) -> Streamer:
-        """Pins what has been loaded, and takes the slots."""
+        """Pins the host memory and allocates the slots."""
         packs = [pack for pack in self.packs if pack is not None]
         for pack in packs:
             pack.region.pin(self.device)

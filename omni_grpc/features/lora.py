@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 def apply(module: nn.Module, config: LoraConfig, context: Context) -> None:
-    """Wraps the linear layers that the adapters of the setting `lora` change. A request names those that it wants.
+    """Wraps the linear layers that the adapters of the setting `lora` change. A request names the adapters that it
+    wants.
 
     Raises ConfigError for an adapter that cannot be read or whose shapes do not fit.
     """
@@ -36,14 +37,14 @@ def apply(module: nn.Module, config: LoraConfig, context: Context) -> None:
         for layer, factors in file.of(context.component, frozenset(context.spec.weights)).items():
             place = context.places.get(layer)
             if place is not None and isinstance(module.get_submodule(place.path), AnyLinear):
-                _wrapped(module, place.path, context).add(name, layer, factors, place, context)
+                _wrap_layer(module, place.path, context).add(name, layer, factors, place, context)
                 used.update(factors.keys)
         _report(name, file, used, context)
     context.effects.checks["lora"] = functools.partial(_check_applied, context.effects)
 
 
-def _wrapped(module: nn.Module, path: str, context: Context) -> LoraLinear:
-    """The wrapper of a layer, put there where there was none."""
+def _wrap_layer(module: nn.Module, path: str, context: Context) -> LoraLinear:
+    """The wrapper of a layer; the layer is wrapped if it was not before."""
     linear = module.get_submodule(path)
     if isinstance(linear, LoraLinear):
         return linear
@@ -64,7 +65,7 @@ def _check_applied(effects: Effects) -> None:
 
 
 def _report(name: str, file: AdapterFile, used: set[str], context: Context) -> None:
-    """Adds what an adapter did to one denoiser to what it did to those before."""
+    """Reports what an adapter did to one denoiser, together with what it did to those before."""
     loras = {adapter.id: adapter for adapter in context.effects.found.loras}
     before = loras.get(name)
     skipped = tuple(key for key in (file.keys if before is None else before.skipped) if key not in used)
@@ -84,7 +85,9 @@ def _report(name: str, file: AdapterFile, used: set[str], context: Context) -> N
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LowRankUpdate:
-    """The change that an adapter makes to some rows of a layer's weight: up @ down, with alpha / r in `up`."""
+    """The change that an adapter makes to some rows of a layer's weight: up [rows, r] @ down [r, in], with alpha / r
+    folded into `up`.
+    """
 
     down: Tensor
     up: Tensor
@@ -92,8 +95,8 @@ class LowRankUpdate:
 
 
 class LoraLinear(AnyLinear):
-    """Adds to each row what its request's adapters change. The adapters of the layer are in `parts`, by name. apart:
-    rows with the same ones are not computed together.
+    """Adds to each row the change of its request's adapters. `parts` holds the adapters of the layer, by name. With
+    `apart`, rows are computed one by one even where they have the same adapters.
     """
 
     def __init__(self, base: AnyLinear, component: str, *, apart: bool = False) -> None:
@@ -108,14 +111,14 @@ class LoraLinear(AnyLinear):
 
     @property
     def weight(self) -> Tensor:
-        """That of the layer inside: models ask their layers for dtype and device."""
+        """The weight of the layer inside: models ask their layers for dtype and device."""
         weight = self.base.weight
         assert isinstance(weight, Tensor)
         return weight
 
     def add(self, name: str, layer: str, factors: Factors, place: WeightTarget, context: Context) -> None:
-        """Raises ConfigError where the shapes of `layer` in the adapter are not those of the checkpoint's, and for a
-        layer of which this process has a part.
+        """Adds an adapter's change of `layer`. Raises ConfigError where the shapes are not those of the checkpoint's
+        weight, and for a layer that is sharded over ranks.
         """
         if self.base.shapes()["weight"] != (self.out_features, self.in_features):
             raise refused(name, f"{layer} is spread over several ranks, where adapters do not work yet")
@@ -130,7 +133,7 @@ class LoraLinear(AnyLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base(x)
-        for tokens, loras in self._runs():
+        for tokens, loras in self._adapter_runs():
             for lora in loras:
                 if lora.scale and lora.target in ("", self.component):
                     for part in self.parts.get(lora.id, ()):
@@ -141,12 +144,12 @@ class LoraLinear(AnyLinear):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self.base.shapes()
 
-    def take(self, name: str, tensor: Tensor) -> None:
-        self.base.take(name, tensor)
+    def load_tensor(self, name: str, tensor: Tensor) -> None:
+        self.base.load_tensor(name, tensor)
 
-    def _runs(self) -> Iterator[tuple[slice, tuple[Lora, ...]]]:
-        """Neighbouring rows with the same adapters, as a slice of the layer's tokens. A row that is alone has all of
-        them, however many: ahead of the steps, the tokens of "mod" are those of all steps.
+    def _adapter_runs(self) -> Iterator[tuple[slice, tuple[Lora, ...]]]:
+        """Runs of adjacent rows with the same adapters, each as a slice of the layer's tokens. A batch of one row gets
+        all tokens, however many: ahead of the steps, the tokens of "mod" are those of all steps.
         """
         rows = active.get()
         if len(rows) == 1:

@@ -1,7 +1,8 @@
-"""Weights and activations in 8 bits (W8A8), float8 e4m3 or int8: per output channel, and per token as it comes.
+"""Weights and activations in 8 bits (W8A8), float8 e4m3 or int8: one scale per output channel and one per token,
+computed as the tokens come.
 
-Weights are quantised one by one while they stream in, or come in 8 bits from the checkpoint. A token's scale depends on
-that token alone, so its result is the same in any company (see ops.gemm for what a GPU makes of sums of float8).
+Weights are quantized one by one while they are loaded, or are stored in 8 bits in the checkpoint. A token's scale
+depends on that token alone, so its result does not depend on the batch (see ops.gemm for sums of float8 on a GPU).
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from omni_grpc.types.results import RequestWarning
 logger = logging.getLogger(__name__)
 
 CODES: Mapping[str, torch.dtype] = MappingProxyType({"fp8": torch.float8_e4m3fn, "int8": torch.int8})
-"""Schemes by the names that --quantization has for them."""
+"""The dtype of each scheme, by its name for --quantization."""
 
 NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in CODES.items()})
 
 
 def apply(module: nn.Module, config: QuantizationConfig, context: Context) -> None:
-    """Replaces linear layers of the blocks before they get their weights: those that the checkpoint has in 8 bits, or
-    where it has none all that tokens pass. Left as they are: modulation, which reads a few vectors once and is
-    sensitive, and what the operator or the model excludes.
+    """Replaces linear layers of the blocks before they get their weights: those that the checkpoint stores in 8 bits,
+    or if it stores none, all layers that tokens pass through. Excluded are modulation, which reads a few vectors once
+    and is sensitive, and what the operator or the model excludes.
 
-    Raises ConfigError where no layer is left, where the checkpoint is quantised otherwise than is asked, and for float8
-    on a device that cannot multiply it.
+    Raises ConfigError where no layer is left, where the checkpoint is quantized differently than asked for, and for
+    float8 on a device without float8 GEMM.
     """
     stored = {place.path: place.codes for place in context.places.values() if place.codes is not None}
     asked = CODES.get(config.quantization or "")
@@ -63,7 +64,7 @@ def apply(module: nn.Module, config: QuantizationConfig, context: Context) -> No
         owner, _, leaf = path.rpartition(".")
         setattr(module.get_submodule(owner), leaf, QuantizedLinear(linear, path, kind, config=way))
     if not chosen:
-        why = f"finds no layer of {context.component} to quantise; left out: {', '.join(left)}"
+        why = f"finds no layer of {context.component} to quantize; left out: {', '.join(left)}"
         raise _refused("quantization", f"--quantization {config.quantization} {why}", reason="NOTHING_QUANTIZED")
     context.effects.count_quantized(collections.Counter(NAMES[kind] for kind in chosen.values()), kept=len(left))
     logger.info("%s: %d layers in 8 bits, %d as they are: %s", context.component, len(chosen), len(left), left)
@@ -76,7 +77,9 @@ def _choose(
     config: QuantizationConfig,
     context: Context,
 ) -> tuple[dict[str, torch.dtype], list[str]]:
-    """Layers and their codes by path, and the paths of the others that tokens pass in a block."""
+    """The dtype of each layer to be quantized, by path, and the paths of the other layers of the blocks that tokens
+    pass through.
+    """
     names: dict[str, list[str]] = {}
     for checkpoint_name, place in context.places.items():
         names.setdefault(place.path, []).append(checkpoint_name)
@@ -101,7 +104,7 @@ def _choose(
 
 
 def _linears(module: nn.Module) -> list[tuple[str, Linear]]:
-    """The plain linear layers of all blocks, by path. A subclass may have a meaning of its own."""
+    """The plain linear layers of all blocks, by path. Subclasses are left out, because they may do something else."""
     return [
         (f"{path}.{name}", part)
         for path, stack in module.named_modules()
@@ -112,14 +115,14 @@ def _linears(module: nn.Module) -> list[tuple[str, Linear]]:
 
 
 def _outermost(path: str, module: nn.Module) -> str:
-    """The path of the layer itself, where `path` is inside of what another feature put around it."""
+    """The path of the outermost layer that wraps the one at `path`: the name by which checkpoints know it."""
     owner, _, _ = path.rpartition(".")
     return _outermost(owner, module) if isinstance(module.get_submodule(owner), AnyLinear) else path
 
 
 def _named(pattern: str, names: Iterable[str]) -> bool:
-    """Whether a pattern means one of the names: "re:" and a regular expression that is found in it, a path with `*` for
-    any part of it, or a part of it.
+    """Whether a pattern matches one of the names: "re:" and a regular expression to search for, a path with `*` for any
+    part of it, or a substring.
     """
     if pattern.startswith("re:"):
         return any(re.search(pattern[3:], name) for name in names)
@@ -156,8 +159,8 @@ def _refused(setting: str, why: str, reason: str = ConfigError.default_reason) -
 
 
 class QuantizedLinear(AnyLinear):
-    """x W^T + b in 8 bits: weight [out, in] in `kind`, scale float32 [out], bias [out] in the model's dtype. How it is
-    computed is `config`, see gemm_q.
+    """x W^T + b in 8 bits: weight [out, in] in `kind`, scale float32 [out], bias [out] in the model's dtype. `config`
+    is the GEMM configuration, see gemm_q.
     """
 
     def __init__(self, linear: Linear, path: str, kind: torch.dtype, *, config: str = AUTO) -> None:
@@ -182,7 +185,7 @@ class QuantizedLinear(AnyLinear):
             {} if self.bias is None else {"bias": (self.out_features,)}
         )
 
-    def take(self, name: str, tensor: Tensor) -> None:
+    def load_tensor(self, name: str, tensor: Tensor) -> None:
         """Raises CheckpointError for a weight with a row of zeros, or of values that are not finite."""
         if name == "weight_scale":
             self.scale = nn.Parameter(tensor, requires_grad=False)

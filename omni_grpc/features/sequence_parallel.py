@@ -1,9 +1,9 @@
-"""Sequence parallel: each rank has a part of every row, from before the first block to after the last.
+"""Sequence parallel: each rank has a part of every row's tokens, from before the first block to after the last.
 
-A stack's carry is cut, and so is whatever is bound to the streams that it carries; tokens of other streams, which
+A stack's carry is sharded, and so is whatever is bound to the streams that it carries. Tokens of other streams, which
 blocks read as constants, are whole on every rank. Of a row's n tokens in a stream, rank q of P has those from n q / P
-to n (q + 1) / P, rounded down: parts may differ by one and may be empty. A cut depends on its row alone, so what a
-request keeps from step to step fits whatever its neighbours are.
+to n (q + 1) / P, rounded down: shards may differ by one token and may be empty. How a row is sharded depends on that
+row alone, so what a request keeps from step to step fits in any batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from omni_grpc.types.errors import ConfigError, InternalError
 __all__ = ["apply"]
 
 GEOMETRIES = 512
-"""Batches of so many geometries, those used last, are cut without computing the indices again."""
+"""Geometries whose index tensors are kept, at most."""
 
 
 def apply(module: nn.Module, config: object, context: Context) -> None:
@@ -69,10 +69,10 @@ def _spread(cuts: RankShards, run: RunBlocks) -> RunBlocks:
             rows.owners,
             cut.rows,
             rows.layouts,
-            {name: (stream, cut.take(stream, x)) for name, (stream, x) in rows.bound.items()},
+            {name: (stream, cut.shard(stream, x)) for name, (stream, x) in rows.bound.items()},
             cut.exchange,
         )
-        out = run(stack, lo, hi, {stream: cut.take(stream, x) for stream, x in carry.items()}, mine)
+        out = run(stack, lo, hi, {stream: cut.shard(stream, x) for stream, x in carry.items()}, mine)
         out = convert(out, tuple(carry), mine)
         return {stream: cut.exchange.gather(stream, x) for stream, x in out.items()}
 
@@ -81,19 +81,21 @@ def _spread(cuts: RankShards, run: RunBlocks) -> RunBlocks:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class RankShard:
-    """One geometry as this rank has it: its rows, and for each stream that is cut where its tokens are in the whole."""
+    """One geometry as this rank has it: its rows, and for each stream that is sharded the places of its tokens among
+    all tokens.
+    """
 
     rows: tuple[Row, ...]
     places: Mapping[str, Tensor]
     exchange: Exchange
 
-    def take(self, stream: str, x: Tensor) -> Tensor:
+    def shard(self, stream: str, x: Tensor) -> Tensor:
         """This rank's part of a tensor that is packed by the stream: [T, ...] -> [T of this rank, ...]."""
         return x.index_select(0, self.places[stream]) if stream in self.places else x
 
 
 class RankShards:
-    """How batches are cut for the ranks of a group."""
+    """Shards batches over the ranks of a group."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.group, self.device = group, device
@@ -129,7 +131,7 @@ def _bounds(tokens: int, rank: int, size: int) -> tuple[int, int]:
 
 
 def _part(row: Row, spread: Sequence[str], rank: int, size: int) -> Row:
-    """The row as one rank has it. Levels without tokens stay, since modulation is whole on every rank."""
+    """The row as one rank has it. Levels without tokens stay, because modulation is whole on every rank."""
     streams = tuple(
         (name, _clip(runs, *_bounds(tokens, rank, size)) if name in spread else runs)
         for (name, runs), tokens in zip(row.streams, row.lengths, strict=True)

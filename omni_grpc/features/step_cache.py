@@ -1,5 +1,5 @@
 """TeaCache (https://arxiv.org/abs/2411.19108, section 3.3): a row whose first input has hardly changed since the last
-evaluation gets what the blocks added to it then, and the blocks run for the other rows alone.
+evaluation reuses the residual that the blocks added then, and the blocks run for the other rows only.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from omni_grpc.types.adapters_and_caches import CacheCount, tally
 
 
 def apply(module: nn.Module, config: CacheConfig, context: Context) -> None:
-    """Puts a cache around the main stack. A request says whether it is used, and how far it goes (Request.cache)."""
+    """Puts a cache around the main stack. Request.cache says whether it is used, and up to which threshold."""
     path, stack = main_stack(module)
     stack.wrap(StepCache(context.component, path).around)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Memory:
-    """What is kept of one row from one evaluation to the next: the signal [T, C], what the blocks added to each stream
-    when they last ran, and the change that has added up since.
+    """What is kept of one row between evaluations: the signal [T, C], the residual that the blocks last added to each
+    stream, and the change that has accumulated since.
     """
 
     segment: int
@@ -42,7 +42,7 @@ class Memory:
 
 
 class StepCache:
-    """The cache of one stack. It decides for each row by itself, and keeps what it knows of it in the row's state."""
+    """The cache of one stack. It decides for each row separately, and keeps what it knows of a row in its state."""
 
     def __init__(self, component: str, path: str) -> None:
         self.component = component
@@ -56,7 +56,7 @@ class StepCache:
             return inner(stack, lo, hi, carry, rows)
         stream, signal = stack.signal(lo, carry, rows)
         memories = [self._recall(state, branch) for state, branch in rows.owners]
-        signals = _room(rows, stream, signal, memories)
+        signals = _signal_buffers(rows, stream, signal, memories)
         changes = _changes(rows, stream, signal, signals, memories)
         drifts = [
             _drift(state, memory, change)
@@ -92,9 +92,9 @@ class StepCache:
         return {name: torch.cat(parts) for name, parts in after.items()}
 
     def _recall(self, state: State, branch: str) -> Memory | None:
-        """What is known of a row from the evaluation right before this one. A branch that guidance left out meanwhile,
-        and an evaluation that is taken again because it failed for another row, start afresh: the signal is about to be
-        overwritten, so the row is unknown until its evaluation has ended.
+        """What is kept of a row from the evaluation right before this one, else None. A branch that guidance left out
+        in between, and an evaluation that is repeated because it failed for another row, start afresh: the signal is
+        about to be overwritten, so nothing is kept until the evaluation has ended.
         """
         memory: Memory | None = state.slots.pop((self.slot, branch), None)
         if memory is None or (memory.segment, memory.evaluation) != (state.segment, state.evaluation - 1):
@@ -112,9 +112,9 @@ class StepCache:
         tally(state.reports, (self.slot, branch), count)
 
 
-def _room(rows: Rows, stream: str, signal: Tensor, memories: Sequence[Memory | None]) -> list[Tensor]:
-    """Where the signal of each row is remembered: where it was before, in memory of its own; nowhere for a request
-    without a cache.
+def _signal_buffers(rows: Rows, stream: str, signal: Tensor, memories: Sequence[Memory | None]) -> list[Tensor]:
+    """The buffer for the signal of each row: that of the evaluation before, or a new one; empty for a request without a
+    cache.
     """
     return [
         signal.new_empty(0)
@@ -129,8 +129,8 @@ def _room(rows: Rows, stream: str, signal: Tensor, memories: Sequence[Memory | N
 def _changes(
     rows: Rows, stream: str, signal: Tensor, signals: Sequence[Tensor], memories: Sequence[Memory | None]
 ) -> list[float | None]:
-    """For each row that is known, |now - before| / |before| in the L1 norm: the one read from the device. `signals`
-    hold what was before, and what is now afterwards.
+    """For each row that is kept, the relative change |now - before| / |before| in the L1 norm: the one read from the
+    device. `signals` hold the signal of before, and afterwards that of now.
     """
     known = [memory is not None for memory in memories]
     sums = compare_store(signal, signals, rows.stream(stream).offsets, known)
@@ -143,8 +143,8 @@ def _changes(
 
 
 def _drift(state: State, memory: Memory | None, change: float | None) -> float | None:
-    """The change that has added up where the row's blocks may be skipped, None where they must run: in the first and
-    the last step always.
+    """The accumulated change where the row's blocks may be skipped, None where they must run: always in the first and
+    in the last step.
     """
     cache = state.request.cache
     if cache is None or memory is None or change is None or state.index in (0, state.schedule.steps - 1):

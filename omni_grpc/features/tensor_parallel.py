@@ -120,8 +120,8 @@ class ColumnLinear(SplitLinear):
         out: Tensor = self.inner(x)
         return out
 
-    def take(self, name: str, tensor: Tensor) -> None:
-        self.inner.take(name, torch.cat([tensor[kept] for kept in self.kept]))
+    def load_tensor(self, name: str, tensor: Tensor) -> None:
+        self.inner.load_tensor(name, torch.cat([tensor[kept] for kept in self.kept]))
 
 
 class RowLinear(SplitLinear):
@@ -144,14 +144,14 @@ class RowLinear(SplitLinear):
         dist.all_reduce(out, group=self._group)
         return out if self.bias is None else out + self.bias
 
-    def take(self, name: str, tensor: Tensor) -> None:
+    def load_tensor(self, name: str, tensor: Tensor) -> None:
         if name == "bias":
             self.bias = nn.Parameter(tensor, requires_grad=False)
         elif tensor.dim() == 1:
             # of the rows, which are all here
-            self.inner.take(name, tensor)
+            self.inner.load_tensor(name, tensor)
         else:
-            self.inner.take(name, torch.cat([tensor[:, kept] for kept in self.kept], 1))
+            self.inner.load_tensor(name, torch.cat([tensor[:, kept] for kept in self.kept], 1))
 
 
 class SplitNorm(nn.Module):

@@ -1,8 +1,8 @@
-"""Ulysses (https://arxiv.org/abs/2309.14509): attention over tokens that are spread over ranks, by heads.
+"""Ulysses (https://arxiv.org/abs/2309.14509): attention over tokens that are sharded over ranks, by heads.
 
-One all-to-all brings a rank the queries, keys and values of all tokens for its part of the heads, another takes the
-results back to where the tokens are. What it needs of the batch is its `exchange`; where that spreads no tokens, or not
-the keys and values that are asked for, attention stays as it was.
+One all-to-all gives a rank the queries, keys and values of all tokens for its share of the heads; another one returns
+the results to the ranks that have the tokens. Where a batch is not sharded (`rows.exchange`), or the keys and values
+are whole on every rank, attention runs as it is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def apply(module: nn.Module, config: object, context: Context) -> None:
 
 
 class UlyssesAttention(AttentionWrapper):
-    """Around another attention, which sees all tokens and this rank's part of the heads."""
+    """Around another attention, which computes all tokens for this rank's share of the heads."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
         exchange, source = rows.exchange, kv or over
@@ -76,7 +76,7 @@ def _to_heads(exchange: Exchange, stream: str, *tensors: Tensor) -> tuple[Tensor
 
 
 def _to_tokens(exchange: Exchange, stream: str, x: Tensor, tokens: int) -> Tensor:
-    """The inverse, where this rank has so many tokens: [T, H / P, D] -> [tokens, H, D]."""
+    """The inverse, for a rank with `tokens` tokens: [T, H / P, D] -> [tokens, H, D]."""
     parts = x.index_select(0, exchange.ranked[stream])
     out = x.new_empty(exchange.size * tokens, *x.shape[1:])
     sizes = [tokens] * exchange.size

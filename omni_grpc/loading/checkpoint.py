@@ -36,9 +36,8 @@ INDEX_FILE = WEIGHT_FILE + ".index.json"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WeightTarget:
-    """Where the weight of a checkpoint's module is in ours: the path of a module, and which rows of its weight (all of
-    them where `rows` is None). `packing` is how the file keeps it, where that is a file of packed weights; `codes`: the
-    8 bits that all of that weight is stored in.
+    """Where a module's weight in the checkpoint goes: the path of our module, and which rows of its weight (None: all).
+    `packing` is that of a file of packed weights; `codes` is the dtype of a weight that is stored in 8 bits.
     """
 
     path: str
@@ -54,9 +53,9 @@ T = TypeVar("T")
 
 
 def places(module: nn.Module, folder: Path, weights: WeightMap) -> WeightTargets:
-    """What load_weights would put where. Raises CheckpointError as it does."""
+    """Where load_weights would put each weight. Raises CheckpointError as it does."""
     with _headers(folder) as (_, found):
-        matched = match(needs(module), found, weights, folder)
+        matched = match(expected_shapes(module), found, weights, folder)
     return {
         source.key.removesuffix(".weight"): WeightTarget(
             name.removesuffix(".weight"), source.rows, codes=stored_as(sources)
@@ -87,7 +86,7 @@ def load_weights(
     Parameters end in memory of their own, never in a mapped file, and do not require gradients. Raises CheckpointError
     that names every missing, every unexpected and every misshapen weight.
     """
-    wanted, reading, header = needs(module), Reading(), functools.cache(_header)
+    wanted, reading, header = expected_shapes(module), Reading(), functools.cache(_header)
     with _headers(folder) as (handles, found):
 
         def precision(name: str) -> torch.dtype:
@@ -98,7 +97,9 @@ def load_weights(
             target.copy_(value(source, handles).reshape(target.shape))
 
         def read(name: str, sources: Sequence[Source]) -> dict[str, Tensor]:
-            """What becomes of one parameter: its tensor, or the scales of its rows and then its codes."""
+            """One parameter as tensors: the weight, or for a layer in 8 bits the scales of its rows and then the
+            weight.
+            """
             path, _, leaf = name.rpartition(".")
             owner, kind = module.get_submodule(path), stored_as(sources)
             reads = owner.activation_dtype if isinstance(owner, AnyLinear) else None
@@ -118,19 +119,19 @@ def load_weights(
         for name, sources in match(wanted, found, weights, folder).items():
             path, _, leaf = name.rpartition(".")
             owner = module.get_submodule(path)
-            room = owner.room(leaf, precision(name)) if isinstance(owner, AnyLinear) else None
-            if room is None:
+            buffer = owner.staging_buffer(leaf, precision(name)) if isinstance(owner, AnyLinear) else None
+            if buffer is None:
                 others[name] = sources
                 continue
             for source in sources:
-                if Reading.possible() and _dtype(handles[source.file], source.key) == room.dtype:
-                    reading.add(source.file, _begin(source, *header(source.file)), _part(room, source))
+                if Reading.possible() and _dtype(handles[source.file], source.key) == buffer.dtype:
+                    reading.add(source.file, _begin(source, *header(source.file)), _part(buffer, source))
                 else:
-                    copy(room, source)
-            give(module, name, room)
-        for _, tensors in ahead(read, others, threads):
+                    copy(buffer, source)
+            assign(module, name, buffer)
+        for _, tensors in prefetched(read, others, threads):
             for name, tensor in tensors.items():
-                give(module, name, tensor)
+                assign(module, name, tensor)
         try:
             reading.run(1 if threads == 1 else max(threads, READ_THREADS))
         except Words as error:
@@ -141,12 +142,12 @@ def _part(weight: Tensor, source: Source) -> Tensor:
     return weight if source.rows is None else weight[source.rows]
 
 
-def give(module: nn.Module, name: str, weight: Tensor) -> None:
-    """Makes a tensor a parameter, or hands it to the linear layer that it belongs to."""
+def assign(module: nn.Module, name: str, weight: Tensor) -> None:
+    """Assigns a tensor to a parameter, or passes it to the linear layer that it belongs to."""
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
     if isinstance(owner, AnyLinear):
-        owner.take(leaf, weight)
+        owner.load_tensor(leaf, weight)
     else:
         setattr(owner, leaf, nn.Parameter(weight, requires_grad=False))
 
@@ -169,10 +170,10 @@ def _header(file: Path) -> tuple[int, dict[str, Any]]:
         return length, json.loads(stream.read(length))
 
 
-def ahead(
+def prefetched(
     read: Callable[[str, Sequence[Source]], T], matched: Mapping[str, Sequence[Source]], threads: int
 ) -> Iterator[tuple[str, T]]:
-    """Each parameter with what was read of it, in order, by so many threads."""
+    """Yields each parameter with what `read` returns for it, in order; up to `threads` are read ahead."""
     if threads == 1:
         yield from ((name, read(name, sources)) for name, sources in matched.items())
         return
@@ -205,8 +206,8 @@ def _headers(folder: Path) -> Iterator[tuple[Mapping[Path, Any], list[Source]]]:
         yield handles, paired(found, folder)
 
 
-def needs(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The name and the shape of everything that the module needs of a checkpoint."""
+def expected_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The name and the shape of every tensor that the module expects of a checkpoint."""
     return {
         f"{path}.{leaf}" if path else leaf: shape
         for path, owner in _owners(module)
@@ -215,7 +216,7 @@ def needs(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _owners(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Every module that has weights of its own, by path. What is inside of a linear layer is its own affair."""
+    """Every module with weights of its own, by path. What is inside of a linear layer is left to that layer."""
     yield path, module
     if not isinstance(module, AnyLinear):
         for name, child in module.named_children():
@@ -253,7 +254,7 @@ def _files(folder: Path) -> list[Path]:
 def match(
     wanted: Mapping[str, tuple[int, ...]], found: Iterable[Source], weights: WeightMap, where: Path
 ) -> dict[str, list[Source]]:
-    """Parameter -> the sources that fill it, in order. Raises where the two sides do not fit each other exactly."""
+    """Parameter -> the sources that fill it, in order. Raises CheckpointError where the two do not match exactly."""
     unexpected: list[str] = []
     pieces: dict[str, dict[int, Source]] = {}
     for source in found:

@@ -57,8 +57,8 @@ def load_module(
     return kept
 
 
-def switch(module: Any, settings: AdapterConfig) -> None:
-    """Turns on in an autoencoder what the settings say. Raises ConfigError for one that lacks the method for it."""
+def configure_vae(module: Any, settings: AdapterConfig) -> None:
+    """Configures an autoencoder by the settings. Raises ConfigError for one that lacks the method for a setting."""
     for name, method in SWITCHES.items():
         if not getattr(settings, name):
             continue
@@ -84,7 +84,7 @@ def load_tokenizer(checkpoint: Checkpoint, component: str) -> Any:
 
 @contextlib.contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Loading is ours to report: a bar of a library's own would run through the log of a server and the caller's."""
+    """Turns off the libraries' progress bars: the worker reports loading itself, and a bar would clutter its log."""
     hidden = [library.utils.logging for library in _LIBRARIES.values()]
     hidden = [log for log in hidden if log.is_progress_bar_enabled()]
     for log in hidden:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from omni_grpc.checkpoint.hub import fetch_file
 from omni_grpc.config import QuantizationConfig
 from omni_grpc.feature_rules.gguf import HUB_FILE, gguf_files
-from omni_grpc.loading.checkpoint import WeightTarget, WeightTargets, ahead, give, match, needs, target
+from omni_grpc.loading.checkpoint import WeightTarget, WeightTargets, assign, expected_shapes, match, prefetched, target
 from omni_grpc.loading.sources import Source
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.nn.packed_linear import PackedLinear
@@ -40,7 +40,7 @@ SHAPE_KEY = "comfy.gguf.orig_shape."
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedRange:
-    """Neighbouring elements of a tensor in the file: where their bytes are, and how they are packed."""
+    """Neighboring elements of a tensor in the file: where their bytes are, and how they are packed."""
 
     offset: int
     elements: int
@@ -102,7 +102,7 @@ class GgufFile:
             source.key.removesuffix(".weight"): WeightTarget(
                 name.removesuffix(".weight"), source.rows, self.tensors[source.key].segments[0].packing
             )
-            for name, sources in self._match(needs(module), weights).items()
+            for name, sources in self._match(expected_shapes(module), weights).items()
             for source in sources
             if name.endswith(".weight")
         }
@@ -113,7 +113,7 @@ class GgufFile:
         """Gives every parameter of `module` its weight, as checkpoint.load_weights does. A PackedLinear gets the bytes
         as they are in the file, everything else numbers.
         """
-        wanted = needs(module)
+        wanted = expected_shapes(module)
 
         def precision(name: str) -> torch.dtype:
             return torch.float32 if weights.in_float32(name) else dtype
@@ -129,13 +129,13 @@ class GgufFile:
         for name, sources in self._match(wanted, weights).items():
             path, _, leaf = name.rpartition(".")
             owner = module.get_submodule(path)
-            room = owner.room(leaf, precision(name)) if isinstance(owner, AnyLinear) else None
-            if room is None:
+            buffer = owner.staging_buffer(leaf, precision(name)) if isinstance(owner, AnyLinear) else None
+            if buffer is None:
                 others[name] = sources
             else:
-                give(module, name, self._unpacked(sources, room))
-        for name, weight in ahead(read, others, threads):
-            give(module, name, weight)
+                assign(module, name, self._unpacked(sources, buffer))
+        for name, weight in prefetched(read, others, threads):
+            assign(module, name, weight)
 
     def _match(self, wanted: Mapping[str, tuple[int, ...]], weights: WeightMap) -> dict[str, list[Source]]:
         sources = []

@@ -1,4 +1,4 @@
-"""Loader: how a pipeline gets its parts, whatever features edit them on the way."""
+"""Loader: gives a pipeline its parts, with all features applied."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Loader:
     loaded: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def denoiser(self, component: str, build: Callable[[Mapping[str, Any]], M]) -> M:
-        """Our own module of a component: `build` makes it of the component's config. Raises CheckpointError, see
+        """Our own module of a component: `build` makes it from the component's config. Raises CheckpointError, see
         load_weights and GgufFile.
         """
         with torch.device("meta"):

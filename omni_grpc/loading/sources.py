@@ -109,7 +109,7 @@ def scales(source: Source, handles: Mapping[Path, Any]) -> Tensor:
     if wrong:
         raise CheckpointError(
             f"{source.scale.key} is zero, negative or not finite in {wrong} of {read.numel()} places; "
-            "quantise the checkpoint again"
+            "quantize the checkpoint again"
         )
     return read.expand(source.shape[0])
 
@@ -118,7 +118,7 @@ def codes(source: Source, handles: Mapping[Path, Any]) -> Tensor:
     """A weight's codes. Raises CheckpointError for float8 with a NaN in it."""
     read: Tensor = handles[source.file].get_tensor(source.key)
     if source.codes == torch.float8_e4m3fn and bool(((read.view(torch.uint8) & 0x7F) == 0x7F).any()):
-        raise CheckpointError(f"{source.key} has values that are NaN; quantise the checkpoint again")
+        raise CheckpointError(f"{source.key} has values that are NaN; quantize the checkpoint again")
     return read
 
 
@@ -135,7 +135,7 @@ def value(source: Source, handles: Mapping[Path, Any]) -> Tensor:
 
 
 def check_scheme(config: Mapping[str, Any], folder: Path) -> None:
-    """Raises CheckpointError for a component whose config says that it is quantised as nothing here reads it."""
+    """Raises CheckpointError for a component whose config says that it is quantized as nothing here reads it."""
     declared = config.get("quantization_config")
     if declared is None and (folder / MODELOPT_CONFIG).is_file():
         try:
@@ -147,7 +147,7 @@ def check_scheme(config: Mapping[str, Any], folder: Path) -> None:
         return
     if problem := _problem(declared):
         raise CheckpointError(
-            f"{folder} is quantised: {problem}, which is not served. Served: {SERVED}; others may run through "
+            f"{folder} is quantized: {problem}, which is not served. Served: {SERVED}; others may run through "
             "diffusers, --diffusion-load-format diffusers",
             reason="QUANTIZATION_NOT_SUPPORTED",
         )

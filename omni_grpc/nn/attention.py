@@ -1,4 +1,4 @@
-"""Attention: the seam that attention backends and sequence parallelism replace or wrap."""
+"""Attention: the seam that attention backends, sequence parallel and Ulysses replace or wrap."""
 
 from __future__ import annotations
 
@@ -74,23 +74,23 @@ class Attention(nn.Module):
         )
 
     def computed_by(self, rows: Rows) -> Attention | None:
-        """The attention that gets the heads of all these rows as they are; None where something between converts them,
-        takes rows apart or moves tokens between ranks.
+        """The attention that receives the heads of all these rows unchanged; None where a wrapper casts them, splits
+        the rows or moves tokens between ranks.
         """
         return self
 
     def candidates(self, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
-        """The kernels that can compute it there for heads in that precision, the preferred one first."""
+        """The kernels that can compute it on this device for heads of this dtype, the preferred one first."""
         grouped = self.num_heads != self.num_kv_heads
         return ways_of(self.backend, device, dtype, self.head_size, self.causal, grouped)
 
     def uses(self, device: torch.device, dtype: torch.dtype) -> Use:
-        """What it asks of a backend there, in that precision."""
+        """What it requires of a backend on this device, for heads of this dtype."""
         grouped = self.num_heads != self.num_kv_heads
         return use_of(device, dtype, self.head_size, causal=self.causal, grouped=grouped)
 
     def runs_on(self, device: torch.device, dtype: torch.dtype) -> list[str]:
-        """The backends that it takes there for what comes in that precision."""
+        """The backends that it runs on, on this device and for heads of this dtype."""
         heads = f"{self.num_heads}x{self.num_kv_heads}x{self.head_size}"
         named = self.candidates(device, dtype)
         return taken(named, device, str(dtype).removeprefix("torch."), heads, self.causal)
@@ -142,7 +142,7 @@ def outermost(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Attent
 
 
 def in_use(module: nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, dict[str, None]]:
-    """What the attentions of a module run on there, for what comes in that precision: role -> backends, each once."""
+    """The backends that the attentions of a module run on, for inputs of that dtype: role -> backends, each once."""
     found: dict[str, dict[str, None]] = {}
     for _, attention in outermost(module):
         found.setdefault(attention.role, {}).update(dict.fromkeys(attention.runs_on(device, dtype)))
@@ -150,7 +150,7 @@ def in_use(module: nn.Module, device: torch.device, dtype: torch.dtype) -> dict[
 
 
 def described(found: Mapping[str, Iterable[str]]) -> str:
-    """For people: one name where all roles have the same, else role by role."""
+    """As text: one name where all roles have the same backends, else role by role."""
     each = {role: " + ".join(backends) for role, backends in sorted(found.items())}
     alike = set(each.values())
     return alike.pop() if len(alike) == 1 else ", ".join(f"{role}: {names}" for role, names in each.items())

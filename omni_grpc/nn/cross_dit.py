@@ -16,7 +16,7 @@ from omni_grpc.nn.embeddings import ScalarEmbedder, sinusoid
 from omni_grpc.nn.feed_forward import FeedForward
 from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.norms import AcrossHeadsNorm, Float32LayerNorm
-from omni_grpc.nn.query_key import Projected, attended
+from omni_grpc.nn.query_key import Projected, attend
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add, norm_modulate
@@ -43,7 +43,7 @@ class CrossDitSelfAttention(nn.Module):
 
     def attend(self, part: Projected, rows: Rows) -> Tensor:
         """[T, heads, head_size]."""
-        return attended(self.attention, part, rows["rope"], rows, over=self.stream)
+        return attend(self.attention, part, rows["rope"], rows, over=self.stream)
 
 
 class CrossAttention(nn.Module):

@@ -10,7 +10,7 @@ from omni_grpc.nn.activations import Activation, Readers, add_norm, norm, split_
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.feed_forward import FeedForward
 from omni_grpc.nn.linear import AnyLinear, Linear
-from omni_grpc.nn.query_key import Projected, attended_joint
+from omni_grpc.nn.query_key import Projected, attend_joint
 from omni_grpc.nn.rows import MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add, norm_modulate
@@ -41,7 +41,7 @@ class JointAttention(nn.Module):
             TXT: Projected(*self._heads(self.add_qkv_proj(txt)), self.norm_added_q, self.norm_added_k),
             IMG: Projected(*self._heads(self.to_qkv(img)), self.norm_q, self.norm_k),
         }
-        joint = attended_joint(self.attention, streams, rows["rope"], rows).flatten(1)
+        joint = attend_joint(self.attention, streams, rows["rope"], rows).flatten(1)
         parts = split_joint(joint, rows, {TXT: self.to_add_out, IMG: self.to_out})
         return self.to_add_out(parts[TXT]), self.to_out(parts[IMG])
 

@@ -1,4 +1,4 @@
-"""Linear: the seam that quantisation, tensor parallelism and LoRA replace or wrap."""
+"""Linear: the seam that quantization, tensor parallel, offload and LoRA replace or wrap."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from omni_grpc.ops.linear import linear, linear_gelu_tanh
 from omni_grpc.ops.quant import gelu_tanh
 
 active: ContextVar[Rows] = ContextVar("active")
-"""The rows being computed. Stack, predict and prepare set it; only per-row wrappers of Linear may read it."""
+"""The rows that are being computed. Stack, predict and prepare set it; only wrappers of Linear that treat rows
+differently may read it.
+"""
 
 
 @contextlib.contextmanager
 def activate(rows: Rows) -> Iterator[Rows]:
-    """Makes `rows` the active ones for the length of the block."""
+    """Makes `rows` the active ones inside the `with` block."""
     token = active.set(rows)
     try:
         yield rows
@@ -31,8 +33,8 @@ def activate(rows: Rows) -> Iterator[Rows]:
 class AnyLinear(nn.Module, abc.ABC):
     """What a model uses as a linear layer: `Linear`, or what a feature put in its place or around it.
 
-    It eats packed tokens x [T, in_features] of `stream` and gives [T, out_features]. A wrapper that treats rows
-    differently finds a row's tokens with `active.get().stream(self.stream)`. Lengths could not tell: two streams of a
+    It maps packed tokens x [T, in_features] of `stream` to [T, out_features]. A wrapper that treats rows differently
+    finds the tokens of a row with `active.get().stream(self.stream)`. Lengths could not tell, because two streams of a
     batch may be equally long.
     """
 
@@ -44,20 +46,27 @@ class AnyLinear(nn.Module, abc.ABC):
     def forward(self, x: Tensor) -> Tensor: ...
 
     def gelu(self, x: Tensor) -> Tensor:
-        """ops.quant.gelu_tanh of what it gives. A layer that computes both at once says so."""
+        """GELU (tanh approximation) of `self(x)`, [T, in_features] -> [T, out_features]. A layer that fuses both
+        overrides it.
+        """
         return gelu_tanh(self(x))
 
     @abc.abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """What a checkpoint has for this layer: name ("weight", "bias") -> shape of the whole tensor."""
+        """What a checkpoint has for this layer: name ("weight", "bias") -> shape of the whole tensor, before any
+        sharding.
+        """
 
     @abc.abstractmethod
-    def take(self, name: str, tensor: Tensor) -> None:
-        """Keeps what this layer needs of a checkpoint's tensor, which is on its device and may be kept as it is."""
+    def load_tensor(self, name: str, tensor: Tensor) -> None:
+        """Keeps what this layer needs of a checkpoint's tensor: a shard, a quantized copy, or the tensor itself, which
+        is on the layer's device.
+        """
 
-    def room(self, name: str, dtype: torch.dtype) -> Tensor | None:
-        """Where a checkpoint's tensor is to be put before `take` gets it, for a layer that has a place for it on the
-        host and keeps it as it comes; it may be filled after `take`. None: the layer's device.
+    def staging_buffer(self, name: str, dtype: torch.dtype) -> Tensor | None:
+        """Memory on the host that a checkpoint's tensor is to be read into before `load_tensor` gets it, for a layer
+        that keeps the tensor there as it is. It may be filled after `load_tensor`. None: the tensor is read to the
+        device.
         """
         return None
 
@@ -93,5 +102,5 @@ class Linear(AnyLinear):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(parameter.shape) for name, parameter in self.named_parameters(recurse=False)}
 
-    def take(self, name: str, tensor: Tensor) -> None:
+    def load_tensor(self, name: str, tensor: Tensor) -> None:
         setattr(self, name, nn.Parameter(tensor, requires_grad=False))

@@ -31,7 +31,7 @@ class Routed(Rows):
 class MixtureOfExperts(nn.Module):
     """The sum over a token's `top_k` experts of weight * expert(token), plus a shared expert that takes every token.
 
-    The weights are the softmax over all experts, in float32. `renormalise` makes the chosen ones sum to 1
+    The weights are the softmax over all experts, in float32. `renormalize` makes the chosen ones sum to 1
     (HunyuanImage); without it they are what the softmax gave them (HiDream). `shared` are the hidden channels of the
     shared expert, 0 where there is none. Experts are SwiGLU with layers of their own, so that whatever edits a linear
     layer edits each.
@@ -55,7 +55,7 @@ class MixtureOfExperts(nn.Module):
         top_k: int,
         *,
         stream: str,
-        renormalise: bool = False,
+        renormalize: bool = False,
         shared: int = 0,
     ) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class MixtureOfExperts(nn.Module):
             raise ValueError(f"top_k {top_k} is outside 1..{experts}, the number of experts")
         self.top_k = top_k
         self.stream = stream
-        self.renormalise = renormalise
+        self.renormalize = renormalize
         self.gate = Linear(channels, experts, bias=False, stream=stream)
         self.experts = nn.ModuleList(SwiGLU(channels, hidden, stream=stream) for _ in range(experts))
         self.shared_experts = SwiGLU(channels, shared, stream=stream) if shared else None
@@ -92,7 +92,7 @@ class MixtureOfExperts(nn.Module):
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, C] -> weights, float32 [T, top_k], of each token the largest first, and experts, int64 [T, top_k]."""
         weights, chosen = self.gate(x).float().softmax(-1).topk(self.top_k, -1)
-        if self.renormalise:
+        if self.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)
         return weights, chosen
 

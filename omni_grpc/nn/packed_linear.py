@@ -1,4 +1,4 @@
-"""PackedLinear: a linear layer whose weight stays as a file packs it, and is unpacked each time that it is used."""
+"""PackedLinear: a linear layer whose weight stays packed as in its file, and is dequantized whenever it is used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from omni_grpc.ops.linear import linear
 
 
 class Workspace:
-    """Where layers unpack their weights, one after the other: as large as the largest of them, for all."""
+    """The buffer into which layers dequantize their weights, one after the other. It is as large as the largest of
+    them.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -25,15 +27,15 @@ class Workspace:
         self._lock = threading.Lock()
 
     def expect(self, rows: int, columns: int, dtype: torch.dtype) -> None:
-        """Says of a matrix that will be asked for: there is memory for it from the first one on, and it stays where it
-        is, for a graph that was captured.
+        """Announces a matrix that will be asked for. Memory for it is then allocated once and keeps its address, as a
+        captured graph needs it.
         """
         self._least = max(self._least, rows * columns * dtype.itemsize)
 
     @contextlib.contextmanager
     def matrix(self, rows: int, columns: int, dtype: torch.dtype) -> Iterator[Tensor]:
-        """[rows, columns] of anything, for the block below alone. On a GPU what the block began may still read it: what
-        follows on the same stream waits by itself.
+        """An uninitialized matrix [rows, columns], valid inside the `with` block. On a GPU, kernels launched in the
+        block may read it later: work on the same stream is ordered.
         """
         size = rows * columns * dtype.itemsize
         with self._lock:
@@ -46,9 +48,8 @@ class Workspace:
 
 
 class PackedLinear(AnyLinear):
-    """x W^T + b with W [out, in] as `runs` of rows, each in a packing of its own: packed uint8 [bytes], run after run.
-
-    It computes what `Linear` computes with the unpacked weight in the dtype of x.
+    """x W^T + b with W [out, in] as `runs` of rows with the same packing: packed uint8 [bytes], run after run. It
+    computes what `Linear` computes with the dequantized weight in the dtype of x.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class PackedLinear(AnyLinear):
 
     @property
     def weight(self) -> Tensor:
-        """The unpacked weight, in memory of its own: models ask their layers for dtype and device."""
+        """The dequantized weight, in memory of its own: models ask their layers for dtype and device."""
         shape = self.out_features, self.in_features
         return self._unpack(torch.empty(shape, dtype=self.dtype, device=self.packed.device))
 
@@ -78,8 +79,8 @@ class PackedLinear(AnyLinear):
             {} if self.bias is None else {"bias": (self.out_features,)}
         )
 
-    def take(self, name: str, tensor: Tensor) -> None:
-        """The weight comes as it is packed, uint8 [bytes]."""
+    def load_tensor(self, name: str, tensor: Tensor) -> None:
+        """The weight comes in its packing, uint8 [bytes]."""
         if name == "weight":
             assert tensor.dtype == torch.uint8, "unpacked"
             assert tensor.shape == self.packed.shape, "of another size"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from omni_grpc.nn.activations import Activation, concat_gelu, norm
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.linear import AnyLinear, Linear
-from omni_grpc.nn.query_key import Projected, attended
+from omni_grpc.nn.query_key import Projected, attend
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add
@@ -30,7 +30,7 @@ class ParallelSelfAttention(nn.Module):
     def forward(self, x: Activation, rows: Rows) -> Tensor:
         q, k, v = self.to_qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(1)
         part = Projected(q, k, v, self.norm_q, self.norm_k)
-        return attended(self.attention, part, rows["rope"], rows).flatten(1)
+        return attend(self.attention, part, rows["rope"], rows).flatten(1)
 
 
 class ParallelSingleBlock(Block):

@@ -1,5 +1,6 @@
-"""Between an attention's projections and the attention itself: norms of queries and keys, their rotation and the joint
-order of streams, in one pass."""
+"""Between the projections and attention: norms of queries and keys, rotary embedding and the joint order of streams, in
+one pass.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from omni_grpc.ops.rope import Heads, qk_norm_rope
 
 
 class Projected(NamedTuple):
-    """What a stream's projections made, q [T_s, H, D], k and v [T_s, K, D], and the norms that q and k go through.
+    """The projections of a stream, q [T_s, H, D], k and v [T_s, K, D], and the norms of q and k.
 
-    A norm is nn.RMSNorm over each head, AcrossHeadsNorm, or what a feature put in the place of that: such a module is
-    called by itself, and gets a token's heads side by side, [T_s, H * D].
+    A norm is nn.RMSNorm over each head, AcrossHeadsNorm, or what a feature put in its place. In the last case the
+    module itself is called, with the heads of a token side by side, [T_s, H * D].
     """
 
     q: Tensor
@@ -29,36 +30,36 @@ class Projected(NamedTuple):
     norm_k: nn.Module
 
 
-def attended(attention: Attention, part: Projected, table: Tensor, rows: Rows, over: str = JOINT) -> Tensor:
-    """Self attention of stream `over`, [T_s, H, D], after the norms and the turn by table [T_s, R, 2]."""
-    return _attended(attention, [part], table, (), rows, over)
+def attend(attention: Attention, part: Projected, table: Tensor, rows: Rows, over: str = JOINT) -> Tensor:
+    """Self attention of stream `over`, [T_s, H, D], after norms and rotary embedding by table [T_s, R, 2]."""
+    return _attend(attention, [part], table, (), rows, over)
 
 
-def attended_joint(attention: Attention, parts: Mapping[str, Projected], table: Tensor, rows: Rows) -> Tensor:
-    """The same of all streams of "joint" in its order, [T_joint, H, D]."""
-    return _attended(attention, list(parts.values()), table, [rows.place[name] for name in parts], rows, JOINT)
+def attend_joint(attention: Attention, parts: Mapping[str, Projected], table: Tensor, rows: Rows) -> Tensor:
+    """Self attention of all streams of "joint", in its order, [T_joint, H, D]."""
+    return _attend(attention, list(parts.values()), table, [rows.place[name] for name in parts], rows, JOINT)
 
 
-def rotated(part: Projected, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v of one stream, q and k normed and turned by table [T_s, R, 2], see ops.rope."""
-    return _rotated([part], table, ())
+def norm_rope(part: Projected, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v of one stream; q and k are normed and rotated by table [T_s, R, 2], see ops.rope."""
+    return _norm_rope([part], table, ())
 
 
-def rotated_joint(parts: Mapping[str, Projected], table: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v of all streams of "joint" in its order, q and k normed and turned by table [T_joint, R, 2]."""
-    return _rotated(list(parts.values()), table, [rows.place[name] for name in parts])
+def norm_rope_joint(parts: Mapping[str, Projected], table: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v of all streams of "joint", in its order; q and k are normed and rotated by table [T_joint, R, 2]."""
+    return _norm_rope(list(parts.values()), table, [rows.place[name] for name in parts])
 
 
-def _attended(
+def _attend(
     attention: Attention, parts: Sequence[Projected], table: Tensor, place: Sequence[Tensor], rows: Rows, over: str
 ) -> Tensor:
     if kind := _kind(parts):
         return norm_rope_attention(attention, _fused(parts), table, place, rows, over, norm=kind, eps=_eps(parts))
-    out: Tensor = attention(*_rotated(parts, table, place), rows, over=over)
+    out: Tensor = attention(*_norm_rope(parts, table, place), rows, over=over)
     return out
 
 
-def _rotated(parts: Sequence[Projected], table: Tensor, place: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _norm_rope(parts: Sequence[Projected], table: Tensor, place: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     if kind := _kind(parts):
         return qk_norm_rope(_fused(parts), table, place, norm=kind, eps=_eps(parts))
     streams = [Heads(_single_norm(part.norm_q, part.q), _single_norm(part.norm_k, part.k), part.v) for part in parts]
@@ -66,7 +67,7 @@ def _rotated(parts: Sequence[Projected], table: Tensor, place: Sequence[Tensor])
 
 
 def _kind(parts: Sequence[Projected]) -> str:
-    """The norm of ops.rope that all of them are; empty where there is none."""
+    """The kind of norm, as ops.rope names it, if all of them are of that kind; else ""."""
     norms = {type(norm) for part in parts for norm in (part.norm_q, part.norm_k)}
     return {nn.RMSNorm: "rms", AcrossHeadsNorm: "rms_across"}.get(norms.pop(), "") if len(norms) == 1 else ""
 

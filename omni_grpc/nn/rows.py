@@ -28,13 +28,13 @@ Runs = tuple[tuple[int, int], ...]
 """((level, tokens), ...): runs of tokens that share one of their row's modulation vectors."""
 
 Owner = tuple[Any, str]
-"""(state, branch): whose sequence a row is."""
+"""(state, branch): the request's output and the guidance branch that a row belongs to."""
 
 
 @runtime_checkable
 class ByOwner(Protocol):
-    """A part of a block that computes a row by whose it is. `variant` gives all that it looks at in an owner: where
-    that is equal, so is what the part does.
+    """A part of a block that treats rows differently by their owner. `variant` returns everything it looks at in an
+    owner: for owners with equal variants it does the same.
     """
 
     @property
@@ -42,7 +42,7 @@ class ByOwner(Protocol):
 
 
 def variants(module: nn.Module) -> tuple[Callable[[Owner], Hashable], ...]:
-    """What the parts of a module look at in owners, each function once."""
+    """The `variant` functions of all such parts of a module, each once."""
     return tuple(dict.fromkeys(part.variant for part in module.modules() if isinstance(part, ByOwner)))
 
 
@@ -179,7 +179,7 @@ class RowLayout:
 
 
 class LayoutCache:
-    """The layouts used last, by geometry. The worker owns one; its phases may share it between threads."""
+    """A cache of layouts by geometry, least recently used first out. The worker owns one; its lanes may share it."""
 
     def __init__(self, device: torch.device | str, capacity: int = 512) -> None:
         self.device = torch.device(device)

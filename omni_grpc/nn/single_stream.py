@@ -11,7 +11,7 @@ from omni_grpc.nn.activations import Activation, add_norm, norm
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.feed_forward import SwiGLU
 from omni_grpc.nn.linear import AnyLinear, Linear
-from omni_grpc.nn.query_key import Projected, attended
+from omni_grpc.nn.query_key import Projected, attend
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add, norm_modulate
@@ -41,7 +41,7 @@ class SingleStreamAttention(nn.Module):
         heads = (self.attention.num_heads, kv_heads, kv_heads)
         q, k, v = self.to_qkv(x).unflatten(-1, (-1, self.head_size)).split(heads, 1)
         part = Projected(q, k, v, self.norm_q, self.norm_k)
-        out: Tensor = self.to_out(attended(self.attention, part, rope, rows, over=self.stream).flatten(1))
+        out: Tensor = self.to_out(attend(self.attention, part, rope, rows, over=self.stream).flatten(1))
         return out
 
 

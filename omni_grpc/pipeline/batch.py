@@ -100,7 +100,7 @@ def _precompute_steps(pipeline: Pipeline, rows: Rows, packed: Tensor) -> None:
             moves, moved.guided, moved.latents, moved.odd.unbind(), strict=True
         ):
             state.ahead = PrecomputedStep(
-                evaluation=state.evaluation, prediction=prediction, latents=following, odd=odd
+                evaluation=state.evaluation, prediction=prediction, latents=following, non_finite=odd
             )
 
 

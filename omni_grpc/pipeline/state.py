@@ -48,15 +48,15 @@ class Conditioning:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrecomputedStep:
-    """What an evaluation makes of a state, computed for all states of a batch in one go.
+    """The result of an evaluation for one state, computed for all states of a batch at once.
 
-    prediction: [T, C], guided. latents: [T, C], where they get to. odd: int32 [], 0 where those are finite.
+    prediction: [T, C], guided. latents: [T, C], after the step. non_finite: int32 [], 0 where those latents are finite.
     """
 
     evaluation: int
     prediction: Tensor
     latents: Tensor
-    odd: Tensor
+    non_finite: Tensor
 
 
 @dataclasses.dataclass(slots=True, weakref_slot=True, kw_only=True, eq=False)

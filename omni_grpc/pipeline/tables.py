@@ -13,10 +13,10 @@ from omni_grpc.pipeline.state import COND, State, Tables
 
 
 class SharedTables:
-    """The tables that a denoiser computes, shared by states of the same timesteps for as long as one of them lives.
+    """The tables that a denoiser computes, shared by states with the same timesteps for as long as one of them lives.
 
-    A feature may change the weights for one request (`nn.rows.ByOwner`). What such parts of the denoiser look at is a
-    part of the key, so that requests share a table only where it is the same.
+    A feature may change the weights for one request. The `variant` of such parts of the denoiser (`nn.rows.ByOwner`) is
+    part of the key.
     """
 
     def __init__(self, denoiser: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""What a worker needs of whatever carries out its requests."""
+"""Runner: what a worker needs of whatever carries out its requests."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from omni_grpc.types.spec import Checkpoint
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerContext:
-    """Where and how a runner is to run. `prefix` begins the name of every shared-memory block it makes; `tell` is told
-    what loading is at.
+    """Where and how a runner is to run. `prefix` begins the name of every shared-memory block it makes; `tell` gets the
+    progress of loading.
     """
 
     config: EngineConfig
@@ -34,8 +34,8 @@ class RunnerContext:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A runner and what is to be said of it, see plan.Ready. `components` are the parts of its model, by name.
-    `denoising` are the methods (object, name) that a denoise step consists of, where it is not what `step` does.
+    """A runner and what is reported of it, see plan.Ready. `components` are the parts of its model, by name.
+    `denoising` are the methods (object, name) that make up a denoise step, where that is not `step` itself.
     """
 
     runner: Runner
@@ -49,8 +49,8 @@ class LoadedModel:
 
 
 class Runner(abc.ABC):
-    """Holds the requests that are in the worker and moves them on. Each of prepare, step and decode is called from one
-    lane of its own; `drop` from any. An error that prepare or decode raises is that request's failure.
+    """Holds the requests that are in the worker and advances them. Each of prepare, step and decode is called from a
+    lane of its own; `drop` from any thread. An error that prepare or decode raises fails that request alone.
     """
 
     @classmethod
@@ -68,7 +68,9 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def decode_part(self, request_id: str) -> DecodedPart:
-        """What is finished of a request that goes on stepping. Raises Cancelled for a request that was dropped."""
+        """Decodes the finished segments of a request that goes on stepping. Raises Cancelled for a request that was
+        dropped.
+        """
 
     @abc.abstractmethod
     def decode(self, request_id: str) -> Decoded:

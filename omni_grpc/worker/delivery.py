@@ -1,4 +1,4 @@
-"""From an output to what is reported of it: a file in shared memory."""
+"""Delivery: encodes outputs and puts them into shared memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def encode(output: Output, request: Request, *, fps: float = 0.0, sample_rate: i
 
 
 def rounded(output: Output, request: Request) -> tuple[RequestWarning, ...]:
-    """What to say of a video that has other frames than were asked for: whole chunks, less what their decoder drops."""
+    """The warning for a video with another number of frames than asked for: whole chunks, less what their decoder
+    drops.
+    """
     if output.pixels is None or request.num_frames in (None, len(output.pixels)):
         return ()
     warning = RequestWarning(

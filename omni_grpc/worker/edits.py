@@ -1,4 +1,4 @@
-"""The only list that knows two features: what is done to a denoiser, and in which order."""
+"""The order in which features edit a denoiser: the only list that knows more than one of them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _edit(feature: FeatureRules, setting: RunnerContext, effects: Effects, lanes
             places=places,
             batch_invariant=setting.config.model.batch_invariant,
             effects=effects,
-            alone=lanes.alone,
+            exclusive=lanes.exclusive,
         )
         apply(module, feature.section(setting.config), context)
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _OURS = "omni_grpc: out of memory"
 _ALLOCATION = re.compile(rf"DefaultCPUAllocator|CUDA error: out of memory|\w+_STATUS_ALLOC_FAILED|{_OURS}")
-"""What torch, the libraries below it and our op library say in a RuntimeError of no class of its own."""
+"""Messages of plain RuntimeErrors by which torch, the libraries below it and our op library report lack of memory."""
 
 
 def failure(error: BaseException, doing: str) -> Failure:
@@ -45,7 +45,9 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _device_is_broken() -> bool:
-    """Our library knows that it got no memory, and not why: an error of the device that stays shows there, too."""
+    """Our library reports a failed allocation but not its cause: it also fails after an earlier, sticky error of the
+    device.
+    """
     if not torch.cuda.is_initialized():
         return False
     try:
@@ -56,7 +58,7 @@ def _device_is_broken() -> bool:
 
 
 def advised(report: Report, config: EngineConfig, checkpoint: Checkpoint, placed: Callable[[], Placement]) -> Report:
-    """The report, in which a failure for lack of memory also says what would save some on this server."""
+    """The report; a failure for lack of memory also names settings of this server that would save some."""
 
     def advise(failure: Failure, phase: str) -> Failure:
         if failure.reason != "OUT_OF_MEMORY":

@@ -1,4 +1,4 @@
-"""Which threads of a worker are at work on the device."""
+"""Which threads of a worker use the device, and when one of them has it for itself."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 
 class Lanes:
-    """Threads that work beside each other, and one that now and then has to be alone.
+    """Threads that share the device, and one that sometimes needs it exclusively.
 
-    What a capture of launches cannot bear from other threads: that they wait for the device, draw from its generator,
-    or make its allocator give memory back.
+    While a CUDA graph is captured, no other thread may wait for the device, draw from its random generator, or make its
+    allocator free memory.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Lanes:
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
-        """Waits while somebody is alone."""
+        """Shared use; waits while another thread has the device exclusively."""
         with self._changed:
             self._changed.wait_for(lambda: not self._alone)
             self._working += 1
@@ -32,8 +32,10 @@ class Lanes:
                 self._working -= 1
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[bool]:
-        """Does not wait: gives whether nobody is at work, and in that case whoever comes waits until the end."""
+    def exclusive(self) -> Iterator[bool]:
+        """Exclusive use, if it can be had without waiting: yields whether no other thread is at work. If so, others
+        wait until the end of the block.
+        """
         with self._changed:
             quiet = not self._working and not self._alone
             self._alone |= quiet

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.features import Effects
-from omni_grpc.loading.components import switch
+from omni_grpc.loading.components import configure_vae
 from omni_grpc.loading.loader import Loader
 from omni_grpc.nn.attention import described, in_use
 from omni_grpc.nn.rows import LayoutCache, Rows
@@ -44,10 +44,10 @@ from omni_grpc.worker.warm_up import warm_up
 class RunningRequest:
     """A request in the worker.
 
-    states: one for each output. finished: for each, the latents of its segments that wait to be decoded. parts: for
-    each, what was decoded of it, segment by segment. evals, seconds, reports: what the current step has taken so far,
-    and what features have told of it, by (output, feature, branch). origins: for each output, the latents that the
-    current step began with, where previews are asked for.
+    states: one per output. finished: for each output, the latents of its segments that wait to be decoded. parts: for
+    each output, its decoded segments. evals, seconds, reports: what the current step has taken so far, and what
+    features have reported of it, by (output, feature, branch). origins: for each output, the latents at the start of
+    the current step, where previews are asked for.
     """
 
     states: list[State]
@@ -59,7 +59,7 @@ class RunningRequest:
     origins: list[Tensor] = dataclasses.field(default_factory=list)
 
     def predicted(self) -> None:
-        """Another evaluation of the current step has its prediction."""
+        """Counts another evaluation of the current step, and adds what features reported of it."""
         self.evals += 1
         for state in self.states:
             for (feature, branch), report in state.reports.items():
@@ -81,7 +81,7 @@ RunningRequests = Mapping[str, RunningRequest]
 
 @dataclasses.dataclass(slots=True)
 class StepOutcome:
-    """What an evaluation did to one request: where it started from, and what came of each of its outputs."""
+    """What an evaluation did to one request: where it started from, and the outcome for each of its outputs."""
 
     held: RunningRequest
     timestep: float
@@ -92,7 +92,7 @@ class StepOutcome:
 
 
 class PackedRunner(Runner):
-    """Holds the states of its requests, one for each output."""
+    """Runs a native pipeline. It holds the states of its requests, one per output."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class PackedRunner(Runner):
         lanes: Lanes | None = None,
         warnings: Sequence[RequestWarning] = (),
     ) -> None:
-        """`warnings` belong to every reply. Those that are there are told with the load; more may come."""
+        """`warnings` belong to every reply. Those given here are reported with the load; features may add more."""
         self._pipeline = pipeline
         self._delivery = delivery.Delivery(prefix)
         self._latent_rgb = latent_rgb
@@ -121,7 +121,7 @@ class PackedRunner(Runner):
         effects, lanes = Effects(), Lanes()
         parts = loader(setting, effects, lanes)
         pipeline = load_pipeline(parts, effects)
-        switch(parts.loaded.get("vae"), setting.config.adapter)
+        configure_vae(parts.loaded.get("vae"), setting.config.adapter)
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         cost = warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds)
         effects.report(attention_backend=described(in_use(pipeline, device, setting.dtype)))
@@ -165,7 +165,7 @@ class PackedRunner(Runner):
         began = time.monotonic()
         with self._lock:
             work = {request_id: self._held[request_id] for request_id in ids if request_id in self._held}
-        moved, broken = self._move(work)
+        moved, broken = self._evaluate(work)
         self._refuse_non_finite(moved, broken)
         progress = []
         for request_id, it in moved.items():
@@ -175,7 +175,7 @@ class PackedRunner(Runner):
                 progress.append(self._progress(request_id, it))
         if broken:
             self.drop([report.id for report in broken])
-        self._let_go(work)
+        self._release_batch(work)
         return Stepped(elapsed=time.monotonic() - began, progress=tuple(progress), broken=tuple(broken))
 
     @torch.inference_mode()
@@ -227,9 +227,9 @@ class PackedRunner(Runner):
             while finished:
                 parts.append(self._pipeline.decode(state, finished.pop(0)))
 
-    def _move(self, work: RunningRequests) -> tuple[dict[str, StepOutcome], list[Broken]]:
-        """One evaluation of every request. Where the shared forward fails, each takes its own alone: one that fails
-        alone is at fault, and its neighbours go on.
+    def _evaluate(self, work: RunningRequests) -> tuple[dict[str, StepOutcome], list[Broken]]:
+        """One evaluation of every request. Where the shared forward fails, each request is evaluated separately: the
+        one that fails then is at fault, and the others go on.
         """
         if not work:
             return {}, []
@@ -240,11 +240,11 @@ class PackedRunner(Runner):
             if len(work) == 1:
                 return {}, [Broken(id=next(iter(work)), phase="step", failure=failure(error, doing))]
             torch.cuda.empty_cache()
-            parts = [self._move({request_id: held}) for request_id, held in work.items()]
+            parts = [self._evaluate({request_id: held}) for request_id, held in work.items()]
             return {k: v for moved, _ in parts for k, v in moved.items()}, [b for _, broken in parts for b in broken]
         moved, broken = {}, []
         for request_id, held in work.items():
-            it = _before(held)
+            it = _start_of(held)
             try:
                 it.outcomes = [advance(self._pipeline, state, predictions[state]) for state in held.states]
             except Exception as error:  # noqa: BLE001 - as above
@@ -258,7 +258,7 @@ class PackedRunner(Runner):
                 held.predicted()
         return moved, broken
 
-    def _let_go(self, work: RunningRequests) -> None:
+    def _release_batch(self, work: RunningRequests) -> None:
         """Forgets the last batch where one of its requests was dropped during the step: the batch holds its states."""
         with self._lock:
             if not self._held.keys() >= work.keys():
@@ -273,12 +273,12 @@ class PackedRunner(Runner):
         return predict(self._pipeline, rows)
 
     def _refuse_non_finite(self, moved: dict[str, StepOutcome], broken: list[Broken]) -> None:
-        """Takes requests out whose latents are not finite. It is the one read from the device in a step, which also
-        makes the time of the step the time it took, not the time to launch it.
+        """Removes requests whose latents are not finite. This is the only read from the device in a step, and it also
+        makes the measured time of a step the time it took, not the time to launch it.
         """
         if not moved:
             return
-        odd = read_back(torch.stack([odd for it in moved.values() for odd in _odd(it)]))
+        odd = read_back(torch.stack([odd for it in moved.values() for odd in _non_finite(it)]))
         flags = iter(odd)
         for request_id, it in list(moved.items()):
             if any(list(itertools.islice(flags, len(it.outcomes)))):
@@ -328,8 +328,8 @@ class PackedRunner(Runner):
 
 
 def load_pipeline(parts: Loader, effects: Effects) -> Pipeline:
-    """The pipeline of a checkpoint, with every feature that the loader applies; `effects` was told what they do.
-    Raises ConfigError for one that has no effect.
+    """The pipeline of a checkpoint, with every feature that the loader applies and that reports to `effects`. Raises
+    ConfigError for a feature without any effect.
     """
     kind: type[Pipeline] = pkgutil.resolve_name(parts.checkpoint.spec.pipeline)
     pipeline = kind.load(parts)
@@ -338,24 +338,24 @@ def load_pipeline(parts: Loader, effects: Effects) -> Pipeline:
 
 
 def _latents(it: StepOutcome) -> list[Tensor]:
-    """What the evaluation made of each output: of one whose segment it ended, that segment."""
+    """The latents of each output after the evaluation: those of the finished segment where it ended one."""
     return [
         outcome.latents if isinstance(outcome, SegmentFinished) else state.latents
         for state, outcome in zip(it.held.states, it.outcomes, strict=True)
     ]
 
 
-def _odd(it: StepOutcome) -> list[Tensor]:
+def _non_finite(it: StepOutcome) -> list[Tensor]:
     """For each output, int32 []: 0 where its latents are finite."""
     return [
-        state.ahead.odd
+        state.ahead.non_finite
         if state.ahead is not None and state.ahead.latents is latents
         else (~latents.isfinite().all()).int()
         for state, latents in zip(it.held.states, _latents(it), strict=True)
     ]
 
 
-def _before(held: RunningRequest) -> StepOutcome:
+def _start_of(held: RunningRequest) -> StepOutcome:
     first = held.states[0]
     if not held.evals and first.request.preview is not None:
         held.origins = [state.latents for state in held.states]

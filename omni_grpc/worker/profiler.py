@@ -1,4 +1,4 @@
-"""Tells where the time of a request goes: how long the named methods of its model's components took."""
+"""Profiler: how long the chosen methods of a model's components took, for each request."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ from omni_grpc.worker.base import LoadedModel, Runner
 logger = logging.getLogger(__name__)
 
 DIFFUSE = "diffuse"
-"""The target that is no method: the denoise steps of a request."""
+"""The target for the denoise steps of a request, which is no method of a component."""
 FORWARD = "forward"
-"""The method that stands for the call of a component."""
+"""The method name that means calling the component."""
 TARGETS = ("vae.encode", "vae.decode", DIFFUSE, "text_encoder.forward", "tokenizer.forward")
-"""Without a list in the settings: those of these that the model has."""
+"""The targets where the settings list none: those of these that the model has."""
 
 SETTING = "diffusion_pipeline_profiler_targets"
 
 
 class Profiler:
-    """Adds up the seconds of each target for each request that is in the worker.
-
-    Which requests a call is for is in the context of its thread. A runner with threads of its own hands that on.
+    """Adds up the seconds of each target for each request in the worker. The context of a thread says for which
+    requests it works; a runner with threads of its own passes the context on.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,14 +45,14 @@ class Profiler:
         self._working: ContextVar[tuple[str, ...]] = ContextVar("working", default=())
 
     def now(self) -> float:
-        """Seconds. What was launched on the device before is done."""
+        """The current time in seconds, after the device has finished all work launched before."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.monotonic()
 
     @contextlib.contextmanager
     def work(self, *ids: str) -> Iterator[None]:
-        """What is called in the block is called for these requests, and takes its time of each."""
+        """Measures calls inside the block for these requests; the time counts for each of them."""
         token = self._working.set(ids)
         try:
             yield
@@ -108,7 +107,9 @@ class Profiler:
 
 
 class ProfiledRunner(Runner):
-    """A runner whose requests are told where their time went. `diffuse`: its steps are measured."""
+    """Wraps a runner, and adds the seconds of each target to the result of a request. `diffuse`: its steps are
+    measured.
+    """
 
     def __init__(self, runner: Runner, profiler: Profiler, *, diffuse: bool) -> None:
         self._runner = runner
@@ -189,7 +190,7 @@ def _has(parts: Mapping[str, Any], target: str) -> bool:
 
 
 def _usual(parts: Mapping[str, Any]) -> list[str]:
-    """The targets that one asks for most, of each component."""
+    """Likely targets of each component, for error messages."""
     found = []
     for name, part in parts.items():
         methods = ("encode", "decode", FORWARD) if isinstance(part, nn.Module) else (FORWARD,)

@@ -1,5 +1,5 @@
-"""Before the first request: runs the denoiser at a few sizes, fits the cost model to what that took, and on a GPU
-measures which kernels are the fastest for what those steps computed.
+"""Warm-up before the first request: runs the denoiser at a few sizes, fits the cost model to the times, and on a GPU
+measures which kernels are fastest for those sizes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Sample = tuple[tuple[int, ...], float]
 
 @torch.inference_mode()
 def warm_up(pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, seconds: float) -> CostModel:
-    """Measures steps of growing size until `seconds` are spent, and fits their cost. With 0 it measures nothing. On a
-    GPU it takes up to half as long again to choose kernels, unless they were chosen at an earlier start.
+    """Measures steps of growing size until `seconds` are spent, and fits the cost model. With 0 nothing is measured. On
+    a GPU it takes up to half as long again to choose kernels, unless an earlier start has chosen them.
     """
     if device.type != "cuda" or not seconds:
         return fit_steps(pipeline, checkpoint, device, seconds)
@@ -60,7 +60,7 @@ def fit_steps(pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, 
 def step_of_usual_size(
     pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, cost: CostModel, seconds: float
 ) -> None:
-    """One step of a request that says nothing, unless it is foreseen to take longer than this."""
+    """One step of a request with all defaults, unless it is predicted to take longer than `seconds`."""
     usual = checkpoint.defaults
     request = placeholder(checkpoint, size=min(usual.width, usual.height), frames=usual.num_frames or 0, outputs=1)
     states = pipeline.prepare(request)
@@ -69,9 +69,9 @@ def step_of_usual_size(
 
 
 def fit(samples: Sequence[Sample]) -> CostModel:
-    """Least squares for fixed, token and pair, none of them negative, weighted so that relative errors count alike.
+    """Non-negative least squares for fixed, token and pair, weighted so that relative errors count alike.
 
-    Where the free solution has a negative coefficient, the most negative one is left out and the rest are solved again.
+    Where the free solution has negative coefficients, the most negative one is dropped and the rest are solved again.
     """
     if not samples:
         return CostModel()
@@ -93,8 +93,9 @@ def fit(samples: Sequence[Sample]) -> CostModel:
 
 
 def _sizes(checkpoint: Checkpoint) -> Iterator[tuple[int, int, int]]:
-    """Edge, frames and outputs. Edges from the smallest to the default one, doubling, each alone and, for the first
-    half, as a pair of rows. Then the frames of videos double, from the fewest that any request may have.
+    """Edge (pixels), frames and outputs to measure. Edges double from the smallest to the default one, each with one
+    output and, for the first half, also with two. Then the frames of videos double, from the fewest that any request
+    may have.
     """
     limits, usual = checkpoint.limits, checkpoint.defaults
     largest, frames = min(usual.width, usual.height), limits.frame_offset + limits.frame_multiple
@@ -123,5 +124,5 @@ def _measure(pipeline: Pipeline, request: Request, device: torch.device) -> Samp
 
 
 def _tokens(states: Sequence[State]) -> tuple[int, ...]:
-    """Of each row of a step."""
+    """The tokens of each row of a step."""
     return tuple(sum(cond.row.lengths) for state in states for cond in state.cond.values())

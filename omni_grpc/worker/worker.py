@@ -43,8 +43,8 @@ class Worker:
         self._enter(self._step, self._load)
 
     def submit(self, plan: Plan) -> None:
-        """Hands each part of the plan to its lane. Dropped requests free their memory when their lane is done with
-        them.
+        """Passes each part of the plan to its lane. The memory of a dropped request is freed once its lane is done with
+        it.
         """
         with self._lock:
             self._wanted.update(request.id for request in plan.admit)
@@ -61,7 +61,7 @@ class Worker:
             self._enter(self._decode, self._run_decode, request_id)
 
     def close(self) -> None:
-        """Ends when the work in hand has ended; what waits in a lane is not begun."""
+        """Returns when running work has ended; work that waits in a lane is not started."""
         for lane in (self._prepare, self._step, self._decode):
             lane.shutdown(cancel_futures=True)
 
@@ -72,7 +72,9 @@ class Worker:
         lane.submit(work, *arguments).add_done_callback(self._check)
 
     def _check(self, future: Future[None]) -> None:
-        """A lane that raises has sent no report, so the engine would wait for ever: better that the worker is gone."""
+        """A lane that raises has sent no report, so the engine would wait for ever: report that the worker died
+        instead.
+        """
         if future.cancelled() or (error := future.exception()) is None:
             return
         if isinstance(error, BrokenPipeError):
@@ -102,7 +104,7 @@ class Worker:
         self._send(prepared)
 
     def _still_wanted(self, request_id: str) -> bool:
-        """Whether nobody dropped the request while it was prepared; from then on the runner knows it."""
+        """Whether the request was not dropped while it was prepared; from then on the runner knows it."""
         with self._lock:
             wanted = request_id in self._wanted
             self._wanted.discard(request_id)

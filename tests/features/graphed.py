@@ -15,7 +15,7 @@ from torch import nn
 
 from omni_grpc.config import WorkerConfig
 from omni_grpc.features import Context, cuda_graphs
-from omni_grpc.features.cuda_graphs import Blocks, Graphs, GraphTensors, Recorder, Replay
+from omni_grpc.features.cuda_graphs import Blocks, CapturedBatch, Graphs, Recorder, Replay
 from omni_grpc.nn.rows import Owner
 from omni_grpc.nn.stack import Carry, main_stack
 from omni_grpc.types.adapters_and_caches import CacheDraft
@@ -56,7 +56,7 @@ class Again(Recorder):
 class Frozen(Graphs):
     """Records with owners as they are: what was looked at in them when it was recorded stays."""
 
-    def _record(self, kept: GraphTensors, run: Blocks, owners: tuple[Owner, ...]) -> Replay | None:
+    def _record(self, kept: CapturedBatch, run: Blocks, owners: tuple[Owner, ...]) -> Replay | None:
         return super()._record(kept, run, tuple((copy.copy(state), branch) for state, branch in owners))
 
 

@@ -54,7 +54,7 @@ def pair(device: str = "cpu", *, resident: int = 0) -> tuple[Stack, Stack, list[
     for path, owner in plain.named_modules():
         if isinstance(owner, AnyLinear):
             for name, tensor in owner.named_parameters():
-                stack.get_submodule(path).take(name, tensor.clone())
+                stack.get_submodule(path).load_tensor(name, tensor.clone())
         elif isinstance(owner, nn.RMSNorm):
             stack.get_submodule(path).weight = nn.Parameter(owner.weight.clone(), requires_grad=False)
     return plain, stack, list(stack.group("blocks"))

@@ -208,7 +208,7 @@ def test_above_so_many_tokens_there_is_none() -> None:
 
 
 def test_the_kinds_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs, "KINDS", 2)
+    monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", 2)
     made = Made()
     for length in (2, 3, 2, 4):
         for _ in range(3):
@@ -229,7 +229,7 @@ def test_no_more_bytes_are_kept_than_there_is_room_for(monkeypatch: pytest.Monke
         made.ask(4)
     (kept,) = made.graphs.kept.values()
     assert kept.bytes == 4 * (4 * WIDTH * 2 + BLOCKS * WIDTH), "what no block reads is not kept"
-    monkeypatch.setattr(cuda_graphs, "MOST_BYTES", 2 * kept.bytes)
+    monkeypatch.setattr(cuda_graphs, "MAX_BYTES", 2 * kept.bytes)
     for length in (5, 6):
         for _ in range(3):
             made.ask(length)
@@ -274,7 +274,7 @@ def test_what_two_denoisers_warn_of_is_told_once() -> None:
 
 def test_nothing_is_captured_while_another_thread_is_at_work() -> None:
     lanes = Lanes()
-    made = Made(alone=lanes.alone)
+    made = Made(exclusive=lanes.exclusive)
     with lanes.work():
         for _ in range(4):
             made.ask(4)
@@ -326,7 +326,7 @@ def test_a_batch_that_finds_no_memory_for_a_graph_is_computed(monkeypatch: pytes
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(cuda_graphs.GraphTensors, "__init__", full)
+        patch.setattr(cuda_graphs.CapturedBatch, "__init__", full)
         for _ in range(3):
             made.ask(5)
     assert not made.graphs.kept

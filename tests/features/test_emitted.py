@@ -62,7 +62,7 @@ def quantised(make: Callable[[], Block], kind: str) -> Block:
         layer = module.get_submodule(path)
         if isinstance(layer, QuantizedLinear):
             for name, parameter in linear.named_parameters():
-                layer.take(name, parameter.detach())
+                layer.load_tensor(name, parameter.detach())
     return module["stack"].group("blocks")[0]
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from omni_grpc.features.layerwise_offload import Offload, Offloaded, _spread
+from omni_grpc.features.layerwise_offload import Offload, Offloaded, _evenly_spaced
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
@@ -79,7 +79,7 @@ def test_blocks_that_stay_are_not_copied(resident: int, there: set[int]) -> None
     assert held(stack) == 2 * LAYER_BYTES * len(there)
     assert {held(blocks[number]) for number in there} == {2 * LAYER_BYTES}
     assert len(offload._memory) == min(2, BLOCKS - len(there))
-    assert _spread(3, 60) == {10, 30, 50}
+    assert _evenly_spaced(3, 60) == {10, 30, 50}
 
 
 @torch.inference_mode()

@@ -61,9 +61,9 @@ def layer(weight: Tensor, kind: torch.dtype, bias: Tensor | None = None) -> Quan
         pytest.skip("this card has no products of float8")
     with torch.device("meta"):
         made = QuantizedLinear(Linear(weight.shape[1], weight.shape[0], bias is not None, stream="img"), "layer", kind)
-    made.take("weight", weight)
+    made.load_tensor("weight", weight)
     if bias is not None:
-        made.take("bias", bias)
+        made.load_tensor("bias", bias)
     return made
 
 
@@ -130,7 +130,7 @@ def test_quantised_layers_work_where_they_are_offloaded(kind: torch.dtype) -> No
     with torch.device("meta"):
         base = QuantizedLinear(Linear(64, 64, bias=False, stream="img"), "layer", kind)
     offloaded = Offloaded(base, Region(1 << 20), torch.device("cuda"))
-    offloaded.take("weight", weight.cuda())
+    offloaded.load_tensor("weight", weight.cuda())
     assert {tensor.device.type for tensor in offloaded.host.values()} == {"cpu"}
     for _ in range(2):
         assert torch.equal(offloaded(x), resident(x))
@@ -175,7 +175,7 @@ def test_batches_are_captured_beside_a_thread_that_does_what_decodes_do() -> Non
     """
     plain, _, _ = pair("cuda")
     stack, lanes = Stack(blocks=list(plain.group("blocks"))), Lanes()
-    graphs, layouts = graphs_of(stack, alone=lanes.alone), LayoutCache("cuda")
+    graphs, layouts = graphs_of(stack, exclusive=lanes.exclusive), LayoutCache("cuda")
     done, problems, rounds = threading.Event(), [], []
 
     def decode() -> None:
@@ -234,7 +234,7 @@ def test_a_block_that_waits_for_the_device_turns_graphs_off() -> None:
 @torch.inference_mode()
 def test_graphs_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a single one at a time, and with all of them forgotten, their memory is another's."""
-    monkeypatch.setattr(cuda_graphs, "KINDS", 1)
+    monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", 1)
     plain, _, _ = pair("cuda")
     stack, epoch = Stack(blocks=list(plain.group("blocks"))), [0]
     graphs, layouts = graphs_of(stack, epoch=lambda: epoch[0]), LayoutCache("cuda")

@@ -43,9 +43,9 @@ def layer(weight: Tensor, bias: Tensor | None = None, kind: torch.dtype = I8) ->
         linear = Linear(weight.shape[1], weight.shape[0], bias is not None, stream="img")
     made = QuantizedLinear(linear, "some.layer", kind)
     assert made.shapes() == {"weight": tuple(weight.shape)} | ({} if bias is None else {"bias": tuple(bias.shape)})
-    made.take("weight", weight)
+    made.load_tensor("weight", weight)
     if bias is not None:
-        made.take("bias", bias)
+        made.load_tensor("bias", bias)
     return made
 
 
@@ -221,7 +221,7 @@ def test_every_reply_says_that_float8_costs_time_on_a_cpu(tiny_qwen_image: Path)
 
 
 def test_where_nothing_is_left_to_quantize_it_is_an_error(tiny_qwen_image: Path) -> None:
-    with pytest.raises(ConfigError, match="finds no layer of transformer to quantise; left out: stack") as caught:
+    with pytest.raises(ConfigError, match="finds no layer of transformer to quantize; left out: stack") as caught:
         Model(ENTRY, tiny_qwen_image, quantization="int8", ignored_layers="stack")
     assert caught.value.reason == "NOTHING_QUANTIZED"
     assert [violation.field for violation in caught.value.violations] == ["quantization"]
@@ -243,7 +243,7 @@ def test_weights_are_quantized_as_they_come(
     kind: torch.dtype, tiny_qwen_image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never is there more than one weight of a quantised layer in full precision."""
-    take, full, scheme = QuantizedLinear.take, [], quant.NAMES[kind]
+    take, full, scheme = QuantizedLinear.load_tensor, [], quant.NAMES[kind]
 
     def watched(self: QuantizedLinear, name: str, tensor: Tensor) -> None:
         take(self, name, tensor)
@@ -251,7 +251,7 @@ def test_weights_are_quantized_as_they_come(
         full.append(sum(part.weight.dtype != kind for part in taken if not part.weight.is_meta))
 
     taken: list[QuantizedLinear] = []
-    monkeypatch.setattr(quant.QuantizedLinear, "take", watched)
+    monkeypatch.setattr(quant.QuantizedLinear, "load_tensor", watched)
     model = Model(ENTRY, tiny_qwen_image, quantization=scheme)
     assert len(set(taken)) == 16
     assert set(full) == {0}
@@ -291,13 +291,13 @@ def test_what_is_held_while_weights_stream_in_is_near_the_quantised_size(
         for number, linear in enumerate(deep.layers):
             deep.layers[number] = QuantizedLinear(linear, f"layers.{number}", kind)
     gc.collect()
-    before, held, take = alive(), [], QuantizedLinear.take
+    before, held, take = alive(), [], QuantizedLinear.load_tensor
 
     def watched(self: QuantizedLinear, name: str, tensor: Tensor) -> None:
         take(self, name, tensor)
         held.append(alive() - before)
 
-    monkeypatch.setattr(QuantizedLinear, "take", watched)
+    monkeypatch.setattr(QuantizedLinear, "load_tensor", watched)
     load_weights(deep, tmp_path, WeightMap(), device="cpu", dtype=torch.float32, threads=threads)
     quantised, one = DEPTH * (WIDE * WIDE + 8 * WIDE), 4 * WIDE * WIDE
     gc.collect()

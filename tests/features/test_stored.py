@@ -304,8 +304,8 @@ def test_a_rank_takes_its_part_of_codes_and_scales(rank: int, monkeypatch: pytes
         split = kind(whole, Share("layer", parts, None))
         split.inner = QuantizedLinear(split.inner, "layer", F8)
         assert split.activation_dtype == F8
-        split.take("weight_scale", scale)
-        split.take("weight", codes)
+        split.load_tensor("weight_scale", scale)
+        split.load_tensor("weight", codes)
         if kind is ColumnLinear:
             rows = torch.cat([torch.arange(12)[kept] for kept in split.kept])
             assert torch.equal(split.inner.weight.float(), codes.float()[rows])

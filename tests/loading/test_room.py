@@ -27,7 +27,7 @@ class Roomy(Linear):
             super().__init__(24, out_features, stream="img")
         self.region = region
 
-    def room(self, name: str, dtype: torch.dtype) -> Tensor | None:
+    def staging_buffer(self, name: str, dtype: torch.dtype) -> Tensor | None:
         return self.region.take(self.shapes()[name], dtype)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.loading import checkpoint
-from omni_grpc.loading.checkpoint import INDEX_FILE, WEIGHT_FILE, ahead, load_weights
+from omni_grpc.loading.checkpoint import INDEX_FILE, WEIGHT_FILE, load_weights, prefetched
 from omni_grpc.models.qwen_image import TRANSFORMER_WEIGHTS
 from omni_grpc.models.qwen_image.qwen_image_transformer import QwenImageTransformer
 from omni_grpc.types.errors import CheckpointError
@@ -142,7 +142,7 @@ def test_so_many_threads_read_and_so_many_parameters_are_on_their_way() -> None:
         return torch.tensor(int(name))
 
     taken = []
-    for name, weight in ahead(read, {name: [] for name in names}, 3):
+    for name, weight in prefetched(read, {name: [] for name in names}, 3):
         taken.append(name)
         assert weight.item() == int(name)
         assert len(started) <= len(taken) + 3
@@ -156,7 +156,7 @@ def test_what_a_thread_raises_ends_the_load() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        list(ahead(read, {"a": [], "b": [], "c": []}, 2))
+        list(prefetched(read, {"a": [], "b": [], "c": []}, 2))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("omni_grpc-weights")]
 
 

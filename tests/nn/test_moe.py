@@ -20,10 +20,10 @@ def batch(*tokens: int) -> Rows:
     return Rows([(None, "cond")] * len(tokens), [Row.of(txt=5, img=count) for count in tokens], LayoutCache("cpu"))
 
 
-def layer(experts: int, top_k: int, *, renormalise: bool = False, shared: int = 0) -> MixtureOfExperts:
+def layer(experts: int, top_k: int, *, renormalize: bool = False, shared: int = 0) -> MixtureOfExperts:
     torch.manual_seed(0)
     made = MixtureOfExperts(
-        CHANNELS, 32, experts, top_k, stream="img", renormalise=renormalise, shared=shared
+        CHANNELS, 32, experts, top_k, stream="img", renormalize=renormalize, shared=shared
     ).requires_grad_(False)
     # weights as they are made route all tokens nearly alike
     made.gate.weight *= 8
@@ -43,7 +43,7 @@ def written_out(made: MixtureOfExperts, x: Tensor) -> Tensor:
     scores = scores / scores.sum(1, keepdim=True)
     least = scores.sort(1, descending=True).values[:, made.top_k - 1 : made.top_k]
     weights = scores * (scores >= least)
-    if made.renormalise:
+    if made.renormalize:
         weights = weights / weights.sum(1, keepdim=True)
     out = sum(weights[:, [number]] * run(expert) for number, expert in enumerate(made.experts))
     return out if made.shared_experts is None else out + run(made.shared_experts)
@@ -59,10 +59,10 @@ def test_four_experts_of_which_two_are_hidreams(tokens: tuple[int, ...]) -> None
     torch.testing.assert_close(mine(x, batch(*tokens)), theirs(x[None])[0], atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("renormalise", [False, True])
+@pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize(("experts", "top_k", "shared"), [(64, 8, 40), (4, 2, 40), (4, 1, 0), (3, 3, 0)])
-def test_a_token_gets_its_experts_by_their_weights(experts: int, top_k: int, shared: int, renormalise: bool) -> None:
-    made = layer(experts, top_k, renormalise=renormalise, shared=shared)
+def test_a_token_gets_its_experts_by_their_weights(experts: int, top_k: int, shared: int, renormalize: bool) -> None:
+    made = layer(experts, top_k, renormalize=renormalize, shared=shared)
     x = torch.randn(29, CHANNELS)
     torch.testing.assert_close(made(x, batch(21, 8)).double(), written_out(made, x), atol=1e-6, rtol=1e-5)
     assert made(x[:0], batch(0, 0)).shape == (0, CHANNELS)

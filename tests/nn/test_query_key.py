@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.norms import AcrossHeadsNorm
-from omni_grpc.nn.query_key import Projected, attended_joint, rotated, rotated_joint
+from omni_grpc.nn.query_key import Projected, attend_joint, norm_rope, norm_rope_joint
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.ops.attention_kernels import Offsets, coded_reference
 from omni_grpc.ops.attention_q import attention_q
@@ -58,7 +58,7 @@ def by_modules(part: Projected, table: Tensor) -> tuple[Tensor, ...]:
 def test_one_stream(kind: type[nn.Module]) -> None:
     generator = torch.Generator().manual_seed(0)
     part, table = projected(5, kind, generator), torch.randn(5, SIZE // 2, 2, generator=generator)
-    for mine, expected in zip(rotated(part, table), by_modules(part, table), strict=True):
+    for mine, expected in zip(norm_rope(part, table), by_modules(part, table), strict=True):
         torch.testing.assert_close(mine, expected)
 
 
@@ -67,7 +67,7 @@ def test_a_module_in_the_place_of_a_norm_is_called_with_all_heads_of_a_token() -
     part, table = projected(5, AcrossHeadsNorm, generator), torch.randn(5, SIZE // 2, 2, generator=generator)
     around = InPlaceOf(part.norm_k)
     part = part._replace(norm_k=around)
-    for mine, expected in zip(rotated(part, table), by_modules(part, table), strict=True):
+    for mine, expected in zip(norm_rope(part, table), by_modules(part, table), strict=True):
         torch.testing.assert_close(mine, expected)
     assert around.shapes[0] == (5, HEADS * SIZE)
 
@@ -80,10 +80,10 @@ def test_attention_gets_codes_where_it_reads_them_and_norms_bound_them(kind: typ
     parts = {name: projected(rows.stream(name).total, kind, generator) for name in ("txt", "img")}
     angles = torch.randn(rows.stream("joint").total, SIZE // 2, generator=generator)
     table, attention = torch.stack([angles.cos(), angles.sin()], -1), Attention(HEADS, SIZE)
-    exact = attention(*rotated_joint(parts, table, rows), rows)
-    assert torch.equal(attended_joint(attention, parts, table, rows), exact)
+    exact = attention(*norm_rope_joint(parts, table, rows), rows)
+    assert torch.equal(attend_joint(attention, parts, table, rows), exact)
     attention.backend = "FP8_ATTN"
-    out = attended_joint(attention, parts, table, rows)
+    out = attend_joint(attention, parts, table, rows)
     assert 1e-3 < (out - exact).norm() / exact.norm() < EIGHT_BITS
     norm = "rms" if kind is nn.RMSNorm else "rms_across"
     streams = [Heads(*part[:3], (part.norm_q.weight, part.norm_k.weight)) for part in parts.values()]
@@ -97,9 +97,9 @@ def test_attention_gets_codes_where_it_reads_them_and_norms_bound_them(kind: typ
     # another module than a norm bounds nothing: codes are made of what leaves it
     around = {name: part._replace(norm_k=InPlaceOf(part.norm_k)) for name, part in parts.items()}
     attention.backend = "TORCH_SDPA"
-    exact = attended_joint(attention, around, table, rows)
+    exact = attend_joint(attention, around, table, rows)
     attention.backend = "FP8_ATTN"
-    out = attended_joint(attention, around, table, rows)
+    out = attend_joint(attention, around, table, rows)
     assert 1e-3 < (out - exact).norm() / exact.norm() < EIGHT_BITS
 
 
@@ -111,9 +111,9 @@ def test_int8_attention_gets_tiles_of_codes_from_the_pass_before_it(kind: type[n
     parts = {name: projected(rows.stream(name).total, kind, generator) for name in ("txt", "img")}
     angles = torch.randn(rows.stream("joint").total, SIZE // 2, generator=generator)
     table, attention = torch.stack([angles.cos(), angles.sin()], -1), Attention(HEADS, SIZE)
-    exact = attention(*rotated_joint(parts, table, rows), rows)
+    exact = attention(*norm_rope_joint(parts, table, rows), rows)
     attention.backend = "INT8_ATTN"
-    out = attended_joint(attention, parts, table, rows)
+    out = attend_joint(attention, parts, table, rows)
     assert 1e-3 < (out - exact).norm() / exact.norm() < EIGHT_BITS
     norm = "rms" if kind is nn.RMSNorm else "rms_across"
     streams = [Heads(*part[:3], (part.norm_q.weight, part.norm_k.weight)) for part in parts.values()]
@@ -134,5 +134,5 @@ def test_streams_come_in_the_order_of_their_rows(lengths: list[tuple[int, int]])
     table = torch.randn(rows.stream("joint").total, SIZE // 2, 2, generator=generator)
     tables = rows.split(table)
     alone = {name: by_modules(part, tables[name]) for name, part in parts.items()}
-    for which, mine in enumerate(rotated_joint(parts, table, rows)):
+    for which, mine in enumerate(norm_rope_joint(parts, table, rows)):
         torch.testing.assert_close(mine, rows.join({name: made[which] for name, made in alone.items()}))

@@ -18,7 +18,7 @@ from torch import Tensor
 from omni_grpc.compat import Attention, AttentionMetadata
 from omni_grpc.config.backends import APART, AUTO, BACKENDS, INVARIANT, TOGETHER, Backend, candidates, choose, lack
 from omni_grpc.nn.activations import attention_input
-from omni_grpc.nn.query_key import Projected, attended_joint
+from omni_grpc.nn.query_key import Projected, attend_joint
 from omni_grpc.nn.rows import LayoutCache, Row
 from omni_grpc.nn.rows import Rows as NnRows
 from omni_grpc.ops.attention import use_of, varlen_attention
@@ -339,10 +339,10 @@ def a_block_in_fp8_is_near_one_that_is_not(device: str, seed: int) -> None:
         angles = torch.randn(rows.stream("joint").total, 64, generator=generator).to(device)
         table, attention = torch.stack([angles.cos(), angles.sin()], -1), Attention(4, 128).packed
         attention.backend = "TORCH_SDPA"
-        want = attended_joint(attention, parts, table, rows).double()
+        want = attend_joint(attention, parts, table, rows).double()
         attention.backend = name
         assert attention_input(attention, parts["img"].q)
-        off = ((attended_joint(attention, parts, table, rows).double() - want).norm() / want.norm()).item()
+        off = ((attend_joint(attention, parts, table, rows).double() - want).norm() / want.norm()).item()
         assert 1e-3 < off < EIGHT_BITS, f"{name}, seed {seed}: {off:.3g} off"
 
 

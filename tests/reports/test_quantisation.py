@@ -115,7 +115,7 @@ def test_sums_are_scaled_before_they_are_rounded_so_outliers_do_not_overflow(sch
     weight, x = torch.randn(64, 4096, generator=generator) / 640, torch.randn(8, 4096, generator=generator)
     x[:, 100], x[:, 101] = 1e4, -1e4
     layer = QuantizedLinear(Linear(4096, 64, bias=False, stream="img"), "layer", CODES[scheme])
-    layer.take("weight", weight)
+    layer.load_tensor("weight", weight)
     out, exact = layer(x.to(dtype)), x.double() @ weight.double().T
     assert out.dtype == dtype
     assert out.isfinite().all()

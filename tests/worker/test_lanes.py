@@ -11,19 +11,19 @@ from omni_grpc.worker.lanes import Lanes
 
 def test_who_is_alone_gets_it_only_where_nobody_works() -> None:
     lanes = Lanes()
-    with lanes.alone() as quiet:
+    with lanes.exclusive() as quiet:
         assert quiet
-    with lanes.work(), lanes.work(), lanes.alone() as quiet:
+    with lanes.work(), lanes.work(), lanes.exclusive() as quiet:
         assert not quiet
-    with lanes.alone() as quiet:
+    with lanes.exclusive() as quiet:
         assert quiet
-        with lanes.alone() as second:
+        with lanes.exclusive() as second:
             assert not second
-    with pytest.raises(RuntimeError), lanes.alone():
+    with pytest.raises(RuntimeError), lanes.exclusive():
         raise RuntimeError
     with pytest.raises(RuntimeError), lanes.work():
         raise RuntimeError
-    with lanes.alone() as quiet:
+    with lanes.exclusive() as quiet:
         assert quiet
 
 
@@ -36,7 +36,7 @@ def test_who_comes_meanwhile_waits() -> None:
             order.append("work")
 
     thread = threading.Thread(target=work)
-    with lanes.alone() as quiet:
+    with lanes.exclusive() as quiet:
         assert quiet
         thread.start()
         assert came.wait(30)

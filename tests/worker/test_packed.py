@@ -393,7 +393,7 @@ def test_prepares_and_decodes_wait_while_another_lane_is_alone(pipeline, checkpo
 
     def beside(work, *arguments):
         thread = threading.Thread(target=work, args=arguments)
-        with lanes.alone() as quiet:
+        with lanes.exclusive() as quiet:
             assert quiet
             thread.start()
             thread.join(0.2)

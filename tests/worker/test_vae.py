@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.loading.components import switch
+from omni_grpc.loading.components import configure_vae
 from omni_grpc.types.errors import ConfigError
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
@@ -58,4 +58,4 @@ def test_no_causal_vae_convolves_in_three_dimensions_on_a_cpu(
 def test_a_vae_without_the_method_is_refused() -> None:
     settings = EngineConfig.from_settings(model="m", vae_use_tiling=True).adapter
     with pytest.raises(ConfigError, match="--vae-use-tiling: NoneType has no enable_tiling"):
-        switch(None, settings)
+        configure_vae(None, settings)
