@@ -12,7 +12,7 @@ import yaml
 from .source import ROOT, git
 
 HEAVY = {"torch", "diffusers", "transformers", "accelerate", "safetensors"}
-SHARED_ROOMS = ("types", "config", "checkpoint", "resolve")
+SHARED_ROOMS = ("types", "config", "checkpoint", "feature_rules", "resolve")
 OUTSIDE = ("config/settings.py", "checkpoint/hub.py")
 """What reads YAML, and what downloads: loaded by their callers when they are needed."""
 CONTROL = (

@@ -15,14 +15,8 @@ MODELS = re.compile(
     r"(?<![a-zA-Z])(?i:flux|wan|qwen|helios|z[._ -]?image)\d?(?![a-z])|(Flux|Wan|Qwen|Helios|ZImage)(?=[A-Z])"
 )
 ANY_MODEL = (
-    *(
-        "omni_grpc/config/sections.py",
-        "omni_grpc/resolve/settings.py",
-        "omni_grpc/resolve/rules.py",
-        "omni_grpc/resolve/request.py",
-    ),
-    *("omni_grpc/feature_rules", "omni_grpc/nn", "omni_grpc/pipeline", "omni_grpc/features", "omni_grpc/worker"),
-    *("omni_grpc/engine", "omni_grpc/server"),
+    *("omni_grpc/types", "omni_grpc/config", "omni_grpc/feature_rules", "omni_grpc/resolve", "omni_grpc/nn"),
+    *("omni_grpc/pipeline", "omni_grpc/features", "omni_grpc/worker", "omni_grpc/engine", "omni_grpc/server"),
 )
 """Files and folders that serve any model, and name none in their code."""
 
