@@ -1,5 +1,5 @@
 """The dual-stream block of MMDiT (https://arxiv.org/abs/2403.03206, figure 2b): text and image have weights of their
-own and meet in one attention. Shared by the FLUX, Qwen-Image and Stable Diffusion 3 families."""
+own and meet in one attention. Shared by several families of models."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The parallel single-stream block: attention and feed-forward side by side over the joint stream, as in ViT-22B
-(https://arxiv.org/abs/2302.05442, section 2). The FLUX family has them after its dual-stream blocks."""
+(https://arxiv.org/abs/2302.05442, section 2). Families that have it run it after their dual-stream blocks."""
 
 from __future__ import annotations
 

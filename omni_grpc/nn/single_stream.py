@@ -1,5 +1,5 @@
 """The single-stream block with sandwich norms of Lumina-Image 2.0 (https://arxiv.org/abs/2503.21758): one set of
-weights for all tokens, a norm before and after each sublayer. Shared by the Z-Image, Lumina 2 and OmniGen2 families.
+weights for all tokens, a norm before and after each sublayer. Shared by several families of models.
 """
 
 from __future__ import annotations
