@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from omni_grpc.types.adapters_and_caches import AppliedLora, CacheCount, FixedCache, TeaCache
+from omni_grpc.types.findings import ModelExecution
 from omni_grpc.types.media import OutputFormat
 from omni_grpc.types.request import Guidance
 
