@@ -239,7 +239,7 @@ class Omni:
         assert job.effective is not None
         assert job.stats is not None
         return Generation(
-            files=tuple(self._engine.artifacts.get(artifact.id)[1] for artifact in job.artifacts),
+            files=tuple(self._engine.artifacts.get(artifact.artifact_id)[1] for artifact in job.artifacts),
             seeds=tuple(artifact.seed for artifact in job.artifacts),
             effective=job.effective,
             warnings=job.warnings,

@@ -69,7 +69,7 @@ def test_a_worker_process_gives_the_same_bits(omni, tiny_qwen_image):
         while not job.state.terminal:
             await job.wait(seq)
             seq = job.last_seq
-        files = [engine.artifacts.get(artifact.id)[1] for artifact in job.artifacts]
+        files = [engine.artifacts.get(artifact.artifact_id)[1] for artifact in job.artifacts]
         await engine.close()
         return job, files
 

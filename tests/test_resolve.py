@@ -236,7 +236,7 @@ def test_rescaling_what_is_normed_anyway_is_a_warning():
 
 
 @pytest.mark.parametrize(
-    ("preview", "field"), [(Preview(every_steps=0), "every_steps"), (Preview(max_edge=8), "max_edge_px")]
+    ("preview", "field"), [(Preview(every_steps=0), "every_steps"), (Preview(max_edge_px=8), "max_edge_px")]
 )
 def test_previews_must_be_in_range(preview, field):
     assert f"options.preview.{field}" in refusal(preview=preview)

@@ -104,7 +104,7 @@ def _defaults(
         "num_frames": default("num_frames"),
         "fps": (default("fps") or fps(pipeline, signature)) if modality is Modality.VIDEO else None,
         "duration": default("duration"),
-        "sample_rate": None,
+        "sample_rate_hz": None,
         "strength": strength(signature, default("strength")),
         "layers": default("layers"),
         "frames_of_source": signature.pipeline in AS_LONG_AS_SOURCE or None,

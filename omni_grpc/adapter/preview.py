@@ -46,7 +46,7 @@ class Previews:
             return ()
         previews = []
         for index, latent in enumerate(spatial):
-            picture = media.fit(latent_preview(latent, None), asked.max_edge)
+            picture = media.fit(latent_preview(latent, None), asked.max_edge_px)
             height, width, _ = picture.shape
             data = media.encode(picture, asked.format, preview=True)
             previews.append(PreviewImage(index, asked.format.mime_type, data, width, height))

@@ -164,7 +164,7 @@ def _tell(args: argparse.Namespace, made: MediaResult | Generation, paths: list[
 
 def _measure(artifact: Artifact) -> str:
     if not artifact.width:
-        return f"{artifact.duration:.2f} s at {artifact.sample_rate} Hz"
+        return f"{artifact.duration:.2f} s at {artifact.sample_rate_hz} Hz"
     size = f"{artifact.width} x {artifact.height}"
     return f"{size}  {artifact.num_frames} frames at {artifact.fps:g} fps" if artifact.num_frames else size
 

@@ -22,7 +22,6 @@ from omni_grpc.cli import generate as making
 from omni_grpc.cli.bench import command as bench
 from omni_grpc.client import Client, LoadEvent, ModelReady
 from omni_grpc.client.channel import Deadline
-from omni_grpc.client.events import event as read_event
 from omni_grpc.client.messages import state_name
 from omni_grpc.client.progress import describe
 from omni_grpc.types.errors import OmniError, Unavailable
@@ -30,6 +29,7 @@ from omni_grpc.types.version import __version__
 from omni_grpc.v1.event_pb2 import JobState
 from omni_grpc.v1.model_pb2 import Model, ModelState
 from omni_grpc.v1.sampling_pb2 import Task
+from omni_grpc.wire import read_event
 
 DEFAULT_SERVER = "localhost:50051"
 INTERRUPTED = 130

@@ -9,7 +9,7 @@ from typing import Any, Unpack, cast
 
 import grpc
 
-from omni_grpc.client import events, messages
+from omni_grpc.client import messages
 from omni_grpc.client.async_connection import AsyncConnection
 from omni_grpc.client.async_stream import AsyncJobStream, watch_job
 from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect
@@ -25,6 +25,7 @@ from omni_grpc.v1.artifact_pb2 import UploadAssetResponse
 from omni_grpc.v1.job_pb2 import CreateJobRequest, GetJobRequest, Job
 from omni_grpc.v1.model_pb2 import ListModelsRequest, Model
 from omni_grpc.v1.options_pb2 import ARTIFACT_DELIVERY_INLINE_CHUNKS
+from omni_grpc.wire import read_event
 
 
 class AsyncClient:
@@ -319,5 +320,5 @@ async def _follow(stream: AsyncJobStream, progress: bool) -> MediaResult:
     async with stream:
         with progress_display(progress) as show:
             async for event in stream:
-                show(events.event(event))
+                show(read_event(event))
             return await stream.result()

@@ -10,7 +10,7 @@ from typing import Any, Unpack, cast
 
 import grpc
 
-from omni_grpc.client import events, messages
+from omni_grpc.client import messages
 from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect
 from omni_grpc.client.connection import Connection
 from omni_grpc.client.failure import from_call
@@ -26,6 +26,7 @@ from omni_grpc.v1.artifact_pb2 import UploadAssetResponse
 from omni_grpc.v1.job_pb2 import CreateJobRequest, GetJobRequest, Job
 from omni_grpc.v1.model_pb2 import ListModelsRequest, Model
 from omni_grpc.v1.options_pb2 import ARTIFACT_DELIVERY_INLINE_CHUNKS
+from omni_grpc.wire import read_event
 
 
 class Client:
@@ -315,5 +316,5 @@ def _follow(stream: JobStream, progress: bool) -> MediaResult:
     """The result of a job. Shows its progress until then."""
     with stream, progress_display(progress) as show:
         for event in stream:
-            show(events.event(event))
+            show(read_event(event))
         return stream.result()

@@ -1,42 +1,16 @@
-"""Converts the errors of calls and jobs (`google.rpc.Status` and its details) to the exceptions of this package."""
+"""How a call ended: with a failure that the server sent, or with one of the connection."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import grpc
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import status_pb2
 
-from omni_grpc.types.errors import Code, Failure, Violation
+from omni_grpc.types.errors import Code, Failure
+from omni_grpc.wire import from_status
 
 _DETAILS = "grpc-status-details-bin"
-_CODES: Mapping[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
-# codes that this package never raises -> the closest one that it does; `reason` keeps the original name
-_NEAREST: Mapping[str, Code] = {
-    "UNAUTHENTICATED": Code.PERMISSION_DENIED,
-    "UNKNOWN": Code.INTERNAL,
-    "DATA_LOSS": Code.INTERNAL,
-}
-
-
-def from_status(status: status_pb2.Status) -> Failure:
-    """The failure that a status describes. Details of unknown types are ignored."""
-    name = _CODES.get(status.code, "UNKNOWN")
-    code = _NEAREST.get(name) or Code(name)
-    failure = Failure(code=code, reason=name, message=status.message)
-    for detail in status.details:
-        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
-            info = error_details_pb2.ErrorInfo.FromString(detail.value)
-            failure = dataclasses.replace(failure, reason=info.reason or name, metadata=dict(info.metadata))
-        elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
-            found = error_details_pb2.BadRequest.FromString(detail.value).field_violations
-            violations = tuple(Violation(one.field, one.description) for one in found)
-            failure = dataclasses.replace(failure, violations=violations)
-        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
-            delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
-            failure = dataclasses.replace(failure, retry_after=delay.seconds + delay.nanos / 1e9)
-    return failure
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

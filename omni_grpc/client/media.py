@@ -40,7 +40,7 @@ def media_input(value: Any) -> MediaInput:
         case UploadAssetResponse():
             return MediaInput(asset_id=value.asset_id)
         case Artifact():
-            return MediaInput(asset_id=value.id, mime_type=value.mime_type)
+            return MediaInput(asset_id=value.artifact_id, mime_type=value.mime_type)
     # a PIL image can only exist if PIL has been imported, so PIL is not imported here
     pil = sys.modules.get("PIL.Image")
     if pil is not None and isinstance(value, pil.Image):

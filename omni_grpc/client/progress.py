@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from omni_grpc.types.events import (
     ArtifactReady,
@@ -24,6 +25,7 @@ from omni_grpc.types.events import (
     StepProgress,
 )
 from omni_grpc.types.results import RequestWarning
+from omni_grpc.wire import arm
 
 if TYPE_CHECKING:
     import rich.progress
@@ -54,7 +56,7 @@ def describe(event: Event) -> str:
         case Queued():
             return f"queued: {event.position} before it"
         case Started():
-            size = f"{event.width} x {event.height}, {event.steps} steps"
+            size = f"{event.width} x {event.height}, {event.total_steps} steps"
             return f"started: {event.model}, {size}, seeds {', '.join(map(str, event.seeds))}"
         case Retrying():
             why = event.failure.message
@@ -62,7 +64,7 @@ def describe(event: Event) -> str:
         case EncodeDone():
             return f"encoded: {event.prompt_tokens} tokens in {event.elapsed:.2f} s"
         case StepProgress():
-            return f"step {event.step}/{event.total}  {_pace(event)}"
+            return f"step {event.step}/{event.total_steps}  {_pace(event)}"
         case Preempted():
             return f"set aside after {event.completed_steps} steps: {event.reason}, {event.position} before it"
         case Resumed():
@@ -70,13 +72,21 @@ def describe(event: Event) -> str:
         case DecodeProgress():
             return f"decoding: {event.done_units}/{event.total_units}"
         case ArtifactReady():
-            return f"output {event.artifact.index}: {event.artifact.id}, {event.artifact.size_bytes} bytes"
+            return f"output {event.artifact.index}: {event.artifact.artifact_id}, {event.artifact.size_bytes} bytes"
         case Completed():
             return f"done: {len(event.artifacts)} output(s) in {event.stats.total:.2f} s"
         case Failed():
             return f"failed: {event.failure.code} {event.failure.reason}: {event.failure.message}"
         case Cancelled():
             return f"cancelled after {event.completed_steps} steps: {event.reason}"
+        case _:
+            return _plain(event)
+
+
+def _plain(event: Any) -> str:
+    """The event's type and its fields, for events without a text of their own."""
+    fields = (f"{field.name} {getattr(event, field.name)}" for field in dataclasses.fields(event))
+    return f"{arm(event.__class__).replace('_', ' ')}: {', '.join(fields)}".removesuffix(": ")
 
 
 def warning_line(warning: RequestWarning) -> str:
@@ -109,8 +119,8 @@ class _ProgressLines:
         for warning in self._warnings.new(event):
             self._write(warning_line(warning))
         if isinstance(event, StepProgress):
-            tenth = event.step * LINES // event.total
-            if event.step < event.total and event.total > LINES and tenth == self._shown:
+            tenth = event.step * LINES // event.total_steps
+            if event.step < event.total_steps and event.total_steps > LINES and tenth == self._shown:
                 return
             self._shown = tenth
         self._write(describe(event))
@@ -137,14 +147,14 @@ class _ProgressBar:
             case Queued():
                 self._set("queued", note=f"{event.position} before it")
             case Started():
-                self._set("encoding", total=event.steps, note=f"{event.width} x {event.height}")
+                self._set("encoding", total=event.total_steps, note=f"{event.width} x {event.height}")
             case Retrying():
                 self._set("queued", note=f"again: {event.failure.message}")
             case EncodeDone():
                 self._set("denoising", note="")
             case StepProgress():
-                note = f"step {event.step}/{event.total}  {_pace(event)}"
-                self._set("denoising", completed=event.step, total=event.total, note=note)
+                note = f"step {event.step}/{event.total_steps}  {_pace(event)}"
+                self._set("denoising", completed=event.step, total=event.total_steps, note=note)
             case Preempted():
                 self._set("set aside", note=f"{event.reason}, {event.position} before it")
             case Resumed():

@@ -88,7 +88,7 @@ class VideoResult(MediaResult):
 
 
 class AudioResult(MediaResult):
-    """The result of generating audio. `artifacts` has its duration and sample_rate."""
+    """The result of generating audio. `artifacts` has its duration and sample_rate_hz."""
 
 
 RESULTS: Mapping[type[OutputFormat], type[MediaResult]] = {

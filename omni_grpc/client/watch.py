@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from omni_grpc.client import events
+from omni_grpc import wire
 from omni_grpc.client.channel import Reconnect
-from omni_grpc.client.failure import CallFailure, from_status
+from omni_grpc.client.failure import CallFailure
 from omni_grpc.client.partial_artifact import PartialArtifact
 from omni_grpc.client.result import RESULTS, MediaResult
 from omni_grpc.types.errors import Code, Failure, InternalError, OmniError, OperationCancelled, Unavailable
@@ -93,7 +93,7 @@ class WatchState:
             return None
         where = {"job_id": self.job_id}
         if self.last.HasField("failed"):
-            failure = from_status(self.last.failed.status)
+            failure = wire.from_status(self.last.failed.status)
             return dataclasses.replace(failure, metadata={**failure.metadata, **where}).error()
         stopped = self.last.cancelled
         message = f"job {self.job_id} was cancelled after {stopped.completed_steps} steps: {stopped.reason}"
@@ -110,7 +110,7 @@ class WatchState:
     def result(self) -> MediaResult:
         """The result of a job that succeeded. Raises InternalError (ARTIFACT_CORRUPT) for damaged bytes."""
         assert self.last is not None
-        done = events.event(self.last)
+        done = wire.read_event(self.last)
         assert isinstance(done, Completed)
         return RESULTS[type(done.effective.output_format)](
             job_id=self.job_id,

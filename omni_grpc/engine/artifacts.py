@@ -17,7 +17,7 @@ class Artifacts:
         return len(self._files)
 
     def put(self, artifact: Artifact, data: bytes) -> None:
-        self._files[artifact.id] = (artifact, data)
+        self._files[artifact.artifact_id] = (artifact, data)
         self.size_bytes += len(data)
 
     def get(self, artifact_id: str) -> tuple[Artifact, bytes]:

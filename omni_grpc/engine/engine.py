@@ -445,7 +445,7 @@ class Engine:
 
     def _queued(self, run: JobRun) -> None:
         job_id = run.job.id
-        run.job.append(Queued(position=self._scheduler.position(job_id), depth=self._scheduler.waiting))
+        run.job.append(Queued(position=self._scheduler.position(job_id), queue_depth=self._scheduler.waiting))
         self._timers.set(job_id, "queue_timeout", run.queue_timeout, self._expire)
 
     def _fail(self, run: JobRun, failure: Failure) -> None:
@@ -482,7 +482,7 @@ class Engine:
         self._timers.clear_all(job.id)
         for artifact in job.artifacts:
             with contextlib.suppress(NotFound):
-                self.artifacts.delete(artifact.id)
+                self.artifacts.delete(artifact.artifact_id)
         self.jobs.remove(job)
 
 

@@ -61,7 +61,7 @@ class JobRun:
             seeds=request.seeds,
             width=request.width,
             height=request.height,
-            steps=self.job.total_steps,
+            total_steps=self.job.total_steps,
             queue_wait=self._started - self._created,
             warnings=self.job.warnings,
             attempt=self.attempt,
@@ -88,17 +88,17 @@ class JobRun:
         mean = self._denoise / max(1, progress.step)
         return StepProgress(
             step=progress.step,
-            total=progress.total,
+            total_steps=progress.total,
             sigma=progress.sigma,
             timestep=progress.timestep,
             step_time=progress.earlier + elapsed,
             elapsed=self._denoise,
             eta=mean * (progress.total - progress.step),
-            rows=progress.rows,
+            rows_total=progress.rows,
             rows_reused=progress.reports.rows_reused,
             evals=progress.evals,
             segment=progress.segment,
-            segments=progress.segments,
+            total_segments=progress.segments,
         )
 
     def decoded_part(self, report: DecodedPart) -> DecodeProgress:
@@ -118,7 +118,7 @@ class JobRun:
     def artifact(self, media: Media) -> Artifact:
         parts = [str(part) for part in (media.index, media.layer) if part is not None]
         artifact = Artifact(
-            id="_".join(["art", self.job.id.removeprefix("job_"), *parts]),
+            artifact_id="_".join(["art", self.job.id.removeprefix("job_"), *parts]),
             job_id=self.job.id,
             index=media.index,
             mime_type=media.mime_type,
@@ -129,7 +129,7 @@ class JobRun:
             seed=media.seed,
             num_frames=media.num_frames,
             fps=media.fps,
-            sample_rate=media.sample_rate,
+            sample_rate_hz=media.sample_rate,
             duration=media.duration,
             has_alpha=media.has_alpha,
             layer=media.layer,
@@ -162,7 +162,7 @@ class JobRun:
             fps=request.fps or 0.0,
             output_fps=first.fps if first else 0.0,
             duration=first.duration if first else 0.0,
-            sample_rate=first.sample_rate if first else 0,
+            sample_rate_hz=first.sample_rate_hz if first else 0,
             cache=request.cache or found.fixed_cache,
             loras=_applied(request.loras, found.loras),
             defaults_used=self.job.defaults_used,
@@ -207,14 +207,14 @@ def _applied(loras: Sequence[Lora], adapters: Sequence[Adapter]) -> tuple[Applie
     found = {adapter.id: adapter for adapter in adapters}
     return tuple(
         AppliedLora(
-            id=lora.id,
+            lora_id=lora.lora_id,
             scale=lora.scale,
             target=component,
-            keys_applied=found[lora.id].applied[component],
-            keys_skipped=len(found[lora.id].skipped),
+            keys_applied=found[lora.lora_id].applied[component],
+            keys_skipped=len(found[lora.lora_id].skipped),
         )
         for lora in loras
-        if lora.id in found
-        for component in found[lora.id].targets
+        if lora.lora_id in found
+        for component in found[lora.lora_id].targets
         if lora.target in ("", component)
     )

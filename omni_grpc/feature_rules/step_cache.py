@@ -18,7 +18,7 @@ def default_cache(config: EngineConfig, spec: ModelSpec) -> TeaCache | None:
         return None
     given = config.cache.cache_config or {}
     return TeaCache(
-        threshold=given.get("rel_l1_thresh", DEFAULT_THRESHOLD),
+        rel_l1_thresh=given.get("rel_l1_thresh", DEFAULT_THRESHOLD),
         coefficients=tuple(given.get("coefficients") or spec.cache_coefficients),
     )
 

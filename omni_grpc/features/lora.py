@@ -136,7 +136,7 @@ class LoraLinear(AnyLinear):
         for tokens, loras in self._adapter_runs():
             for lora in loras:
                 if lora.scale and lora.target in ("", self.component):
-                    for part in self.parts.get(lora.id, ()):
+                    for part in self.parts.get(lora.lora_id, ()):
                         change = F.linear(F.linear(x[tokens], part.down), part.up)
                         y[tokens, part.rows].add_(change, alpha=lora.scale)
         return y

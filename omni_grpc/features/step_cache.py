@@ -153,4 +153,4 @@ def _drift(state: State, memory: Memory | None, change: float | None) -> float |
     for coefficient in cache.coefficients:
         foretold = foretold * change + coefficient
     drift = memory.drift + abs(foretold)
-    return drift if drift < cache.threshold else None
+    return drift if drift < cache.rel_l1_thresh else None

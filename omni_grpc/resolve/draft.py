@@ -39,7 +39,7 @@ def _drafted(name: str, value: Any) -> Any:
         case "seed":
             return (value,)
         case "loras" if isinstance(value, Mapping):
-            return tuple(Lora(id=lora, scale=scale) for lora, scale in value.items())
+            return tuple(Lora(lora_id=lora, scale=scale) for lora, scale in value.items())
     return value
 
 

@@ -36,7 +36,7 @@ CFG_FIELDS = ("true_cfg_scale", "norm", "rescale", "interval_start", "interval_e
 EXPERT_FIELDS = ("scale_low_noise", "boundary_ratio")
 """What belongs to models with two experts."""
 
-ENCODING = frozenset({"output_fps", "sample_rate"})
+ENCODING = frozenset({"output_fps", "sample_rate_hz"})
 """Fields that are about the file and not about the model."""
 
 
@@ -121,7 +121,7 @@ def _complete(draft: Draft, facts: ServingFacts, id: str) -> tuple[Request, dict
     output_format: OutputFormat = default("output_format", draft.output_format, OUTPUT_FORMATS[draft.task.modality])
     lengths = {
         name: _complete_optional(draft, facts, name, used)
-        for name in ("strength", "layers", "num_frames", "fps", "output_fps", "duration", "start", "sample_rate")
+        for name in ("strength", "layers", "num_frames", "fps", "output_fps", "duration", "start", "sample_rate_hz")
     }
     cache = _complete_cache(draft, facts)
     if cache is not None and draft.cache is None:
@@ -241,7 +241,7 @@ def _complete_cache(draft: Draft, facts: ServingFacts) -> TeaCache | None:
     if asked is None:
         return own
     return TeaCache(
-        threshold=own.threshold if asked.threshold is None else asked.threshold,
+        rel_l1_thresh=own.rel_l1_thresh if asked.rel_l1_thresh is None else asked.rel_l1_thresh,
         coefficients=asked.coefficients or own.coefficients,
     )
 

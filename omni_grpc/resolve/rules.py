@@ -257,7 +257,7 @@ def _format(draft: Draft, facts: ServingFacts) -> str:
 def _loras(draft: Draft, facts: ServingFacts) -> str:
     if len(draft.loras) > MAX_LORAS:
         return f"has {len(draft.loras)} entries, the most is {MAX_LORAS}"
-    if len({(lora.id, lora.target) for lora in draft.loras}) < len(draft.loras):
+    if len({(lora.lora_id, lora.target) for lora in draft.loras}) < len(draft.loras):
         return "names an adapter twice; give it once, with the sum of both scales"
     return ""
 
@@ -268,10 +268,12 @@ def _each_lora(rule: Callable[[Lora, ServingFacts], str]) -> Callable[[Draft, Se
 
 
 def _lora_id(lora: Lora, facts: ServingFacts) -> str:
-    if any(adapter.id == lora.id for adapter in facts.found.loras):
+    if any(adapter.id == lora.lora_id for adapter in facts.found.loras):
         return ""
     known = ", ".join(adapter.id for adapter in facts.found.loras)
-    return f"{lora.id!r} is not loaded; " + (f"loaded: {known}" if known else "start the server with --lora NAME=PATH")
+    return f"{lora.lora_id!r} is not loaded; " + (
+        f"loaded: {known}" if known else "start the server with --lora NAME=PATH"
+    )
 
 
 def _lora_scale(lora: Lora, facts: ServingFacts) -> str:
@@ -281,10 +283,10 @@ def _lora_scale(lora: Lora, facts: ServingFacts) -> str:
 
 
 def _lora_target(lora: Lora, facts: ServingFacts) -> str:
-    targets = next((adapter.targets for adapter in facts.found.loras if adapter.id == lora.id), (lora.target,))
+    targets = next((adapter.targets for adapter in facts.found.loras if adapter.id == lora.lora_id), (lora.target,))
     if lora.target in ("", *targets):
         return ""
-    return f"{lora.target!r} is no component that {lora.id!r} changes; it changes {', '.join(targets)}"
+    return f"{lora.target!r} is no component that {lora.lora_id!r} changes; it changes {', '.join(targets)}"
 
 
 def _cache_off(draft: Draft, facts: ServingFacts) -> str:
@@ -300,7 +302,7 @@ def _cache_on(draft: Draft, facts: ServingFacts) -> str:
 
 
 def _cache_threshold(draft: Draft, facts: ServingFacts) -> str:
-    value = None if draft.cache is None else draft.cache.threshold
+    value = None if draft.cache is None else draft.cache.rel_l1_thresh
     return "" if value is None else threshold_fault(value)
 
 
@@ -339,7 +341,7 @@ RULES: tuple[tuple[str, Callable[[Draft, ServingFacts], str]], ...] = (
     ("sampling.cache.tea_cache.rel_l1_thresh", _cache_threshold),
     ("sampling.cache.tea_cache.coefficients", _cache_coefficients),
     ("start", _between("start", 0.0, lambda facts: 3600.0)),
-    ("sample_rate_hz", _between("sample_rate", 8000, lambda facts: 192_000)),
+    ("sample_rate_hz", _between("sample_rate_hz", 8000, lambda facts: 192_000)),
     ("output_format", _format),
     ("sampling.guidance.scale", _scale("scale", 0.0, 100.0)),
     ("sampling.guidance.true_cfg_scale", _scale("true_cfg_scale", 0.0, 100.0)),
@@ -350,5 +352,5 @@ RULES: tuple[tuple[str, Callable[[Draft, ServingFacts], str]], ...] = (
     ("sampling.guidance.interval_end", _scale("interval_end", 0.0, 1.0)),
     ("sampling.guidance.interval_start, sampling.guidance.interval_end", _interval),
     ("options.preview.every_steps", _preview_rule("every_steps", 1, 10_000)),
-    ("options.preview.max_edge_px", _preview_rule("max_edge", 16, 512)),
+    ("options.preview.max_edge_px", _preview_rule("max_edge_px", 16, 512)),
 )

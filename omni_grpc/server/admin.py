@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from omni_grpc import config as settings
+from omni_grpc import wire
 from omni_grpc.engine import Engine, EngineState
-from omni_grpc.server import convert
 from omni_grpc.server.catalog import Catalog
 from omni_grpc.server.changes import Changes
 from omni_grpc.server.fields import Reader, refused
@@ -16,7 +16,6 @@ from omni_grpc.server.guard import PACKAGE, Guard
 from omni_grpc.server.served import LOAD_MODEL, refuse_unserved
 from omni_grpc.types.errors import Unavailable
 from omni_grpc.types.events import StepProgress
-from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.version import __version__
 from omni_grpc.v1 import admin_pb2, admin_pb2_grpc
 
@@ -48,7 +47,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
         while not over():
             told, until = engine.loading, time.monotonic() + heartbeat
-            yield _loading(told)
+            yield wire.to_message(told, admin_pb2.LoadModelResponse)
             await self._pause(LOAD_INTERVAL, over)
             while not over() and engine.loading is told and time.monotonic() < until:
                 await self._pause(LOAD_INTERVAL, over)
@@ -62,13 +61,14 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.GetServerInfoRequest, context: Any
     ) -> admin_pb2.GetServerInfoResponse:
         config = self._engine.config
-        return admin_pb2.GetServerInfoResponse(
+        return wire.build(
+            admin_pb2.GetServerInfoResponse,
             version=__version__,
             gpus=self._gpus(),
             max_queue=config.scheduler.max_queue,
             max_message_bytes=config.server.max_message_bytes,
             features=self._features(),
-            start_time=convert.timestamp(self._start_time),
+            start_time=self._start_time,
             unserved_rpcs=sorted(method.removeprefix(PACKAGE) for method in self._guard.unserved),
         )
 
@@ -115,7 +115,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     def _stats(self) -> admin_pb2.ServerStats:
         stats = self._engine.stats()
-        return admin_pb2.ServerStats(
+        return wire.build(
+            admin_pb2.ServerStats,
             queued=stats.queued,
             running=stats.running,
             max_queue=stats.max_queue,
@@ -125,7 +126,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             gpus=self._gpus(),
             queued_by_model={self._engine.checkpoint.name: stats.queued},
             artifact_bytes=stats.artifact_bytes,
-            time=convert.timestamp(time.time()),
+            time=time.time(),
             worker_restarts=stats.worker_restarts,
             step_cost=admin_pb2.StepCost(
                 fixed_ms=stats.cost.fixed,
@@ -143,13 +144,3 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                     break
                 count += isinstance(entry.event, StepProgress)
         return count
-
-
-def _loading(loading: Loading) -> admin_pb2.LoadModelResponse:
-    return admin_pb2.LoadModelResponse(
-        phase=f"LOAD_PHASE_{loading.phase}",
-        component=loading.component,
-        file=loading.file,
-        done_bytes=loading.done_bytes,
-        total_bytes=loading.total_bytes,
-    )

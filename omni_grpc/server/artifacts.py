@@ -7,8 +7,8 @@ import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
+from omni_grpc import wire
 from omni_grpc.engine import Engine, Job
-from omni_grpc.server import convert
 from omni_grpc.server.fields import Reader, refused
 from omni_grpc.server.messages import Messages, stored_artifacts
 from omni_grpc.server.pages import page
@@ -32,14 +32,14 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         artifact = self._artifact(request.artifact_id)
         if request.offset > artifact.size_bytes:
             raise OutOfRange(
-                f"offset is {request.offset}, but artifact {artifact.id} has {artifact.size_bytes} bytes",
+                f"offset is {request.offset}, but artifact {artifact.artifact_id} has {artifact.size_bytes} bytes",
                 reason="OFFSET_OUT_OF_RANGE",
                 metadata={"size_bytes": str(artifact.size_bytes)},
             )
         end = request.offset + request.max_bytes if request.HasField("max_bytes") else artifact.size_bytes
         job = self._engine.jobs.get(artifact.job_id)
         yield artifact_pb2.DownloadArtifactResponse(metadata=self._messages.artifact(job, artifact))
-        for chunk in self._messages.chunks(artifact.id, request.offset, end):
+        for chunk in self._messages.chunks(artifact.artifact_id, request.offset, end):
             yield artifact_pb2.DownloadArtifactResponse(chunk=chunk)
 
     async def ListArtifacts(
@@ -47,7 +47,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
     ) -> artifact_pb2.ListArtifactsResponse:
         jobs = [self._engine.jobs.get(request.job_id)] if request.job_id else self._engine.jobs.newest()
         kept = [entry for job in jobs for entry in self._kept(job)]
-        shown, token = page(kept, lambda entry: (entry[2], entry[1].id), request)
+        shown, token = page(kept, lambda entry: (entry[2], entry[1].artifact_id), request)
         return artifact_pb2.ListArtifactsResponse(
             artifacts=[self._messages.artifact(job, artifact) for job, artifact, _ in shown], next_page_token=token
         )
@@ -58,7 +58,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         try:
             self._engine.assets.delete(request.artifact_id)
         except NotFound:
-            self._engine.artifacts.delete(self._artifact(request.artifact_id).id)
+            self._engine.artifacts.delete(self._artifact(request.artifact_id).artifact_id)
         return artifact_pb2.DeleteArtifactResponse()
 
     async def UploadAsset(
@@ -70,11 +70,12 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         if header.sha256 and digest != header.sha256:
             raise refused("header.sha256", f"is {header.sha256.hex()}, but that of the bytes is {digest.hex()}")
         asset = self._engine.assets.put(data, header.mime_type, sha256=digest.hex())
-        return artifact_pb2.UploadAssetResponse(
+        return wire.build(
+            artifact_pb2.UploadAssetResponse,
             asset_id=asset.id,
-            expire_time=convert.timestamp(asset.expire_time),
+            expire_time=asset.expire_time,
             size_bytes=asset.size_bytes,
-            sha256=bytes.fromhex(asset.sha256),
+            sha256=asset.sha256,
         )
 
     def _header(self, first: artifact_pb2.UploadAssetRequest | None) -> artifact_pb2.UploadHeader:
@@ -98,7 +99,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         """Outputs of a job whose bytes are still there, with the time at which they were stored."""
         for artifact, stored in stored_artifacts(job).items():
             try:
-                self._engine.artifacts.get(artifact.id)
+                self._engine.artifacts.get(artifact.artifact_id)
             except NotFound:
                 continue
             yield job, artifact, stored

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from google.protobuf.duration_pb2 import Duration
-
+from omni_grpc import wire
 from omni_grpc.config import NATIVE_CACHES, QUANTIZATIONS
 from omni_grpc.engine import Engine, EngineState
 from omni_grpc.resolve.frames import nearest_frames
 from omni_grpc.resolve.request import check_model
 from omni_grpc.resolve.rules import TAKEN
-from omni_grpc.server import convert
-from omni_grpc.server.failures import status
 from omni_grpc.server.fields import refused
 from omni_grpc.server.media import NAMES
 from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, unserved_paths
@@ -64,13 +61,14 @@ class Catalog:
         """As it stands: what only loading can tell is left out until then."""
         checkpoint, ready, state = self._engine.checkpoint, self._engine.ready, self._engine.state
         makes = {task.modality for task in checkpoint.tasks}
-        return model_pb2.Model(
+        return wire.build(
+            model_pb2.Model,
             name=checkpoint.name,
             state=STATES[state],
-            tasks=[convert.task(task) for task in checkpoint.tasks],
+            tasks=checkpoint.tasks,
             defaults=self._defaults() if checkpoint.described else None,
             schedulers=checkpoint.schedulers,
-            guidance_kinds=[f"GUIDANCE_KIND_{kind.value}" for kind in _guidance(checkpoint)],
+            guidance_kinds=_guidance(checkpoint),
             refusals=[model_pb2.Refusal(feature=path, reason=why) for path, why in self._refusals().items()],
             limits=self._limits() if checkpoint.described else None,
             dtype=ready.dtype if ready else "",
@@ -80,10 +78,10 @@ class Catalog:
             quantizations=QUANTIZATIONS if checkpoint.spec.family != OPAQUE_FAMILY else (),
             loras=sorted(adapter.id for adapter in self._engine.facts.found.loras),
             preview_methods=[options_pb2.PREVIEW_METHOD_NONE, options_pb2.PREVIEW_METHOD_LATENT_RGB],
-            image_formats=[convert.image_format(kind) for kind in ImageFormat if Modality.IMAGE in makes],
-            video_formats=[f"VIDEO_FORMAT_{kind.value}" for kind in VideoFormat if Modality.VIDEO in makes],
-            audio_formats=[f"AUDIO_FORMAT_{kind.value}" for kind in AudioFormat if Modality.AUDIO in makes],
-            error=status(self._engine.failure) if self._engine.failure else None,
+            image_formats=ImageFormat if Modality.IMAGE in makes else (),
+            video_formats=VideoFormat if Modality.VIDEO in makes else (),
+            audio_formats=AudioFormat if Modality.AUDIO in makes else (),
+            error=self._engine.failure,
             weight_bytes=ready.weight_bytes if ready else 0,
             quantized_layers=ready.found.quantized_layers if ready else {},
             kept_layers=ready.found.kept_layers if ready else 0,
@@ -91,11 +89,12 @@ class Catalog:
 
     def _defaults(self) -> sampling_pb2.SamplingParams:
         defaults, facts = self._engine.checkpoint.defaults, self._engine.facts
-        return sampling_pb2.SamplingParams(
+        return wire.build(
+            sampling_pb2.SamplingParams,
             steps=defaults.steps,
-            guidance=convert.guidance(defaults.guidance),
+            guidance=defaults.guidance,
             num_outputs=1,
-            cache=convert.cache(facts.cache or facts.found.fixed_cache),
+            cache=facts.cache or facts.found.fixed_cache,
         )
 
     def _refusals(self) -> dict[str, str]:
@@ -126,7 +125,8 @@ class Catalog:
     def _limits(self) -> model_pb2.ModelLimits:
         checkpoint, limits = self._engine.checkpoint, self._engine.config.limits
         kinds, scales = _guidance(checkpoint), model_pb2.DoubleRange(min=SCALES[0], max=SCALES[1])
-        return model_pb2.ModelLimits(
+        return wire.build(
+            model_pb2.ModelLimits,
             min_width=checkpoint.limits.min_size,
             min_height=checkpoint.limits.min_size,
             max_width=checkpoint.limits.max_size,
@@ -169,10 +169,10 @@ def _takes(checkpoint: Checkpoint, name: str) -> bool:
     return name in taken or (name == "duration" and "num_frames" in taken)
 
 
-def _max_audio(checkpoint: Checkpoint) -> Duration | None:
+def _max_audio(checkpoint: Checkpoint) -> float | None:
     makes_sound = any(task in (Task.TEXT_TO_AUDIO, Task.TEXT_TO_AUDIO_VIDEO) for task in checkpoint.tasks)
     longest = checkpoint.limits.max_duration
-    return convert.duration(longest) if makes_sound and longest else None
+    return longest if makes_sound and longest else None
 
 
 def _video_limits(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class Reader:
 
 def _lora(reference: sampling_pb2.LoraRef) -> Lora:
     scale = given(reference, "scale")
-    return Lora(id=reference.lora_id, scale=1.0 if scale is None else scale, target=reference.target)
+    return Lora(lora_id=reference.lora_id, scale=1.0 if scale is None else scale, target=reference.target)
 
 
 def _plain(value: Any) -> Any:

@@ -75,7 +75,7 @@ class Pace:
 
 def _can_wait(entry: Entry) -> bool:
     match entry.event:
-        case StepProgress(step=step, total=total):
+        case StepProgress(step=step, total_steps=total):
             # the last one is promised to every watcher
             return step < total
         case DecodeProgress():

@@ -17,9 +17,9 @@ from google.protobuf.message import Message
 from grpc import aio
 from grpc_status import rpc_status
 
-from omni_grpc.server.failures import status, status_code
 from omni_grpc.server.served import refuse_unknown
 from omni_grpc.types.errors import Code, Failure, OmniError, Unimplemented
+from omni_grpc.wire import to_status
 
 logger = logging.getLogger(__name__)
 
@@ -157,8 +157,10 @@ async def _write(context: Any, message: Message) -> None:
 
 async def _abort(context: Any, failure: Failure) -> None:
     """Ends the call. Always raises."""
-    answer = status(failure)
-    await context.abort(status_code(failure.code), answer.message, rpc_status.to_status(answer).trailing_metadata)
+    answer = to_status(failure)
+    await context.abort(
+        grpc.StatusCode[failure.code.name], answer.message, rpc_status.to_status(answer).trailing_metadata
+    )
 
 
 async def _known(requests: AsyncIterator[Message]) -> AsyncIterator[Message]:

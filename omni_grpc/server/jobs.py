@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from omni_grpc import wire
 from omni_grpc.engine import Engine, EngineState, Job, JobState
-from omni_grpc.server import convert
 from omni_grpc.server.changes import Changes
 from omni_grpc.server.fields import Reader, refused
 from omni_grpc.server.follow import check_cursor, follow
@@ -51,8 +51,11 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             # nobody watches yet, so the disconnect grace runs from here on
             with self._engine.watching(job):
                 pass
-        return job_pb2.CreateJobResponse(
-            job=self._messages.job(job), deduplicated=deduplicated, warnings=convert.warnings(job.warnings)
+        return wire.build(
+            job_pb2.CreateJobResponse,
+            job=self._messages.job(job),
+            deduplicated=deduplicated,
+            warnings=job.warnings,
         )
 
     async def GetJob(self, request: job_pb2.GetJobRequest, context: Any) -> job_pb2.GetJobResponse:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from omni_grpc.engine import Engine
-from omni_grpc.server import convert
 from omni_grpc.server.catalog import Catalog
 from omni_grpc.server.fields import Reader
 from omni_grpc.server.requests import NAMED_TASKS
+from omni_grpc.types.adapters_and_caches import Adapter
 from omni_grpc.v1 import model_pb2, model_pb2_grpc, sampling_pb2
 
 
@@ -35,11 +35,29 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         running = [job.request.loras for job in engine.jobs.newest() if not job.state.terminal]
         return model_pb2.ListLorasResponse(
             loras=[
-                convert.lora(
+                _lora(
                     adapter,
                     engine.checkpoint.name,
-                    in_use=sum(any(lora.id == adapter.id for lora in loras) for loras in running),
+                    in_use=sum(any(lora.lora_id == adapter.id for lora in loras) for loras in running),
                 )
                 for adapter in sorted(engine.facts.found.loras, key=lambda adapter: adapter.id)
             ]
         )
+
+
+def _lora(value: Adapter, model: str, *, in_use: int) -> model_pb2.Lora:
+    """Adapters are loaded when the worker starts, and stay."""
+    return model_pb2.Lora(
+        lora_id=value.id,
+        model=model,
+        source=value.file,
+        rank=value.rank,
+        size_bytes=value.size_bytes,
+        pinned=True,
+        targets=value.targets,
+        format=value.format,
+        keys_applied=value.keys_applied,
+        keys_skipped=value.skipped,
+        in_use=in_use,
+        sha256=bytes.fromhex(value.sha256),
+    )

@@ -118,7 +118,7 @@ def _cache(options: sampling_pb2.CacheOptions) -> CacheDraft | None:
             return CacheDraft(off=True)
         case "tea_cache":
             asked = options.tea_cache
-            return CacheDraft(threshold=given(asked, "rel_l1_thresh"), coefficients=tuple(asked.coefficients))
+            return CacheDraft(rel_l1_thresh=given(asked, "rel_l1_thresh"), coefficients=tuple(asked.coefficients))
     return None
 
 
@@ -131,7 +131,7 @@ def _preview(options: options_pb2.PreviewOptions, reader: Reader) -> Preview | N
     """The previews that are asked for; None where there are to be none."""
     wanted = reader.choice("options.preview.method", options_pb2.PreviewMethod, options.method, PREVIEWS)
     picture = reader.choice("options.preview.format", media_pb2.ImageFormat, options.format, PREVIEW_FORMATS)
-    asked = {"every_steps": given(options, "every_steps"), "max_edge": given(options, "max_edge_px")}
+    asked = {"every_steps": given(options, "every_steps"), "max_edge_px": given(options, "max_edge_px")}
     asked = {name: value for name, value in asked.items() if value is not None}
     if not wanted:
         if asked or options.format:

@@ -28,7 +28,7 @@ MAX_LORA_SCALE = 100.0
 class Lora:
     """One adapter of a request: its change of the weights times `scale`, in one component or ("") all that it fits."""
 
-    id: str
+    lora_id: str
     scale: float = 1.0
     target: str = ""
 
@@ -63,7 +63,7 @@ class Adapter:
 class AppliedLora:
     """An adapter as it was applied to one component of one request."""
 
-    id: str
+    lora_id: str
     scale: float
     target: str
     keys_applied: int
@@ -72,11 +72,11 @@ class AppliedLora:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TeaCache:
-    """The step cache of a request: reuse while the accumulated change stays under `threshold`. `coefficients` are the
-    polynomial, highest power first, that turns a relative change of the signal into one of the output.
+    """The step cache of a request: reuse while the accumulated change stays under `rel_l1_thresh`. `coefficients` are
+    the polynomial, highest power first, that turns a relative change of the signal into one of the output.
     """
 
-    threshold: float
+    rel_l1_thresh: float
     coefficients: tuple[float, ...]
 
 
@@ -109,7 +109,7 @@ class CacheDraft:
     """The step cache as it was asked for: off, or on with what is not given left to the server."""
 
     off: bool = False
-    threshold: float | None = None
+    rel_l1_thresh: float | None = None
     coefficients: tuple[float, ...] = ()
 
 

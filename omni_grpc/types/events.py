@@ -10,21 +10,23 @@ from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """Accepted; `position` counts the jobs before this one."""
+    """Accepted; `position` counts the jobs before this one, `queue_depth` those that wait, this one included."""
 
     position: int
-    depth: int
+    queue_depth: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """Left the queue. The seeds and the size are the real ones, after every default and rounding."""
+    """Left the queue. The seeds and the size are the real ones, after every default and rounding. `total_steps` counts
+    the steps to come, of all segments together.
+    """
 
     model: str
     seeds: tuple[int, ...]
     width: int
     height: int
-    steps: int
+    total_steps: int
     queue_wait: float
     warnings: tuple[RequestWarning, ...] = ()
     attempt: int = 1
@@ -52,22 +54,24 @@ class EncodeDone:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepProgress:
-    """`step` of `total` is done (1-based), from `sigma` and `timestep`. Times in seconds. `segment` (0-based) is the
-    part of the output that the step belongs to, of `segments`.
+    """`step` of `total_steps` is done (1-based), from `sigma` and `timestep`. Times in seconds; `eta` is NaN where
+    there is no estimate. `rows_total` counts the rows that the request had in the step, `rows_reused` those that a step
+    cache answered. `segment` (0-based) is the part of the output that the step belongs to, of `total_segments`, which
+    is at least 1 here and 0 in the API where the output has one part.
     """
 
     step: int
-    total: int
+    total_steps: int
     sigma: float
     timestep: float
     step_time: float
     elapsed: float
     eta: float
-    rows: int
+    rows_total: int
     rows_reused: int = 0
     evals: int = 1
     segment: int = 0
-    segments: int = 1
+    total_segments: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

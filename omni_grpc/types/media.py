@@ -59,11 +59,11 @@ class Modality(enum.StrEnum):
 class Preview:
     """Pictures of the state between steps: a linear map from latent channels to RGB, one every `every_steps` steps.
 
-    `max_edge` is the longer side in pixels at most.
+    `max_edge_px` is the longer side in pixels at most.
     """
 
     every_steps: int = 1
-    max_edge: int = 256
+    max_edge_px: int = 256
     format: ImageFormat = ImageFormat.WEBP
 
 

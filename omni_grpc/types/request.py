@@ -106,7 +106,7 @@ class _Options:
     output_fps: float | None = None
     duration: float | None = None
     start: float | None = None
-    sample_rate: int | None = None
+    sample_rate_hz: int | None = None
     text: str = ""
     scheduler: str = ""
     loras: tuple[Lora, ...] = ()

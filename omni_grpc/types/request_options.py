@@ -276,9 +276,7 @@ OPTIONS: tuple[RequestOption, ...] = (
     _own("duration", SECONDS, "Seconds. A video gets the nearest legal number of frames.", VIDEO, AUDIO),
     _own("fps", NUMBER, "Frames per second that the model generates for.", VIDEO),
     _own("output_fps", NUMBER, "Frames per second of the file.", VIDEO),
-    _own(
-        "sample_rate_hz", COUNT, "Samples per second of the file.", AUDIO, draft="sample_rate", renamed=("sample_rate",)
-    ),
+    _own("sample_rate_hz", COUNT, "Samples per second of the file.", AUDIO, renamed=("sample_rate",)),
     _own("task", _one_of(Task), "The task. Not given: found from the inputs.", EDIT, VIDEO, draft=""),
     _own("output_format", _one_of(ImageFormat), "How images are encoded.", IMAGE, EDIT, cli=False),
     _own("output_format", _one_of(VideoFormat), "How videos are encoded.", VIDEO, cli=False),

@@ -42,7 +42,7 @@ class Effective(ModelExecution):
     fps: float = 0.0
     output_fps: float = 0.0
     duration: float = 0.0
-    sample_rate: int = 0
+    sample_rate_hz: int = 0
     cache: TeaCache | FixedCache | None = None
     loras: tuple[AppliedLora, ...] = ()
     defaults_used: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -67,11 +67,11 @@ class Stats:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """A produced file without its bytes; those are in the artifact store under `id`. `index` is the output that it is
-    of, `layer` which layer of that, from 0 at the bottom; None where there are no layers.
+    """A produced file without its bytes; those are in the artifact store under `artifact_id`. `index` is the output
+    that it is of, `layer` which layer of that, from 0 at the bottom; None where there are no layers.
     """
 
-    id: str
+    artifact_id: str
     job_id: str
     index: int
     mime_type: str
@@ -82,7 +82,7 @@ class Artifact:
     seed: int
     num_frames: int = 0
     fps: float = 0.0
-    sample_rate: int = 0
+    sample_rate_hz: int = 0
     duration: float = 0.0
     has_alpha: bool = False
     layer: int | None = None

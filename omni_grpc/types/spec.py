@@ -76,7 +76,7 @@ class Defaults:
     frames_of_source: bool = False
     fps: float | None = None
     duration: float | None = None
-    sample_rate: int | None = None
+    sample_rate_hz: int | None = None
     strength: float | None = None
     layers: int | None = None
 

@@ -49,8 +49,8 @@ def encode(output: Output, request: Request, *, fps: float = 0.0, sample_rate: i
             return EncodedOutput(media.encode_video(output.pixels[..., :3], rate, video, sound), about)
         case AudioFormat() as audio:
             assert output.samples is not None
-            target = media.encoded_rate(audio, request.sample_rate or sample_rate)
-            data = media.encode_audio(output.samples, sample_rate, audio, request.sample_rate)
+            target = media.encoded_rate(audio, request.sample_rate_hz or sample_rate)
+            data = media.encode_audio(output.samples, sample_rate, audio, request.sample_rate_hz)
             duration = output.samples.shape[1] / sample_rate
             return EncodedOutput(data, {"width": 0, "height": 0, "sample_rate": target, "duration": duration})
 

@@ -320,7 +320,7 @@ class PackedRunner(Runner):
         previews = []
         for state, origin, tokens in zip(it.held.states, it.held.origins, _latents(it), strict=True):
             latents = state.grid.unpack(predict_x0(tokens, origin, it.sigma, following))
-            picture = media.fit(latent_preview(latents[:, latents.shape[1] // 2], self._latent_rgb), asked.max_edge)
+            picture = media.fit(latent_preview(latents[:, latents.shape[1] // 2], self._latent_rgb), asked.max_edge_px)
             height, width, _ = picture.shape
             data = media.encode(picture, asked.format, preview=True)
             previews.append(PreviewImage(state.output, asked.format.mime_type, data, width, height))

@@ -40,7 +40,7 @@ def test_a_native_checkpoint_goes_through_the_adapter_too(tiny):
         adapted = omni.run(draft, events.append)
     with Omni(str(tiny("qwen_image")), **SETTINGS) as omni:
         native = omni.run(draft)
-    assert [(event.step, event.total) for event in events if isinstance(event, StepProgress)] == [
+    assert [(event.step, event.total_steps) for event in events if isinstance(event, StepProgress)] == [
         (1, 3),
         (2, 3),
         (3, 3),
@@ -124,7 +124,7 @@ def test_jobs_in_a_worker_process_take_turns_and_cancel(tiny):
                     await job.wait(seq)
                     seq = job.last_seq
             assert [job.state for job in jobs] == [JobState.SUCCEEDED] * len(jobs)
-            return [engine.artifacts.get(job.artifacts[0].id)[1] for job in jobs]
+            return [engine.artifacts.get(job.artifacts[0].artifact_id)[1] for job in jobs]
 
         solo = [*await ended(one), *await ended(two)]
         long = Draft(**SMALL, steps=200)

@@ -18,7 +18,7 @@ from .conftest import GRADIENT
 
 WIDE = {"width": 96, "height": 64}
 EDGE = 96
-ASKED = Preview(max_edge=EDGE, format=ImageFormat.PNG)
+ASKED = Preview(max_edge_px=EDGE, format=ImageFormat.PNG)
 PICTURE = ImageInput(64, 64, 3, GRADIENT.tobytes())
 
 
@@ -119,7 +119,7 @@ def test_every_output_has_its_own(load):
 def test_previews_come_when_they_were_asked_for_and_change_nothing(name, fields, load):
     adapter = load(name)
     asked = {"width": 64, "height": 64, "steps": 4, "seeds": (1,), **fields}
-    ran = adapter.run(**asked, preview=Preview(every_steps=2, max_edge=32))
+    ran = adapter.run(**asked, preview=Preview(every_steps=2, max_edge_px=32))
     made = [progress.step for progress in ran.progress if progress.previews]
     assert made == [step for step in range(1, len(ran.progress) + 1) if step % 2 == 0]
     preview = ran.progress[made[0] - 1].previews[0]

@@ -13,7 +13,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 import pytest
@@ -24,22 +24,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from omni_grpc.engine.jobs import JobState
 from omni_grpc.types import adapters_and_caches as tuning
-from omni_grpc.types.events import (
-    ArtifactReady,
-    Cancelled,
-    Completed,
-    DecodeProgress,
-    EncodeDone,
-    Failed,
-    Queued,
-    Started,
-    StepProgress,
-)
-from omni_grpc.types.media import ImageFormat, Inputs
+from omni_grpc.types.events import Event
+from omni_grpc.types.media import ImageFormat, Inputs, Preview, PreviewImage
 from omni_grpc.types.request import Draft, Guidance, GuidanceDraft, GuidanceNorm, Task
 from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 from omni_grpc.types.spec import GuidanceKind
 from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, model_pb2, options_pb2, sampling_pb2
+from omni_grpc.wire.exceptions import EXCEPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "omni_grpc/v1"
@@ -308,50 +299,44 @@ def test_enums_match(python: type[enum.StrEnum], wire: EnumDescriptor) -> None:
     assert [member.value for member in python] == [value.name.removeprefix(prefix) for value in wire.values[1:]]
 
 
-DRAFT_RENAMES = {"sample_rate": "sample_rate_hz"}
 INPUTS_BY_FIELD = {"reference": "audio"}
 
-TWINS: tuple[tuple[type, Descriptor, dict[str, str]], ...] = (
-    (Queued, event_pb2.Queued.DESCRIPTOR, {"depth": "queue_depth"}),
-    (Started, event_pb2.Started.DESCRIPTOR, {"steps": "total_steps"}),
-    (EncodeDone, event_pb2.EncodeDone.DESCRIPTOR, {}),
-    (
-        StepProgress,
-        event_pb2.StepProgress.DESCRIPTOR,
-        {"total": "total_steps", "rows": "rows_total", "segments": "total_segments"},
-    ),
-    (DecodeProgress, event_pb2.DecodeProgress.DESCRIPTOR, {}),
-    (ArtifactReady, event_pb2.ArtifactReady.DESCRIPTOR, {}),
-    (Completed, event_pb2.Completed.DESCRIPTOR, {}),
-    (Failed, event_pb2.Failed.DESCRIPTOR, {"failure": "status"}),
-    (Cancelled, event_pb2.Cancelled.DESCRIPTOR, {}),
-    (Artifact, media_pb2.Artifact.DESCRIPTOR, {"id": "artifact_id", "sample_rate": "sample_rate_hz"}),
-    (RequestWarning, event_pb2.Warning.DESCRIPTOR, {}),
-    (Guidance, sampling_pb2.Guidance.DESCRIPTOR, {}),
-    (GuidanceDraft, sampling_pb2.Guidance.DESCRIPTOR, {}),
-    (
-        Effective,
-        event_pb2.EffectiveParams.DESCRIPTOR,
-        {"output_format": "image_format", "sample_rate": "sample_rate_hz"},
-    ),
-    (tuning.AppliedLora, event_pb2.AppliedLora.DESCRIPTOR, {"id": "lora_id"}),
-    (tuning.Lora, sampling_pb2.LoraRef.DESCRIPTOR, {"id": "lora_id"}),
-    (tuning.TeaCache, sampling_pb2.TeaCacheOptions.DESCRIPTOR, {"threshold": "rel_l1_thresh"}),
-    (Stats, event_pb2.GenerationStats.DESCRIPTOR, {}),
+TWINS: tuple[tuple[type, Descriptor], ...] = (
+    *((kind, event_pb2.DESCRIPTOR.message_types_by_name[kind.__name__]) for kind in get_args(Event)),
+    (Artifact, media_pb2.Artifact.DESCRIPTOR),
+    (RequestWarning, event_pb2.Warning.DESCRIPTOR),
+    (Guidance, sampling_pb2.Guidance.DESCRIPTOR),
+    (GuidanceDraft, sampling_pb2.Guidance.DESCRIPTOR),
+    (Effective, event_pb2.EffectiveParams.DESCRIPTOR),
+    (Stats, event_pb2.GenerationStats.DESCRIPTOR),
+    (Preview, options_pb2.PreviewOptions.DESCRIPTOR),
+    (PreviewImage, event_pb2.Preview.DESCRIPTOR),
+    (tuning.AppliedLora, event_pb2.AppliedLora.DESCRIPTOR),
+    (tuning.CacheCount, event_pb2.CacheStats.DESCRIPTOR),
+    (tuning.Lora, sampling_pb2.LoraRef.DESCRIPTOR),
+    (tuning.TeaCache, sampling_pb2.TeaCacheOptions.DESCRIPTOR),
 )
 
 
-@pytest.mark.parametrize(("python", "wire", "renames"), TWINS, ids=lambda v: v.__name__ if isinstance(v, type) else "")
-def test_every_field_of_the_vocabulary_is_on_the_wire(python: type, wire: Descriptor, renames: dict[str, str]) -> None:
-    names = {renames.get(field.name, field.name) for field in dataclasses.fields(python)}
-    assert names - set(wire.fields_by_name) == set()
+@pytest.mark.parametrize(("python", "wire"), TWINS, ids=lambda v: v.__name__ if isinstance(v, type) else "")
+def test_every_field_of_the_vocabulary_is_on_the_wire(python: type, wire: Descriptor) -> None:
+    names = {field.name for field in dataclasses.fields(python)}
+    exceptions = {name for kind, name in EXCEPTIONS if kind is python}
+    assert (names - exceptions) - {*wire.fields_by_name, *wire.oneofs_by_name} == set()
+
+
+def test_one_field_alone_has_another_name_on_the_wire() -> None:
+    renames = {(kind.__name__, name): row.name for (kind, name), row in EXCEPTIONS.items() if row.name}
+    assert renames == {("Failed", "failure"): "status", ("Retrying", "failure"): "status"}
+    unsent = {(kind.__name__, name) for (kind, name), row in EXCEPTIONS.items() if not row.sent}
+    assert unsent == {("CacheCount", "measured"), ("CacheCount", "change")}
 
 
 def test_every_field_of_a_draft_can_be_asked_for() -> None:
     requests = [generation_pb2.DESCRIPTOR.message_types_by_name[name] for name in REQUESTS]
     parts = [*requests, sampling_pb2.SamplingParams.DESCRIPTOR, options_pb2.JobOptions.DESCRIPTOR]
     asked = {name for part in parts for name in part.fields_by_name}
-    names = {DRAFT_RENAMES.get(field.name, field.name) for field in dataclasses.fields(Draft)}
+    names = {field.name for field in dataclasses.fields(Draft)}
     assert names - asked == {"inputs"}
     assert all("task" in request.fields_by_name for request in requests[1:3])  # the other two have one task each
 

@@ -3,9 +3,9 @@
 import grpc
 import pytest
 
-from omni_grpc.client.failure import from_call, from_status
-from omni_grpc.server.failures import status
+from omni_grpc.client.failure import from_call
 from omni_grpc.types.errors import Code, Failure, PermissionDenied, Violation
+from omni_grpc.wire import from_status, to_status
 
 
 class Ended(grpc.RpcError):
@@ -37,7 +37,7 @@ def test_every_code_comes_back_as_its_own_exception(code):
         retry_after=1.5,
         metadata={"job_id": "job_1"},
     )
-    wire = status(failure)
+    wire = to_status(failure)
     assert from_status(wire) == failure
     ended = from_call(
         Ended(grpc.StatusCode[code.name], "x", [("grpc-status-details-bin", wire.SerializeToString())]), "host:1"
@@ -58,14 +58,14 @@ def test_a_server_that_is_not_there_is_named():
 
 def test_a_reset_stream_is_lost_and_an_internal_error_of_the_server_is_not():
     assert from_call(Ended(grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2"), "h:1").lost
-    wire = status(Failure(code=Code.INTERNAL, reason="BUG", message="x")).SerializeToString()
+    wire = to_status(Failure(code=Code.INTERNAL, reason="BUG", message="x")).SerializeToString()
     assert not from_call(Ended(grpc.StatusCode.INTERNAL, "x", [("grpc-status-details-bin", wire)]), "h:1").lost
     assert not from_call(Ended(grpc.StatusCode.UNKNOWN, "x"), "h:1").lost
 
 
 def test_our_own_deadline_is_told_from_the_job_s():
     assert from_call(Ended(grpc.StatusCode.DEADLINE_EXCEEDED, "x"), "h:1").timed_out
-    wire = status(Failure(code=Code.DEADLINE_EXCEEDED, reason="RUN_TIMEOUT", message="x")).SerializeToString()
+    wire = to_status(Failure(code=Code.DEADLINE_EXCEEDED, reason="RUN_TIMEOUT", message="x")).SerializeToString()
     assert not from_call(
         Ended(grpc.StatusCode.DEADLINE_EXCEEDED, "x", [("grpc-status-details-bin", wire)]), "h:1"
     ).timed_out

@@ -253,7 +253,7 @@ async def test_a_created_job_gives_the_same_images(client):
     result = await client.watch_job(job.job_id).result()
     assert result.files == tuple(picture(64, 32, seed, ImageFormat.PNG) for seed in (9, 10))
     assert result.files == (await client.generate_image("x", seed=9, num_outputs=2)).files
-    assert await client.download(result.artifacts[1].id) == result.files[1]
+    assert await client.download(result.artifacts[1].artifact_id) == result.files[1]
     assert (await client.get_job(job.job_id)).state == JOB_STATE_SUCCEEDED
 
 

@@ -13,7 +13,7 @@ from omni_grpc.types.results import Artifact, Effective, Stats
 def result(outputs=1, kind=ImageFormat.PNG, files=None):
     artifacts = tuple(
         Artifact(
-            id=f"art_{i}", job_id="job_1", index=i, mime_type=kind.mime_type, size_bytes=1, sha256="",
+            artifact_id=f"art_{i}", job_id="job_1", index=i, mime_type=kind.mime_type, size_bytes=1, sha256="",
             width=4, height=2, seed=7 + i,
         )
         for i in range(outputs)

@@ -88,8 +88,8 @@ async def test_a_sound_with_its_figures(kind, tmp_path):
         asked = service.executor.request
     assert isinstance(result, AudioResult)
     assert (asked.start, asked.duration, asked.text, asked.inputs.given) == (1, 2.5, "la", ("audio",))
-    assert (result.effective.sample_rate, result.effective.duration) == (8000, 2.5)
-    assert result.artifacts[0].sample_rate == 8000
+    assert (result.effective.sample_rate_hz, result.effective.duration) == (8000, 2.5)
+    assert result.artifacts[0].sample_rate_hz == 8000
     assert result.effective.output_format is AudioFormat.OPUS
     assert result.save(tmp_path / "a.ogg") == [tmp_path / "a.ogg"]
 

@@ -19,12 +19,16 @@ class Terminal(io.StringIO):
 
 
 def step(n, total, eta=1.5):
-    return StepProgress(step=n, total=total, sigma=1, timestep=1, step_time=0.25, elapsed=n * 0.25, eta=eta, rows=1)
+    return StepProgress(
+        step=n, total_steps=total, sigma=1, timestep=1, step_time=0.25, elapsed=n * 0.25, eta=eta, rows_total=1
+    )
 
 
 def events(total):
     warnings = (WARNING,)
-    started = Started(model="toy", seeds=(7, 8), width=64, height=32, steps=total, queue_wait=0, warnings=warnings)
+    started = Started(
+        model="toy", seeds=(7, 8), width=64, height=32, total_steps=total, queue_wait=0, warnings=warnings
+    )
     effective = Effective(
         width=64, height=32, steps=total, evals=total, seeds=(7, 8), guidance=Guidance(), scheduler="x",
         output_format=ImageFormat.PNG,
@@ -32,7 +36,7 @@ def events(total):
     done = Completed(artifacts=(), effective=effective, warnings=warnings, stats=Stats(total=2.0))
     steps = [step(n, total) for n in range(1, total + 1)]
     encoded, decoding = EncodeDone(elapsed=0.1, prompt_tokens=5), DecodeProgress(done_units=0, total_units=2)
-    return [Queued(position=2, depth=3), started, encoded, *steps, decoding, done]
+    return [Queued(position=2, queue_depth=3), started, encoded, *steps, decoding, done]
 
 
 def show(total, stream, enabled=True):

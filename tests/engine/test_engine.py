@@ -45,7 +45,7 @@ async def test_a_job_goes_through_the_phases_and_says_so():
     ]  # fmt: skip
     assert [entry.seq for entry in job.entries] == list(range(1, 10))
     started, done = job.entries[1].event, job.entries[-1].event
-    assert (started.seeds, started.width, started.height, started.steps) == ((7, 8), 256, 128, 2)
+    assert (started.seeds, started.width, started.height, started.total_steps) == ((7, 8), 256, 128, 2)
     assert job.entries[2].event.prompt_tokens == 9
     assert [(e.event.step, e.event.sigma) for e in job.entries[3:5]] == [(1, 1.0), (2, 0.5)]
     assert job.entries[4].event.eta == 0
@@ -53,7 +53,7 @@ async def test_a_job_goes_through_the_phases_and_says_so():
     assert done.effective.defaults_used["width"] == "256"
     assert (done.stats.encode, done.stats.decode, done.stats.peak_memory_bytes) == (0.1, 0.2, 1000)
     assert [artifact.seed for artifact in done.artifacts] == [7, 8]
-    assert engine.artifacts.get(job.artifacts[1].id)[1] == png()
+    assert engine.artifacts.get(job.artifacts[1].artifact_id)[1] == png()
     assert job.state is JobState.SUCCEEDED
     assert engine.stats().running == 0
 
@@ -351,7 +351,7 @@ async def test_finished_jobs_are_forgotten_after_their_retention():
     with pytest.raises(NotFound):
         engine.jobs.get(job.id)
     with pytest.raises(NotFound):
-        engine.artifacts.get(job.artifacts[0].id)
+        engine.artifacts.get(job.artifacts[0].artifact_id)
     assert engine.artifacts.size_bytes == len(png())
     assert engine.jobs.get(kept.id).expire_time == pytest.approx(time.time() + 60, abs=5)
 

@@ -100,7 +100,7 @@ async def test_a_part_is_decoded_while_the_steps_of_the_next_one_go_on():
     engine, worker = await engine_for_videos()
     (job,) = await running(engine, worker, SEGMENTS)
     (started,) = (entry.event for entry in job.entries if isinstance(entry.event, Started))
-    assert started.steps == job.total_steps == STEPS * SEGMENTS, "of all segments, from the start"
+    assert started.total_steps == job.total_steps == STEPS * SEGMENTS, "of all segments, from the start"
     stepped(worker, job)
     assert worker.last == Plan(step=(job.id,))
     stepped(worker, job)

@@ -64,7 +64,7 @@ async def test_a_job_that_the_dead_worker_had_not_prepared_goes_back_to_the_queu
     assert names(job) == ["Queued", "Started", "Retrying", "Queued"]
     retrying, queued = (entry.event for entry in job.entries[2:])
     assert (retrying.failure.reason, retrying.attempt, retrying.max_attempts) == ("WORKER_DIED", 2, 2)
-    assert (retrying.delay, queued.position, queued.depth) == (0.005, 0, 2)
+    assert (retrying.delay, queued.position, queued.queue_depth) == (0.005, 0, 2)
     await asyncio.sleep(0.02)
     worker.deliver(READY)
     assert worker.last.admit == (job.request,)

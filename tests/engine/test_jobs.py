@@ -34,13 +34,13 @@ def test_a_finished_job_takes_no_more_events():
     it = job()
     it.append(END)
     with pytest.raises(FailedPrecondition):
-        it.append(Queued(position=0, depth=1))
+        it.append(Queued(position=0, queue_depth=1))
     assert it.last_seq == 1
 
 
 async def test_waiting_ends_with_the_next_event_for_every_waiter():
     it = job()
-    it.append(Queued(position=0, depth=1))
+    it.append(Queued(position=0, queue_depth=1))
     assert await it.wait(0)
     waiters = [asyncio.ensure_future(it.wait(1)) for _ in range(3)]
     await asyncio.sleep(0)

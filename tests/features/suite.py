@@ -37,7 +37,7 @@ FIRST, SECOND = "first", "second"
 """Adapters: one in PEFT's layout, of rank 2 with alpha 3; one in diffusers', of rank 4 with an alpha for each layer."""
 
 CACHE = {"cache_backend": "tea_cache", "cache_config": {"rel_l1_thresh": 0.0, "coefficients": list(IDENTITY)}}
-NEVER = CacheDraft(threshold=0.0)
+NEVER = CacheDraft(rel_l1_thresh=0.0)
 FP8, INT8 = {"quantization": "fp8"}, {"quantization": "int8"}
 ATTENTION = {"diffusion_attention_backend": ON_CPU, "diffusion_attention_config": {"default": {"precision": "fp32"}}}
 INNER_STEPS_BF16, INNER_STEPS_FP8 = (
@@ -141,7 +141,12 @@ def save(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | N
 
 def company(model: Model, cache: CacheDraft | None = None) -> list[tuple[int, Request]]:
     """Unlike sizes, numbers of steps, guidance and adapters, each with the tick at which it joins."""
-    loras = [(), (Lora(id=FIRST, scale=0.7),), (Lora(id=SECOND),), (Lora(id=FIRST), Lora(id=SECOND, scale=-0.5))]
+    loras = [
+        (),
+        (Lora(lora_id=FIRST, scale=0.7),),
+        (Lora(lora_id=SECOND),),
+        (Lora(lora_id=FIRST), Lora(lora_id=SECOND, scale=-0.5)),
+    ]
     if not model.facts.found.loras:
         loras = [()] * 4
     drafts = {

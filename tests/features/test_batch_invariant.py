@@ -97,7 +97,7 @@ def test_rows_with_the_same_adapters_are_computed_apart(tmp_path: Any, monkeypat
     save({"q.lora_A.weight": torch.randn(2, 6), "q.lora_B.weight": torch.randn(8, 2)}, tmp_path / "a.safetensors")
     here = context(places={"q": WeightTarget("layer")})
     lora.apply(module, LoraConfig(lora={"a": str(tmp_path / "a.safetensors")}), here)
-    both, x, seen = (Lora(id="a"),), torch.randn(7, 6), []
+    both, x, seen = (Lora(lora_id="a"),), torch.randn(7, 6), []
     product = torch.nn.functional.linear
     monkeypatch.setattr(lora.F, "linear", lambda x, *others: seen.append(len(x)) or product(x, *others))
     with activate(rows(both, both)):

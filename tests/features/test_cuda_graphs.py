@@ -66,7 +66,7 @@ def test_graphs_change_nothing(suite: Suite, feature: str, monkeypatch: pytest.M
     settings = SETTINGS[feature](suite)
     plain = suite.load(settings)
     model, recorders = graphed(suite, monkeypatch, **settings)
-    same_in_turns(plain, model, CacheDraft(threshold=halfway(plain)) if "cache" in feature else None)
+    same_in_turns(plain, model, CacheDraft(rel_l1_thresh=halfway(plain)) if "cache" in feature else None)
     assert played(recorders)
 
 
@@ -440,7 +440,7 @@ def test_when_the_feature_is_on(settings: dict[str, Any], on: bool) -> None:
 
 def test_a_request_names_its_adapters_in_its_kind() -> None:
     """Two scales of one adapter are two kinds, or the second would get the first one's."""
-    assert hash(Lora(id="a", scale=0.5)) != hash(Lora(id="a", scale=0.7))
+    assert hash(Lora(lora_id="a", scale=0.5)) != hash(Lora(lora_id="a", scale=0.7))
 
 
 def test_what_looks_at_an_owner_says_at_what() -> None:

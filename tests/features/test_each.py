@@ -75,7 +75,7 @@ def equal(mine: Runs, theirs: Runs) -> bool:
 @pytest.mark.shows("the four together, shared steps", "each request alone", "same decisions, 1e-5")
 def test_with_everything_on_requests_that_share_steps_get_what_each_gets_alone(suite: Suite) -> None:
     model = suite.load(CACHE, INT8, OFFLOAD, suite.lora)
-    asked = company(model, CacheDraft(threshold=halfway(model)))
+    asked = company(model, CacheDraft(rel_l1_thresh=halfway(model)))
     together = run(model, *asked)
     for _, request in asked:
         solo = alone(model, request)
@@ -154,7 +154,7 @@ def test_a_row_is_answered_as_if_the_algorithm_were_written_for_it_alone(suite: 
     asked: list[tuple[float, dict[str, Any]]] = [(about, {"scheduler": name}) for name in samplers]
     for threshold, changes in ((about, {"longer": 1}), (always, {}), *asked):
         draft = cached.draft(steps=6, seeds=(1,), **changes)
-        mine = alone(cached, cached.request(dataclasses.replace(draft, cache=CacheDraft(threshold=threshold))))
+        mine = alone(cached, cached.request(dataclasses.replace(draft, cache=CacheDraft(rel_l1_thresh=threshold))))
         with around(plain, lambda t=threshold: ByHand(t)) as by_hand:
             theirs = alone(plain, plain.request(draft))
         assert sum(mine.answered) == sum(hand.answered for hand in by_hand)
@@ -245,7 +245,7 @@ def test_blocks_run_for_the_rows_that_are_not_answered_and_for_no_others(suite: 
     model = suite.load(CACHE)
     eager, never = (
         model.request(model.draft(steps=4, wider=wider, cache=cache), f"{wider}")
-        for wider, cache in ((0, CacheDraft(threshold=1e9)), (1, CacheDraft(off=True)))
+        for wider, cache in ((0, CacheDraft(rel_l1_thresh=1e9)), (1, CacheDraft(off=True)))
     )
     seen: list[int] = []
     hooks = [
@@ -343,7 +343,7 @@ def merge(suite: Suite, loras: tuple[Lora, ...], folder: Path) -> Model:
     for component in suite.components:
         weights, changes = suite.weights(component), suite.changes(component)
         for lora in loras:
-            for name, change in changes[lora.id].items():
+            for name, change in changes[lora.lora_id].items():
                 weights[name] = weights[name] + lora.scale * change
         safetensors.torch.save_file(weights, folder / component / WEIGHT_FILE)
     return Model(suite.entry, folder)
@@ -364,7 +364,7 @@ def test_an_adapter_at_scale_zero_changes_nothing(suite: Suite) -> None:
     draft = plain.guided(steps=3)
     without, zero = (
         alone(model, model.request(model.guided(steps=3, loras=loras)))
-        for loras in ((), (Lora(id=FIRST, scale=0.0), Lora(id=SECOND, scale=0.0)))
+        for loras in ((), (Lora(lora_id=FIRST, scale=0.0), Lora(lora_id=SECOND, scale=0.0)))
     )
     expected = alone(plain, plain.request(draft))
     assert torch.equal(without.latents, expected.latents)
@@ -383,8 +383,8 @@ def test_an_adapter_goes_to_the_component_that_is_asked_for(suite: Suite) -> Non
     whole, parts = (
         alone(model, model.request(model.draft(steps=2, loras=loras))).latents
         for loras in (
-            (Lora(id=FIRST),),
-            tuple(Lora(id=FIRST, target=component) for component in suite.components),
+            (Lora(lora_id=FIRST),),
+            tuple(Lora(lora_id=FIRST, target=component) for component in suite.components),
         )
     )
     assert far(whole, parts) < TOLERANCE

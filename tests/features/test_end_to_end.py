@@ -45,11 +45,11 @@ def test_a_call_uses_what_the_settings_turn_on_and_is_told(suite: Suite) -> None
     assert [(count.hits, count.misses) for count in made.stats.cache] == [(2, 2)]
     effective = made.effective
     assert isinstance(effective.cache, TeaCache)
-    assert (effective.cache.threshold, effective.cache.coefficients[0]) == (1e6, -450.0)
+    assert (effective.cache.rel_l1_thresh, effective.cache.coefficients[0]) == (1e6, -450.0)
     assert effective.quantized_layers == {"int8": 16}
     assert effective.loras == (
-        AppliedLora(id=FIRST, scale=0.5, target="transformer", keys_applied=68, keys_skipped=0),
-        AppliedLora(id=SECOND, scale=1.0, target="transformer", keys_applied=102, keys_skipped=2),
+        AppliedLora(lora_id=FIRST, scale=0.5, target="transformer", keys_applied=68, keys_skipped=0),
+        AppliedLora(lora_id=SECOND, scale=1.0, target="transformer", keys_applied=102, keys_skipped=2),
     )
     assert made.files == again.files != other.files
 
@@ -68,5 +68,5 @@ def test_a_command_line_loads_adapters_and_uses_them(
     flags = ["--steps", "2", "--device", "cpu", "--cpu-threads", "1", "--quiet", "--json", "--quantization", "int8"]
     assert main([*command, *adapters, *flags, "--adapter", f"{FIRST}=0.5", "--adapter", SECOND]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert [(lora["id"], lora["scale"]) for lora in record["effective"]["loras"]] == [(FIRST, 0.5), (SECOND, 1.0)]
+    assert [(lora["lora_id"], lora["scale"]) for lora in record["effective"]["loras"]] == [(FIRST, 0.5), (SECOND, 1.0)]
     assert record["effective"]["quantized_layers"] == {"int8": 16}

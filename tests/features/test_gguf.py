@@ -136,7 +136,7 @@ def test_adapters_work_around_packed_layers(qwen: Packed, tmp_path: Path) -> Non
     lora = {"lora": {"a": str(tmp_path / "a.safetensors")}}
     model, plain = qwen.model(**lora), qwen.plain(**lora)
     assert model.ready.found.loras[0].keys_applied == len(factors)
-    changes = {"loras": (Lora(id="a", scale=1.0),)}
+    changes = {"loras": (Lora(lora_id="a", scale=1.0),)}
     assert same(model, plain, **changes)
     (changed,), (without,) = model.run(model.draft(**changes)), model.run(model.draft())
     assert not torch.equal(changed.latents, without.latents)

@@ -68,7 +68,7 @@ def test_an_adapter_of_a_fused_part_lands_in_its_rows_however_large_the_parts_ar
     }
     tensors = factors("k", 1, 6) | factors("v", 3, 6, seed=1)
     module, effects = wrapped(tmp_path, tensors, places)
-    rows = Rows([(owner(Lora(id="a", scale=0.5)), "cond")], [Row.of(img=5)], LAYOUTS)
+    rows = Rows([(owner(Lora(lora_id="a", scale=0.5)), "cond")], [Row.of(img=5)], LAYOUTS)
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(2))
     with activate(rows):
         change = module.layer(x) - module.layer.base(x)
@@ -81,8 +81,8 @@ def test_an_adapter_of_a_fused_part_lands_in_its_rows_however_large_the_parts_ar
 
 def test_each_row_gets_its_own_adapters_and_a_row_alone_all_tokens_there_are(tmp_path: Path) -> None:
     module, _ = wrapped(tmp_path, factors("q", 8, 6), {"q": WeightTarget("layer")})
-    with_it, without, weak = owner(Lora(id="a")), owner(), owner(Lora(id="a", scale=0.25))
-    elsewhere = owner(Lora(id="a", target="transformer_2"))
+    with_it, without, weak = owner(Lora(lora_id="a")), owner(), owner(Lora(lora_id="a", scale=0.25))
+    elsewhere = owner(Lora(lora_id="a", target="transformer_2"))
     states = [with_it, with_it, without, weak, elsewhere]
     rows = Rows([(state, "cond") for state in states], [Row.of(txt=2, img=n) for n in (3, 1, 2, 4, 2)], LAYOUTS)
     x = torch.randn(12, 6, generator=torch.Generator().manual_seed(2))
@@ -104,7 +104,7 @@ def test_an_adapter_at_scale_zero_is_not_even_multiplied(tmp_path: Path) -> None
     )
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(2))
     for scale, finite in ((0.0, True), (1.0, False)):
-        with activate(Rows([(owner(Lora(id="a", scale=scale)), "cond")], [Row.of(img=4)], LAYOUTS)):
+        with activate(Rows([(owner(Lora(lora_id="a", scale=scale)), "cond")], [Row.of(img=4)], LAYOUTS)):
             assert bool(module.layer(x).isfinite().all()) is finite
 
 
@@ -148,12 +148,12 @@ def test_keys_that_fit_nothing_are_told_and_only_layers_that_change_are_wrapped(
 @pytest.mark.parametrize(
     ("loras", "field", "message"),
     [
-        ((Lora(id="stile"),), "sampling.loras.lora_id", "'stile' is not loaded; loaded: style"),
-        ((Lora(id="style", scale=101.0),), "sampling.loras.scale", "101 is outside -100..100"),
-        ((Lora(id="style", scale=float("nan")),), "sampling.loras.scale", "nan is outside"),
-        ((Lora(id="style", target="vae"),), "sampling.loras.target", "it changes transformer"),
-        ((Lora(id="style"), Lora(id="style", scale=2.0)), "sampling.loras", "names an adapter twice"),
-        (tuple(Lora(id=f"{n}") for n in range(9)), "sampling.loras", "has 9 entries, the most is 8"),
+        ((Lora(lora_id="stile"),), "sampling.loras.lora_id", "'stile' is not loaded; loaded: style"),
+        ((Lora(lora_id="style", scale=101.0),), "sampling.loras.scale", "101 is outside -100..100"),
+        ((Lora(lora_id="style", scale=float("nan")),), "sampling.loras.scale", "nan is outside"),
+        ((Lora(lora_id="style", target="vae"),), "sampling.loras.target", "it changes transformer"),
+        ((Lora(lora_id="style"), Lora(lora_id="style", scale=2.0)), "sampling.loras", "names an adapter twice"),
+        (tuple(Lora(lora_id=f"{n}") for n in range(9)), "sampling.loras", "has 9 entries, the most is 8"),
     ],
 )
 def test_a_request_for_what_is_not_there_is_refused_by_field(
@@ -167,4 +167,4 @@ def test_a_request_for_what_is_not_there_is_refused_by_field(
 def test_without_adapters_the_setting_is_named(tiny_qwen_image: Path) -> None:
     plain = Model(ENTRY, tiny_qwen_image)
     with pytest.raises(InvalidArgument, match=r"'style' is not loaded; start the server with --lora NAME=PATH"):
-        plain.request(plain.draft(loras=(Lora(id="style"),)))
+        plain.request(plain.draft(loras=(Lora(lora_id="style"),)))

@@ -56,7 +56,7 @@ def test_cuda_graphs_change_nothing(suite: Suite, feature: str) -> None:
     settings = settings | {"device": "cuda", "dtype": "bfloat16", "threads": None}
     plain = Model(suite.entry, suite.folder, cuda_graph_tokens=0, **settings)
     model = Model(suite.entry, suite.folder, **settings)
-    same_in_turns(plain, model, CacheDraft(threshold=halfway(plain)) if feature == "step cache" else None)
+    same_in_turns(plain, model, CacheDraft(rel_l1_thresh=halfway(plain)) if feature == "step cache" else None)
     for each in graphs(model):
         assert any(kept.replay is not None for kept in each.kept.values())
 

@@ -44,7 +44,7 @@ def suite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def asked(model: Model) -> CacheDraft:
-    return CacheDraft(threshold=halfway(model))
+    return CacheDraft(rel_l1_thresh=halfway(model))
 
 
 SETTINGS: Mapping[str, Callable[[Suite], Mapping[str, Any]]] = {
@@ -86,7 +86,7 @@ def test_a_cache_of_one_request_knows_nothing_of_the_adapters_of_another(suite: 
     """The same prompt, seed and size with two adapters, in one batch under one cache."""
     model = suite.load(CACHE, suite.lora)
     requests = [
-        model.request(model.draft(steps=5, cache=asked(model), loras=(Lora(id=name),)), name)
+        model.request(model.draft(steps=5, cache=asked(model), loras=(Lora(lora_id=name),)), name)
         for name in (FIRST, SECOND)
     ]
     together = run(model, *((0, request) for request in requests))
@@ -120,7 +120,7 @@ def test_graphs_change_nothing_of_another_feature(suite: Suite, other: str, monk
 @torch.inference_mode()
 def test_adapters_over_int8_are_exact_on_a_base_in_int8(suite: Suite) -> None:
     """Layer by layer, since a rounding that falls to the other side in one layer is amplified by those after it."""
-    loras = (Lora(id=FIRST, scale=-0.5), Lora(id=SECOND, scale=0.8))
+    loras = (Lora(lora_id=FIRST, scale=-0.5), Lora(lora_id=SECOND, scale=0.8))
     base, both = suite.load(INT8), suite.load(INT8, suite.lora)
     assert both.ready.found.quantized_layers == base.ready.found.quantized_layers
     checked: list[torch.dtype] = []
@@ -143,7 +143,7 @@ def by_layer(suite: Suite, component: str, loras: tuple[Lora, ...]) -> dict[str,
     """The change of each of our layers [out, in], found by loading a checkpoint of nothing but changes."""
     changes = {name: torch.zeros_like(weight) for name, weight in suite.weights(component).items()}
     for lora in loras:
-        for name, change in suite.changes(component)[lora.id].items():
+        for name, change in suite.changes(component)[lora.lora_id].items():
             changes[name] += lora.scale * change
     module = suite.load_weights(suite.load(), component, changes)
     return {path: part.weight for path, part in module.named_modules() if isinstance(part, AnyLinear)}

@@ -78,7 +78,7 @@ def state(
         seeds=(0,),
         num_outputs=1,
         output_format=ImageFormat.PNG,
-        cache=None if threshold is None else TeaCache(threshold=threshold, coefficients=coefficients),
+        cache=None if threshold is None else TeaCache(rel_l1_thresh=threshold, coefficients=coefficients),
     )
     return State(
         request=request,

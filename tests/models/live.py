@@ -78,7 +78,7 @@ class Live:
 
     def outcome(self, job: Job) -> tuple[list[Tensor], list[bytes]]:
         assert job.state == "SUCCEEDED", job.failure
-        return self.latents[job.id], [self.engine.artifacts.get(artifact.id)[1] for artifact in job.artifacts]
+        return self.latents[job.id], [self.engine.artifacts.get(artifact.artifact_id)[1] for artifact in job.artifacts]
 
     def hold(self, phase: str, call: int = 1) -> Gate:
         """Makes the given call of a phase, counted from now, wait for `open`. Once for each phase."""

@@ -329,7 +329,7 @@ def test_guidance_is_its_formula_on_the_two_predictions(model: Model) -> None:
 
 @pytest.mark.shows("previews", "without them", "bit for bit")
 def test_previews_change_nothing(model: Model) -> None:
-    drafts = [model.guided(steps=3, seeds=(1, 2), preview=asked) for asked in (None, Preview(max_edge=64))]
+    drafts = [model.guided(steps=3, seeds=(1, 2), preview=asked) for asked in (None, Preview(max_edge_px=64))]
     (without,), (watched,) = (model.run(draft) for draft in drafts)
     assert torch.equal(without.latents, watched.latents)
     runner, request = model.runner(), model.request(drafts[1])

@@ -331,7 +331,7 @@ async def test_evaluations_are_told_step_by_step_and_in_all(dev: Model, schedule
         await ended(job)
         events = [entry.event for entry in job.entries]
         assert it.gates["step"].calls == sum(evals)
-    assert [(e.step, e.total, e.evals) for e in events if isinstance(e, StepProgress)] == [
+    assert [(e.step, e.total_steps, e.evals) for e in events if isinstance(e, StepProgress)] == [
         (step, 3, count) for step, count in enumerate(evals, 1)
     ]
     end = events[-1]

@@ -229,9 +229,9 @@ async def test_a_chunk_is_decoded_while_the_next_one_takes_its_steps(model: Mode
         await ended(job)
         assert job.state == "SUCCEEDED", job.failure
         (started,) = events(job, Started)
-        assert started.steps == job.total_steps == 9
+        assert started.total_steps == job.total_steps == 9
         steps = events(job, StepProgress)
-        assert [(step.step, step.total, step.segment, step.segments) for step in steps] == [
+        assert [(step.step, step.total_steps, step.segment, step.total_segments) for step in steps] == [
             (n + 1, 9, n // 3, 3) for n in range(9)
         ]
         both = events(job, StepProgress, DecodeProgress)
@@ -325,7 +325,7 @@ def test_a_video_to_go_on_from_must_fill_a_chunk(model: Model) -> None:
 
 
 def test_a_preview_is_the_middle_of_the_chunk(model: Model) -> None:
-    asked = Preview(max_edge=64)
+    asked = Preview(max_edge_px=64)
     runner, request = model.runner(), model.request(ask(48, 32, num_frames=66, steps=1, preview=asked))
     runner.prepare(request)
     (progress,) = runner.step((request.id,)).progress

@@ -74,7 +74,7 @@ class Alone:
         """With a threshold of the step cache that some steps stay below."""
 
         def joins(threshold: float) -> Joins:
-            return self.changed(cache=TeaCache(threshold=threshold, coefficients=(1.0, 0.0)))
+            return self.changed(cache=TeaCache(rel_l1_thresh=threshold, coefficients=(1.0, 0.0)))
 
         never = self.run(CACHE, joins(0.0))
         return joins(1.5 * never.change / never.measured)

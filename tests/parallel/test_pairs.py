@@ -45,7 +45,7 @@ def test_ranks_skip_the_rows_that_one_process_skips(alone: Adapted, ranks: Ranks
 
 @spread("sequence parallel", "Ulysses", like="one process", close="2e-5", also="LoRA")
 def test_adapters_change_the_tokens_of_a_rank(alone: Adapted, ranks: Ranks, way: str) -> None:
-    joins = alone.changed(loras=(Lora(id=FIRST), Lora(id=SECOND, scale=-0.5)))[:2] + alone.joins[2:]
+    joins = alone.changed(loras=(Lora(lora_id=FIRST), Lora(lora_id=SECOND, scale=-0.5)))[:2] + alone.joins[2:]
     made, _ = alone.on(ranks, {**alone.lora, **WAYS[way]}, joins)
     close(made, alone.run(alone.lora, joins))
     assert differ(made, alone.made)

@@ -35,12 +35,12 @@ def test_tables_are_shared_by_the_same_timesteps_under_the_same_weights() -> Non
     first = shared.get(state(1000.0, 500.0), make)
     assert first["mod"].item() == 1
     assert shared.get(state(1000.0, 500.0), make) is first
-    style = (Lora(id="style"),)
+    style = (Lora(lora_id="style"),)
     others = [
         shared.get(state(1000.0, 250.0), make),
         shared.get(state(1000.0, 500.0, loras=style), make),
-        shared.get(state(1000.0, 500.0, loras=(Lora(id="style", scale=0.5),)), make),
-        shared.get(state(1000.0, 500.0, loras=(Lora(id="style", target="transformer_2"),)), make),
+        shared.get(state(1000.0, 500.0, loras=(Lora(lora_id="style", scale=0.5),)), make),
+        shared.get(state(1000.0, 500.0, loras=(Lora(lora_id="style", target="transformer_2"),)), make),
         shared.get(state(1000.0, 500.0), make, 3.5),
     ]
     assert len(made) == 6
@@ -53,7 +53,7 @@ def test_tables_are_shared_by_the_same_timesteps_under_the_same_weights() -> Non
 def test_what_no_part_of_the_denoiser_looks_at_keeps_no_two_apart() -> None:
     shared = SharedTables(nn.Sequential(nn.Identity()))
     first = shared.get(state(1.0), lambda: {"mod": torch.zeros(1)})
-    assert shared.get(state(1.0, loras=(Lora(id="style"),)), lambda: {"mod": torch.ones(1)}) is first
+    assert shared.get(state(1.0, loras=(Lora(lora_id="style"),)), lambda: {"mod": torch.ones(1)}) is first
 
 
 def test_tables_live_as_long_as_somebody_holds_them() -> None:

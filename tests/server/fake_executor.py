@@ -200,7 +200,7 @@ def previews(request: Request, step: int) -> tuple[PreviewImage, ...]:
     asked = request.preview
     if asked is None or step % asked.every_steps:
         return ()
-    edge = asked.max_edge
+    edge = asked.max_edge_px
     return tuple(
         PreviewImage(i, asked.format.mime_type, picture(edge, edge, 1000 * step + i, asked.format), edge, edge)
         for i in range(request.num_outputs)

@@ -60,7 +60,7 @@ class StudioExecutor(FakeExecutor):
             return super()._media(request, index)
         seed = request.seeds[index]
         data = noise(seed)
-        figures: dict[str, Any] = {"sample_rate": request.sample_rate or RATE, "duration": request.duration or 1.0}
+        figures: dict[str, Any] = {"sample_rate": request.sample_rate_hz or RATE, "duration": request.duration or 1.0}
         if request.task.modality is Modality.VIDEO:
             frames, fps = request.num_frames or 1, request.output_fps or request.fps or FPS
             figures = {"num_frames": frames, "fps": fps, "duration": frames / fps}

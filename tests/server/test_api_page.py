@@ -3,15 +3,17 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from omni_grpc.media_in import refusal
-from omni_grpc.server.failures import _DETAILS
-from omni_grpc.server.messages import Messages
 from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, unserved_paths
 from omni_grpc.server.server import SERVICES, unserved_methods
+from omni_grpc.types.events import Event
 from omni_grpc.v1 import event_pb2, generation_pb2
+from omni_grpc.wire import arm
+from omni_grpc.wire.status import _DETAILS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -74,10 +76,10 @@ def test_the_fields_of_the_other_requests_are_those_on_the_page(name, served):
     assert set(unserved_paths(descriptor, served)) - own - {"options.preview"} == shared
 
 
-def test_the_events_on_the_page_are_those_of_the_api_and_those_that_are_not_sent_say_so(service):
+def test_the_events_on_the_page_are_those_of_the_api_and_those_that_are_not_sent_say_so():
     rows = {name: row[1] for row in table("| event | when | seq |") for name in names(row[0])}
     assert rows.keys() == {field.name for field in event_pb2.JobEvent.DESCRIPTOR.oneofs_by_name["event"].fields}
-    sent = {arm for arm, _ in Messages(service.engine)._arms.values()} | {"artifact_chunk", "heartbeat"}
+    sent = {arm(kind) for kind in get_args(Event)} | {"artifact_chunk", "heartbeat"}
     assert {name for name, when in rows.items() if "ot sent by this version" not in when} == sent
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from omni_grpc.client.events import effective, stats
 from omni_grpc.types.adapters_and_caches import Adapter, AppliedLora, FixedCache, TeaCache
 from omni_grpc.types.findings import WorkerFindings
+from omni_grpc.types.results import Effective, Stats
 from omni_grpc.v1 import model_pb2
+from omni_grpc.wire import from_message
 
 from .fake_executor import READY
 from .service import Service, image, refusal, serving
@@ -78,9 +79,12 @@ async def test_a_request_gets_its_adapters_and_is_told_of_their_keys() -> None:
         only = await service.finished(sampling={"loras": [{"lora_id": "style", "target": "transformer_2"}]})
         plain = await service.finished()
         (asked,) = (request for plan in service.executor.plans[:1] for request in plan.admit)
-    assert [(lora.id, lora.scale, lora.target) for lora in asked.loras] == [("style", 0.0, ""), ("sketch", 1.0, "")]
-    assert effective(job.effective).loras == tuple(
-        AppliedLora(id=name, scale=scale, target=target, keys_applied=keys, keys_skipped=1)
+    assert [(lora.lora_id, lora.scale, lora.target) for lora in asked.loras] == [
+        ("style", 0.0, ""),
+        ("sketch", 1.0, ""),
+    ]
+    assert from_message(Effective, job.effective).loras == tuple(
+        AppliedLora(lora_id=name, scale=scale, target=target, keys_applied=keys, keys_skipped=1)
         for name, scale, target, keys in (
             ("style", 0.0, "transformer", 6),
             ("style", 0.0, "transformer_2", 8),
@@ -90,9 +94,9 @@ async def test_a_request_gets_its_adapters_and_is_told_of_their_keys() -> None:
     assert [(lora.target, lora.keys_applied) for lora in only.effective.loras] == [("transformer_2", 8)]
     assert list(plain.effective.loras) == []
     assert dict(plain.effective.quantized_layers) == {"int8": 16}
-    assert plain.effective.kept_layers == effective(plain.effective).kept_layers == 3
+    assert plain.effective.kept_layers == from_message(Effective, plain.effective).kept_layers == 3
     assert plain.effective.batch_invariant
-    assert effective(plain.effective).batch_invariant
+    assert from_message(Effective, plain.effective).batch_invariant
 
 
 @pytest.mark.parametrize(
@@ -149,13 +153,13 @@ async def test_the_servers_cache_is_the_default_and_every_step_tells_what_it_did
     assert "sampling.cache.tea_cache" not in [refused.feature for refused in found.refusals]
     steps = [event.step_progress for event in events if event.HasField("step_progress")]
     assert [(step.rows_total, step.rows_reused) for step in steps] == [(2, 0), (2, 2), (2, 2), (2, 2), (2, 0)]
-    assert effective(job.effective).cache == TeaCache(threshold=0.3, coefficients=(2.0, 0.0))
+    assert from_message(Effective, job.effective).cache == TeaCache(rel_l1_thresh=0.3, coefficients=(2.0, 0.0))
     assert job.effective.defaults_used["sampling.cache"] == "tea_cache"
     (count,) = job.stats.cache
     assert (count.component, count.method, count.hits, count.misses) == ("transformer", "tea_cache", 6, 4)
     assert (count.mean_residual_diff, count.est_speedup) == (0.25, 2.5)
     assert job.stats.steps_cached == 3
-    assert [(it.hits, it.misses) for it in stats(job.stats).cache] == [(6, 4)]
+    assert [(it.hits, it.misses) for it in from_message(Stats, job.stats).cache] == [(6, 4)]
 
 
 async def test_a_request_turns_the_cache_off_or_sets_it() -> None:
@@ -166,9 +170,9 @@ async def test_a_request_turns_the_cache_off_or_sets_it() -> None:
         empty = await service.finished(sampling={"cache": {"tea_cache": {}}})
     assert off.effective.cache.WhichOneof("kind") == "off"
     assert (off.stats.steps_cached, list(off.stats.cache)) == (0, [])
-    assert effective(own.effective).cache == TeaCache(threshold=0.0, coefficients=(2.0, 0.0))
-    assert effective(fitted.effective).cache == TeaCache(threshold=0.3, coefficients=(1.0, 2.0))
-    assert effective(empty.effective).cache == TeaCache(threshold=0.3, coefficients=(2.0, 0.0))
+    assert from_message(Effective, own.effective).cache == TeaCache(rel_l1_thresh=0.0, coefficients=(2.0, 0.0))
+    assert from_message(Effective, fitted.effective).cache == TeaCache(rel_l1_thresh=0.3, coefficients=(1.0, 2.0))
+    assert from_message(Effective, empty.effective).cache == TeaCache(rel_l1_thresh=0.3, coefficients=(2.0, 0.0))
     assert "sampling.cache" not in own.effective.defaults_used
 
 

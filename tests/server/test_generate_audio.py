@@ -41,7 +41,7 @@ async def test_a_sound_and_all_that_is_to_know_of_it(service):
     events = await made(service, request)
     asked = service.executor.request
     assert (asked.task, asked.duration, asked.start, asked.text) == (Task.TEXT_TO_AUDIO, 3, 1, "la")
-    assert (asked.output_format, asked.sample_rate) == (AudioFormat.FLAC, 44100)
+    assert (asked.output_format, asked.sample_rate_hz) == (AudioFormat.FLAC, 44100)
     assert (asked.width, asked.height) == (0, 0)
     assert [e.artifact_chunk.data for e in events if e.HasField("artifact_chunk")] == [noise(7), noise(8)]
     done = events[-1].completed

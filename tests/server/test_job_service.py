@@ -212,4 +212,4 @@ async def test_a_job_can_be_deleted_once_it_has_ended(service):
     artifact_id = (await service.get(job.job_id)).artifacts[0].artifact_id
     await service.jobs.DeleteJob(request)
     assert (await refusal(service.jobs.DeleteJob(request))).reason == "JOB_NOT_FOUND"
-    assert artifact_id not in {artifact.id for artifact, _ in service.engine.artifacts._files.values()}
+    assert artifact_id not in {artifact.artifact_id for artifact, _ in service.engine.artifacts._files.values()}

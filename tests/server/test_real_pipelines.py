@@ -129,7 +129,7 @@ async def test_an_image_is_taken_apart_into_layers(tiny, monkeypatch):
         (1, 0, 4),
         (1, 1, 4),
     ]
-    assert len({artifact.id for artifact in result.artifacts}) == 4
+    assert len({artifact.artifact_id for artifact in result.artifacts}) == 4
     assert all(artifact.has_alpha for artifact in result.artifacts)
     assert [(image.mode, image.size) for image in result.images] == [("RGBA", (64, 64))] * 4
     assert (result.effective.layers, result.seeds) == (2, (3, 3, 4, 4))
@@ -238,7 +238,7 @@ async def test_a_video_comes_with_its_sound(tiny):
     (artifact,) = result.artifacts
     with av.open(io.BytesIO(result.files[0])) as file:
         assert [stream.type for stream in file.streams] == ["video", "audio"]
-        assert (artifact.sample_rate, file.streams.audio[0].rate) == (8000, 8000)
+        assert (artifact.sample_rate_hz, file.streams.audio[0].rate) == (8000, 8000)
     assert probe(result.files[0]) == {"width": 64, "height": 64, "rate": 24.0, "frames": 9, "duration": 0.375}
     # where nobody asks, it is as the model does it
     assert silent.files == result.files
@@ -255,9 +255,9 @@ async def test_a_sound_is_as_long_as_asked(tiny):
     with av.open(io.BytesIO(result.files[0])) as file:
         stream = file.streams.audio[0]
         samples = sum(frame.samples for frame in file.decode(stream))
-        assert stream.rate == artifact.sample_rate
+        assert stream.rate == artifact.sample_rate_hz
     assert result.effective.output_format is AudioFormat.FLAC
-    assert artifact.duration == pytest.approx(samples / artifact.sample_rate, rel=1e-3)
+    assert artifact.duration == pytest.approx(samples / artifact.sample_rate_hz, rel=1e-3)
     with Omni(str(folder), device="cpu", cpu_threads=1, diffusion_load_format="diffusers") as omni:
         assert omni.checkpoint.spec.tasks == (Task.TEXT_TO_AUDIO,)
         here = omni.generate_audio("rain", duration=seconds, steps=2, seed=1, output_format=AudioFormat.FLAC)

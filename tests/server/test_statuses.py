@@ -2,20 +2,21 @@
 
 import logging
 
+import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from omni_grpc.server.failures import DETAILS_BYTES, clip, status, status_code
 from omni_grpc.types.errors import Code, Failure, Violation
 from omni_grpc.v1 import job_pb2
+from omni_grpc.wire.status import DETAILS_BYTES, clip, to_status
 
 from .service import image, refusal, unpack
 
 
 @pytest.mark.parametrize("code", list(Code))
 def test_every_code_has_its_number_and_its_reason(code):
-    answer = status(Failure(code=code, reason="SOME_REASON", message="why", metadata={"key": "value"}))
-    assert (answer.code, status_code(code).name) == (status_code(code).value[0], code.value)
+    answer = to_status(Failure(code=code, reason="SOME_REASON", message="why", metadata={"key": "value"}))
+    assert (answer.code, grpc.StatusCode[code.name].name) == (grpc.StatusCode[code.name].value[0], code.value)
     info = error_details_pb2.ErrorInfo()
     assert answer.details[0].Unpack(info)
     assert (info.reason, info.domain, dict(info.metadata)) == ("SOME_REASON", "omni_grpc", {"key": "value"})
@@ -31,7 +32,7 @@ def test_a_status_stays_within_what_trailers_can_carry():
         metadata={"key": "v" * 5000},
         retry_after=1,
     )
-    answer = status(failure)
+    answer = to_status(failure)
     assert answer.ByteSize() <= DETAILS_BYTES
     (request,) = (unpack(detail) for detail in answer.details if detail.type_url.endswith("BadRequest"))
     assert request.field_violations[0].field.startswith("field0")

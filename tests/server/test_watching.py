@@ -88,7 +88,9 @@ def entries(count: int) -> list[Entry]:
 
 
 def step(number: int, total: int) -> StepProgress:
-    return StepProgress(step=number, total=total, sigma=1, timestep=1, step_time=0, elapsed=0, eta=0, rows=1)
+    return StepProgress(
+        step=number, total_steps=total, sigma=1, timestep=1, step_time=0, elapsed=0, eta=0, rows_total=1
+    )
 
 
 class Clock:

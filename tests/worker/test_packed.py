@@ -305,7 +305,7 @@ def test_unlike_guidance_shares_a_batch(runner, checkpoint):
 
 @pytest.mark.parametrize("format", [ImageFormat.WEBP, ImageFormat.JPEG, ImageFormat.PNG])
 def test_previews_come_at_the_rate_and_size_that_was_asked(runner, checkpoint, format):
-    preview = Preview(every_steps=2, max_edge=64, format=format)
+    preview = Preview(every_steps=2, max_edge_px=64, format=format)
     asked = {"prompt": "x", "width": 64, "height": 32, "steps": 5, "seeds": (1, 2), "preview": preview}
     (request,) = requests(checkpoint, [asked])
     without = run_alone(runner, dataclasses.replace(request, preview=None))
@@ -330,7 +330,7 @@ def test_previews_come_at_the_rate_and_size_that_was_asked(runner, checkpoint, f
 def test_a_preview_shows_where_the_step_leads(runner, checkpoint, monkeypatch, scheduler, evaluations):
     """Four steps, of one evaluation each or of two."""
     asked = {"prompt": "x", "width": 128, "height": 64, "steps": evaluations, "seeds": (1,)}
-    (request,) = requests(checkpoint, [asked | {"preview": Preview(max_edge=16, format=ImageFormat.RAW_RGB8)}])
+    (request,) = requests(checkpoint, [asked | {"preview": Preview(max_edge_px=16, format=ImageFormat.RAW_RGB8)}])
     (state,) = runner._pipeline.prepare(request)
     schedule = Schedule(checkpoint.configs["scheduler"], Levels(steps=4, mu=0.7), device="cpu", name=scheduler)
     state.schedule = schedule

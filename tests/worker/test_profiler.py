@@ -12,15 +12,15 @@ import pytest
 import torch
 from diffusers import AutoencoderKLQwenImage
 
-from omni_grpc import Omni
+from omni_grpc import Omni, wire
 from omni_grpc.checkpoint.registry import open_checkpoint
-from omni_grpc.client.events import stats as read_stats
 from omni_grpc.config import EngineConfig
 from omni_grpc.omni import Generation
-from omni_grpc.server.convert import stats as stats_message
 from omni_grpc.types.errors import ConfigError, InvalidArgument
 from omni_grpc.types.media import ImageFormat, ImageInput, Inputs
 from omni_grpc.types.request import Draft, Task
+from omni_grpc.types.results import Stats
+from omni_grpc.v1 import event_pb2
 from omni_grpc.worker import packed
 from omni_grpc.worker.build import build
 from omni_grpc.worker.profiler import ProfiledRunner, Profiler
@@ -173,7 +173,7 @@ def test_a_device_is_waited_for(tiny_qwen_image: Path, monkeypatch: pytest.Monke
 def test_the_figures_cross_the_wire(tiny_qwen_image: Path) -> None:
     with Omni(str(tiny_qwen_image), **LOCAL, **ON) as omni:
         told = omni.generate("a star", **SMALL).stats
-    message = stats_message(told, gpus=0, preemptions=0, attempts=1)
+    message = wire.to_message(told, event_pb2.GenerationStats)
     assert message.stage_durations.keys() == TEXT_TO_IMAGE
-    read = read_stats(message).stage_durations
+    read = wire.from_message(Stats, message).stage_durations
     assert read == pytest.approx(told.stage_durations, abs=1e-6)

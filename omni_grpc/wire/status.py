@@ -1,4 +1,4 @@
-"""From a `Failure` to the status that a client reads: google.rpc.Status with typed details (https://google.aip.dev/193).
+"""A `Failure` and the status that a client reads: google.rpc.Status with typed details (https://google.aip.dev/193).
 
 A status travels in the trailers of a call, and clients drop trailers beyond 8 KiB. What a client wrote can be part of a
 message, at any length, so everything here is cut to a budget.
@@ -6,14 +6,14 @@ message, at any length, so everything here is cut to a budget.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import grpc
 from google.protobuf import duration_pb2
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from omni_grpc.types.errors import Code, Failure
+from omni_grpc.types.errors import Code, Failure, Violation
 
 DOMAIN = "omni_grpc"
 MESSAGE_BYTES = 768
@@ -24,14 +24,19 @@ TEXT_BYTES = 256
 """Longest single text inside of the details."""
 
 
-def status_code(code: Code) -> Any:
-    """The grpc.StatusCode of the same name."""
-    return grpc.StatusCode[code.name]
+_NAMES: Mapping[int, str] = {number: name for name, number in code_pb2.Code.items()}
+# codes that this package never raises, by the one that is nearest; `reason` keeps the name
+_NEAREST: Mapping[str, Code] = {
+    "UNAUTHENTICATED": Code.PERMISSION_DENIED,
+    "UNKNOWN": Code.INTERNAL,
+    "DATA_LOSS": Code.INTERNAL,
+}
 
 
-def status(failure: Failure) -> status_pb2.Status:
+def to_status(failure: Failure) -> status_pb2.Status:
     """The failure as google.rpc.Status: ErrorInfo always, then what fits its code, cut to DETAILS_BYTES."""
-    result = status_pb2.Status(code=status_code(failure.code).value[0], message=clip(failure.message, MESSAGE_BYTES))
+    code = code_pb2.Code.Value(failure.code.name)
+    result = status_pb2.Status(code=code, message=clip(failure.message, MESSAGE_BYTES))
     info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)
     for key, value in failure.metadata.items():
         info.metadata[key] = clip(value, TEXT_BYTES)
@@ -45,6 +50,25 @@ def status(failure: Failure) -> status_pb2.Status:
     if (detail := _DETAILS.get(failure.code)) is not None:
         result.details.add().Pack(detail(failure))
     return result
+
+
+def from_status(status: status_pb2.Status) -> Failure:
+    """The failure that a status describes. Details of kinds that are not known here are passed over."""
+    name = _NAMES.get(status.code, "UNKNOWN")
+    code = _NEAREST.get(name) or Code(name)
+    failure = Failure(code=code, reason=name, message=status.message)
+    for detail in status.details:
+        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            info = error_details_pb2.ErrorInfo.FromString(detail.value)
+            failure = dataclasses.replace(failure, reason=info.reason or name, metadata=dict(info.metadata))
+        elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
+            found = error_details_pb2.BadRequest.FromString(detail.value).field_violations
+            violations = tuple(Violation(one.field, one.description) for one in found)
+            failure = dataclasses.replace(failure, violations=violations)
+        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+            delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
+            failure = dataclasses.replace(failure, retry_after=delay.seconds + delay.nanos / 1e9)
+    return failure
 
 
 def clip(text: str, most: int) -> str:
