@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from omni_grpc.types.errors import Failure
+from omni_grpc.types.renamed import renamed
 from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 
 
+@renamed(depth="queue_depth")
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
     """Accepted; `position` counts the jobs before this one, `queue_depth` those that wait, this one included."""
@@ -16,6 +18,7 @@ class Queued:
     queue_depth: int
 
 
+@renamed(steps="total_steps")
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
     """Left the queue. The seeds and the size are the real ones, after every default and rounding. `total_steps` counts
@@ -52,6 +55,7 @@ class EncodeDone:
     prompt_tokens: int
 
 
+@renamed(total="total_steps", rows="rows_total", segments="total_segments")
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepProgress:
     """`step` of `total_steps` is done (1-based), from `sigma` and `timestep`. Times in seconds; `eta` is NaN where

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from omni_grpc.types.adapters_and_caches import AppliedLora, CacheCount, FixedCache, TeaCache
 from omni_grpc.types.findings import ModelExecution
 from omni_grpc.types.media import OutputFormat
+from omni_grpc.types.renamed import renamed
 from omni_grpc.types.request import Guidance
 
 
@@ -22,6 +23,7 @@ class RequestWarning:
     applied: str = ""
 
 
+@renamed(sample_rate="sample_rate_hz")
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Effective(ModelExecution):
     """What was really done, including how the worker executes the model. `evals` counts denoiser forwards;
@@ -65,6 +67,7 @@ class Stats:
     stage_durations: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
+@renamed(id="artifact_id", sample_rate="sample_rate_hz")
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
     """A produced file without its bytes; those are in the artifact store under `artifact_id`. `index` is the output
