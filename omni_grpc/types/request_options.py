@@ -20,6 +20,7 @@ from omni_grpc.types.request import MAX_SEED, GuidanceNorm, Task
 
 MAX_UINT32 = 2**32 - 1
 MAX_INT32 = 2**31 - 1
+MAX_UINT64 = 2**64 - 1
 MAX_SECONDS = 315_576_000_000.0
 """What a google.protobuf.Duration holds: 10,000 years."""
 
@@ -121,7 +122,8 @@ COUNT = ValueType(
 SIGNED = ValueType(
     name="SIGNED", annotation="int", expected="a whole number", normalize=_whole(-MAX_INT32 - 1, MAX_INT32)
 )
-SEED = ValueType(name="SEED", annotation="int", expected=_SEED_TEXT, normalize=_whole(0, MAX_SEED))
+# what the wire holds; resolve/rules.py refuses seeds above MAX_SEED, with the nearest valid one
+SEED = ValueType(name="SEED", annotation="int", expected=_SEED_TEXT, normalize=_whole(0, MAX_UINT64))
 SEEDS = ValueType(
     name="SEEDS", annotation="Sequence[int]", expected=f"a list, each entry {_SEED_TEXT}", normalize=_seeds
 )

@@ -20,9 +20,6 @@ ANY_MODEL = (
 )
 """Files and folders that serve any model, and name none in their code."""
 
-SHARED_PARTS = ("omni_grpc/pipeline/wan_vae.py",)
-"""Parts of models that several families have, under the name by which they are known (docs/architecture.md)."""
-
 QUANTIZING = re.compile(r"(?<!de)quantiz|coded|_code_|attention_q", re.IGNORECASE)
 """How ops are called that make or take activations in 8 bits."""
 
@@ -54,7 +51,7 @@ def quantizing_imports(text: str) -> Iterator[str]:
 
 
 def test_what_serves_any_model_names_none() -> None:
-    paths = [path for path in files(*ANY_MODEL) if str(path) not in SHARED_PARTS]
+    paths = list(files(*ANY_MODEL))
     assert len(paths) > 80
     found = {str(path): named for path in paths if (named := list(models_named(read(path))))}
     assert found == {}
@@ -72,11 +69,6 @@ def test_a_models_name_is_seen(code: str) -> None:
 @pytest.mark.parametrize("code", ["wanted = 'a swan'", '"""As in FLUX."""', "influx = 1  # Wan", "raise E('unwanted')"])
 def test_other_words_are_free(code: str) -> None:
     assert not list(models_named(code))
-
-
-def test_a_shared_part_names_its_model() -> None:
-    for path in SHARED_PARTS:
-        assert list(models_named(read(Path(path)))), f"{path} needs no exception"
 
 
 def test_one_place_in_nn_knows_that_activations_may_be_quantized() -> None:
