@@ -28,27 +28,28 @@ TITLES: Mapping[str, str] = {
 }
 HEAD = """# Coming from vLLM-Omni
 
-What its documents name, and what is ours of it. `works` is run by `tests/compat` (`make test TESTS=tests/compat`);
-`not yet` is not there, or not by that name, and the last column says what there is; `refused` will not be there, for
-the reason that is given. Its Python names and short flags are in [compat-python](compat-python.md); hooks of its guide
-to models, side by side with ours, in [adding-a-model](adding-a-model.md#hooks-by-their-other-names).
+This page is for users of vLLM-Omni: it lists what the vLLM-Omni documents name, and our equivalent. The Python names
+and short flags are in [compat-python](compat-python.md); the hooks of its model guide are side by side with ours in
+[adding-a-model](adding-a-model.md#hooks-by-their-other-names).
 
-Where "library" stands, a feature is there from Python and proven on several processes, and no flag turns it on:
-[parallel](parallel.md). A row of a table of models or of pairs says `works` only where everything that is ticked in it
+`works` is tested by `tests/compat` (`make test TESTS=tests/compat`). `not yet` does not exist yet, or not under that
+name; the last column says what exists. `refused` will not be supported, for the reason in the last column. "Library
+only" means that a feature works from Python and is tested on several processes, but no flag turns it on: see
+[parallel](parallel.md). A row of a table of models or of pairs says `works` only if everything that is ticked in it
 does.
 """
 
 
 def page(rows: Sequence[Row]) -> str:
     """The whole page, as Markdown."""
-    lines = [HEAD, "| document | | " + " | ".join(STATUSES) + " |", "|---|---|" + "---|" * len(STATUSES)]
+    lines = [HEAD, "| document | title | " + " | ".join(STATUSES) + " |", "|---|---|" + "---|" * len(STATUSES)]
     for doc, numbers in counts(rows).items():
         lines.append(f"| {doc} | {TITLES[doc]} | " + " | ".join(str(number) for number in numbers.values()) + " |")
     kinds: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         kinds[row.kind].append(row)
     for kind, members in kinds.items():
-        lines += ["", f"## {kind.capitalize()}", "", "| name | in | | ours |", "|---|---|---|---|"]
+        lines += ["", f"## {kind.capitalize()}", "", "| name | in | status | here |", "|---|---|---|---|"]
         lines += [
             f"| `{_cell(row.name)}` | {', '.join(row.docs)} | {row.status} | {_cell(_ours(row))} |" for row in members
         ]

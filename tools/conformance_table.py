@@ -89,7 +89,7 @@ def tables(cells: Mapping[Claim, Mapping[str, str]]) -> str:
             if found.keys() & set(subjects)
         ]
         names = [subject.replace("Pipeline", "") for subject in subjects]
-        parts.append(table(["what", "is", "how close", *names], rows))
+        parts.append(table(["feature", "same as", "tolerance", *names], rows))
     return "\n\n".join(parts)
 
 

@@ -9,12 +9,12 @@ from omni_grpc.scenes.shapes import COLOURS, SHAPES
 from omni_grpc.scenes.wish import RELATIONS
 
 KINDS: Mapping[str, str] = {
-    "one": "one thing, some with a size or a place",
-    "relation": "two things and where one is of the other",
-    "pair": "two things",
-    "count": "two or three of one kind",
-    "three": "three things",
-    "ground": "the background, of those captions that name one",
+    "one": "one object, some with a size or a position",
+    "relation": "two objects with a relation",
+    "pair": "two objects",
+    "count": "two or three objects of one kind",
+    "three": "three objects",
+    "ground": "the background, for captions that name one",
 }
 
 COMPONENTS = ("transformer", "text_encoder", "vae")
@@ -26,20 +26,21 @@ pipeline_tag: text-to-image
 library_name: diffusers
 ---
 
-# Shapes: the model that comes with omni_grpc
+# Shapes: the bundled model of omni_grpc
 
-A small text-to-image model in the exact layout of Qwen-Image: the same pipeline class, the same components, the same
-names of weights, with {parameters} million parameters in all. It exists so that a server can be tried, tested and
-measured on any machine, with pictures of which anyone, and a few lines of arithmetic, can tell whether they are right.
+A small text-to-image model in the exact layout of Qwen-Image: the same pipeline class, the same components and the same
+weight names, with {parameters} million parameters. It exists so that a server can be tried, tested and measured on any
+machine, with images that anyone, or a few lines of arithmetic, can check against their prompts.
 
 ## What it draws
 
 Scenes of simple shapes: {shapes}.
-Colours: {colours}.
-One thing with a size (small, large) and a place (top left, center, ...), two or three of a kind, two things of which
-one is {relations} the other, or two or three unlike things; on a
-background of one colour or of two that flow into each other.
-In many wordings, all in English; `known_words` in `tokenizer/tokenizer_config.json` lists every word it was trained on.
+Colors: {colours}.
+One object with a size (small, large) and a position (top left, center, ...), two or three objects of one kind, two
+objects of which one is {relations} the other, or two or three
+different objects; on a background of one color or a gradient between two.
+The captions have many wordings, all in English; `known_words` in `tokenizer/tokenizer_config.json` lists every
+training word.
 
 It draws nothing else. It was trained at sizes from 128 x 128 to 256 x 256.
 
@@ -47,29 +48,31 @@ It draws nothing else. It was trained at sizes from 128 x 128 to 256 x 256.
 python -m omni_grpc generate "a red circle left of a blue square" --out circle.png
 ```
 
-or with `diffusers.QwenImagePipeline.from_pretrained(FOLDER, dtype=torch.float32)`.
+Or load it with `diffusers.QwenImagePipeline.from_pretrained(FOLDER, dtype=torch.float32)`.
 
 ## How it was trained
 
-From nothing, on scenes that `omni_grpc/scenes` draws, by `tools/train_demo` of the omni_grpc repository; no picture
-and no text of anyone else is in it. First the VAE, then transformer and text encoder together, by flow matching.
+From scratch, on scenes that `omni_grpc/scenes` draws, with `tools/train_demo` of the omni_grpc repository. It contains
+no images or text of anyone else. The VAE was trained first, then the transformer and the text encoder together, with
+flow matching.
 
 | | |
 |---|---|
 {training}
 
-## How right it is
+## Prompt accuracy
 
-Captions of combinations of colours, shapes and places that training never saw, {sampling}, judged by
-`omni_grpc.scenes.judge`: colours, shapes, numbers, places and relations must all be right.
+Captions with combinations of colors, shapes and positions that were held out of training,
+{sampling}, judged by `omni_grpc.scenes.judge`: colors, shapes, numbers, positions and relations
+must all be correct.
 
-| captions | right |
+| captions | correct |
 |---|---|
 {accuracy}
 
 `python -m omni_grpc bench prompt-accuracy` measures it again.
 
-## Licence
+## License
 
 Apache-2.0.
 """
@@ -82,7 +85,7 @@ def text(
     scenes, by the precision of its weights.
     """
     records = log.get("denoiser") or []
-    training = [("card", log.get("card")), ("steps of the denoiser", log.get("step"))]
+    training = [("GPU", log.get("card")), ("training steps of the denoiser", log.get("step"))]
     training += [(f"parameters of the {name}", f"{count:,}") for name, count in parameters.items()]
     training += [("last loss of the denoiser", f"{records[-1]['loss']:.4f}" if records else None)]
     training += [(f"PSNR of the VAE on scenes, {dtype}", f"{value:.2f} dB") for dtype, value in psnr.items()]
