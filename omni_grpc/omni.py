@@ -195,7 +195,7 @@ class Omni:
                 several = name in ("images", "reference_images")
                 found = media_inputs(value) if several else [media_input(value)]
             except TypeError:
-                rule = f"is a {type(value).__name__}, expected media: a path, bytes, a picture or an artifact"
+                rule = f"is a {type(value).__name__}, expected media: a path, bytes, a PIL image or an artifact"
                 raise InvalidArgument(f"{name} {rule}", violations=(Violation(name, rule),)) from None
             for i, one in enumerate(found):
                 data = self._engine.artifacts.get(one.asset_id)[1] if one.asset_id else one.data

@@ -70,16 +70,19 @@ def test_defaults_of_a_checkpoint_win_over_those_of_its_family(said, tiny_qwen_i
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"default": {}}, "has 'default'; known there: defaults, latent_rgb"),
-        ({"defaults": {"size": 3}}, r"has 'defaults\.size'; known there: width, height, steps, negative_prompt"),
-        ({"defaults": {"steps": 0}}, r"defaults\.steps cannot be 0"),
-        ({"defaults": {"steps": True}}, r"defaults\.steps cannot be True"),
-        ({"defaults": {"guidance": {"norm": "NORM"}}}, r"defaults\.guidance\.norm cannot be 'NORM'"),
-        ({"defaults": {"guidance": {"interval_end": 2}}}, r"defaults\.guidance\.interval_end cannot be 2"),
+        ({"default": {}}, "has an unknown entry 'default'; known entries: defaults, latent_rgb"),
+        (
+            {"defaults": {"size": 3}},
+            r"unknown entry 'defaults\.size'; known entries: width, height, steps, negative_prompt",
+        ),
+        ({"defaults": {"steps": 0}}, r"defaults\.steps has an invalid value: 0"),
+        ({"defaults": {"steps": True}}, r"defaults\.steps has an invalid value: True"),
+        ({"defaults": {"guidance": {"norm": "NORM"}}}, r"defaults\.guidance\.norm has an invalid value: 'NORM'"),
+        ({"defaults": {"guidance": {"interval_end": 2}}}, r"defaults\.guidance\.interval_end has an invalid value: 2"),
         ({"defaults": {"width": 100}}, r"defaults\.width is 100, expected a multiple of 16 from 16 to 4096"),
-        ({"latent_rgb": {"factors": [[1, 2]]}}, r"latent_rgb\.factors cannot be"),
+        ({"latent_rgb": {"factors": [[1, 2]]}}, r"latent_rgb\.factors has an invalid value"),
         ({"latent_rgb": {"bias": [1, 2, 3]}}, "latent_rgb has no factors"),
-        ([], "holds a JSON list"),
+        ([], "contains a JSON list"),
     ],
 )
 def test_preferences_that_cannot_be_are_refused_with_the_file(tiny_qwen_image, tmp_path, content, message):

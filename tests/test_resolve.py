@@ -42,7 +42,7 @@ def test_an_empty_draft_gets_the_models_defaults_and_is_told():
         "sampling.steps": "20",
         "sampling.num_outputs": "1",
         "output_format": "PNG",
-        "sampling.seeds": "drawn at random",
+        "sampling.seeds": "random",
     }
     assert resolved.warnings == ()
 
@@ -65,7 +65,7 @@ def test_what_is_given_is_kept_and_not_called_a_default():
 def test_sizes_are_refused_with_the_nearest_legal_one(axis, value, nearest):
     message = refusal(**{axis: value})[axis]
     assert str(value) in message
-    assert message.endswith(f"nearest legal value: {nearest}")
+    assert message.endswith(f"nearest valid value: {nearest}")
 
 
 def test_both_sizes_are_named_in_one_refusal():
@@ -127,13 +127,13 @@ def test_a_blank_prompt_is_refused(prompt):
 
 def test_prompts_with_nul_or_too_long_are_refused_and_any_other_text_is_not():
     assert "position 3" in refusal(prompt="red\0dog")["prompt"]
-    assert "1001 characters, the most is 1000" in refusal(negative_prompt="x" * 1001)["negative_prompt"]
+    assert "1001 characters; the maximum is 1000" in refusal(negative_prompt="x" * 1001)["negative_prompt"]
     for prompt in ("\U0001f600 cat", "\u05d0\u05d1\u05d2", "a" * 1000):
         assert resolve(prompt=prompt).request.prompt == prompt
 
 
 def test_an_unknown_model_is_not_found_and_the_served_one_is_named():
-    with pytest.raises(NotFound, match="served: toy") as caught:
+    with pytest.raises(NotFound, match="this server has toy") as caught:
         resolve(model="other")
     assert caught.value.reason == "MODEL_NOT_FOUND"
 
@@ -185,14 +185,14 @@ def test_what_belongs_to_a_second_expert_is_a_warning_without_one_or_without_gui
     one = resolve(negative_prompt="", guidance=asked)
     assert (one.request.guidance.scale_low_noise, one.request.guidance.boundary_ratio) == (None, None)
     assert [(warning.field, warning.message) for warning in one.warnings] == [
-        ("sampling.guidance.scale_low_noise", "ToyPipeline has no second expert that takes it"),
-        ("sampling.guidance.boundary_ratio", "ToyPipeline has no second expert that takes it"),
+        ("sampling.guidance.scale_low_noise", "ToyPipeline has no second expert"),
+        ("sampling.guidance.boundary_ratio", "ToyPipeline has no second expert"),
     ]
     checkpoint = toy_checkpoint(defaults=lambda configs: Defaults(width=64, height=64, steps=2, guidance=EXPERTS))
     off = resolve(ServingFacts(checkpoint, LimitsConfig()), guidance=asked)
     assert (off.request.guidance.scale_low_noise, off.request.guidance.boundary_ratio) == (None, 0.5)
     assert [(warning.field, warning.message) for warning in off.warnings] == [
-        ("sampling.guidance.scale_low_noise", "guidance by a second prediction is off")
+        ("sampling.guidance.scale_low_noise", "classifier-free guidance is off")
     ]
 
 

@@ -91,7 +91,7 @@ def counting_bar(count: Count, stopped: threading.Event) -> type[DownloadBar]:
     class Counting(DownloadBar):
         def count(self, size: int) -> None:
             if stopped.is_set():
-                raise InterruptedError(errno.EINTR, "stopped, because another file failed")
+                raise InterruptedError(errno.EINTR, "stopped because another file failed")
             count(size)
 
     return Counting

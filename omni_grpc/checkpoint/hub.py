@@ -75,7 +75,7 @@ def fetch(
     """
     revision = revision or constants.DEFAULT_REVISION
     if revision.startswith("/") or ".." in revision.split("/"):
-        raise CheckpointError(f"{revision!r} is no branch, tag or commit", reason="REVISION_NOT_FOUND")
+        raise CheckpointError(f"{revision!r} is not a valid branch, tag or commit", reason="REVISION_NOT_FOUND")
     cache = _Cache(repo)
     if is_offline_mode():
         return _cached(cache, revision, look)
@@ -90,7 +90,7 @@ def fetch(
             if incomplete.reason != "HUB_OFFLINE":
                 raise
             raise _failure(error, repo, revision) from error
-        logger.warning("%s does not answer (%s); going on with the copy in the cache", constants.ENDPOINT, error)
+        logger.warning("%s does not respond (%s); using the copy in the cache", constants.ENDPOINT, error)
         return folder
     with _explained(repo, revision):
         return _download(cache, revision, commit, sizes, ProgressLog() if progress is None else progress, look)
@@ -152,8 +152,8 @@ def _with_the_fix(repo: str, revision: str) -> Iterator[None]:
         yield
     except CheckpointError as error:
         raise CheckpointError(
-            f"the cache {constants.HF_HUB_CACHE} does not hold {repo} complete, and the hub is not asked "
-            f"(HF_HUB_OFFLINE): {error}. Run once with the network: HF_HUB_OFFLINE=0 {_pull(repo, revision)}",
+            f"{repo} is not complete in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set: {error}. "
+            f"Run once with network access: HF_HUB_OFFLINE=0 {_pull(repo, revision)}",
             reason="HUB_OFFLINE",
         ) from error
 
@@ -181,7 +181,7 @@ def _contents(repo: str, where: str, commit: str, files: Collection[str]) -> tup
     """The small files and the weights that a checkpoint is loaded from."""
     if layout.INDEX not in files:
         raise CheckpointError(
-            f"{where} has no {layout.INDEX}, so it is no checkpoint in the diffusers layout; it has "
+            f"{where} has no {layout.INDEX}, so it is not a checkpoint in the diffusers layout; it has "
             f"{layout.some(files) or 'no files'}",
             reason="NO_MODEL_INDEX",
         )
@@ -241,9 +241,9 @@ def fetch_file(repo: str, file: str) -> Path:
             offline = isinstance(error, LocalEntryNotFoundError)
             if offline and not is_offline_mode():
                 raise
-            why = "HF_HUB_OFFLINE is set, and the cache lacks it" if offline else "there is no such file"
+            why = "HF_HUB_OFFLINE is set, and the file is not in the cache" if offline else "the file does not exist"
             raise CheckpointError(
-                f"{repo}:{file}: {why}. `hf download {repo} {file}` fetches it; its files: {constants.ENDPOINT}/{repo}",
+                f"{repo}:{file}: {why}. `hf download {repo} {file}` downloads it; files: {constants.ENDPOINT}/{repo}",
                 reason="HUB_OFFLINE" if offline else "MODEL_NOT_FOUND",
             ) from error
 
@@ -266,8 +266,8 @@ def _check_space(cache: _Cache, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise CheckpointError(
-            f"{cache.repo} needs {size_text(needed)} more, and the disk of {constants.HF_HUB_CACHE} has "
-            f"{size_text(free)} left; free some, or set HF_HOME to a folder on another disk",
+            f"{cache.repo} needs {size_text(needed)} more, but the disk of {constants.HF_HUB_CACHE} has only "
+            f"{size_text(free)} left; free some space, or set HF_HOME to a folder on another disk",
             reason="DOWNLOAD_FAILED",
         )
 
@@ -305,9 +305,9 @@ def _json(path: Path) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is not JSON ({error})") from error
+        raise CheckpointError(f"{path} is not valid JSON ({error})") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a JSON {type(content).__name__}, expected an object")
+        raise CheckpointError(f"{path} contains a JSON {type(content).__name__}, expected an object")
     return content
 
 
@@ -344,24 +344,24 @@ def _failure(error: BaseException, repo: str, revision: str) -> CheckpointError:
             message = f"{repo} has no revision {revision!r}; --revision takes a branch, tag or commit of {page}"
             return CheckpointError(message, reason="REVISION_NOT_FOUND")
         case GatedRepoError():
-            message = f"{repo} is gated: ask for access at {page}, then {login}"
+            message = f"{repo} is gated: request access at {page}, then {login}"
             return CheckpointError(message, reason="MODEL_GATED")
         case RepositoryNotFoundError() | DisabledRepoError():
             message = (
-                f"there is no folder {repo!r} here and no model of that name at {constants.ENDPOINT}, or it is "
-                f"private or disabled; where it is yours, {login}"
+                f"there is no folder {repo!r} and no model of that name at {constants.ENDPOINT}, or it is "
+                f"private or disabled; if you have access, {login}"
             )
             return CheckpointError(message, reason="MODEL_NOT_FOUND")
         case HfHubHTTPError() if status in (401, 403):
-            message = f"{constants.ENDPOINT} refuses access to {repo} (HTTP {status}): see {page}, then {login}"
+            message = f"{constants.ENDPOINT} denies access to {repo} (HTTP {status}): see {page}, then {login}"
             return CheckpointError(message, reason="MODEL_GATED")
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            message = f"the disk of {constants.HF_HUB_CACHE} is full; free some, or set HF_HOME to another disk"
+            message = f"the disk of {constants.HF_HUB_CACHE} is full; free some space, or move HF_HOME to another disk"
             return CheckpointError(message, reason="DOWNLOAD_FAILED")
     what = " ".join(str(error).split()) or type(error).__name__
     message = (
-        f"downloading {repo} from {constants.ENDPOINT} failed: {what}. Files that are complete are kept; start again "
-        f"to go on, or fetch them first: {_pull(repo, revision)}"
+        f"downloading {repo} from {constants.ENDPOINT} failed: {what}. Complete files are kept; start again to "
+        f"continue, or download it first: {_pull(repo, revision)}"
     )
     return CheckpointError(message, reason="DOWNLOAD_FAILED")
 

@@ -69,7 +69,7 @@ def texts(index: Mapping[str, Any], files: Collection[str], where: str) -> list[
     for component, _ in components(index):
         mine = [file for file in _inside(component, files) if PurePosixPath(file).suffix in TEXTS]
         if not mine:
-            raise CheckpointError(f"{where} has no config of component {component!r}, which its {INDEX} names")
+            raise CheckpointError(f"{where} has no config for component {component!r}, which its {INDEX} names")
         found += [file for file in mine if not _SHARD_INDEX.search(file)]
     return found
 
@@ -97,9 +97,9 @@ def weights(
         (pickled if pickles else missing)[component] = pickles or inside
     if pickled:
         raise CheckpointError(
-            f"{where} has only pickled weights ({_listed(pickled)}); a pickle can run any code, so only safetensors "
-            "are loaded. Make them with: python -m omni_grpc convert DIR OUT, where DIR is this folder, or what "
-            "`hf download ORG/NAME --local-dir DIR` fetched",
+            f"{where} has only pickled weights ({_listed(pickled)}); a pickle can run arbitrary code, so only "
+            "safetensors are loaded. Convert them: python -m omni_grpc convert DIR OUT, where DIR is this folder, or "
+            "the download of `hf download ORG/NAME --local-dir DIR`",
             reason="UNSAFE_WEIGHTS",
         )
     if missing:
@@ -113,10 +113,10 @@ def shards(content: Mapping[str, Any], where: str) -> list[str]:
     """The file names in the index of a sharded checkpoint. Raises CheckpointError where it is none."""
     names = content.get("weight_map")
     if not isinstance(names, Mapping) or not names or not all(isinstance(name, str) for name in names.values()):
-        raise CheckpointError(f"{where} is no index of weight shards: it has no weight_map of file names")
+        raise CheckpointError(f"{where} is not an index of weight shards: it has no weight_map of file names")
     for name in names.values():
         if "\\" in name or PurePosixPath(name).name != name:
-            raise CheckpointError(f"{where} names the shard {name!r}; a shard lies beside its index")
+            raise CheckpointError(f"{where} names the shard {name!r}; a shard must be in the same folder as its index")
     return sorted(set(names.values()))
 
 
@@ -145,7 +145,7 @@ def _choose(component: str, files: Collection[str], where: str, read: ReadJson) 
                 parts += [f"{component}/{shard}" for shard in shards(read(file), f"{file} of {where}")]
             if absent := [part for part in parts if part not in files]:
                 raise CheckpointError(
-                    f"{file} of {where} names shards that are not there: {', '.join(absent)}", reason=WEIGHTS_MISSING
+                    f"{file} of {where} names shards that do not exist: {', '.join(absent)}", reason=WEIGHTS_MISSING
                 )
             renamed = {f"{component}/{name.format('')}": file} if variant else {}
             return Weights(component=component, files=tuple(parts), renamed=renamed)

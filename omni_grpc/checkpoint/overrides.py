@@ -99,7 +99,7 @@ def _mapping(value: Any) -> bool:
 def _entries(content: Mapping[str, Any], where: str, path: str, known: Mapping[str, Check]) -> dict[str, Any]:
     for name, value in content.items():
         if name not in known:
-            raise CheckpointError(f"{where} has {path + name!r}; known there: {', '.join(known)}")
+            raise CheckpointError(f"{where} has an unknown entry {path + name!r}; known entries: {', '.join(known)}")
         if not known[name](value):
-            raise CheckpointError(f"{where}: {path}{name} cannot be {value!r}")
+            raise CheckpointError(f"{where}: {path}{name} has an invalid value: {value!r}")
     return dict(content)

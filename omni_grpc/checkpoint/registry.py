@@ -59,7 +59,7 @@ def specs() -> Mapping[str, ModelSpec]:
             if spec.name in found:
                 family = found[spec.name].family
                 raise CheckpointError(
-                    f"{module.__name__} registers the pipeline {spec.name!r}, which family {family!r} already serves",
+                    f"{module.__name__} registers the pipeline {spec.name!r}, which family {family!r} already has",
                     reason="DUPLICATE_MODEL",
                 )
             found[spec.name] = spec
@@ -100,7 +100,7 @@ def open_model(
         return opened(folder, config.model)
     folder = Path(config.model)
     if config.revision is not None:
-        message = f"--revision is for a model of the hub (ORG/NAME), and {folder} is a folder; leave it out"
+        message = f"--revision is for a hub model (ORG/NAME), but {folder} is a local folder; leave it out"
         raise ConfigError(message, violations=(Violation("revision", message),))
     return opened(_loadable(folder), folder.resolve().name)
 
@@ -126,11 +126,11 @@ def _index(folder: Path) -> dict[str, Any]:
     if folder.is_dir() and not (folder / layout.INDEX).is_file():
         names = sorted(path.name for path in folder.iterdir())
         raise CheckpointError(
-            f"{folder} is no checkpoint in the diffusers layout: it has no {layout.INDEX}, only "
-            f"{layout.some(names) or 'nothing at all'}",
+            f"{folder} is not a checkpoint in the diffusers layout: it has no {layout.INDEX}, only "
+            f"{layout.some(names) or 'no files'}",
             reason="NO_MODEL_INDEX",
         )
-    return _read_json(folder / layout.INDEX, f"{folder} is no checkpoint in the diffusers layout")
+    return _read_json(folder / layout.INDEX, f"{folder} is not a checkpoint in the diffusers layout")
 
 
 def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: str = "auto") -> Checkpoint:
@@ -145,7 +145,7 @@ def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: s
     if load_format == "native" and pipeline not in specs():
         raise CheckpointError(
             f"{folder} is a checkpoint of {pipeline!r}, which has no native implementation; "
-            f"served here: {', '.join(sorted(specs()))}",
+            f"native pipelines: {', '.join(sorted(specs()))}",
             reason="MODEL_NOT_SUPPORTED",
         )
     configs = _configs(folder, index)
@@ -192,7 +192,7 @@ def _read_json(path: Path, what: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(f"{what}: {path} does not exist") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{what}: {path} is not JSON ({error})") from error
+        raise CheckpointError(f"{what}: {path} is not valid JSON ({error})") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{what}: {path} holds a JSON {type(content).__name__}, expected an object")
+        raise CheckpointError(f"{what}: {path} contains a JSON {type(content).__name__}, expected an object")
     return content

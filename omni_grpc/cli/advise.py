@@ -176,9 +176,9 @@ class Case:
         """What the machine has too little of; empty where it has enough."""
         largest, found = max((gpu.memory for gpu in self.host.gpus), default=0), []
         if need.device > largest * USABLE:
-            found.append(f"{size_text(need.device)} are needed on the device, which has {size_text(largest)}")
+            found.append(f"it needs {size_text(need.device)} on the device, which has {size_text(largest)}")
         if need.host > self.host.memory * USABLE:
-            found.append(f"{size_text(need.host)} are needed on the host, which has {size_text(self.host.memory)}")
+            found.append(f"it needs {size_text(need.host)} on the host, which has {size_text(self.host.memory)}")
         return "; ".join(found)
 
     def servers(self, need: Need) -> int:
@@ -197,7 +197,7 @@ def render(it: Advice) -> str:
         f"model    {it.pipeline}, {runs}",
         f"weights  {weights}: {total} in {it.dtype}",
         f"machine  {_machine(it.host)}",
-        f"needs    {_needs(it.need)} (weights, and an estimate of the work)",
+        f"needs    {_needs(it.need)} (weights, and an estimate of the activations)",
         "",
     ]
     if not it.fits:
@@ -206,7 +206,7 @@ def render(it: Advice) -> str:
         lines += ["It fits, with:", "", *(f"  {command}" for command in it.commands), ""]
         lines += _table(it.flags) or ["  No setting is needed."]
         if it.also:
-            lines += ["", "Where that is not fast or small enough, at a price in quality:", "", *_table(it.also)]
+            lines += ["", "If that is not fast or small enough, at a cost in quality:", "", *_table(it.also)]
     return "\n".join([*lines, *(f"\nnote: {note}" for note in it.notes)])
 
 
@@ -261,17 +261,17 @@ def _also(config: EngineConfig, case: Case) -> Iterator[Reason]:
     checkpoint = case.checkpoint
     spec = checkpoint.spec
     known = spec.cache_coefficients != ModelSpec.__dataclass_fields__["cache_coefficients"].default
-    unsure = "" if known else "; no coefficients are known for this model, so compare what comes out"
+    unsure = "" if known else "; this model has no published coefficients, so compare the outputs"
     if (
         checkpoint.described
         and checkpoint.defaults.steps > FEW_STEPS
         and _taken(config, checkpoint, cache_backend="tea_cache")
     ):
-        why = f"a step whose input has hardly changed is answered from the one before{unsure}"
+        why = f"a step whose input has hardly changed reuses the previous result{unsure}"
         yield Reason(flag="--cache-backend tea_cache", why=why, lossless=False)
     coded = any(part.coded for part in case.parts if part.denoiser)
     if config.quantization is None and not coded and _taken(config, checkpoint, quantization="int8"):
-        why = "the linear layers of the denoiser take half of their memory; not promised to be faster"
+        why = "the linear layers of the denoiser take half the memory; not necessarily faster"
         yield Reason(flag="--quantization int8", why=why, lossless=False)
 
 
@@ -286,10 +286,10 @@ def _taken(config: EngineConfig, checkpoint: Checkpoint, **settings: Any) -> boo
 def _notes(case: Case, servers: int, chosen: Sequence[Switch], plain: Need) -> Iterator[str]:
     host = case.host
     if servers > 1:
-        yield f"one server runs on one device, so {servers} of them share the {len(host.gpus)} devices' work"
+        yield f"a server uses one device, so {servers} servers share the work of {len(host.gpus)} devices"
     if servers and servers < len(host.gpus):
-        yield f"one server runs on one device; {len(host.gpus) - servers} of {len(host.gpus)} are left idle"
+        yield f"a server uses one device; {len(host.gpus) - servers} of {len(host.gpus)} devices stay idle"
     if chosen:
-        yield f"without these settings it would take {_needs(plain)}"
+        yield f"without these settings it would need {_needs(plain)}"
     if not host.gpus and sum(part.parameters for part in case.parts) > LARGE:
-        yield "without a CUDA device a picture of a large model takes minutes to hours"
+        yield "without a CUDA device, a large model takes minutes to hours per image"

@@ -73,11 +73,21 @@ def main(argv: Sequence[str] = ()) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="omni-grpc doctor", description="Shows versions, devices and ops.")
-    parser.add_argument("--advise", metavar="MODEL", help="a folder or ORG/NAME: whether it fits here, and how")
-    parser.add_argument("--gpus", metavar="NxGIB", help="advise for other devices than those here: 8x80, or 0")
-    parser.add_argument("--memory", type=int, metavar="GIB", help="advise for another size of the host's memory")
-    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of a model of the hub")
+    parser = argparse.ArgumentParser(
+        prog="omni-grpc doctor", description="Shows versions, devices and ops, or whether a model fits."
+    )
+    parser.add_argument(
+        "--advise",
+        metavar="MODEL",
+        help="folder or ORG/NAME: say whether the model fits this machine, and with which flags",
+    )
+    parser.add_argument(
+        "--gpus", metavar="NxGIB", help="advise for these GPUs instead of those of this machine: 8x80, or 0"
+    )
+    parser.add_argument(
+        "--memory", type=int, metavar="GIB", help="advise for this much host memory instead of that of this machine"
+    )
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of a hub model")
     parser.add_argument("--diffusion-load-format", choices=("auto", "native", "diffusers"), default="auto")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -146,7 +156,7 @@ def gpus(text: str) -> tuple[advise.Gpu, ...]:
     """Devices of another machine: NUMBERxGIBIBYTES, or 0. Raises InvalidArgument for anything else."""
     number, _, gigabytes = text.partition("x")
     if not number.isdigit() or not (gigabytes.isdigit() if "x" in text else number == "0"):
-        raise InvalidArgument(f"--gpus is {text!r}: expected NUMBERxGIB, 8x80 for example, or 0")
+        raise InvalidArgument(f"--gpus is {text!r}: expected NUMBERxGIB, for example 8x80, or 0")
     return (advise.Gpu(f"GPU of {gigabytes} GiB", int(gigabytes or 0) << 30),) * int(number)
 
 
@@ -187,12 +197,12 @@ def _devices() -> Iterator[Finding]:
 
     if not torch.cuda.is_available():
         built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
-        yield Finding("devices", "cuda", f"none is visible to a torch built for {built_for}")
+        yield Finding("devices", "cuda", f"no CUDA device is visible to torch, which is built for {built_for}")
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         capability = f"{properties.major}.{properties.minor}"
         memory = f"{properties.total_memory / 2**30:.1f} GiB"
-        products = "fp8 and int8" if (properties.major, properties.minor) >= FP8_CAPABILITY else "int8, no fp8"
+        products = "FP8 and INT8" if (properties.major, properties.minor) >= FP8_CAPABILITY else "INT8, no FP8"
         yield Finding("devices", f"cuda:{index}", f"{properties.name}, {memory}, capability {capability}: {products}")
 
 
@@ -211,9 +221,9 @@ def _attention() -> Iterator[Finding]:
         kernels=kernels_on("cuda" if cuda else "cpu"),
     )
     for name, backend in backends.BACKENDS.items():
-        yield Finding("attention", name, backends.lack(backend, use) or f"can be had: {backend.what}")
+        yield Finding("attention", name, backends.lack(backend, use) or f"available: {backend.what}")
     named = backends.ways(backends.AUTO, use)
-    why = "the first that can run" if len(named) == 1 else f"the fastest by time of {', '.join(named)}"
+    why = "the first that can run" if len(named) == 1 else f"the fastest by measured time of {', '.join(named)}"
     yield Finding("attention", backends.AUTO, f"{backends.choose(backends.AUTO, use)}: {why}")
     if cuda:
         yield from _times(named)
@@ -229,7 +239,9 @@ def _times(named: Sequence[str]) -> Iterator[Finding]:
     for heads, tokens in ((24, 4608), (40, 32760)):
         shape = shape_of(Rows(1, True, tokens, tokens), "bfloat16", heads, heads, 128, False)
         times = sorted(choices(torch.device("cuda", 0)).near(shape, frozenset(named)).items(), key=lambda item: item[1])
-        said = ", ".join(f"{name} {taken:.0f} us" for name, taken in times) or f"no times near: {named[0]}"
+        said = (
+            ", ".join(f"{name} {taken:.0f} us" for name, taken in times) or f"no timings for similar shapes: {named[0]}"
+        )
         yield Finding("attention", f"auto, {heads} heads, {tokens} tokens", said)
 
 

@@ -76,17 +76,17 @@ def add_commands(commands: Any, default_server: str) -> None:
 def _run(args: argparse.Namespace) -> int:
     command: Command = args.command
     if (args.prompt is None) == (args.prompt_flag is None):
-        args.parser.error("give the prompt once: as an argument, or as --prompt")
+        args.parser.error("give exactly one prompt: as a positional argument or with --prompt")
     args.prompt = args.prompt_flag if args.prompt is None else args.prompt
     suffix = args.out.suffix.lower()
     if args.format is None and suffix not in command.extensions:
         known = ", ".join(command.extensions)
         args.parser.error(f"--out {args.out}: unknown extension {suffix!r}; use one of {known}, or give --format")
     if not args.out.parent.is_dir():
-        args.parser.error(f"--out {args.out}: there is no folder {args.out.parent}")
+        args.parser.error(f"--out {args.out}: the folder {args.out.parent} does not exist")
     chosen = args.format or command.extensions[suffix]
     if command.extensions.get(suffix, chosen) is not _looks_like(chosen):
-        print(f"warning: {args.out} will hold {chosen}, as --format says", file=sys.stderr)
+        print(f"warning: {args.out} will contain {chosen}, because --format overrides its extension", file=sys.stderr)
     offline = args.server is None and args.model is not None and Path(args.model).is_dir()
     _refuse_options(args, offline)
     asked = {option.name: _value(args, option) for option in command.options} | {"output_format": chosen}
@@ -112,7 +112,7 @@ def _refuse_options(args: argparse.Namespace, offline: bool) -> None:
     names = SERVER_ONLY if offline else tuple(o.name for o in _offline_options() if o.name not in shared)
     for name in names:
         if getattr(args, name) is not None:
-            why = "has no effect without a server" if offline else "is a setting of the server, which is running"
+            why = "has no effect without a server" if offline else "is a setting of the running server"
             flag = next((o.flags[0] for o in args.command.options if o.name == name and o.flags), f"--{name}")
             args.parser.error(f"{flag.replace('_', '-')} {why}")
 
@@ -130,8 +130,8 @@ def _there(args: argparse.Namespace, asked: Mapping[str, Any]) -> MediaResult:
             return made
     except OmniError as error:
         if args.server is None and args.model is not None:
-            where = f"so the server at {args.default_server} was asked"
-            error.add_note(f"{args.model} is no folder on this machine, {where}")
+            where = f"so the request went to the server at {args.default_server}"
+            error.add_note(f"{args.model} is not a folder on this machine, {where}")
         raise
 
 
@@ -185,21 +185,26 @@ def _record(made: MediaResult | Generation, paths: list[Path]) -> dict[str, Any]
 
 
 def _common(parser: argparse.ArgumentParser, command: Command, default_server: str) -> None:
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="what to make")
-    parser.add_argument("--prompt", "--prompts", dest="prompt_flag", metavar="PROMPT", help="the same as a flag")
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="text prompt")
+    parser.add_argument("--prompt", "--prompts", dest="prompt_flag", metavar="PROMPT", help="the prompt as a flag")
     parser.add_argument(
-        "--out", "--output", type=Path, required=True, metavar="FILE", help="several outputs get -0, -1... appended"
+        "--out",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="output file; several outputs get -0, -1... appended",
     )
-    parser.add_argument("--server", metavar="HOST:PORT", help=f"server to ask (default: {default_server})")
+    parser.add_argument("--server", metavar="HOST:PORT", help=f"address of the server (default: {default_server})")
     parser.add_argument(
         "--model",
-        help="a model of the server (default: its only one); without --server, a checkpoint folder runs here",
+        help="model of the server (default: its only one); without --server, a checkpoint folder to run locally",
     )
     parser.add_argument(
         "--format",
         type=_format(command.formats),
         choices=list(command.formats),
-        help="encoding (default: by the extension of --out)",
+        help="output format (default: by the extension of --out)",
     )
     served = parser.add_argument_group("with a server")
     sampling = parser.add_argument_group("sampling (default: as the model says)")
@@ -215,8 +220,8 @@ def _common(parser: argparse.ArgumentParser, command: Command, default_server: s
             group = pairs[pair] = pairs.get(pair) or group.add_mutually_exclusive_group()
         _add(group, option)
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    served.add_argument("--timeout", type=float, metavar="S", help="give up, and cancel, after this many seconds")
+    parser.add_argument("--quiet", action="store_true", help="do not show progress")
+    served.add_argument("--timeout", type=float, metavar="S", help="cancel and give up after this many seconds")
     local = parser.add_argument_group("on this machine")
     local.add_argument("--enforce-eager", action="store_true", help=ALWAYS["--enforce-eager"])
     for setting in _offline_options():
@@ -254,7 +259,7 @@ class _Renamed(argparse.Action):
 COMMANDS: tuple[Command, ...] = (
     Command(
         name="generate",
-        help="make images, on a server or on this machine",
+        help="generate images, on a server or on this machine",
         kind=IMAGE,
         method="generate_image",
         offline="generate",
@@ -263,7 +268,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         name="edit",
-        help="make images from images",
+        help="edit images: image to image, inpaint, layers",
         kind=EDIT,
         method="edit_image",
         offline="edit_image",
@@ -272,7 +277,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         name="video",
-        help="make videos from a prompt, images, a video or a sound",
+        help="generate videos from a prompt, images, a video or audio",
         kind=VIDEO,
         method="generate_video",
         offline="generate_video",
@@ -281,7 +286,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         name="audio",
-        help="make sound",
+        help="generate audio",
         kind=AUDIO,
         method="generate_audio",
         offline="generate_audio",
@@ -319,7 +324,9 @@ def _extra(text: str) -> tuple[str, Any]:
     if equals and name:
         with contextlib.suppress(json.JSONDecodeError):
             return name, json.loads(value)
-    raise argparse.ArgumentTypeError(f"{text!r} is not NAME=JSON, as in max_sequence_length=256 or style='\"bold\"'")
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not NAME=JSON, for example max_sequence_length=256 or style='\"bold\"'"
+    )
 
 
 def _adapter(text: str) -> tuple[str, float]:
@@ -327,13 +334,13 @@ def _adapter(text: str) -> tuple[str, float]:
     with contextlib.suppress(ValueError):
         if name:
             return name, float(scale) if equals else 1.0
-    raise argparse.ArgumentTypeError(f"{text!r} is not NAME or NAME=SCALE, as in sketch=0.8")
+    raise argparse.ArgumentTypeError(f"{text!r} is not NAME or NAME=SCALE, for example sketch=0.8")
 
 
 def _seeds(text: str) -> tuple[int, ...]:
     with contextlib.suppress(ValueError):
         return tuple(int(part) for part in text.split(","))
-    raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers, as in 1,2,3")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers such as 1,2,3")
 
 
 def _format(kind: type[T]) -> Callable[[str], T]:

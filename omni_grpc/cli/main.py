@@ -158,7 +158,7 @@ def _wait(args: argparse.Namespace) -> int:
             if error.reason != "SERVER_UNREACHABLE" or deadline.within(LOOK_AGAIN) < LOOK_AGAIN:
                 raise
         if not told:
-            print(f"no server at {args.server} yet", file=sys.stderr)
+            print(f"no server at {args.server} yet, waiting", file=sys.stderr)
             told = True
         time.sleep(LOOK_AGAIN)
 
@@ -207,27 +207,29 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="omni-grpc",
-        description="Diffusion models over gRPC, step by step.",
-        epilog="Checkpoints: `pull ORG/NAME` fetches one from the hub, `convert DIR OUT` makes safetensors of pickles.",
+        description="Serve diffusion models over gRPC, with streaming progress and continuous batching.",
+        epilog="Checkpoints: `pull ORG/NAME` downloads from the hub; `convert DIR OUT` makes safetensors of pickles.",
     )
     parser.add_argument("--version", action="version", version=f"omni-grpc {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     making.add_commands(commands, DEFAULT_SERVER)
 
-    models = commands.add_parser("models", help="list the native models, or those of a server")
+    models = commands.add_parser("models", help="list the native models, or the models of a server")
     models.set_defaults(run=_models)
     asked = models.add_mutually_exclusive_group()
     asked.add_argument(
         "--server", metavar="HOST:PORT", help="list the models of this server (default: the native models)"
     )
-    asked.add_argument("--features", action="store_true", help="what can be turned on for each native model")
+    asked.add_argument("--features", action="store_true", help="list the features that each native model supports")
     models.add_argument("--json", action="store_true", help="print JSON")
 
     jobs = commands.add_parser("jobs", help="list jobs, newest first")
     jobs.set_defaults(run=_jobs)
     _server_arguments(jobs)
     states = [name.removeprefix("JOB_STATE_") for name in JobState.keys()[1:]]
-    jobs.add_argument("--state", action="append", type=str.upper, choices=states, help="only this state; repeatable")
+    jobs.add_argument(
+        "--state", action="append", type=str.upper, choices=states, help="only jobs in this state; repeatable"
+    )
     jobs.add_argument(
         "--label", action="append", type=making.label, metavar="KEY=VALUE", help="only jobs with this label"
     )
@@ -238,35 +240,40 @@ def _parser() -> argparse.ArgumentParser:
     watch.set_defaults(run=_watch)
     _server_arguments(watch)
     watch.add_argument("job_id", metavar="JOB_ID")
-    watch.add_argument("--after-seq", type=int, default=0, help="leave out the events up to this one (default: 0)")
+    watch.add_argument("--after-seq", type=int, default=0, help="skip the events up to this one (default: 0)")
     watch.add_argument("--json", action="store_true", help="print one JSON object per event")
 
-    wait = commands.add_parser("wait", help="wait until a server is there and its model is ready")
+    wait = commands.add_parser("wait", help="wait until a server is up and its model is ready")
     wait.set_defaults(run=_wait)
     _server_arguments(wait)
     wait.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time (default: never)")
 
-    cancel = commands.add_parser("cancel", help="stop a job")
+    cancel = commands.add_parser("cancel", help="cancel a job")
     cancel.set_defaults(run=_cancel)
     _server_arguments(cancel)
     cancel.add_argument("job_id", metavar="JOB_ID")
-    cancel.add_argument("--reason", default="", help="comes back in the job's last event")
+    cancel.add_argument("--reason", default="", help="reason that appears in the job's last event")
 
-    download = commands.add_parser("download", help="fetch an output")
+    download = commands.add_parser("download", help="download an output")
     download.set_defaults(run=_download)
     _server_arguments(download)
     download.add_argument("artifact_id", metavar="ARTIFACT_ID")
-    download.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write it")
+    download.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write")
 
-    commands.add_parser("doctor", help="show versions, devices and ops, or how a model fits here", add_help=False)
-    commands.add_parser("bench", help="measure what a model makes", add_help=False)
+    commands.add_parser(
+        "doctor", help="show versions, devices and ops, or whether a model fits this machine", add_help=False
+    )
+    commands.add_parser("bench", help="measure the prompt accuracy of a model", add_help=False)
     commands.add_parser("serve", help="start a server (same as python -m omni_grpc.serve)", add_help=False)
     return parser
 
 
 def _server_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--server", default=DEFAULT_SERVER, metavar="HOST:PORT", help=f"server to ask (default: {DEFAULT_SERVER})"
+        "--server",
+        default=DEFAULT_SERVER,
+        metavar="HOST:PORT",
+        help=f"address of the server (default: {DEFAULT_SERVER})",
     )
 
 

@@ -14,9 +14,9 @@ from omni_grpc.types.errors import OmniError
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m omni_grpc pull`: fetches a checkpoint into the cache and prints its folder."""
     parser = argparse.ArgumentParser(
-        prog="omni-grpc pull", description="Fetches a checkpoint from the hub into the cache and prints its folder."
+        prog="omni-grpc pull", description="Downloads a checkpoint from the hub to the cache and prints its folder."
     )
-    parser.add_argument("repo", metavar="ORG/NAME", help="the model, as the hub calls it")
+    parser.add_argument("repo", metavar="ORG/NAME", help="name of the model on the hub")
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit (default: main)")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")

@@ -79,7 +79,7 @@ async def serve(engine: Engine) -> int:
 
 async def _stop(server: Server, drain: float, signals: asyncio.Queue[str]) -> None:
     """Lets the jobs that are there end, for `drain` seconds at most, or until a second signal comes."""
-    logger.info("taking no more jobs; those that are there get %g s to end, a second signal ends them now", drain)
+    logger.info("draining: no new jobs; existing jobs get %g s to finish, a second signal ends them now", drain)
     stopping, asked_again = asyncio.create_task(server.stop(drain)), asyncio.create_task(signals.get())
     await asyncio.wait({stopping, asked_again}, return_when=asyncio.FIRST_COMPLETED)
     if not stopping.done():

@@ -61,6 +61,6 @@ class DownloadState:
 
     def _expect(self) -> PartialArtifact:
         if self._partial is None:
-            message = f"the download of artifact {self._artifact_id} began without its metadata"
+            message = f"the download of artifact {self._artifact_id} did not start with its metadata"
             raise InternalError(message, reason="PROTOCOL_ERROR", metadata={"artifact_id": self._artifact_id})
         return self._partial

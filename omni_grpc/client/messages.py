@@ -106,7 +106,7 @@ def only_model(models: Sequence[Model]) -> str:
     if not models:
         raise FailedPrecondition("the server has no model", reason="NO_MODEL")
     names = ", ".join(model.name for model in models)
-    rule = f"is not set and this server has several; choose one of {names}"
+    rule = f"is not set, but this server has several; choose one of {names}"
     raise InvalidArgument(f"model {rule}", reason="MODEL_REQUIRED", violations=(Violation("model", rule),))
 
 

@@ -20,7 +20,7 @@ class Sampling(TypedDict, total=False):
     """What every generation has."""
 
     negative_prompt: str | None
-    """What to steer away from. The empty string counts: it turns classifier-free guidance (CFG) on."""
+    """Negative prompt. An empty string counts: it turns classifier-free guidance (CFG) on."""
     steps: int | None
     """Number of denoising steps."""
     guidance_scale: float | None
@@ -40,11 +40,11 @@ class Sampling(TypedDict, total=False):
     boundary_ratio: float | None
     """Fraction of the training timesteps at which the low-noise expert takes over, 0 to 1."""
     seed: int | None
-    """Seed of output 0; output i uses seed + i. Not given: drawn at random."""
+    """Seed of output 0; output i uses seed + i. Not given: random."""
     seeds: Sequence[int] | None
-    """One seed for each output. Give this or seed."""
+    """One seed per output. Set this or seed."""
     num_outputs: int | None
-    """Number of outputs to make."""
+    """Number of outputs."""
     scheduler: str | None
     """One of the model's schedulers, by class name. Not given: the checkpoint's own."""
     loras: Mapping[str, float] | None
@@ -61,7 +61,7 @@ class JobOptions(TypedDict, total=False):
     labels: Mapping[str, str] | None
     """Labels of the job, to list jobs by."""
     priority: int | None
-    """Jobs with a higher priority run first."""
+    """Priority, -100 to 100; jobs with a higher one run first."""
     queue_timeout: float | None
     """Seconds after which a job that has not started fails, whoever waits for it."""
     run_timeout: float | None
@@ -98,9 +98,9 @@ class EditSampling(Sampling, total=False):
     height: int | None
     """Height in pixels."""
     mask: MediaSource | None
-    """White is made anew, black is kept; as large as the first image."""
+    """Mask, as large as the first image: white is regenerated (inpainted), black is kept."""
     strength: float | None
-    """How much of the input is replaced by noise, 0 to 1."""
+    """Fraction of noise added to the input, 0 to 1."""
     layers: int | None
     """Number of layers to take the image apart into, each with alpha."""
     task: Task | str | None
@@ -126,29 +126,29 @@ class VideoSampling(Sampling, total=False):
     height: int | None
     """Height in pixels."""
     first_frame: MediaSource | None
-    """Image that the video starts with."""
+    """Image that the video starts with (image to video)."""
     last_frame: MediaSource | None
     """Image that the video ends with."""
     source_video: MediaSource | None
-    """Video to start from."""
+    """Video to start from (video to video)."""
     reference_images: Sequence[MediaSource] | None
     """Images of what is to appear."""
     control_video: MediaSource | None
-    """Poses, depth or edges to follow."""
+    """Control video: poses, depth or edges to follow."""
     mask_video: MediaSource | None
-    """White is made anew, black is kept."""
+    """Mask: white is regenerated (inpainted), black is kept."""
     audio: MediaSource | None
-    """Sound that drives the video."""
+    """Audio that drives the video."""
     strength: float | None
-    """How much of the input is replaced by noise, 0 to 1."""
+    """Fraction of noise added to the input, 0 to 1."""
     num_frames: int | None
-    """Number of frames to make. Give this or duration."""
+    """Number of frames. Set this or duration."""
     duration: float | None
-    """Seconds. A video gets the nearest legal number of frames."""
+    """Length in seconds. A video gets the nearest valid number of frames."""
     fps: float | None
-    """Frames per second that the model generates for."""
+    """Frame rate that the video is generated for."""
     output_fps: float | None
-    """Frames per second of the file."""
+    """Frame rate of the file."""
     task: Task | str | None
     """The task. Not given: found from the inputs."""
     output_format: VideoFormat | str | None
@@ -168,19 +168,19 @@ class AudioSampling(Sampling, total=False):
     """What a sound has besides."""
 
     text: str | None
-    """Words to be sung or spoken."""
+    """Words to sing or speak."""
     reference: MediaSource | None
-    """Sound to start from."""
+    """Reference audio to start from."""
     strength: float | None
-    """How much of the input is replaced by noise, 0 to 1."""
+    """Fraction of noise added to the input, 0 to 1."""
     start: float | None
-    """Seconds: where in the whole piece the clip begins."""
+    """Start of the clip within the whole piece, in seconds."""
     end: float | None
-    """Seconds: where in the whole piece the clip ends. Give this or duration."""
+    """End of the clip within the whole piece, in seconds. Set this or duration."""
     duration: float | None
-    """Seconds. A video gets the nearest legal number of frames."""
+    """Length in seconds. A video gets the nearest valid number of frames."""
     sample_rate_hz: int | None
-    """Samples per second of the file."""
+    """Sampling rate of the file, in Hz."""
     output_format: AudioFormat | str | None
     """How sounds are encoded."""
 

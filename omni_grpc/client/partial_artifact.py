@@ -32,17 +32,17 @@ class PartialArtifact:
             raise self._corrupt(f"a chunk starts at byte {chunk.offset}, expected {self.offset}")
         self._data += chunk.data
         if self.offset > self.artifact.size_bytes:
-            raise self._corrupt(f"received {self.offset} bytes, announced were {self.artifact.size_bytes}")
+            raise self._corrupt(f"{self.offset} bytes arrived, but {self.artifact.size_bytes} were announced")
 
     def check_resumed(self, artifact: Artifact) -> None:
         """Checks that a resumed download is of the same artifact as the bytes received so far."""
         if (artifact.artifact_id, artifact.sha256) != (self.artifact.artifact_id, self.artifact.sha256):
-            raise self._corrupt("the download was resumed with another artifact")
+            raise self._corrupt("it is a different artifact than the one whose first bytes arrived")
 
     def data(self) -> bytes:
         """All bytes, checked."""
         if not self.complete:
-            raise self._corrupt(f"received {self.offset} of {self.artifact.size_bytes} bytes")
+            raise self._corrupt(f"{self.offset} of {self.artifact.size_bytes} bytes arrived")
         data = bytes(self._data)
         digest = hashlib.sha256(data).digest()
         if digest != self.artifact.sha256:

@@ -54,7 +54,7 @@ def describe(event: Event) -> str:
     """One readable line about an event."""
     match event:
         case Queued():
-            return f"queued: {event.position} before it"
+            return f"queued: {event.position} ahead of it"
         case Started():
             size = f"{event.width} x {event.height}, {event.total_steps} steps"
             return f"started: {event.model}, {size}, seeds {', '.join(map(str, event.seeds))}"
@@ -66,9 +66,9 @@ def describe(event: Event) -> str:
         case StepProgress():
             return f"step {event.step}/{event.total_steps}  {_pace(event)}"
         case Preempted():
-            return f"set aside after {event.completed_steps} steps: {event.reason}, {event.position} before it"
+            return f"preempted after {event.completed_steps} steps: {event.reason}, {event.position} ahead of it"
         case Resumed():
-            return f"goes on after {event.completed_steps} steps, {event.wait:.2f} s aside"
+            return f"resumed after {event.completed_steps} steps, paused for {event.wait:.2f} s"
         case DecodeProgress():
             return f"decoding: {event.done_units}/{event.total_units}"
         case ArtifactReady():
@@ -145,18 +145,18 @@ class _ProgressBar:
             self._bar.console.print(warning_line(warning), markup=False, highlight=False)
         match event:
             case Queued():
-                self._set("queued", note=f"{event.position} before it")
+                self._set("queued", note=f"{event.position} ahead of it")
             case Started():
                 self._set("encoding", total=event.total_steps, note=f"{event.width} x {event.height}")
             case Retrying():
-                self._set("queued", note=f"again: {event.failure.message}")
+                self._set("queued", note=f"retrying: {event.failure.message}")
             case EncodeDone():
                 self._set("denoising", note="")
             case StepProgress():
                 note = f"step {event.step}/{event.total_steps}  {_pace(event)}"
                 self._set("denoising", completed=event.step, total=event.total_steps, note=note)
             case Preempted():
-                self._set("set aside", note=f"{event.reason}, {event.position} before it")
+                self._set("preempted", note=f"{event.reason}, {event.position} ahead of it")
             case Resumed():
                 self._set("denoising", note="")
             case DecodeProgress():

@@ -80,7 +80,9 @@ class WatchState:
         if not self._connected:
             raise failure.error()
         if failure.code is Code.NOT_FOUND:
-            message = f"the connection was lost, and the server no longer knows job {self.job_id}: it has restarted"
+            message = (
+                f"the connection was lost, and the server no longer knows job {self.job_id} because it has restarted"
+            )
             raise Unavailable(f"{message}; send the request again", reason="JOB_LOST", metadata=self._position)
         if not ended.lost or self._attempt >= self._reconnect.attempts:
             raise self._final_failure(ended).error()
@@ -138,11 +140,11 @@ class WatchState:
     def _final_failure(self, ended: CallFailure) -> Failure:
         failure = dataclasses.replace(ended.failure, metadata={**ended.failure.metadata, **self._position})
         if ended.timed_out:
-            message = f"the deadline of the call passed at event {self.after_seq} of job {self.job_id}"
+            message = f"the deadline of the call passed after event {self.after_seq} of job {self.job_id}"
             return dataclasses.replace(failure, message=message)
         if ended.lost:
-            tried = f"lost the event stream and could not resume it in {self._attempt} attempts"
-            resume = f"watch_job({self.job_id!r}, after_seq={self.after_seq})"
-            message = f"{tried}: {failure.message}; the job may still be running, resume with {resume}"
+            tried = f"lost the stream and could not reconnect in {self._attempt} attempts"
+            again = f"watch_job({self.job_id!r}, after_seq={self.after_seq})"
+            message = f"{tried}: {failure.message}; the job may still be running, resume with {again}"
             return dataclasses.replace(failure, code=Code.UNAVAILABLE, reason="STREAM_LOST", message=message)
         return failure

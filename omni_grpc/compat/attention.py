@@ -70,7 +70,10 @@ class Attention(nn.Module):
         """
         if query.dim() != 4 or key.dim() != 4 or key.shape != value.shape or key.shape[0] != query.shape[0]:
             shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
-            raise _refused("query, key, value", f"are {shapes}, expected [B, S, H, D] of one B, key and value alike")
+            raise _refused(
+                "query, key, value",
+                f"are {shapes}, expected [B, S, H, D] with the same B, and the same shape for key and value",
+            )
         batch, queries = query.shape[:2]
         mask = None if attn_metadata is None else attn_metadata.attn_mask
         if mask is None:
@@ -100,18 +103,19 @@ class Attention(nn.Module):
         """The mask as bool [B, S_k]."""
         if self.causal and queries != keys:
             raise _refused(
-                "attn_mask", f"is set together with causal, for {queries} queries of {keys} keys: they must be as many"
+                "attn_mask",
+                f"is set together with causal, for {queries} queries and {keys} keys: their numbers must be equal",
             )
         if mask.dim() == 4 and mask.shape[1:3] == (1, 1):
             mask = mask[:, 0, 0]
         if mask.dim() != 2 or mask.shape[0] not in (1, batch) or mask.shape[1] != keys:
             raise _refused(
                 "attn_mask",
-                f"has shape {list(mask.shape)}, expected [{batch}, {keys}] or [{batch}, 1, 1, {keys}]; a mask for each "
+                f"has shape {list(mask.shape)}, expected [{batch}, {keys}] or [{batch}, 1, 1, {keys}]; a mask per "
                 "query or head is not yet served",
             )
         if mask.is_floating_point():
-            raise _refused("attn_mask", f"is {mask.dtype}: not yet; give bool, True where a key is kept")
+            raise _refused("attn_mask", f"is {mask.dtype}, which is not yet served; use bool, True where a key is kept")
         return mask.to(torch.bool).expand(batch, keys)
 
 

@@ -101,8 +101,8 @@ class _Execution:
     max_num_seqs: int = 1
     step_execution: bool = only(False, "is True or False", True)
     enforce_eager: bool = only(False, "is True or False", True)
-    streaming_output: bool = only(False, "not yet; omni_grpc.Omni.stream gives every event as it happens")
-    output_type: str = only("pil", "not yet: outputs are pictures, or encoded files of video and sound")
+    streaming_output: bool = only(False, "not yet; omni_grpc.Omni.stream yields every event as it happens")
+    output_type: str = only("pil", "not yet: outputs are PIL images, or encoded video and audio files")
     engine_backend: str = only("default", "there is one engine")
     distributed_executor_backend: str | None = only(None, "the worker is a thread of this process", "uni")
     num_gpus: int | None = only(None, RANKS, 1)
@@ -127,7 +127,7 @@ class _Weights:
     lora_path: str | None = None
     lora_scale: float = 1.0
     lora_backend: str = only("peft", "not yet")
-    trust_remote_code: bool = only(False, "code out of a checkpoint is never run")
+    trust_remote_code: bool = only(False, "code from a checkpoint is never run")
     enable_multithread_weight_load: bool = True
     num_weight_load_threads: int = 4
 
@@ -170,10 +170,10 @@ class OmniDiffusionConfig(_Execution, _Weights, _Memory):
         check(self, ConfigError)
         check(self.parallel_config, ConfigError)
         if self.quantization is not None and self.quantization_config is not None:
-            rule = "quantization and quantization_config are both set; give one of them"
+            rule = "quantization and quantization_config are both set; set only one of them"
             raise ConfigError(rule, violations=(Violation("quantization_config", rule),))
         if isinstance(self.max_num_seqs, bool) or not isinstance(self.max_num_seqs, int) or self.max_num_seqs < 1:
-            rule = f"max_num_seqs is {self.max_num_seqs!r}, expected a number from 1"
+            rule = f"max_num_seqs is {self.max_num_seqs!r}, expected at least 1"
             raise ConfigError(rule, violations=(Violation("max_num_seqs", rule),))
 
     def settings(self) -> dict[str, Any]:

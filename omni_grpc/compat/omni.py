@@ -76,7 +76,9 @@ class Omni:
         limit = self.omni.config.scheduler.max_num_seqs
         if isinstance(asked, int) and not isinstance(asked, bool) and 1 <= asked <= limit:
             return asked
-        raise _refused("max_num_seqs", f"is {asked!r}, expected 1 to {limit}; Omni(..., max_num_seqs=) allows more")
+        raise _refused(
+            "max_num_seqs", f"is {asked!r}, expected 1 to {limit}; set Omni(..., max_num_seqs=) to allow more"
+        )
 
     def _call(self, prompt: Prompt, params: OmniDiffusionSamplingParams, index: int) -> Call:
         where = f"prompts[{index}]"
@@ -93,7 +95,7 @@ class Omni:
         optional = params.of_some(checkpoint.tasks)
         for name in optional.keys() - set(taken):
             asked = {"fps": "frame_rate", "output_fps": "fps"}.get(name, name)
-            raise _refused(f"sampling_params.{asked}", f"means nothing to {method.__name__} of {checkpoint.name!r}")
+            raise _refused(f"sampling_params.{asked}", f"has no effect in {method.__name__} of {checkpoint.name!r}")
         lora_path, lora_scale = self.od_config.lora_path, self.od_config.lora_scale
         return functools.partial(
             method,
@@ -120,7 +122,7 @@ class Omni:
         if makes is Modality.VIDEO:
             pictures = _several(media.get("image", ()))
             if len(pictures) > 1:
-                raise _refused(f"{where}.image", f"has {len(pictures)} pictures; not yet: a video starts from one")
+                raise _refused(f"{where}.image", f"has {len(pictures)} images; a video can start from only one")
             sound = Task.TEXT_TO_AUDIO_VIDEO if not media and Task.TEXT_TO_VIDEO not in tasks else None
             inputs = {
                 "first_frame": next(iter(pictures), None),
@@ -160,7 +162,7 @@ def _configure(
 
 def _only_one(name: str, others: Mapping[str, Any]) -> None:
     if others:
-        rule = f"{min(others)} and {name} are both set; {name} has it"
+        rule = f"{min(others)} and {name} are both set; set only {name}, which includes it"
         raise ConfigError(rule, violations=(Violation(min(others), rule),))
 
 
@@ -171,11 +173,11 @@ def _request(
     params = sampling_params
     if isinstance(params, Sequence):
         if len(params) != 1:
-            raise _refused("sampling_params", f"has {len(params)} entries, and there is one stage: give one for all")
+            raise _refused("sampling_params", f"has {len(params)} entries, but there is only one stage: give one entry")
         params = params[0]
     if isinstance(prompts, OmniDiffusionRequest):
         if params is not None:
-            raise _refused("sampling_params", "is set, and the request has its own; give one of them")
+            raise _refused("sampling_params", "is set, but the request has its own; set only one of them")
         return prompts
     listed = list(prompts) if isinstance(prompts, Sequence) and not isinstance(prompts, str) else [prompts]
     return OmniDiffusionRequest(prompts=listed, sampling_params=params or OmniDiffusionSamplingParams())

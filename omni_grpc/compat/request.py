@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Prompt = str | Mapping[str, Any]
 """Text, or a dict with "prompt" and any of "negative_prompt" and "multi_modal_data"."""
 
-EMBEDS = "not yet: a request brings its text, and the noise follows from its seed"
+EMBEDS = "not yet: pass the prompt as text; the noise is drawn from the seed"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -48,22 +48,24 @@ class OmniDiffusionSamplingParams:
     layers: int = 4
     extra_args: dict[str, Any] = dataclasses.field(default_factory=dict)
     resolution: int = only(640, "not yet; give height and width")
-    eta: float = only(0.0, "not yet: the schedulers here add no noise of their own")
+    eta: float = only(0.0, "not yet: no scheduler here adds noise")
     sigmas: Any = only(None, "not yet; give num_inference_steps")
     timesteps: Any = only(None, "not yet; give num_inference_steps")
     latents: Any = only(None, EMBEDS)
     generator: Any = only(None, EMBEDS)
-    output_type: str | None = only(None, "not yet: outputs are pictures, or encoded files of video and sound", "pil")
+    output_type: str | None = only(None, "not yet: outputs are PIL images, or encoded video and audio files", "pil")
     quality: str | None = only(None, "not yet")
     max_sequence_length: int | None = only(None, "is the model's own limit")
     do_classifier_free_guidance: bool = only(
-        False, "follows from the negative prompt and a scale above 1: give those instead"
+        False, "classifier-free guidance is on with a negative prompt and a scale above 1: set those instead"
     )
     cfg_normalize: bool = only(False, "not yet here; omni_grpc.Omni.generate has guidance_norm")
     enable_frame_interpolation: bool = only(False, "not yet")
     return_trajectory_latents: bool = only(False, "not yet")
     lora_request: Any = only(None, "not yet here; omni_grpc.Omni has the setting lora and generate(loras=...)")
-    lora_scale: float = only(1.0, "belongs to lora_request, which is not there yet; lora_path has one in the config")
+    lora_scale: float = only(
+        1.0, "belongs to lora_request, which is not supported yet; use lora_path and lora_scale of the config"
+    )
     extra_step_kwargs: dict[str, Any] = only({}, "not yet")
 
     def __post_init__(self) -> None:

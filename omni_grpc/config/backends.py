@@ -85,7 +85,7 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "OMNI_CPU": Backend(
         run="omni_grpc.ops.attention_cpu:packed",
-        what="our own kernel for CPUs, one call for all rows",
+        what="our own CPU kernel, one call for all rows",
         kernel="attention_cpu",
         install="build the op library with a C++ compiler: make setup",
         devices=("cpu",),
@@ -103,7 +103,7 @@ BACKENDS: Mapping[str, Backend] = {
         run=f"{_KERNELS}:flash_3",
         seeps=True,
         apart=f"{_KERNELS}:flash_3_apart",
-        what="FlashAttention 3 of the package fa3-fwd, one call for all rows",
+        what="FlashAttention 3 from the package fa3-fwd, one call for all rows",
         package="fa3_fwd_interface",
         install='pip install "omni-grpc[gpu]"',
         capability=((9, 0), (9, 0)),
@@ -117,7 +117,7 @@ BACKENDS: Mapping[str, Backend] = {
         coded=f"{_KERNELS}:flash_3_coded",
         coded_apart=f"{_KERNELS}:flash_3_coded_apart",
         seeps=True,
-        what="FlashAttention 3 with queries, keys, values and weights in e4m3, one call for all rows",
+        what="FlashAttention 3 in FP8: queries, keys, values and softmax weights in e4m3, one call for all rows",
         package="fa3_fwd_interface",
         install='pip install "omni-grpc[gpu]"',
         capability=((9, 0), (9, 0)),
@@ -129,14 +129,14 @@ BACKENDS: Mapping[str, Backend] = {
     "FP8_EMULATION": Backend(
         run=f"{_KERNELS}:fp8_emulated",
         coded=f"{_KERNELS}:coded_reference",
-        what="what FLASH_ATTN_3_FP8 computes, written out: to see on a CPU what it does to a model",
+        what="the arithmetic of FLASH_ATTN_3_FP8 in software, to judge its quality on a CPU",
         devices=("cpu",),
         lossy=True,
     ),
     "OMNI_INT8": Backend(
         run=f"{_KERNELS}:int8",
         tiles=True,
-        what="our own kernel: queries and keys in int8, values and weights in e4m3, one call for all rows",
+        what="our own INT8 kernel: queries and keys in int8, values and weights in e4m3, one call for all rows",
         kernel="attention_q",
         install="build the op library with nvcc, for 90a",
         capability=((9, 0), (9, 0)),
@@ -149,7 +149,7 @@ BACKENDS: Mapping[str, Backend] = {
     "INT8_EMULATION": Backend(
         run=f"{_KERNELS}:int8",
         tiles=True,
-        what="what OMNI_INT8 computes, written out: to see on a CPU what it does to a model",
+        what="the arithmetic of OMNI_INT8 in software, to judge its quality on a CPU",
         devices=("cpu",),
         head_most=128,
         causal=False,
@@ -157,7 +157,7 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "FLASH_ATTN_2": Backend(
         run=f"{_KERNELS}:flash_2",
-        what="FlashAttention 2 as torch has it, one call for all rows",
+        what="FlashAttention 2 from torch, one call for all rows",
         capability=((8, 0), (12, 1)),
         dtypes=HALF,
         head_multiple=8,
@@ -167,7 +167,7 @@ BACKENDS: Mapping[str, Backend] = {
         run=f"{_KERNELS}:sage",
         what="SageAttention: queries and keys in 8 bits, one call for each run of rows of equal lengths",
         package="sageattention",
-        install="from source, github.com/thu-ml/SageAttention: what PyPI has is wrong for many lengths of rows",
+        install="from source, github.com/thu-ml/SageAttention: the PyPI version is wrong for many row lengths",
         least=(2, 1, 1),
         capability=((8, 0), (12, 1)),
         dtypes=HALF,
@@ -259,7 +259,9 @@ def canonical(name: object, field: str = SETTING) -> str:
     if asked in names():
         return asked
     if asked in ELSEWHERE:
-        raise refused(field, f"{flag} is {name!r}: not yet; the nearest here is {ELSEWHERE[asked]}", "NOT_SUPPORTED")
+        raise refused(
+            field, f"{flag} is {name!r}: not supported yet; the nearest is {ELSEWHERE[asked]}", "NOT_SUPPORTED"
+        )
     close = difflib.get_close_matches(asked, (*names(), *ALIASES), n=1)
     hint = f"; did you mean {ALIASES.get(close[0], close[0])}?" if close else ""
     raise refused(field, f"{flag} is {name!r}: expected one of {', '.join(names())}{hint}")
@@ -292,7 +294,7 @@ def in_precision(name: str, precision: str, field: str = SETTING) -> str:
     plain, space, form = name.partition(" ")
     if plain not in forms:
         has = ", ".join(each for each in forms if each not in forms.values())
-        message = f"{flag_of(field)} {plain} has no {precision} yet; {has} have it"
+        message = f"{flag_of(field)} {plain} does not support {precision} yet; use {has}"
         raise refused(field, message, "NOT_SUPPORTED")
     return forms[plain] + space + form
 
@@ -307,7 +309,7 @@ def choose(name: str, use: Use, field: str = SETTING) -> str:
         if not lacks[candidate]:
             return candidate
     why = "; ".join(f"{candidate} {reason}" for candidate, reason in lacks.items())
-    message = f"{flag_of(field)} {name} cannot be had here: {why}. Or leave it to {AUTO!r}"
+    message = f"{flag_of(field)} {name} is not available here: {why}. Use {AUTO!r} to choose one automatically"
     raise refused(field, message, "ATTENTION_UNAVAILABLE")
 
 
@@ -335,31 +337,34 @@ def run_of(way: str, coded: bool = False) -> str:
 def lack(backend: Backend, use: Use) -> str:
     """What keeps a backend from a use, with the fix where there is one; empty where nothing does."""
     if backend.devices and use.device not in backend.devices:
-        return f"runs on {', '.join(backend.devices)}, and this is {use.device}"
+        return f"runs on {', '.join(backend.devices)}, not on {use.device}"
     if backend.capability is not None and use.capability is not None:
         low, high = backend.capability
         if not low <= use.capability <= high:
             has, least, most = (".".join(map(str, each)) for each in (use.capability, low, high))
-            return f"needs compute capability {least if low == high else f'{least} to {most}'}, and this is {has}"
+            return (
+                f"needs compute capability {least if low == high else f'{least} to {most}'}, but this device has {has}"
+            )
     if backend.dtypes and use.dtype not in backend.dtypes:
         dtypes = " or ".join(sorted(backend.dtypes))
-        return f"needs {dtypes}, and this is {use.dtype} (--dtype bfloat16, or precision bf16 for its role)"
+        return f"needs {dtypes}, not {use.dtype} (use --dtype bfloat16, or precision bf16 for its role)"
     largest = backend.head_most or use.head_size
     if use.head_size % backend.head_multiple or not backend.head_least <= use.head_size <= largest:
         lowest = f" from {backend.head_least}" if backend.head_least > 1 else ""
         most = f" up to {backend.head_most}" if backend.head_most else ""
         sizes = f"multiples of {backend.head_multiple}{lowest}{most}"
-        return f"takes head sizes that are {sizes}, and this is {use.head_size}"
+        return f"supports head sizes that are {sizes}, not {use.head_size}"
     if use.causal and not backend.causal:
-        return "does no causal attention"
+        return "does not support causal attention"
     if use.grouped and not backend.grouped:
-        return "does no grouped-query attention"
+        return "does not support grouped-query attention"
     if backend.kernel and backend.kernel not in use.kernels:
-        return f"needs the op library to have its kernel ({backend.install})"
+        return f"needs an op library that contains its kernel ({backend.install})"
     if backend.package and importlib.util.find_spec(backend.package) is None:
         return f"needs the package {backend.package} ({backend.install})"
     if backend.least:
         has = importlib.metadata.version(backend.package)
         if tuple(map(int, re.findall(r"\d+", has)[: len(backend.least)])) < backend.least:
-            return f"needs {backend.package} {'.'.join(map(str, backend.least))}, and this is {has} ({backend.install})"
+            least = ".".join(map(str, backend.least))
+            return f"needs {backend.package} {least}, but {has} is installed ({backend.install})"
     return ""

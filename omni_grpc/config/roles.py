@@ -67,10 +67,10 @@ class Roles:
             if role not in known:
                 close = difflib.get_close_matches(role, known, n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
-                has = ", ".join(known) or "no attention of ours"
+                has = ", ".join(known) or "none"
                 raise refused(
                     FIELD,
-                    f"{flag_of(f'{FIELD}.per_role.{role}')}: the model has no such role; it has {has}{hint}",
+                    f"{flag_of(f'{FIELD}.per_role.{role}')}: the model has no such role; its roles: {has}{hint}",
                     "UNKNOWN_ROLE",
                 )
 

@@ -47,14 +47,13 @@ class ModelConfig:
 
     model: str = setting(
         dataclasses.MISSING,
-        "checkpoint folder in the diffusers layout, or ORG/NAME on the hub (default: the small model that comes with "
-        "this package)",
+        "checkpoint folder in the diffusers layout, or ORG/NAME on the Hugging Face hub (default: the bundled model)",
     )
     served_model_name: str | None = setting(
-        None, "what requests call the model (default: the folder's name, or the hub's name)"
+        None, "name of the model in requests (default: the folder's name, or the hub name)"
     )
     device: str = setting(
-        "auto", "device of the worker; auto: cuda where there is one, else cpu", choices=("auto", "cpu", "cuda")
+        "auto", "device of the worker; auto: cuda if available, otherwise cpu", choices=("auto", "cpu", "cuda")
     )
     dtype: str = setting(
         "auto",
@@ -64,28 +63,27 @@ class ModelConfig:
     revision: str | None = setting(None, "branch, tag or commit of a checkpoint from the hub (default: main)")
     diffusion_load_format: str = setting(
         "auto",
-        "native: our own implementation; diffusers: any diffusers pipeline through the adapter; auto: native where "
-        "there is one, else diffusers",
+        "native: our own implementation; diffusers: any diffusers pipeline through the adapter; auto: native if "
+        "available, otherwise diffusers",
         choices=("auto", "native", "diffusers"),
     )
     num_weight_load_threads: int = setting(
-        4, "threads that read the weights of a native denoiser; 1: one tensor after the other", minimum=1
+        4, "threads that load the weights of a native denoiser; 1: one tensor after the other", minimum=1
     )
-    disable_multithread_weight_load: bool = setting(False, "read weights one tensor after the other")
+    disable_multithread_weight_load: bool = setting(False, "load weights one tensor after the other, in one thread")
     cpu_threads: int | None = setting(
-        None, "torch threads of a CPU worker (default: cores - 1, so that events stay smooth)", minimum=1
+        None, "torch threads of a CPU worker (default: cores - 1, so that progress events are not delayed)", minimum=1
     )
     batch_invariant: bool = setting(
         False,
-        "compute a request's rows to the same bits whatever else is in the batch, where kernels would be chosen by the "
-        "number of tokens; native models alone",
+        "batch invariance: give a request the same bits whatever else is in the batch; native models only",
     )
     diffusion_attention_backend: str | None = setting(
-        None, f"attention of the denoiser: {', '.join(backends.names())} (default: auto, the platform's)"
+        None, f"attention backend of the denoiser: {', '.join(backends.names())} (default: auto)"
     )
     diffusion_attention_config: dict[str, Any] | None = setting(
         None,
-        "JSON object with default and per_role, each with backend and precision, and with schedule; also written "
+        "attention backend and precision as a JSON object with default, per_role and schedule; also written as "
         "--diffusion-attention-config.per_role.self.backend NAME",
     )
 
@@ -107,26 +105,26 @@ class AdapterConfig:
     """
 
     diffusers_load_kwargs: dict[str, Any] | None = setting(
-        None, "JSON object of arguments for from_pretrained; they win over the settings here"
+        None, "JSON object of arguments for from_pretrained; they override other settings"
     )
     diffusers_call_kwargs: dict[str, Any] | None = setting(
-        None, "JSON object of arguments for every call of the pipeline; what a request says wins over them"
+        None, "JSON object of arguments for every call of the pipeline; a request overrides them"
     )
     allow_attention_fallback: bool = setting(
         False,
-        "go on with the library's own attention where the one asked for cannot be had; every reply warns of it",
+        "use the default attention backend if the requested one is unavailable, with a warning in every reply",
     )
     boundary_ratio: float | None = setting(
         None,
-        "of models with two experts: the fraction of the timesteps at which the one for low noise takes over",
+        "for models with two experts: fraction of the timesteps at which the low-noise expert takes over",
         minimum=0,
     )
     flow_shift: float | None = setting(
-        None, "shift of the noise schedule, of models whose scheduler has one", minimum=0
+        None, "shift of the noise schedule, for models whose scheduler has one", minimum=0
     )
-    vae_use_slicing: bool = setting(False, "decode one output after the other, as native models always do")
-    vae_use_tiling: bool = setting(False, "decode in tiles, to save memory")
-    enable_cpu_offload: bool = setting(False, "keep one component at a time on the device")
+    vae_use_slicing: bool = setting(False, "VAE slicing: decode one output after the other, as native models always do")
+    vae_use_tiling: bool = setting(False, "VAE tiling: decode in tiles to save memory")
+    enable_cpu_offload: bool = setting(False, "CPU offload: keep one component at a time on the device")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +133,11 @@ class CacheConfig:
 
     cache_backend: str | None = setting(
         None,
-        f"step cache; of native models: {', '.join(NATIVE_CACHES)}; of diffusers pipelines: "
+        f"step cache; native models: {', '.join(NATIVE_CACHES)}; diffusers pipelines: "
         f"{', '.join(DIFFUSERS_CACHES)} (default: none)",
     )
     cache_config: dict[str, Any] | None = setting(
-        None, "JSON object of arguments for the cache; tea_cache has rel_l1_thresh and coefficients"
+        None, "JSON object of arguments for the step cache; tea_cache takes rel_l1_thresh and coefficients"
     )
 
 
@@ -149,16 +147,16 @@ class QuantizationConfig:
 
     quantization: str | None = setting(
         None,
-        "how the denoiser's blocks keep their weights (default: in 8 bits where the checkpoint does, else by --dtype)",
+        "quantization of the denoiser's blocks (default: that of the checkpoint)",
         choices=QUANTIZATIONS,
     )
     ignored_layers: tuple[str, ...] = setting(
-        (), "layers that are not quantized, separated by commas: parts of their names, paths with *, or re:EXPRESSION"
+        (), "layers to exclude from quantization, separated by commas: parts of names, paths with *, or re:EXPRESSION"
     )
     gguf_model: tuple[str, ...] = setting(
         (),
-        "with --quantization gguf, the GGUF file of the denoiser: a path, or ORG/NAME:FILE on the hub; of a model with "
-        "two denoisers COMPONENT=FILE for each, separated by a comma",
+        "with --quantization gguf, the GGUF file of the denoiser: a path, or ORG/NAME:FILE on the hub; for a model "
+        "with two denoisers, COMPONENT=FILE for each, separated by a comma",
     )
 
 
@@ -168,7 +166,7 @@ class LoraConfig:
 
     lora: dict[str, str] | None = setting(
         None,
-        "adapter that requests can name: a safetensors file, or a folder with one; repeatable, or one JSON object",
+        "LoRA adapter that requests can name: a safetensors file, or a folder with one; repeatable, or one JSON object",
         pairs=True,
     )
 
@@ -178,10 +176,10 @@ class OffloadConfig:
     """Weights that live in the host's memory."""
 
     enable_layerwise_offload: bool = setting(
-        False, "keep the blocks in the host's memory, and on the device only those at work"
+        False, "layerwise offload: keep the blocks in host memory, and only the running ones on the device"
     )
     layerwise_resident_blocks: int = setting(
-        0, "with --enable-layerwise-offload, blocks of each stack that stay on the device, evenly spread", minimum=0
+        0, "with --enable-layerwise-offload, number of blocks per stack that stay on the device", minimum=0
     )
 
 
@@ -190,12 +188,13 @@ class ProfilerConfig:
     """Where the time of a request goes, component by component."""
 
     enable_diffusion_pipeline_profiler: bool = setting(
-        False, "log how long the targets took and tell it in each reply; on cuda it waits for the device around each"
+        False,
+        "profiler: log the time of each target and report it in replies; on cuda it synchronizes around each call",
     )
     diffusion_pipeline_profiler_targets: tuple[str, ...] = setting(
         (),
-        "what is measured: COMPONENT.METHOD, or diffuse for the denoise steps, separated by commas (default: "
-        "vae.encode, vae.decode, diffuse, text_encoder.forward and tokenizer.forward, where the model has them)",
+        "what the profiler measures: COMPONENT.METHOD, or diffuse for the denoising steps, separated by commas "
+        "(default: vae.encode, vae.decode, diffuse, text_encoder.forward and tokenizer.forward, if the model has them)",
     )
 
 
@@ -203,52 +202,58 @@ class ProfilerConfig:
 class SchedulerConfig:
     """What waits, and how much of it."""
 
-    max_queue: int = setting(256, "jobs that may wait; one more is refused with RESOURCE_EXHAUSTED", minimum=1)
-    max_num_seqs: int = setting(8, "requests that take their steps together", minimum=1)
+    max_queue: int = setting(256, "most jobs in the queue; further jobs are refused with RESOURCE_EXHAUSTED", minimum=1)
+    max_num_seqs: int = setting(8, "most requests that share a denoising step (continuous batching)", minimum=1)
     max_step_ms: float | None = setting(
         None,
-        "longest step that requests may share, in milliseconds as the cost model predicts it; a request that is "
-        "longer alone takes its steps alone (default: no limit)",
+        "longest shared step in milliseconds, as predicted by the cost model; a request whose steps alone take longer "
+        "runs them alone (default: no limit)",
         minimum=0,
     )
-    policy: str = setting("fcfs", "who goes first", choices=("fcfs", "priority", "deadline"))
+    policy: str = setting("fcfs", "scheduling policy: which job runs first", choices=("fcfs", "priority", "deadline"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
     """What one request may ask for, below what the checkpoint allows."""
 
-    max_pixels: int | None = setting(None, "largest width x height (default: what the checkpoint allows)", minimum=1)
-    max_steps: int = setting(200, "most denoise steps of one request", minimum=1)
-    max_outputs: int = setting(8, "most outputs of one request", minimum=1)
+    max_pixels: int | None = setting(
+        None, "largest width x height of an output (default: the limit of the checkpoint)", minimum=1
+    )
+    max_steps: int = setting(200, "most denoising steps per request", minimum=1)
+    max_outputs: int = setting(8, "most outputs per request", minimum=1)
     max_prompt_chars: int = setting(100_000, "longest prompt, in characters", minimum=1)
-    max_input_bytes: int = setting(128 << 20, "largest file of one input, in bytes", minimum=1)
+    max_input_bytes: int = setting(128 << 20, "largest input file, in bytes", minimum=1)
     max_input_pixels: int = setting(1 << 26, "largest width x height of an input image or frame", minimum=1)
     max_input_frames: int = setting(1024, "most frames of an input video", minimum=1)
     max_input_video_pixels: int = setting(1 << 29, "largest frames x width x height of an input video", minimum=1)
-    max_input_seconds: float = setting(600.0, "longest input video or sound, in seconds", minimum=0)
+    max_input_seconds: float = setting(600.0, "longest input video or audio, in seconds", minimum=0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobsConfig:
     """How long finished jobs and their results are kept."""
 
-    retention: float = setting(600.0, "seconds that a finished job, its events and its artifacts are kept", minimum=0)
+    retention: float = setting(
+        600.0, "seconds for which a finished job, its events and its artifacts are kept", minimum=0
+    )
     artifact_budget: int = setting(
-        1 << 30, "bytes of artifacts kept in memory; above it the oldest finished job is forgotten", minimum=1
+        1 << 30, "bytes of artifacts kept in memory; above that the oldest finished job is deleted", minimum=1
     )
     asset_budget: int = setting(
         1 << 30,
-        "bytes of uploaded media kept in memory; what does not fit is refused with RESOURCE_EXHAUSTED",
+        "bytes of uploaded media kept in memory; uploads that do not fit are refused with RESOURCE_EXHAUSTED",
         minimum=1,
     )
-    asset_retention: float = setting(3600.0, "seconds that uploaded media is kept after its last use", minimum=0)
-    queue_timeout: float | None = setting(None, "seconds a job may wait, unless its request says otherwise", minimum=0)
+    asset_retention: float = setting(3600.0, "seconds for which uploaded media is kept after its last use", minimum=0)
+    queue_timeout: float | None = setting(
+        None, "seconds that a job may wait in the queue, unless its request sets another value", minimum=0
+    )
     run_timeout: float | None = setting(
-        None, "seconds a job may run after its start, unless its request says otherwise", minimum=0
+        None, "seconds that a job may run after its start, unless its request sets another value", minimum=0
     )
     disconnect_grace: float = setting(
-        30.0, "seconds that a streaming client may be gone before its job is cancelled", minimum=0
+        30.0, "seconds that a disconnected client has to come back before its job is cancelled", minimum=0
     )
 
 
@@ -256,16 +261,20 @@ class JobsConfig:
 class WorkerConfig:
     """When a worker counts as dead, how it comes back, and what it prepares."""
 
-    worker_timeout: float = setting(30.0, "seconds without a sign of life after which a worker is killed", minimum=1)
+    worker_timeout: float = setting(30.0, "seconds without a heartbeat after which a worker is killed", minimum=1)
     phase_timeout: float = setting(
-        1800.0, "seconds that one prepare, step or decode may take before the worker is killed", minimum=1
+        1800.0, "seconds that one prepare, step or decode may take before the worker is killed as hung", minimum=1
     )
-    restart_backoff: float = setting(1.0, "seconds before a dead worker is started again; doubles up to 60", minimum=0)
-    warm_up_seconds: float = setting(10.0, "seconds that the warm-up may spend on fitting the cost model", minimum=0)
+    restart_backoff: float = setting(
+        1.0, "seconds before a dead worker is restarted; doubles with each failure, up to 60", minimum=0
+    )
+    warm_up_seconds: float = setting(
+        10.0, "seconds that the warm-up may take to fit the cost model; 0: nothing is measured", minimum=0
+    )
     cuda_graph_tokens: int | None = setting(
         None,
-        "most tokens of a batch whose kernels are launched as one CUDA graph, once a batch of its shapes has come "
-        "twice; 0: none (default: 8192 on cuda, none with --enable-layerwise-offload); native models alone",
+        "use CUDA graphs for recurring batch shapes of up to this many tokens; 0: no CUDA graphs (default: 8192 on "
+        "cuda, none with --enable-layerwise-offload); native models only",
         minimum=0,
     )
 
@@ -274,12 +283,14 @@ class WorkerConfig:
 class ServerConfig:
     """The gRPC endpoint."""
 
-    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all interfaces")
     port: int = setting(50051, "port to listen on; 0 picks a free one", minimum=0)
     max_message_bytes: int = setting(32 << 20, "largest message accepted from a client", minimum=1 << 20)
-    heartbeat_interval: float = setting(15.0, "seconds of silence after which a watcher gets a heartbeat", minimum=0.05)
+    heartbeat_interval: float = setting(
+        15.0, "seconds without an event after which a watcher gets a heartbeat", minimum=0.05
+    )
     drain_timeout: float = setting(
-        60.0, "seconds that running jobs get to end when the server is asked to stop", minimum=0
+        60.0, "drain: seconds that running jobs get to finish when the server is asked to stop", minimum=0
     )
 
 
@@ -316,8 +327,8 @@ class EngineConfig:
         if flat.get("model") is None:
             if not BUNDLED.is_dir():
                 raise ConfigError(
-                    "no model: pass a checkpoint folder or a model of the hub (--model DIR or --model ORG/NAME); the "
-                    f"one that comes with the package is not in {BUNDLED}",
+                    "no model: pass a checkpoint folder or a hub model (--model DIR or --model ORG/NAME); the "
+                    f"bundled model was not found in {BUNDLED}",
                     violations=(Violation("model", "is required"),),
                 )
             flat["model"] = str(BUNDLED)
@@ -377,7 +388,7 @@ class Option:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.type is dict:
-            return "NAME=VALUE or a JSON object of text" if self.pairs else "a JSON object"
+            return "NAME=VALUE or a JSON object of strings" if self.pairs else "a JSON object"
         return "a list of names" if self.type is tuple else self.type.__name__
 
     def _convert(self, value: Any) -> Any:

@@ -35,7 +35,7 @@ OF_THE_BUILD = frozenset({"OMNI_GRPC_BUILD", "OMNI_GRPC_CUDA_ARCHS"})
 """Variables of setup.py."""
 
 ALWAYS: Mapping[str, str] = {
-    "--omni": "is what this server always does; leave it out",
+    "--omni": "always on; not needed",
     "--step-execution": "step execution is always on",
     "--enforce-eager": "nothing is compiled; --cuda-graph-tokens 0 turns CUDA graphs off",
 }
@@ -81,7 +81,7 @@ def from_mapping(content: Mapping[str, Any]) -> dict[str, Any]:
         else:
             raise unknown_settings([name], known)
         if twice := flat.keys() & inner.keys():
-            raise ConfigError(f"{min(twice)!r} is set twice, alone and under its section")
+            raise ConfigError(f"{min(twice)!r} is set twice: at the top level and under its section")
         flat |= inner
     return flat
 
@@ -162,8 +162,10 @@ def _parser(prog: str, description: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=__version__)
-    parser.add_argument("--config", metavar="FILE", help="YAML file with settings, flat or under their sections")
-    aliases = parser.add_argument_group("names of vLLM-Omni, as flags alone")
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML file with settings, at the top level or under their sections"
+    )
+    aliases = parser.add_argument_group("vLLM-Omni aliases (flags only)")
     for flag, answer in ALWAYS.items():
         aliases.add_argument(flag, dest=flag, action="store_const", const=True, help=answer)
     for flag, name in DEGREES.items():
@@ -217,9 +219,9 @@ def _answer_aliases(flags: dict[str, Any]) -> None:
     for name in DEGREES.values():
         flag, degree = flags.pop(name, (name, "1"))
         if flag != name:
-            print(f"{flag}: called {name} here", file=sys.stderr)
+            print(f"{flag}: this flag is called {name} here", file=sys.stderr)
         if degree != "1":
-            rule = "must be 1: more ranks are not yet served from the command line (docs/parallel.md)"
+            rule = "must be 1: several ranks are not yet supported from the command line (docs/parallel.md)"
             field = name.removeprefix("--").replace("-", "_")
             raise ConfigError(
                 f"{flag} is {degree!r}: {rule}", reason="NOT_SUPPORTED", violations=(Violation(field, rule),)
@@ -257,7 +259,7 @@ def _read_yaml(path: Path) -> Mapping[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"--config {path} is not UTF-8 text") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"--config {path} is not YAML: {error}") from error
+        raise ConfigError(f"--config {path} is not valid YAML: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ConfigError(f"--config {path} must hold settings as `name: value`")
+        raise ConfigError(f"--config {path} must contain settings as `name: value`")
     return content

@@ -105,14 +105,14 @@ class Assets:
     def _require_room(self, size: int) -> None:
         self.sweep()
         if size > self._budget:
-            message = f"the asset has {size} bytes, the store holds {self._budget}; raise --asset-budget"
+            message = f"the asset has {size} bytes, but the store holds only {self._budget}; raise --asset-budget"
             raise ResourceExhausted(message, reason="ASSET_TOO_LARGE")
         free = self._budget - self.size_bytes - self._reserved
         if size > free:
             expiries = [asset.expire_time for asset, _ in self._files.values()]
             wait = max(0.0, min(expiries) - self._clock()) if expiries else self._retention
             message = (
-                f"the asset has {size} bytes, {free} of {self._budget} are free; delete assets that are no longer "
-                f"needed, or wait until the next one expires in {wait:.0f} s"
+                f"the asset has {size} bytes, but only {free} of {self._budget} are free; delete unused assets "
+                f"or wait until the next one expires in {wait:.0f} s"
             )
             raise ResourceExhausted(message, reason="ASSETS_FULL", retry_after=max(wait, 1.0))

@@ -122,7 +122,7 @@ class Engine:
         failure = Failure(
             code=Code.UNAVAILABLE,
             reason="SERVER_STOPPED",
-            message="the server was stopped before this job ended; submit it again",
+            message="the server was stopped before this job ended; send the request again",
         )
         for run in list(self._runs.values()):
             self._fail(run, failure)
@@ -156,7 +156,7 @@ class Engine:
             check_task(model, task, self.checkpoint)
         if self.state is EngineState.STARTING:
             raise Unavailable(
-                f"model {model!r} is not ready: {self.loading}; ask again, or follow AdminService.LoadModel",
+                f"model {model!r} is not ready: {self.loading}; retry, or follow AdminService.LoadModel",
                 reason="MODEL_LOADING",
                 retry_after=1.0,
                 metadata={"phase": self.loading.phase},
@@ -172,14 +172,14 @@ class Engine:
         if (earlier := self.jobs.find(submission.request_id)) is not None:
             if earlier.fingerprint != submission.fingerprint:
                 raise Aborted(
-                    f"options.request_id {submission.request_id!r} was used with another request, by job {earlier.id}",
+                    f"options.request_id {submission.request_id!r} belongs to a different request, of job {earlier.id}",
                     reason="REQUEST_ID_REUSED",
                     metadata={"job_id": earlier.id},
                 )
             return earlier, True
         if self.state not in (EngineState.READY, EngineState.RESTARTING):
             self.check(submission.draft.model, submission.draft.task)
-            message = f"this server takes no jobs: it is {self.state}"
+            message = f"this server accepts no new jobs: it is {self.state}"
             raise Unavailable(message, reason=f"ENGINE_{self.state}", retry_after=1.0)
         resolved = resolve_request(submission.draft, self.facts, id=new_job_id())
         deadline = math.inf if submission.deadline is None else submission.deadline
@@ -268,11 +268,11 @@ class Engine:
         )
 
     def _abandon(self, job_id: str, limit: str, seconds: float) -> None:
-        self.cancel(job_id, f"no client for {seconds:g} s")
+        self.cancel(job_id, f"no client watched the job for {seconds:g} s")
 
     def _expire(self, job_id: str, limit: str, seconds: float) -> None:
         run = self._runs[job_id]
-        message = f"{limit} of {seconds:g} s passed after {run.job.step} of {run.job.total_steps} steps"
+        message = f"{limit} of {seconds:g} s expired after {run.job.step} of {run.job.total_steps} steps"
         self._fail(run, Failure(code=Code.DEADLINE_EXCEEDED, reason=limit.upper(), message=message))
         self._tick()
 
@@ -394,7 +394,7 @@ class Engine:
     def _restart(self, name: str, limit: str, seconds: float) -> None:
         self._restarts += 1
         self.loading = Loading()
-        logger.warning("starting the worker again, attempt %d", self._failures)
+        logger.warning("restarting the worker, attempt %d", self._failures)
         self._executor.start(self._on_report)
 
     # --- the tick ---------------------------------------------------------------------------------------------------

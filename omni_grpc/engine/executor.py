@@ -215,13 +215,13 @@ class WorkerProcess:
         if self._last_words is not None:
             return self._last_words
         if self._hung:
-            message = f"the worker process {self._process.pid} hung and was killed"
+            message = f"the worker process {self._process.pid} stopped responding and was killed"
             return Failure(code=Code.UNAVAILABLE, reason="WORKER_HUNG", message=message)
         code = self._process.exitcode
         how = f"by signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
         # the kernel kills so where the host's memory runs out, and nothing is left to be logged
-        why = "the log of the system says whether memory ran out" if code == -signal.SIGKILL else "its log says why"
-        message = f"the worker process {self._process.pid} ended {how}; {why}"
+        why = "the system log says whether the host ran out of memory" if code == -signal.SIGKILL else "see its log"
+        message = f"the worker process {self._process.pid} died {how}; {why}"
         return Failure(code=Code.UNAVAILABLE, reason="WORKER_DIED", message=message)
 
 
@@ -254,7 +254,7 @@ class LocalExecutor:
 
     def kill(self) -> None:
         # a thread cannot be killed: the caller's process is the worker's, and it is the caller's to end
-        logger.error("the worker hangs in this process")
+        logger.error("the worker in this process stopped responding")
 
     async def close(self) -> None:
         await asyncio.to_thread(self._worker.close)  # type: ignore[attr-defined]

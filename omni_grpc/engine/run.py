@@ -178,7 +178,7 @@ class JobRun:
             RequestWarning(
                 code="PROMPT_TRUNCATED",
                 field=field,
-                message=f"the last {dropped} tokens did not fit and were not used",
+                message=f"the prompt is too long for the model: its last {dropped} tokens were truncated",
                 applied=str(dropped),
             )
             for field, dropped in self._dropped_tokens.items()

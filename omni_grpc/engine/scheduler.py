@@ -122,7 +122,7 @@ class Scheduler:
         """Puts a job in the queue. Raises ResourceExhausted (QUEUE_FULL) where there is no room."""
         if self.waiting >= self.max_queue:
             raise ResourceExhausted(
-                f"{self.max_queue} jobs are waiting, the most this server keeps; retry later",
+                f"the queue is full: {self.max_queue} jobs are waiting (--max-queue); retry later",
                 reason="QUEUE_FULL",
                 retry_after=1.0,
             )

@@ -47,17 +47,17 @@ def _faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
         return {"gguf_model": why} if chosen.gguf_model else {}
     wrong = {}
     if chosen.ignored_layers:
-        wrong["ignored_layers"] = "has no effect with --quantization gguf: the file says how each layer is packed"
+        wrong["ignored_layers"] = "has no effect with --quantization gguf: the file decides the type of each layer"
     files, denoisers = gguf_files(chosen, checkpoint), _denoisers(checkpoint)
     if checkpoint.spec.single_file is None:
-        wrong["quantization"] = f"gguf is not served yet for {name}: the layout of its GGUF files is not known here"
+        wrong["quantization"] = f"gguf is not supported yet for {name}"
     elif not files:
         wrong["gguf_model"] = "is required by --quantization gguf: a path, or ORG/NAME:FILE on the hub"
     elif files.keys() != set(denoisers):
         example = ",".join(f"{component}=FILE" for component in denoisers)
         wrong["gguf_model"] = f"must name a file for each of {', '.join(denoisers)} of {name}: --gguf-model {example}"
     elif absent := [file for file in files.values() if not (Path(file).is_file() or HUB_FILE.fullmatch(file))]:
-        wrong["gguf_model"] = f"{absent[0]} is neither a file here nor one on the hub (ORG/NAME:FILE)"
+        wrong["gguf_model"] = f"{absent[0]} is neither a local file nor a file on the hub (ORG/NAME:FILE)"
     return wrong
 
 

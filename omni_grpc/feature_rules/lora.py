@@ -14,7 +14,7 @@ def _section(config: EngineConfig) -> LoraConfig | None:
 def _faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
     if config.loras is None or is_native(checkpoint):
         return {}
-    return {"lora": f"{no_effect_through_diffusers(checkpoint)}; adapters are for native models"}
+    return {"lora": f"{no_effect_through_diffusers(checkpoint)}; LoRA adapters need a native model"}
 
 
 def _variants(spec: ModelSpec) -> Variants:

@@ -20,7 +20,7 @@ def _faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
     if chosen is None:
         return {}
     if not is_native(checkpoint):
-        own = "--diffusers-load-kwargs has a quantization_config"
+        own = "use quantization_config in --diffusers-load-kwargs"
         return {"quantization": f"{no_effect_through_diffusers(checkpoint)}; {own}"}
     if chosen.quantization is None and chosen.ignored_layers:
         return {"ignored_layers": "needs --quantization"}

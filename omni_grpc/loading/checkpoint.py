@@ -245,9 +245,9 @@ def _files(folder: Path) -> list[Path]:
     try:
         shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (json.JSONDecodeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{index} is no index of weight shards: {error!r}") from error
+        raise CheckpointError(f"{index} is not an index of weight shards: {error!r}") from error
     if absent := [shard for shard in shards if not (folder / shard).is_file()]:
-        raise CheckpointError(f"{index} names shards that are not there: {', '.join(absent)}")
+        raise CheckpointError(f"{index} names shards that do not exist: {', '.join(absent)}")
     return [folder / shard for shard in shards]
 
 

@@ -50,9 +50,9 @@ def convert(source: Path, target: Path) -> list[Converted]:
     `target` is then not made.
     """
     if target.exists():
-        raise CheckpointError(f"{target} exists; name a folder that does not")
+        raise CheckpointError(f"{target} already exists; name a new folder")
     if not (source / layout.INDEX).is_file():
-        raise CheckpointError(f"{source} has no {layout.INDEX}: it is no checkpoint in the diffusers layout")
+        raise CheckpointError(f"{source} has no {layout.INDEX}: it is not a checkpoint in the diffusers layout")
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
     try:
         made = _convert(source, unfinished)
@@ -102,7 +102,7 @@ def _walk(folder: Path) -> list[Path]:
             continue
         if path.is_dir():
             if path.is_symlink():
-                raise CheckpointError(f"{path} is a link to a folder; convert a checkpoint that is whole")
+                raise CheckpointError(f"{path} is a link to a folder; convert a checkpoint without links to folders")
             found += _walk(path)
         else:
             found.append(path)
@@ -112,7 +112,7 @@ def _walk(folder: Path) -> list[Path]:
 def _refuse_unknown_pickle(path: Path, file: Path) -> None:
     if path.suffix in layout.PICKLES and len(file.parts) > 1:
         raise CheckpointError(
-            f"{path} is a pickle by its name, and no library asks for weights called so; remove it, or name it "
+            f"{path} has a pickle's extension, but no library loads weights of that name; remove it, or rename it to "
             f"{' or '.join(stem + '.bin' for stem in _STEMS)}",
             reason="UNSAFE_WEIGHTS",
         )
@@ -135,16 +135,16 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} needs more than tensors to be unpickled ({_wanted(path, error)}), which would run code of its "
-            "author; it is not converted",
+            f"{path} needs more than tensors to be unpickled ({_wanted(path, error)}), which would run arbitrary code; "
+            "it is not converted",
             reason="UNSAFE_PICKLE",
         ) from error
     except (RuntimeError, EOFError, ValueError, OSError) as error:
-        raise CheckpointError(f"{path} is no file of torch weights: {error}") from error
+        raise CheckpointError(f"{path} is not a file of torch weights: {error}") from error
     if not isinstance(content, Mapping) or not content:
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, expected tensors by name")
+        raise CheckpointError(f"{path} contains a {type(content).__name__}, expected named tensors")
     if odd := [str(key) for key, value in content.items() if not _plain(key, value)]:
-        raise CheckpointError(f"{path} holds more than dense tensors by name: {', '.join(odd[:8])}")
+        raise CheckpointError(f"{path} contains more than named dense tensors: {', '.join(odd[:8])}")
     seen: set[int] = set()
     tensors = {}
     for key, value in content.items():
@@ -175,12 +175,12 @@ def _verify(path: Path, new: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Reads what was written and compares every bit."""
     with safetensors.safe_open(new, framework="pt", device="cpu") as written:
         if set(written.keys()) != set(tensors):
-            raise CheckpointError(f"{new} does not hold the tensors of {path}")
+            raise CheckpointError(f"{new} does not contain the tensors of {path}")
         for key, tensor in tensors.items():
             copy = written.get_tensor(key)
             same = copy.dtype == tensor.dtype and copy.shape == tensor.shape
             if not same or not torch.equal(_bytes(copy), _bytes(tensor)):
-                raise CheckpointError(f"{new}: {key} differs from {path}; is the disk sound?")
+                raise CheckpointError(f"{new}: {key} differs from {path}; check the disk")
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -194,9 +194,9 @@ def _convert_index(old: Path, new: Path, made: Mapping[str, Converted]) -> None:
         renamed = {name: new_name(name) for name in layout.shards(content, str(old))}
         listed: Mapping[str, str] = content["weight_map"]
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{old} is no index of weight shards: {error}") from error
+        raise CheckpointError(f"{old} is not an index of weight shards: {error}") from error
     if absent := [name for name, shard in renamed.items() if shard not in made]:
-        raise CheckpointError(f"{old} names shards that are not there: {', '.join(absent)}")
+        raise CheckpointError(f"{old} names shards that do not exist: {', '.join(absent)}")
     shards = [made[shard] for shard in renamed.values() if shard]
     weight_map = {key: Path(shard.file).name for shard in shards for key in shard.tensors}
     if wrong := sorted(key for key, name in listed.items() if weight_map.get(key) != renamed[name]):
@@ -212,10 +212,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Converts, and prints a line for each file that it made. The exit code is 2 where it cannot."""
     parser = argparse.ArgumentParser(
         prog="omni-grpc convert",
-        description="Writes a checkpoint again with safetensors in place of pickled weights. Runs no code of a pickle.",
+        description="Converts the pickled weights of a checkpoint to safetensors. Does not run the code of a pickle.",
     )
     parser.add_argument("source", type=Path, metavar="DIR", help="checkpoint folder in the diffusers layout")
-    parser.add_argument("target", type=Path, metavar="OUT", help="folder to make")
+    parser.add_argument("target", type=Path, metavar="OUT", help="folder to create")
     args = parser.parse_args(argv)
     try:
         for one in convert(args.source, args.target):

@@ -53,7 +53,7 @@ def check_codec(stream: av.VideoStream | av.AudioStream, accepted: tuple[str, ..
     codec = stream.codec_context
     name = codec.codec.canonical_name if codec else "an unknown codec"
     if name not in accepted:
-        raise refusal(field, UNSUPPORTED, f"is coded with {name}; send one of {', '.join(accepted)}")
+        raise refusal(field, UNSUPPORTED, f"uses the codec {name}; send one of {', '.join(accepted)}")
 
 
 def seconds_of(stream: av.VideoStream | av.AudioStream) -> float | None:
@@ -65,4 +65,4 @@ def seconds_of(stream: av.VideoStream | av.AudioStream) -> float | None:
 
 def check_seconds(seconds: float | None, limits: MediaLimits, field: str) -> None:
     if seconds is not None and seconds > limits.max_seconds:
-        raise refusal(field, TOO_LARGE, f"is {seconds:g} s long, at most {limits.max_seconds:g} s are taken; cut it")
+        raise refusal(field, TOO_LARGE, f"is {seconds:g} s long; the maximum is {limits.max_seconds:g} s; shorten it")

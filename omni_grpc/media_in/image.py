@@ -53,7 +53,7 @@ def decode_image(
             return _packed(image), warnings
         white = PIL.Image.new("RGBA", image.size, "white")
         image = PIL.Image.alpha_composite(white, image)
-        warnings += (converted(field, "transparent areas were laid on white", "RGBA", "RGB"),)
+        warnings += (converted(field, "transparent areas were composited on white", "RGBA", "RGB"),)
     return _packed(image.convert("RGB")), warnings
 
 
@@ -66,7 +66,7 @@ def decode_mask(data: bytes, mime_type: str = "", *, limits: MediaLimits, field:
         lowest, _ = image.convert("RGBA").getchannel("A").getextrema()
         if lowest != 255:
             raise refusal(
-                field, UNSUPPORTED, "is partly transparent; send an opaque mask: white is made anew, black is kept"
+                field, UNSUPPORTED, "is partly transparent; send an opaque mask: white is regenerated, black is kept"
             )
         image = image.convert("RGBA").convert("RGB")
     return _packed(image.convert("L")), warnings
@@ -81,13 +81,13 @@ def _open(data: bytes, mime_type: str, limits: MediaLimits, field: str) -> tuple
                 raise refusal(
                     field,
                     TOO_LARGE,
-                    f"is {width} x {height}, at most {limits.max_pixels} pixels are taken; scale it down",
+                    f"is {width} x {height}; the maximum is {limits.max_pixels} pixels; scale it down",
                 )
             return _normalised(image, field)
     except (InvalidArgument, MemoryError):
         raise
     except PIL.Image.DecompressionBombError:
-        raise refusal(field, TOO_LARGE, "has far more pixels than are taken; scale it down") from None
+        raise refusal(field, TOO_LARGE, "has far more pixels than the limit; scale it down") from None
     except Exception as error:  # a decoder raises anything on broken bytes: all of it is the input's fault
         raise refusal(field, UNREADABLE, f"is a {kind} that cannot be read: {error}") from error
 
@@ -100,7 +100,9 @@ def _normalised(image: PIL.Image.Image, field: str) -> tuple[PIL.Image.Image, Wa
     image.load()
     orientation = image.getexif().get(_ORIENTATION, 1)
     if orientation in range(2, 9):
-        warnings.append(converted(field, "was turned upright as its EXIF data says", f"orientation {orientation}", "1"))
+        warnings.append(
+            converted(field, "was rotated upright according to its EXIF orientation", f"orientation {orientation}", "1")
+        )
     upright = PIL.ImageOps.exif_transpose(image)
     mode = upright.mode
     if mode in _SIXTEEN_BITS and not (mode == "I" and image.format != "PNG"):
@@ -108,10 +110,12 @@ def _normalised(image: PIL.Image.Image, field: str) -> tuple[PIL.Image.Image, Wa
         values = np.frombuffer(upright.tobytes(), _SIXTEEN_BITS[mode]).reshape(upright.height, upright.width)
         upright = PIL.Image.fromarray((values >> 8).astype(np.uint8))
     elif mode in _OTHER_COLOURS:
-        warnings.append(converted(field, "was converted to RGB without a colour profile", mode, "RGB"))
+        warnings.append(converted(field, "was converted to RGB without a color profile", mode, "RGB"))
         upright = upright.convert("RGB")
     elif mode not in (*_SAME, *_WITH_ALPHA):
-        raise refusal(field, UNSUPPORTED, f"has pixels of kind {mode}, whose range is not known; send 8 or 16 bits")
+        raise refusal(
+            field, UNSUPPORTED, f"has pixels of mode {mode}, whose range is unknown; send 8 or 16 bits per channel"
+        )
     return upright, tuple(warnings)
 
 

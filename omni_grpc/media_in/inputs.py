@@ -85,7 +85,7 @@ def _check_sum(files: Sequence[InputFile], total: int, most: int, unit: str) -> 
     if total <= most:
         return
     names = ", ".join(file.path for file in files)
-    rule = f"have more than {most} {unit} together; send fewer or smaller ones"
+    rule = f"have more than {most} {unit} in total; send fewer or smaller ones"
     raise InvalidArgument(f"{names}: {rule}", reason="INPUTS_TOO_LARGE", violations=(Violation(names, rule),))
 
 

@@ -86,7 +86,7 @@ def checked_kind(data: bytes, mime_type: str, accepted: tuple[str, ...], limits:
     if not data:
         raise refusal(field, EMPTY, "has no bytes; leave the field unset if there is no such input")
     if len(data) > limits.max_bytes:
-        raise refusal(field, TOO_LARGE, f"has {len(data)} bytes, at most {limits.max_bytes} are taken")
+        raise refusal(field, TOO_LARGE, f"has {len(data)} bytes; the maximum is {limits.max_bytes}")
     found = kind_of(data)
     declared = mime_type.partition(";")[0].strip().lower()
     declared = _NAMES.get(declared, declared)
@@ -94,11 +94,11 @@ def checked_kind(data: bytes, mime_type: str, accepted: tuple[str, ...], limits:
         raise refusal(
             field,
             TYPE_MISMATCH,
-            f"is declared as {mime_type} but its bytes are {found or 'of no known type'}; leave mime_type empty to have"
-            " it found from the bytes",
+            f"has mime_type {mime_type}, but its bytes are {found or 'of an unknown type'}; leave mime_type empty to "
+            "detect the type",
         )
     if found not in accepted:
-        raise refusal(field, UNREADABLE, f"is {found or 'of no known type'}; send one of {', '.join(accepted)}")
+        raise refusal(field, UNREADABLE, f"is {found or 'of an unknown type'}; send one of {', '.join(accepted)}")
     return found
 
 
@@ -107,13 +107,13 @@ def check_sha256(data: bytes, sha256: bytes, *, field: str) -> None:
     if not sha256:
         return
     if len(sha256) != 32:
-        raise refusal(field, HASH_MISMATCH, f"has a sha256 of {len(sha256)} bytes; it takes the 32 raw bytes, not hex")
+        raise refusal(field, HASH_MISMATCH, f"has a sha256 of {len(sha256)} bytes; send the 32 raw bytes, not hex")
     found = hashlib.sha256(data).digest()
     if found != sha256:
         raise refusal(
             field,
             HASH_MISMATCH,
-            f"has the sha256 {found.hex()}, not {sha256.hex()}; {len(data)} bytes came, send again",
+            f"has the sha256 {found.hex()}, not {sha256.hex()}; {len(data)} bytes arrived, send it again",
         )
 
 
@@ -126,11 +126,11 @@ def read_uri(uri: str, *, limits: MediaLimits, field: str) -> tuple[bytes, str]:
     scheme, colon, rest = uri.partition(":")
     if not colon or scheme.lower() != "data":
         # the address itself is not repeated: it may hold a secret
-        what = f"is a {scheme.lower()[:16]} address" if colon else "is no address"
+        what = f"is a {scheme.lower()[:16]} URL" if colon else "is not a URL"
         raise refusal(
             field,
             URI_REFUSED,
-            f"{what}; this server takes data URLs alone (data:image/png;base64,...): send the bytes in `data`, or"
+            f"{what}; this server accepts only data URLs (data:image/png;base64,...): send the bytes in `data`, or"
             " upload them with UploadAsset",
         )
     header, comma, body = rest.partition(",")
@@ -138,14 +138,14 @@ def read_uri(uri: str, *, limits: MediaLimits, field: str) -> tuple[bytes, str]:
         raise refusal(field, UNREADABLE, "is a data URL without a comma; the form is data:image/png;base64,...")
     # 4 characters of base64 are 3 bytes, one percent-encoded byte is 3 characters
     if len(body) > 3 * limits.max_bytes:
-        raise refusal(field, TOO_LARGE, f"has {len(body)} characters, for at most {limits.max_bytes} bytes")
+        raise refusal(field, TOO_LARGE, f"has {len(body)} characters; the maximum is {limits.max_bytes} bytes")
     mime_type, *parameters = header.split(";")
     is_base64 = any(parameter.strip().lower() == "base64" for parameter in parameters)
     decode: Callable[[str], bytes] = _base64 if is_base64 else urllib.parse.unquote_to_bytes
     try:
         return decode(body), mime_type.strip()
     except ValueError as error:
-        raise refusal(field, UNREADABLE, f"is a data URL whose base64 cannot be read ({error})") from None
+        raise refusal(field, UNREADABLE, f"is a data URL with invalid base64 ({error})") from None
 
 
 def _base64(text: str) -> bytes:

@@ -30,20 +30,22 @@ def decode_video(data: bytes, mime_type: str = "", *, limits: MediaLimits, field
     """
     with opened(data, mime_type, _KINDS, limits, field) as file:
         if not file.streams.video:
-            raise refusal(field, UNREADABLE, "holds no video, or is cut off before it")
+            raise refusal(field, UNREADABLE, "contains no video, or is truncated before it")
         stream = file.streams.video[0]
         check_codec(stream, VIDEO_CODECS, field)
         check_seconds(seconds_of(stream), limits, field)
         _check_size(stream.width, stream.height, max(1, stream.frames), limits, field)
         fps = float(stream.average_rate or stream.guessed_rate or 0)
         if not 0.01 <= fps <= 1000:
-            raise refusal(field, UNSUPPORTED, f"says that it has {fps:g} frames per second; 0.01 to 1000 are taken")
+            raise refusal(field, UNSUPPORTED, f"has a frame rate of {fps:g}; supported are 0.01 to 1000 fps")
         pictures, turn = _pictures(file, stream, limits, field)
         warnings: list[RequestWarning] = []
         if file.streams.audio:
-            warnings.append(converted(field, "its sound is not used", "video and sound", "video"))
+            warnings.append(converted(field, "its audio is not used", "video and audio", "video"))
         if turn:
-            warnings.append(converted(field, "was turned upright as its header says", f"turned by {turn} degrees", "0"))
+            warnings.append(
+                converted(field, "was rotated upright according to its header", f"rotated by {turn} degrees", "0")
+            )
     height, width, _ = pictures[0].shape
     # joined from views: a second copy of a long video is a lot, a third is too much
     data = b"".join(np.ascontiguousarray(picture).data for picture in pictures)
@@ -58,14 +60,14 @@ def _pictures(
     turn = 0
     for frame in file.decode(stream):
         if frame.is_corrupt:
-            raise refusal(field, UNREADABLE, f"has a broken frame, number {len(pictures) + 1}")
+            raise refusal(field, UNREADABLE, f"has a corrupted frame, number {len(pictures) + 1}")
         _check_size(frame.width, frame.height, len(pictures) + 1, limits, field)
         turn = frame.rotation if frame.rotation % 90 == 0 else 0
         pictures.append(np.rot90(_rgb(frame), turn // 90))
         if pictures[-1].shape != pictures[0].shape:
-            raise refusal(field, UNSUPPORTED, f"changes its size at frame {len(pictures)}; send one size")
+            raise refusal(field, UNSUPPORTED, f"changes its size at frame {len(pictures)}; send a video of one size")
     if not pictures or len(pictures) < stream.frames:
-        raise refusal(field, UNREADABLE, f"is cut off: {len(pictures)} of {stream.frames or 'its'} frames are there")
+        raise refusal(field, UNREADABLE, f"is truncated: it has {len(pictures)} of {stream.frames or 'its'} frames")
     return pictures, turn
 
 
@@ -77,13 +79,13 @@ def _rgb(frame: av.VideoFrame) -> npt.NDArray[np.uint8]:
 
 def _check_size(width: int, height: int, num_frames: int, limits: MediaLimits, field: str) -> None:
     if width * height > limits.max_pixels:
-        raise refusal(field, TOO_LARGE, f"is {width} x {height}, at most {limits.max_pixels} pixels a frame are taken")
+        raise refusal(field, TOO_LARGE, f"is {width} x {height}; the maximum is {limits.max_pixels} pixels per frame")
     if num_frames > limits.max_frames:
-        raise refusal(field, TOO_LARGE, f"has {num_frames} frames or more, at most {limits.max_frames} are taken")
+        raise refusal(field, TOO_LARGE, f"has {num_frames} frames or more; the maximum is {limits.max_frames}")
     if num_frames * width * height > limits.max_video_pixels:
         raise refusal(
             field,
             TOO_LARGE,
-            f"has {num_frames} frames or more of {width} x {height}, at most {limits.max_video_pixels} pixels over all"
-            " frames are taken",
+            f"has {num_frames} frames or more of {width} x {height}; the maximum is {limits.max_video_pixels} pixels "
+            "over all frames",
         )

@@ -53,10 +53,10 @@ def duration_fault(draft: Draft, checkpoint: Checkpoint) -> str:
         return ""
     fps, most = rate(draft, checkpoint), checkpoint.limits.max_frames
     if fps is None:
-        return f"needs fps, since {checkpoint.spec.name} has no default; give fps, or num_frames"
+        return f"needs fps, because {checkpoint.spec.name} has no default; set fps, or num_frames"
     if most and draft.duration * fps > most:
         longest = nearest_frames(most, checkpoint.limits) / fps
-        return f"{draft.duration:g} s at {fps:g} fps is more than {most} frames; nearest legal value: {longest:g}"
+        return f"{draft.duration:g} s at {fps:g} fps is more than {most} frames; nearest valid value: {longest:g}"
     return ""
 
 
@@ -72,7 +72,7 @@ def count_frames(draft: Draft, checkpoint: Checkpoint) -> tuple[Draft, tuple[Req
     warning = RequestWarning(
         code="DURATION_ROUNDED",
         field="duration",
-        message=f"the nearest number of frames that {checkpoint.spec.name} makes is {frames}, at {fps:g} fps",
+        message=f"the nearest number of frames that {checkpoint.spec.name} supports is {frames}, at {fps:g} fps",
         requested=f"{draft.duration:g} s",
         applied=f"{frames / fps:g} s",
     )

@@ -62,14 +62,14 @@ REMEDIES = (
     Remedy(
         setting="layerwise_resident_blocks",
         better=lambda now: 0,
-        saves="no more than two blocks of each stack are on the device",
+        saves="at most two blocks of each stack are on the device",
         lossless=True,
         where=_beside_the_host,
     ),
     Remedy(
         setting="enable_layerwise_offload",
         better=lambda now: True,
-        saves="two blocks of the denoiser are on the device at a time, the others in the host's memory",
+        saves="two blocks of the denoiser are on the device at a time, the others in host memory",
         lossless=True,
         where=_beside_the_host,
         excludes="enable_cpu_offload",
@@ -77,7 +77,7 @@ REMEDIES = (
     Remedy(
         setting="enable_cpu_offload",
         better=lambda now: True,
-        saves="one component is on the device at a time, the others in the host's memory",
+        saves="one component is on the device at a time, the others in host memory",
         lossless=True,
         where=_beside_the_host,
         excludes="enable_layerwise_offload",
@@ -93,7 +93,7 @@ REMEDIES = (
     Remedy(
         setting="max_num_seqs",
         better=lambda now: max(1, now // 2),
-        saves="fewer requests take their steps together",
+        saves="fewer requests share a denoising step",
         lossless=True,
         phases=("prepare", "step", "decode"),
         where=_shared,
@@ -101,7 +101,7 @@ REMEDIES = (
     Remedy(
         setting="cuda_graph_tokens",
         better=lambda now: 0,
-        saves="no tensors are kept for batches that come again, which take up to 2 GiB",
+        saves="no CUDA graphs, whose tensors take up to 2 GiB",
         lossless=True,
         phases=("prepare", "step", "decode"),
         where=_beside_the_host,
@@ -110,20 +110,20 @@ REMEDIES = (
     Remedy(
         setting="vae_use_tiling",
         better=lambda now: True,
-        saves="pictures are decoded tile by tile, with seams that are blended",
+        saves="images are decoded tile by tile, with blended seams",
         lossless=False,
         phases=("decode",),
     ),
     Remedy(
         setting="quantization",
         better=lambda now: now or "int8",
-        saves="the linear layers of the denoiser take half of their memory in bfloat16",
+        saves="the linear layers of the denoiser take half of their bfloat16 memory",
         lossless=False,
     ),
     Remedy(
         setting="dtype",
         better=lambda now: "bfloat16",
-        saves="weights and activations take half of their memory in float32",
+        saves="weights and activations take half of their float32 memory",
         lossless=False,
         where=_in_full_precision,
     ),

@@ -1,7 +1,7 @@
 """Every decision made for the user, in tables: what a request gets by default, and what is worth a warning.
 
 `resolve_request` runs before any work: it makes a complete Request of a Draft, or raises one InvalidArgument that names
-each offending field, its value, the rule and the nearest legal value (see `rules`).
+each offending field, its value, the rule and the nearest valid value (see `rules`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def resolve_request(draft: Draft, facts: ServingFacts, *, id: str) -> Resolved:
 def check_model(model: str, checkpoint: Checkpoint) -> None:
     """Raises NotFound for a model this server does not have."""
     if model != checkpoint.name:
-        message = f"model {model!r} is not served here; served: {checkpoint.name}"
+        message = f"model {model!r} is not served here; this server has {checkpoint.name}"
         raise NotFound(message, reason="MODEL_NOT_FOUND", metadata={"name": model})
 
 
@@ -84,7 +84,7 @@ def check_task(model: str, task: Task, checkpoint: Checkpoint) -> None:
         has = ", ".join(checkpoint.tasks)
         why = f": {checkpoint.refusals[task]}" if task in checkpoint.refusals else ""
         raise FailedPrecondition(
-            f"model {model!r} cannot do {task}{why}; its tasks: {has}",
+            f"model {model!r} does not support {task}{why}; supported tasks: {has}",
             reason="TASK_NOT_SUPPORTED",
             metadata={"task": task.value, "tasks": has},
         )
@@ -115,7 +115,7 @@ def _complete(draft: Draft, facts: ServingFacts, id: str) -> tuple[Request, dict
     outputs = default("sampling.num_outputs", draft.num_outputs, max(1, len(draft.seeds)))
     seeds = draft.seeds or (secrets.randbelow(MAX_SEED - outputs),)
     if not draft.seeds:
-        used["sampling.seeds"] = "drawn at random"
+        used["sampling.seeds"] = "random"
     guidance = _complete_guidance(draft, facts, default, used)
     width, height = _complete_size(draft, facts, default)
     output_format: OutputFormat = default("output_format", draft.output_format, OUTPUT_FORMATS[draft.task.modality])
@@ -277,7 +277,7 @@ def _cfg_not_supported(draft: Draft, request: Request, facts: ServingFacts) -> R
     return RequestWarning(
         code="GUIDANCE_WITHOUT_EFFECT",
         field="sampling.guidance.true_cfg_scale",
-        message=f"{facts.checkpoint.spec.name} is not guided by a second prediction",
+        message=f"{facts.checkpoint.spec.name} does not support classifier-free guidance",
         requested=f"{draft.guidance.true_cfg_scale:g}",
     )
 
@@ -290,7 +290,7 @@ def _cfg_without_negative(draft: Draft, request: Request, facts: ServingFacts) -
     return RequestWarning(
         code="CFG_OFF",
         field="negative_prompt",
-        message="true_cfg_scale needs a negative_prompt, which is not set; an empty one turns guidance on",
+        message="true_cfg_scale needs a negative_prompt, which is not set; set it, an empty string is enough",
         requested=f"{draft.guidance.true_cfg_scale:g}",
         applied="1",
     )
@@ -302,7 +302,7 @@ def _negative_without_cfg(draft: Draft, request: Request, facts: ServingFacts) -
     return RequestWarning(
         code="NEGATIVE_PROMPT_WITHOUT_EFFECT",
         field="negative_prompt",
-        message="guidance is off, so the negative prompt is not used; set sampling.guidance.true_cfg_scale above 1",
+        message="not used, because classifier-free guidance is off; set sampling.guidance.true_cfg_scale above 1",
     )
 
 
@@ -314,7 +314,7 @@ def _needs_cfg(name: str) -> Callable[[Draft, Request, ServingFacts], RequestWar
         return RequestWarning(
             code="GUIDANCE_WITHOUT_EFFECT",
             field=f"sampling.guidance.{name}",
-            message="guidance by a second prediction is off",
+            message="classifier-free guidance is off",
             requested=str(value),
         )
 
@@ -327,7 +327,7 @@ def _rescale_under_renorm(draft: Draft, request: Request, facts: ServingFacts) -
     return RequestWarning(
         code="GUIDANCE_WITHOUT_EFFECT",
         field="sampling.guidance.rescale",
-        message="the norm RENORM sets the length of every token afterwards; use it with the norm NONE",
+        message="the norm RENORM overrides it; use rescale with the norm NONE",
         requested=f"{draft.guidance.rescale:g}",
     )
 
@@ -341,9 +341,9 @@ def _needs_experts(name: str) -> Callable[[Draft, Request, ServingFacts], Reques
         return RequestWarning(
             code="GUIDANCE_WITHOUT_EFFECT",
             field=f"sampling.guidance.{name}",
-            message="guidance by a second prediction is off"
+            message="classifier-free guidance is off"
             if experts
-            else f"{facts.checkpoint.spec.name} has no second expert that takes it",
+            else f"{facts.checkpoint.spec.name} has no second expert",
             requested=f"{value:g}",
         )
 
@@ -400,7 +400,7 @@ def advise_priority(priority: int, policy: str) -> tuple[RequestWarning, ...]:
         RequestWarning(
             code="PRIORITY_WITHOUT_EFFECT",
             field="options.priority",
-            message=f"this server's policy is {policy!r}; it looks at priorities with --policy priority",
+            message=f"this server's policy is {policy!r}, which ignores priorities; start it with --policy priority",
             requested=str(priority),
             applied="0",
         ),

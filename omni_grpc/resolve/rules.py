@@ -1,4 +1,4 @@
-"""What is refused, in one table: a row is a field and a rule, which says what is wrong and the nearest legal value.
+"""What is refused, in one table: a row is a field and a rule, which says what is wrong and the nearest valid value.
 
 Rules look at a draft and at the facts; they run before any work. To refuse something else, add a row.
 """
@@ -79,9 +79,9 @@ def _size(axis: str) -> Callable[[Draft, ServingFacts], str]:
         nearest = round(value / limits.size_multiple) * limits.size_multiple
         nearest = min(max(nearest, limits.min_size), limits.max_size)
         if not limits.min_size <= value <= limits.max_size:
-            return f"{value} is outside {limits.min_size}..{limits.max_size}; nearest legal value: {nearest}"
+            return f"{value} is outside {limits.min_size}..{limits.max_size}; nearest valid value: {nearest}"
         if value % limits.size_multiple:
-            return f"{value} is not a multiple of {limits.size_multiple}; nearest legal value: {nearest}"
+            return f"{value} is not a multiple of {limits.size_multiple}; nearest valid value: {nearest}"
         return ""
 
     return rule
@@ -103,7 +103,7 @@ def _count(name: str, most: Callable[[ServingFacts], int]) -> Callable[[Draft, S
         value = getattr(draft, name)
         if value is None or 1 <= value <= most(facts):
             return ""
-        return f"{value} is outside 1..{most(facts)}; nearest legal value: {min(max(value, 1), most(facts))}"
+        return f"{value} is outside 1..{most(facts)}; nearest valid value: {min(max(value, 1), most(facts))}"
 
     return rule
 
@@ -114,7 +114,7 @@ def _scale(name: str, low: float, high: float) -> Callable[[Draft, ServingFacts]
         if value is None:
             return ""
         if not math.isfinite(value) or not low <= value <= high:
-            nearest = f"; nearest legal value: {min(max(value, low), high):g}" if not math.isnan(value) else ""
+            nearest = f"; nearest valid value: {min(max(value, low), high):g}" if not math.isnan(value) else ""
             return f"{value} is outside {low:g}..{high:g}{nearest}"
         return ""
 
@@ -125,7 +125,7 @@ def _interval(draft: Draft, facts: ServingFacts) -> str:
     start, end = draft.guidance.interval_start, draft.guidance.interval_end
     if (start if start is not None else 0.0) < (end if end is not None else 1.0):
         return ""
-    return f"starts at {start or 0.0:g}, which is not before its end at {1.0 if end is None else end:g}"
+    return f"start {start or 0.0:g} must be less than end {1.0 if end is None else end:g}"
 
 
 def _preview_rule(name: str, low: int, high: int) -> Callable[[Draft, ServingFacts], str]:
@@ -133,7 +133,7 @@ def _preview_rule(name: str, low: int, high: int) -> Callable[[Draft, ServingFac
         value = getattr(draft.preview, name, None)
         if value is None or low <= value <= high:
             return ""
-        return f"{value} is outside {low}..{high}; nearest legal value: {min(max(value, low), high)}"
+        return f"{value} is outside {low}..{high}; nearest valid value: {min(max(value, low), high)}"
 
     return rule
 
@@ -141,11 +141,11 @@ def _preview_rule(name: str, low: int, high: int) -> Callable[[Draft, ServingFac
 def _seeds(draft: Draft, facts: ServingFacts) -> str:
     outputs = draft.num_outputs if draft.num_outputs is not None else max(1, len(draft.seeds))
     if len(draft.seeds) > 1 and len(draft.seeds) != outputs:
-        return f"{len(draft.seeds)} seeds for {outputs} outputs; give one seed, or one for each output"
+        return f"has {len(draft.seeds)} seeds for {outputs} outputs; give one seed, or one seed per output"
     last = outputs - 1 if len(draft.seeds) == 1 else 0
     for seed in draft.seeds:
         if not 0 <= seed <= MAX_SEED - last:
-            return f"{seed} is outside 0..{MAX_SEED - last}; nearest legal value: {min(max(seed, 0), MAX_SEED - last)}"
+            return f"{seed} is outside 0..{MAX_SEED - last}; nearest valid value: {min(max(seed, 0), MAX_SEED - last)}"
     return ""
 
 
@@ -161,7 +161,7 @@ def _text(name: str) -> Callable[[Draft, ServingFacts], str]:
         value = getattr(draft, name)
         most = facts.limits.max_prompt_chars
         if value is not None and len(value) > most:
-            return f"has {len(value)} characters, the most is {most}"
+            return f"has {len(value)} characters; the maximum is {most}"
         if value is not None and "\0" in value:
             return f"has a NUL character at position {value.index(chr(0))}; remove it"
         if value is not None and (half := re.search(r"[\ud800-\udfff]", value)):
@@ -181,7 +181,7 @@ def _taken(name: str) -> Callable[[Draft, ServingFacts], str]:
             return ""
         if name == "duration" and counts_frames(draft, facts.checkpoint):
             return ""
-        return f"{facts.checkpoint.spec.name} does not take it; leave it unset"
+        return f"is not supported by {facts.checkpoint.spec.name}; leave it unset"
 
     return rule
 
@@ -198,13 +198,13 @@ def _mask(draft: Draft, facts: ServingFacts) -> str:
     mask, first = draft.inputs.mask, next(iter(draft.inputs.images), None)
     if mask is None or first is None or (mask.width, mask.height) == (first.width, first.height):
         return ""
-    return f"is {mask.width} x {mask.height}, but the first image is {first.width} x {first.height}; scale one of them"
+    return f"is {mask.width} x {mask.height}, but the first image is {first.width} x {first.height}; resize one of them"
 
 
 def _extra(draft: Draft, facts: ServingFacts) -> str:
     if not draft.extra or "extra" in facts.checkpoint.spec.takes:
         return ""
-    return f"{facts.checkpoint.spec.name} takes no parameters of its own ({', '.join(draft.extra)}); leave it unset"
+    return f"{facts.checkpoint.spec.name} has no extra parameters ({', '.join(draft.extra)}); leave it unset"
 
 
 def _scheduler(draft: Draft, facts: ServingFacts) -> str:
@@ -217,7 +217,7 @@ def _scheduler(draft: Draft, facts: ServingFacts) -> str:
 
 def _images(draft: Draft, facts: ServingFacts) -> str:
     count, most = len(draft.inputs.images), facts.checkpoint.limits.max_input_images
-    return f"{count} images are given, {facts.checkpoint.spec.name} takes at most {most}" if count > most else ""
+    return f"has {count} images; {facts.checkpoint.spec.name} takes at most {most}" if count > most else ""
 
 
 def _frames(draft: Draft, facts: ServingFacts) -> str:
@@ -226,14 +226,14 @@ def _frames(draft: Draft, facts: ServingFacts) -> str:
         return ""
     nearest = nearest_frames(value, limits)
     if not 1 <= value <= limits.max_frames:
-        return f"{value} is outside 1..{limits.max_frames}; nearest legal value: {nearest}"
+        return f"{value} is outside 1..{limits.max_frames}; nearest valid value: {nearest}"
     if (value - limits.frame_offset) % limits.frame_multiple:
         rule = f"a multiple of {limits.frame_multiple} plus {limits.frame_offset}"
-        return f"{value} is not {rule}; nearest legal value: {nearest}"
+        return f"{value} is not {rule}; nearest valid value: {nearest}"
     given = [name for name in ("first_frame", "last_frame") if getattr(draft.inputs, name) is not None]
     if value <= len(given):
         more = nearest + limits.frame_multiple
-        return f"{value} leaves nothing to make beside {' and '.join(given)}; nearest legal value: {more}"
+        return f"{value} leaves no frames to generate besides {' and '.join(given)}; nearest valid value: {more}"
     return ""
 
 
@@ -251,14 +251,14 @@ def _format(draft: Draft, facts: ServingFacts) -> str:
     kind = type(OUTPUT_FORMATS[draft.task.modality])
     if draft.output_format is None or isinstance(draft.output_format, kind):
         return ""
-    return f"{draft.output_format} is no format for {draft.task}; use one of {', '.join(kind)}"
+    return f"{draft.output_format} is not a format for {draft.task}; use one of {', '.join(kind)}"
 
 
 def _loras(draft: Draft, facts: ServingFacts) -> str:
     if len(draft.loras) > MAX_LORAS:
-        return f"has {len(draft.loras)} entries, the most is {MAX_LORAS}"
+        return f"has {len(draft.loras)} entries; the maximum is {MAX_LORAS}"
     if len({(lora.lora_id, lora.target) for lora in draft.loras}) < len(draft.loras):
-        return "names an adapter twice; give it once, with the sum of both scales"
+        return "names an adapter twice; name it once, with the sum of both scales"
     return ""
 
 
@@ -286,19 +286,20 @@ def _lora_target(lora: Lora, facts: ServingFacts) -> str:
     targets = next((adapter.targets for adapter in facts.found.loras if adapter.id == lora.lora_id), (lora.target,))
     if lora.target in ("", *targets):
         return ""
-    return f"{lora.target!r} is no component that {lora.lora_id!r} changes; it changes {', '.join(targets)}"
+    return f"{lora.target!r} is not a component that {lora.lora_id!r} changes; it changes {', '.join(targets)}"
 
 
 def _cache_off(draft: Draft, facts: ServingFacts) -> str:
     if draft.cache is None or not draft.cache.off or not facts.found.fixed_cache:
         return ""
-    return f"the step cache of this server, {facts.found.fixed_cache.name}, is on for every request"
+    name = facts.found.fixed_cache.name
+    return f"the step cache of this server, {name}, is on for every request and cannot be turned off"
 
 
 def _cache_on(draft: Draft, facts: ServingFacts) -> str:
     if draft.cache is None or draft.cache.off or facts.cache is not None:
         return ""
-    return "this server has no such step cache; start it with --cache-backend tea_cache"
+    return "this server runs without TeaCache; start it with --cache-backend tea_cache"
 
 
 def _cache_threshold(draft: Draft, facts: ServingFacts) -> str:

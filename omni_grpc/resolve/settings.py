@@ -87,7 +87,7 @@ def _loading_faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
     if is_native(checkpoint):
         return {}
     return {
-        field: f"has no effect on {checkpoint.spec.name}, whose weights diffusers reads"
+        field: f"has no effect on {checkpoint.spec.name}, whose weights are loaded by diffusers"
         for field in ("num_weight_load_threads", "disable_multithread_weight_load")
         if getattr(config.model, field) != ModelConfig.__dataclass_fields__[field].default
     }

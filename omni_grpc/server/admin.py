@@ -54,7 +54,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         if engine.start_failure is not None:
             raise engine.start_failure.error()
         if engine.state is not EngineState.READY:
-            raise Unavailable(f"the server stops: it is {engine.state}", reason="SERVER_STOPPED")
+            raise Unavailable(f"the server is stopping: it is {engine.state}", reason="SERVER_STOPPED")
         yield admin_pb2.LoadModelResponse(phase=admin_pb2.LOAD_PHASE_READY, model=self._catalog.model())
 
     async def GetServerInfo(
@@ -85,7 +85,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         reader.check()
         interval = DEFAULT_INTERVAL if asked is None else asked
         if interval < MIN_INTERVAL:
-            raise refused("interval", f"{interval:g} s is too short; nearest legal value: {MIN_INTERVAL:g} s")
+            raise refused("interval", f"{interval:g} s is too short; nearest valid value: {MIN_INTERVAL:g} s")
         while self._engine.state is not EngineState.STOPPED:
             yield admin_pb2.WatchServerStatsResponse(stats=self._stats())
             await self._pause(interval, lambda: self._engine.state is EngineState.STOPPED)

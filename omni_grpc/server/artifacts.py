@@ -68,7 +68,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         with self._engine.assets.reserved(header.size_bytes):
             data, digest = await _receive(requests, header.size_bytes)
         if header.sha256 and digest != header.sha256:
-            raise refused("header.sha256", f"is {header.sha256.hex()}, but that of the bytes is {digest.hex()}")
+            raise refused("header.sha256", f"is {header.sha256.hex()}, but the SHA-256 of the bytes is {digest.hex()}")
         asset = self._engine.assets.put(data, header.mime_type, sha256=digest.hex())
         return wire.build(
             artifact_pb2.UploadAssetResponse,
@@ -86,7 +86,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         reader.required("header.mime_type", header.mime_type)
         reader.number("header.size_bytes", header.size_bytes, 1, most)
         if len(header.sha256) not in (0, 32):
-            reader.refuse("header.sha256", f"has {len(header.sha256)} bytes; it takes the 32 raw bytes, not hex")
+            reader.refuse("header.sha256", f"has {len(header.sha256)} bytes; send the 32 raw bytes, not hex")
         reader.check()
         return header
 
@@ -110,15 +110,15 @@ async def _receive(requests: AsyncIterator[artifact_pb2.UploadAssetRequest], siz
     data, digest = bytearray(), hashlib.sha256()
     while (message := await _next(requests)) is not None:
         if not message.HasField("data"):
-            raise refused("header", "came again; after the first message there are only bytes")
+            raise refused("header", "was sent again; after the first message send only bytes")
         if len(message.data) > MAX_CHUNK_BYTES:
-            raise refused("data", f"has {len(message.data)} bytes, the most in one message is {MAX_CHUNK_BYTES}")
+            raise refused("data", f"has {len(message.data)} bytes; the maximum per message is {MAX_CHUNK_BYTES}")
         data += message.data
         digest.update(message.data)
         if len(data) > size:
-            raise refused("header.size_bytes", f"is {size}, but at least {len(data)} bytes came")
+            raise refused("header.size_bytes", f"is {size}, but at least {len(data)} bytes arrived")
     if len(data) < size:
-        raise refused("header.size_bytes", f"is {size}, but {len(data)} bytes came")
+        raise refused("header.size_bytes", f"is {size}, but {len(data)} bytes arrived")
     return bytes(data), digest.digest()
 
 
@@ -128,5 +128,5 @@ async def _next(requests: AsyncIterator[artifact_pb2.UploadAssetRequest]) -> art
         async with asyncio.timeout(UPLOAD_SILENCE):
             return await anext(requests, None)
     except TimeoutError:
-        message = f"nothing of the upload came for {UPLOAD_SILENCE:g} s; send it again"
+        message = f"no data arrived for {UPLOAD_SILENCE:g} s; start the upload again"
         raise DeadlineExceeded(message, reason="UPLOAD_SILENT") from None

@@ -107,19 +107,21 @@ class Catalog:
                 result.setdefault(path, "not yet served")
             for name in message.DESCRIPTOR.fields_by_name:
                 if name in served and NAMES.get(name, name) in TAKEN and not _takes(checkpoint, NAMES.get(name, name)):
-                    result.setdefault(name, f"{spec.name} does not take it")
+                    result.setdefault(name, f"not supported by {spec.name}")
         result |= {f"task {task}": why for task, why in checkpoint.refusals.items()}
         if not checkpoint.described:
             return result
         facts = self._engine.facts
         if not facts.found.loras:
-            result["sampling.loras"] = "no adapter is loaded; native models take them with --lora NAME=PATH"
+            result["sampling.loras"] = "no LoRA adapter is loaded; native models load them with --lora NAME=PATH"
         if facts.cache is None:
-            result["sampling.cache.tea_cache"] = "not turned on; native models have it with --cache-backend tea_cache"
+            result["sampling.cache.tea_cache"] = (
+                "the step cache is off; native models turn it on with --cache-backend tea_cache"
+            )
         if facts.found.fixed_cache is not None:
             result["sampling.cache.off"] = f"{facts.found.fixed_cache.name} is on for every request"
         if spec.exclusive:
-            result["step_batching"] = f"{spec.name} works on one request at a time; others wait in the queue"
+            result["step_batching"] = f"{spec.name} runs one request at a time; others wait in the queue"
         return result
 
     def _limits(self) -> model_pb2.ModelLimits:

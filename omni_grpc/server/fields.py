@@ -70,7 +70,7 @@ class Reader:
 
     def text(self, field: str, value: str, most: int) -> str:
         if len(value) > most:
-            self.refuse(field, f"has {len(value)} characters, the most is {most}")
+            self.refuse(field, f"has {len(value)} characters; the maximum is {most}")
         return value
 
     def choice(self, field: str, kind: EnumTypeWrapper, value: int, served: Mapping[int, T]) -> T | None:
@@ -79,13 +79,13 @@ class Reader:
             return served[value]
         known = ", ".join(kind.Name(number) for number in served)
         name = kind.Name(value) if value in kind.values() else str(value)
-        self.refuse(field, f"{name} is not served; served: {known}")
+        self.refuse(field, f"{name} is not supported; use one of {known}")
         return None
 
     def number(self, field: str, value: int, low: int, high: int) -> int:
         if not low <= value <= high:
             nearest = min(max(value, low), high)
-            self.refuse(field, f"{value} is outside {low}..{high}; nearest legal value: {nearest}")
+            self.refuse(field, f"{value} is outside {low}..{high}; nearest valid value: {nearest}")
         return value
 
     def seconds(self, field: str, message: Message) -> float | None:
@@ -95,7 +95,7 @@ class Reader:
             return None
         value: Duration = getattr(message, name)
         if value.seconds < 0 or value.nanos < 0:
-            self.refuse(field, f"{value.seconds + value.nanos / 1e9:g} s is negative; nearest legal value: 0 s")
+            self.refuse(field, f"{value.seconds + value.nanos / 1e9:g} s is negative; nearest valid value: 0 s")
         return value.seconds + value.nanos / 1e9
 
     def options(self, request: Any, kind: str) -> dict[str, Any]:

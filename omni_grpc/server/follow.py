@@ -87,7 +87,7 @@ def check_cursor(job: Job, after_seq: int) -> int:
     """The cursor, or OutOfRange where the job has not come that far."""
     if after_seq > job.last_seq:
         raise OutOfRange(
-            f"after_seq is {after_seq}, but job {job.id} is at {job.last_seq}; take GetJob and go on from Job.last_seq",
+            f"after_seq is {after_seq}, but job {job.id} is at {job.last_seq}; continue from Job.last_seq (GetJob)",
             reason="AFTER_SEQ_OUT_OF_RANGE",
             metadata={"job_id": job.id, "last_seq": str(job.last_seq)},
         )

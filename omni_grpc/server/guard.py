@@ -128,9 +128,7 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
             incident = secrets.token_hex(4)
             outcome = f"{Code.INTERNAL} incident {incident}"
             logger.exception("%s: incident %s", method, incident)
-            message = (
-                f"an unexpected error in {method.removeprefix(PACKAGE)}; the server's log has it as incident {incident}"
-            )
+            message = f"an unexpected error in {method.removeprefix(PACKAGE)}; the server's log has incident {incident}"
             await _abort(context, Failure(code=Code.INTERNAL, reason="INTERNAL", message=message))
         finally:
             self._calls -= 1

@@ -97,7 +97,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             for job_id, after_seq in request.after_seq.items()
         }
         if strays := cursors.keys() - {job.id for job in (*named, *self._selected(request.label_selector))}:
-            raise refused("after_seq", f"names {', '.join(sorted(strays))}, which job_ids and label_selector do not")
+            raise refused(
+                "after_seq", f"names {', '.join(sorted(strays))}, which neither job_ids nor label_selector includes"
+            )
         heartbeat = self._engine.config.server.heartbeat_interval
         async with Merged[job_pb2.WatchJobsResponse]() as merged:
             for job in named:
@@ -135,7 +137,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """How the caller of a WatchJobs wants to see its jobs; its other fields are in order."""
         reader = Reader()
         if not request.job_ids and not request.label_selector:
-            reader.refuse("job_ids, label_selector", "are both empty; name jobs, or labels that they have")
+            reader.refuse("job_ids, label_selector", "are both empty; set at least one of them")
         interval = reader.seconds("min_progress_interval", request) or 0.0
         reader.check()
         return WatchOptions(interval=interval, previews=not request.omit_previews)

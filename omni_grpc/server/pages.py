@@ -56,9 +56,9 @@ def _read(token: str, filters: str) -> Position:
         moment, name, bound_to = json.loads(base64.urlsafe_b64decode(token.encode()))
         after = (float(moment), str(name))
     except (ValueError, TypeError, binascii.Error):
-        raise _refusal("is not a token that this server made") from None
+        raise _refusal("was not created by this server; start again without a token") from None
     if bound_to != filters:
-        raise _refusal("belongs to a list with other filters; start again without a token")
+        raise _refusal("was created with other filters; start again without a token")
     return after
 
 

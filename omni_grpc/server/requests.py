@@ -124,7 +124,7 @@ def _cache(options: sampling_pb2.CacheOptions) -> CacheDraft | None:
 
 def _check_sound(request: generation_pb2.GenerateVideoRequest, task: Task, reader: Reader) -> None:
     if request.HasField("with_audio") and not (request.with_audio and task is Task.TEXT_TO_AUDIO_VIDEO):
-        reader.refuse("with_audio", f"{request.with_audio} cannot be had with {task}; leave it unset, the task decides")
+        reader.refuse("with_audio", f"{request.with_audio} does not go with {task}; leave it unset, the task decides")
 
 
 def _preview(options: options_pb2.PreviewOptions, reader: Reader) -> Preview | None:
@@ -135,7 +135,7 @@ def _preview(options: options_pb2.PreviewOptions, reader: Reader) -> Preview | N
     asked = {name: value for name, value in asked.items() if value is not None}
     if not wanted:
         if asked or options.format:
-            reader.refuse("options.preview.method", "makes no previews; PREVIEW_METHOD_LATENT_RGB makes some")
+            reader.refuse("options.preview.method", "does not produce previews; use PREVIEW_METHOD_LATENT_RGB")
         return None
     return Preview(format=picture or ImageFormat.WEBP, **asked)
 
@@ -154,7 +154,7 @@ def _with_options(
     if not streaming:
         _refuse_stream_options(reader, grace=grace, interval=interval, inline=inline)
     if len(options.labels) > MAX_LABELS:
-        reader.refuse("options.labels", f"has {len(options.labels)} entries, the most is {MAX_LABELS}")
+        reader.refuse("options.labels", f"has {len(options.labels)} entries; the maximum is {MAX_LABELS}")
     for text in (text for pair in options.labels.items() for text in pair):
         reader.text("options.labels", text, MAX_ID_CHARS)
     submission = Submission(
@@ -186,15 +186,17 @@ def _deadline(options: options_pb2.JobOptions, reader: Reader) -> float | None:
 def _retention(options: options_pb2.JobOptions, reader: Reader) -> float | None:
     seconds = reader.seconds("options.retention", options)
     if seconds is not None and seconds > MAX_RETENTION:
-        reader.refuse("options.retention", f"{seconds:g} s is too long; nearest legal value: {MAX_RETENTION:g} s")
+        reader.refuse("options.retention", f"{seconds:g} s is too long; nearest valid value: {MAX_RETENTION:g} s")
     return seconds
 
 
 def _refuse_stream_options(reader: Reader, *, grace: float | None, interval: float | None, inline: bool) -> None:
     """CreateJob has no stream of its own: what shapes one would have no effect there."""
     if inline:
-        reader.refuse("options.delivery", "CreateJob sends no bytes; set `delivery` on WatchJob, or use Generate*")
+        reader.refuse(
+            "options.delivery", "CreateJob does not stream bytes; set `delivery` on WatchJob, or use Generate*"
+        )
     if interval is not None:
-        reader.refuse("options.min_progress_interval", "CreateJob sends no events; set it on WatchJob")
+        reader.refuse("options.min_progress_interval", "CreateJob does not stream events; set it on WatchJob")
     if grace == 0:
-        reader.refuse("options.disconnect_grace", "0 would cancel the job of CreateJob before anybody can watch it")
+        reader.refuse("options.disconnect_grace", "0 would cancel the job of CreateJob before anyone can watch it")

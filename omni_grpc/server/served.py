@@ -30,7 +30,7 @@ def refuse_unserved(message: Message, served: Collection[str]) -> None:
 def refuse_unknown(message: Message) -> None:
     """Raises InvalidArgument (FIELD_NOT_SUPPORTED) where a newer client set fields that this server does not know."""
     violations = tuple(
-        Violation(path, "is not known to this server, which is older than the client; leave it unset")
+        Violation(path, "is unknown to this server, which is older than the client; leave it unset")
         for path in dict.fromkeys(_unknown_fields(message))
     )
     if violations:

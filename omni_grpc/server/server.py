@@ -192,4 +192,4 @@ def _why(host: str, port: int) -> str:
             probe.bind(address)
     except OSError as error:
         return str(error.strerror)
-    return "the operating system refused it"
+    return "the operating system refused the address"

@@ -91,7 +91,7 @@ def threshold_fault(value: Any) -> str:
     """What is wrong with a threshold of TeaCache, "" for nothing."""
     if isinstance(value, int | float) and 0 <= value < math.inf:
         return ""
-    return f"is {value!r}, expected a number from 0, which never reuses"
+    return f"is {value!r}, expected a number of at least 0 (0 never reuses a step)"
 
 
 def coefficients_fault(values: Sequence[Any]) -> str:

@@ -108,7 +108,7 @@ class OmniError(Exception):
 
 class InvalidArgument(OmniError):
     """The request breaks a rule, whatever the state of the server. Names the field, its value, the rule and the
-    nearest legal value.
+    nearest valid value.
     """
 
     code = Code.INVALID_ARGUMENT

@@ -112,16 +112,14 @@ def _one_of(kind: type[enum.StrEnum]) -> ValueType:
     )
 
 
-_SEED_TEXT = f"a whole number from 0 to {MAX_SEED}"
-_MEDIA_TEXT = "a path, bytes, a picture, an uploaded asset or an artifact"
+_SEED_TEXT = f"an integer from 0 to {MAX_SEED}"
+_MEDIA_TEXT = "a path, bytes, a PIL image, an uploaded asset or an artifact"
 
 TEXT = ValueType(name="TEXT", annotation="str", expected="text", normalize=_text)
 COUNT = ValueType(
-    name="COUNT", annotation="int", expected=f"a whole number from 0 to {MAX_UINT32}", normalize=_whole(0, MAX_UINT32)
+    name="COUNT", annotation="int", expected=f"an integer from 0 to {MAX_UINT32}", normalize=_whole(0, MAX_UINT32)
 )
-SIGNED = ValueType(
-    name="SIGNED", annotation="int", expected="a whole number", normalize=_whole(-MAX_INT32 - 1, MAX_INT32)
-)
+SIGNED = ValueType(name="SIGNED", annotation="int", expected="an integer", normalize=_whole(-MAX_INT32 - 1, MAX_INT32))
 # what the wire holds; resolve/rules.py refuses seeds above MAX_SEED, with the nearest valid one
 SEED = ValueType(name="SEED", annotation="int", expected=_SEED_TEXT, normalize=_whole(0, MAX_UINT64))
 SEEDS = ValueType(
@@ -131,13 +129,16 @@ NUMBER = ValueType(name="NUMBER", annotation="float", expected="a number", norma
 FRACTION = ValueType(name="FRACTION", annotation="float", expected="a number from 0 to 1", normalize=_number)
 SECONDS = ValueType(name="SECONDS", annotation="float", expected="a number of seconds", normalize=_seconds)
 LORAS = ValueType(
-    name="LORAS", annotation="Mapping[str, float]", expected="a mapping of adapters to numbers", normalize=_loras
+    name="LORAS",
+    annotation="Mapping[str, float]",
+    expected="a mapping of LoRA adapter names to scales",
+    normalize=_loras,
 )
 EXTRA = ValueType(
     name="EXTRA", annotation="Mapping[str, Any]", expected="a mapping of names to JSON values", normalize=_mapping
 )
 LABELS = ValueType(
-    name="LABELS", annotation="Mapping[str, str]", expected="a mapping of text to text", normalize=_labels
+    name="LABELS", annotation="Mapping[str, str]", expected="a mapping of strings to strings", normalize=_labels
 )
 MEDIA = ValueType(name="MEDIA", annotation="MediaSource", expected=_MEDIA_TEXT, normalize=_as_it_is)
 MEDIA_LIST = ValueType(
@@ -201,7 +202,7 @@ OPTIONS: tuple[RequestOption, ...] = (
         name="negative_prompt",
         path="negative_prompt",
         type=TEXT,
-        doc="What to steer away from. The empty string counts: it turns classifier-free guidance (CFG) on.",
+        doc="Negative prompt. An empty string counts: it turns classifier-free guidance (CFG) on.",
         draft="negative_prompt",
     ),
     _sampling("steps", COUNT, "Number of denoising steps.", flags=("--steps", "--num-inference-steps")),
@@ -251,34 +252,34 @@ OPTIONS: tuple[RequestOption, ...] = (
         FRACTION,
         "Fraction of the training timesteps at which the low-noise expert takes over, 0 to 1.",
     ),
-    _sampling("seed", SEED, "Seed of output 0; output i uses seed + i. Not given: drawn at random.", draft="seeds"),
-    _sampling("seeds", SEEDS, "One seed for each output. Give this or seed.", draft="seeds"),
-    _sampling("num_outputs", COUNT, "Number of outputs to make."),
+    _sampling("seed", SEED, "Seed of output 0; output i uses seed + i. Not given: random.", draft="seeds"),
+    _sampling("seeds", SEEDS, "One seed per output. Set this or seed.", draft="seeds"),
+    _sampling("num_outputs", COUNT, "Number of outputs."),
     _sampling("scheduler", TEXT, "One of the model's schedulers, by class name. Not given: the checkpoint's own."),
     _sampling("loras", LORAS, "LoRA adapters that are loaded, by name, each with its scale.", flags=("--adapter",)),
     _sampling("extra", EXTRA, "Parameters of this one model, by name."),
     _own("width", COUNT, "Width in pixels.", *PICTURES),
     _own("height", COUNT, "Height in pixels.", *PICTURES),
     _input("images", MEDIA_LIST, "Images to start from, in order.", EDIT, flags=("--image", "--image-path")),
-    _input("mask", MEDIA, "White is made anew, black is kept; as large as the first image.", EDIT),
-    _input("first_frame", MEDIA, "Image that the video starts with.", VIDEO),
+    _input("mask", MEDIA, "Mask, as large as the first image: white is regenerated (inpainted), black is kept.", EDIT),
+    _input("first_frame", MEDIA, "Image that the video starts with (image to video).", VIDEO),
     _input("last_frame", MEDIA, "Image that the video ends with.", VIDEO),
-    _input("source_video", MEDIA, "Video to start from.", VIDEO),
+    _input("source_video", MEDIA, "Video to start from (video to video).", VIDEO),
     _input("reference_images", MEDIA_LIST, "Images of what is to appear.", VIDEO, flags=("--reference-image",)),
-    _input("control_video", MEDIA, "Poses, depth or edges to follow.", VIDEO),
-    _input("mask_video", MEDIA, "White is made anew, black is kept.", VIDEO),
-    _input("audio", MEDIA, "Sound that drives the video.", VIDEO),
-    _own("text", TEXT, "Words to be sung or spoken.", AUDIO),
-    _input("reference", MEDIA, "Sound to start from.", AUDIO, draft="inputs.audio"),
-    _own("strength", FRACTION, "How much of the input is replaced by noise, 0 to 1.", EDIT, VIDEO, AUDIO),
+    _input("control_video", MEDIA, "Control video: poses, depth or edges to follow.", VIDEO),
+    _input("mask_video", MEDIA, "Mask: white is regenerated (inpainted), black is kept.", VIDEO),
+    _input("audio", MEDIA, "Audio that drives the video.", VIDEO),
+    _own("text", TEXT, "Words to sing or speak.", AUDIO),
+    _input("reference", MEDIA, "Reference audio to start from.", AUDIO, draft="inputs.audio"),
+    _own("strength", FRACTION, "Fraction of noise added to the input, 0 to 1.", EDIT, VIDEO, AUDIO),
     _own("layers", COUNT, "Number of layers to take the image apart into, each with alpha.", EDIT),
-    _own("num_frames", COUNT, "Number of frames to make. Give this or duration.", VIDEO),
-    _own("start", SECONDS, "Seconds: where in the whole piece the clip begins.", AUDIO),
-    _own("end", SECONDS, "Seconds: where in the whole piece the clip ends. Give this or duration.", AUDIO, draft=""),
-    _own("duration", SECONDS, "Seconds. A video gets the nearest legal number of frames.", VIDEO, AUDIO),
-    _own("fps", NUMBER, "Frames per second that the model generates for.", VIDEO),
-    _own("output_fps", NUMBER, "Frames per second of the file.", VIDEO),
-    _own("sample_rate_hz", COUNT, "Samples per second of the file.", AUDIO, renamed=("sample_rate",)),
+    _own("num_frames", COUNT, "Number of frames. Set this or duration.", VIDEO),
+    _own("start", SECONDS, "Start of the clip within the whole piece, in seconds.", AUDIO),
+    _own("end", SECONDS, "End of the clip within the whole piece, in seconds. Set this or duration.", AUDIO, draft=""),
+    _own("duration", SECONDS, "Length in seconds. A video gets the nearest valid number of frames.", VIDEO, AUDIO),
+    _own("fps", NUMBER, "Frame rate that the video is generated for.", VIDEO),
+    _own("output_fps", NUMBER, "Frame rate of the file.", VIDEO),
+    _own("sample_rate_hz", COUNT, "Sampling rate of the file, in Hz.", AUDIO, renamed=("sample_rate",)),
     _own("task", _one_of(Task), "The task. Not given: found from the inputs.", EDIT, VIDEO, draft=""),
     _own("output_format", _one_of(ImageFormat), "How images are encoded.", IMAGE, EDIT, cli=False),
     _own("output_format", _one_of(VideoFormat), "How videos are encoded.", VIDEO, cli=False),
@@ -303,7 +304,7 @@ OPTIONS: tuple[RequestOption, ...] = (
     ),
     _job("request_id", TEXT, "Idempotency key. Not given: a new UUID4."),
     _job("labels", LABELS, "Labels of the job, to list jobs by.", flags=("--label",)),
-    _job("priority", SIGNED, "Jobs with a higher priority run first."),
+    _job("priority", SIGNED, "Priority, -100 to 100; jobs with a higher one run first."),
     _job("queue_timeout", SECONDS, "Seconds after which a job that has not started fails, whoever waits for it."),
     _job("run_timeout", SECONDS, "Seconds from its start after which a job fails."),
     _job("retention", SECONDS, "Seconds that the server keeps the job and its outputs after its end."),
@@ -380,4 +381,4 @@ def exclusive_faults(kind: str, given: Mapping[str, Any]) -> dict[str, str]:
     """Paths of options that exclude each other, where a request gives both -> what is wrong."""
     paths = {option.name: option.path for option in options_of(kind)}
     pairs = (pair for pair in EXCLUSIVE if all(name in given and name in paths for name in pair))
-    return {", ".join(paths[name] for name in pair): "are both set; give one of them" for pair in pairs}
+    return {", ".join(paths[name] for name in pair): "are both set; set only one of them" for pair in pairs}

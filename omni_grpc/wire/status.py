@@ -91,7 +91,7 @@ def _bad_request(failure: Failure, budget: int) -> error_details_pb2.BadRequest:
         )
         if result.ByteSize() + entry.ByteSize() > room:
             rest = len(failure.violations) - index
-            result.field_violations.add(description=f"{rest} more fields, left out of this list for its length")
+            result.field_violations.add(description=f"{rest} more fields, omitted because the list is too long")
             break
         result.field_violations.append(entry)
     return result

@@ -139,5 +139,5 @@ def test_layers_have_a_default_and_a_limit(load):
     with pytest.raises(InvalidArgument, match=r"layers: 0 is outside 1\.\.64") as caught:
         adapter.request(**asked, layers=0)
     assert refused(caught.value) == {"layers"}
-    with pytest.raises(InvalidArgument, match="FluxKontextPipeline does not take it"):
+    with pytest.raises(InvalidArgument, match="is not supported by FluxKontextPipeline"):
         load("flux_kontext").request(task=Task.IMAGE_EDIT, inputs=Inputs(images=(GLASS,)), layers=2)

@@ -48,10 +48,15 @@ def test_a_native_model_refuses_every_setting_of_the_adapter(name, tiny):
 @pytest.mark.parametrize(
     ("load_format", "settings", "field", "message"),
     [
-        ("native", {"cache_backend": "first_block"}, "cache_backend", "which is native; it has tea_cache"),
-        ("native", {"cache_backend": "cache_dit"}, "cache_backend", "which is native; it has tea_cache"),
+        ("native", {"cache_backend": "first_block"}, "cache_backend", "which is native; choose from tea_cache"),
+        ("native", {"cache_backend": "cache_dit"}, "cache_backend", "which is native; choose from tea_cache"),
         ("native", {"cache_config": {"rel_l1_thresh": 0.1}}, "cache_config", "needs --cache-backend"),
-        ("native", {"cache_backend": "tea_cache", "cache_config": {"thresh": 1}}, "cache_config", "has thresh"),
+        (
+            "native",
+            {"cache_backend": "tea_cache", "cache_config": {"thresh": 1}},
+            "cache_config",
+            "has unknown keys thresh",
+        ),
         ("native", {"cache_backend": "tea_cache", "cache_config": {"rel_l1_thresh": -1}}, "cache_config", "is -1"),
         ("native", {"cache_backend": "tea_cache", "cache_config": {"coefficients": ["x"]}}, "cache_config", "'x'"),
         ("native", {"ignored_layers": "attn"}, "ignored_layers", "needs --quantization"),
@@ -60,7 +65,7 @@ def test_a_native_model_refuses_every_setting_of_the_adapter(name, tiny):
             "native",
             {"enable_layerwise_offload": True, "cuda_graph_tokens": 64},
             "cuda_graph_tokens",
-            "leave out --enable-layerwise-offload",
+            "does not work with --enable-layerwise-offload",
         ),
         ("diffusers", {"cuda_graph_tokens": 0}, "cuda_graph_tokens", "runs through diffusers"),
         (
@@ -75,10 +80,15 @@ def test_a_native_model_refuses_every_setting_of_the_adapter(name, tiny):
             "diffusion_attention_config",
             "has per_role, precision, which has no effect",
         ),
-        ("diffusers", {"cache_backend": "tea_cache"}, "cache_backend", "runs through diffusers; it has first_block"),
+        (
+            "diffusers",
+            {"cache_backend": "tea_cache"},
+            "cache_backend",
+            "runs through diffusers; choose from first_block",
+        ),
         ("diffusers", {"quantization": "int8"}, "quantization", "quantization_config"),
         ("diffusers", {"batch_invariant": True}, "batch_invariant", "runs through diffusers"),
-        ("diffusers", {"lora": "a=b.safetensors"}, "lora", "adapters are for native models"),
+        ("diffusers", {"lora": "a=b.safetensors"}, "lora", "LoRA adapters need a native model"),
     ],
 )
 def test_a_feature_that_the_load_format_does_not_have_is_refused_with_those_it_has(

@@ -108,12 +108,13 @@ def inputs(task: Task) -> Inputs:
 
 def test_a_task_takes_what_its_class_takes(load):
     adapter = load("stable_diffusion")
-    with pytest.raises(InvalidArgument, match="StableDiffusionPipeline does not take it") as caught:
+    with pytest.raises(InvalidArgument, match="is not supported by StableDiffusionPipeline") as caught:
         adapter.request(inputs=Inputs(images=(PICTURE,)))
     assert refused(caught.value) == {"images"}
     with pytest.raises(InvalidArgument, match="is required for INPAINT"):
         adapter.request(task=Task.INPAINT, inputs=Inputs(images=(PICTURE,)))
-    with pytest.raises(FailedPrecondition, match="cannot do IMAGE_EDIT; its tasks: TEXT_TO_IMAGE, IMAGE_TO_IMAGE"):
+    refusal = "does not support IMAGE_EDIT; supported tasks: TEXT_TO_IMAGE, IMAGE_TO_IMAGE"
+    with pytest.raises(FailedPrecondition, match=refusal):
         adapter.request(task=Task.IMAGE_EDIT, inputs=Inputs(images=(PICTURE,)))
 
 

@@ -119,7 +119,7 @@ def test_needs_are_the_bytes_of_the_weights_and_an_estimate(qwen: str) -> None:
 def test_a_model_that_does_not_fit_is_told_with_what_lacks(qwen: str) -> None:
     advice = told(qwen, machine(1, 16, 256))
     assert (advice.fits, advice.commands, advice.flags, advice.also) == (False, (), (), ())
-    assert "are needed on the device, which has 17.2 GB" in advice.lacking
+    assert "it needs 20 GB on the device, which has 17.2 GB" in advice.lacking
     assert f"It does not fit: {advice.lacking}." in render(advice)
 
 
@@ -129,7 +129,7 @@ def test_several_cards_get_a_server_each_as_far_as_memory_goes(qwen: str) -> Non
     assert advice.commands[3].startswith("CUDA_VISIBLE_DEVICES=3 python -m omni_grpc.serve --model ")
     assert advice.commands[3].endswith(" --port 50054")
     few = told(qwen, machine(8, 24, 192))
-    assert (len(few.commands), few.notes[1]) == (4, "one server runs on one device; 4 of 8 are left idle")
+    assert (len(few.commands), few.notes[1]) == (4, "a server uses one device; 4 of 8 devices stay idle")
 
 
 def test_diffusers_offloads_the_blocks_of_all_components(qwen: str) -> None:

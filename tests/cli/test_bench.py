@@ -105,7 +105,7 @@ def test_the_command_measures_and_compares(
     assert int8["against"]["same"] == 0
     out = capsys.readouterr().out
     assert out.count("95 % interval") == 3
-    assert "against the first run: +0.00% right" in out
+    assert "compared with the first run: +0.00% correct" in out
 
 
 def test_a_wrong_flag_is_told_before_anything_is_drawn(tiny_qwen_image: Path) -> None:

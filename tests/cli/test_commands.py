@@ -77,7 +77,7 @@ async def test_wait_looks_again_for_a_server_that_is_not_there(run, server, monk
     monkeypatch.setattr(cli, "Client", Impatient)
     monkeypatch.setattr(cli, "LOOK_AGAIN", 0.01)
     done = await run("wait", *server, "--timeout", 60)
-    assert (done.code, done.out, done.err) == (0, "toy is ready\n", f"no server at {server[1]} yet\n")
+    assert (done.code, done.out, done.err) == (0, "toy is ready\n", f"no server at {server[1]} yet, waiting\n")
     looks = itertools.repeat(Unavailable("cannot reach it", reason="SERVER_UNREACHABLE"))
     done = await run("wait", *server, "--timeout", 0.05)
     assert (done.code, done.err.splitlines()[-1]) == (1, "error: UNAVAILABLE SERVER_UNREACHABLE: cannot reach it")

@@ -74,7 +74,7 @@ async def test_names_of_vllm_omni_mean_the_same(run, server, tmp_path):
     assert (done.code, out.read_bytes()) == (0, picture(64, 32, 7, ImageFormat.PNG))
     assert "seed 7  3 steps" in done.out
     twice = await run("generate", "a star", "--prompts", "a star", "--out", out, *server)
-    assert (twice.code, "give the prompt once" in twice.err) == (2, True)
+    assert (twice.code, "give exactly one prompt" in twice.err) == (2, True)
     assert (await run("generate", "--out", out, *server)).code == 2
     edit = cli._parser().parse_args(["edit", "--prompt", "x", "--image-path", "a.png", "--output", "b.png"])
     assert [str(path) for path in edit.images] == ["a.png"]
@@ -113,7 +113,7 @@ async def test_the_format_follows_the_name_unless_it_is_given(run, server, tmp_p
 
 async def test_a_format_against_the_name_is_obeyed_and_told(run, server, tmp_path):
     done = await run("generate", "x", "--out", tmp_path / "o.png", *server, "--format", "jpeg")
-    assert "o.png will hold JPEG" in done.err
+    assert "o.png will contain JPEG" in done.err
     assert PIL.Image.open(tmp_path / "o.png").format == "JPEG"
 
 
@@ -122,9 +122,9 @@ async def test_a_format_against_the_name_is_obeyed_and_told(run, server, tmp_pat
     [
         (("--out", "o.gif"), "unknown extension '.gif'; use one of .png, .jpg, .jpeg, .webp"),
         (("--out", "o"), "unknown extension ''"),
-        (("--out", "nowhere/o.png"), "there is no folder nowhere"),
+        (("--out", "nowhere/o.png"), "the folder nowhere does not exist"),
         (("--out", "o.png", "--format", "gif"), "'gif' is not one of PNG, JPEG, WEBP"),
-        (("--out", "o.png", "--seeds", "1,x"), "'1,x' is not a list of whole numbers"),
+        (("--out", "o.png", "--seeds", "1,x"), "'1,x' is not a list of integers"),
         (("--out", "o.png", "--seed", "1", "--seeds", "2"), "not allowed with argument"),
         (("--out", "o.png", "--label", "red"), "'red' is not KEY=VALUE"),
         (("--out", "o.png", "--device", "cpu"), "--device is a setting of the server"),
@@ -143,8 +143,8 @@ async def test_a_refusal_is_one_line_with_the_fix(run, server, tmp_path):
     done = await run("generate", "x", "--out", tmp_path / "o.png", *server, "--width", 20, "--steps", 0, "--quiet")
     assert done.code == 1
     assert done.err == (
-        "error: INVALID_ARGUMENT INVALID_ARGUMENT: width: 20 is not a multiple of 16; nearest legal value: 16; "
-        "sampling.steps: 0 is outside 1..200; nearest legal value: 1\n"
+        "error: INVALID_ARGUMENT INVALID_ARGUMENT: width: 20 is not a multiple of 16; nearest valid value: 16; "
+        "sampling.steps: 0 is outside 1..200; nearest valid value: 1\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -161,7 +161,7 @@ async def test_a_model_that_is_no_folder_is_asked_of_the_default_server(run, tmp
     done = await run("generate", "x", "--out", tmp_path / "o.png", "--model", "no/folder")
     assert done.code == 1
     assert done.err.startswith("error: UNAVAILABLE SERVER_UNREACHABLE: cannot reach the server at 127.0.0.1:1")
-    assert "no/folder is no folder on this machine" in done.err
+    assert "no/folder is not a folder on this machine" in done.err
 
 
 async def interrupt(after, *arguments):

@@ -83,8 +83,8 @@ def test_a_job_that_was_set_aside():
     again = JobEvent(resumed=event_pb2.Resumed(completed_steps=3, wait=Duration(seconds=1, nanos=500_000_000)))
     assert read_event(aside) == Preempted(completed_steps=3, reason="priority", position=2)
     assert read_event(again) == Resumed(completed_steps=3, wait=1.5)
-    assert describe(read_event(aside)) == "set aside after 3 steps: priority, 2 before it"
-    assert describe(read_event(again)) == "goes on after 3 steps, 1.50 s aside"
+    assert describe(read_event(aside)) == "preempted after 3 steps: priority, 2 ahead of it"
+    assert describe(read_event(again)) == "resumed after 3 steps, paused for 1.50 s"
 
 
 def test_a_server_that_is_newer_is_named_as_the_reason():

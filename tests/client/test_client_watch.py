@@ -95,7 +95,7 @@ def test_a_server_that_forgot_the_job_has_restarted():
 def test_the_deadline_of_the_call_says_how_far_the_job_was():
     position = watch()
     position.accept(step(2))
-    with pytest.raises(DeadlineExceeded, match="at event 2 of job job_1") as caught:
+    with pytest.raises(DeadlineExceeded, match="after event 2 of job job_1") as caught:
         position.lost(ended(Code.DEADLINE_EXCEEDED))
     assert caught.value.failure.metadata == {"job_id": "job_1", "after_seq": "2"}
 

@@ -139,7 +139,7 @@ async def test_an_upload_can_be_used_again(client, service, tmp_path):
 
 async def test_a_full_store_is_an_error_of_the_call(kind):
     async with serving_studio(asset_budget=1000) as service, kind(f"127.0.0.1:{service.server.port}") as client:
-        with pytest.raises(Exception, match="the store holds 1000") as caught:
+        with pytest.raises(Exception, match="the store holds only 1000") as caught:
             await client.edit_image("blue", images=[png(1300, 1100)])
         assert caught.value.reason == "ASSET_TOO_LARGE"
         assert len(service.engine.jobs) == 0
@@ -149,18 +149,18 @@ async def test_an_upload_says_why_it_was_refused_each_time(kind):
     """Also where the refusal comes while the client still sends."""
     async with serving_studio(asset_budget=1000) as service, kind(f"127.0.0.1:{service.server.port}") as client:
         for _ in range(20):
-            with pytest.raises(Exception, match="the store holds 1000"):
+            with pytest.raises(Exception, match="the store holds only 1000"):
                 await client.upload(png(1300, 1100))
 
 
 async def test_refusals_of_the_server_and_of_the_client(client, service, tmp_path):
-    with pytest.raises(InvalidArgument, match=r"images\[0\]: is of no known type"):
+    with pytest.raises(InvalidArgument, match=r"images\[0\]: is of an unknown type"):
         await client.edit_image("blue", images=[b"text"])
     with pytest.raises(InvalidArgument, match="num_frames, duration are both set"):
         await client.generate_video("a ball", num_frames=5, duration=1)
     with pytest.raises(FileNotFoundError):
         await client.edit_image("blue", images=[tmp_path / "none.png"])
-    with pytest.raises(FailedPrecondition, match="cannot do LAYERED"):
+    with pytest.raises(FailedPrecondition, match="does not support LAYERED"):
         await client.edit_image("blue", images=[png()], task=Task.LAYERED)
     assert len(service.engine.jobs) == 0
 

@@ -48,7 +48,7 @@ def show(total, stream, enabled=True):
 
 def test_lines_without_a_terminal():
     assert show(3, io.StringIO()).splitlines() == [
-        "queued: 2 before it",
+        "queued: 2 ahead of it",
         "warning: CFG_OFF negative_prompt: [is] not set",
         "started: toy, 64 x 32, 3 steps, seeds 7, 8",
         "encoded: 5 tokens in 0.10 s",

@@ -95,11 +95,11 @@ def test_roles_are_those_of_the_attention_inside() -> None:
 @pytest.mark.parametrize(
     ("mask", "causal", "message"),
     [
-        (MASK[:, None].expand(4, 5, 5), False, "a mask for each query or head is not yet served"),
-        (MASK[:, None, None].expand(4, 1, 5, 5), False, "a mask for each query or head is not yet served"),
+        (MASK[:, None].expand(4, 5, 5), False, "a mask per query or head is not yet served"),
+        (MASK[:, None, None].expand(4, 1, 5, 5), False, "a mask per query or head is not yet served"),
         (MASK[:, :3], False, r"has shape \[4, 3\], expected \[4, 5\]"),
         (MASK[:3], False, r"has shape \[3, 5\]"),
-        (MASK.float(), False, "torch.float32: not yet; give bool"),
+        (MASK.float(), False, "torch.float32, which is not yet served; use bool"),
     ],
 )
 def test_other_masks_are_refused_by_name(mask: Tensor, causal: bool, message: str) -> None:
@@ -122,7 +122,7 @@ def test_a_mask_beside_causal_leaves_tokens_out(heads: int, kv_heads: int) -> No
         q, k, v, attn_mask=seen | torch.eye(5, dtype=torch.bool), scale=0.3, enable_gqa=heads != kv_heads
     ).transpose(1, 2)
     torch.testing.assert_close(out, expected * MASK[:, :, None, None], atol=1e-6, rtol=1e-5)
-    with pytest.raises(InvalidArgument, match="together with causal, for 3 queries of 5 keys"):
+    with pytest.raises(InvalidArgument, match="together with causal, for 3 queries and 5 keys"):
         attention(query[:, :3], key, value, AttentionMetadata(MASK))
 
 

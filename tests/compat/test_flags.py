@@ -21,15 +21,15 @@ PLAIN = EngineConfig.from_settings(model="m")
 @pytest.mark.parametrize(
     ("argv", "answer"),
     [
-        (["--omni"], "--omni: is what this server always does; leave it out\n"),
+        (["--omni"], "--omni: always on; not needed\n"),
         (["--step-execution"], "--step-execution: step execution is always on\n"),
         (
             ["--enforce-eager"],
             "--enforce-eager: nothing is compiled; --cuda-graph-tokens 0 turns CUDA graphs off\n",
         ),
-        (["--omni", "--omni"], "--omni: is what this server always does; leave it out\n"),
-        (["--usp", "1"], "--usp: called --ulysses-degree here\n"),
-        (["--ring=1", "--ring", "1"], "--ring: called --ring-degree here\n"),
+        (["--omni", "--omni"], "--omni: always on; not needed\n"),
+        (["--usp", "1"], "--usp: this flag is called --ulysses-degree here\n"),
+        (["--ring=1", "--ring", "1"], "--ring: this flag is called --ring-degree here\n"),
         (["--ulysses-degree", "1", "--ring-degree", "1"], ""),
         ([], ""),
     ],
@@ -50,7 +50,9 @@ def test_a_flag_of_vllm_omni_is_answered_once(argv: list[str], answer: str, caps
 )
 @pytest.mark.parametrize("degree", ["2", "0", "x"])
 def test_a_degree_other_than_one_is_refused_by_name(flag: str, field: str, degree: str) -> None:
-    with pytest.raises(ConfigError, match=f"{flag} is '{degree}': must be 1: more ranks are not yet served") as refused:
+    with pytest.raises(
+        ConfigError, match=f"{flag} is '{degree}': must be 1: several ranks are not yet supported"
+    ) as refused:
         load(flag, degree)
     assert refused.value.code is Code.INVALID_ARGUMENT
     assert refused.value.reason == "NOT_SUPPORTED"

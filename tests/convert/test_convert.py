@@ -142,10 +142,10 @@ def test_a_pickle_that_runs_code_is_refused_and_does_not_run(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([torch.ones(2)], "holds a list, expected tensors by name"),
-        ({"state_dict": {"a": torch.ones(2)}, "epoch": 3}, "more than dense tensors by name: state_dict, epoch"),
-        ({"a": torch.eye(2).to_sparse()}, "more than dense tensors by name: a"),
-        ({}, "expected tensors by name"),
+        ([torch.ones(2)], "contains a list, expected named tensors"),
+        ({"state_dict": {"a": torch.ones(2)}, "epoch": 3}, "more than named dense tensors: state_dict, epoch"),
+        ({"a": torch.eye(2).to_sparse()}, "more than named dense tensors: a"),
+        ({}, "expected named tensors"),
     ],
 )
 def test_what_is_not_tensors_by_name_is_refused(tmp_path, content, message):
@@ -161,7 +161,7 @@ def test_a_file_that_is_no_pickle_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"diffusion_pytorch_model\.bin"):
         convert(source, tmp_path / "out")
     weights.rename(weights.with_name("best.ckpt"))
-    with pytest.raises(CheckpointError, match=r"best\.ckpt is a pickle by its name"):
+    with pytest.raises(CheckpointError, match=r"best\.ckpt has a pickle's extension"):
         convert(source, tmp_path / "out")
 
 
@@ -178,7 +178,7 @@ def test_an_index_that_does_not_fit_its_shards_is_refused(pickled, tmp_path):
 def test_there_must_be_something_to_convert_and_room_for_it(tiny_qwen_image, tmp_path):
     with pytest.raises(CheckpointError, match="no pickled weights to convert"):
         convert(tiny_qwen_image, tmp_path / "out")
-    with pytest.raises(CheckpointError, match="exists; name a folder that does not"):
+    with pytest.raises(CheckpointError, match="already exists; name a new folder"):
         convert(tiny_qwen_image, tmp_path)
     with pytest.raises(CheckpointError, match=r"no model_index\.json"):
         convert(tmp_path, tmp_path / "out")

@@ -60,7 +60,7 @@ def test_a_backend_has_the_names_that_users_know(name: str, expected: str) -> No
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_what_others_have_is_refused_with_what_comes_near(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"not yet; the nearest here is {ELSEWHERE[name]}") as refused:
+    with pytest.raises(ConfigError, match=f"not supported yet; the nearest is {ELSEWHERE[name]}") as refused:
         canonical(name.lower())
     assert refused.value.reason == "NOT_SUPPORTED"
     assert canonical(ELSEWHERE[name]) == ELSEWHERE[name]
@@ -76,7 +76,7 @@ def test_what_others_have_is_refused_with_what_comes_near(name: str) -> None:
         ({"default": {"backend": 3}}, r"backend is 3: expected one of auto, FLASH_ATTN, FP8_ATTN, INT8_ATTN, TORCH"),
         (
             {"per_role": {"self": {"backend": "TRTLLM_ATTN"}}},
-            r"per_role.self.backend is 'TRTLLM_ATTN': not yet; the near",
+            r"per_role.self.backend is 'TRTLLM_ATTN': not supported yet; the near",
         ),
         ({"per_role": {"self": {"bakend": "SDPA"}}}, r"per_role.self has 'bakend'.*did you mean 'backend'"),
         ({"per_rol": {}}, r"config has 'per_rol'.*did you mean 'per_role'"),
@@ -225,7 +225,7 @@ def test_a_role_that_no_attention_has_is_refused_with_those_there_are() -> None:
     for role in ("self", "cross", "m.text"):
         apply(stack(), asked(per_role={role: "TORCH_SDPA"}))
     with pytest.raises(
-        ConfigError, match=r"per_role.slef: .* it has cross, m.text, self; did you mean 'self'"
+        ConfigError, match=r"per_role.slef: .* its roles: cross, m.text, self; did you mean 'self'"
     ) as error:
         apply(stack(), asked(per_role={"slef": "TORCH_SDPA"}))
     assert error.value.reason == "UNKNOWN_ROLE"
@@ -233,10 +233,10 @@ def test_a_role_that_no_attention_has_is_refused_with_those_there_are() -> None:
 
 def test_a_backend_that_cannot_run_stops_the_start_by_the_setting_that_named_it() -> None:
     with pytest.raises(
-        ConfigError, match=r"per_role.cross.backend FLASH_ATTN cannot be had here.*FLASH_ATTN_2 runs on"
+        ConfigError, match=r"per_role.cross.backend FLASH_ATTN is not available here.*FLASH_ATTN_2 runs on"
     ):
         apply(stack(), asked(per_role={"cross": "FLASH_ATTN"}))
-    with pytest.raises(ConfigError, match="--diffusion-attention-backend CUDNN_ATTN cannot be had here"):
+    with pytest.raises(ConfigError, match="--diffusion-attention-backend CUDNN_ATTN is not available here"):
         apply(stack(), parse("CUDNN_ATTN", None))
     broken = dataclasses.replace(BACKENDS["TORCH_SDPA"], run="tests.features.test_attention:fails")
     with mock.patch.dict(BACKENDS, {"BROKEN": broken}):  # type: ignore[arg-type]  # a dict underneath
@@ -338,31 +338,34 @@ def test_8_bits_are_what_their_kernel_computes_in_their_steps_and_layers_alone(
 
 def test_fp8_is_had_from_what_has_it_and_refused_elsewhere() -> None:
     apply(stack(1), asked(default={"precision": "fp8_e4m3"}, per_role={"self": "FP8_EMULATION"}))
-    with pytest.raises(ConfigError, match="TORCH_SDPA has no fp8 yet; auto, FLASH_ATTN, FLASH_ATTN_3 have it") as no:
+    with pytest.raises(
+        ConfigError, match="TORCH_SDPA does not support fp8 yet; use auto, FLASH_ATTN, FLASH_ATTN_3"
+    ) as no:
         apply(stack(1), asked(default={"precision": "fp8", "backend": "sdpa"}))
     assert no.value.reason == "NOT_SUPPORTED"
-    with pytest.raises(ConfigError, match="FLASH_ATTN_3_FP8 cannot be had here: FLASH_ATTN_3_FP8 runs on cuda, and"):
+    with pytest.raises(ConfigError, match="FLASH_ATTN_3_FP8 is not available here: FLASH_ATTN_3_FP8 runs on cuda, not"):
         apply(stack(1), asked(default={"precision": "fp8", "backend": "FA3"}))
     older = Use(device="cuda", capability=(8, 9), dtype="bfloat16", head_size=128)
-    with pytest.raises(ConfigError, match=r"FLASH_ATTN_3_FP8 needs compute capability 9.0, and this is 8.9; FP8_EMUL"):
+    lacks = r"FLASH_ATTN_3_FP8 needs compute capability 9.0, but this device has 8.9; FP8_EMUL"
+    with pytest.raises(ConfigError, match=lacks):
         choose("FP8_ATTN", older)
 
 
 def test_int8_is_had_from_what_has_it_and_refused_elsewhere() -> None:
     apply(stack(1), asked(default={"precision": "int8"}, per_role={"self": "INT8_ATTN"}))
-    with pytest.raises(ConfigError, match="FLASH_ATTN_3 has no int8 yet; auto have it") as no:
+    with pytest.raises(ConfigError, match="FLASH_ATTN_3 does not support int8 yet; use auto") as no:
         apply(stack(1), asked(default={"precision": "int8", "backend": "FA3"}))
     assert no.value.reason == "NOT_SUPPORTED"
-    with pytest.raises(ConfigError, match="OMNI_INT8 cannot be had here: OMNI_INT8 runs on cuda, and this is cpu"):
+    with pytest.raises(ConfigError, match="OMNI_INT8 is not available here: OMNI_INT8 runs on cuda, not on cpu"):
         apply(stack(1), asked(default="OMNI_INT8"))
     hopper = {"device": "cuda", "capability": (9, 0), "dtype": "bfloat16", "head_size": 128}
     hopper["kernels"] = frozenset({"attention_q"})
     assert choose("INT8_ATTN", Use(**hopper)) == "OMNI_INT8"
     for why, change in {
-        "needs compute capability 9.0, and this is 10.0": {"capability": (10, 0)},
-        "multiples of 128 up to 128, and this is 64": {"head_size": 64},
-        "does no causal attention": {"causal": True},
-        r"needs the op library to have its kernel \(build .* with nvcc, for 90a\)": {"kernels": frozenset()},
+        "needs compute capability 9.0, but this device has 10.0": {"capability": (10, 0)},
+        "multiples of 128 up to 128, not 64": {"head_size": 64},
+        "does not support causal attention": {"causal": True},
+        r"needs an op library that contains its kernel \(build .* with nvcc, for 90a\)": {"kernels": frozenset()},
     }.items():
         with pytest.raises(ConfigError, match=f"OMNI_INT8 .*{why}; INT8_EMULATION runs on cpu"):
             choose("INT8_ATTN", Use(**{**hopper, **change}))
@@ -396,12 +399,12 @@ def test_a_worker_says_what_it_runs_on_and_does_not_start_on_what_is_not_there(t
     assert load(tiny_qwen_image, diffusion_attention_backend="native") == "TORCH_SDPA"
     inner = {"schedule": [{"steps": [0.1, 0.9], "precision": "bf16"}]}
     assert load(tiny_qwen_image, diffusion_attention_config=inner) == f"{ON_CPU} + {ON_CPU} in bfloat16"
-    with pytest.raises(ConfigError, match=r"per_role.cross: the model has no such role; it has joint, self"):
+    with pytest.raises(ConfigError, match=r"per_role.cross: the model has no such role; its roles: joint, self"):
         load(tiny_qwen_image, diffusion_attention_config={"per_role": {"cross": "TORCH_SDPA"}})
     assert load(tiny_qwen_image, diffusion_attention_config={"default": {"precision": "fp8"}}) == "FP8_EMULATION"
     assert load(tiny_qwen_image, diffusion_attention_config={"default": {"precision": "int8"}}) == "INT8_EMULATION"
     assert load(tiny_qwen_image, batch_invariant=True) == ON_CPU
-    with pytest.raises(ConfigError, match="FLASH_ATTN_3 runs on cuda, and this is cpu; FLASH_ATTN_2 runs on cuda"):
+    with pytest.raises(ConfigError, match="FLASH_ATTN_3 runs on cuda, not on cpu; FLASH_ATTN_2 runs on cuda"):
         load(tiny_qwen_image, diffusion_attention_backend="FLASH_ATTN")
 
 

@@ -153,7 +153,7 @@ def test_keys_that_fit_nothing_are_told_and_only_layers_that_change_are_wrapped(
         ((Lora(lora_id="style", scale=float("nan")),), "sampling.loras.scale", "nan is outside"),
         ((Lora(lora_id="style", target="vae"),), "sampling.loras.target", "it changes transformer"),
         ((Lora(lora_id="style"), Lora(lora_id="style", scale=2.0)), "sampling.loras", "names an adapter twice"),
-        (tuple(Lora(lora_id=f"{n}") for n in range(9)), "sampling.loras", "has 9 entries, the most is 8"),
+        (tuple(Lora(lora_id=f"{n}") for n in range(9)), "sampling.loras", "has 9 entries; the maximum is 8"),
     ],
 )
 def test_a_request_for_what_is_not_there_is_refused_by_field(

@@ -82,11 +82,11 @@ def test_a_revision_is_a_branch_or_a_commit(hub, fetch):
 @pytest.mark.parametrize(
     ("options", "revision", "reason", "words"),
     [
-        (None, "", "MODEL_NOT_FOUND", ("no folder 'tiny-org/tiny' here", "hf auth login", "HF_TOKEN")),
+        (None, "", "MODEL_NOT_FOUND", ("no folder 'tiny-org/tiny'", "hf auth login", "HF_TOKEN")),
         ({"private": True}, "", "MODEL_NOT_FOUND", ("private",)),
-        ({"gated": True}, "", "MODEL_GATED", ("ask for access at http://127.0.0.1", "hf auth login")),
+        ({"gated": True}, "", "MODEL_GATED", ("request access at http://127.0.0.1", "hf auth login")),
         ({}, "v9", "REVISION_NOT_FOUND", ("'v9'", "--revision")),
-        ({}, "../../main", "REVISION_NOT_FOUND", ("no branch, tag or commit",)),
+        ({}, "../../main", "REVISION_NOT_FOUND", ("not a valid branch, tag or commit",)),
     ],
 )
 def test_a_refusal_of_the_hub_says_what_to_run(hub, fetch, options, revision, reason, words):
@@ -125,7 +125,7 @@ def test_a_hub_that_is_down_is_replaced_by_the_copy_and_that_is_logged(hub, fetc
     hub.down = True
     again = fetch(REPO)
     assert again["path"] == path
-    assert "does not answer" in again["log"]
+    assert "does not respond" in again["log"]
 
 
 def test_a_repository_of_another_kind_is_refused_with_what_it_has(hub, fetch):

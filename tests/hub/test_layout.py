@@ -55,7 +55,7 @@ def test_the_first_names_are_taken(files, taken, renamed):
         (("weights.pt", "config.json"), "UNSAFE_WEIGHTS", "unet: weights.pt"),
         (("model.onnx", "flax_model.msgpack"), "WEIGHTS_MISSING", "unet: flax_model.msgpack, model.onnx"),
         ((), "WEIGHTS_MISSING", "unet: nothing"),
-        (("diffusion_pytorch_model.safetensors.index.json",), "WEIGHTS_MISSING", "shards that are not there"),
+        (("diffusion_pytorch_model.safetensors.index.json",), "WEIGHTS_MISSING", "shards that do not exist"),
     ],
 )
 def test_what_cannot_be_loaded_is_named(files, reason, words):
@@ -72,7 +72,7 @@ def test_a_shard_lies_beside_its_index(name):
 
 @pytest.mark.parametrize("content", [{}, {"weight_map": {}}, {"weight_map": ["a"]}, {"weight_map": {"a": 1}}])
 def test_an_index_that_is_none_is_refused(content):
-    with pytest.raises(CheckpointError, match="no index of weight shards"):
+    with pytest.raises(CheckpointError, match="not an index of weight shards"):
         chosen("diffusion_pytorch_model.safetensors.index.json", content=content)
 
 
@@ -91,5 +91,5 @@ def test_texts_are_what_lies_right_in_the_folders_of_components():
         "text/vocab.txt",
     ]
     assert layout.texts(INDEX, ["omni_grpc.json", *files], "here")[:2] == ["model_index.json", "omni_grpc.json"]
-    with pytest.raises(CheckpointError, match="no config of component 'text'"):
+    with pytest.raises(CheckpointError, match="no config for component 'text'"):
         layout.texts(INDEX, files[:4], "here")

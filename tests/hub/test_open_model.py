@@ -36,7 +36,7 @@ def test_a_folder_is_opened_where_it_lies(tiny_qwen_image):
 
 
 def test_a_folder_has_no_revision(tiny_qwen_image):
-    with pytest.raises(ConfigError, match="--revision is for a model of the hub"):
+    with pytest.raises(ConfigError, match="--revision is for a hub model"):
         opened(tiny_qwen_image, revision="main")
 
 

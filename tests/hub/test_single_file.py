@@ -57,4 +57,4 @@ def test_a_file_is_fetched_once_or_its_absence_told(hub, environment):
     assert ask(environment, FILE, HF_HUB_OFFLINE="1") == {"path": path}
     other = ask(environment, 'hub.fetch_file("tiny-org/packed", "other.gguf")')
     assert other["reason"] == "MODEL_NOT_FOUND"
-    assert "tiny-org/packed:other.gguf: there is no such file" in other["message"]
+    assert "tiny-org/packed:other.gguf: the file does not exist" in other["message"]

@@ -80,9 +80,9 @@ def test_shards_are_one_checkpoint(folder: Path) -> None:
     assert all(torch.equal(sharded[name], whole[name]) for name in whole)
 
     (folder / "part-1.safetensors").unlink()
-    assert "names shards that are not there: part-1.safetensors" in refused(folder)
+    assert "names shards that do not exist: part-1.safetensors" in refused(folder)
     (folder / INDEX_FILE).write_text("{}")
-    assert "is no index of weight shards" in refused(folder)
+    assert "is not an index of weight shards" in refused(folder)
 
 
 def test_every_missing_and_every_unexpected_weight_is_named(folder: Path) -> None:

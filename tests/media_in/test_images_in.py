@@ -45,9 +45,9 @@ ON_WHITE[1, 1] = np.rint(picture()[1, 1] / 5 + 255 * 4 / 5)
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF"])
-@pytest.mark.parametrize("mime_type", ["", "application/octet-stream", "declared"])
+@pytest.mark.parametrize("mime_type", ["", "application/octet-stream", "mime_type"])
 def test_rgb_comes_as_it_is(format, mime_type):
-    mime_type = f"image/{format.lower()}" if mime_type == "declared" else mime_type
+    mime_type = f"image/{format.lower()}" if mime_type == "mime_type" else mime_type
     found, notes = decoded(saved(picture(), format), mime_type=mime_type)
     assert np.array_equal(found, picture())
     assert notes == []
@@ -64,7 +64,7 @@ def test_lossy_formats_come_close(format, mime_type):
 def test_alpha_is_laid_on_white_with_a_warning():
     found, notes = decoded(saved(rgba(), "PNG"))
     assert abs(found.astype(int) - ON_WHITE).max() <= 1
-    assert notes == ["transparent areas were laid on white"]
+    assert notes == ["transparent areas were composited on white"]
 
 
 def test_alpha_is_kept_where_the_model_takes_it():
@@ -79,7 +79,7 @@ def test_gray_with_alpha_becomes_rgb_on_white():
     assert image.mode == "LA"
     found, notes = decoded(saved(image, "PNG"))
     assert found[..., 0].tolist() == [[100, 255], [224, 100]]
-    assert notes == ["transparent areas were laid on white"]
+    assert notes == ["transparent areas were composited on white"]
 
 
 def test_a_transparent_palette_color_becomes_white():
@@ -89,7 +89,7 @@ def test_a_transparent_palette_color_becomes_white():
     assert decoded(saved(image, "PNG"))[0].tolist() == [[[10, 20, 30], [40, 50, 60]]]
     found, notes = decoded(saved(image, "PNG", transparency=1))
     assert found.tolist() == [[[10, 20, 30], [255, 255, 255]]]
-    assert notes == ["transparent areas were laid on white"]
+    assert notes == ["transparent areas were composited on white"]
 
 
 def test_a_transparent_rgb_color_becomes_white():
@@ -97,7 +97,7 @@ def test_a_transparent_rgb_color_becomes_white():
     expected = picture()
     expected[2, 3] = 255
     assert np.array_equal(found, expected)
-    assert notes == ["transparent areas were laid on white"]
+    assert notes == ["transparent areas were composited on white"]
 
 
 @pytest.mark.parametrize("format", ["PNG", "TIFF"])
@@ -113,7 +113,7 @@ def test_cmyk_is_converted_with_a_warning():
     image = PIL.Image.new("CMYK", (32, 32), (0, 255, 255, 0))  # red
     found, notes = decoded(saved(image, "JPEG", quality=95))
     assert abs(found.astype(int) - (255, 0, 0)).max() <= 4
-    assert notes == ["was converted to RGB without a colour profile"]
+    assert notes == ["was converted to RGB without a color profile"]
 
 
 @pytest.mark.parametrize(("mode", "values"), [("1", [0, 255]), ("L", [0, 77])])
@@ -127,9 +127,9 @@ def test_one_channel_becomes_three(mode, values):
 
 def test_floats_have_no_known_range_and_are_refused():
     data = saved(PIL.Image.fromarray(np.zeros((2, 2), np.float32)), "TIFF")
-    refused(decode_image, data, reason="INPUT_NOT_SUPPORTED", match="pixels of kind F")
+    refused(decode_image, data, reason="INPUT_NOT_SUPPORTED", match="pixels of mode F")
     data = saved(PIL.Image.fromarray(np.zeros((2, 2), np.int32)), "TIFF")
-    refused(decode_image, data, reason="INPUT_NOT_SUPPORTED", match="pixels of kind I")
+    refused(decode_image, data, reason="INPUT_NOT_SUPPORTED", match="pixels of mode I")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_exif_turns_the_picture_upright(orientation, turn):
     exif[0x0112] = orientation
     found, notes = decoded(saved(picture(), "PNG", exif=exif))
     assert np.array_equal(found, turn(picture()))
-    assert notes == ([] if orientation == 1 else ["was turned upright as its EXIF data says"])
+    assert notes == ([] if orientation == 1 else ["was rotated upright according to its EXIF orientation"])
 
 
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "TIFF"])
@@ -191,7 +191,7 @@ def test_too_many_bytes_are_refused_with_the_limit():
         decode_image,
         data,
         reason="INPUT_TOO_LARGE",
-        match=f"at most {len(data) - 1}",
+        match=f"the maximum is {len(data) - 1}",
         limits=limits(max_bytes=len(data) - 1),
     )
     decode_image(data, limits=limits(max_bytes=len(data)), field=FIELD)
@@ -208,7 +208,7 @@ def test_a_type_other_than_the_declared_one_is_refused():
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
-        (b"hello, this is text", "no known type"),
+        (b"hello, this is text", "an unknown type"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg"),
         (b"\0\0\0\x1cftypavif" + bytes(40), "image/avif"),
         (b"RIFF\0\0\0\0WAVEfmt ", "audio/wav"),
@@ -238,4 +238,4 @@ def test_a_mask_is_one_channel_of_brightness():
 
 
 def test_a_mask_that_is_not_opaque_is_refused():
-    refused(decode_mask, saved(rgba(), "PNG"), reason="INPUT_NOT_SUPPORTED", match="white is made anew")
+    refused(decode_mask, saved(rgba(), "PNG"), reason="INPUT_NOT_SUPPORTED", match="white is regenerated")

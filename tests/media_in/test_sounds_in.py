@@ -72,7 +72,7 @@ def test_more_than_two_channels_are_mixed_down():
     found, warnings = decode(recording(sound))
     assert found.channels == 2
     assert [(w.code, w.message, w.requested) for w in warnings] == [
-        ("INPUT_CONVERTED", "was mixed down to stereo", "6 channels")
+        ("INPUT_CONVERTED", "was downmixed to stereo", "6 channels")
     ]
 
 
@@ -86,28 +86,28 @@ def test_what_is_too_loud_is_clipped_with_a_warning():
 def test_samples_that_are_not_finite_are_refused():
     sound = tone()
     sound[0, 100] = np.nan
-    refused(recording(sound, codec="pcm_f32le"), reason="INPUT_UNREADABLE", match="not finite")
+    refused(recording(sound, codec="pcm_f32le"), reason="INPUT_UNREADABLE", match="NaN or infinite")
 
 
 def test_the_sound_of_a_video_is_used_with_a_warning():
     found, warnings = decode(film(sound=True))
     assert samples(found).shape[1] == pytest.approx(24000, abs=2048)
-    assert [w.message for w in warnings] == ["its picture is not used"]
+    assert [w.message for w in warnings] == ["its video is not used"]
 
 
 def test_seconds_have_a_limit():
     data = recording(tone(1.0))
     decode(data, max_seconds=1.0)
-    refused(data, reason="INPUT_TOO_LARGE", match="1 s long, at most 0.9 s", max_seconds=0.9)
+    refused(data, reason="INPUT_TOO_LARGE", match="1 s long; the maximum is 0.9 s", max_seconds=0.9)
 
 
 def test_other_files_are_refused():
     refused(b"", reason="INPUT_EMPTY")
     refused(saved(picture(), "PNG"), reason="INPUT_UNREADABLE", match="image/png")
-    refused(film(), reason="INPUT_UNREADABLE", match="no sound")
+    refused(film(), reason="INPUT_UNREADABLE", match="no audio")
     refused(recording(tone()), "audio/flac", reason="INPUT_TYPE_MISMATCH", match="audio/wav")
     refused(recording(tone(), codec="pcm_mulaw"), reason="INPUT_NOT_SUPPORTED", match="pcm_mulaw")
-    refused(recording(tone(rate=4000), rate=4000), reason="INPUT_NOT_SUPPORTED", match="4000 samples per second")
+    refused(recording(tone(rate=4000), rate=4000), reason="INPUT_NOT_SUPPORTED", match="a sampling rate of 4000 Hz")
 
 
 @pytest.mark.parametrize("format", [AudioFormat.WAV, AudioFormat.FLAC, AudioFormat.MP3])

@@ -84,7 +84,7 @@ def test_a_data_url_that_lies_about_its_type_is_refused():
     ],
 )
 def test_every_uri_but_a_data_url_is_refused(uri):
-    message = refused(read, uri, reason="URI_NOT_ALLOWED", match="data URLs alone")
+    message = refused(read, uri, reason="URI_NOT_ALLOWED", match="only data URLs")
     assert "secret" not in message
     assert "UploadAsset" in message
 

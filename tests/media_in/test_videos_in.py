@@ -60,7 +60,7 @@ def test_other_codecs_and_containers(container, codec, mime_type):
 
 def test_its_sound_is_not_used_and_a_warning_says_so():
     _, warnings = decode(film(sound=True))
-    assert [(w.code, w.field, w.message) for w in warnings] == [("INPUT_CONVERTED", FIELD, "its sound is not used")]
+    assert [(w.code, w.field, w.message) for w in warnings] == [("INPUT_CONVERTED", FIELD, "its audio is not used")]
 
 
 @pytest.mark.parametrize(
@@ -80,16 +80,16 @@ def test_it_is_turned_upright(matrix, turns):
     expected = np.rot90(video[0], turns)
     assert frames(found)[0].shape == expected.shape
     assert abs(frames(found)[0].astype(int) - expected).mean() < 3
-    assert [w.message for w in warnings] == ["was turned upright as its header says"]
+    assert [w.message for w in warnings] == ["was rotated upright according to its header"]
 
 
 def test_frames_pixels_and_seconds_have_limits():
     data = film(frames=9)
     decode(data, max_frames=9, max_pixels=32 * 48, max_video_pixels=9 * 32 * 48, max_seconds=9 / 8)
-    refused(data, reason="INPUT_TOO_LARGE", match="at most 8 are taken", max_frames=8)
+    refused(data, reason="INPUT_TOO_LARGE", match="the maximum is 8", max_frames=8)
     refused(data, reason="INPUT_TOO_LARGE", match="48 x 32", max_pixels=32 * 48 - 1)
     refused(data, reason="INPUT_TOO_LARGE", match="over all frames", max_video_pixels=9 * 32 * 48 - 1)
-    refused(data, reason="INPUT_TOO_LARGE", match="s are taken", max_seconds=1)
+    refused(data, reason="INPUT_TOO_LARGE", match="the maximum is 1 s", max_seconds=1)
 
 
 def test_frames_are_counted_where_the_header_does_not_say():
@@ -108,8 +108,8 @@ def test_other_files_are_refused():
 
 def test_a_playlist_opens_no_other_file():
     playlist = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n"
-    refused(playlist, reason="INPUT_UNREADABLE", match="no known type")
-    refused(b"ffconcat version 1.0\nfile /etc/passwd\n", reason="INPUT_UNREADABLE", match="no known type")
+    refused(playlist, reason="INPUT_UNREADABLE", match="an unknown type")
+    refused(b"ffconcat version 1.0\nfile /etc/passwd\n", reason="INPUT_UNREADABLE", match="an unknown type")
 
 
 @pytest.mark.parametrize("format", [VideoFormat.MP4, VideoFormat.FMP4])

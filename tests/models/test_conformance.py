@@ -146,7 +146,7 @@ def test_requests_that_share_steps_get_what_each_gets_alone(model: Model, togeth
         close(together[request.id], alone.latents)
 
 
-@pytest.mark.shows("shared steps", "the same company again", "bit for bit")
+@pytest.mark.shows("shared steps", "the same batch again", "bit for bit")
 def test_the_same_company_again_is_equal_bit_for_bit(model: Model, together: dict[str, Tensor]) -> None:
     again = mix(model)
     assert all(torch.equal(again[name], latents) for name, latents in together.items())
@@ -430,7 +430,7 @@ def test_a_size_between_multiples_is_refused_and_could_not_be_made(model: Model,
     size: int = getattr(draft, axis)
     for off in (size - 1, size + 1):
         with pytest.raises(
-            InvalidArgument, match=f"{off} is not a multiple of {multiple}; nearest legal value: {size}"
+            InvalidArgument, match=f"{off} is not a multiple of {multiple}; nearest valid value: {size}"
         ):
             model.request(dataclasses.replace(draft, **{axis: off}))
     for part in range(1, multiple):
@@ -446,7 +446,7 @@ def test_a_number_of_frames_between_multiples_is_refused_and_could_not_be_made(m
         assert not limits.max_frames
         return
     for off in (draft.num_frames - 1, draft.num_frames + 1):
-        with pytest.raises(InvalidArgument, match=f"{off} is not a multiple of .* legal value: {draft.num_frames}"):
+        with pytest.raises(InvalidArgument, match=f"{off} is not a multiple of .* valid value: {draft.num_frames}"):
             model.request(dataclasses.replace(draft, num_frames=off))
         assert not can_make(model, dataclasses.replace(model.request(draft), num_frames=off))
 

@@ -205,7 +205,7 @@ def test_text_is_encoded_once_for_all_chunks_and_the_past_once_for_each(model: M
 @pytest.mark.parametrize("frames", [32, 34, 65, 0, 33 * 44 + 33])
 def test_a_length_that_is_no_number_of_chunks_is_refused_with_the_nearest(model: Model, frames: int) -> None:
     nearest = min(max(round(frames / CHUNK_FRAMES), 1), 44) * CHUNK_FRAMES
-    with pytest.raises(InvalidArgument, match=f"num_frames: {frames} .*nearest legal value: {nearest}"):
+    with pytest.raises(InvalidArgument, match=f"num_frames: {frames} .*nearest valid value: {nearest}"):
         model.request(ask(num_frames=frames))
 
 

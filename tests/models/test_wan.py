@@ -315,11 +315,15 @@ def facts(checkpoint: Checkpoint) -> ServingFacts:
 @pytest.mark.parametrize(
     ("name", "draft", "message"),
     [
-        ("wan_i2v", ask(32, 32, 1, **shown()), "num_frames: 1 leaves nothing to make beside first_frame.*value: 5"),
-        ("wan_i2v", ask(32, 32, 5), "cannot do TEXT_TO_VIDEO"),
-        ("wan_ti2v", ask(32, 32, 5, **shown(last=True)), "last_frame: WanPipeline does not take it"),
-        ("wan_t2v", ask(32, 32, 5, **shown()), "cannot do IMAGE_TO_VIDEO"),
-        ("wan_t2v", ask(32, 32, 5, fps=30.0), "fps: WanPipeline does not take it"),
+        (
+            "wan_i2v",
+            ask(32, 32, 1, **shown()),
+            "num_frames: 1 leaves no frames to generate besides first_frame.*value: 5",
+        ),
+        ("wan_i2v", ask(32, 32, 5), "does not support TEXT_TO_VIDEO"),
+        ("wan_ti2v", ask(32, 32, 5, **shown(last=True)), "last_frame: is not supported by WanPipeline"),
+        ("wan_t2v", ask(32, 32, 5, **shown()), "does not support IMAGE_TO_VIDEO"),
+        ("wan_t2v", ask(32, 32, 5, fps=30.0), "fps: is not supported by WanPipeline"),
         ("wan_t2v", ask(32, 32, 5, guidance=boundary(1.5)), "boundary_ratio: 1.5 is outside 0..1"),
     ],
 )

@@ -58,7 +58,7 @@ def test_it_is_small_and_says_what_it_is(exported: Path, folder: Path) -> None:
     assert len(checkpoint.latent_rgb.factors) == 16
     card = (exported / "README.md").read_text(encoding="utf-8")
     assert "license: apache-2.0" in card
-    assert "| one thing, some with a size or a place | 96.0% |" in card
+    assert "| one object, some with a size or a position | 96.0% |" in card
     assert "| last loss of the denoiser | 0.1235 |" in card
 
 

@@ -61,16 +61,20 @@ async def test_the_hash_may_be_left_out(service):
     [
         ([], "header", "must be the first message"),
         (messages()[1:], "header", "must be the first message"),
-        ([*messages()[:1], *messages()], "header", "came again"),
-        ([*messages(), artifact_pb2.UploadAssetRequest()], "header", "came again"),
+        ([*messages()[:1], *messages()], "header", "was sent again"),
+        ([*messages(), artifact_pb2.UploadAssetRequest()], "header", "was sent again"),
         (messages(mime_type=""), "header.mime_type", "is required"),
         (messages(size_bytes=0), "header.size_bytes", "0 is outside 1..8000"),
-        (messages(size_bytes=9000), "header.size_bytes", "nearest legal value: 8000"),
-        (messages(size_bytes=3001), "header.size_bytes", "is 3001, but 3000 bytes came"),
-        (messages(size_bytes=2999), "header.size_bytes", "is 2999, but at least 3000 bytes came"),
-        (messages(sha256=b"12"), "header.sha256", "takes the 32 raw bytes"),
-        (messages(sha256=bytes(32)), "header.sha256", "that of the bytes is"),
-        ([*messages()[:1], artifact_pb2.UploadAssetRequest(data=bytes((1 << 20) + 1))], "data", "the most in one"),
+        (messages(size_bytes=9000), "header.size_bytes", "nearest valid value: 8000"),
+        (messages(size_bytes=3001), "header.size_bytes", "is 3001, but 3000 bytes arrived"),
+        (messages(size_bytes=2999), "header.size_bytes", "is 2999, but at least 3000 bytes arrived"),
+        (messages(sha256=b"12"), "header.sha256", "send the 32 raw bytes"),
+        (messages(sha256=bytes(32)), "header.sha256", "the SHA-256 of the bytes is"),
+        (
+            [*messages()[:1], artifact_pb2.UploadAssetRequest(data=bytes((1 << 20) + 1))],
+            "data",
+            "the maximum per message",
+        ),
     ],
 )
 async def test_what_is_wrong_is_refused_and_leaves_nothing(service, sent, field, text):

@@ -86,7 +86,7 @@ async def test_the_sound_to_start_from_arrives_as_samples(service):
         ({"reference": {"data": png()}}, "reference", "is image/png"),
         ({"reference": {}}, "reference", "has no source"),
         ({"options": {"preview": {"every_steps": 1}}}, "options.preview", "is not yet served"),
-        ({"output_format": 9}, "output_format", "9 is not served"),
+        ({"output_format": 9}, "output_format", "9 is not supported"),
         ({"prompt": ""}, "prompt", "is empty"),
     ],
 )

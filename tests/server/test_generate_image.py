@@ -239,7 +239,7 @@ async def test_a_client_that_is_gone_for_the_grace_loses_its_job(service):
     job = service.engine.jobs.get(job_id)
     assert not job.state.terminal, "the grace has begun, not ended"
     await asyncio.wait_for(job.wait(job.last_seq), 30)
-    assert job.entries[-1].event.reason == "no client for 0.05 s"
+    assert job.entries[-1].event.reason == "no client watched the job for 0.05 s"
     assert (await service.get(job_id)).cancel_requested
 
 

@@ -94,16 +94,16 @@ async def test_a_playing_time_is_the_nearest_legal_number_of_frames(service, sec
 @pytest.mark.parametrize(
     ("changes", "field", "text"),
     [
-        ({"num_frames": 16}, "num_frames", "is not a multiple of 4 plus 1; nearest legal value: 17"),
-        ({"num_frames": 0}, "num_frames", "outside 1..81; nearest legal value: 1"),
-        ({"num_frames": 1000}, "num_frames", "nearest legal value: 81"),
-        ({"duration": {"seconds": 11}}, "duration", "more than 81 frames; nearest legal value: 10.125"),
+        ({"num_frames": 16}, "num_frames", "is not a multiple of 4 plus 1; nearest valid value: 17"),
+        ({"num_frames": 0}, "num_frames", "outside 1..81; nearest valid value: 1"),
+        ({"num_frames": 1000}, "num_frames", "nearest valid value: 81"),
+        ({"duration": {"seconds": 11}}, "duration", "more than 81 frames; nearest valid value: 10.125"),
         ({"duration": {"seconds": -1}}, "duration", "is negative"),
         ({"duration": {}}, "duration", "0 is outside 0.01.."),
         ({"fps": 0.0}, "fps", "0 is outside 1..240"),
         ({"output_fps": math.inf}, "output_fps", "inf is outside"),
         ({"with_audio": False}, "with_audio", "leave it unset"),
-        ({"with_audio": True, "task": "TASK_TEXT_TO_VIDEO"}, "with_audio", "cannot be had with TEXT_TO_VIDEO"),
+        ({"with_audio": True, "task": "TASK_TEXT_TO_VIDEO"}, "with_audio", "does not go with TEXT_TO_VIDEO"),
         ({"task": "TASK_VIDEO_TO_VIDEO"}, "source_video", "is required"),
         ({"task": "TASK_AUDIO_TO_VIDEO"}, "audio", "is required"),
         ({"task": "TASK_IMAGE_TO_VIDEO"}, "first_frame", "is required"),
@@ -112,7 +112,7 @@ async def test_a_playing_time_is_the_nearest_legal_number_of_frames(service, sec
         ({"first_frame": {"data": mp4()}}, "first_frame", "is video/mp4"),
         ({"first_frame": {"data": png()}, "reference_images": [{}]}, "reference_images[0]", "has no source"),
         ({"audio": {"data": png()}}, "audio", "is image/png"),
-        ({"output_format": 9}, "output_format", "9 is not served"),
+        ({"output_format": 9}, "output_format", "9 is not supported"),
     ],
 )
 async def test_what_is_wrong_is_refused_by_its_path(service, changes, field, text):

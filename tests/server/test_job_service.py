@@ -109,7 +109,7 @@ async def test_a_created_job_that_is_tied_to_a_watcher_waits_for_one_only_as_lon
     await until(lambda: service.engine.jobs.get(job.job_id).state.terminal)
     events = await service.watch(job.job_id)
     assert kinds(events)[-1] == "cancelled"
-    assert events[-1].cancelled.reason == "no client for 0.02 s"
+    assert events[-1].cancelled.reason == "no client watched the job for 0.02 s"
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ async def test_the_load_is_not_pushed_faster_than_it_makes_sense(service):
     request = admin_pb2.WatchServerStatsRequest(interval={"nanos": 99_000_000})
     error = await refusal(service.admin.WatchServerStats(request))
     assert error.fields == ["interval"]
-    assert "nearest legal value: 0.1 s" in error.message
+    assert "nearest valid value: 0.1 s" in error.message
 
 
 def test_every_rpc_is_served_or_known_not_to_be():

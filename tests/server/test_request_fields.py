@@ -149,40 +149,43 @@ def previewing(**preview: Any) -> dict[str, Any]:
 BAD: Mapping[str, tuple[dict[str, Any], str]] = {
     "model": ({"model": ""}, "is required"),
     "prompt": ({"prompt": "  "}, "is empty"),
-    "width": ({"width": 33}, "nearest legal value: 32"),
-    "height": ({"height": 0}, "nearest legal value: 16"),
-    "output_format": ({"output_format": 99}, "99 is not served; served: IMAGE_FORMAT_UNSPECIFIED, IMAGE_FORMAT_PNG"),
-    "sampling.steps": ({"sampling": {"steps": 0}}, "nearest legal value: 1"),
-    "sampling.num_outputs": ({"sampling": {"num_outputs": 9}}, "nearest legal value: 8"),
-    "sampling.seeds": ({"sampling": {"seed": 2**53}}, "nearest legal value: 9007199254740991"),
+    "width": ({"width": 33}, "nearest valid value: 32"),
+    "height": ({"height": 0}, "nearest valid value: 16"),
+    "output_format": (
+        {"output_format": 99},
+        "99 is not supported; use one of IMAGE_FORMAT_UNSPECIFIED, IMAGE_FORMAT_PNG",
+    ),
+    "sampling.steps": ({"sampling": {"steps": 0}}, "nearest valid value: 1"),
+    "sampling.num_outputs": ({"sampling": {"num_outputs": 9}}, "nearest valid value: 8"),
+    "sampling.seeds": ({"sampling": {"seed": 2**53}}, "nearest valid value: 9007199254740991"),
     "sampling.seed, sampling.seeds": ({"sampling": {"seeds": [1]}}, "are both set"),
-    "sampling.guidance.true_cfg_scale": ({"sampling": {"guidance": {"true_cfg_scale": 101}}}, "nearest legal value"),
-    "sampling.guidance.scale_low_noise": ({"sampling": {"guidance": {"scale_low_noise": -1}}}, "legal value: 0"),
+    "sampling.guidance.true_cfg_scale": ({"sampling": {"guidance": {"true_cfg_scale": 101}}}, "nearest valid value"),
+    "sampling.guidance.scale_low_noise": ({"sampling": {"guidance": {"scale_low_noise": -1}}}, "valid value: 0"),
     "sampling.guidance.boundary_ratio": ({"sampling": {"guidance": {"boundary_ratio": 2}}}, "2.0 is outside 0..1"),
     "sampling.guidance.scale": ({"sampling": {"guidance": {"scale": float("nan")}}}, "nan is outside"),
-    "sampling.guidance.norm": ({"sampling": {"guidance": {"norm": 99}}}, "99 is not served"),
+    "sampling.guidance.norm": ({"sampling": {"guidance": {"norm": 99}}}, "99 is not supported"),
     "options.delivery": (
         {"options": {"delivery": "ARTIFACT_DELIVERY_SIGNED_URL"}},
-        "ARTIFACT_DELIVERY_SIGNED_URL is not served",
+        "ARTIFACT_DELIVERY_SIGNED_URL is not supported",
     ),
-    "options.on_disconnect": ({"options": {"on_disconnect": 7}}, "7 is not served"),
+    "options.on_disconnect": ({"options": {"on_disconnect": 7}}, "7 is not supported"),
     "options.disconnect_grace": ({"options": {"disconnect_grace": {"seconds": -1}}}, "-1 s is negative"),
     "options.min_progress_interval": ({"options": {"min_progress_interval": {"nanos": -1}}}, "is negative"),
-    "options.request_id": ({"options": {"request_id": "r" * 129}}, "the most is 128"),
-    "options.client_job_id": ({"options": {"client_job_id": "c" * 129}}, "the most is 128"),
-    "options.labels": ({"options": {"labels": {"k": "v" * 129}}}, "the most is 128"),
-    "options.priority": ({"options": {"priority": -101}}, "-101 is outside -100..100; nearest legal value: -100"),
+    "options.request_id": ({"options": {"request_id": "r" * 129}}, "the maximum is 128"),
+    "options.client_job_id": ({"options": {"client_job_id": "c" * 129}}, "the maximum is 128"),
+    "options.labels": ({"options": {"labels": {"k": "v" * 129}}}, "the maximum is 128"),
+    "options.priority": ({"options": {"priority": -101}}, "-101 is outside -100..100; nearest valid value: -100"),
     "options.queue_timeout": ({"options": {"queue_timeout": {"seconds": -1}}}, "-1 s is negative"),
     "options.run_timeout": ({"options": {"run_timeout": {"nanos": -1}}}, "is negative"),
     "options.deadline": ({"options": {"deadline": {"seconds": 1}}}, "1970-01-01T00:00:01Z is in the past"),
-    "options.retention": ({"options": {"retention": {"seconds": 86401}}}, "nearest legal value: 86400 s"),
+    "options.retention": ({"options": {"retention": {"seconds": 86401}}}, "nearest valid value: 86400 s"),
     "options.preview.method": (
         {"options": {"preview": {"method": "PREVIEW_METHOD_TINY_VAE"}}},
-        "PREVIEW_METHOD_TINY_VAE is not served; served: PREVIEW_METHOD_UNSPECIFIED, PREVIEW_METHOD_NONE",
+        "PREVIEW_METHOD_TINY_VAE is not supported; use one of PREVIEW_METHOD_UNSPECIFIED, PREVIEW_METHOD_NONE",
     ),
-    "options.preview.format": (previewing(format="IMAGE_FORMAT_RAW_RGB8"), "IMAGE_FORMAT_RAW_RGB8 is not served"),
-    "options.preview.every_steps": (previewing(every_steps=0), "nearest legal value: 1"),
-    "options.preview.max_edge_px": (previewing(max_edge_px=513), "nearest legal value: 512"),
+    "options.preview.format": (previewing(format="IMAGE_FORMAT_RAW_RGB8"), "IMAGE_FORMAT_RAW_RGB8 is not supported"),
+    "options.preview.every_steps": (previewing(every_steps=0), "nearest valid value: 1"),
+    "options.preview.max_edge_px": (previewing(max_edge_px=513), "nearest valid value: 512"),
 }
 
 
@@ -219,7 +222,7 @@ async def test_how_previews_are_made_is_refused_where_none_are(service, method, 
     options = {"preview": {"method": method} | preview}
     error = await refusal(service.generation.GenerateImage(image(options=options)))
     assert error.fields == ["options.preview.method"]
-    assert "PREVIEW_METHOD_LATENT_RGB makes some" in error.message
+    assert "use PREVIEW_METHOD_LATENT_RGB" in error.message
 
 
 def test_the_enums_have_no_value_that_the_tables_do_not_know():
@@ -281,7 +284,7 @@ async def test_an_unknown_model_is_refused_first(service, rpc):
     request = getattr(generation_pb2, f"{rpc}Request")(model="other", prompt="x")
     error = await refusal(getattr(service.generation, rpc)(request))
     assert (error.code, error.reason) == ("NOT_FOUND", "MODEL_NOT_FOUND")
-    assert "served: toy" in error.message
+    assert "this server has toy" in error.message
     assert error.details["ResourceInfo"].resource_type == "model"
 
 

@@ -139,14 +139,14 @@ def test_a_bad_variable_is_refused():
     ("text", "message"),
     [
         ("modle: x", "did you mean 'model'"),
-        ("model: [", "is not YAML"),
-        ("- model", "must hold settings as `name: value`"),
-        ("", "must hold settings as `name: value`"),
-        ("1: x", "must hold settings as `name: value`"),
+        ("model: [", "is not valid YAML"),
+        ("- model", "must contain settings as `name: value`"),
+        ("", "must contain settings as `name: value`"),
+        ("1: x", "must contain settings as `name: value`"),
         ("model: a\nmodel: b", "'model' is given twice"),
         ("server:\n  max_queue: 3", "belongs to section 'scheduler'"),
         ("model: m\nmax_queue: true", "expected int"),
-        ("model: !!python/object:os.system x", "is not YAML"),
+        ("model: !!python/object:os.system x", "is not valid YAML"),
     ],
 )
 def test_a_bad_file_is_refused(file, text, message):

@@ -21,20 +21,20 @@ from omni_grpc.types.results import Effective
 PROG = "omni-grpc bench prompt-accuracy"
 EPILOG = (
     "Every setting of the server is a flag here too (`python -m omni_grpc.serve --help`): --model, --device, "
-    "--max-num-seqs and so on. Intervals are of 95 %: Wilson's for a share, Agresti and Min's for the difference of "
-    "shares of the same captions."
+    "--max-num-seqs and so on. Intervals are 95 % intervals: Wilson's for a share, Agresti and Min's for the "
+    "difference of shares of the same captions."
 )
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs one measurement and returns the exit code. Raises the OmniError that ended it."""
-    parser = argparse.ArgumentParser(prog="omni-grpc bench", description="Measures what a model makes.")
+    parser = argparse.ArgumentParser(prog="omni-grpc bench", description="Measures the outputs of a model.")
     commands = parser.add_subparsers(title="measurements", required=True, metavar="NAME")
     _accuracy_arguments(
         commands.add_parser(
             "prompt-accuracy",
-            help="whether pictures of shapes show what was asked for",
-            description="Draws captions of shapes that training never saw, and measures whether each picture is right.",
+            help="measure whether images of shapes match their prompts",
+            description="Generates images from held-out captions, and measures whether each matches its caption.",
             epilog=EPILOG,
             allow_abbrev=False,
         )
@@ -44,18 +44,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _accuracy_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--captions", type=_count, default=2000, metavar="N", help="how many (default: 2000)")
-    parser.add_argument("--width", type=int, help="pixels (default: as the model says)")
-    parser.add_argument("--height", type=int, help="pixels (default: as the model says)")
-    parser.add_argument("--steps", type=int, help="denoise steps (default: as the model says)")
-    parser.add_argument("--seed", type=int, default=0, help="of the captions; caption i is drawn from seed + i")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, too")
+    parser.add_argument("--captions", type=_count, default=2000, metavar="N", help="number of captions (default: 2000)")
+    parser.add_argument("--width", type=int, help="in pixels (default: the model's)")
+    parser.add_argument("--height", type=int, help="in pixels (default: the model's)")
+    parser.add_argument("--steps", type=int, help="number of denoising steps (default: the model's)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the captions; caption i is drawn from seed + i")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to this file")
     parser.add_argument(
         "--against",
         action="append",
         default=[],
         metavar="FLAGS",
-        help="the same captions and seeds under more flags, as in --against '--quantization int8'; repeatable",
+        help="repeat the run with these flags and compare, e.g. --against '--quantization int8'; repeatable",
     )
 
 
@@ -122,9 +122,9 @@ def _table(run: Mapping[str, Any]) -> list[str]:
     lines = [f"\n{run['model']} {run['flags']}".rstrip()]
     lines.append(
         f"{run['width']} x {run['height']}, {run['steps']} steps, true_cfg_scale {run['true_cfg_scale']:g}: "
-        f"{run['seconds_per_image']:.4f} s an image, {run['latency_median']:.3f} s from its start to its end"
+        f"{run['seconds_per_image']:.4f} s per image, {run['latency_median']:.3f} s median latency"
     )
-    lines.append(f"{'captions':<10}{'number':>8}{'right':>9}{'95 % interval':>20}{'background':>12}")
+    lines.append(f"{'captions':<10}{'number':>8}{'correct':>9}{'95 % interval':>20}{'background':>12}")
     for kind, figures in run["accuracy"].items():
         low, high = figures["interval"]
         ground = "-" if figures["background"] is None else f"{figures['background']:.1%}"
@@ -133,9 +133,9 @@ def _table(run: Mapping[str, Any]) -> list[str]:
         )
     if (pair := run.get("against")) is not None:
         low, high = pair["interval"]
-        lines.append(f"against the first run: {pair['difference']:+.2%} right ({low:+.2%} to {high:+.2%})")
+        lines.append(f"compared with the first run: {pair['difference']:+.2%} correct ({low:+.2%} to {high:+.2%})")
         lines.append(
             f"PSNR {pair['psnr_median']:.1f} dB (median), {pair['psnr_5th']:.1f} dB (5th percentile); "
-            f"SSIM {pair['ssim_mean']:.4f} (mean); {pair['same']} pictures are the same bit for bit"
+            f"SSIM {pair['ssim_mean']:.4f} (mean); {pair['same']} images are identical bit for bit"
         )
     return lines
