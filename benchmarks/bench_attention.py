@@ -40,8 +40,8 @@ from omni_grpc.nn.query_key import Projected, attend
 from omni_grpc.nn.rows import LayoutCache, Row
 from omni_grpc.nn.rows import Rows as NnRows
 from omni_grpc.ops.attention import use_of
-from omni_grpc.ops.attention_kernels import Offsets, flash_3_coded, flash_3_coded_apart
-from omni_grpc.ops.heads import CodedHeads, quantize_heads
+from omni_grpc.ops.attention_kernels import Offsets, flash_3_quantized, flash_3_quantized_apart
+from omni_grpc.ops.heads import QuantizedHeads, quantize_heads
 
 DRAWN = 64
 """Queries that the error is of."""
@@ -248,10 +248,10 @@ def _codes_on_gpu(shape: Shape, dtype: torch.dtype, sets: list[Inputs]) -> list[
     coded: list[Inputs] = []
     if not missing:
         coded = [quantize_heads(*inputs, at.cu_q, at.cu_k, at.longest_q, at.longest_k) for inputs in sets]
-    for what, run in ((f"{name} codes", flash_3_coded), (f"{name} codes apart", flash_3_coded_apart)):
+    for what, run in ((f"{name} codes", flash_3_quantized), (f"{name} codes apart", flash_3_quantized_apart)):
 
         def call(*parts: Tensor, run: Call = run) -> Tensor:
-            return run(CodedHeads(*parts), at, shape.size**-0.5, False)
+            return run(QuantizedHeads(*parts), at, shape.size**-0.5, False)
 
         made.append(_on_gpu(shape, dtype, what, call, missing, coded, sets))
     return made

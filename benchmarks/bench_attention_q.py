@@ -32,7 +32,7 @@ from omni_grpc.config.backends import BACKENDS, lack
 from omni_grpc.ops.attention import use_of, varlen_attention
 from omni_grpc.ops.attention_q import HEAD_SIZE, PLANS, attention_q, attention_quantize
 from omni_grpc.ops.rope import Heads, qk_norm_rope
-from omni_grpc.ops.rope_tiles import qk_norm_rope_code_tiles
+from omni_grpc.ops.rope_tiles import qk_norm_rope_quantize_tiles
 
 SCALE = HEAD_SIZE**-0.5
 MOST_CALLS, LEAST_REPEATS, MOST_REPEATS = 20, 3, 9
@@ -113,12 +113,12 @@ def measure(shape: Shape, plans: Sequence[str] = PLANS) -> Iterator[Measurement]
     angles = torch.randn(tokens, HEAD_SIZE // 2, device="cuda")
     table, heads = torch.stack([angles.cos(), angles.sin()], -1), [Heads(q, k, v, (weight, weight))]
     calls["normed bf16"] = lambda: qk_norm_rope(heads, table, norm="rms")[0]
-    calls["normed codes"] = lambda: qk_norm_rope_code_tiles(heads, table, (), cu, norm="rms")[0]
+    calls["normed codes"] = lambda: qk_norm_rope_quantize_tiles(heads, table, (), cu, norm="rms")[0]
     if bf16:
         after = _baselines(*qk_norm_rope(heads, table, norm="rms"), cu, host, longest, len(shape.rows) == 1)[bf16]
         calls[f"normed, {bf16}"] = lambda: (qk_norm_rope(heads, table, norm="rms"), after())[1]
     calls["normed, with codes"] = lambda: attention_q(
-        qk_norm_rope_code_tiles(heads, table, (), cu, norm="rms"), cu, cu, tokens, SCALE
+        qk_norm_rope_quantize_tiles(heads, table, (), cu, norm="rms"), cu, cu, tokens, SCALE
     )
     for what, call in calls.items():
         error = cosine = None

@@ -37,6 +37,7 @@ from omni_grpc.nn.parallel_single import ParallelSingleBlock
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.attention import use_of
+from omni_grpc.ops.declare import cell_of, is_op
 
 DEVICE, DTYPE = "cuda", torch.bfloat16
 FAMILIES: Mapping[str, tuple[str, ...]] = {"norm": ("norm",), "rope": ("rope",), "activation": ("quant",)}
@@ -212,10 +213,11 @@ def references(family: str) -> Iterator[None]:
     """In the block below, a family's functions call the references of its ops: torch's operators, in float32."""
     with contextlib.ExitStack() as patches:
         for module in (importlib.import_module(f"omni_grpc.ops.{name}") for name in FAMILIES[family]):
-            names = dict(vars(module))
-            for op in names:
-                if f"{op[1:]}_reference" in names:
-                    patches.enter_context(mock.patch.object(module, op, names[f"{op[1:]}_reference"]))
+            for op in filter(is_op, vars(module).values()):
+                cell = cell_of(op, "_overload")
+                patches.callback(setattr, cell, "cell_contents", cell.cell_contents)
+                cell.cell_contents = op.reference
+                patches.enter_context(mock.patch.object(op, "overload", op.reference))
         yield
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import time_on_cpu, time_on_gpu
-from omni_grpc.ops.dequant import PACKINGS, Packing, dequantize, dequantize_reference
+from omni_grpc.ops.dequant import PACKINGS, Packing, dequantize, dequantize_op
 
 SHAPE = (3072, 3072)
 """[out, in]: a projection of FLUX.1 and of Qwen-Image."""
@@ -46,7 +46,7 @@ def candidates(packing: Packing, out: Tensor) -> dict[str, Call]:
     source = torch.empty_like(out)
     return {
         "copy": lambda packed: out.copy_(source),
-        "reference": lambda packed: dequantize_reference(packed, packing.number, out),
+        "reference": lambda packed: dequantize_op.reference(packed, packing.number, out),
         "dispatched": lambda packed: dequantize(packed, packing, out),
     }
 

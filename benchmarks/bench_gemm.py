@@ -37,7 +37,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import BEYOND_L2, CALLS, attempt, time_on_cpu, time_on_gpu
-from omni_grpc.ops.gemm import gemm_q, gemm_q_reference
+from omni_grpc.ops.gemm import gemm_q
 from omni_grpc.ops.linear import linear
 from omni_grpc.ops.quant import quantize_rows
 
@@ -76,7 +76,7 @@ def whole(codes: torch.dtype, i: Operands) -> Tensor:
 
 
 def defined(i: Operands) -> Tensor:
-    return gemm_q_reference(*i.coded[I8], i.bias, "none", i.x.dtype)
+    return gemm_q.reference(*i.coded[I8], i.bias, "none", i.x.dtype)
 
 
 @torch.inference_mode()

@@ -119,7 +119,7 @@ OPS: Mapping[str, Op] = MappingProxyType(
             lambda i: norm.norm_modulate(i.x, i.mod[0], i.mod[1], i.index, EPS), eager_norm_modulate, 1, 1
         ),
         "norm_modulate_quantize": Op(
-            lambda i: norm.norm_modulate_quantize(i.x, i.mod[0], i.mod[1], i.index, F8, EPS),
+            lambda i: norm.norm_modulate_quantize(i.x, i.mod[0], i.mod[1], i.index, EPS, int8=False),
             lambda i: eager_quantize(eager_norm_modulate(i)),
             1,
             0,
@@ -133,7 +133,9 @@ OPS: Mapping[str, Op] = MappingProxyType(
             2,
         ),
         "gate_add_norm_modulate_quantize": Op(
-            lambda i: norm.gate_add_norm_modulate_quantize(i.x, i.y, i.mod[2], i.mod[0], i.mod[1], i.index, F8, EPS),
+            lambda i: norm.gate_add_norm_modulate_quantize(
+                i.x, i.y, i.mod[2], i.mod[0], i.mod[1], i.index, EPS, int8=False
+            ),
             lambda i: (
                 total := eager_gate_add(i),
                 *eager_quantize(eager_norm_modulate(dataclasses.replace(i, x=total))),

@@ -71,20 +71,20 @@ OPS: Mapping[str, Op] = MappingProxyType(
             lambda x, up: quant.quantize_rows(x, torch.int8), lambda x, up: eager_quantize(x), 1, coded=True
         ),
         "gelu_tanh_quantize_rows": Op(
-            lambda x, up: quant.gelu_tanh_quantize_rows(x, F8),
+            lambda x, up: quant.gelu_tanh_quantize_rows(x, False),
             lambda x, up: eager_quantize(gelu(x, up)),
             1,
             coded=True,
         ),
         "silu_mul_quantize_rows": Op(
-            lambda x, up: quant.silu_mul_quantize_rows(x, up, F8),
+            lambda x, up: quant.silu_mul_quantize_rows(x, up, False),
             lambda x, up: eager_quantize(silu_mul(x, up)),
             2,
             coded=True,
         ),
-        "beside_gelu_tanh": Op(lambda x, up: quant.beside_gelu_tanh(*halves(x, up)), beside, 1, coded=False),
-        "beside_gelu_tanh_quantize_rows": Op(
-            lambda x, up: quant.beside_gelu_tanh_quantize_rows(*halves(x, up), F8),
+        "concat_gelu_tanh": Op(lambda x, up: quant.concat_gelu_tanh(*halves(x, up)), beside, 1, coded=False),
+        "concat_gelu_tanh_quantize_rows": Op(
+            lambda x, up: quant.concat_gelu_tanh_quantize_rows(*halves(x, up), False),
             lambda x, up: eager_quantize(beside(x, up)),
             1,
             coded=True,

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.bench_norm import EPS
 from benchmarks.timing import BEYOND_L2, attempt, time_on_cpu, time_on_gpu
 from omni_grpc.ops.rope import Heads, qk_norm_rope, qk_norm_rope_quantize
-from omni_grpc.ops.rope_heads import qk_norm_rope_code_heads
+from omni_grpc.ops.rope_heads import qk_norm_rope_quantize_heads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,7 @@ def codes(given: Inputs, dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 def row_codes(given: Inputs) -> tuple[Tensor, ...]:
     cu = given.rows
-    return qk_norm_rope_code_heads(_streams(given), given.table, given.place, cu, norm=given.norm, eps=EPS)
+    return qk_norm_rope_quantize_heads(_streams(given), given.table, given.place, cu, norm=given.norm, eps=EPS)
 
 
 def copy(given: Inputs) -> list[Tensor]:

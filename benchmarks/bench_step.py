@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import attempt, time_on_gpu
-from omni_grpc.ops.step import Move, Norm, guide, guide_step
+from omni_grpc.ops.step import GuidanceNormCode, OutputStep, guide, guide_step
 
 GPU_SHAPES = ((1, 4096, 64), (8, 4096, 64), (1, 32760, 64))
 """Outputs, tokens and channels: one and eight pictures of 1024 x 1024, and a video of 81 frames at 480p."""
@@ -52,10 +52,10 @@ class Measurement:
     problem: str = ""
 
 
-def moves(outputs: int, tokens: int, kind: str) -> list[Move]:
+def moves(outputs: int, tokens: int, kind: str) -> list[OutputStep]:
     branches = 1 if kind == "plain" else 2
     return [
-        Move(
+        OutputStep(
             cond=branches * number * tokens,
             uncond=None if kind == "plain" else (branches * number + 1) * tokens,
             latents=branches * number * tokens,
@@ -63,13 +63,13 @@ def moves(outputs: int, tokens: int, kind: str) -> list[Move]:
             width=-0.02,
             scale=4.0,
             rescale=0.7 if kind == "rescale" else 0.0,
-            norm=Norm.RENORM if kind == "renorm" else Norm.NONE,
+            norm=GuidanceNormCode.RENORM if kind == "renorm" else GuidanceNormCode.NONE,
         )
         for number in range(outputs)
     ]
 
 
-def eager(prediction: Tensor, latents: Tensor, steps: Sequence[Move]) -> Tensor:
+def eager(prediction: Tensor, latents: Tensor, steps: Sequence[OutputStep]) -> Tensor:
     """As guidance, diffusers' Euler step and the check do it without the op."""
     flags = []
     for move in steps:
@@ -82,8 +82,8 @@ def eager(prediction: Tensor, latents: Tensor, steps: Sequence[Move]) -> Tensor:
     return torch.stack(flags)
 
 
-def kernel(prediction: Tensor, latents: Tensor, steps: Sequence[Move]) -> Tensor:
-    return guide_step(prediction, latents, steps).odd
+def kernel(prediction: Tensor, latents: Tensor, steps: Sequence[OutputStep]) -> Tensor:
+    return guide_step(prediction, latents, steps).nonfinite
 
 
 class Launches(TorchDispatchMode):

@@ -18,31 +18,31 @@ from pathlib import Path
 
 import torch
 
-from omni_grpc.config.backends import AUTO, ways
+from omni_grpc.config.backends import AUTO, kernels_of
 from omni_grpc.ops.attention import use_of
-from omni_grpc.ops.attention_choice import CODED_DTYPE, Rows, operands, shape_of
+from omni_grpc.ops.attention_choice import QUANTIZED_DTYPE, RowSizes, operands, shape_of
 from omni_grpc.ops.tuning import SHIPPED, Choices, slug
 
 HEADS = ((24, 24, 128), (40, 40, 128), (12, 12, 128), (30, 30, 128), (38, 38, 64))
 """FLUX.1 and Qwen-Image, Wan 14B, Wan 1.3B, Z-Image, Stable Diffusion 3.5."""
-DTYPES = {"bfloat16": AUTO, CODED_DTYPE: "FLASH_ATTN_3_FP8"}
+DTYPES = {"bfloat16": AUTO, QUANTIZED_DTYPE: "FLASH_ATTN_3_FP8"}
 ALONE = (4608, 1536, 9216, 2560, 768, 384, 192, 18432)
 TOGETHER = (4608, 1536, 512)
 TEXT = 512
 
 
-def rows() -> Iterator[tuple[Rows, bool]]:
+def rows() -> Iterator[tuple[RowSizes, bool]]:
     """What is measured of each kind of heads, and whether it is for those of long videos alone."""
     for tokens in ALONE:
-        yield Rows(1, True, tokens, tokens), False
+        yield RowSizes(1, True, tokens, tokens), False
     for count in (2, 4, 8):
         for tokens in TOGETHER:
-            yield Rows(count, True, tokens, tokens), False
-            yield Rows(count, False, tokens, tokens), False
+            yield RowSizes(count, True, tokens, tokens), False
+            yield RowSizes(count, False, tokens, tokens), False
     for tokens in (32760, 8190, 50000):
-        yield Rows(1, True, tokens, TEXT), True
+        yield RowSizes(1, True, tokens, TEXT), True
     for tokens in (32760, 50000):
-        yield Rows(1, True, tokens, tokens), True
+        yield RowSizes(1, True, tokens, tokens), True
 
 
 def main() -> None:
@@ -58,12 +58,12 @@ def main() -> None:
             if long and heads < 40:
                 continue
             for dtype, backend in DTYPES.items():
-                if dtype == CODED_DTYPE and each.keys != each.tokens:
+                if dtype == QUANTIZED_DTYPE and each.keys != each.tokens:
                     continue
                 use = use_of(device, torch.bfloat16, size, causal=False, grouped=heads != kv_heads)
-                allowed = ways(backend, use)
+                allowed = kernels_of(backend, use)
                 shape = shape_of(each, dtype, heads, kv_heads, size, False)
-                candidates = functools.partial(operands, ways=allowed)
+                candidates = functools.partial(operands, kernels=allowed)
                 done += found.tune({shape: candidates}, device, deadline - time.monotonic())
     for family, sizes in sorted(json.loads(path.read_text()).items()):
         print(family, {size: min(times, key=times.__getitem__) for size, times in sizes.items()})

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.bench_gemm import GPU_SHAPES
 from omni_grpc.ops.gemm import candidates, gemm_calls
-from omni_grpc.ops.gemm_ways import TORCH, configurations, shape_of
+from omni_grpc.ops.gemm_kernels import TORCH, configurations, shape_of
 from omni_grpc.ops.tuning import SHIPPED, Call, Candidates, Choices, Shape, Times, read, slug, write
 
 FEATURES = ((3072, 3072), (9216, 3072), (12288, 3072), (3072, 12288))

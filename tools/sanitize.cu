@@ -99,12 +99,12 @@ void norm(int64_t tokens, int64_t channels, Dtype dtype, Dtype of_modulation, bo
 void activate(int64_t tokens, int64_t channels, Dtype dtype, omni::Activation activation, Code code) {
   Memory memory;
   const size_t count = tokens * channels;
-  const bool beside = activation == omni::Activation::kBesideGeluTanh;
+  const bool concat = activation == omni::Activation::kConcatGeluTanh;
   omni::Activate call{};
   call.channels = call.x_channels = call.x_stride = call.up_stride = channels;
-  if (beside) call.x_channels = call.x_stride = channels / 40 * 8, call.up_stride = channels - call.x_channels;
+  if (concat) call.x_channels = call.x_stride = channels / 40 * 8, call.up_stride = channels - call.x_channels;
   call.x = memory.numbers(tokens * call.x_channels, dtype);
-  if (beside || activation == omni::Activation::kSiluMul) call.up = memory.numbers(tokens * call.up_stride, dtype);
+  if (concat || activation == omni::Activation::kSiluMul) call.up = memory.numbers(tokens * call.up_stride, dtype);
   if (activation == omni::Activation::kIdentity) {
     std::vector<int32_t> index(tokens);
     for (int64_t t = 0; t < tokens; ++t) index[t] = static_cast<int32_t>(t * 7 % tokens);
@@ -200,7 +200,7 @@ void step(int64_t tokens, int64_t channels, Dtype of_prediction, Dtype of_latent
   }
   constexpr size_t kSums = omni::kStepPartials * omni::kStepSums;
   if (rescale != 0.f) call.partials = static_cast<double*>(memory.made(call.states * kSums * sizeof(double)));
-  call.odd = memory.filled(std::vector<int32_t>(call.states, 0));
+  call.nonfinite = memory.filled(std::vector<int32_t>(call.states, 0));
   check("guide_step", omni_guide_step_cuda(&call, nullptr));
 }
 
@@ -210,7 +210,7 @@ void image(int64_t area, Dtype dtype) {
   pixels.count = 2, pixels.area = pixels.plane_stride = area, pixels.stride = 3 * area, pixels.dtype = dtype;
   pixels.pixels = memory.numbers(pixels.count * pixels.stride, dtype);
   pixels.out = static_cast<uint8_t*>(memory.made(pixels.count * pixels.stride));
-  pixels.odd = memory.filled(std::vector<int32_t>{0});
+  pixels.nonfinite = memory.filled(std::vector<int32_t>{0});
   check("pixels_to_bytes", omni_pixels_to_bytes_cuda(&pixels, nullptr));
   omni::LatentsToBytes latents{};
   latents.channels = 16, latents.area = latents.plane_stride = area, latents.dtype = dtype;
@@ -350,7 +350,7 @@ int main() {
       norm(50, 67, kHalf, kHalf, adds, false, code);
     }
     for (const auto activation : {omni::Activation::kIdentity, omni::Activation::kGeluTanh, omni::Activation::kSiluMul,
-                                  omni::Activation::kBesideGeluTanh}) {
+                                  omni::Activation::kConcatGeluTanh}) {
       if (activation == omni::Activation::kIdentity && code == Code::kNone) continue;  // no op of the family
       for (const int64_t channels : {768, 1280, 3072, 12288, 520, 67}) activate(kTokens, channels, kHalf, activation, code);
     }

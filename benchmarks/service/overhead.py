@@ -34,7 +34,7 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "assemble": (RUNNER, "assemble"),
     "guide": ("omni_grpc.pipeline.batch", "_look_ahead"),
     "advance": (RUNNER, "advance"),
-    "finite": (RUNNER, "PackedRunner._refuse_non_finite"),
+    "finite": (RUNNER, "PackedRunner._refuse_nonfinite"),
     "report": (RUNNER, "PackedRunner._progress"),
 }
 """What a step is made of besides `predict`; `step` is all of it, in the worker. `guide` does Euler's step and looks for

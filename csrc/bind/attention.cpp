@@ -24,21 +24,21 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q
                   k.dim(), " and ", v.dim(), " dimensions");
   STD_TORCH_CHECK(k.size(0) == v.size(0) && k.size(1) == v.size(1) && k.size(2) == v.size(2), kOp, ": k is (",
                   k.size(0), ", ", k.size(1), ", ", k.size(2), ") and v (", v.size(0), ", ", v.size(1), ", ", v.size(2),
-                  "); they must be alike");
+                  "); they must have the same shape");
   STD_TORCH_CHECK(q.size(2) == k.size(2), kOp, ": head sizes differ: q ", q.size(2), ", k ", k.size(2));
   STD_TORCH_CHECK(k.size(1) > 0 && q.size(1) % k.size(1) == 0, kOp, ": ", q.size(1),
-                  " query heads are no multiple of ", k.size(1), " key heads");
+                  " query heads are not a multiple of ", k.size(1), " key heads");
   STD_TORCH_CHECK(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(), kOp,
-                  ": q, k and v must be of one dtype");
+                  ": q, k and v must have the same dtype");
   STD_TORCH_CHECK(cu_q.scalar_type() == ScalarType::Int && cu_k.scalar_type() == ScalarType::Int && cu_q.dim() == 1 &&
                       cu_k.dim() == 1 && cu_q.size(0) == cu_k.size(0) && cu_q.size(0) > 0,
-                  kOp, ": cu_q and cu_k must be int32 and as long as each other");
+                  kOp, ": cu_q and cu_k must be int32 and of the same length");
 }
 
 // The kernel reads where they point.
 void check_offsets(const char* name, const int32_t* cu, int64_t rows, int64_t tokens) {
   STD_TORCH_CHECK(cu[0] == 0 && cu[rows] == tokens && std::is_sorted(cu, cu + rows + 1), kOp, ": ", name,
-                  " must go from 0 to ", tokens, " without a step back");
+                  " must go from 0 to ", tokens, " without decreasing");
 }
 
 std::vector<AttentionPiece> pieces(const Attention& call, int64_t rows) {

@@ -29,11 +29,11 @@ Tensors attention_quantize(const Tensor& q, const Tensor& k, const Tensor& v, co
                   k.dim(), " and ", v.dim(), " dimensions");
   const int64_t heads = q.size(1), kv_heads = k.size(1);
   STD_TORCH_CHECK(v.size(0) == k.size(0) && v.size(1) == kv_heads && v.size(2) == k.size(2), kOp,
-                  ": k and v must be alike");
+                  ": k and v must have the same shape");
   STD_TORCH_CHECK(q.size(2) == omni::kHeadSize && k.size(2) == omni::kHeadSize, kOp, ": heads must have ",
-                  omni::kHeadSize, " channels, q has ", q.size(2), " and k ", k.size(2));
+                  omni::kHeadSize, " channels, got ", q.size(2), " and ", k.size(2));
   STD_TORCH_CHECK(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, kOp, ": ", heads,
-                  " query heads are no multiple of ", kv_heads, " key heads");
+                  " query heads are not a multiple of ", kv_heads, " key heads");
   const Tensors x{with_dense_heads(q), with_dense_heads(k), with_dense_heads(v)};
   for (const Tensor& each : x) {
     STD_TORCH_CHECK(each.scalar_type() == ScalarType::BFloat16, kOp, ": the kernel takes bfloat16 alone");
@@ -76,16 +76,17 @@ Tensor attention_q(const Tensor& q, const Tensor& q_scale, const Tensor& k, cons
   const int64_t heads = q.dim() == 4 ? q.size(0) : 0, kv_heads = k.dim() == 4 ? k.size(0) : 0;
   STD_TORCH_CHECK(heads > 0 && q.size(1) == queries / omni::kTileQueries + call.rows.rows &&
                       q.size(2) == omni::kTileQueries && q.size(3) == omni::kHeadSize,
-                  kOp, ": q is not what attention_quantize gives for ", queries, " queries in ", call.rows.rows,
+                  kOp, ": q is not what attention_quantize returns for ", queries, " queries in ", call.rows.rows,
                   " rows");
   STD_TORCH_CHECK(kv_heads > 0 && k.size(2) == omni::kTileKeys && k.size(3) == omni::kHeadSize && v.dim() == 4 &&
                       v.size(0) == kv_heads && v.size(1) == k.size(1) && v.size(2) == omni::kHeadSize &&
                       v.size(3) == omni::kTileKeys,
-                  kOp, ": k and v are not what attention_quantize gives");
-  STD_TORCH_CHECK(heads % kv_heads == 0, kOp, ": ", heads, " query heads are no multiple of ", kv_heads, " key heads");
+                  kOp, ": k and v are not what attention_quantize returns");
+  STD_TORCH_CHECK(heads % kv_heads == 0, kOp, ": ", heads, " query heads are not a multiple of ", kv_heads,
+                  " key heads");
   STD_TORCH_CHECK(q_scale.numel() == heads * q.size(1) * omni::kTileQueries && k_scale.numel() == kv_heads * k.size(1) &&
                       v_scale.numel() == k_scale.numel(),
-                  kOp, ": the scales do not fit the codes");
+                  kOp, ": the scales do not match the quantized values");
   const Tensors parts{omni::contiguous(q),       omni::contiguous(k),
                       omni::contiguous(v),       omni::contiguous(q_scale),
                       omni::contiguous(k_scale), omni::contiguous(v_scale)};

@@ -111,7 +111,7 @@ inline void* current_stream(const Tensor& tensor) {
   STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr, "this torch has no CUDA");
   void* stream = nullptr;
   STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream) == AOTI_TORCH_SUCCESS,
-                  "torch gives no current CUDA stream");
+                  "torch returned no current CUDA stream");
   return stream;
 }
 

@@ -40,7 +40,7 @@ Tensor gemm_q_cpu(const Tensor& x, const Tensor& x_scale, const Tensor& weight, 
   STD_TORCH_CHECK(x.scalar_type() == ScalarType::Char && weight.scalar_type() == ScalarType::Char,
                   "gemm_q: the kernel takes int8; the function of this name in omni_grpc.ops serves every dtype");
   STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::BFloat16,
-                  "gemm_q: the kernel gives float32 and bfloat16; the function of this name in omni_grpc.ops serves "
+                  "gemm_q: the kernel returns float32 and bfloat16; the function of this name in omni_grpc.ops serves "
                   "every dtype");
   STD_TORCH_CHECK(act == "none" || act == "gelu_tanh", "gemm_q: act must be one of none, gelu_tanh, got '", act, "'");
   const int64_t tokens = x.size(0), channels = weight.size(0);
@@ -149,7 +149,7 @@ void choose(const std::string& config, const std::string& codes, const omni::Gem
     const bool known = (order.size() == 2 || (order.size() == 3 && order[2] == 'e')) &&
                        std::string("atc").find(order[0]) != std::string::npos &&
                        std::string("1248").find(order[1]) != std::string::npos;
-    STD_TORCH_CHECK(known, "gemm_q_configured: '", order, "' is no order of tiles, write a1, t4 or c8e");
+    STD_TORCH_CHECK(known, "gemm_q_configured: '", order, "' is not an order of tiles; a1, t4 and c8e are");
     call.early = order.size() == 3;
     call.swizzle = order[1] - '0';
     call.raster = order[0] == 't'   ? omni::GemmRaster::kAlongTokens

@@ -21,18 +21,18 @@ Tensor with_dense_heads(const Tensor& x) {
 
 void check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k) {
   for (const Tensor* x : {&q, &k, &v}) {
-    STD_TORCH_CHECK(x->dim() == 3, "quantize_heads: q, k and v must be [T, H, D], got ", x->dim(), " dimensions");
-    STD_TORCH_CHECK(x->scalar_type() == q.scalar_type(), "quantize_heads: q, k and v must be of one dtype");
+    STD_TORCH_CHECK(x->dim() == 3, "quantize_heads: q, k, v must be [T, H, D], got ", x->dim(), " dimensions");
+    STD_TORCH_CHECK(x->scalar_type() == q.scalar_type(), "quantize_heads: q, k and v must have the same dtype");
     STD_TORCH_CHECK(x->device() == q.device(), "quantize_heads: all tensors must be on one device");
   }
   STD_TORCH_CHECK(k.size(0) == v.size(0) && k.size(1) == v.size(1) && k.size(2) == v.size(2) && k.size(2) == q.size(2),
-                  "quantize_heads: k and v must be alike, with heads of q's size");
+                  "quantize_heads: k and v must have the same shape and q's head size");
   STD_TORCH_CHECK(k.size(1) > 0 && q.size(1) % k.size(1) == 0, "quantize_heads: ", q.size(1),
-                  " query heads are no multiple of ", k.size(1), " key heads");
+                  " query heads are not a multiple of ", k.size(1), " key heads");
   for (const Tensor* cu : {&cu_q, &cu_k}) {
     STD_TORCH_CHECK(cu->scalar_type() == ScalarType::Int && cu->dim() == 1 && cu->size(0) == cu_q.size(0) &&
                         cu->size(0) > 0 && cu->device() == q.device(),
-                    "quantize_heads: cu_q and cu_k must be int32 beside q and as long as each other");
+                    "quantize_heads: cu_q and cu_k must be int32, on the device of q and of the same length");
   }
 }
 

@@ -32,29 +32,29 @@ template <RunPixels run>
 std::tuple<Tensor, Tensor> pixels_to_bytes(const Tensor& pixels) {
   STD_TORCH_CHECK(pixels.dim() == 4 && pixels.size(1) == 3,
                   "pixels_to_bytes: pixels must be [N, 3, height, width], got ", pixels.dim(),
-                  " dimensions or another number of colours");
+                  " dimensions or another number of colors");
   PixelsToBytes call{};
   call.dtype = dtype_of(pixels, "pixels_to_bytes", "pixels");
   const Tensor dense = with_dense_planes(pixels);
   Tensor out = omni::new_empty(pixels, {pixels.size(0), pixels.size(2), pixels.size(3), 3}, ScalarType::Byte);
-  Tensor odd = omni::new_empty(pixels, {1}, ScalarType::Int);
+  Tensor nonfinite = omni::new_empty(pixels, {1}, ScalarType::Int);
   call.pixels = dense.const_data_ptr();
   call.out = static_cast<uint8_t*>(out.mutable_data_ptr());
-  call.odd = static_cast<int32_t*>(odd.mutable_data_ptr());
+  call.nonfinite = static_cast<int32_t*>(nonfinite.mutable_data_ptr());
   call.count = pixels.size(0);
   call.area = pixels.size(2) * pixels.size(3);
   call.stride = dense.stride(0);
   call.plane_stride = dense.stride(1);
   run(call, pixels);
-  return {out, odd};
+  return {out, nonfinite};
 }
 
 void run_pixels_cpu(const PixelsToBytes& call, const Tensor&) {
-  std::atomic<int64_t> odd{0};
+  std::atomic<int64_t> nonfinite{0};
   torch::stable::parallel_for(0, call.count * call.area, omni::kParallelElements, [&](int64_t begin, int64_t end) {
-    odd += omni_pixels_to_bytes_cpu(&call, begin, end);
+    nonfinite += omni_pixels_to_bytes_cpu(&call, begin, end);
   });
-  *call.odd = static_cast<int32_t>(std::min<int64_t>(odd, INT32_MAX));
+  *call.nonfinite = static_cast<int32_t>(std::min<int64_t>(nonfinite, INT32_MAX));
 }
 
 // --- latents_to_bytes ------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ struct Operands {
       STD_TORCH_CHECK(y->dim() == 2 && y->size(0) == x.size(0) && y->size(1) == x.size(1), op,
                       ": y must have the shape of x");
       STD_TORCH_CHECK(y->scalar_type() == x.scalar_type(), op,
-                      ": x and y have different dtypes; they must be alike");
+                      ": x and y must have the same dtype");
       check_device(*y);
     }
     const char* first = nullptr;
@@ -50,7 +50,7 @@ struct Operands {
       STD_TORCH_CHECK(table.size(0) == like->size(0), op, ": ", first, " has ", like->size(0), " rows and ", name, " ",
                       table.size(0));
       STD_TORCH_CHECK(table.scalar_type() == like->scalar_type(), op, ": ", first, " and ", name,
-                      " have different dtypes; they must be alike");
+                      " must have the same dtype");
     }
     for (const auto& [name, given] : {std::pair{"weight", &weight}, {"bias", &bias}, {"y_weight", &y_weight}}) {
       if (!*given) continue;
@@ -66,9 +66,9 @@ struct Operands {
                       " tokens");
       check_device(*index);
     }
-    STD_TORCH_CHECK(index || like == nullptr || like->size(0) == 1, op, ": which of the ",
-                    like == nullptr ? 0 : like->size(0), " rows of ", first == nullptr ? "" : first,
-                    " a token takes is not said: index is missing");
+    STD_TORCH_CHECK(index || like == nullptr || like->size(0) == 1, op, ": index is missing: ",
+                    first == nullptr ? "" : first, " has ", like == nullptr ? 0 : like->size(0),
+                    " rows, and each token needs the number of its own");
   }
 
   // The struct but for the outputs.
@@ -112,7 +112,7 @@ struct Operands {
       if (!*given) continue;
       if (first == nullptr) first = &**given;
       STD_TORCH_CHECK((*given)->scalar_type() == first->scalar_type(), op,
-                      ": the kernel takes modulation and weights of one dtype; the function of this name in "
+                      ": the kernel takes modulation and weights of the same dtype; the function of this name in "
                       "omni_grpc.ops serves every mixture");
     }
     return first == nullptr ? dtype_of(x, op, "x") : dtype_of(*first, op, "the modulation");

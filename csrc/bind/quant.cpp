@@ -20,7 +20,7 @@ using omni::with_dense_rows;
 
 // The struct but for the output; x and up become rows that the caller keeps.
 Activate activate_call(const char* op, Activation activation, Tensor& x, Tensor* up) {
-  const bool beside = activation == Activation::kBesideGeluTanh;
+  const bool concat = activation == Activation::kConcatGeluTanh;
   STD_TORCH_CHECK(x.dim() == 2, op, ": x must be [T, C], got ", x.dim(), " dimensions");
   Activate call{};
   call.activation = activation;
@@ -31,14 +31,14 @@ Activate activate_call(const char* op, Activation activation, Tensor& x, Tensor*
   call.channels = call.x_channels = x.size(1);
   call.x_dtype = dtype_of(x, op, "x");
   if (up != nullptr) {
-    const char* name = beside ? "y" : "up";
-    STD_TORCH_CHECK(up->dim() == 2 && up->size(0) == x.size(0) && (beside || up->size(1) == x.size(1)), op, ": ", name,
-                    beside ? " must have as many rows as x" : " must have the shape of x");
+    const char* name = concat ? "y" : "up";
+    STD_TORCH_CHECK(up->dim() == 2 && up->size(0) == x.size(0) && (concat || up->size(1) == x.size(1)), op, ": ", name,
+                    concat ? " must have as many rows as x" : " must have the shape of x");
     STD_TORCH_CHECK(up->scalar_type() == x.scalar_type(), op, ": x and ", name,
-                    " have different dtypes; they must be alike");
+                    " must have the same dtype");
     STD_TORCH_CHECK(up->device() == x.device(), op, ": x and ", name, " must be on one device");
     *up = with_dense_rows(*up);
-    if (beside) call.channels += up->size(1);
+    if (concat) call.channels += up->size(1);
     call.up = up->const_data_ptr();
     call.up_stride = up->stride(0);
   }
@@ -50,7 +50,7 @@ void take_rows(const char* op, const Optional& index, const Tensor& x, Activate&
   if (!index) return;
   const bool dense = index->dim() == 1 && (index->size(0) <= 1 || index->stride(0) == 1);
   STD_TORCH_CHECK(dense && index->scalar_type() == ScalarType::Int, op,
-                  ": index must be int32 [S], its entries side by side");
+                  ": index must be int32 [S] and contiguous");
   STD_TORCH_CHECK(index->device() == x.device(), op, ": x and index must be on one device");
   call.index = static_cast<const int32_t*>(index->const_data_ptr());
   call.tokens = index->size(0);
@@ -107,8 +107,8 @@ Tensor silu_mul(Tensor x, Tensor up) {
 }
 
 template <Run run>
-Tensor beside_gelu_tanh(Tensor x, Tensor y) {
-  return plain<run>("beside_gelu_tanh", Activation::kBesideGeluTanh, x, &y);
+Tensor concat_gelu_tanh(Tensor x, Tensor y) {
+  return plain<run>("concat_gelu_tanh", Activation::kConcatGeluTanh, x, &y);
 }
 
 template <Run run>
@@ -117,8 +117,8 @@ std::tuple<Tensor, Tensor> quantize_rows(Tensor x, const Optional& index, bool i
 }
 
 template <Run run>
-std::tuple<Tensor, Tensor> beside_gelu_tanh_quantize_rows(Tensor x, Tensor y, bool int8) {
-  return coded<run>("beside_gelu_tanh_quantize_rows", Activation::kBesideGeluTanh, x, &y, int8);
+std::tuple<Tensor, Tensor> concat_gelu_tanh_quantize_rows(Tensor x, Tensor y, bool int8) {
+  return coded<run>("concat_gelu_tanh_quantize_rows", Activation::kConcatGeluTanh, x, &y, int8);
 }
 
 template <Run run>
@@ -135,8 +135,8 @@ template <Run run, class Library>
 void register_all(Library& m) {
   m.impl("gelu_tanh", TORCH_BOX(&gelu_tanh<run>));
   m.impl("silu_mul", TORCH_BOX(&silu_mul<run>));
-  m.impl("beside_gelu_tanh", TORCH_BOX(&beside_gelu_tanh<run>));
-  m.impl("beside_gelu_tanh_quantize_rows", TORCH_BOX(&beside_gelu_tanh_quantize_rows<run>));
+  m.impl("concat_gelu_tanh", TORCH_BOX(&concat_gelu_tanh<run>));
+  m.impl("concat_gelu_tanh_quantize_rows", TORCH_BOX(&concat_gelu_tanh_quantize_rows<run>));
   m.impl("quantize_rows", TORCH_BOX(&quantize_rows<run>));
   m.impl("gelu_tanh_quantize_rows", TORCH_BOX(&gelu_tanh_quantize_rows<run>));
   m.impl("silu_mul_quantize_rows", TORCH_BOX(&silu_mul_quantize_rows<run>));

@@ -50,11 +50,11 @@ void check_heads(const Operands& in) {
   }
   const int64_t heads = in.q[0].size(1), size = in.q[0].size(2), kv_heads = in.k[0].size(1);
   STD_TORCH_CHECK(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, "qk_norm_rope: ", heads,
-                  " query heads are no multiple of ", kv_heads, " key heads");
+                  " query heads are not a multiple of ", kv_heads, " key heads");
   for (size_t s = 0; s < in.q.size(); ++s) {
     const Tensor& q = in.q[s];
     STD_TORCH_CHECK(q.size(1) == heads && q.size(2) == size, "qk_norm_rope: q is [T, ", heads, ", ", size, "] and [",
-                    q.size(0), ", ", q.size(1), ", ", q.size(2), "]; streams must be alike");
+                    q.size(0), ", ", q.size(1), ", ", q.size(2), "]; all streams must have the same heads");
     for (const Tensors* part : {&in.k, &in.v}) {
       if (part->empty()) continue;
       const Tensor& y = (*part)[s];
@@ -65,22 +65,23 @@ void check_heads(const Operands& in) {
   }
   for (const Tensors* part : {&in.q, &in.k, &in.v}) {
     for (const Tensor& x : *part) {
-      STD_TORCH_CHECK(x.scalar_type() == in.q[0].scalar_type(), "qk_norm_rope: q, k and v must be of one dtype");
+      STD_TORCH_CHECK(x.scalar_type() == in.q[0].scalar_type(), "qk_norm_rope: q, k and v must have the same dtype");
     }
   }
 }
 
 void check_affine(const Operands& in, const char* name, const Tensors& parts, QkNorm norm) {
   if (parts.empty()) return;
-  STD_TORCH_CHECK(norm != QkNorm::kNone, "qk_norm_rope: there are ", name, " and no norm");
-  STD_TORCH_CHECK(parts.size() == 2 * in.q.size(), "qk_norm_rope: ", name, " must be of q and k in each of ",
-                  in.q.size(), " streams, got ", parts.size());
+  STD_TORCH_CHECK(norm != QkNorm::kNone, "qk_norm_rope: ", name, " are given without a norm");
+  STD_TORCH_CHECK(parts.size() == 2 * in.q.size(), "qk_norm_rope: ", name,
+                  " must be one for q and one for k of each of ", in.q.size(), " streams, got ", parts.size());
   for (size_t i = 0; i < parts.size(); ++i) {
     const Tensor& x = i % 2 == 0 ? in.q[0] : in.k[0];
     const int64_t channels = x.size(2) * (norm == QkNorm::kRmsAcross ? x.size(1) : 1);
     STD_TORCH_CHECK(parts[i].dim() == 1 && parts[i].size(0) == channels, "qk_norm_rope: ", name, " must have ",
-                    channels, " channels here, got ", parts[i].dim() == 1 ? parts[i].size(0) : -1);
-    STD_TORCH_CHECK(parts[i].scalar_type() == parts[0].scalar_type(), "qk_norm_rope: ", name, " must be of one dtype");
+                    channels, " channels, got ", parts[i].dim() == 1 ? parts[i].size(0) : -1);
+    STD_TORCH_CHECK(parts[i].scalar_type() == parts[0].scalar_type(), "qk_norm_rope: ", name,
+                    " must have the same dtype");
   }
 }
 
@@ -99,7 +100,7 @@ void check(const Operands& in, QkNorm norm, const std::string& pairs) {
   check_affine(in, "biases", in.biases, norm);
   STD_TORCH_CHECK(in.weights.empty() || in.biases.empty() ||
                       in.weights[0].scalar_type() == in.biases[0].scalar_type(),
-                  "qk_norm_rope: weights and biases must be of one dtype");
+                  "qk_norm_rope: weights and biases must have the same dtype");
   int64_t tokens = 0;
   for (const Tensor& x : in.q) tokens += x.size(0);
   if (in.table) {
@@ -218,7 +219,7 @@ Tensors qk_norm_rope_quantize(const Tensors& q, const Tensors& k, const Tensors&
                               const std::string& norm, const std::string& pairs, double eps, ScalarType codes) {
   STD_TORCH_CHECK(codes == ScalarType::Float8_e4m3fn || codes == ScalarType::Char,
                   "qk_norm_rope: codes must be float8_e4m3fn or int8");
-  STD_TORCH_CHECK(!v.empty(), "qk_norm_rope: codes are made of q, k and v, and there is no v");
+  STD_TORCH_CHECK(!v.empty(), "qk_norm_rope: quantization needs q, k and v, and v is missing");
   Operands in{q, k, v, weights, biases, place, table};
   const QkNorm kind = norm_of(norm);
   check(in, kind, pairs);
@@ -237,18 +238,18 @@ Tensors qk_norm_rope_quantize(const Tensors& q, const Tensors& k, const Tensors&
   return out;
 }
 
-Tensors qk_norm_rope_code_heads(const Tensors& q, const Tensors& k, const Tensors& v, const Tensors& weights,
+Tensors qk_norm_rope_quantize_heads(const Tensors& q, const Tensors& k, const Tensors& v, const Tensors& weights,
                                 const std::optional<Tensor>& table, const Tensors& place, const Tensor& cu,
                                 const std::string& norm, const std::string& pairs, double eps) {
-  STD_TORCH_CHECK(!v.empty(), "qk_norm_rope: codes are made of q, k and v, and there is no v");
+  STD_TORCH_CHECK(!v.empty(), "qk_norm_rope: quantization needs q, k and v, and v is missing");
   Operands in{q, k, v, weights, {}, place, table};
   const QkNorm kind = norm_of(norm);
   STD_TORCH_CHECK(kind == QkNorm::kRms || kind == QkNorm::kRmsAcross,
-                  "qk_norm_rope: codes with a scale for each row need a norm that bounds q and k, got ", norm);
+                  "qk_norm_rope: quantized heads need a norm of rms or rms_across, got ", norm);
   check(in, kind, pairs);
   STD_TORCH_CHECK(cu.scalar_type() == ScalarType::Int && cu.dim() == 1 && cu.size(0) > 0 &&
                       cu.device() == in.q[0].device(),
-                  "qk_norm_rope: cu must be int32 [R + 1] beside q");
+                  "qk_norm_rope: cu must be int32 [R + 1], on the device of q");
   make_dense(in);
   const Tensor offsets = omni::contiguous(cu);
   QkNormRope call = call_of(in, kind, pairs, eps);
@@ -273,19 +274,19 @@ Tensors qk_norm_rope_code_heads(const Tensors& q, const Tensors& k, const Tensor
   return out;
 }
 
-Tensors qk_norm_rope_code_tiles(const Tensors& q, const Tensors& k, const Tensors& v, const Tensors& weights,
+Tensors qk_norm_rope_quantize_tiles(const Tensors& q, const Tensors& k, const Tensors& v, const Tensors& weights,
                                 const std::optional<Tensor>& table, const Tensors& place, const Tensor& cu,
                                 const std::string& norm, double eps) {
-  STD_TORCH_CHECK(!v.empty(), "qk_norm_rope: codes are made of q, k and v, and there is no v");
+  STD_TORCH_CHECK(!v.empty(), "qk_norm_rope: quantization needs q, k and v, and v is missing");
   Operands in{q, k, v, weights, {}, place, table};
   const QkNorm kind = norm_of(norm);
   check(in, kind, "interleaved");
-  STD_TORCH_CHECK(in.q[0].size(2) == omni::kHeadSize, "qk_norm_rope: tiles of codes are for heads of ",
-                  omni::kHeadSize, " channels, and these have ", in.q[0].size(2));
+  STD_TORCH_CHECK(in.q[0].size(2) == omni::kHeadSize, "qk_norm_rope: quantized tiles need heads of ",
+                  omni::kHeadSize, " channels, got ", in.q[0].size(2));
   make_dense(in);
   for (Tensors* part : {&in.q, &in.k, &in.v}) {
     for (Tensor& x : *part) {
-      STD_TORCH_CHECK(x.scalar_type() == ScalarType::BFloat16, "qk_norm_rope: tiles of codes are made of bfloat16");
+      STD_TORCH_CHECK(x.scalar_type() == ScalarType::BFloat16, "qk_norm_rope: quantized tiles are made from bfloat16");
       const bool aligned = x.stride(0) % 8 == 0 && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
       if (!aligned) x = omni::clone(x);
     }
@@ -311,7 +312,7 @@ STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CPU, m) { m.impl("qk_norm_rope", TORCH_BOX(
 STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CUDA, m) {
   m.impl("qk_norm_rope", TORCH_BOX(&qk_norm_rope<run_cuda>));
   m.impl("qk_norm_rope_quantize", TORCH_BOX(&qk_norm_rope_quantize));
-  m.impl("qk_norm_rope_code_heads", TORCH_BOX(&qk_norm_rope_code_heads));
-  m.impl("qk_norm_rope_code_tiles", TORCH_BOX(&qk_norm_rope_code_tiles));
+  m.impl("qk_norm_rope_quantize_heads", TORCH_BOX(&qk_norm_rope_quantize_heads));
+  m.impl("qk_norm_rope_quantize_tiles", TORCH_BOX(&qk_norm_rope_quantize_tiles));
 }
 #endif

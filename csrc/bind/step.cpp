@@ -57,8 +57,8 @@ std::tuple<Tensor, Tensor, Tensor> guide_step(const Tensor& prediction, const Te
   }
   Tensor guided = omni::new_empty(whole, {guided_tokens, channels});
   Tensor next = omni::new_empty(whole, {tokens, channels});
-  Tensor odd = omni::new_zeros(whole, {states}, ScalarType::Int);
-  if (tokens == 0 || channels == 0) return {guided, next, odd};
+  Tensor nonfinite = omni::new_zeros(whole, {states}, ScalarType::Int);
+  if (tokens == 0 || channels == 0) return {guided, next, nonfinite};
 
   GuideStep call{};
   call.channels = channels;
@@ -75,7 +75,7 @@ std::tuple<Tensor, Tensor, Tensor> guide_step(const Tensor& prediction, const Te
   char* next_at = static_cast<char*>(next.mutable_data_ptr());
   for (int64_t begin = 0; begin < states; begin += omni::kStepStates) {
     call.states = static_cast<int32_t>(std::min<int64_t>(states - begin, omni::kStepStates));
-    call.odd = static_cast<int32_t*>(odd.mutable_data_ptr()) + begin;
+    call.nonfinite = static_cast<int32_t*>(nonfinite.mutable_data_ptr()) + begin;
     for (int64_t i = begin; i < begin + call.states; ++i) {
       const int64_t* place = &places[kPlaces * i];
       const double* factor = &factors[kFactors * i];
@@ -96,7 +96,7 @@ std::tuple<Tensor, Tensor, Tensor> guide_step(const Tensor& prediction, const Te
     }
     run(call, whole);
   }
-  return {guided, next, odd};
+  return {guided, next, nonfinite};
 }
 
 void run_guide_step_cpu(const GuideStep& call, const Tensor&) {
@@ -108,7 +108,7 @@ void run_guide_step_cpu(const GuideStep& call, const Tensor&) {
     torch::stable::parallel_for(0, state.tokens, grain, [&](int64_t begin, int64_t end) {
       if (!omni_guide_step_cpu(&call, i, begin, end)) finite = false;
     });
-    call.odd[i] = !finite;
+    call.nonfinite[i] = !finite;
   }
 }
 

@@ -24,7 +24,7 @@ inline std::vector<Tensor> set_rows(const char* op, PackedRows& rows, const Tens
                                     const Tensor& cu_k) {
   STD_TORCH_CHECK(cu_q.scalar_type() == ScalarType::Int && cu_k.scalar_type() == ScalarType::Int && cu_q.dim() == 1 &&
                       cu_k.dim() == 1 && cu_k.size(0) == cu_q.size(0),
-                  op, ": cu_q and cu_k must be int32 and as long as each other");
+                  op, ": cu_q and cu_k must be int32 and of the same length");
   STD_TORCH_CHECK(cu_q.size(0) > 0, op, ": cu_q is empty; it begins with 0");
   STD_TORCH_CHECK(on_same_device(like, {cu_q, cu_k}), op, ": all tensors must be on one device");
   std::vector<Tensor> offsets{omni::contiguous(cu_q), omni::contiguous(cu_k)};

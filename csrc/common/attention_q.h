@@ -41,8 +41,8 @@ struct PackedRows {
   int64_t kv_heads;
 };
 
-// One call of attention_quantize or qk_norm_rope_code_tiles, from bfloat16. What `from` says is done to queries and keys
-// before they become codes: norms of heads or across them, without biases, and turns of neighbouring channels.
+// One call of attention_quantize or qk_norm_rope_quantize_tiles, from bfloat16. What `from` says is done to queries and
+// keys before they are quantized: norms of heads or across them, without biases, and turns of neighbouring channels.
 struct AttentionCode {
   QkNormRope from;  // but for its outputs; where q and k are of unlike lengths it has one stream
   PackedRows rows;

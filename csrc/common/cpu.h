@@ -53,7 +53,7 @@ OMNI_INLINE float from_bits(uint32_t bits) {
 }
 
 // 1 for infinities and NaN, without a branch, so that loops stay vectors.
-OMNI_INLINE uint32_t is_odd(float value) { return (bits_of(value) & 0x7f800000u) == 0x7f800000u; }
+OMNI_INLINE uint32_t is_nonfinite(float value) { return (bits_of(value) & 0x7f800000u) == 0x7f800000u; }
 
 OMNI_INLINE float to_float(float value) { return value; }
 

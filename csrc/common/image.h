@@ -13,7 +13,7 @@ constexpr int kMostLatentChannels = 256;
 struct PixelsToBytes {
   const void* pixels;  // [count, 3, area]
   uint8_t* out;        // [count, area, 3]
-  int32_t* odd;        // [1], how many pixels are not finite; zero at first
+  int32_t* nonfinite;  // [1], how many pixels are not finite; zero at first
   int64_t count;
   int64_t area;
   int64_t stride;        // between pictures

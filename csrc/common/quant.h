@@ -7,9 +7,9 @@
 
 namespace omni {
 
-enum class Activation : int32_t { kIdentity, kGeluTanh, kSiluMul, kBesideGeluTanh };
+enum class Activation : int32_t { kIdentity, kGeluTanh, kSiluMul, kConcatGeluTanh };
 
-// One call of the family: out = activation(x), for kSiluMul silu(x) * up, for kBesideGeluTanh x and behind it gelu(up).
+// One call of the family: out = activation(x), for kSiluMul silu(x) * up, for kConcatGeluTanh x and behind it gelu(up).
 // Pointers are of the device that the launcher serves; strides count elements.
 struct Activate {
   const void* x;         // [tokens, x_channels], rows x_stride apart; with an index [any, x_channels]
@@ -19,7 +19,7 @@ struct Activate {
   float* out_scale;      // [tokens], with a code
   int64_t tokens;
   int64_t channels;
-  int64_t x_channels;    // channels, but for kBesideGeluTanh
+  int64_t x_channels;    // channels, but for kConcatGeluTanh
   int64_t x_stride;
   int64_t up_stride;
   Activation activation;

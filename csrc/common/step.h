@@ -32,7 +32,7 @@ struct StepState {
 struct GuideStep {
   StepState state[kStepStates];
   double* partials;  // [states, kStepPartials, kStepSums]: scratch; null where no output is rescaled
-  int32_t* odd;      // [states], of zeros: made 1 where something of `next` is not finite
+  int32_t* nonfinite;  // [states], of zeros: made 1 where something of `next` is not finite
   int64_t channels;
   int32_t states;
   Dtype prediction_dtype;

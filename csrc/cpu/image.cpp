@@ -45,7 +45,7 @@ OMNI_INLINE void interleave(const float (&colours)[3][kPiece], int64_t count, ui
 
 template <class X>
 OMNI_INLINE int64_t pixels_to_bytes(const PixelsToBytes& call, int64_t begin, int64_t end) {
-  int64_t odd = 0;
+  int64_t nonfinite = 0;
   float colours[3][kPiece];
   for (int64_t at = begin; at < end;) {
     const int64_t picture = at / call.area, first = at % call.area;
@@ -58,17 +58,17 @@ OMNI_INLINE int64_t pixels_to_bytes(const PixelsToBytes& call, int64_t begin, in
 #pragma omp simd reduction(+ : found)
       for (int64_t i = 0; i < count; ++i) {
         const float value = to_float(x[i]);
-        found += omni::is_odd(value);
+        found += omni::is_nonfinite(value);
         to[i] = rounded_to(value * 0.5f + 0.5f, x);
       }
-      odd += found;
+      nonfinite += found;
 #pragma omp simd
       for (int64_t i = 0; i < count; ++i) to[i] = scaled(to[i]);
     }
     interleave(colours, count, call.out + at * 3);
     at += count;
   }
-  return odd;
+  return nonfinite;
 }
 
 template <class X>

@@ -28,7 +28,7 @@ OMNI_INLINE void activate(const float* x, const float* up, int64_t channels, flo
 template <Activation kActivation, Code kCode, class X>
 OMNI_INLINE void rows(const Activate& call, int64_t begin, int64_t end) {
   const int64_t channels = call.channels;
-  const int64_t kept = kActivation == Activation::kBesideGeluTanh ? call.x_channels : 0;
+  const int64_t kept = kActivation == Activation::kConcatGeluTanh ? call.x_channels : 0;
   std::vector<float> held(2 * channels);
   float* h = held.data();
   for (int64_t token = begin; token < end; ++token) {
@@ -36,13 +36,13 @@ OMNI_INLINE void rows(const Activate& call, int64_t begin, int64_t end) {
     const float* x = omni::wide(static_cast<const X*>(call.x) + row * call.x_stride, call.x_channels, h);
     if constexpr (kActivation != Activation::kIdentity) {
       const float* up = nullptr;
-      if constexpr (kActivation == Activation::kSiluMul || kActivation == Activation::kBesideGeluTanh) {
+      if constexpr (kActivation == Activation::kSiluMul || kActivation == Activation::kConcatGeluTanh) {
         up = omni::wide(static_cast<const X*>(call.up) + token * call.up_stride, channels - kept, h + channels);
       }
       // float32 that is to stay so is written where it goes
       constexpr bool kDirect = kCode == Code::kNone && sizeof(X) == sizeof(float);
       float* made = kDirect ? static_cast<float*>(call.out) + token * channels : h;
-      if constexpr (kActivation == Activation::kBesideGeluTanh) {
+      if constexpr (kActivation == Activation::kConcatGeluTanh) {
         if (x != made) std::copy_n(x, kept, made);
         activate<kActivation>(up, nullptr, channels - kept, made + kept);
       } else {
@@ -79,7 +79,7 @@ using Kernel = void (*)(const Activate&, int64_t, int64_t);
 OMNI_ACTIVATE_DTYPES(identity, kIdentity)
 OMNI_ACTIVATE_DTYPES(gelu_tanh, kGeluTanh)
 OMNI_ACTIVATE_DTYPES(silu_mul, kSiluMul)
-OMNI_ACTIVATE_DTYPES(beside, kBesideGeluTanh)
+OMNI_ACTIVATE_DTYPES(concat, kConcatGeluTanh)
 
 // By activation, dtype and code, in the order of their enums.
 constexpr Kernel kKernels[4][2][3] = {
@@ -88,7 +88,7 @@ constexpr Kernel kKernels[4][2][3] = {
      {gelu_tanh_bf16, gelu_tanh_bf16_float8, gelu_tanh_bf16_int8}},
     {{silu_mul_f32, silu_mul_f32_float8, silu_mul_f32_int8},
      {silu_mul_bf16, silu_mul_bf16_float8, silu_mul_bf16_int8}},
-    {{beside_f32, beside_f32_float8, beside_f32_int8}, {beside_bf16, beside_bf16_float8, beside_bf16_int8}},
+    {{concat_f32, concat_f32_float8, concat_f32_int8}, {concat_bf16, concat_bf16_float8, concat_bf16_int8}},
 };
 
 }  // namespace

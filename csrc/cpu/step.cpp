@@ -102,15 +102,15 @@ OMNI_INLINE bool guide_step(const GuideStep& call, int32_t number, int64_t begin
                   : 1.f;
   const L* latents = static_cast<const L*>(state.latents);
   P* next = static_cast<P*>(state.next);
-  uint32_t odd = 0;
+  uint32_t nonfinite = 0;
   for (int64_t token = begin; token < end; ++token) {
     const int64_t at = token * channels;
     const P* cond = static_cast<const P*>(state.cond) + at;
     if (!is_guided) {
-#pragma omp simd reduction(| : odd)
+#pragma omp simd reduction(| : nonfinite)
       for (int64_t c = 0; c < channels; ++c) {
         omni::store(next + at + c, to_float(latents[at + c]) + state.width * to_float(cond[c]));
-        odd |= omni::is_odd(to_float(next[at + c]));
+        nonfinite |= omni::is_nonfinite(to_float(next[at + c]));
       }
       continue;
     }
@@ -125,10 +125,10 @@ OMNI_INLINE bool guide_step(const GuideStep& call, int32_t number, int64_t begin
       for (int64_t i = 0; i < count; ++i) omni::store(guided_out + first + i, value[i]);
       for (int64_t i = 0; i < count; ++i) value[i] = to_float(latents[at + first + i]) + state.width * value[i];
       for (int64_t i = 0; i < count; ++i) omni::store(next + at + first + i, value[i]);
-      for (int64_t i = 0; i < count; ++i) odd |= omni::is_odd(to_float(next[at + first + i]));
+      for (int64_t i = 0; i < count; ++i) nonfinite |= omni::is_nonfinite(to_float(next[at + first + i]));
     }
   }
-  return odd == 0;
+  return nonfinite == 0;
 }
 
 using Measure = void (*)(const StepState&, int64_t, double*);

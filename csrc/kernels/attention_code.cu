@@ -458,7 +458,7 @@ extern "C" const char* omni_attention_code_cuda(const AttentionCode* call, void*
   } else if (from.norm == QkNorm::kNone) {
     launch<QkNorm::kNone>(*call, tiles, on);
   } else {
-    return "the norm is none of none, rms and rms_across";
+    return "norm must be none, rms or rms_across";
   }
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);

@@ -435,5 +435,5 @@ extern "C" const char* omni_attention_q_cuda(const AttentionQ* call, void* strea
     case AttentionPlan::kApart:
       return launch<2, AttentionPlan::kApart>(*call, device.processors, on);
   }
-  return "no such plan";
+  return "unknown plan";
 }

@@ -30,7 +30,7 @@ __device__ __forceinline__ float unit_of(float value, const __nv_bfloat16*) {
   return __bfloat162float(__float2bfloat16_rn(value * 0.5f + 0.5f));
 }
 
-__device__ __forceinline__ int is_odd(float value) { return (__float_as_uint(value) & 0x7f800000u) == 0x7f800000u; }
+__device__ __forceinline__ int is_nonfinite(float value) { return (__float_as_uint(value) & 0x7f800000u) == 0x7f800000u; }
 
 // A block has a piece of one picture. Where addresses allow it, threads load packs of eight pixels of each colour.
 template <class X, bool kPacked>
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads) pixels_to_bytes(const __grid_constan
   const int count = static_cast<int>(min(static_cast<int64_t>(kPiece), call.area - first));
   const X* x = static_cast<const X*>(call.pixels) + picture * call.stride + first;
   uint8_t* out = call.out + (picture * call.area + first) * 3;
-  int odd = 0;
+  int nonfinite = 0;
 
   if constexpr (kPacked) {
     const int pixel = threadIdx.x * kPack;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) pixels_to_bytes(const __grid_constan
       for (int i = 0; i < kPack; ++i) {
 #pragma unroll
         for (int colour = 0; colour < 3; ++colour) {
-          odd += is_odd(value[colour][i]);
+          nonfinite += is_nonfinite(value[colour][i]);
           mine[3 * i + colour] = byte_of(unit_of(value[colour][i], x));
         }
       }
@@ -73,13 +73,13 @@ __global__ void __launch_bounds__(kThreads) pixels_to_bytes(const __grid_constan
 #pragma unroll
       for (int colour = 0; colour < 3; ++colour) {
         const float value = omni::to_float(x[colour * call.plane_stride + pixel]);
-        odd += is_odd(value);
+        nonfinite += is_nonfinite(value);
         bytes[3 * pixel + colour] = byte_of(unit_of(value, x));
       }
     }
   }
   // Of whole numbers the order does not matter, and a picture as it should be adds none.
-  if (odd != 0) atomicAdd(call.odd, odd);
+  if (nonfinite != 0) atomicAdd(call.nonfinite, nonfinite);
   __syncthreads();
 
   const int whole = kPacked ? count * 3 / kWord : 0;
@@ -123,7 +123,7 @@ const char* omni_pixels_to_bytes_cuda(const PixelsToBytes* call, void* stream) {
   if (call->count * pieces > INT32_MAX) return "more pixels than a grid has blocks for";
   const auto on = static_cast<cudaStream_t>(stream);
   const auto blocks = static_cast<unsigned>(call->count * pieces);
-  const cudaError_t error = cudaMemsetAsync(call->odd, 0, sizeof(int32_t), on);
+  const cudaError_t error = cudaMemsetAsync(call->nonfinite, 0, sizeof(int32_t), on);
   if (error != cudaSuccess || blocks == 0) return words_of(error);
   if (call->dtype == omni::Dtype::kFloat32) {
     launch_pixels<float>(*call, blocks, pieces, on);

@@ -31,7 +31,7 @@ __device__ __forceinline__ float logistic(float value, float power) {
 template <Activation kActivation>
 constexpr bool kBoth = kActivation == Activation::kSiluMul;
 template <Activation kActivation>
-constexpr bool kBehind = kActivation == Activation::kBesideGeluTanh;
+constexpr bool kBehind = kActivation == Activation::kConcatGeluTanh;
 
 // What is computed of a value that is not kept as it is.
 template <Activation kActivation>
@@ -105,7 +105,7 @@ __global__ void __maxnreg__(kPacks == 5 ? 80 : 64)
     activate_bulk(const __grid_constant__ Activate call, uint32_t to_high) {
 #ifdef OMNI_BULK
   using X = __nv_bfloat16;
-  constexpr bool kUp = kBoth<kActivation>, kBeside = kBehind<kActivation>;
+  constexpr bool kUp = kBoth<kActivation>, kConcat = kBehind<kActivation>;
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t full[2];
   __shared__ uint32_t scratch[2][kBulkWarps];
@@ -117,7 +117,7 @@ __global__ void __maxnreg__(kPacks == 5 ? 80 : 64)
     if (threadIdx.x != 0 || token >= call.tokens) return;
     stages.expect(stage, kUp ? 2 * bytes : bytes);
     stages.load(stage, 0, static_cast<const X*>(call.x) + row_of(call, token) * call.x_stride, x_bytes);
-    if constexpr (kUp || kBeside) {
+    if constexpr (kUp || kConcat) {
       const X* up = static_cast<const X*>(call.up) + token * call.up_stride;
       stages.load(stage, x_bytes, up, kUp ? bytes : bytes - x_bytes);
     }
@@ -138,7 +138,7 @@ __global__ void __maxnreg__(kPacks == 5 ? 80 : 64)
       float up[kPack];
       omni::unpack_bfloat16(x_row[pack], to_high, value[i]);
       if constexpr (kUp) omni::unpack_bfloat16(up_row[pack], to_high, up);
-      const bool kept = kBeside && pack < x_packs;
+      const bool kept = kConcat && pack < x_packs;
 #pragma unroll
       for (int j = 0; j < kPack; ++j) {
         if (!kept) value[i][j] = activated<kOfValue<kActivation>>(value[i][j], kUp ? up[j] : 0.f);
@@ -163,8 +163,8 @@ constexpr int kFlatPacks = 2;  // of a thread, all of them loaded before the fir
 template <class X, Activation kActivation>
 __global__ void __launch_bounds__(kFlatThreads) activate_flat(const __grid_constant__ Activate call, uint32_t packs,
                                                               uint32_t packs_of_row) {
-  constexpr bool kUp = kBoth<kActivation>, kBeside = kBehind<kActivation>;
-  const bool apart = kBeside || call.x_stride != call.channels || (kUp && call.up_stride != call.channels);
+  constexpr bool kUp = kBoth<kActivation>, kConcat = kBehind<kActivation>;
+  const bool apart = kConcat || call.x_stride != call.channels || (kUp && call.up_stride != call.channels);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (kFlatThreads * kFlatPacks) + threadIdx.x;
   omni::RawRow<X, 1> x[kFlatPacks], up[kUp ? kFlatPacks : 1];
   bool kept[kFlatPacks] = {};
@@ -179,8 +179,8 @@ __global__ void __launch_bounds__(kFlatThreads) activate_flat(const __grid_const
       const int64_t column = (static_cast<uint32_t>(pack) - row * packs_of_row) * static_cast<int64_t>(kPack);
       x_at = row * call.x_stride + column;
       up_at = row * call.up_stride + column;
-      kept[i] = kBeside && column < call.x_channels;
-      if (kBeside && !kept[i]) {
+      kept[i] = kConcat && column < call.x_channels;
+      if (kConcat && !kept[i]) {
         x_row = static_cast<const X*>(call.up);
         x_at = up_at - call.x_channels;
       }
@@ -206,15 +206,15 @@ __global__ void __launch_bounds__(kFlatThreads) activate_flat(const __grid_const
 // Any width and any alignment; reads a row twice where it needs the largest magnitude first.
 template <class X, Activation kActivation>
 __global__ void __launch_bounds__(kRowThreads) activate_scalar(const __grid_constant__ Activate call) {
-  constexpr bool kUp = kBoth<kActivation>, kBeside = kBehind<kActivation>;
+  constexpr bool kUp = kBoth<kActivation>, kConcat = kBehind<kActivation>;
   __shared__ uint32_t scratch[2][kRowWarps];
   int turn = 0;
   for (int64_t token = blockIdx.x; token < call.tokens; token += gridDim.x, turn ^= 1) {
     const X* x = static_cast<const X*>(call.x) + row_of(call, token) * call.x_stride;
     const X* up = static_cast<const X*>(call.up) + token * call.up_stride;
     const auto result = [&](int64_t c) {
-      if (kBeside && c < call.x_channels) return omni::to_float(x[c]);
-      const float value = omni::to_float(kBeside ? up[c - call.x_channels] : x[c]);
+      if (kConcat && c < call.x_channels) return omni::to_float(x[c]);
+      const float value = omni::to_float(kConcat ? up[c - call.x_channels] : x[c]);
       return activated<kOfValue<kActivation>>(value, kUp ? omni::to_float(up[c]) : 0.f);
     };
     if (call.code == Code::kNone) {
@@ -269,7 +269,7 @@ const char* launch_bulk(const Activate& call, int packs, cudaStream_t stream) {
 
 template <class X, Activation kActivation>
 const char* launch(const Activate& call, cudaStream_t stream) {
-  constexpr bool kBeside = kBehind<kActivation>;
+  constexpr bool kConcat = kBehind<kActivation>;
   const bool packed = call.channels % kPack == 0 && call.x_channels % kPack == 0 &&
                       omni::aligned(call.x, call.x_stride, sizeof(X)) &&
                       omni::aligned(call.up, call.up_stride, sizeof(X)) && omni::aligned(call.out, 0, 1);
@@ -285,7 +285,7 @@ const char* launch(const Activate& call, cudaStream_t stream) {
     const int of_thread = packs_of(call);
     if (of_thread > 0) return launch_bulk<kActivation>(call, of_thread, stream);
   }
-  if constexpr (!kBeside) {
+  if constexpr (!kConcat) {
     const omni::RowLayout layout = omni::row_layout<X>(packs, kRowWarps);
     if (packed && call.code != Code::kNone && layout.warps > 0) {
       return omni::launch_rows(coded_kernel<X, kActivation>(layout.packs), call, omni::row_block(layout), stream);
@@ -298,9 +298,9 @@ using Launch = const char* (*)(const Activate&, cudaStream_t);
 
 constexpr Launch kLaunches[2][4] = {
     {launch<float, Activation::kIdentity>, launch<float, Activation::kGeluTanh>, launch<float, Activation::kSiluMul>,
-     launch<float, Activation::kBesideGeluTanh>},
+     launch<float, Activation::kConcatGeluTanh>},
     {launch<__nv_bfloat16, Activation::kIdentity>, launch<__nv_bfloat16, Activation::kGeluTanh>,
-     launch<__nv_bfloat16, Activation::kSiluMul>, launch<__nv_bfloat16, Activation::kBesideGeluTanh>},
+     launch<__nv_bfloat16, Activation::kSiluMul>, launch<__nv_bfloat16, Activation::kConcatGeluTanh>},
 };
 
 }  // namespace

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads) guide_steps(const __grid_constant__ 
   const bool is_guided = state.uncond != nullptr, is_rescaled = is_guided && state.rescale != 0.f;
   const bool is_normed = is_guided && state.norm != GuidanceNorm::kNone;
   const float factor = is_rescaled ? rescale_factor(call, state) : 1.f;
-  int odd = 0;
+  int nonfinite = 0;
 
   // one trip for all threads of the block: they shuffle
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * tokens_of_block; first < state.tokens;
@@ -174,13 +174,13 @@ __global__ void __launch_bounds__(kThreads) guide_steps(const __grid_constant__ 
         x[j] += state.width * g[j];
         P rounded;
         omni::store(&rounded, x[j]);
-        odd |= !isfinite(omni::to_float(rounded));
+        nonfinite |= !isfinite(omni::to_float(rounded));
       }
       if (is_guided) save<kWidth>(static_cast<P*>(state.guided) + at + channel, g);
       save<kWidth>(static_cast<P*>(state.next) + at + channel, x);
     }
   }
-  if (__syncthreads_or(odd) && threadIdx.x == 0) atomicOr(call.odd + blockIdx.y, 1);
+  if (__syncthreads_or(nonfinite) && threadIdx.x == 0) atomicOr(call.nonfinite + blockIdx.y, 1);
 }
 
 template <class P, class L>

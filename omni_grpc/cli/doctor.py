@@ -222,7 +222,7 @@ def _attention() -> Iterator[Finding]:
     )
     for name, backend in backends.BACKENDS.items():
         yield Finding("attention", name, backends.lack(backend, use) or f"available: {backend.what}")
-    named = backends.ways(backends.AUTO, use)
+    named = backends.kernels_of(backends.AUTO, use)
     why = "the first that can run" if len(named) == 1 else f"the fastest by measured time of {', '.join(named)}"
     yield Finding("attention", backends.AUTO, f"{backends.choose(backends.AUTO, use)}: {why}")
     if cuda:
@@ -233,11 +233,11 @@ def _times(named: Sequence[str]) -> Iterator[Finding]:
     """What "auto" takes for one picture of 1024 x 1024 and for a video, and the times that it goes by."""
     import torch
 
-    from omni_grpc.ops.attention_choice import Rows, shape_of
+    from omni_grpc.ops.attention_choice import RowSizes, shape_of
     from omni_grpc.ops.tuning import choices
 
     for heads, tokens in ((24, 4608), (40, 32760)):
-        shape = shape_of(Rows(1, True, tokens, tokens), "bfloat16", heads, heads, 128, False)
+        shape = shape_of(RowSizes(1, True, tokens, tokens), "bfloat16", heads, heads, 128, False)
         times = sorted(choices(torch.device("cuda", 0)).near(shape, frozenset(named)).items(), key=lambda item: item[1])
         said = (
             ", ".join(f"{name} {taken:.0f} us" for name, taken in times) or f"no timings for similar shapes: {named[0]}"

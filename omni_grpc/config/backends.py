@@ -27,7 +27,7 @@ class Backend:
 
     run: import string of its function, see `ops.attention_kernels`. what: one line for people.
     apart: the same for its function that makes one call for each run of rows of equal lengths, where `run` makes one
-    for all of them.
+    for all of them. quantized, quantized_apart: the same for those that take `ops.heads.QuantizedHeads`.
     tiles: whether it reads what `ops.rope_tiles` makes.
     package: a module that has to be there besides torch, install: how to get it, least: the first version that will do.
     kernel: an op that the op library has to have a kernel of, where it was built with one.
@@ -42,8 +42,8 @@ class Backend:
     run: str
     what: str
     apart: str = ""
-    coded: str = ""
-    coded_apart: str = ""
+    quantized: str = ""
+    quantized_apart: str = ""
     tiles: bool = False
     package: str = ""
     kernel: str = ""
@@ -114,8 +114,8 @@ BACKENDS: Mapping[str, Backend] = {
     "FLASH_ATTN_3_FP8": Backend(
         run=f"{_KERNELS}:flash_3_fp8",
         apart=f"{_KERNELS}:flash_3_fp8_apart",
-        coded=f"{_KERNELS}:flash_3_coded",
-        coded_apart=f"{_KERNELS}:flash_3_coded_apart",
+        quantized=f"{_KERNELS}:flash_3_quantized",
+        quantized_apart=f"{_KERNELS}:flash_3_quantized_apart",
         seeps=True,
         what="FlashAttention 3 in FP8: queries, keys, values and softmax weights in e4m3, one call for all rows",
         package="fa3_fwd_interface",
@@ -128,7 +128,7 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "FP8_EMULATION": Backend(
         run=f"{_KERNELS}:fp8_emulated",
-        coded=f"{_KERNELS}:coded_reference",
+        quantized=f"{_KERNELS}:quantized_reference",
         what="the arithmetic of FLASH_ATTN_3_FP8 in software, to judge its quality on a CPU",
         devices=("cpu",),
         lossy=True,
@@ -187,7 +187,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 }
 """Names that stand for several backends: the first that can run."""
 
-CODED: Mapping[str, Mapping[str, str]] = {
+QUANTIZED: Mapping[str, Mapping[str, str]] = {
     "fp8": {
         AUTO: "FP8_ATTN",
         "FLASH_ATTN": "FLASH_ATTN_3_FP8",
@@ -196,7 +196,7 @@ CODED: Mapping[str, Mapping[str, str]] = {
     },
     "int8": {AUTO: "INT8_ATTN", **{name: name for name in ("INT8_ATTN", "OMNI_INT8", "INT8_EMULATION")}},
 }
-"""Precisions that are no dtype of queries, keys and values: what a backend is in each."""
+"""Precisions beside the dtypes of queries, keys and values: what a backend is called in each."""
 
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "cuda": ("FLASH_ATTN_3", "FLASH_ATTN_2", "TORCH_SDPA"),
@@ -288,7 +288,7 @@ def in_precision(name: str, precision: str, field: str = SETTING) -> str:
     """What a canonical name, with or without a form, is in a precision. Raises ConfigError (NOT_SUPPORTED) for one that
     does not have it.
     """
-    forms = CODED.get(precision)
+    forms = QUANTIZED.get(precision)
     if forms is None:
         return name
     plain, space, form = name.partition(" ")
@@ -313,9 +313,9 @@ def choose(name: str, use: Use, field: str = SETTING) -> str:
     raise refused(field, message, "ATTENTION_UNAVAILABLE")
 
 
-def ways(name: str, use: Use) -> tuple[str, ...]:
-    """Backends with their forms that a canonical name leaves open, of which the fastest for a shape is to be taken; the
-    first where that is not known. Raises ConfigError like `choose`.
+def kernels_of(name: str, use: Use) -> tuple[str, ...]:
+    """The candidate kernels of a canonical name: backends with their forms, best guess first. The fastest one for a
+    shape is used. Raises ConfigError like `choose`.
     """
     plain, _, form = name.partition(" ")
     found = [choose(name, use)]
@@ -326,11 +326,11 @@ def ways(name: str, use: Use) -> tuple[str, ...]:
     return tuple(each + form for each in found for form in ((TOGETHER, APART) if BACKENDS[each].apart else ("",)))
 
 
-def run_of(way: str, coded: bool = False) -> str:
-    """The import string of one of `ways`, of codes where these are what there is."""
-    name, _, form = way.partition(" ")
+def kernel_for(kernel: str, quantized: bool = False) -> str:
+    """The import string of the function for one of `kernels_of`; quantized: the one that takes QuantizedHeads."""
+    name, _, form = kernel.partition(" ")
     backend = BACKENDS[name]
-    together, apart = (backend.coded, backend.coded_apart) if coded else (backend.run, backend.apart)
+    together, apart = (backend.quantized, backend.quantized_apart) if quantized else (backend.run, backend.apart)
     return apart if apart and form != TOGETHER.strip() and form else together
 
 

@@ -24,7 +24,7 @@ from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.rows import MOD
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.gemm import FP8_CAPABILITY, gemm_q
-from omni_grpc.ops.gemm_ways import AUTO, INVARIANT, has_invariant
+from omni_grpc.ops.gemm_kernels import AUTO, INVARIANT, has_invariant
 from omni_grpc.ops.quant import quantize_rows
 from omni_grpc.types.errors import CheckpointError, ConfigError, Violation
 from omni_grpc.types.results import RequestWarning

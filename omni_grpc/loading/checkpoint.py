@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from omni_grpc.loading.sources import CODES, WEIGHT_SCALE, Source, codes, paired, scales, stored_as, value
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.ops.dequant import Packing
-from omni_grpc.ops.host import READ_THREADS, Reading, Words
+from omni_grpc.ops.host import READ_THREADS, HostLibraryError, Reading
 from omni_grpc.types.errors import CheckpointError
 from omni_grpc.types.spec import WeightMap
 
@@ -134,7 +134,7 @@ def load_weights(
                 assign(module, name, tensor)
         try:
             reading.run(1 if threads == 1 else max(threads, READ_THREADS))
-        except Words as error:
+        except HostLibraryError as error:
             raise CheckpointError(f"the weights in {folder} cannot be read: {error}") from error
 
 

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from omni_grpc.config.backends import BACKENDS, run_of
+from omni_grpc.config.backends import BACKENDS, kernel_for
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.nn.rows import Rows
-from omni_grpc.ops.attention import varlen_attention_coded
-from omni_grpc.ops.attention_q import CodedTiles, attention_q
-from omni_grpc.ops.heads import CodedHeads
+from omni_grpc.ops.attention import varlen_attention_quantized
+from omni_grpc.ops.attention_q import QuantizedTiles, attention_q
+from omni_grpc.ops.heads import QuantizedHeads
 from omni_grpc.ops.norm import (
     gate_add_norm_modulate,
     gate_add_norm_modulate_quantize,
@@ -31,17 +31,18 @@ from omni_grpc.ops.norm import (
     norm_modulate_quantize,
 )
 from omni_grpc.ops.quant import (
-    beside_gelu_tanh,
-    beside_gelu_tanh_quantize_rows,
+    concat_gelu_tanh,
+    concat_gelu_tanh_quantize_rows,
     gelu_tanh,
     gelu_tanh_quantize_rows,
+    is_int8,
     quantize_rows,
     silu_mul,
     silu_mul_quantize_rows,
 )
 from omni_grpc.ops.rope import Heads, qk_norm_rope
-from omni_grpc.ops.rope_heads import qk_norm_rope_code_heads
-from omni_grpc.ops.rope_tiles import qk_norm_rope_code_tiles
+from omni_grpc.ops.rope_heads import qk_norm_rope_quantize_heads
+from omni_grpc.ops.rope_tiles import qk_norm_rope_quantize_tiles
 
 
 class QuantizedActivation(NamedTuple):
@@ -89,7 +90,9 @@ def norm(
     dtype = read_dtype(readers)
     if dtype is None:
         return norm_modulate(x, scale, shift, index, eps, **options)
-    return QuantizedActivation(*norm_modulate_quantize(x, scale, shift, index, dtype, eps, **options), x.dtype)
+    return QuantizedActivation(
+        *norm_modulate_quantize(x, scale, shift, index, eps, int8=is_int8(dtype), **options), x.dtype
+    )
 
 
 def add_norm(
@@ -109,7 +112,8 @@ def add_norm(
     dtype = read_dtype(readers)
     if dtype is None:
         return gate_add_norm_modulate(x, y, gate, scale, shift, index, eps, **options)
-    total, codes, scales = gate_add_norm_modulate_quantize(x, y, gate, scale, shift, index, dtype, eps, **options)
+    int8 = is_int8(dtype)
+    total, codes, scales = gate_add_norm_modulate_quantize(x, y, gate, scale, shift, index, eps, int8=int8, **options)
     return total, QuantizedActivation(codes, scales, x.dtype)
 
 
@@ -119,15 +123,19 @@ def gelu(layer: AnyLinear, x: Activation, readers: Readers) -> Activation:
     if dtype is None and isinstance(x, Tensor):
         return layer.gelu(x)
     out: Tensor = layer(x)
-    return gelu_tanh(out) if dtype is None else QuantizedActivation(*gelu_tanh_quantize_rows(out, dtype), out.dtype)
+    return (
+        gelu_tanh(out)
+        if dtype is None
+        else QuantizedActivation(*gelu_tanh_quantize_rows(out, is_int8(dtype)), out.dtype)
+    )
 
 
 def concat_gelu(x: Tensor, y: Tensor, readers: Readers) -> Activation:
-    """x [T, C] and gelu(y) of y [T, D], side by side [T, C + D], for `readers` (`ops.quant.beside_gelu_tanh`)."""
+    """x [T, C] and gelu(y) of y [T, D], side by side [T, C + D], for `readers` (`ops.quant.concat_gelu_tanh`)."""
     dtype = read_dtype(readers)
     if dtype is None:
-        return beside_gelu_tanh(x, y)
-    return QuantizedActivation(*beside_gelu_tanh_quantize_rows(x, y, dtype), x.dtype)
+        return concat_gelu_tanh(x, y)
+    return QuantizedActivation(*concat_gelu_tanh_quantize_rows(x, y, is_int8(dtype)), x.dtype)
 
 
 def silu_gate(x: Tensor, up: Tensor, readers: Readers) -> Activation:
@@ -135,7 +143,7 @@ def silu_gate(x: Tensor, up: Tensor, readers: Readers) -> Activation:
     dtype = read_dtype(readers)
     if dtype is None:
         return silu_mul(x, up)
-    return QuantizedActivation(*silu_mul_quantize_rows(x, up, dtype), x.dtype)
+    return QuantizedActivation(*silu_mul_quantize_rows(x, up, is_int8(dtype)), x.dtype)
 
 
 def split_joint(joint: Tensor, rows: Rows, readers: Mapping[str, AnyLinear]) -> dict[str, Activation]:
@@ -173,12 +181,12 @@ def norm_rope_attention(
         out: Tensor = attention(*qk_norm_rope(heads, table, place, norm=norm, eps=eps), rows, over=over)
         return out
     stream = rows.stream(over)
-    if kind is CodedTiles:
-        tiles = qk_norm_rope_code_tiles(heads, table, place, stream.cu, norm=norm, eps=eps)
+    if kind is QuantizedTiles:
+        tiles = qk_norm_rope_quantize_tiles(heads, table, place, stream.cu, norm=norm, eps=eps)
         out = attention_q(tiles, stream.cu, stream.cu, stream.total, kernel.softmax_scale)
         return (out if out.shape[2] == kernel.head_size else out[..., : kernel.head_size]).to(x.dtype)
-    return varlen_attention_coded(
-        qk_norm_rope_code_heads(heads, table, place, stream.cu, norm=norm, eps=eps),
+    return varlen_attention_quantized(
+        *qk_norm_rope_quantize_heads(heads, table, place, stream.cu, norm=norm, eps=eps),
         stream.cu,
         stream.cu,
         stream.longest,
@@ -192,9 +200,9 @@ def norm_rope_attention(
     )
 
 
-def attention_input(attention: Attention, x: Tensor) -> type[CodedHeads] | type[CodedTiles] | None:
+def attention_input(attention: Attention, x: Tensor) -> type[QuantizedHeads] | type[QuantizedTiles] | None:
     """The form in 8 bits that an attention reads queries, keys and values like x [T, H, D] in; None: full precision."""
     named = attention.candidates(x.device, x.dtype)[0]
     if BACKENDS[named.partition(" ")[0]].tiles:
-        return None if x.is_cuda and x.dtype != torch.bfloat16 else CodedTiles
-    return CodedHeads if run_of(named, coded=True) else None
+        return None if x.is_cuda and x.dtype != torch.bfloat16 else QuantizedTiles
+    return QuantizedHeads if kernel_for(named, quantized=True) else None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from omni_grpc.config.backends import AUTO, Use
 from omni_grpc.nn.rows import JOINT, Rows, Stream
-from omni_grpc.ops.attention import use_of, varlen_attention, ways_of
+from omni_grpc.ops.attention import candidate_kernels, use_of, varlen_attention
 from omni_grpc.ops.attention_choice import taken
 
 
@@ -82,7 +82,7 @@ class Attention(nn.Module):
     def candidates(self, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
         """The kernels that can compute it on this device for heads of this dtype, the preferred one first."""
         grouped = self.num_heads != self.num_kv_heads
-        return ways_of(self.backend, device, dtype, self.head_size, self.causal, grouped)
+        return candidate_kernels(self.backend, device, dtype, self.head_size, self.causal, grouped)
 
     def uses(self, device: torch.device, dtype: torch.dtype) -> Use:
         """What it requires of a backend on this device, for heads of this dtype."""

@@ -1,41 +1,13 @@
-"""Custom ops: one schema, one reference and the kernels for each. docs/adding-an-op.md says how to add one."""
+"""Custom ops: each a Python function that defines it, and kernels for CPU and CUDA. docs/adding-an-op.md shows how."""
 
-from omni_grpc.ops import (
-    attention,
-    attention_cpu,
-    attention_q,
-    cache,
-    dequant,
-    gemm,
-    heads,
-    image,
-    norm,
-    quant,
-    rope,
-    rope_heads,
-    rope_tiles,
-    step,
-)
+import importlib
+import pkgutil
+
 from omni_grpc.ops.library import NativeLibrary, kernels, load_native
 
+for _module in pkgutil.iter_modules(__path__):
+    # the ops have to be declared before the library registers kernels for them
+    importlib.import_module(f"{__name__}.{_module.name}")
 load_native()
 
-__all__ = [
-    "NativeLibrary",
-    "attention",
-    "attention_cpu",
-    "attention_q",
-    "cache",
-    "dequant",
-    "gemm",
-    "heads",
-    "image",
-    "kernels",
-    "load_native",
-    "norm",
-    "quant",
-    "rope",
-    "rope_heads",
-    "rope_tiles",
-    "step",
-]
+__all__ = ["NativeLibrary", "kernels", "load_native"]

@@ -6,28 +6,41 @@ Shapes: T packed tokens, H query heads, K key/value heads (H is a multiple of K)
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from omni_grpc.config.backends import AUTO, Use, run_of, ways
-from omni_grpc.ops.attention_choice import Rows, fastest, function
+from omni_grpc.config.backends import AUTO, Use, kernel_for, kernels_of
+from omni_grpc.ops.attention_choice import RowSizes, fastest, function
 from omni_grpc.ops.attention_kernels import Offsets
-from omni_grpc.ops.heads import CodedHeads
-from omni_grpc.ops.library import NAMESPACE, declare, directly, kernels_on
+from omni_grpc.ops.declare import Size, directly, op
+from omni_grpc.ops.heads import QuantizedHeads
+from omni_grpc.ops.library import NAMESPACE, kernels_on
 from omni_grpc.ops.packed import check_packed
 
 OP = "varlen_attention"
 
 
+def _dispatched(q: Tensor) -> bool:
+    """It is Python on every device, so the dispatcher is for those who have to see the op."""
+    return not directly(q)
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, *_: object) -> Tensor:
+    check_packed(OP, q, k, v, cu_q, cu_k)
+    return q.new_empty(q.shape)
+
+
+@op(kernel_if=_dispatched, of=("q",), fake=_fake)
 def varlen_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cu_q: Tensor,
     cu_k: Tensor,
-    longest_q: int,
-    longest_k: int,
+    longest_q: Size,
+    longest_k: Size,
     scale: float,
     causal: bool,
     backend: str = AUTO,
@@ -46,34 +59,58 @@ def varlen_attention(
     host_k: cu_q and cu_k in the host's memory, for backends that start a kernel for each run of like rows: without
     them those wait for the device.
     """
-    call = attend if directly(q) else _varlen_attention
-    out: Tensor = call(q, k, v, cu_q, cu_k, longest_q, longest_k, scale, causal, backend, host_q, host_k)
-    return out
+    check_packed(OP, q, k, v, cu_q, cu_k)
+    if q.shape[0] == 0 or k.shape[0] == 0:
+        candidate_kernels(backend, q.device, q.dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
+        return torch.zeros_like(q, memory_format=torch.contiguous_format)
+    offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k, host_q=host_q, host_k=host_k)
+    kernel = _kernel(backend, q.dtype, q, k, offsets, causal)
+    out: Tensor = function(kernel_for(kernel))(q, k, v, offsets.of(kernel), scale, causal)
+    return out.contiguous()
 
 
-def varlen_attention_coded(
-    given: CodedHeads,
+def _quantized_fake(q: Tensor, k: Tensor, v: Tensor, _: Tensor, cu_q: Tensor, cu_k: Tensor, *rest: Any) -> Tensor:
+    check_packed(OP, q, k, v, cu_q, cu_k)
+    return q.new_empty(q.shape, dtype=rest[4])
+
+
+@op(kernel_if=_dispatched, of=("q",), fake=_quantized_fake)
+def varlen_attention_quantized(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scales: Tensor,
     cu_q: Tensor,
     cu_k: Tensor,
-    longest_q: int,
-    longest_k: int,
+    longest_q: Size,
+    longest_k: Size,
     scale: float,
     causal: bool,
     dtype: torch.dtype,
-    backend: str,
+    backend: str = AUTO,
     host_q: Tensor | None = None,
     host_k: Tensor | None = None,
 ) -> Tensor:
-    """`varlen_attention` of queries, keys and values that are in 8 bits already, by a backend that has them so; `dtype`
-    is what the result has, and what they had.
+    """`varlen_attention` of the parts of QuantizedHeads, by a backend that takes them. `dtype` is the result's, and the
+    one that queries, keys and values had before.
     """
-    call = attend_coded if directly(given.q) else _varlen_attention_coded
-    out: Tensor = call(*given, cu_q, cu_k, longest_q, longest_k, scale, causal, dtype, backend, host_q, host_k)
-    return out
+    check_packed(OP, q, k, v, cu_q, cu_k)
+    if q.shape[0] == 0 or k.shape[0] == 0:
+        return q.new_zeros(q.shape, dtype=dtype)
+    offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k, host_q=host_q, host_k=host_k)
+    kernel = _kernel(backend, dtype, q, k, offsets, causal)
+    run, heads = function(kernel_for(kernel, quantized=True)), QuantizedHeads(q, k, v, scales)
+    out: Tensor = run(heads, offsets.of(kernel), scale, causal)
+    return out.to(dtype).contiguous()
+
+
+# CUDA has the same Python function: the table of backends says what runs there
+torch.library.impl(f"{NAMESPACE}::varlen_attention", "CUDA", varlen_attention.reference)
+torch.library.impl(f"{NAMESPACE}::varlen_attention_quantized", "CUDA", varlen_attention_quantized.reference)
 
 
 def use_of(device: torch.device, dtype: torch.dtype, head_size: int, *, causal: bool, grouped: bool) -> Use:
-    """What the table of backends is asked."""
+    """The query for the table of backends."""
     return Use(
         device=device.type,
         capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
@@ -85,137 +122,30 @@ def use_of(device: torch.device, dtype: torch.dtype, head_size: int, *, causal: 
     )
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    longest_q: int,
-    longest_k: int,
-    scale: float,
-    causal: bool,
-    backend: str = AUTO,
-    host_q: Tensor | None = None,
-    host_k: Tensor | None = None,
-) -> Tensor:
-    """`varlen_attention` without the dispatcher: the backend's own function."""
-    check_packed(OP, q, k, v, cu_q, cu_k)
-    if q.shape[0] == 0 or k.shape[0] == 0:
-        ways_of(backend, q.device, q.dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
-        return torch.zeros_like(q, memory_format=torch.contiguous_format)
-    offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k, host_q=host_q, host_k=host_k)
-    way = _way(backend, q.dtype, q, k, offsets, causal)
-    out: Tensor = function(run_of(way))(q, k, v, offsets.of(way), scale, causal)
-    return out.contiguous()
-
-
-def attend_coded(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scales: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    longest_q: int,
-    longest_k: int,
-    scale: float,
-    causal: bool,
-    dtype: torch.dtype,
-    backend: str = AUTO,
-    host_q: Tensor | None = None,
-    host_k: Tensor | None = None,
-) -> Tensor:
-    """`varlen_attention_coded` without the dispatcher."""
-    check_packed(OP, q, k, v, cu_q, cu_k)
-    if q.shape[0] == 0 or k.shape[0] == 0:
-        return q.new_zeros(q.shape, dtype=dtype)
-    offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k, host_q=host_q, host_k=host_k)
-    way = _way(backend, dtype, q, k, offsets, causal)
-    out: Tensor = function(run_of(way, coded=True))(CodedHeads(q, k, v, scales), offsets.of(way), scale, causal)
-    return out.to(dtype).contiguous()
-
-
-def _way(backend: str, dtype: torch.dtype, q: Tensor, k: Tensor, offsets: Offsets, causal: bool) -> str:
-    """What the attention is computed with, where queries, keys and values come in that precision."""
-    named = ways_of(backend, q.device, dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
+def _kernel(backend: str, dtype: torch.dtype, q: Tensor, k: Tensor, offsets: Offsets, causal: bool) -> str:
+    """The kernel for queries, keys and values that come in that precision."""
+    named = candidate_kernels(backend, q.device, dtype, q.shape[2], causal, q.shape[1] != k.shape[1])
     if len(named) == 1:
         return named[0]
     count = offsets.cu_q.shape[0] - 1
     return fastest(
-        named, Rows(count, offsets.alike(q, k), q.shape[0] // count, k.shape[0] // count), q, k.shape[1], causal
+        named, RowSizes(count, offsets.alike(q, k), q.shape[0] // count, k.shape[0] // count), q, k.shape[1], causal
     )
 
 
-def ways_of(
+def candidate_kernels(
     backend: str, device: torch.device, dtype: torch.dtype, head_size: int, causal: bool, grouped: bool
 ) -> tuple[str, ...]:
-    """What a backend leaves open there, see `backends.ways`. Looked up once: it asks which packages there are."""
-    return _ways_of(backend, device, dtype, head_size, causal, grouped)
+    """The kernels of a backend there, see `backends.kernels_of`. Cached, since it searches for installed packages."""
+    return _candidate_kernels(backend, device, dtype, head_size, causal, grouped)
 
 
-# for blocks that are compiled: not to be traced through the search for packages
-torch.compiler.assume_constant_result(ways_of)
+# compiled blocks must not trace through the search for packages
+torch.compiler.assume_constant_result(candidate_kernels)
 
 
 @functools.lru_cache(maxsize=1024)
-def _ways_of(
+def _candidate_kernels(
     backend: str, device: torch.device, dtype: torch.dtype, head_size: int, causal: bool, grouped: bool
 ) -> tuple[str, ...]:
-    return ways(backend, use_of(device, dtype, head_size, causal=causal, grouped=grouped))
-
-
-def _varlen_attention_fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    longest_q: int,
-    longest_k: int,
-    scale: float,
-    causal: bool,
-    backend: str = AUTO,
-    host_q: Tensor | None = None,
-    host_k: Tensor | None = None,
-) -> Tensor:
-    check_packed(OP, q, k, v, cu_q, cu_k)
-    return q.new_empty(q.shape)
-
-
-def _varlen_attention_coded_fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scales: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    longest_q: int,
-    longest_k: int,
-    scale: float,
-    causal: bool,
-    dtype: torch.dtype,
-    backend: str = AUTO,
-    host_q: Tensor | None = None,
-    host_k: Tensor | None = None,
-) -> Tensor:
-    check_packed(OP, q, k, v, cu_q, cu_k)
-    return q.new_empty(q.shape, dtype=dtype)
-
-
-_varlen_attention = declare(
-    "varlen_attention(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, SymInt longest_q, SymInt longest_k, "
-    "float scale, bool causal, str backend='auto', Tensor? host_q=None, Tensor? host_k=None) -> Tensor",
-    reference=attend,
-    fake=_varlen_attention_fake,
-)
-_varlen_attention_coded = declare(
-    "varlen_attention_coded(Tensor q, Tensor k, Tensor v, Tensor scales, Tensor cu_q, Tensor cu_k, SymInt longest_q, "
-    "SymInt longest_k, float scale, bool causal, ScalarType dtype, str backend='auto', Tensor? host_q=None, "
-    "Tensor? host_k=None) -> Tensor",
-    reference=attend_coded,
-    fake=_varlen_attention_coded_fake,
-)
-# the same on CUDA: what runs there is the table's to say
-torch.library.impl(f"{NAMESPACE}::varlen_attention", "cuda", attend)
-torch.library.impl(f"{NAMESPACE}::varlen_attention_coded", "cuda", attend_coded)
+    return kernels_of(backend, use_of(device, dtype, head_size, causal=causal, grouped=grouped))

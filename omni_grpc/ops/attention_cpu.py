@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from omni_grpc.ops.attention_kernels import Offsets, sdpa
-from omni_grpc.ops.library import declare
+from omni_grpc.ops.declare import op
 from omni_grpc.ops.packed import check_packed
 
 
@@ -17,9 +17,13 @@ def packed(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, caus
     return attention_cpu(q, k, v, offsets.cu_q, offsets.cu_k, scale, causal)
 
 
-def attention_cpu(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, scale: float, causal: bool = False
-) -> Tensor:
+def _fake(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, *_: object) -> Tensor:
+    check_packed("attention_cpu", q, k, v, cu_q, cu_k)
+    return q.new_empty(q.shape)
+
+
+@op(fake=_fake)
+def attention_cpu(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, scale: float, causal: bool) -> Tensor:
     """softmax(scale * q k^T) v of each row, as `attention.varlen_attention` says. q: [Tq, H, D]. k, v: [Tk, K, D].
     cu_q, cu_k: int32 [R + 1], from 0 to Tq and Tk. Returns a new contiguous [Tq, H, D].
 
@@ -27,31 +31,9 @@ def attention_cpu(
     batch, bit for bit. A query that is not finite gives NaN, as it does by the formula. RuntimeError for shapes,
     offsets and dtypes other than these; the kernel takes float32 and bfloat16.
     """
-    out: Tensor = _attention_cpu(q, k, v, cu_q, cu_k, scale, causal)
-    return out
-
-
-def attention_cpu_reference(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, scale: float, causal: bool
-) -> Tensor:
-    """The definition of `attention_cpu`."""
     check_packed("attention_cpu", q, k, v, cu_q, cu_k)
     if q.shape[0] == 0 or k.shape[0] == 0:
         return q.new_zeros(q.shape)
     longest_q, longest_k = (int(cu.diff().max()) for cu in (cu_q, cu_k))
     offsets = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest_q, longest_k=longest_k)
     return sdpa(q, k, v, offsets, scale, causal).contiguous()
-
-
-def _attention_cpu_fake(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, scale: float, causal: bool
-) -> Tensor:
-    check_packed("attention_cpu", q, k, v, cu_q, cu_k)
-    return q.new_empty(q.shape)
-
-
-_attention_cpu = declare(
-    "attention_cpu(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, float scale, bool causal) -> Tensor",
-    reference=attention_cpu_reference,
-    fake=_attention_cpu_fake,
-)

@@ -21,16 +21,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from omni_grpc.config.backends import INVARIANT
 from omni_grpc.ops.attention_q import attention_q, attention_quantize, with_whole_heads
-from omni_grpc.ops.heads import CODES, CodedHeads, quantize_heads
+from omni_grpc.ops.heads import FLOAT8, QuantizedHeads, quantize_heads
 
 WEIGHT_SCALE = 256.0
-"""What FlashAttention 3 multiplies weights by, of which the largest is 1, to make better use of e4m3."""
+"""FlashAttention 3 multiplies the softmax weights, of which the largest is 1, by this to make better use of e4m3."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Offsets:
     """Where the rows lie: int32 [R + 1] beside the tensors, bounds of a row's length, and where the caller has them the
-    same offsets in the host's memory. `alone`: every row is a run of its own.
+    same offsets in the host's memory. `row_by_row`: every row is a run of its own.
     """
 
     cu_q: Tensor
@@ -39,11 +39,11 @@ class Offsets:
     longest_k: int
     host_q: Tensor | None = None
     host_k: Tensor | None = None
-    alone: bool = False
+    row_by_row: bool = False
 
-    def of(self, way: str) -> Offsets:
-        """As a way to compute attention of these rows wants them."""
-        return dataclasses.replace(self, alone=True) if way.endswith(INVARIANT) else self
+    def of(self, kernel: str) -> Offsets:
+        """As a kernel of `backends.kernels_of` needs them."""
+        return dataclasses.replace(self, row_by_row=True) if kernel.endswith(INVARIANT) else self
 
     def lengths(self) -> list[tuple[int, int]]:
         """Queries and keys of each row. Waits like `runs`."""
@@ -54,7 +54,7 @@ class Offsets:
     def whole(self, q: Tensor, k: Tensor) -> int:
         """How many rows there are where all are alike and one run, else 0. It does not look at offsets."""
         rows = self.cu_q.shape[0] - 1
-        return rows if self.alike(q, k) and (rows == 1 or not self.alone) else 0
+        return rows if self.alike(q, k) and (rows == 1 or not self.row_by_row) else 0
 
     def alike(self, q: Tensor, k: Tensor) -> bool:
         """Whether all rows have as many queries and as many keys. It does not look at offsets."""
@@ -67,7 +67,7 @@ class Offsets:
         """
         row = at_q = at_k = 0
         lengths = self.lengths()
-        runs = ((1, *each) for each in lengths) if self.alone else _runs(lengths)
+        runs = ((1, *each) for each in lengths) if self.row_by_row else _runs(lengths)
         for rows, n, m in runs:
             if n:
                 yield rows, n, m, row, at_q, at_k
@@ -80,66 +80,49 @@ def _runs(lengths: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    """The definition of them all."""
-    return _by_runs(_like_rows, q, k, v, offsets, scale, causal)
+    """The reference for all kernels."""
+    return _run_by_equal_lengths(_sdpa_batch, q, k, v, offsets, scale, causal)
 
 
 def cudnn(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
     """cuDNN refuses a single key, whose softmax is 1: then every query gets its value."""
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return _by_runs(_cudnn_rows, q, k, v, offsets, scale, causal)
+        return _run_by_equal_lengths(_cudnn_batch, q, k, v, offsets, scale, causal)
 
 
 def flash_2(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
     out: Tensor = torch.ops.aten._flash_attention_forward(
-        q,
-        k,
-        v,
-        offsets.cu_q,
-        offsets.cu_k,
-        offsets.longest_q,
-        offsets.longest_k,
-        0.0,
-        causal,
-        False,
-        scale=scale,
+        q, k, v, offsets.cu_q, offsets.cu_k, offsets.longest_q, offsets.longest_k, 0.0, causal, False, scale=scale
     )[0]
     return out
 
 
-def flash_3(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    return _flash_3_together(q, k, v, offsets, scale, causal)
-
-
-def flash_3_apart(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    return _flash_3_apart(q, k, v, offsets, scale, causal)
-
-
 def flash_3_fp8(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    return flash_3_coded(_coded(q, k, v, offsets), offsets, scale, causal).to(q.dtype)
+    return flash_3_quantized(_quantized(q, k, v, offsets), offsets, scale, causal).to(q.dtype)
 
 
 def flash_3_fp8_apart(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    return flash_3_coded_apart(_coded(q, k, v, offsets), offsets, scale, causal).to(q.dtype)
+    return flash_3_quantized_apart(_quantized(q, k, v, offsets), offsets, scale, causal).to(q.dtype)
 
 
-def flash_3_coded(coded: CodedHeads, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+def flash_3_quantized(quantized: QuantizedHeads, offsets: Offsets, scale: float, causal: bool) -> Tensor:
     """In bfloat16."""
-    return _flash_3_together(coded.q, coded.k, coded.v, offsets, scale, causal, coded.scales)
+    return flash_3(quantized.q, quantized.k, quantized.v, offsets, scale, causal, quantized.scales)
 
 
-def flash_3_coded_apart(coded: CodedHeads, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+def flash_3_quantized_apart(quantized: QuantizedHeads, offsets: Offsets, scale: float, causal: bool) -> Tensor:
     """In bfloat16."""
-    return _flash_3_apart(coded.q, coded.k, coded.v, offsets, scale, causal, coded.scales)
+    return flash_3_apart(quantized.q, quantized.k, quantized.v, offsets, scale, causal, quantized.scales)
 
 
-def _coded(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets) -> CodedHeads:
+def _quantized(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets) -> QuantizedHeads:
     return quantize_heads(q, k, v, offsets.cu_q, offsets.cu_k, offsets.longest_q, offsets.longest_k)
 
 
-def _flash_3_together(
+def flash_3(
     q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool, scales: Tensor | None = None
 ) -> Tensor:
+    """One call for all rows. scales: of q, k and v where these are quantized, as in QuantizedHeads."""
     return _flash_3(
         q,
         k,
@@ -154,7 +137,7 @@ def _flash_3_together(
     )
 
 
-def _flash_3_apart(
+def flash_3_apart(
     q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool, scales: Tensor | None = None
 ) -> Tensor:
     """One call for each run of rows of equal lengths: its kernel for whole batches has less to look up, and what is not
@@ -189,27 +172,27 @@ def _flash_3(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, scales
 
 
 def fp8_emulated(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    return coded_reference(_coded(q, k, v, offsets), offsets, scale, causal).to(q.dtype)
+    return quantized_reference(_quantized(q, k, v, offsets), offsets, scale, causal).to(q.dtype)
 
 
-def coded_reference(coded: CodedHeads, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    """What `flash_3_coded` computes, in float32: weights are rounded to e4m3 before they meet the values, and their sum
-    is of those that are not (https://arxiv.org/abs/2407.08608, section 3.3). The kernel rounds by the largest score of
-    the keys that it has seen so far, this one by that of all.
+def quantized_reference(quantized: QuantizedHeads, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """What `flash_3_quantized` computes, in float32: the softmax weights are rounded to e4m3 before they multiply the
+    values, and summed before they are rounded (https://arxiv.org/abs/2407.08608, section 3.3). The kernel scales by the
+    largest score of the keys seen so far, this one by the largest of all.
     """
-    q, k, v = (x.float() for x in coded[:3])
+    q, k, v = (x.float() for x in quantized[:3])
     out, groups, at_q, at_k = torch.zeros_like(q), q.shape[1] // k.shape[1], 0, 0
     for row, (n, m) in enumerate(offsets.lengths()):
         if n and m:
             of_q, of_k = slice(at_q, at_q + n), slice(at_k, at_k + m)
-            q_scale, k_scale, v_scale = coded.scales[:, row].repeat_interleave(groups, 1)
+            q_scale, k_scale, v_scale = quantized.scales[:, row].repeat_interleave(groups, 1)
             keys, values = (x[of_k].repeat_interleave(groups, 1) for x in (k, v))
             scores = torch.einsum("nhd,mhd->hnm", q[of_q], keys) * (scale * q_scale * k_scale)[:, None, None]
             if causal:
                 hidden = ~torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n)
                 scores = scores.masked_fill(hidden, float("-inf"))
             weights = (scores - scores.amax(-1, keepdim=True)).exp()
-            rounded = (weights * WEIGHT_SCALE).to(CODES).float() / WEIGHT_SCALE
+            rounded = (weights * WEIGHT_SCALE).to(FLOAT8).float() / WEIGHT_SCALE
             summed = torch.einsum("hnm,mhd->hnd", rounded, values) / weights.sum(-1, keepdim=True)
             result = (summed * v_scale[:, None, None]).transpose(0, 1)
             if causal and n > m:
@@ -223,8 +206,8 @@ def int8(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal
     """Smaller heads get channels of zeros, which change nothing."""
     size, dtype = q.shape[2], torch.bfloat16 if q.is_cuda else q.dtype
     mine, keys, values = (with_whole_heads(x.to(dtype)) for x in (q, k, v))
-    coded = attention_quantize(mine, keys, values, offsets.cu_q, offsets.cu_k)
-    out = attention_q(coded, offsets.cu_q, offsets.cu_k, q.shape[0], scale)
+    quantized = attention_quantize(mine, keys, values, offsets.cu_q, offsets.cu_k)
+    out = attention_q(quantized, offsets.cu_q, offsets.cu_k, q.shape[0], scale)
     return out[..., :size].to(q.dtype)
 
 
@@ -236,13 +219,15 @@ def sage(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal
         out: Tensor = sageattn(q, k, v, tensor_layout="HND", is_causal=causal, sm_scale=scale)
         return out
 
-    return _by_runs(attend, q, k, v, offsets, scale, causal)
+    return _run_by_equal_lengths(attend, q, k, v, offsets, scale, causal)
 
 
-Rows = Callable[[Tensor, Tensor, Tensor, float, bool], Tensor]
+BatchAttention = Callable[[Tensor, Tensor, Tensor, float, bool], Tensor]
 
 
-def _by_runs(attend: Rows, q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+def _run_by_equal_lengths(
+    attend: BatchAttention, q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool
+) -> Tensor:
     """Each run of rows of equal lengths as one batch: q [B, H, n, D], k and v [B, K, m, D], of which m is not 0."""
     parts = []
     rows = offsets.whole(q, k)
@@ -257,11 +242,11 @@ def _by_runs(attend: Rows, q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, sc
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _like_rows(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+def _sdpa_batch(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
     n, m = q.shape[2], k.shape[2]
     if causal and n > m:
         # SDPA leaves open what a query without keys gives
-        seeing = _like_rows(q[:, :, n - m :], k, v, scale, causal)
+        seeing = _sdpa_batch(q[:, :, n - m :], k, v, scale, causal)
         return torch.cat([torch.zeros_like(q[:, :, : n - m]), seeing], 2)
     mask = torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n) if causal and n != m else None
     return F.scaled_dot_product_attention(
@@ -269,12 +254,12 @@ def _like_rows(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> T
     )
 
 
-def _cudnn_rows(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+def _cudnn_batch(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
     if q.shape[1] != k.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     n, m = q.shape[2], k.shape[2]
     if m > 1:
-        return _like_rows(q, k, v, scale, causal)
+        return _sdpa_batch(q, k, v, scale, causal)
     # causal, the last query alone sees the one key
     alone = v.expand_as(q)
     return torch.cat([torch.zeros_like(q[:, :, 1:]), alone[:, :, :1]], 2) if causal and n > 1 else alone

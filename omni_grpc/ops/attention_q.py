@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from omni_grpc.ops.library import declare
+from omni_grpc.ops.declare import Size, op
+from omni_grpc.ops.packed import check_packed
 
 HEAD_SIZE = 128
 TILE_QUERIES, TILE_KEYS = 64, 128
@@ -37,7 +38,7 @@ _INT8, _E4M3 = 127.0, 448.0
 _LOG2_E = 1.44269504
 
 
-class CodedTiles(NamedTuple):
+class QuantizedTiles(NamedTuple):
     """What `attention_quantize` gives: q int8 [H, Q, 64, D] with a scale for each query [H, Q, 64], k int8 [K, N, 128,
     D] and v e4m3 [K, N, D, 128] with a scale for each tile [K, N], of v a power of 2.
     """
@@ -50,28 +51,44 @@ class CodedTiles(NamedTuple):
     v_scale: Tensor
 
 
-def attention_quantize(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> CodedTiles:
+def attention_quantize(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> QuantizedTiles:
     """The operands of `attention_q`. q: [Tq, H, D]. k, v: [Tk, K, D]. cu_q, cu_k: int32 [R + 1]. bfloat16 on CUDA.
 
     What is taken from the keys of a row and head is the mean of 64 of them, spread over the row. A NaN in a query or
-    key is one in its scale, one in a value is one among the codes. Raises RuntimeError for other head sizes.
+    key is one in its scale, one in a value stays one in v. Raises RuntimeError for other head sizes.
     """
-    return CodedTiles(*_attention_quantize(q, k, v, cu_q, cu_k))
+    return QuantizedTiles(*attention_quantize_op.overload(q, k, v, cu_q, cu_k))
 
 
 def attention_q(
-    coded: CodedTiles, cu_q: Tensor, cu_k: Tensor, queries: int, scale: float, plan: str = PLANS[0]
+    quantized: QuantizedTiles, cu_q: Tensor, cu_k: Tensor, queries: int, scale: float, plan: str = PLANS[0]
 ) -> Tensor:
     """softmax(scale * q k^T) v, each row's queries to its keys; `queries` is Tq. Returns bfloat16 [Tq, H, D].
 
     Not causal. A row without keys gives zeros. `scale` is above 0. On CUDA it needs compute capability 9.0.
     """
-    out: Tensor = _attention_q(*coded, cu_q, cu_k, queries, scale, plan)
+    out: Tensor = attention_q_op.overload(*quantized, cu_q, cu_k, queries, scale, plan)
     return out
 
 
-def attention_quantize_reference(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> list[Tensor]:
-    """The definition of `attention_quantize`."""
+def attention_quantize_fake(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> list[Tensor]:
+    _check_inputs(q, k, v, cu_q, cu_k)
+    rows, heads, kv_heads = cu_q.shape[0] - 1, q.shape[1], k.shape[1]
+    tiles_q, tiles_k = q.shape[0] // TILE_QUERIES + rows, k.shape[0] // TILE_KEYS + rows
+    shapes: list[tuple[tuple[int, ...], torch.dtype]] = [
+        ((heads, tiles_q, TILE_QUERIES, HEAD_SIZE), torch.int8),
+        ((heads, tiles_q, TILE_QUERIES), torch.float32),
+        ((kv_heads, tiles_k, TILE_KEYS, HEAD_SIZE), torch.int8),
+        ((kv_heads, tiles_k), torch.float32),
+        ((kv_heads, tiles_k, HEAD_SIZE, TILE_KEYS), torch.float8_e4m3fn),
+        ((kv_heads, tiles_k), torch.float32),
+    ]
+    return [q.new_empty(shape, dtype=dtype) for shape, dtype in shapes]
+
+
+@op(fake=attention_quantize_fake)
+def attention_quantize_op(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> list[Tensor]:
+    """`attention_quantize`: the parts of QuantizedTiles."""
     _check_inputs(q, k, v, cu_q, cu_k)
     q, k, v = q.float(), k.float(), v.float()
     at_q, at_k = cu_q.tolist(), cu_k.tolist()
@@ -93,11 +110,18 @@ def attention_quantize_reference(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, 
     codes_v = (tiles_v / v_scale[..., None, None]).clamp(-_E4M3, _E4M3).to(torch.float8_e4m3fn)
     lines = _by_weights(codes_v.view(torch.uint8).transpose(-1, -2))
     parts = (_swizzled(codes_q), q_scale, _swizzled(codes_k), k_scale, _swizzled(lines), v_scale)
-    coded = CodedTiles(*(part.contiguous() for part in parts))
-    return [*coded._replace(v=coded.v.view(torch.float8_e4m3fn))]
+    quantized = QuantizedTiles(*(part.contiguous() for part in parts))
+    return [*quantized._replace(v=quantized.v.view(torch.float8_e4m3fn))]
 
 
-def attention_q_reference(
+def _fake(q: Tensor, *rest: Any) -> Tensor:
+    *parts, cu_q, cu_k, queries, scale, plan = rest
+    _check_quantized(QuantizedTiles(q, *parts), cu_q, cu_k, queries, scale, plan)
+    return q.new_empty((queries, q.shape[0], HEAD_SIZE), dtype=torch.bfloat16)
+
+
+@op(fake=_fake)
+def attention_q_op(
     q: Tensor,
     q_scale: Tensor,
     k: Tensor,
@@ -106,13 +130,12 @@ def attention_q_reference(
     v_scale: Tensor,
     cu_q: Tensor,
     cu_k: Tensor,
-    queries: int,
+    queries: Size,
     scale: float,
     plan: str,
 ) -> Tensor:
-    """The definition of `attention_q`: tile after tile of keys, the last and perhaps ragged one first."""
-    coded = CodedTiles(q, q_scale, k, k_scale, v, v_scale)
-    _check_coded(coded, cu_q, cu_k, queries, scale, plan)
+    """`attention_q`: tile after tile of keys, the last and perhaps ragged one first."""
+    _check_quantized(QuantizedTiles(q, q_scale, k, k_scale, v, v_scale), cu_q, cu_k, queries, scale, plan)
     heads, group = q.shape[0], q.shape[0] // k.shape[0]
     lines_q, lines_k = _swizzled(q).float(), _swizzled(k).float()
     lines_v = _by_keys(_swizzled(v.view(torch.uint8))).view(torch.float8_e4m3fn).float().transpose(-1, -2)
@@ -134,8 +157,8 @@ def attention_q_reference(
             now = torch.maximum(most, scores.amax(-1))
             decay, weights = torch.exp2(most - now), torch.exp2(scores - now[..., None] + WEIGHT)
             total = total * decay + weights.sum(-1)
-            codes = weights.clamp(max=_E4M3).to(torch.float8_e4m3fn).float()
-            made = made * decay[..., None] + (codes @ tile_v[:, :there]) * of_v[:, None, None]
+            rounded = weights.clamp(max=_E4M3).to(torch.float8_e4m3fn).float()
+            made = made * decay[..., None] + (rounded @ tile_v[:, :there]) * of_v[:, None, None]
             most = now
         out[start : start + n] = (made / total[..., None]).transpose(0, 1)
     return out.bfloat16()
@@ -203,63 +226,18 @@ def with_whole_heads(x: Tensor) -> Tensor:
     return F.pad(x, (0, HEAD_SIZE - x.shape[2])) if x.shape[2] < HEAD_SIZE else x
 
 
-def attention_quantize_fake(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> list[Tensor]:
-    _check_inputs(q, k, v, cu_q, cu_k)
-    rows, heads, kv_heads = cu_q.shape[0] - 1, q.shape[1], k.shape[1]
-    tiles_q, tiles_k = q.shape[0] // TILE_QUERIES + rows, k.shape[0] // TILE_KEYS + rows
-    shapes: list[tuple[tuple[int, ...], torch.dtype]] = [
-        ((heads, tiles_q, TILE_QUERIES, HEAD_SIZE), torch.int8),
-        ((heads, tiles_q, TILE_QUERIES), torch.float32),
-        ((kv_heads, tiles_k, TILE_KEYS, HEAD_SIZE), torch.int8),
-        ((kv_heads, tiles_k), torch.float32),
-        ((kv_heads, tiles_k, HEAD_SIZE, TILE_KEYS), torch.float8_e4m3fn),
-        ((kv_heads, tiles_k), torch.float32),
-    ]
-    return [q.new_empty(shape, dtype=dtype) for shape, dtype in shapes]
-
-
-def _attention_q_fake(
-    q: Tensor,
-    q_scale: Tensor,
-    k: Tensor,
-    k_scale: Tensor,
-    v: Tensor,
-    v_scale: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    queries: int,
-    scale: float,
-    plan: str,
-) -> Tensor:
-    _check_coded(CodedTiles(q, q_scale, k, k_scale, v, v_scale), cu_q, cu_k, queries, scale, plan)
-    return q.new_empty((queries, q.shape[0], HEAD_SIZE), dtype=torch.bfloat16)
-
-
 def _check_inputs(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> None:
     op = "attention_quantize"
-    torch._check(
-        q.dim() == 3 and k.dim() == 3 and v.dim() == 3,
-        lambda: f"{op}: q, k, v must be [T, H, D], got {q.dim()}, {k.dim()} and {v.dim()} dimensions",
-    )
-    torch._check(k.shape == v.shape, lambda: f"{op}: k is {tuple(k.shape)} and v {tuple(v.shape)}; they must be alike")
-    torch._check(
-        q.shape[2] == HEAD_SIZE and k.shape[2] == HEAD_SIZE,
-        lambda: f"{op}: heads must have {HEAD_SIZE} channels, q has {q.shape[2]} and k {k.shape[2]}",
-    )
-    torch._check(
-        k.shape[1] > 0 and q.shape[1] > 0 and q.shape[1] % k.shape[1] == 0,
-        lambda: f"{op}: {q.shape[1]} query heads are no multiple of {k.shape[1]} key heads",
-    )
-    torch._check(
-        q.dtype == k.dtype and q.dtype == v.dtype, lambda: f"{op}: q, k and v must be of one dtype, q is {q.dtype}"
-    )
+    check_packed(op, q, k, v, cu_q, cu_k)
+    torch._check(q.shape[1] > 0, lambda: f"{op}: there are no query heads")
+    torch._check(q.shape[2] == HEAD_SIZE, lambda: f"{op}: heads must have {HEAD_SIZE} channels, got {q.shape[2]}")
     _check_rows(op, q, cu_q, cu_k)
 
 
 def _check_rows(op: str, q: Tensor, cu_q: Tensor, cu_k: Tensor) -> None:
     torch._check(
         cu_q.dtype == torch.int32 and cu_k.dtype == torch.int32 and cu_q.dim() == 1 and cu_k.shape == cu_q.shape,
-        lambda: f"{op}: cu_q and cu_k must be int32 and as long as each other",
+        lambda: f"{op}: cu_q and cu_k must be int32 and of the same length",
     )
     torch._check(cu_q.shape[0] > 0, lambda: f"{op}: cu_q is empty; it begins with 0")
     torch._check(
@@ -267,8 +245,10 @@ def _check_rows(op: str, q: Tensor, cu_q: Tensor, cu_k: Tensor) -> None:
     )
 
 
-def _check_coded(coded: CodedTiles, cu_q: Tensor, cu_k: Tensor, queries: int, scale: float, plan: str) -> None:
-    op, (q, k, v) = "attention_q", (coded.q, coded.k, coded.v)
+def _check_quantized(
+    quantized: QuantizedTiles, cu_q: Tensor, cu_k: Tensor, queries: int, scale: float, plan: str
+) -> None:
+    op, (q, k, v) = "attention_q", (quantized.q, quantized.k, quantized.v)
     rows = cu_q.shape[0] - 1
     torch._check(
         q.dtype == torch.int8 and k.dtype == torch.int8 and v.dtype == torch.float8_e4m3fn,
@@ -276,33 +256,22 @@ def _check_coded(coded: CodedTiles, cu_q: Tensor, cu_k: Tensor, queries: int, sc
     )
     torch._check(
         q.dim() == 4 and q.shape[1:] == (queries // TILE_QUERIES + rows, TILE_QUERIES, HEAD_SIZE),
-        lambda: f"{op}: q is {tuple(q.shape)}, not what attention_quantize gives for {queries} queries in {rows} rows",
+        lambda: (
+            f"{op}: q is {tuple(q.shape)}, not what attention_quantize returns for {queries} queries in {rows} rows"
+        ),
     )
     torch._check(
         k.dim() == 4 and v.shape == k.shape and k.shape[2:] == (TILE_KEYS, HEAD_SIZE),
-        lambda: f"{op}: k is {tuple(k.shape)} and v {tuple(v.shape)}, not what attention_quantize gives",
+        lambda: f"{op}: k is {tuple(k.shape)} and v {tuple(v.shape)}, not what attention_quantize returns",
     )
     torch._check(
         k.shape[0] > 0 and q.shape[0] > 0 and q.shape[0] % k.shape[0] == 0,
-        lambda: f"{op}: {q.shape[0]} query heads are no multiple of {k.shape[0]} key heads",
+        lambda: f"{op}: {q.shape[0]} query heads are not a multiple of {k.shape[0]} key heads",
     )
     torch._check(
-        coded.q_scale.shape == q.shape[:3] and coded.k_scale.shape == k.shape[:2] == coded.v_scale.shape,
-        lambda: f"{op}: the scales do not fit the codes",
+        quantized.q_scale.shape == q.shape[:3] and quantized.k_scale.shape == k.shape[:2] == quantized.v_scale.shape,
+        lambda: f"{op}: the scales do not match the quantized values",
     )
     torch._check(scale > 0, lambda: f"{op}: scale must be above 0, got {scale}")
     torch._check(plan in PLANS, lambda: f"{op}: plan must be one of {', '.join(PLANS)}, got {plan}")
     _check_rows(op, q, cu_q, cu_k)
-
-
-_attention_quantize = declare(
-    "attention_quantize(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k) -> Tensor[]",
-    reference=attention_quantize_reference,
-    fake=attention_quantize_fake,
-)
-_attention_q = declare(
-    "attention_q(Tensor q, Tensor q_scale, Tensor k, Tensor k_scale, Tensor v, Tensor v_scale, Tensor cu_q, "
-    "Tensor cu_k, SymInt queries, float scale, str plan) -> Tensor",
-    reference=attention_q_reference,
-    fake=_attention_q_fake,
-)

@@ -1,4 +1,4 @@
-"""The dequant family: the packed weights of GGUF files as numbers.
+"""The dequant family: dequantization of the packed weights of GGUF files.
 
 A packed weight is a run of blocks. A block is some bytes that stand for so many neighbouring elements of a row: their
 codes, of 4 to 8 bits, and the scales that they are multiplied with. What the bytes mean is fixed by ggml
@@ -15,12 +15,11 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from omni_grpc.ops.library import declare
+from omni_grpc.ops.declare import KERNEL_DTYPES, op
 
-KERNEL_DTYPES = frozenset({torch.float32, torch.bfloat16})
 KERNEL_DEVICES = frozenset({"cpu", "cuda"})
 KERNEL_TYPES = frozenset({"Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
-"""Those that models are packed in. Others are what is left where a row is no multiple of 256."""
+"""The types that models use. Others occur where a row is not a multiple of 256."""
 CHUNK: Mapping[str, int] = MappingProxyType({"cpu": 1 << 18, "cuda": 1 << 24})
 """Elements that the reference unpacks at a time: few enough to stay in a CPU's cache, and to be no memory on a GPU."""
 
@@ -37,7 +36,7 @@ class Packing:
     def bytes_of(self, elements: int) -> int:
         """Raises ValueError where that is no whole number of blocks."""
         if elements % self.elements:
-            raise ValueError(f"{elements} elements are no whole number of {self.name} blocks, {self.elements} each")
+            raise ValueError(f"{elements} elements are not a whole number of {self.name} blocks, {self.elements} each")
         return elements // self.elements * self.size
 
 
@@ -70,13 +69,19 @@ def dequantize(packed: Tensor, packing: Packing, out: Tensor) -> None:
     types of blocks to float32 and bfloat16, the reference everything else.
     """
     served = packing.name in KERNEL_TYPES and out.dtype in KERNEL_DTYPES and out.device.type in KERNEL_DEVICES
-    (_dequantize if served else dequantize_reference)(packed, packing.number, out)
+    (dequantize_op.overload if served else dequantize_op.reference)(packed, packing.number, out)
 
 
 # --- the definition ---------------------------------------------------------------------------------------------------
 
 
-def dequantize_reference(packed: Tensor, number: int, out: Tensor) -> None:
+def _fake(packed: Tensor, number: int, out: Tensor) -> None:
+    _check(packed, number, out)
+
+
+@op(fake=_fake, mutates=("out",))
+def dequantize_op(packed: Tensor, number: int, out: Tensor) -> None:
+    """`dequantize` with ggml's number of the packing."""
     packing = _check(packed, number, out)
     flat, unpack = out.view(-1), UNPACK[packing.name]
     step = CHUNK.get(out.device.type, CHUNK["cpu"]) // packing.elements
@@ -178,7 +183,7 @@ UNPACK: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 def _check(packed: Tensor, number: int, out: Tensor) -> Packing:
     packing = next((packing for packing in PACKINGS.values() if packing.number == number), None)
     if packing is None:
-        raise RuntimeError(f"dequantize: ggml's type {number} is not served")
+        raise RuntimeError(f"dequantize: ggml's type {number} is not supported")
     if packed.dim() != 1 or packed.dtype != torch.uint8 or not packed.is_contiguous():
         raise RuntimeError("dequantize: packed must be uint8 [bytes], contiguous")
     if not out.is_contiguous() or not out.is_floating_point():
@@ -188,14 +193,3 @@ def _check(packed: Tensor, number: int, out: Tensor) -> Packing:
     if out.numel() % packing.elements or packed.numel() != packing.bytes_of(out.numel()):
         raise RuntimeError(f"dequantize: {packed.numel()} bytes of {packing.name} are not {out.numel()} elements")
     return packing
-
-
-def _fake(packed: Tensor, number: int, out: Tensor) -> None:
-    _check(packed, number, out)
-
-
-_dequantize = declare(
-    "dequantize(Tensor packed, int number, Tensor(a!) out) -> ()",
-    reference=dequantize_reference,
-    fake=_fake,
-)

@@ -1,5 +1,6 @@
-"""The host family: memory that a device copies from, files that are read straight into it, and copies of blocks ahead
-of their turns. csrc/common/host.h has its C functions; without the compiled library, torch serves.
+"""The host family: pinned staging memory, files that are read straight into it, and prefetching copies of blocks.
+
+csrc/common/host.h declares its C functions; without the compiled library, torch serves.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from omni_grpc.ops.library import load_native
 logger = logging.getLogger(__name__)
 
 ALIGNMENT = 256
-"""Bytes. What every kernel and every copy engine is content with."""
+"""Bytes, enough for every kernel and every copy engine."""
 PAGE = 4096
 HOST = -1
 READ_THREADS = 8
 
 
-class Words(RuntimeError):
-    """What the library says is wrong."""
+class HostLibraryError(RuntimeError):
+    """An error of the compiled library, in its words."""
 
 
 class _Piece(ctypes.Structure):
@@ -71,7 +72,7 @@ def _library() -> ctypes.CDLL | None:
 def _call(function: Callable[..., bytes | None], *arguments: Any) -> None:
     problem = function(*arguments)
     if problem is not None:
-        raise Words(problem.decode(errors="replace"))
+        raise HostLibraryError(problem.decode(errors="replace"))
 
 
 class Region:
@@ -114,12 +115,14 @@ class Region:
         return bool(self._pinned_for)
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Room for a tensor, not initialised. Raises Words where the region is full."""
+        """Room for a tensor, not initialised. Raises HostLibraryError where the region is full."""
         size = math.prod(shape) * dtype.itemsize
         with self._lock:
             start = -(-self.used // ALIGNMENT) * ALIGNMENT
             if self._sealed or start + size > self.capacity:
-                raise Words(f"a region of {self.capacity} bytes has no room for {size} more behind {self.used}")
+                raise HostLibraryError(
+                    f"a region of {self.capacity} bytes has no room for {size} more after {self.used}"
+                )
             self.used = start + size
         return cut(self._bytes, start, shape, dtype)
 
@@ -139,7 +142,7 @@ class Region:
             index, self._sealed = _number(device), True
             try:
                 _call(library.omni_region_pin, self.address, -(-self.used // PAGE) * PAGE, index)
-            except Words as error:
+            except HostLibraryError as error:
                 logger.warning("%d MiB of weights stay in memory that is not pinned: %s", self.used >> 20, error)
             else:
                 self._pinned_for.append(index)
@@ -179,7 +182,7 @@ class Reading:
         self._pieces.append((file, offset, target))
 
     def run(self, threads: int = READ_THREADS) -> None:
-        """Raises Words for a file that cannot be read or is too short."""
+        """Raises HostLibraryError for a file that cannot be read or is too short."""
         library = _library()
         if library is None or not self._pieces:
             return

@@ -1,7 +1,7 @@
-"""How an op becomes part of `torch.ops.omni_grpc`, and where its kernels come from.
+"""The compiled library: where it is, and which ops it has kernels for.
 
-Python declares every schema once, with a reference that serves any device and dtype. The compiled library adds kernels
-for the dispatch keys CPU and CUDA of the same schemas; where it is missing, the references serve.
+It registers kernels for the dispatch keys CPU and CUDA of ops that Python declares, see `ops.declare`. Where it is
+missing, the references serve.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import ctypes
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -75,27 +74,8 @@ def _cuda_archs(path: Path) -> tuple[str, ...]:
     return tuple(ctypes.string_at(ctypes.addressof(first)).decode().split(",")) if first.value != b"\0" else ()
 
 
-def declare(schema: str, *, reference: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Declares one op and returns it. `reference` defines it; `fake` gives shape, strides and dtype without data.
-
-    A reference neither mutates nor aliases its inputs, and checks them: kernels refuse the same ones in the same words.
-    """
-    name = f"{NAMESPACE}::{schema.partition('(')[0]}"
-    torch.library.define(name, schema[schema.index("(") :], tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.impl(name, "default", reference)
-    torch.library.register_fake(name, fake)
-    return getattr(getattr(torch.ops, NAMESPACE), name.partition("::")[2]).default
-
-
-def directly(x: torch.Tensor) -> bool:
-    """Whether an op that is Python on x's device is called as that: the dispatcher's way there and back takes the host
-    as long as two kernels. Not where somebody looks at what is called: compilers, and tensors that are no plain ones.
-    """
-    return type(x) is torch.Tensor and not x.is_meta and not torch.compiler.is_compiling()
-
-
 def kernels() -> Mapping[str, tuple[str, ...]]:
-    """The dispatch keys that have a kernel, for each declared op; an empty tuple means that the reference serves."""
+    """The dispatch keys that have a kernel, for each declared op; an empty tuple where the reference serves."""
     prefix = f"{NAMESPACE}::"
     names = sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix))
     return {

@@ -1,4 +1,4 @@
-"""A linear layer in full precision, by the faster one of the libraries that torch brings."""
+"""A linear layer in full precision, by the faster of the GEMM libraries in torch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 from omni_grpc.ops.quant import gelu_tanh
 
 LEAST_PRODUCTS = 2_000_000
-"""Of numbers, in a layer for which oneDNN's call, which costs 8 us more, is worth it."""
+"""Multiplications from which oneDNN's call, which costs 8 us more, pays off."""
 CPU_INFO = Path("/proc/cpuinfo")
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x W^T + b: x [T, K], weight [N, K], bias [N] -> [T, N].
 
-    torch hands products in float32 to MKL, which leaves AVX-512 to Intel's processors. On others that have it oneDNN,
-    which is in torch too, takes half the time.
+    torch computes float32 GEMMs with MKL, which uses AVX-512 on Intel's processors alone. On others that have it,
+    oneDNN, which torch has too, takes half the time.
     """
-    if _by_onednn(x, weight):
+    if _uses_onednn(x, weight):
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return out
     return F.linear(x, weight, bias)
@@ -31,7 +31,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def linear_gelu_tanh(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """gelu_tanh(x W^T + b), see ops.quant: x [T, K], weight [N, K], bias [N] -> [T, N].
 
-    In bfloat16 on CUDA GELU is computed in the product's epilogue, before anything is rounded: cuBLASLt's
+    In bfloat16 on CUDA, GELU is part of the GEMM's epilogue, before anything is rounded: cuBLASLt's
     CUBLASLT_EPILOGUE_GELU_BIAS, which is this approximation.
     """
     if bias is not None and _has_epilogue(x, weight, bias):
@@ -48,7 +48,7 @@ def _has_epilogue(*operands: Tensor) -> bool:
     )
 
 
-def _by_onednn(x: Tensor, weight: Tensor) -> bool:
+def _uses_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         x.device.type == "cpu"
         and x.dtype == torch.float32 == weight.dtype

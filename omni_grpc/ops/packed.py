@@ -1,4 +1,4 @@
-"""What every op over queries, keys and values of packed rows checks."""
+"""Checks that all ops over queries, keys and values of packed rows share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_packed(op: str, q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: T
 
 
 def _fits(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> bool:
-    """What `_check` checks, at a third of the host's time, of tensors whose sizes are numbers."""
+    """The same checks as `_check` at a third of its host time, for tensors whose sizes are plain numbers."""
     return (
         q.ndim == 3
         and k.ndim == 3
@@ -38,20 +38,22 @@ def _check(op: str, q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor)
         q.dim() == 3 and k.dim() == 3 and v.dim() == 3,
         lambda: f"{op}: q, k, v must be [T, H, D], got {q.dim()}, {k.dim()} and {v.dim()} dimensions",
     )
-    _require(k.shape == v.shape, lambda: f"{op}: k is {tuple(k.shape)} and v {tuple(v.shape)}; they must be alike")
+    _require(
+        k.shape == v.shape, lambda: f"{op}: k is {tuple(k.shape)} and v {tuple(v.shape)}; they must have the same shape"
+    )
     _require(q.shape[2] == k.shape[2], lambda: f"{op}: head sizes differ: q {q.shape[2]}, k {k.shape[2]}")
     _require(
         k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0,
-        lambda: f"{op}: {q.shape[1]} query heads are no multiple of {k.shape[1]} key heads",
+        lambda: f"{op}: {q.shape[1]} query heads are not a multiple of {k.shape[1]} key heads",
     )
-    _require(q.dtype == k.dtype and q.dtype == v.dtype, lambda: f"{op}: q, k and v must be of one dtype")
+    _require(q.dtype == k.dtype and q.dtype == v.dtype, lambda: f"{op}: q, k and v must have the same dtype")
     _require(
         cu_q.dtype == torch.int32 and cu_k.dtype == torch.int32 and cu_q.dim() == 1 and cu_k.shape == cu_q.shape,
-        lambda: f"{op}: cu_q and cu_k must be int32 and as long as each other",
+        lambda: f"{op}: cu_q and cu_k must be int32 and of the same length",
     )
 
 
 def _require(condition: Any, message: Callable[[], str]) -> None:
-    """torch._check, whose way to an error costs microseconds even where there is none: for sizes that are symbols."""
+    """torch._check for symbolic sizes only: it costs microseconds even where the condition holds."""
     if condition is not True:
         torch._check(condition, message)

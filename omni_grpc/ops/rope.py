@@ -1,4 +1,4 @@
-"""The rope family: from what projections wrote to what attention reads, in one pass.
+"""The rope family: norms, rotary embeddings and the packing of streams, from projections to attention in one pass.
 
 Shapes: T packed tokens, T_s of them in stream s; H query heads, K key/value heads (H is a multiple of K), D head size,
 R <= D / 2 rotary pairs.
@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from omni_grpc.ops.library import declare
+from omni_grpc.ops.declare import KERNEL_DTYPES, op
 from omni_grpc.ops.quant import LARGEST
 
-KERNEL_DTYPES = frozenset({torch.float32, torch.bfloat16})
 TABLE_DTYPES = frozenset({torch.float32, torch.float64})
 MOST_STREAMS = 8
 NORMS = ("none", "rms", "rms_across", "layer")
@@ -38,8 +37,8 @@ class Heads(NamedTuple):
     biases: tuple[Tensor, ...] = ()
 
 
-class Operands(NamedTuple):
-    """What the ops are given: tensors of each stream, weights and biases with q's and k's in turn."""
+class RopeOperands(NamedTuple):
+    """The ops' parameters: tensors of each stream, weights and biases with q's and k's in turn."""
 
     q: Sequence[Tensor]
     k: Sequence[Tensor]
@@ -62,10 +61,10 @@ def qk_norm_rope(
     pairs: str = "interleaved",
     eps: float = 1e-6,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Norms queries and keys, turns them by their positions and brings all streams into one order.
+    """Norms queries and keys, applies rotary embeddings (RoPE) and packs all streams into one order.
 
-    table: [T, R, 2], cosine and sine of each position of the result; None turns nothing. The pairs that it turns are
-    the channels (0, 1), (2, 3), ... ("interleaved"), or (0, R), (1, R + 1), ... ("half"); channels from 2R on pass.
+    table: [T, R, 2], cosine and sine of each position of the result; None rotates nothing. The rotated pairs are the
+    channels (0, 1), (2, 3), ... ("interleaved"), or (0, R), (1, R + 1), ... ("half"); channels from 2R on pass.
     place: for each stream int32 [T_s], where its tokens go: every position once. Without, there is one stream, and its
     tokens stay where they are.
     norm: "rms" or "layer" over each head, "rms_across" over all heads of a token, "none".
@@ -77,8 +76,7 @@ def qk_norm_rope(
     equation 34.
     """
     q, k, v, weights, biases = parts_of(streams)
-    op = _qk_norm_rope if has_kernel(streams, table) else qk_norm_rope_reference
-    out = op(q, k, v if place else [], weights, biases, table, list(place), norm, pairs, eps)
+    out = qk_norm_rope_op(q, k, v if place else [], weights, biases, table, list(place), norm, pairs, eps)
     return out[0], out[1], out[2] if place else streams[0].v
 
 
@@ -92,17 +90,28 @@ def qk_norm_rope_quantize(
     pairs: str = "interleaved",
     eps: float = 1e-6,
 ) -> tuple[Tensor, ...]:
-    """`qk_norm_rope` in 8 bits: x is about codes * scale, with one scale for each head of each token.
+    """`qk_norm_rope` in 8 bits: x is about value * scale, with one scale for each head of each token.
 
-    codes: torch.float8_e4m3fn or torch.int8. Returns q, k, v in that dtype, then their scales, float32 [T, H], [T, K]
-    and [T, K]: the head's largest magnitude over 448 or 127, and 1 where that is zero.
+    codes: the dtype, torch.float8_e4m3fn or torch.int8. Returns q, k, v in it, then their scales, float32 [T, H],
+    [T, K] and [T, K]: the head's largest magnitude over 448 or 127, and 1 where that is zero.
     """
     q, k, v, weights, biases = parts_of(streams)
-    op = _qk_norm_rope_quantize if has_kernel(streams, table) else qk_norm_rope_quantize_reference
-    return tuple(op(q, k, v, weights, biases, table, list(place), norm, pairs, eps, codes))
+    return tuple(qk_norm_rope_quantize_op(q, k, v, weights, biases, table, list(place), norm, pairs, eps, codes))
 
 
-def qk_norm_rope_reference(
+def have_kernel_dtypes(
+    q: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], table: Tensor | None
+) -> bool:
+    """Whether kernels serve these dtypes."""
+    for parts in (q, weights, biases):
+        for x in parts:
+            if x.dtype not in KERNEL_DTYPES:
+                return False
+    return table is None or table.dtype == torch.float32
+
+
+@op(kernel_if=have_kernel_dtypes, of=("q", "weights", "biases", "table"))
+def qk_norm_rope_op(
     q: Sequence[Tensor],
     k: Sequence[Tensor],
     v: Sequence[Tensor],
@@ -114,13 +123,14 @@ def qk_norm_rope_reference(
     pairs: str,
     eps: float,
 ) -> list[Tensor]:
-    """The definition of `qk_norm_rope`, of `Operands`: what its kernels are compared with. q, k and, where given, v."""
-    given = Operands(q, k, v, weights, biases, table, place, norm, pairs, eps)
+    """`qk_norm_rope` of `RopeOperands`: q, k and, where given, v."""
+    given = RopeOperands(q, k, v, weights, biases, table, place, norm, pairs, eps)
     _check(given)
     return [x.to(q[0].dtype) for x in joined(given)]
 
 
-def qk_norm_rope_quantize_reference(
+@op(kernel_if=have_kernel_dtypes, of=("q", "weights", "biases", "table"))
+def qk_norm_rope_quantize_op(
     q: Sequence[Tensor],
     k: Sequence[Tensor],
     v: Sequence[Tensor],
@@ -133,11 +143,11 @@ def qk_norm_rope_quantize_reference(
     eps: float,
     codes: torch.dtype,
 ) -> list[Tensor]:
-    """The definition of `qk_norm_rope_quantize`: three tensors of codes and their three scales."""
-    given = Operands(q, k, v, weights, biases, table, place, norm, pairs, eps)
+    """`qk_norm_rope_quantize` of `RopeOperands`: three quantized tensors and their three scales."""
+    given = RopeOperands(q, k, v, weights, biases, table, place, norm, pairs, eps)
     _check(given)
     torch._check(codes in LARGEST, lambda: f"qk_norm_rope: codes must be float8_e4m3fn or int8, got {codes}")
-    torch._check(len(v) > 0, lambda: "qk_norm_rope: codes are made of q, k and v, and there is no v")
+    torch._check(len(v) > 0, lambda: "qk_norm_rope: quantization needs q, k and v, and v is missing")
     most = LARGEST[codes]
     made, scales = [], []
     for x in joined(given):
@@ -160,13 +170,7 @@ def parts_of(streams: Sequence[Heads]) -> tuple[list[Tensor], list[Tensor], list
     )
 
 
-def has_kernel(streams: Sequence[Heads], table: Tensor | None) -> bool:
-    """Whether the dtypes are those that a kernel takes."""
-    tensors = [x for stream in streams for x in (stream.q, *stream.weights, *stream.biases)]
-    return all(x.dtype in KERNEL_DTYPES for x in tensors) and (table is None or table.dtype == torch.float32)
-
-
-def joined(given: Operands) -> list[Tensor]:
+def joined(given: RopeOperands) -> list[Tensor]:
     """q, k and, where given, v in the order of the result, in the dtype of the computation."""
     q, k, v, weights, biases, table, place, norm, pairs, eps = given
     math = torch.promote_types(q[0].dtype, torch.float32)
@@ -179,7 +183,7 @@ def joined(given: Operands) -> list[Tensor]:
                 weight, bias = (part[2 * number + which].to(math) if part else None for part in (weights, biases))
                 x = _normed(x, weight, bias, norm, eps)
                 if table is not None:
-                    x = _turned(x, table.index_select(0, place[number]) if place else table, pairs)
+                    x = _rotated(x, table.index_select(0, place[number]) if place else table, pairs)
             if place:
                 joint[place[number]] = x
             else:
@@ -198,7 +202,7 @@ def _normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: str, ep
     return (normed if bias is None else normed + bias).view(x.shape)
 
 
-def _turned(x: Tensor, table: Tensor, pairs: str) -> Tensor:
+def _rotated(x: Tensor, table: Tensor, pairs: str) -> Tensor:
     """x [T, H, D] by table [T, R, 2]."""
     cos, sin = table[:, None].to(x.dtype).unbind(-1)
     count = table.shape[1]
@@ -210,7 +214,7 @@ def _turned(x: Tensor, table: Tensor, pairs: str) -> Tensor:
     return torch.cat([torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2), rest], -1)
 
 
-def _check(given: Operands) -> None:
+def _check(given: RopeOperands) -> None:
     q, k, v, weights, biases, table, place, norm, pairs, _ = given
     torch._check(norm in NORMS, lambda: f"qk_norm_rope: norm must be one of {', '.join(NORMS)}, got {norm}")
     torch._check(pairs in PAIRS, lambda: f"qk_norm_rope: pairs must be one of {', '.join(PAIRS)}, got {pairs}")
@@ -228,7 +232,7 @@ def _check(given: Operands) -> None:
         _check_affine(name, parts, q[0], k[0], count, norm)
     if weights and biases:
         torch._check(
-            weights[0].dtype == biases[0].dtype, lambda: "qk_norm_rope: weights and biases must be of one dtype"
+            weights[0].dtype == biases[0].dtype, lambda: "qk_norm_rope: weights and biases must have the same dtype"
         )
     tokens = sum(x.shape[0] for x in q)
     if table is not None:
@@ -265,12 +269,14 @@ def _check_heads(q: Sequence[Tensor], k: Sequence[Tensor], v: Sequence[Tensor]) 
     kv_heads = k[0].shape[1]
     torch._check(
         heads > 0 and kv_heads > 0 and heads % kv_heads == 0,
-        lambda: f"qk_norm_rope: {heads} query heads are no multiple of {kv_heads} key heads",
+        lambda: f"qk_norm_rope: {heads} query heads are not a multiple of {kv_heads} key heads",
     )
     for number, x in enumerate(q):
         torch._check(
             x.shape[1] == heads and x.shape[2] == size,
-            lambda x=x: f"qk_norm_rope: q is [T, {heads}, {size}] and {tuple(x.shape)}; streams must be alike",
+            lambda x=x: (
+                f"qk_norm_rope: q is [T, {heads}, {size}] and {tuple(x.shape)}; all streams must have the same heads"
+            ),
         )
         for name, other in (("k", k), ("v", v)):
             if other:
@@ -282,17 +288,17 @@ def _check_heads(q: Sequence[Tensor], k: Sequence[Tensor], v: Sequence[Tensor]) 
                     ),
                 )
     torch._check(
-        all(x.dtype == q[0].dtype for x in (*q, *k, *v)), lambda: "qk_norm_rope: q, k and v must be of one dtype"
+        all(x.dtype == q[0].dtype for x in (*q, *k, *v)), lambda: "qk_norm_rope: q, k and v must have the same dtype"
     )
 
 
 def _check_affine(name: str, parts: Sequence[Tensor], q: Tensor, k: Tensor, count: int, norm: str) -> None:
     if not parts:
         return
-    torch._check(norm != "none", lambda: f"qk_norm_rope: there are {name} and no norm")
+    torch._check(norm != "none", lambda: f"qk_norm_rope: {name} are given without a norm")
     torch._check(
         len(parts) == 2 * count,
-        lambda: f"qk_norm_rope: {name} must be of q and k in each of {count} streams, got {len(parts)}",
+        lambda: f"qk_norm_rope: {name} must be one for q and one for k of each of {count} streams, got {len(parts)}",
     )
     for number, part in enumerate(parts):
         x = (q, k)[number % 2]
@@ -300,23 +306,9 @@ def _check_affine(name: str, parts: Sequence[Tensor], q: Tensor, k: Tensor, coun
         torch._check(
             part.dim() == 1 and part.shape[0] == channels,
             lambda part=part, channels=channels: (
-                f"qk_norm_rope: {name} must have {channels} channels here, got {tuple(part.shape)}"
+                f"qk_norm_rope: {name} must have {channels} channels, got {tuple(part.shape)}"
             ),
         )
     torch._check(
-        all(part.dtype == parts[0].dtype for part in parts), lambda: f"qk_norm_rope: {name} must be of one dtype"
+        all(part.dtype == parts[0].dtype for part in parts), lambda: f"qk_norm_rope: {name} must have the same dtype"
     )
-
-
-_OPERANDS = (
-    "Tensor[] q, Tensor[] k, Tensor[] v, Tensor[] weights, Tensor[] biases, Tensor? table, Tensor[] place, "
-    "str norm, str pairs, float eps"
-)
-_qk_norm_rope = declare(
-    f"qk_norm_rope({_OPERANDS}) -> Tensor[]", reference=qk_norm_rope_reference, fake=qk_norm_rope_reference
-)
-_qk_norm_rope_quantize = declare(
-    f"qk_norm_rope_quantize({_OPERANDS}, ScalarType codes) -> Tensor[]",
-    reference=qk_norm_rope_quantize_reference,
-    fake=qk_norm_rope_quantize_reference,
-)

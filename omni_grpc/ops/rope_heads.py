@@ -1,26 +1,26 @@
-"""From what projections wrote to what attention in 8 bits reads: `ops.rope` and `ops.heads` in one.
+"""From the projections' outputs to the inputs of fp8 attention: `ops.rope` and `ops.heads` in one pass.
 
-A norm bounds queries and keys: their root mean square is 1 but for the norm's weights, and a turn changes no length, so
-no channel is beyond sqrt(channels) times the largest weight. That gives their scale without a look at them, and since
-e4m3 is floating point a scale that is too large costs nothing down to 2^-14 of what it is for. Only values are looked
-at for theirs.
+The norm bounds queries and keys: their root mean square is 1 but for the norm's weights, and a rotation keeps lengths,
+so no channel exceeds sqrt(channels) times the largest weight. That gives their scale without reading them. Since e4m3
+is floating point, a scale that is too large costs no precision down to 2^-14 of it. Only v is read for its scale.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from omni_grpc.ops.heads import CODES, LARGEST, CodedHeads
-from omni_grpc.ops.library import declare
-from omni_grpc.ops.rope import Heads, Operands, has_kernel, joined, parts_of
+from omni_grpc.ops.declare import op
+from omni_grpc.ops.heads import FLOAT8, LARGEST, QuantizedHeads
+from omni_grpc.ops.rope import Heads, RopeOperands, have_kernel_dtypes, joined, parts_of
 
 NORMS = ("rms", "rms_across")
 
 
-def qk_norm_rope_code_heads(
+def qk_norm_rope_quantize_heads(
     streams: Sequence[Heads],
     table: Tensor | None,
     place: Sequence[Tensor],
@@ -29,20 +29,32 @@ def qk_norm_rope_code_heads(
     norm: str,
     pairs: str = "interleaved",
     eps: float = 1e-6,
-) -> CodedHeads:
-    """What `ops.rope.qk_norm_rope` makes, in e4m3 with a scale for each head of each row.
+) -> QuantizedHeads:
+    """`ops.rope.qk_norm_rope`, quantized to e4m3 with a scale for each head of each row.
 
     cu: int32 [R + 1], the offsets of the rows in the result; each stream has its tokens in the order of the rows. norm:
-    "rms" or "rms_across", without biases. Scales of values are as `ops.heads.quantize_heads` has them, those of queries
-    and keys are what the norm bounds over 448, and 0 where a row has no tokens. Raises RuntimeError where shapes,
-    dtypes or devices disagree.
+    "rms" or "rms_across", without biases. Scales of v are those of `ops.heads.quantize_heads`, scales of q and k the
+    norm's bound over 448, and 0 where a row has no tokens. Raises RuntimeError where shapes, dtypes or devices
+    disagree.
     """
     q, k, v, weights, _ = parts_of(streams)
-    op = _code_heads if has_kernel(streams, table) else qk_norm_rope_code_heads_reference
-    return CodedHeads(*op(q, k, v, weights, table, list(place), cu, norm, pairs, eps))
+    return QuantizedHeads(*qk_norm_rope_quantize_heads_op(q, k, v, weights, table, list(place), cu, norm, pairs, eps))
 
 
-def qk_norm_rope_code_heads_reference(
+def _have_kernel_dtypes(q: Sequence[Tensor], weights: Sequence[Tensor], table: Tensor | None) -> bool:
+    return have_kernel_dtypes(q, weights, (), table)
+
+
+def _fake(*arguments: Any) -> list[Tensor]:
+    q, k, v, _, _, _, cu, norm, *_ = arguments
+    _check(v, cu, norm)
+    tokens = sum(x.shape[0] for x in q)
+    values = [x[0].new_empty(tokens, *x[0].shape[1:], dtype=FLOAT8) for x in (q, k, v)]
+    return [*values, q[0].new_empty(3, cu.shape[0] - 1, k[0].shape[1], dtype=torch.float32)]
+
+
+@op(kernel_if=_have_kernel_dtypes, of=("q", "weights", "table"), fake=_fake)
+def qk_norm_rope_quantize_heads_op(
     q: Sequence[Tensor],
     k: Sequence[Tensor],
     v: Sequence[Tensor],
@@ -54,12 +66,12 @@ def qk_norm_rope_code_heads_reference(
     pairs: str,
     eps: float,
 ) -> list[Tensor]:
-    """The definition of `qk_norm_rope_code_heads`: codes of q, k and v, and scales [3, R, K]."""
+    """`qk_norm_rope_quantize_heads`: the parts of QuantizedHeads."""
     _check(v, cu, norm)
-    made = joined(Operands(q, k, v, weights, [], table, place, norm, pairs, eps))
+    made = joined(RopeOperands(q, k, v, weights, [], table, place, norm, pairs, eps))
     kv_heads, count = k[0].shape[1], cu.shape[0] - 1
     rows = torch.arange(count, device=cu.device).repeat_interleave(cu.diff())
-    codes, scales = [], []
+    values, scales = [], []
     for which, x in enumerate(made):
         peaks = x.new_zeros(count, kv_heads)
         if which < 2:
@@ -74,9 +86,9 @@ def qk_norm_rope_code_heads_reference(
             peaks = peaks.scatter_reduce(0, rows[:, None].expand_as(of_token), of_token, "amax")
         scale = (peaks / LARGEST).float()
         each = scale.clamp_min(torch.finfo(torch.float32).tiny)[rows].repeat_interleave(x.shape[1] // kv_heads, 1)
-        codes.append((x / each[..., None]).clamp(-LARGEST, LARGEST).to(CODES))
+        values.append((x / each[..., None]).clamp(-LARGEST, LARGEST).to(FLOAT8))
         scales.append(scale)
-    return [*codes, torch.stack(scales)]
+    return [*values, torch.stack(scales)]
 
 
 def _bound(weights: Sequence[Tensor], x: Tensor, kv_heads: int, norm: str) -> Tensor:
@@ -87,39 +99,13 @@ def _bound(weights: Sequence[Tensor], x: Tensor, kv_heads: int, norm: str) -> Te
     return bound
 
 
-def _code_heads_fake(
-    q: Sequence[Tensor],
-    k: Sequence[Tensor],
-    v: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    table: Tensor | None,
-    place: Sequence[Tensor],
-    cu: Tensor,
-    norm: str,
-    pairs: str,
-    eps: float,
-) -> list[Tensor]:
-    _check(v, cu, norm)
-    tokens = sum(x.shape[0] for x in q)
-    codes = [x[0].new_empty(tokens, *x[0].shape[1:], dtype=CODES) for x in (q, k, v)]
-    return [*codes, q[0].new_empty(3, cu.shape[0] - 1, k[0].shape[1], dtype=torch.float32)]
-
-
 def _check(v: Sequence[Tensor], cu: Tensor, norm: str) -> None:
-    torch._check(len(v) > 0, lambda: "qk_norm_rope: codes are made of q, k and v, and there is no v")
+    torch._check(len(v) > 0, lambda: "qk_norm_rope: quantization needs q, k and v, and v is missing")
     torch._check(
         norm in NORMS,
-        lambda: f"qk_norm_rope: codes with a scale for each row need a norm that bounds q and k, got {norm}",
+        lambda: f"qk_norm_rope: quantized heads need a norm of rms or rms_across, got {norm}",
     )
     torch._check(
         cu.dtype == torch.int32 and cu.dim() == 1 and cu.shape[0] > 0,
-        lambda: "qk_norm_rope: cu must be int32 [R + 1] beside q",
+        lambda: "qk_norm_rope: cu must be int32 [R + 1], on the device of q",
     )
-
-
-_code_heads = declare(
-    "qk_norm_rope_code_heads(Tensor[] q, Tensor[] k, Tensor[] v, Tensor[] weights, Tensor? table, Tensor[] place, "
-    "Tensor cu, str norm, str pairs, float eps) -> Tensor[]",
-    reference=qk_norm_rope_code_heads_reference,
-    fake=_code_heads_fake,
-)

@@ -12,16 +12,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from omni_grpc.ops.library import declare
+from omni_grpc.ops.declare import KERNEL_DTYPES, op
 
-KERNEL_DTYPES = frozenset({torch.float32, torch.bfloat16})
 FEWEST_LENGTH = 1e-12
 PLACES, FACTORS = 5, 3
-"""Numbers of each output that travel to the op: cond, uncond, latents, tokens, norm; scale, rescale, width."""
+"""Numbers of each output in the op's flat lists: cond, uncond, latents, tokens, norm; scale, rescale, width."""
 
 
-class Norm(enum.IntEnum):
-    """What happens to the length of each guided token; as request.GuidanceNorm."""
+class GuidanceNormCode(enum.IntEnum):
+    """request.GuidanceNorm as the kernels number it: what happens to the length of each guided token."""
 
     NONE = 0
     RENORM = 1
@@ -29,9 +28,9 @@ class Norm(enum.IntEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """One output's step. cond, uncond: the first token of its predictions (uncond None: it has no second one, and is
-    not guided). latents: the first token of its latents. width: the next noise level less this one.
+class OutputStep:
+    """One output's step. cond, uncond: the first token of its conditional and unconditional prediction (uncond None:
+    without classifier-free guidance). latents: the first token of its latents. width: the next sigma minus this one.
     """
 
     cond: int
@@ -41,48 +40,46 @@ class Move:
     width: float
     scale: float = 1.0
     rescale: float = 0.0
-    norm: Norm = Norm.NONE
+    norm: GuidanceNormCode = GuidanceNormCode.NONE
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Moved:
-    """What became of the outputs, in their order: the guided prediction [N, C] and the next latents [N, C] of each;
-    `odd` int32 [S] is 0 where all of an output's next latents are finite.
+class StepResult:
+    """The outputs, in their order: the guided prediction [N, C] and the next latents [N, C] of each; `nonfinite` int32
+    [S] is 0 where all of an output's next latents are finite.
     """
 
     guided: tuple[Tensor, ...]
     latents: tuple[Tensor, ...]
-    odd: Tensor
+    nonfinite: Tensor
 
 
-def guide_step(prediction: Tensor, latents: Tensor, moves: Sequence[Move]) -> Moved:
-    """Classifier-free guidance, see `guide`, and a step of Euler's method: latents + width * guided.
+def guide_step(prediction: Tensor, latents: Tensor, moves: Sequence[OutputStep]) -> StepResult:
+    """Classifier-free guidance (CFG), see `guide`, and an Euler step: latents + width * guided.
 
     prediction: [T, C]. latents: [L, C], of any dtype. Results are in the prediction's dtype, computed in float32
     (float64 for float64): views of one tensor, or of the prediction where an output is not guided. A result does not
     depend on the other outputs. Raises RuntimeError where shapes or devices disagree or a place is out of range.
     Kernels serve float32 and bfloat16, the reference everything else.
     """
-    served = prediction.dtype in KERNEL_DTYPES and latents.dtype in KERNEL_DTYPES
     places = [
         place
         for move in moves
         for place in (move.cond, -1 if move.uncond is None else move.uncond, move.latents, move.tokens, int(move.norm))
     ]
     factors = [factor for move in moves for factor in (move.scale, move.rescale, move.width)]
-    op = _guide_step if served else guide_step_reference
-    guided, following, odd = op(prediction, latents, places, factors)
+    guided, following, nonfinite = guide_step_op(prediction, latents, places, factors)
     parts = iter(guided.split([move.tokens for move in moves if move.uncond is not None]))
-    return Moved(
+    return StepResult(
         tuple(
             prediction[move.cond : move.cond + move.tokens] if move.uncond is None else next(parts) for move in moves
         ),
         following.split([move.tokens for move in moves]),
-        odd,
+        nonfinite,
     )
 
 
-def guide(cond: Tensor, uncond: Tensor, scale: float, rescale: float, norm: Norm) -> Tensor:
+def guide(cond: Tensor, uncond: Tensor, scale: float, rescale: float, norm: GuidanceNormCode) -> Tensor:
     """uncond + scale * (cond - uncond) (https://arxiv.org/abs/2207.12598), rescaled, then normed.
 
     cond, uncond: [N, C], all tokens of one output. rescale: https://arxiv.org/abs/2305.08891, eq. 15 and 16; the
@@ -92,39 +89,15 @@ def guide(cond: Tensor, uncond: Tensor, scale: float, rescale: float, norm: Norm
     guided = uncond + scale * (cond - uncond)
     if rescale:
         guided = torch.lerp(guided, guided * (cond.std() / guided.std()), rescale)
-    if norm is Norm.NONE:
+    if norm is GuidanceNormCode.NONE:
         return guided
     wanted, length = (torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (cond, guided))
     ratio: Tensor = wanted / length.clamp_min(FEWEST_LENGTH)
-    return guided * (ratio.clamp(max=1.0) if norm is Norm.RENORM_CLIPPED else ratio)
+    return guided * (ratio.clamp(max=1.0) if norm is GuidanceNormCode.RENORM_CLIPPED else ratio)
 
 
-def guide_step_reference(
-    prediction: Tensor, latents: Tensor, places: list[int], factors: list[float]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The definition of `guide_step`: the guided predictions of guided outputs, the next latents, and `odd`."""
-    _check(prediction, latents, places, factors)
-    math = torch.promote_types(prediction.dtype, torch.float32)
-    guided_parts, parts = [], []
-    for state in range(len(factors) // FACTORS):
-        cond_at, uncond_at, latents_at, tokens, norm = places[PLACES * state : PLACES * (state + 1)]
-        scale, rescale, width = factors[FACTORS * state : FACTORS * (state + 1)]
-        guided = prediction[cond_at : cond_at + tokens].to(math)
-        if uncond_at >= 0:
-            guided = guide(guided, prediction[uncond_at : uncond_at + tokens].to(math), scale, rescale, Norm(norm))
-            guided_parts.append(guided.to(prediction.dtype))
-        parts.append((latents[latents_at : latents_at + tokens].to(math) + width * guided).to(prediction.dtype))
-    odd = [(~part.isfinite().all()).int() for part in parts]
-    empty = prediction.new_empty(0, prediction.shape[1])
-    return (
-        torch.cat([empty, *guided_parts]),
-        torch.cat([empty, *parts]),
-        torch.stack(odd) if odd else prediction.new_empty(0, dtype=torch.int32),
-    )
-
-
-def _guide_step_fake(
-    prediction: Tensor, latents: Tensor, places: list[int], factors: list[float]
+def _fake(
+    prediction: Tensor, latents: Tensor, places: Sequence[int], factors: Sequence[float]
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check(prediction, latents, places, factors)
     states = [places[at : at + PLACES] for at in range(0, len(places), PLACES)]
@@ -136,7 +109,38 @@ def _guide_step_fake(
     )
 
 
-def _check(prediction: Tensor, latents: Tensor, places: list[int], factors: list[float]) -> None:
+def _have_kernel_dtypes(prediction: Tensor, latents: Tensor) -> bool:
+    return prediction.dtype in KERNEL_DTYPES and latents.dtype in KERNEL_DTYPES
+
+
+@op(kernel_if=_have_kernel_dtypes, of=("prediction", "latents"), fake=_fake)
+def guide_step_op(
+    prediction: Tensor, latents: Tensor, places: Sequence[int], factors: Sequence[float]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`guide_step` on flat lists: the guided predictions of guided outputs, the next latents, and `nonfinite`."""
+    _check(prediction, latents, places, factors)
+    math = torch.promote_types(prediction.dtype, torch.float32)
+    guided_parts, parts = [], []
+    for state in range(len(factors) // FACTORS):
+        cond_at, uncond_at, latents_at, tokens, norm = places[PLACES * state : PLACES * (state + 1)]
+        scale, rescale, width = factors[FACTORS * state : FACTORS * (state + 1)]
+        guided = prediction[cond_at : cond_at + tokens].to(math)
+        if uncond_at >= 0:
+            guided = guide(
+                guided, prediction[uncond_at : uncond_at + tokens].to(math), scale, rescale, GuidanceNormCode(norm)
+            )
+            guided_parts.append(guided.to(prediction.dtype))
+        parts.append((latents[latents_at : latents_at + tokens].to(math) + width * guided).to(prediction.dtype))
+    nonfinite = [(~part.isfinite().all()).int() for part in parts]
+    empty = prediction.new_empty(0, prediction.shape[1])
+    return (
+        torch.cat([empty, *guided_parts]),
+        torch.cat([empty, *parts]),
+        torch.stack(nonfinite) if nonfinite else prediction.new_empty(0, dtype=torch.int32),
+    )
+
+
+def _check(prediction: Tensor, latents: Tensor, places: Sequence[int], factors: Sequence[float]) -> None:
     torch._check(
         prediction.dim() == 2 and latents.dim() == 2 and prediction.shape[1] == latents.shape[1],
         lambda: (
@@ -158,13 +162,6 @@ def _check(prediction: Tensor, latents: Tensor, places: list[int], factors: list
             and 0 <= cond <= prediction.shape[0] - tokens
             and -1 <= uncond <= prediction.shape[0] - tokens
             and 0 <= first <= latents.shape[0] - tokens
-            and 0 <= norm < len(Norm),
+            and 0 <= norm < len(GuidanceNormCode),
             lambda at=at: f"guide_step: output {at // PLACES} lies outside of the prediction or the latents",
         )
-
-
-_guide_step = declare(
-    "guide_step(Tensor prediction, Tensor latents, int[] places, float[] factors) -> (Tensor, Tensor, Tensor)",
-    reference=guide_step_reference,
-    fake=_guide_step_fake,
-)

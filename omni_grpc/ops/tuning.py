@@ -1,9 +1,9 @@
-"""Which of several ways to compute an op is the fastest, shape by shape, as it was measured on this card.
+"""Autotuning: the fastest of an op's candidate kernels, shape by shape, as measured on this GPU.
 
-A way has a name, such as a configuration of a kernel or a library that has one too. Its times come from three places:
+A candidate has a name, such as a configuration of a kernel or a library. Its times come from three places:
 what this machine measured at an earlier start and kept in its cache, what is measured at warm-up on the shapes that the
 model runs, and what was measured before release and comes with the package (`tuned/<card>*.json`). Nothing is measured
-while requests run. Given the same times, the same shape gets the same way: a shape without times of its own goes by
+while requests run. Given the same times, the same shape gets the same kernel: a shape without times of its own goes by
 those of the nearest size of its kind, and where there are none its op goes by a rule of its own.
 
 What is kept belongs to a card and to the versions of torch and of this package, which are the name of its file:
@@ -35,24 +35,24 @@ logger = logging.getLogger(__name__)
 
 Call = Callable[[], object]
 Times = dict[str, float]
-"""Microseconds of one call, by the name of the way."""
+"""Microseconds of one call, by the name of the kernel."""
 
 SHIPPED = Path(__file__).resolve().parent / "tuned"
 NEAR = 2.0
-"""Times of a size are taken for those of another up to so many times as large or small."""
+"""Times of one size also count for sizes up to this factor larger or smaller."""
 
 WARM_CALLS, CALLS, ROUNDS = 2, 5, 5
 ENOUGH = 1000.0
-"""Microseconds of a round after which it has no further call."""
+"""Microseconds after which a round makes no further call."""
 
 AHEAD, MOST_AHEAD = 1_000_000, 16_000_000
-"""GPU cycles, from about half a millisecond on, in which the host gets ahead of what is timed."""
+"""GPU cycles, from about half a millisecond, that the GPU sleeps so that the host gets ahead of the timed calls."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """One thing to compute. op: its name. kind: all that times hang on but for the size, such as dtype, epilogue and
-    features. size: what differs from request to request, tokens.
+    """One problem to time. op: its name. kind: all that times depend on except the size, such as dtype, epilogue and
+    features. size: tokens, which differ from request to request.
     """
 
     op: str
@@ -65,7 +65,7 @@ class Shape:
 
 
 Candidates = Callable[[Shape, torch.device], Mapping[str, Call]]
-"""Makes operands of a shape, and a call for each way to compute it."""
+"""Makes operands of a shape, and a call for each candidate kernel."""
 
 Wanted = dict[Shape, Candidates]
 
@@ -80,15 +80,15 @@ class Choices:
         self._wanted: Wanted | None = None
         self._known: dict[tuple[Shape, frozenset[str]], str | None] = {}
         self.epoch = 0
-        """Grows where answers may change."""
+        """Incremented when answers may change."""
         self.memo: dict[Hashable, str] = {}
-        """Where an op may keep what it made of answers. Emptied when those may change, and when it is to ask again."""
+        """An op's cache of what it derived from answers. Cleared when those may change, and to record shapes."""
         if path is not None:
             self._take(read(path))
 
     def of(self, shape: Shape, allowed: frozenset[str], candidates: Candidates | None = None) -> str | None:
-        """The fastest of the allowed ways, None where no times are near. While shapes are recorded, this one is, if
-        there are candidates to measure it with.
+        """The fastest of the allowed kernels, None without times of a similar size. While shapes are recorded, this one
+        is recorded too, if there are candidates to measure it with.
         """
         if self._wanted is not None and candidates is not None:
             self._wanted.setdefault(shape, candidates)
@@ -98,8 +98,8 @@ class Choices:
         return self._known[key]
 
     def near(self, shape: Shape, allowed: frozenset[str]) -> Times:
-        """The times that count for a shape, of the allowed ways: those of the nearest size with any, empty where none
-        has. Size by size, since one may have been measured without what is allowed here.
+        """The times of the allowed kernels for a shape: those of the nearest size that has any, else empty. A size may
+        have been measured without the kernels that are allowed here.
         """
         sizes = self._times.get(shape.family, {})
         if shape.size <= 0:
@@ -116,7 +116,7 @@ class Choices:
         return min(times, key=lambda name: (times[name], name), default=None)
 
     def winners(self, op: str, kind: tuple[str | int, ...], allowed: frozenset[str]) -> set[str]:
-        """The ways that are the fastest at some size, of all kinds that begin like this one."""
+        """The kernels that are the fastest at some size, of all kinds that begin like this one."""
         start, found = " ".join(map(str, (op, *kind))) + " ", set()
         for family, sizes in self._times.items():
             for times in sizes.values() if f"{family} ".startswith(start) else ():
@@ -137,11 +137,7 @@ class Choices:
             self.memo.clear()
 
     def tune(
-        self,
-        wanted: Wanted,
-        device: torch.device,
-        seconds: float,
-        clock: Callable[[Call, int], float] | None = None,
+        self, wanted: Wanted, device: torch.device, seconds: float, clock: Callable[[Call, int], float] | None = None
     ) -> int:
         """Measures shapes that have no times of this machine yet, until `seconds` are spent, and keeps what it found.
         Returns how many. `clock` gives the microseconds of one call from so many.
@@ -185,14 +181,14 @@ def _choices(index: int) -> Choices:
 
 
 def measure(candidates: Mapping[str, Call], clock: Callable[[Call, int], float]) -> Times:
-    """Microseconds of each, the median of ROUNDS in which all take turns, so that none has the cooler card. What does
-    not run is left out.
+    """Microseconds of each, the median of ROUNDS in which all take turns, so that none has the cooler GPU. Candidates
+    that raise are left out.
     """
     running: dict[str, tuple[Call, int]] = {}
     for name, call in candidates.items():
         try:
             taken = clock(call, WARM_CALLS)
-        except Exception as error:  # noqa: BLE001 - a way that fails here, whyever, is one that is not taken
+        except Exception as error:  # noqa: BLE001 - a kernel that fails here, for any reason, is not chosen
             logger.info("%s does not run: %s", name, error)
         else:
             running[name] = call, max(1, min(CALLS, math.ceil(ENOUGH / taken)))
@@ -204,7 +200,7 @@ def measure(candidates: Mapping[str, Call], clock: Callable[[Call, int], float])
 
 
 def cuda_clock(call: Call, calls: int) -> float:
-    """Of the current device's time alone: it sleeps for as long as the host takes to start the calls."""
+    """The time on the current device alone: it sleeps while the host starts the calls."""
     ahead = AHEAD
     while True:
         before, start, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
@@ -231,7 +227,7 @@ def slug(text: str) -> str:
 
 
 def shipped(card: str, folder: Path = SHIPPED) -> dict[str, dict[int, Times]]:
-    """What comes with the package for a card, <card>.json and <card>_<family>.json; nothing for most."""
+    """The times that the package has for a GPU, in <card>.json and <card>_<family>.json; none for most."""
     found: dict[str, dict[int, Times]] = {}
     for path in [folder / f"{slug(card)}.json", *sorted(folder.glob(f"{slug(card)}_*.json"))]:
         found |= read(path)
@@ -245,8 +241,8 @@ def kept_at(card: str) -> Path:
 
 
 def read(path: Path) -> dict[str, dict[int, Times]]:
-    """family -> size -> name -> microseconds. A file that cannot be read or is none of ours is as good as none: it is
-    named in a warning, and written anew after the next measurement.
+    """family -> size -> name -> microseconds. A file that cannot be read or parsed counts as missing: a warning names
+    it, and it is rewritten after the next measurement.
     """
     try:
         return _parsed(json.loads(path.read_text(encoding="utf-8")))
@@ -259,7 +255,7 @@ def read(path: Path) -> dict[str, dict[int, Times]]:
 
 def _parsed(document: Any) -> dict[str, dict[int, Times]]:
     if not isinstance(document, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     found: dict[str, dict[int, Times]] = {}
     for family, sizes in document.items():
         if not isinstance(sizes, dict):
@@ -273,8 +269,8 @@ def _parsed(document: Any) -> dict[str, dict[int, Times]]:
 
 
 def write(path: Path, own: Mapping[str, Mapping[int, Times]]) -> None:
-    """Puts what was measured beside what others have written since; a reader sees the old file or the new one. Where
-    the folder cannot be written, a warning says so and the next start measures again.
+    """Merges what was measured with what others have written since, and replaces the file atomically. Where the folder
+    cannot be written, a warning says so and the next start measures again.
     """
     merged = read(path)
     for family, sizes in own.items():

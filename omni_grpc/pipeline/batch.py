@@ -10,7 +10,7 @@ from torch import Tensor
 
 from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import MOD, LayoutCache, Row, Rows
-from omni_grpc.ops.step import Move, Norm, guide_step
+from omni_grpc.ops.step import GuidanceNormCode, OutputStep, guide_step
 from omni_grpc.pipeline.base import Finished, Outcome, Pipeline, SegmentFinished
 from omni_grpc.pipeline.guidance import combine
 from omni_grpc.pipeline.state import COND, UNCOND, PrecomputedStep, State
@@ -79,12 +79,12 @@ def _precompute_steps(pipeline: Pipeline, rows: Rows, packed: Tensor) -> None:
     places: dict[State, dict[str, int]] = {}
     for (state, branch), offset in zip(rows.owners, offsets, strict=False):
         places.setdefault(state, {})[branch] = offset
-    moves: dict[State, Move] = {}
+    moves: dict[State, OutputStep] = {}
     for state, place in places.items():
         state.ahead = None
         width, guidance = state.schedule.width(state.evaluation), pipeline.guidance(state)
         if width is not None and latents.shape == packed.shape:
-            moves[state] = Move(
+            moves[state] = OutputStep(
                 cond=place[COND],
                 uncond=place.get(UNCOND),
                 latents=place[COND],
@@ -92,15 +92,15 @@ def _precompute_steps(pipeline: Pipeline, rows: Rows, packed: Tensor) -> None:
                 width=width,
                 scale=guidance.true_cfg_scale,
                 rescale=guidance.rescale,
-                norm=Norm[guidance.norm.name],
+                norm=GuidanceNormCode[guidance.norm.name],
             )
     if moves:
         moved = guide_step(packed, latents, list(moves.values()))
-        for state, prediction, following, odd in zip(
-            moves, moved.guided, moved.latents, moved.odd.unbind(), strict=True
+        for state, prediction, following, nonfinite in zip(
+            moves, moved.guided, moved.latents, moved.nonfinite.unbind(), strict=True
         ):
             state.ahead = PrecomputedStep(
-                evaluation=state.evaluation, prediction=prediction, latents=following, non_finite=odd
+                evaluation=state.evaluation, prediction=prediction, latents=following, nonfinite=nonfinite
             )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from omni_grpc.ops.step import Norm, guide
+from omni_grpc.ops.step import GuidanceNormCode, guide
 from omni_grpc.pipeline.state import COND, UNCOND
 from omni_grpc.types.request import Guidance
 
@@ -19,4 +19,6 @@ def combine(predictions: Mapping[str, Tensor], guidance: Guidance) -> Tensor:
     cond = predictions[COND]
     if UNCOND not in predictions:
         return cond
-    return guide(cond, predictions[UNCOND], guidance.true_cfg_scale, guidance.rescale, Norm[guidance.norm.name])
+    return guide(
+        cond, predictions[UNCOND], guidance.true_cfg_scale, guidance.rescale, GuidanceNormCode[guidance.norm.name]
+    )

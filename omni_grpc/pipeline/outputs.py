@@ -45,8 +45,8 @@ def to_uint8(pixels: Tensor) -> Pixels:
 
     Raises InternalError for values that are not finite: an image of them would look like a result.
     """
-    made, odd = pixels_to_bytes(pixels.reshape(-1, *pixels.shape[-3:]))
-    if odd.item():
+    made, nonfinite = pixels_to_bytes(pixels.reshape(-1, *pixels.shape[-3:]))
+    if nonfinite.item():
         raise InternalError("the decoded pixels have values that are not finite", reason="NOT_FINITE")
     array: Pixels = made.view(*pixels.shape[:-3], *made.shape[1:]).cpu().numpy()
     return array

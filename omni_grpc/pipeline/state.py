@@ -50,13 +50,13 @@ class Conditioning:
 class PrecomputedStep:
     """The result of an evaluation for one state, computed for all states of a batch at once.
 
-    prediction: [T, C], guided. latents: [T, C], after the step. non_finite: int32 [], 0 where those latents are finite.
+    prediction: [T, C], guided. latents: [T, C], after the step. nonfinite: int32 [], 0 where those latents are finite.
     """
 
     evaluation: int
     prediction: Tensor
     latents: Tensor
-    non_finite: Tensor
+    nonfinite: Tensor
 
 
 @dataclasses.dataclass(slots=True, weakref_slot=True, kw_only=True, eq=False)

@@ -166,7 +166,7 @@ class PackedRunner(Runner):
         with self._lock:
             work = {request_id: self._held[request_id] for request_id in ids if request_id in self._held}
         moved, broken = self._evaluate(work)
-        self._refuse_non_finite(moved, broken)
+        self._refuse_nonfinite(moved, broken)
         progress = []
         for request_id, it in moved.items():
             if any(isinstance(outcome, AnotherPrediction) for outcome in it.outcomes):
@@ -272,14 +272,14 @@ class PackedRunner(Runner):
         rows = self._rows = assemble(states, self._layouts, self._rows)
         return predict(self._pipeline, rows)
 
-    def _refuse_non_finite(self, moved: dict[str, StepOutcome], broken: list[Broken]) -> None:
+    def _refuse_nonfinite(self, moved: dict[str, StepOutcome], broken: list[Broken]) -> None:
         """Removes requests whose latents are not finite. This is the only read from the device in a step, and it also
         makes the measured time of a step the time it took, not the time to launch it.
         """
         if not moved:
             return
-        odd = read_back(torch.stack([odd for it in moved.values() for odd in _non_finite(it)]))
-        flags = iter(odd)
+        nonfinite = read_back(torch.stack([nonfinite for it in moved.values() for nonfinite in _nonfinite(it)]))
+        flags = iter(nonfinite)
         for request_id, it in list(moved.items()):
             if any(list(itertools.islice(flags, len(it.outcomes)))):
                 step = moved.pop(request_id).held.states[0].steps_done
@@ -345,10 +345,10 @@ def _latents(it: StepOutcome) -> list[Tensor]:
     ]
 
 
-def _non_finite(it: StepOutcome) -> list[Tensor]:
+def _nonfinite(it: StepOutcome) -> list[Tensor]:
     """For each output, int32 []: 0 where its latents are finite."""
     return [
-        state.ahead.non_finite
+        state.ahead.nonfinite
         if state.ahead is not None and state.ahead.latents is latents
         else (~latents.isfinite().all()).int()
         for state, latents in zip(it.held.states, _latents(it), strict=True)

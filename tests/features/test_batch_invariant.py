@@ -18,7 +18,7 @@ from omni_grpc.loading.checkpoint import WeightTarget
 from omni_grpc.nn.linear import Linear, activate
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
-from omni_grpc.ops import gemm_ways
+from omni_grpc.ops import gemm_kernels
 from omni_grpc.ops.quant import gelu_tanh
 from omni_grpc.types.adapters_and_caches import Lora
 from omni_grpc.types.errors import ConfigError
@@ -118,7 +118,7 @@ def test_fp8_without_kernels_of_ours_is_refused(
     scheme: str, dtype: torch.dtype, has: tuple[str, ...], works: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(gemm_ways, "configurations", lambda codes, capability: has)
+    monkeypatch.setattr(gemm_kernels, "configurations", lambda codes, capability: has)
     module = nn.Module()
     module.blocks = Stack(single=[nn.ModuleDict({"up": Linear(16, 16, stream="img")})])
     here = context(device=torch.device("cuda", 0), dtype=dtype)

@@ -81,8 +81,8 @@ def test_one_place_in_nn_knows_that_activations_may_be_quantized() -> None:
     ("code", "seen"),
     [
         ("from omni_grpc.ops.quant import quantize_rows", True),
-        ("from omni_grpc.ops.attention_q import CodedTiles", True),
-        ("from omni_grpc.ops.rope_heads import qk_norm_rope_code_heads", True),
+        ("from omni_grpc.ops.attention_q import QuantizedTiles", True),
+        ("from omni_grpc.ops.rope_heads import qk_norm_rope_quantize_heads", True),
         ("from omni_grpc.nn.activations import QuantizedActivation", True),
         ("from omni_grpc.nn.activations import Activation, norm", False),
         ("from omni_grpc.ops.dequant import dequantize", False),

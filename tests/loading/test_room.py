@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from omni_grpc import ops
 from omni_grpc.loading.checkpoint import WEIGHT_FILE, load_weights
 from omni_grpc.nn.linear import Linear
-from omni_grpc.ops.host import Reading, Region, Words
+from omni_grpc.ops.host import HostLibraryError, Reading, Region
 from omni_grpc.types.errors import CheckpointError
 from omni_grpc.types.spec import WeightMap
 
@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_read_is_the_checkpoints_failure(
     weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: Reading, threads: int = 1) -> None:
-        raise Words("part.safetensors: Input/output error")
+        raise HostLibraryError("part.safetensors: Input/output error")
 
     monkeypatch.setattr(Reading, "run", fail)
     with pytest.raises(CheckpointError, match=r"cannot be read: part\.safetensors: Input/output error"):

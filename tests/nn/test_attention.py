@@ -73,10 +73,10 @@ def test_the_op_is_what_its_schema_and_its_fake_say(causal: bool) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda q, k, v, cu: (q[:, :3], k, v, cu, cu), "3 query heads are no multiple of 2"),
-        (lambda q, k, v, cu: (q, k, v[:-1], cu, cu), "must be alike"),
+        (lambda q, k, v, cu: (q[:, :3], k, v, cu, cu), "3 query heads are not a multiple of 2"),
+        (lambda q, k, v, cu: (q, k, v[:-1], cu, cu), "must have the same shape"),
         (lambda q, k, v, cu: (q[..., :4], k, v, cu, cu), "head sizes differ"),
-        (lambda q, k, v, cu: (q.double(), k, v, cu, cu), "must be of one dtype"),
+        (lambda q, k, v, cu: (q.double(), k, v, cu, cu), "must have the same dtype"),
         (lambda q, k, v, cu: (q, k, v, cu.long(), cu), "int32"),
         (lambda q, k, v, cu: (q.flatten(1), k, v, cu, cu), r"\[T, H, D\]"),
     ],

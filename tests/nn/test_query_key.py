@@ -10,11 +10,11 @@ from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.norms import AcrossHeadsNorm
 from omni_grpc.nn.query_key import Projected, attend_joint, norm_rope, norm_rope_joint
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
-from omni_grpc.ops.attention_kernels import Offsets, coded_reference
+from omni_grpc.ops.attention_kernels import Offsets, quantized_reference
 from omni_grpc.ops.attention_q import attention_q
 from omni_grpc.ops.rope import Heads
-from omni_grpc.ops.rope_heads import qk_norm_rope_code_heads
-from omni_grpc.ops.rope_tiles import qk_norm_rope_code_tiles
+from omni_grpc.ops.rope_heads import qk_norm_rope_quantize_heads
+from omni_grpc.ops.rope_tiles import qk_norm_rope_quantize_tiles
 from tests.ops.attention_cases import EIGHT_BITS
 
 HEADS, SIZE, EPS = 3, 8, 1e-3
@@ -89,9 +89,9 @@ def test_attention_gets_codes_where_it_reads_them_and_norms_bound_them(kind: typ
     streams = [Heads(*part[:3], (part.norm_q.weight, part.norm_k.weight)) for part in parts.values()]
     stream = rows.stream("joint")
     place = [rows.place[name] for name in parts]
-    coded = qk_norm_rope_code_heads(streams, table, place, stream.cu, norm=norm, eps=EPS)
+    coded = qk_norm_rope_quantize_heads(streams, table, place, stream.cu, norm=norm, eps=EPS)
     at = Offsets(cu_q=stream.cu, cu_k=stream.cu, longest_q=stream.longest, longest_k=stream.longest)
-    assert torch.equal(out, coded_reference(coded, at, SIZE**-0.5, False))
+    assert torch.equal(out, quantized_reference(coded, at, SIZE**-0.5, False))
     if kind is nn.RMSNorm:
         return
     # another module than a norm bounds nothing: codes are made of what leaves it
@@ -118,7 +118,9 @@ def test_int8_attention_gets_tiles_of_codes_from_the_pass_before_it(kind: type[n
     norm = "rms" if kind is nn.RMSNorm else "rms_across"
     streams = [Heads(*part[:3], (part.norm_q.weight, part.norm_k.weight)) for part in parts.values()]
     stream = rows.stream("joint")
-    tiles = qk_norm_rope_code_tiles(streams, table, [rows.place[name] for name in parts], stream.cu, norm=norm, eps=EPS)
+    tiles = qk_norm_rope_quantize_tiles(
+        streams, table, [rows.place[name] for name in parts], stream.cu, norm=norm, eps=EPS
+    )
     want = attention_q(tiles, stream.cu, stream.cu, stream.total, SIZE**-0.5)[..., :SIZE]
     assert torch.equal(out, want.to(out.dtype))
 

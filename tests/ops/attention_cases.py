@@ -22,7 +22,13 @@ from omni_grpc.nn.query_key import Projected, attend_joint
 from omni_grpc.nn.rows import LayoutCache, Row
 from omni_grpc.nn.rows import Rows as NnRows
 from omni_grpc.ops.attention import use_of, varlen_attention
-from omni_grpc.ops.attention_kernels import Offsets, coded_reference, flash_3_coded, flash_3_coded_apart, sdpa
+from omni_grpc.ops.attention_kernels import (
+    Offsets,
+    flash_3_quantized,
+    flash_3_quantized_apart,
+    quantized_reference,
+    sdpa,
+)
 from omni_grpc.ops.heads import quantize_heads
 from omni_grpc.types.errors import ConfigError
 
@@ -316,8 +322,8 @@ def codes_give_what_is_written_out(device: str, seed: int) -> None:
         cu_q, cu_k = x.host_q.to(device), x.host_k.to(device)
         at = Offsets(cu_q=cu_q, cu_k=cu_k, longest_q=longest[0], longest_k=longest[1], host_q=x.host_q, host_k=x.host_k)
         coded = quantize_heads(x.q, x.k, x.v, cu_q, cu_k, *longest)
-        want = coded_reference(coded, at, SCALE, causal)
-        for run in (flash_3_coded, flash_3_coded_apart):
+        want = quantized_reference(coded, at, SCALE, causal)
+        for run in (flash_3_quantized, flash_3_quantized_apart):
             off = ((run(coded, at, SCALE, causal).float() - want).norm() / want.norm()).item()
             assert off < 2e-2, f"{lengths}, causal {causal}, {heads} key heads, seed {seed}: {off:.3g} off"
 

@@ -17,14 +17,14 @@ from omni_grpc.ops.attention_q import (
     PLANS,
     TILE_KEYS,
     TILE_QUERIES,
-    CodedTiles,
+    QuantizedTiles,
     attention_q,
-    attention_q_reference,
+    attention_q_op,
     attention_quantize,
-    attention_quantize_reference,
+    attention_quantize_op,
 )
 from omni_grpc.ops.rope import parts_of
-from omni_grpc.ops.rope_tiles import NORMS, qk_norm_rope_code_tiles, qk_norm_rope_code_tiles_reference
+from omni_grpc.ops.rope_tiles import NORMS, qk_norm_rope_quantize_tiles, qk_norm_rope_quantize_tiles_op
 from tests.ops import rope_cases
 
 SCALE = HEAD_SIZE**-0.5
@@ -72,7 +72,7 @@ class Inputs:
     cu_k: Tensor
     lengths: Lengths
 
-    def coded(self) -> CodedTiles:
+    def coded(self) -> QuantizedTiles:
         return attention_quantize(self.q, self.k, self.v, self.cu_q, self.cu_k)
 
     def attend(self, plan: str = PLANS[0]) -> Tensor:
@@ -143,13 +143,13 @@ def check_case(case: Case, device: str, seed: int) -> None:
     x = inputs(case, device, seed)
     about = f"{case} on {device}, seed {seed}"
     coded = x.coded()
-    check_codes(coded, attention_quantize_reference(x.q, x.k, x.v, x.cu_q, x.cu_k), x.cu_q, x.cu_k, about)
+    check_codes(coded, attention_quantize_op.reference(x.q, x.k, x.v, x.cu_q, x.cu_k), x.cu_q, x.cu_k, about)
     _poison(x.q)
     out = attention_q(coded, x.cu_q, x.cu_k, x.q.shape[0], SCALE, case.plan)
     assert out.shape == x.q.shape, about
     assert out.dtype == torch.bfloat16, about
     assert out.isfinite().all(), f"{about}: not finite"
-    same = attention_q_reference(*coded, x.cu_q, x.cu_k, x.q.shape[0], SCALE, case.plan)
+    same = attention_q_op.reference(*coded, x.cu_q, x.cu_k, x.q.shape[0], SCALE, case.plan)
     apart = error(out, same)
     # bfloat16, and weights that are halfway between two codes
     assert apart < 6e-3, f"{about}: {apart:.2g} from the definition"
@@ -167,14 +167,14 @@ def _poison(like: Tensor) -> None:
     torch.full_like(like, float("nan"), memory_format=torch.contiguous_format)
 
 
-def check_codes(coded: CodedTiles, want: Sequence[Tensor], cu_q: Tensor, cu_k: Tensor, about: str) -> None:
+def check_codes(coded: QuantizedTiles, want: Sequence[Tensor], cu_q: Tensor, cu_k: Tensor, about: str) -> None:
     """Against the definition, in the tiles that rows reach: scales to a few units in the last place, codes within a
     step, which a value halfway between two of them may be off.
     """
-    used = dict.fromkeys(CodedTiles._fields, _used(cu_k, TILE_KEYS)) | dict.fromkeys(
+    used = dict.fromkeys(QuantizedTiles._fields, _used(cu_k, TILE_KEYS)) | dict.fromkeys(
         ("q", "q_scale"), _used(cu_q, TILE_QUERIES)
     )
-    for name, mine, true in zip(CodedTiles._fields, coded, want, strict=True):
+    for name, mine, true in zip(QuantizedTiles._fields, coded, want, strict=True):
         assert mine.shape == true.shape, f"{about}: {name} has shape {tuple(mine.shape)}"
         assert mine.dtype == true.dtype, f"{about}: {name} has {mine.dtype}"
         mine, true = mine[:, used[name]], true[:, used[name]]
@@ -226,9 +226,9 @@ def codes_are_made_where_heads_are_normed_and_turned(device: str, seed: int) -> 
     for case in _fused_cases():
         given, total = rope_cases.inputs(case, device, seed), sum(case.tokens)
         cu = torch.tensor(_offsets(total, seed), dtype=torch.int32, device=device)
-        made = qk_norm_rope_code_tiles(given.streams, given.table, given.place, cu, norm=case.norm)
+        made = qk_norm_rope_quantize_tiles(given.streams, given.table, given.place, cu, norm=case.norm)
         q, k, v, weights, _ = parts_of(given.streams)
-        want = qk_norm_rope_code_tiles_reference(q, k, v, weights, given.table, given.place, cu, case.norm, 1e-6)
+        want = qk_norm_rope_quantize_tiles_op.reference(q, k, v, weights, given.table, given.place, cu, case.norm, 1e-6)
         about = f"{case} on {device}, seed {seed}"
         check_codes(made, want, cu, cu, about)
         heads = rope_cases.apply(case, given)
@@ -308,7 +308,7 @@ def refused() -> list[tuple[str, tuple[Tensor, ...]]]:
     cu = x.cu_q
     return [
         ("128 channels", (x.q[..., :64], x.k[..., :64], x.v[..., :64], cu, cu)),
-        ("no multiple", (x.q[:, :1].repeat(1, 3, 1), x.k, x.v, cu, cu)),
-        ("must be alike", (x.q, x.k[:-1], x.v, cu, cu)),
+        ("not a multiple", (x.q[:, :1].repeat(1, 3, 1), x.k, x.v, cu, cu)),
+        ("must have the same shape", (x.q, x.k[:-1], x.v, cu, cu)),
         ("int32", (x.q, x.k, x.v, cu.long(), cu)),
     ]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from omni_grpc.ops.cache import compare_store, compare_store_reference
+from omni_grpc.ops.cache import compare_store
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -78,7 +78,7 @@ def as_view(x: Tensor, view: str) -> Tensor:
 def check_case(case: Case, device: str, seed: int) -> None:
     """The sums against float64, and what is remembered against the rows to the bit."""
     now, before, offsets, known = inputs(case, device, seed)
-    want = compare_store_reference(
+    want = compare_store.reference(
         now.double(), [memory.to(torch.float64, copy=True) for memory in before], offsets, [int(it) for it in known]
     )
     empty = [memory.numel() == 0 for memory in before]

@@ -12,7 +12,7 @@ import itertools
 import numpy as np
 import torch
 
-from omni_grpc.ops.dequant import CHUNK, PACKINGS, Packing, dequantize, dequantize_reference
+from omni_grpc.ops.dequant import CHUNK, PACKINGS, Packing, dequantize, dequantize_op
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 SCALES = {
@@ -68,7 +68,7 @@ def check_case(case: Case, device: str, seed: int) -> None:
     packing = PACKINGS[case.packing]
     blocks = random_blocks(packing, case.rows * case.columns // packing.elements, seed)
     packed, wanted = torch.from_numpy(blocks.reshape(-1)), torch.empty(case.rows, case.columns)
-    dequantize_reference(packed, packing.number, wanted)
+    dequantize_op.reference(packed, packing.number, wanted)
     out = torch.full((case.rows, case.columns), torch.nan, dtype=case.dtype, device=device)
     dequantize(packed.to(device), packing, out)
     assert torch.equal(out.cpu(), wanted.to(case.dtype)), f"{case} differs from the reference, seed {seed}"

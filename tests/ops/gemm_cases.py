@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.ops import gemm, quant
-from omni_grpc.ops.gemm_ways import configurations, ways
+from omni_grpc.ops.gemm_kernels import candidate_kernels, configurations
 from tests.ops.quant_cases import poison
 
 F32, BF16, F8, I8 = torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8
@@ -171,7 +171,7 @@ def check_every_way(device: str, seed: int) -> None:
     """
     for codes in (I8, F8):
         of_older = configurations(codes, torch.cuda.get_device_capability(device), older=True)
-        for way in sorted(ways(codes, torch.device(device, 0)) | set(of_older)):
+        for way in sorted(candidate_kernels(codes, torch.device(device, 0)) | set(of_older)):
             for tokens, inputs, outputs in ((1, 16, 16), (3, 4096, 64), (130, 144, 272), (300, 528, 1040)):
                 check_case(Case(tokens, inputs, outputs, codes, act="gelu_tanh"), device, seed, way)
             check_case(Case(1000, 1024, 512, codes, bias=None), device, seed, way)

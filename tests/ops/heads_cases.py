@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from omni_grpc.ops.heads import CODES, CodedHeads, quantize_heads, quantize_heads_reference
+from omni_grpc.ops.heads import FLOAT8, QuantizedHeads, quantize_heads, quantize_heads_op
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -62,12 +62,12 @@ class Inputs:
     longest_q: int
     longest_k: int
 
-    def coded(self) -> CodedHeads:
+    def coded(self) -> QuantizedHeads:
         return quantize_heads(self.q, self.k, self.v, self.cu_q, self.cu_k, self.longest_q, self.longest_k)
 
-    def reference(self) -> CodedHeads:
-        return CodedHeads(
-            *quantize_heads_reference(self.q, self.k, self.v, self.cu_q, self.cu_k, self.longest_q, self.longest_k)
+    def reference(self) -> QuantizedHeads:
+        return QuantizedHeads(
+            *quantize_heads_op.reference(self.q, self.k, self.v, self.cu_q, self.cu_k, self.longest_q, self.longest_k)
         )
 
 
@@ -98,7 +98,7 @@ def check_case(case: Case, device: str, seed: int) -> None:
     x = inputs(case, device, seed)
     out, want = x.coded(), x.reference()
     for name, codes, right, given in zip("qkv", out, want, (x.q, x.k, x.v), strict=False):
-        assert (codes.dtype, codes.shape) == (CODES, given.shape), f"{case}: {name}"
+        assert (codes.dtype, codes.shape) == (FLOAT8, given.shape), f"{case}: {name}"
         assert codes.is_contiguous(), f"{case}: {name}"
         # a code may be one step off, where a quotient lies half way between two
         step = (codes.float() - right.float()).abs() - 0.13 * right.float().abs() - 2**-9

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from omni_grpc.ops.host import ALIGNMENT, NativeStreamer, Reading, Region, Words, streamer
+from omni_grpc.ops.host import ALIGNMENT, HostLibraryError, NativeStreamer, Reading, Region, streamer
 
 CASES = ((1, 1), (2, 3), (2, 5), (3, 4))
 """Slots, and blocks that take turns in them."""
@@ -110,7 +110,7 @@ def check_files_are_read_in_parts_by_threads(device: str, seed: int) -> None:
 def _refused(call: Callable[[], object]) -> str:
     try:
         call()
-    except Words as error:
+    except HostLibraryError as error:
         return str(error)
     raise AssertionError("it was not refused")
 

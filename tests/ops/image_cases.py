@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from omni_grpc.ops.image import latents_to_bytes, latents_to_bytes_reference, pixels_to_bytes
+from omni_grpc.ops.image import latents_to_bytes, pixels_to_bytes
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -62,14 +62,14 @@ def inputs(case: Case, device: str, seed: int) -> Tensor:
 def check_case(case: Case, device: str, seed: int) -> None:
     """To the bit what torch makes of it step by step, on the CPU."""
     pixels = inputs(case, device, seed)
-    made, odd = pixels_to_bytes(pixels)
+    made, nonfinite = pixels_to_bytes(pixels)
     unit = (pixels.cpu() * 0.5 + 0.5).clamp(0, 1).float()
     want = (unit * 255).round().to(torch.uint8).permute(0, 2, 3, 1)
     about = f"{case} on {device}, seed {seed}"
     assert made.is_contiguous(), about
     assert made.dtype == torch.uint8, about
     assert torch.equal(made.cpu(), want), f"{about}: {(made.cpu() != want).sum()} bytes differ"
-    assert odd.tolist() == [0], about
+    assert nonfinite.tolist() == [0], about
 
 
 def check_what_is_not_finite_is_counted(device: str, seed: int) -> None:
@@ -80,8 +80,8 @@ def check_what_is_not_finite_is_counted(device: str, seed: int) -> None:
         values = torch.tensor([torch.nan, torch.inf, -torch.inf] * 3, device=device, dtype=dtype)
         flat = pixels.flatten()
         flat[where] = values
-        made, odd = pixels_to_bytes(flat.view(pixels.shape))
-        assert odd.tolist() == [9], f"{dtype} {view} on {device}, seed {seed}: {odd.tolist()}"
+        made, nonfinite = pixels_to_bytes(flat.view(pixels.shape))
+        assert nonfinite.tolist() == [9], f"{dtype} {view} on {device}, seed {seed}: {nonfinite.tolist()}"
         bytes_there = made.permute(0, 3, 1, 2).flatten()[where].tolist()
         assert bytes_there == [0, 255, 0] * 3, f"{dtype} {view} on {device}, seed {seed}: {bytes_there}"
 
@@ -99,7 +99,7 @@ def check_latents(device: str, seed: int) -> None:
             factors = (torch.randn(3 * channels, generator=generator) * channels**-0.5).tolist()
             bias = [0.1, -0.2, 0.3]
             made = latents_to_bytes(latents, factors, bias)
-            want = latents_to_bytes_reference(latents.double(), factors, bias)
+            want = latents_to_bytes.reference(latents.double(), factors, bias)
             about = f"{channels}x{height}x{width} {dtype} on {device}, seed {seed}"
             assert made.shape == want.shape, about
             off = (made.int() - want.int()).abs()

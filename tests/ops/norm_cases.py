@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.ops import norm
-from tests.ops.quant_cases import CODES, F8, check_codes, poison
+from tests.ops.quant_cases import CODES, F8, I8, check_codes, poison
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -158,7 +158,7 @@ def check_case(case: Case, device: str, seed: int) -> None:
 
     poison(made.x)
     total = norm.gate_add(made.x, made.y, made.gate, made.index, y_weight=made.y_weight)
-    added = norm.gate_add_reference(exact.x, exact.y, exact.gate, exact.index, y_weight=exact.y_weight)
+    added = norm.gate_add.reference(exact.x, exact.y, exact.gate, exact.index, y_weight=exact.y_weight)
     _check_close(f"gate_add {where}", total, added, made.x)
 
     poison(made.x)
@@ -170,10 +170,10 @@ def check_case(case: Case, device: str, seed: int) -> None:
 
     for dtype in CODES:
         poison(made.x)
-        codes, scales = norm.norm_modulate_quantize(made.x, *made.modulated, dtype, **made.normed)
+        codes, scales = norm.norm_modulate_quantize(made.x, *made.modulated, **made.normed, int8=dtype == I8)
         check_codes(f"norm_modulate_quantize {where}", codes, scales, _norm_exactly(exact, exact.x), dtype)
         total, codes, scales = norm.gate_add_norm_modulate_quantize(
-            made.x, made.y, made.gate, *made.modulated, dtype, **made.normed, y_weight=made.y_weight
+            made.x, made.y, made.gate, *made.modulated, **made.normed, y_weight=made.y_weight, int8=dtype == I8
         )
         _check_close(f"sum of gate_add_norm_modulate_quantize {where}", total, added, made.x)
         normed = _norm_exactly(exact, total.double())
@@ -181,7 +181,7 @@ def check_case(case: Case, device: str, seed: int) -> None:
 
 
 def _norm_exactly(exact: Inputs, x: Tensor) -> Tensor:
-    return norm.norm_modulate_reference(x, *exact.modulated, **exact.normed)
+    return norm.norm_modulate.reference(x, *exact.modulated, **exact.normed)
 
 
 def _check_close(what: str, out: Tensor, exact: Tensor, x: Tensor) -> None:
@@ -208,7 +208,7 @@ def check_row_is_independent(device: str, seed: int) -> None:
 
 def _everything(made: Inputs) -> tuple[Tensor, ...]:
     codes = norm.gate_add_norm_modulate_quantize(
-        made.x, made.y, made.gate, *made.modulated, F8, **made.normed, y_weight=made.y_weight
+        made.x, made.y, made.gate, *made.modulated, **made.normed, y_weight=made.y_weight, int8=False
     )
     sums = norm.gate_add_norm_modulate(
         made.x, made.y, made.gate, *made.modulated, **made.normed, y_weight=made.y_weight
@@ -233,7 +233,7 @@ def check_fused_is_separate(device: str, seed: int) -> None:
 
 def check_one_row_ignores_index(device: str, seed: int) -> None:
     made = inputs(Case(40, 200, rows=1), device, seed)
-    want = norm.norm_modulate_reference(made.x, made.scale, made.shift, torch.zeros_like(made.index))
+    want = norm.norm_modulate.reference(made.x, made.scale, made.shift, torch.zeros_like(made.index))
     for index in (made.index + 7, None):
         out = norm.norm_modulate(made.x, made.scale, made.shift, index)
         assert torch.allclose(out, want, atol=1e-4), f"on {device}, seed {seed}"
@@ -245,7 +245,9 @@ def check_rows_that_are_not_finite(device: str, seed: int) -> None:
         made = inputs(Case(6, channels, dtype=BF16), device, seed)
         made.x[2, 5], made.y[4, channels - 1] = float("nan"), float("inf")
         for dtype in CODES:
-            _, codes, scales = norm.gate_add_norm_modulate_quantize(made.x, made.y, made.gate, *made.modulated, dtype)
+            _, codes, scales = norm.gate_add_norm_modulate_quantize(
+                made.x, made.y, made.gate, *made.modulated, int8=dtype == I8
+            )
             read = codes.float() * scales[:, None]
             assert read.isnan().all(1).tolist() == [False, False, True, False, True, False], f"{dtype} on {device}"
             assert read[[0, 1, 3, 5]].isfinite().all(), f"{dtype} on {device}"
@@ -261,7 +263,7 @@ def check_many_rows(device: str, seed: int) -> None:
 def check_current_stream(device: str, seed: int) -> None:
     """The kernel runs after what its stream did before, on whichever stream that is."""
     made = inputs(Case(4096, 1024), device, seed)
-    want = norm.norm_modulate_reference(2 * made.x, *made.modulated)
+    want = norm.norm_modulate.reference(2 * made.x, *made.modulated)
     late = torch.zeros_like(made.x)
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):

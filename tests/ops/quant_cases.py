@@ -68,7 +68,7 @@ def check_case(case: Case, device: str, seed: int) -> None:
     """Every op against its own definition in float64."""
     x, up = inputs(case, device, seed)
     where, wide, wide_up = f"{case} on {device}, seed {seed}", x.double(), up.double()
-    gelu, silu = torch.nn.functional.gelu(wide, approximate="tanh"), quant.silu_mul_reference(wide, wide_up)
+    gelu, silu = torch.nn.functional.gelu(wide, approximate="tanh"), quant.silu_mul.reference(wide, wide_up)
     poison(x)
     _check_close(f"gelu_tanh {where}", quant.gelu_tanh(x), gelu)
     poison(x)
@@ -77,31 +77,31 @@ def check_case(case: Case, device: str, seed: int) -> None:
         poison(x)
         check_codes(f"quantize_rows {where}", *quant.quantize_rows(x, dtype), wide, dtype)
         poison(x)
-        check_codes(f"gelu_tanh_quantize_rows {where}", *quant.gelu_tanh_quantize_rows(x, dtype), gelu, dtype)
+        check_codes(f"gelu_tanh_quantize_rows {where}", *quant.gelu_tanh_quantize_rows(x, dtype == I8), gelu, dtype)
         poison(x)
-        check_codes(f"silu_mul_quantize_rows {where}", *quant.silu_mul_quantize_rows(x, up, dtype), silu, dtype)
+        check_codes(f"silu_mul_quantize_rows {where}", *quant.silu_mul_quantize_rows(x, up, dtype == I8), silu, dtype)
         taken = torch.randint(max(1, case.tokens), (case.tokens,), generator=torch.Generator().manual_seed(seed))
         index = taken.to(device, torch.int32)
         poison(x)
         check_codes(f"quantize_rows by an index {where}", *quant.quantize_rows(x, dtype, index), wide[index], dtype)
 
 
-def check_beside(case: Case, device: str, seed: int, channels: int) -> None:
+def check_concat(case: Case, device: str, seed: int, channels: int) -> None:
     """x beside GELU of what is `channels` wide: x to the bit in the first columns, and the codes of both."""
     x, y = inputs(case, device, seed)[0], inputs(dataclasses.replace(case, channels=channels), device, seed + 1)[1]
     gelu = torch.nn.functional.gelu(y.double(), approximate="tanh")
     exact, where = torch.cat([x.double(), gelu], 1), f"{case} beside {channels} on {device}, seed {seed}"
     poison(exact)
-    made = quant.beside_gelu_tanh(x, y)
+    made = quant.concat_gelu_tanh(x, y)
     assert torch.equal(made[:, : case.channels], x), where
-    _check_close(f"beside_gelu_tanh {where}", made, exact)
+    _check_close(f"concat_gelu_tanh {where}", made, exact)
     for dtype in CODES:
         poison(exact)
-        codes = quant.beside_gelu_tanh_quantize_rows(x, y, dtype)
-        check_codes(f"beside_gelu_tanh_quantize_rows {where}", *codes, exact, dtype)
+        codes = quant.concat_gelu_tanh_quantize_rows(x, y, dtype == I8)
+        check_codes(f"concat_gelu_tanh_quantize_rows {where}", *codes, exact, dtype)
 
 
-def check_beside_of_many_widths(device: str, seed: int) -> None:
+def check_concat_of_many_widths(device: str, seed: int) -> None:
     """Widths that whole warps hold and others, on either side; heads of FLUX.1 and the inside of its feed-forward."""
     widths = (
         (3072, 12288),
@@ -117,9 +117,9 @@ def check_beside_of_many_widths(device: str, seed: int) -> None:
     )
     for (kept, channels), dtype in itertools.product(widths, (F32, BF16)):
         for halves in ("apart", "gate|up", "up|gate"):
-            check_beside(Case(6, kept, dtype, halves), device, seed, channels)
-    check_beside(Case(0, 64), device, seed, 32)
-    check_beside(Case(257, 40, BF16), device, seed, 80)
+            check_concat(Case(6, kept, dtype, halves), device, seed, channels)
+    check_concat(Case(0, 64), device, seed, 32)
+    check_concat(Case(257, 40, BF16), device, seed, 80)
 
 
 def _check_close(what: str, out: Tensor, exact: Tensor) -> None:
@@ -164,10 +164,10 @@ def check_zeros_and_what_is_not_finite(device: str, seed: int) -> None:
         x[2, 3], x[3, channels - 1], x[4] = float("nan"), float("-inf"), 1e-42
         for made in (
             quant.quantize_rows(x, dtype),
-            quant.silu_mul_quantize_rows(torch.full_like(x, 50.0), x, dtype),
+            quant.silu_mul_quantize_rows(torch.full_like(x, 50.0), x, dtype == I8),
             quant.quantize_rows(x, dtype, torch.arange(6, device=device, dtype=torch.int32)),
-            quant.beside_gelu_tanh_quantize_rows(x, torch.zeros_like(x), dtype),
-            quant.beside_gelu_tanh_quantize_rows(torch.zeros_like(x), x, dtype),
+            quant.concat_gelu_tanh_quantize_rows(x, torch.zeros_like(x), dtype == I8),
+            quant.concat_gelu_tanh_quantize_rows(torch.zeros_like(x), x, dtype == I8),
         ):
             read, where = made[0].float() * made[1][:, None], f"{dtype}, {channels} channels on {device}"
             assert read.isnan().all(1).tolist() == [False, False, True, True, False, False], where
@@ -180,9 +180,9 @@ def check_row_is_independent(device: str, seed: int) -> None:
     """A token's result is the same bits alone and among others."""
     for channels, token in itertools.product((1536, 1544), (0, 33, 66)):
         x, up = inputs(Case(67, channels, BF16), device, seed)
-        codes, scales = quant.silu_mul_quantize_rows(x, up, I8)
+        codes, scales = quant.silu_mul_quantize_rows(x, up, True)
         plain = quant.silu_mul(x, up)
-        alone = quant.silu_mul_quantize_rows(x[token : token + 1], up[token : token + 1], I8)
+        alone = quant.silu_mul_quantize_rows(x[token : token + 1], up[token : token + 1], True)
         where = f"{channels} channels, token {token} on {device}, seed {seed}"
         assert torch.equal(codes[token], alone[0][0]), where
         assert torch.equal(scales[token], alone[1][0]), where
@@ -193,18 +193,18 @@ def check_many_rows(device: str, seed: int) -> None:
     """More rows than blocks run at once, in blocks of several rows and of one."""
     for tokens, channels in ((40001, 64), (9001, 3072)):
         check_case(Case(tokens, channels, BF16), device, seed)
-        check_beside(Case(tokens, channels, BF16), device, seed, 2 * channels)
+        check_concat(Case(tokens, channels, BF16), device, seed, 2 * channels)
 
 
 CHECKS: tuple[Callable[[str, int], None], ...] = (
     check_zeros_and_what_is_not_finite,
     check_row_is_independent,
-    check_beside_of_many_widths,
+    check_concat_of_many_widths,
 )
 CUDA_CHECKS: tuple[Callable[[str, int], None], ...] = (*CHECKS, check_many_rows)
 OPS = (
-    "beside_gelu_tanh",
-    "beside_gelu_tanh_quantize_rows",
+    "concat_gelu_tanh",
+    "concat_gelu_tanh_quantize_rows",
     "gelu_tanh",
     "gelu_tanh_quantize_rows",
     "quantize_rows",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from omni_grpc.ops.quant import LARGEST
 from omni_grpc.ops.rope import NORMS, PAIRS, Heads, parts_of, qk_norm_rope, qk_norm_rope_quantize
-from omni_grpc.ops.rope_heads import qk_norm_rope_code_heads, qk_norm_rope_code_heads_reference
+from omni_grpc.ops.rope_heads import qk_norm_rope_quantize_heads, qk_norm_rope_quantize_heads_op
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -251,9 +251,11 @@ def check_row_codes(case: Case, device: str, seed: int) -> None:
     # streams have their tokens in the order of the rows
     place = [each.sort().values for each in given.place]
     given = Inputs(given.streams, given.table, place)
-    made = qk_norm_rope_code_heads(given.streams, given.table, place, cu, norm=case.norm, pairs=case.pairs)
+    made = qk_norm_rope_quantize_heads(given.streams, given.table, place, cu, norm=case.norm, pairs=case.pairs)
     q, k, v, weights, _ = parts_of(given.streams)
-    want = qk_norm_rope_code_heads_reference(q, k, v, weights, given.table, place, cu, case.norm, case.pairs, 1e-6)
+    want = qk_norm_rope_quantize_heads_op.reference(
+        q, k, v, weights, given.table, place, cu, case.norm, case.pairs, 1e-6
+    )
     about = f"{case} in codes of rows on {device}, seed {seed}"
     torch.testing.assert_close(made.scales, want[3], rtol=1e-6, atol=0, msg=about)
     rows = torch.arange(4, device=device).repeat_interleave(cu.diff())

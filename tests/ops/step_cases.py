@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from omni_grpc.ops.step import Move, Moved, Norm, guide, guide_step
+from omni_grpc.ops.step import GuidanceNormCode, OutputStep, StepResult, guide, guide_step
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -18,7 +18,7 @@ F32, BF16 = torch.float32, torch.bfloat16
 class Case:
     """An output for each of `kinds`: (tokens, guided, rescale, norm)."""
 
-    kinds: tuple[tuple[int, bool, float, Norm], ...]
+    kinds: tuple[tuple[int, bool, float, GuidanceNormCode], ...]
     channels: int = 64
     dtype: torch.dtype = F32
     latents_dtype: torch.dtype = F32
@@ -34,13 +34,13 @@ KINDS = tuple(
     for tokens, (guided, rescale, norm) in zip(
         (17, 1, 40, 300, 9, 33, 64),
         (
-            (False, 0.0, Norm.NONE),
-            (True, 0.0, Norm.NONE),
-            (True, 0.0, Norm.RENORM),
-            (True, 0.7, Norm.NONE),
-            (True, 0.0, Norm.RENORM_CLIPPED),
-            (True, 0.3, Norm.RENORM_CLIPPED),
-            (True, 1.0, Norm.NONE),
+            (False, 0.0, GuidanceNormCode.NONE),
+            (True, 0.0, GuidanceNormCode.NONE),
+            (True, 0.0, GuidanceNormCode.RENORM),
+            (True, 0.7, GuidanceNormCode.NONE),
+            (True, 0.0, GuidanceNormCode.RENORM_CLIPPED),
+            (True, 0.3, GuidanceNormCode.RENORM_CLIPPED),
+            (True, 1.0, GuidanceNormCode.NONE),
         ),
         strict=True,
     )
@@ -52,14 +52,18 @@ CASES = (
         for channels, dtype, latents_dtype in itertools.product((64, 16, 264, 7), (F32, BF16), (F32, BF16))
     ),
     Case((KINDS[0],), name="not guided"),
-    Case(((0, True, 0.0, Norm.RENORM), KINDS[3]), name="no tokens"),
-    Case(((5, True, 0.0, Norm.RENORM),) * 70, 16, BF16, BF16, name="more outputs than a launch takes"),
-    Case(((5, True, 0.5, Norm.RENORM), (6, False, 0.0, Norm.NONE)) * 35, 16, name="more launches, rescaled"),
+    Case(((0, True, 0.0, GuidanceNormCode.RENORM), KINDS[3]), name="no tokens"),
+    Case(((5, True, 0.0, GuidanceNormCode.RENORM),) * 70, 16, BF16, BF16, name="more outputs than a launch takes"),
+    Case(
+        ((5, True, 0.5, GuidanceNormCode.RENORM), (6, False, 0.0, GuidanceNormCode.NONE)) * 35,
+        16,
+        name="more launches, rescaled",
+    ),
     Case((), name="no output"),
 )
 
 
-def inputs(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor, list[Move]]:
+def inputs(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor, list[OutputStep]]:
     """Rows as a batch has them: the branches of an output one after the other, a token of context behind each."""
     generator = torch.Generator().manual_seed(seed)
     moves, at = [], 0
@@ -67,7 +71,7 @@ def inputs(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor, list[Mov
         scale, width = torch.rand(2, generator=generator).tolist()
         uncond = at + tokens + 1 if guided else None
         moves.append(
-            Move(
+            OutputStep(
                 cond=at,
                 uncond=uncond,
                 latents=at,
@@ -83,7 +87,7 @@ def inputs(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor, list[Mov
     return prediction.to(device, case.dtype), latents.to(device, case.latents_dtype), moves
 
 
-def expected(prediction: Tensor, latents: Tensor, move: Move) -> tuple[Tensor, Tensor]:
+def expected(prediction: Tensor, latents: Tensor, move: OutputStep) -> tuple[Tensor, Tensor]:
     """The guided prediction and the next latents of one output, in float64."""
     x, cond = (
         tensor[at : at + move.tokens].double() for tensor, at in ((latents, move.latents), (prediction, move.cond))
@@ -98,8 +102,8 @@ def check_case(case: Case, device: str, seed: int) -> None:
     """The op against its formulas in float64: within the rounding of its output dtype, element by element."""
     prediction, latents, moves = inputs(case, device, seed)
     moved = guide_step(prediction, latents, moves)
-    assert moved.odd.tolist() == [0] * len(moves), f"{case} on {device}, seed {seed}: {moved.odd.tolist()}"
-    assert moved.odd.dtype == torch.int32
+    assert moved.nonfinite.tolist() == [0] * len(moves), f"{case} on {device}, seed {seed}: {moved.nonfinite.tolist()}"
+    assert moved.nonfinite.dtype == torch.int32
     for number, (move, guided, following) in enumerate(zip(moves, moved.guided, moved.latents, strict=True)):
         for what, got, want in zip(
             ("guided", "next"), (guided, following), expected(prediction, latents, move), strict=True
@@ -133,15 +137,15 @@ def check_odd_outputs_are_named(device: str, seed: int) -> None:
     prediction[moves[1].cond, 3] = torch.nan
     latents[moves[3].latents + 299, 63] = torch.inf
     latents[moves[4].latents + 8, 0] = 3.4e38  # float32 holds it, bfloat16 rounds it to infinity
-    assert guide_step(prediction, latents, moves).odd.tolist() == [0, 1, 0, 1, 1], f"on {device}, seed {seed}"
+    assert guide_step(prediction, latents, moves).nonfinite.tolist() == [0, 1, 0, 1, 1], f"on {device}, seed {seed}"
 
 
 def check_a_token_of_length_zero_stays_finite(device: str, seed: int) -> None:
     prediction = torch.cat([torch.full((2, 8), 8.0), torch.full((2, 8), 16.0)]).to(device)
     latents = torch.ones(2, 8, device=device)
-    for norm in Norm:
-        move = Move(cond=0, uncond=2, latents=0, tokens=2, width=-1.0, scale=2.0, norm=norm)
-        moved: Moved = guide_step(prediction, latents, [move])
+    for norm in GuidanceNormCode:
+        move = OutputStep(cond=0, uncond=2, latents=0, tokens=2, width=-1.0, scale=2.0, norm=norm)
+        moved: StepResult = guide_step(prediction, latents, [move])
         assert torch.equal(moved.guided[0], torch.zeros_like(latents)), f"{norm} on {device}"
         assert torch.equal(moved.latents[0], latents), f"{norm} on {device}"
 

@@ -12,11 +12,11 @@ from unittest import mock
 import pytest
 import torch
 
-from omni_grpc.config.backends import AUTO, BACKENDS, FAMILIES, Use, choose, lack, run_of, ways
+from omni_grpc.config.backends import AUTO, BACKENDS, FAMILIES, Use, choose, kernel_for, kernels_of, lack
 from omni_grpc.ops import attention_choice, attention_kernels
-from omni_grpc.ops.attention_choice import Rows
-from omni_grpc.ops.attention_kernels import Offsets, coded_reference, sdpa
-from omni_grpc.ops.heads import CodedHeads
+from omni_grpc.ops.attention_choice import RowSizes
+from omni_grpc.ops.attention_kernels import Offsets, quantized_reference, sdpa
+from omni_grpc.ops.heads import QuantizedHeads
 from omni_grpc.ops.tuning import Choices
 from omni_grpc.types.errors import ConfigError
 from tests.ops.attention_cases import EIGHT_BITS, SCALE, Case, expected, inputs
@@ -81,23 +81,23 @@ def test_auto_is_the_first_of_the_platform_that_can_run(monkeypatch: pytest.Monk
 def test_what_auto_leaves_open_is_the_fastest_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     there: set[str] = set()
     monkeypatch.setattr("importlib.util.find_spec", lambda package: True if package in there else None)
-    assert ways(AUTO, Use(**H100)) == ("FLASH_ATTN_2", "CUDNN_ATTN")
-    assert ways(AUTO, Use(**{**H100, "dtype": "float32"})) == ("TORCH_SDPA",)
+    assert kernels_of(AUTO, Use(**H100)) == ("FLASH_ATTN_2", "CUDNN_ATTN")
+    assert kernels_of(AUTO, Use(**{**H100, "dtype": "float32"})) == ("TORCH_SDPA",)
     there.add("fa3_fwd_interface")
     both = ("FLASH_ATTN_3 together", "FLASH_ATTN_3 apart")
     # a plan for each new shape is worth it where nothing is as fast without
-    assert ways(AUTO, Use(**H100)) == both
-    assert ways("FLASH_ATTN", Use(**H100)) == ways("FLASH_ATTN_3", Use(**H100)) == both
-    assert ways("FLASH_ATTN_3 apart", Use(**H100)) == ("FLASH_ATTN_3 apart",)
-    assert ways("auto invariant", Use(**H100)) == ("FLASH_ATTN_3 invariant",)
-    assert [run_of(way).partition(":")[2] for way in both] == ["flash_3", "flash_3_apart"]
-    assert run_of("FLASH_ATTN_3 invariant").endswith(":flash_3_apart")
-    assert run_of("FLASH_ATTN_2 invariant").endswith(":flash_2")
-    assert run_of("FLASH_ATTN_3_FP8 together", coded=True).endswith(":flash_3_coded")
-    assert run_of("FLASH_ATTN_3_FP8 apart", coded=True).endswith(":flash_3_coded_apart")
-    assert run_of("FP8_EMULATION", coded=True).endswith(":coded_reference")
+    assert kernels_of(AUTO, Use(**H100)) == both
+    assert kernels_of("FLASH_ATTN", Use(**H100)) == kernels_of("FLASH_ATTN_3", Use(**H100)) == both
+    assert kernels_of("FLASH_ATTN_3 apart", Use(**H100)) == ("FLASH_ATTN_3 apart",)
+    assert kernels_of("auto invariant", Use(**H100)) == ("FLASH_ATTN_3 invariant",)
+    assert [kernel_for(kernel).partition(":")[2] for kernel in both] == ["flash_3", "flash_3_apart"]
+    assert kernel_for("FLASH_ATTN_3 invariant").endswith(":flash_3_apart")
+    assert kernel_for("FLASH_ATTN_2 invariant").endswith(":flash_2")
+    assert kernel_for("FLASH_ATTN_3_FP8 together", quantized=True).endswith(":flash_3_quantized")
+    assert kernel_for("FLASH_ATTN_3_FP8 apart", quantized=True).endswith(":flash_3_quantized_apart")
+    assert kernel_for("FP8_EMULATION", quantized=True).endswith(":quantized_reference")
     with pytest.raises(ConfigError, match="FLASH_ATTN_3 runs on cuda, not on cpu"):
-        ways("FLASH_ATTN_3 apart", Use(**{**H100, "device": "cpu", "capability": None}))
+        kernels_of("FLASH_ATTN_3 apart", Use(**{**H100, "device": "cpu", "capability": None}))
 
 
 def on_a_gpu(heads: int = 24, size: int = 128) -> torch.Tensor:
@@ -118,21 +118,21 @@ def test_times_decide_row_by_row_and_size_by_size(monkeypatch: pytest.MonkeyPatc
     )
     monkeypatch.setattr(attention_choice, "choices", lambda device: known)
 
-    def taken(rows: Rows, *ways: str, causal: bool = False) -> str:
+    def taken(rows: RowSizes, *ways: str, causal: bool = False) -> str:
         return attention_choice.fastest(ways or ("A", "B"), rows, on_a_gpu(), 24, causal)
 
-    assert taken(Rows(1, True, 1536, 1536)) == "B"
-    assert taken(Rows(1, True, 9216, 9216)) == "A"
-    assert taken(Rows(1, True, 32760, 700)) == "B"
+    assert taken(RowSizes(1, True, 1536, 1536)) == "B"
+    assert taken(RowSizes(1, True, 9216, 9216)) == "A"
+    assert taken(RowSizes(1, True, 32760, 700)) == "B"
     # no times: the first
-    assert taken(Rows(1, True, 1536, 1536), causal=True) == "A"
-    assert taken(Rows(2, True, 1536, 1536)) == "A"
-    assert taken(Rows(5, False, 1536, 1536), "A", "B apart") == "B apart"
+    assert taken(RowSizes(1, True, 1536, 1536), causal=True) == "A"
+    assert taken(RowSizes(2, True, 1536, 1536)) == "A"
+    assert taken(RowSizes(5, False, 1536, 1536), "A", "B apart") == "B apart"
     forms = ("FLASH_ATTN_3 together", "FLASH_ATTN_3 apart")
-    assert taken(Rows(3, True, 20000, 20000), *forms) == forms[1]
-    assert taken(Rows(3, False, 20000, 20000), *forms) == forms[0]
+    assert taken(RowSizes(3, True, 20000, 20000), *forms) == forms[1]
+    assert taken(RowSizes(3, False, 20000, 20000), *forms) == forms[0]
     # the host would not keep up with one call for each of so many rows
-    assert taken(Rows(17, False, 1536, 1536), "A", "B apart") == "A"
+    assert taken(RowSizes(17, False, 1536, 1536), "A", "B apart") == "A"
     there = torch.device("cuda", 0)
     assert attention_choice.taken(("A", "B", "B apart"), there, "bfloat16", "24x24x128", False) == ["A", "B"]
     assert attention_choice.taken(("C", "A"), there, "bfloat16", "40x40x128", False) == ["C"]
@@ -141,14 +141,14 @@ def test_times_decide_row_by_row_and_size_by_size(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("rows", "tokens", "keys"),
     [
-        (Rows(1, True, 50, 50), [50], [50]),
-        (Rows(3, True, 50, 50), [50, 50], [50, 50]),
-        (Rows(5, False, 50, 50), [30, 43, 57, 70], [30, 43, 57, 70]),
-        (Rows(2, False, 50, 20), [30, 70], [10, 22]),
-        (Rows(2, False, 0, 0), [1, 1], [1, 1]),
+        (RowSizes(1, True, 50, 50), [50], [50]),
+        (RowSizes(3, True, 50, 50), [50, 50], [50, 50]),
+        (RowSizes(5, False, 50, 50), [30, 43, 57, 70], [30, 43, 57, 70]),
+        (RowSizes(2, False, 50, 20), [30, 70], [10, 22]),
+        (RowSizes(2, False, 0, 0), [1, 1], [1, 1]),
     ],
 )
-def test_a_shape_is_measured_on_rows_like_it(rows: Rows, tokens: list[int], keys: list[int]) -> None:
+def test_a_shape_is_measured_on_rows_like_it(rows: RowSizes, tokens: list[int], keys: list[int]) -> None:
     shape = attention_choice.shape_of(rows, "float32", 4, 2, 8, False)
     made: dict[str, object] = {}
 
@@ -172,7 +172,7 @@ def test_what_takes_long_is_not_measured_at_a_start(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(attention_choice, "choices", lambda device: known)
     with known.recorded() as wanted:
         for tokens in (1536, 75600):
-            attention_choice.fastest(("A", "B"), Rows(1, True, tokens, tokens), on_a_gpu(), 24, False)
+            attention_choice.fastest(("A", "B"), RowSizes(1, True, tokens, tokens), on_a_gpu(), 24, False)
     assert [shape.size for shape in wanted] == [1536]
 
 
@@ -199,7 +199,7 @@ def flash_3_op(
         packed = tuple(x.flatten(0, 1) for x in (q, k, v))
     if q.dtype == torch.float8_e4m3fn:
         scales = torch.stack([q_descale, k_descale, v_descale])
-        made = coded_reference(CodedHeads(*packed, scales), at, softmax_scale, is_causal).bfloat16()
+        made = quantized_reference(QuantizedHeads(*packed, scales), at, softmax_scale, is_causal).bfloat16()
     else:
         made = sdpa(*packed, at, softmax_scale, is_causal)
     made = made.view(q.shape)
@@ -259,7 +259,7 @@ def test_every_row_of_the_table_has_a_function_and_runs_somewhere(monkeypatch: p
     monkeypatch.setattr("importlib.util.find_spec", lambda package: True)
     monkeypatch.setattr("importlib.metadata.version", lambda package: "9.9.9")
     for name, backend in BACKENDS.items():
-        for path in filter(None, (backend.run, backend.apart, backend.coded, backend.coded_apart)):
+        for path in filter(None, (backend.run, backend.apart, backend.quantized, backend.quantized_apart)):
             assert callable(pkgutil.resolve_name(path)), name
         on = {} if "cuda" in (backend.devices or ("cuda",)) else {"device": "cpu", "capability": None}
         assert lack(backend, Use(**{**H100, **on, "kernels": frozenset({backend.kernel})})) == "", name

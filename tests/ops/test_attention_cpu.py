@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc import ops
-from omni_grpc.ops.attention_cpu import attention_cpu, attention_cpu_reference
+from omni_grpc.ops.attention_cpu import attention_cpu
 
 pytestmark = pytest.mark.skipif(not ops.load_native().loaded, reason="no op library")
 
@@ -34,7 +34,7 @@ def operands(
 
 
 def defined(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, scale: float, causal: bool = False) -> Tensor:
-    return attention_cpu_reference(q.double(), k.double(), v.double(), cu_q, cu_k, scale, causal)
+    return attention_cpu.reference(q.double(), k.double(), v.double(), cu_q, cu_k, scale, causal)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -58,9 +58,9 @@ def test_views_are_read_where_they_lie(seed: int) -> None:
     spread = torch.randn(103, 4, 48)[..., ::2]
     for q, k, v in (packed.unbind(1), (by_head, by_head, packed[:, 2]), (spread, spread, spread)):
         given = [x.clone() for x in (q, k, v)]
-        out = attention_cpu(q, k, v, cu, cu, 0.2)
+        out = attention_cpu(q, k, v, cu, cu, 0.2, False)
         assert out.is_contiguous()
-        assert torch.equal(out, attention_cpu(*(x.contiguous() for x in given), cu, cu, 0.2)), seed
+        assert torch.equal(out, attention_cpu(*(x.contiguous() for x in given), cu, cu, 0.2, False)), seed
         assert all(torch.equal(x, y) for x, y in zip((q, k, v), given, strict=True))
 
 
@@ -68,11 +68,11 @@ def test_views_are_read_where_they_lie(seed: int) -> None:
 def test_magnitudes(factor: float, seed: int) -> None:
     """Of queries, to where one key takes it all, and of values."""
     q, k, v, cu_q, cu_k = operands([(40, 200), (9, 70)])
-    out = attention_cpu(q * factor, k, v, cu_q, cu_k, 0.2)
+    out = attention_cpu(q * factor, k, v, cu_q, cu_k, 0.2, False)
     # what a score is rounded by, as a share of a weight
     close = 2e-6 + 2e-6 * factor
     torch.testing.assert_close(out.double(), defined(q * factor, k, v, cu_q, cu_k, 0.2), atol=close, rtol=close)
-    scaled = attention_cpu(q, k, v * factor, cu_q, cu_k, 0.2)
+    scaled = attention_cpu(q, k, v * factor, cu_q, cu_k, 0.2, False)
     torch.testing.assert_close(
         scaled.double(), defined(q, k, v * factor, cu_q, cu_k, 0.2), atol=2e-6 * factor, rtol=2e-6
     )
@@ -83,11 +83,11 @@ def test_magnitudes(factor: float, seed: int) -> None:
 def test_what_is_not_finite_is_where_the_formula_has_it(bad: float, dtype: torch.dtype, seed: int) -> None:
     """A query spoils itself, a key its row and head, a value its channel of them; other rows get what they got."""
     x = operands([(40, 90), (20, 150), (7, 7)], size=24, dtype=dtype)
-    clean = attention_cpu(*x, 0.2)
+    clean = attention_cpu(*x, 0.2, False)
     for which, at in ((0, 45), (1, 100), (2, 100)):
         spoiled = [each.clone() for each in x]
         spoiled[which][at, 1, 5] = bad
-        out = attention_cpu(*spoiled, 0.2)
+        out = attention_cpu(*spoiled, 0.2, False)
         want = defined(*spoiled, 0.2)
         assert torch.equal(out.isnan(), want.isnan()), f"{which}, seed {seed}"
         assert torch.equal(out.isfinite(), want.isfinite()), f"{which}, seed {seed}"
@@ -104,21 +104,21 @@ def test_a_row_comes_out_alike_in_any_batch_and_on_any_number_of_threads(seed: i
         outs = []
         for count in (1, 2, 5):
             torch.set_num_threads(count)
-            outs.append(attention_cpu(q, k, v, cu_q, cu_k, 0.2))
+            outs.append(attention_cpu(q, k, v, cu_q, cu_k, 0.2, False))
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(outs[0], out) for out in outs[1:]), seed
     for row, (n, m) in enumerate(lengths):
         of_q, of_k = (slice(int(cu[row]), int(cu[row + 1])) for cu in (cu_q, cu_k))
-        alone = attention_cpu(q[of_q], k[of_k], v[of_k], offsets([n]), offsets([m]), 0.2)
+        alone = attention_cpu(q[of_q], k[of_k], v[of_k], offsets([n]), offsets([m]), 0.2, False)
         assert torch.equal(outs[0][of_q], alone), f"row {row}, seed {seed}"
 
 
 def test_the_op_is_what_its_schema_and_its_fake_say() -> None:
     x = operands([(5, 7), (3, 2)], 4, 2)
     torch.library.opcheck(torch.ops.omni_grpc.attention_cpu.default, (*x, 0.3, False))
-    compiled = torch.compile(lambda *x: attention_cpu(*x, 0.3), fullgraph=True, backend="eager")
-    assert torch.equal(compiled(*x), attention_cpu(*x, 0.3))
+    compiled = torch.compile(lambda *x: attention_cpu(*x, 0.3, False), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(*x), attention_cpu(*x, 0.3, False))
 
 
 Change = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]
@@ -128,18 +128,18 @@ Change = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor
     ("change", "message"),
     [
         (lambda q, k, v, cu: (q[0], k, v, cu), r"q, k, v must be \[T, H, D\], got 2, 3 and 3 dimensions"),
-        (lambda q, k, v, cu: (q, k, v[:-1], cu), r"k is \(6, 2, 8\) and v \(5, 2, 8\); they must be alike"),
+        (lambda q, k, v, cu: (q, k, v[:-1], cu), r"k is \(6, 2, 8\) and v \(5, 2, 8\); they must have the same shape"),
         (lambda q, k, v, cu: (q[..., :4], k, v, cu), "head sizes differ: q 4, k 8"),
-        (lambda q, k, v, cu: (q[:, :3], k, v, cu), "3 query heads are no multiple of 2 key heads"),
-        (lambda q, k, v, cu: (q, k[:, :0], v[:, :0], cu), "4 query heads are no multiple of 0 key heads"),
-        (lambda q, k, v, cu: (q.bfloat16(), k, v, cu), "q, k and v must be of one dtype"),
-        (lambda q, k, v, cu: (q, k, v, cu.long()), "cu_q and cu_k must be int32 and as long as each other"),
+        (lambda q, k, v, cu: (q[:, :3], k, v, cu), "3 query heads are not a multiple of 2 key heads"),
+        (lambda q, k, v, cu: (q, k[:, :0], v[:, :0], cu), "4 query heads are not a multiple of 0 key heads"),
+        (lambda q, k, v, cu: (q.bfloat16(), k, v, cu), "q, k and v must have the same dtype"),
+        (lambda q, k, v, cu: (q, k, v, cu.long()), "cu_q and cu_k must be int32 and of the same length"),
     ],
 )
 def test_operands_that_disagree_are_refused_in_the_words_of_the_definition(change: Change, message: str) -> None:
     q, k, v, cu, _ = operands([(4, 4), (2, 2)], 4, 2, 8)
     q, k, v, cu = change(q, k, v, cu)
-    for call in (attention_cpu, attention_cpu_reference):
+    for call in (attention_cpu, attention_cpu.reference):
         with pytest.raises(RuntimeError, match=f"attention_cpu: {message}"):
             call(q, k, v, cu, cu, 0.3, False)
 
@@ -149,14 +149,14 @@ def test_offsets_that_lead_elsewhere_are_refused(wrong: list[int]) -> None:
     """The kernel would read there."""
     q, k, v, cu, _ = operands([(6, 6)], 2, 2, 8)
     bad = torch.tensor(wrong, dtype=torch.int32)
-    with pytest.raises(RuntimeError, match="attention_cpu: cu_q must go from 0 to 6 without a step back"):
-        attention_cpu(q, k, v, bad, bad, 0.3)
+    with pytest.raises(RuntimeError, match="attention_cpu: cu_q must go from 0 to 6 without decreasing"):
+        attention_cpu(q, k, v, bad, bad, 0.3, False)
     if len(wrong) == 2:
-        with pytest.raises(RuntimeError, match="attention_cpu: cu_k must go from 0 to 6 without a step back"):
-            attention_cpu(q, k, v, cu, bad, 0.3)
+        with pytest.raises(RuntimeError, match="attention_cpu: cu_k must go from 0 to 6 without decreasing"):
+            attention_cpu(q, k, v, cu, bad, 0.3, False)
 
 
 def test_float64_is_refused_by_name() -> None:
     q, k, v, cu, _ = operands([(6, 6)], 2, 2, 8, torch.float64)
     with pytest.raises(RuntimeError, match="attention_cpu: the kernel takes float32 and bfloat16, q is neither"):
-        attention_cpu(q, k, v, cu, cu, 0.3)
+        attention_cpu(q, k, v, cu, cu, 0.3, False)

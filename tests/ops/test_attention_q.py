@@ -30,7 +30,7 @@ def test_the_ops_are_what_their_schemas_and_fakes_say(seed: int) -> None:
     (stream,) = rope_cases.inputs(rope_cases.Case((130,), size=128, placed=False), "cpu", seed).streams
     cu = torch.tensor([0, 70, 130], dtype=torch.int32)
     one = ([stream.q], [stream.k], [stream.v], [*stream.weights], None, [], cu, "rms", 1e-6)
-    torch.library.opcheck(OPS.qk_norm_rope_code_tiles.default, one, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(OPS.qk_norm_rope_quantize_tiles.default, one, test_utils=("test_schema", "test_faketensor"))
     arguments = (*x.coded(), x.cu_q, x.cu_k, x.q.shape[0], SCALE, "together")
     # without test_schema, which cannot compare inputs of float8
     torch.library.opcheck(OPS.attention_q.default, arguments, test_utils=("test_faketensor",))
@@ -49,7 +49,7 @@ def test_attention_refuses_by_name(seed: int) -> None:
         given = {"queries": 65, "scale": SCALE, "plan": "together"} | change
         with pytest.raises(RuntimeError, match=why):
             attention_q(coded, x.cu_q, x.cu_k, **given)
-    with pytest.raises(RuntimeError, match="what attention_quantize gives for 130 queries"):
+    with pytest.raises(RuntimeError, match="what attention_quantize returns for 130 queries"):
         attention_q(coded, x.cu_q, x.cu_k, 130, SCALE)
     with pytest.raises(RuntimeError, match="scales do not fit"):
         attention_q(coded._replace(k_scale=coded.q_scale), x.cu_q, x.cu_k, 65, SCALE)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from omni_grpc import ops
-from omni_grpc.ops.cache import compare_store, compare_store_reference
+from omni_grpc.ops.cache import compare_store
 from tests.ops.cache_cases import Case, check_case, inputs
 
 OP = torch.ops.omni_grpc.compare_store.default
@@ -24,7 +24,7 @@ def test_the_native_kernel_is_dispatched() -> None:
 def test_reference_by_hand() -> None:
     now = torch.tensor([[1.0, -2.0], [3.0, 3.0], [5.0, 5.0]])
     before = [torch.tensor([[2.0, -4.0]]), torch.full((2, 2), torch.nan)]
-    assert compare_store_reference(now, before, [0, 1, 3], [1, 0]).tolist() == [[3.0, 6.0], [0.0, 0.0]]
+    assert compare_store.reference(now, before, [0, 1, 3], [1, 0]).tolist() == [[3.0, 6.0], [0.0, 0.0]]
     assert torch.equal(torch.cat(before), now)
 
 
@@ -45,7 +45,7 @@ def test_opcheck(case: Case, seed: int) -> None:
 NOW = torch.zeros(5, 2)
 
 
-@pytest.mark.parametrize("function", [compare_store, compare_store_reference])
+@pytest.mark.parametrize("function", [compare_store, compare_store.reference])
 @pytest.mark.parametrize(
     ("message", "arguments"),
     {

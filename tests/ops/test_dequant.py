@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni_grpc.ops.dequant import KERNEL_TYPES, PACKINGS, Packing, dequantize, dequantize_reference
+from omni_grpc.ops.dequant import KERNEL_TYPES, PACKINGS, Packing, dequantize, dequantize_op
 from tests.ops.dequant_cases import random_blocks
 
 
@@ -24,7 +24,7 @@ def test_it_is_what_gguf_computes_to_the_bit(packing: Packing, seed: int) -> Non
     packed, out = torch.from_numpy(blocks.reshape(-1)), torch.empty(wanted.shape)
     dequantize(packed, packing, out)
     assert torch.equal(out, wanted), f"seed {seed}"
-    dequantize_reference(packed, packing.number, out.zero_())
+    dequantize_op.reference(packed, packing.number, out.zero_())
     assert torch.equal(out, wanted), f"seed {seed}"
 
 
@@ -75,5 +75,5 @@ def test_what_does_not_fit_is_refused_in_words() -> None:
         dequantize(packed, q8, out.int())
     with pytest.raises(RuntimeError, match="ggml's type 10 is not served"):
         torch.ops.omni_grpc.dequantize(packed, 10, out)
-    with pytest.raises(ValueError, match="33 elements are no whole number of Q8_0 blocks, 32 each"):
+    with pytest.raises(ValueError, match="33 elements are not a whole number of Q8_0 blocks, 32 each"):
         q8.bytes_of(33)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc import ops
-from omni_grpc.ops import gemm, gemm_ways
+from omni_grpc.ops import gemm, gemm_kernels
 from omni_grpc.ops.tuning import Choices
 from tests.ops.gemm_cases import BF16, CASES, F8, F32, I8, Case, exact, inputs_of
 
@@ -82,7 +82,7 @@ def test_compiles_whole(seed: int) -> None:
     torch.testing.assert_close(compiled(*args), everything(*args), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("function", [OP, gemm.gemm_q_reference])
+@pytest.mark.parametrize("function", [OP, gemm.gemm_q.reference])
 def test_wrong_inputs_are_refused_alike(function: Callable[..., Tensor], seed: int) -> None:
     x, x_scale, weight, weight_scale, bias = inputs_of(Case(4, 16, 8, I8), "cpu", seed).operands
     for message, operands in {
@@ -98,7 +98,7 @@ def test_wrong_inputs_are_refused_alike(function: Callable[..., Tensor], seed: i
     with pytest.raises(RuntimeError, match="act must be one of none, gelu_tanh, got 'relu'"):
         function(x, x_scale, weight, weight_scale, bias, "relu", BF16)
     with pytest.raises(RuntimeError, match="all tensors must be on one device"):
-        gemm.gemm_q_reference(x, x_scale, weight.to("meta"), weight_scale, bias, "none", BF16)
+        gemm.gemm_q.reference(x, x_scale, weight.to("meta"), weight_scale, bias, "none", BF16)
 
 
 class Strict:
@@ -193,7 +193,7 @@ def test_what_configurations_are_given_is_what_they_take(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(gemm, "configurations", lambda codes, capability: ("pingpong_128x128",))
     monkeypatch.setattr(gemm, "chosen", lambda *asked: "pingpong_128x128")
-    monkeypatch.setattr(gemm, "gemm_q_configured", configured)
+    monkeypatch.setattr(gemm.gemm_q_configured, "overload", configured)
     out = gemm.gemm_q_cuda(*given.operands, case.act, case.dtype, config)
     assert out.is_contiguous()
     assert out.shape == (case.tokens, case.outputs)
@@ -211,32 +211,32 @@ def test_ways_by_generation_and_kind() -> None:
         "sm90 fp8 pingpong_128x128\nsm90 fp8 stream_k_128x128\nsm90 int8 pingpong_128x128\n"
         "sm89 fp8 mma_128x128\nsm80 int8 mma_64x64\n"
     )
-    assert gemm_ways.parsed(lines, F8, (9, 0)) == ("pingpong_128x128", "stream_k_128x128")
-    assert gemm_ways.parsed(lines, I8, (9, 0)) == ("pingpong_128x128",)
-    assert gemm_ways.parsed(lines, F8, (8, 9)) == ("mma_128x128",)
-    assert gemm_ways.parsed(lines, I8, (8, 6)) == ("mma_64x64",)
-    assert gemm_ways.parsed(lines, I8, (9, 0), older=True) == ("pingpong_128x128", "mma_64x64")
-    assert gemm_ways.parsed(lines, F8, (10, 0)) == gemm_ways.parsed(lines, F8, (8, 6)) == ()
+    assert gemm_kernels.parsed(lines, F8, (9, 0)) == ("pingpong_128x128", "stream_k_128x128")
+    assert gemm_kernels.parsed(lines, I8, (9, 0)) == ("pingpong_128x128",)
+    assert gemm_kernels.parsed(lines, F8, (8, 9)) == ("mma_128x128",)
+    assert gemm_kernels.parsed(lines, I8, (8, 6)) == ("mma_64x64",)
+    assert gemm_kernels.parsed(lines, I8, (9, 0), older=True) == ("pingpong_128x128", "mma_64x64")
+    assert gemm_kernels.parsed(lines, F8, (10, 0)) == gemm_kernels.parsed(lines, F8, (8, 6)) == ()
     names = ("pingpong_64x128", "pingpong_128x192", "pingpong_128x128")
-    assert gemm_ways.invariant(names, 9216, 3072) == "pingpong_128x192/t1e"
-    assert gemm_ways.invariant(names, 3072, 3072) == "pingpong_128x128/c1e"
-    assert gemm_ways.invariant(("mma_64x64", "mma_128x128"), 9216, 3072) == "mma_128x128/t1e"
-    assert gemm_ways.invariant(("pingpong_64x128",), 9216, 3072) is None
+    assert gemm_kernels.invariant(names, 9216, 3072) == "pingpong_128x192/t1e"
+    assert gemm_kernels.invariant(names, 3072, 3072) == "pingpong_128x128/c1e"
+    assert gemm_kernels.invariant(("mma_64x64", "mma_128x128"), 9216, 3072) == "mma_128x128/t1e"
+    assert gemm_kernels.invariant(("pingpong_64x128",), 9216, 3072) is None
 
 
 def test_a_shape_goes_by_the_table_and_without_times_by_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", 0)
     names = ("pingpong_128x128", "pingpong_64x128")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(gemm_ways, "configurations", lambda codes, capability: names)
-    monkeypatch.setattr(gemm_ways, "ways", lambda codes, device: frozenset((*names, "torch")))
-    many = gemm_ways.shape_of(F8, 4608, 3072, 3072, bias=True, act="gelu_tanh")
+    monkeypatch.setattr(gemm_kernels, "configurations", lambda codes, capability: names)
+    monkeypatch.setattr(gemm_kernels, "candidate_kernels", lambda codes, device: frozenset((*names, "torch")))
+    many = gemm_kernels.shape_of(F8, 4608, 3072, 3072, bias=True, act="gelu_tanh")
 
     def chosen(tokens: int) -> str:
-        return gemm_ways.chosen(F8, tokens, 3072, 3072, True, "gelu_tanh", device, gemm.candidates)
+        return gemm_kernels.chosen(F8, tokens, 3072, 3072, True, "gelu_tanh", device, gemm.candidates)
 
     table = Choices({"gemm_q fp8 bias+gelu_tanh 3072 3072": {4608: {"torch": 90.0, "pingpong_128x128": 91.0}}})
-    monkeypatch.setattr(gemm_ways, "choices", lambda device: table)
+    monkeypatch.setattr(gemm_kernels, "choices", lambda device: table)
     assert chosen(4608) == chosen(4608) == "torch"
     assert chosen(64) == "pingpong_64x128/c1e"
     # what is measured meanwhile counts, and while shapes are recorded each is asked for
@@ -246,16 +246,16 @@ def test_a_shape_goes_by_the_table_and_without_times_by_a_rule(monkeypatch: pyte
     ways = {"torch": lambda: 1.0, names[0]: lambda: 2.0}
     table.tune({many: lambda shape, device: ways}, device, 60, lambda call, calls: 3.0 - call())
     assert chosen(4608) == names[0]
-    assert gemm_ways.guess(many, names) == "pingpong_128x128/c1e"
-    assert gemm_ways.guess(many, ()) == "torch"
-    monkeypatch.setattr(gemm_ways, "configurations", lambda codes, capability: ())
+    assert gemm_kernels.guess(many, names) == "pingpong_128x128/c1e"
+    assert gemm_kernels.guess(many, ()) == "torch"
+    monkeypatch.setattr(gemm_kernels, "configurations", lambda codes, capability: ())
     table.memo.clear()
     assert chosen(64) == "torch"
 
 
 def test_shapes_differ_by_all_that_times_hang_on() -> None:
     made = {
-        gemm_ways.shape_of(codes, 5, outputs, inputs, bias=bias, act=act).family
+        gemm_kernels.shape_of(codes, 5, outputs, inputs, bias=bias, act=act).family
         for codes in (F8, I8)
         for outputs, inputs in ((16, 32), (32, 16))
         for bias in (False, True)
@@ -266,9 +266,9 @@ def test_shapes_differ_by_all_that_times_hang_on() -> None:
 
 def test_what_is_measured_is_each_way_once_on_operands_of_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(gemm, "_gemm_q", lambda *operands: asked.append(operands))
-    monkeypatch.setattr(gemm, "ways", lambda codes, device: frozenset({"torch", "wide"}))
-    shape = gemm_ways.shape_of(I8, 5, 48, 32, bias=True, act="gelu_tanh")
+    monkeypatch.setattr(gemm.gemm_q, "overload", lambda *operands: asked.append(operands))
+    monkeypatch.setattr(gemm, "candidate_kernels", lambda codes, device: frozenset({"torch", "wide"}))
+    shape = gemm_kernels.shape_of(I8, 5, 48, 32, bias=True, act="gelu_tanh")
     calls = gemm.candidates(shape, torch.device("cpu"))
     for call in calls.values():
         call()

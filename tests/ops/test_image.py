@@ -9,12 +9,7 @@ import pytest
 import torch
 
 from omni_grpc import ops
-from omni_grpc.ops.image import (
-    latents_to_bytes,
-    latents_to_bytes_reference,
-    pixels_to_bytes,
-    pixels_to_bytes_reference,
-)
+from omni_grpc.ops.image import latents_to_bytes, pixels_to_bytes
 from tests.ops.image_cases import Case, inputs
 
 NAMES = ("pixels_to_bytes", "latents_to_bytes")
@@ -30,16 +25,16 @@ def test_the_native_kernels_are_registered(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_other_dtypes_are_served_by_the_reference(dtype: torch.dtype, seed: int) -> None:
     pixels = inputs(Case(2, 8, 8), "cpu", seed).to(dtype)
-    made, odd = pixels_to_bytes(pixels)
-    want, none = pixels_to_bytes_reference(pixels)
+    made, nonfinite = pixels_to_bytes(pixels)
+    want, none = pixels_to_bytes.reference(pixels)
     assert torch.equal(made, want)
-    assert odd.tolist() == none.tolist() == [0]
+    assert nonfinite.tolist() == none.tolist() == [0]
 
 
 def test_the_references_are_those_of_the_kernels(seed: int) -> None:
     pixels = inputs(Case(2, 16, 24), "cpu", seed)
     pixels[0, 1, 2, 3] = torch.nan
-    for mine, reference in zip(pixels_to_bytes(pixels), pixels_to_bytes_reference(pixels), strict=True):
+    for mine, reference in zip(pixels_to_bytes(pixels), pixels_to_bytes.reference(pixels), strict=True):
         assert torch.equal(mine, reference)
         assert mine.dtype == reference.dtype
 
@@ -52,8 +47,8 @@ def test_opcheck(seed: int) -> None:
     )
 
 
-PIXELS = (torch.ops.omni_grpc.pixels_to_bytes.default, pixels_to_bytes_reference)
-LATENTS = (torch.ops.omni_grpc.latents_to_bytes.default, latents_to_bytes_reference)
+PIXELS = (torch.ops.omni_grpc.pixels_to_bytes.default, pixels_to_bytes.reference)
+LATENTS = (torch.ops.omni_grpc.latents_to_bytes.default, latents_to_bytes.reference)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -83,5 +78,5 @@ def test_more_channels_than_kernels_take(seed: int) -> None:
     latents = torch.randn(300, 3, 3, generator=torch.Generator().manual_seed(seed))
     factors = [0.01] * 900
     assert torch.equal(
-        latents_to_bytes(latents, factors, [0.0] * 3), latents_to_bytes_reference(latents, factors, [0.0] * 3)
+        latents_to_bytes(latents, factors, [0.0] * 3), latents_to_bytes.reference(latents, factors, [0.0] * 3)
     )

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from omni_grpc import ops
 from omni_grpc.ops import norm
-from omni_grpc.ops.norm import gate_add, gate_add_norm_modulate, norm_modulate, norm_modulate_reference
+from omni_grpc.ops.declare import cell_of
+from omni_grpc.ops.norm import gate_add, gate_add_norm_modulate, norm_modulate
 from tests.ops.norm_cases import OPS, Case, Inputs, inputs
 
 CPU_KERNELS = ("norm_modulate", "gate_add", "gate_add_norm_modulate")
@@ -40,14 +41,14 @@ def test_reference_by_hand() -> None:
     x = torch.tensor([[1.0, 3.0], [-5.0, 5.0]])
     scale, shift = torch.tensor([[0.0, 1.0], [2.0, 0.0]]), torch.tensor([[10.0, 20.0], [0.0, -1.0]])
     index = torch.tensor([0, 1], dtype=torch.int32)
-    out = norm_modulate_reference(x, scale, shift, index, eps=0.0)
+    out = norm_modulate.reference(x, scale, shift, index, eps=0.0)
     torch.testing.assert_close(out, torch.tensor([[9.0, 22.0], [-3.0, 0.0]]))
     weight, bias = torch.tensor([2.0, 3.0]), torch.tensor([0.5, 0.0])
-    out = norm_modulate_reference(x, scale, None, index, 0.0, weight, bias, base=0.0)
+    out = norm_modulate.reference(x, scale, None, index, 0.0, weight, bias, base=0.0)
     torch.testing.assert_close(out, torch.tensor([[0.0, 3.0], [-3.0, 0.0]]))
-    out = norm_modulate_reference(torch.tensor([[1.0, 7.0]]), None, None, None, 0.0, weight, rms=True)
+    out = norm_modulate.reference(torch.tensor([[1.0, 7.0]]), None, None, None, 0.0, weight, rms=True)
     torch.testing.assert_close(out, torch.tensor([[0.4, 4.2]]))
-    total = norm.gate_add_reference(x, torch.tensor([[1.0, 7.0], [1.0, 1.0]]), scale, index, 0.0, weight)
+    total = norm.gate_add.reference(x, torch.tensor([[1.0, 7.0], [1.0, 1.0]]), scale, index, 0.0, weight)
     torch.testing.assert_close(total, torch.tensor([[1.0, 7.2], [-1.0, 5.0]]))
 
 
@@ -55,7 +56,7 @@ def test_a_sum_is_rounded_before_it_is_normed() -> None:
     """2 + 2^-8 is no bfloat16, and 2 - 2^-8 is none either: all channels are alike after the sum, and so nothing."""
     x = torch.full((1, 8), 2.0, dtype=torch.bfloat16)
     y = torch.tensor([[2.0**-8, -(2.0**-9)] * 4], dtype=torch.bfloat16)
-    for call in (norm.gate_add_norm_modulate_reference, gate_add_norm_modulate):
+    for call in (norm.gate_add_norm_modulate.reference, gate_add_norm_modulate):
         total, out = call(x, y, None, None, None, None, 1e-12)
         assert torch.equal(total, x)
         assert not out.any()
@@ -66,7 +67,7 @@ def test_eps_is_used(seed: int) -> None:
     x = made.x * 1e-3
     for eps in (1e-6, 1e-2):
         torch.testing.assert_close(
-            norm_modulate(x, *made.modulated, eps), norm_modulate_reference(x, *made.modulated, eps)
+            norm_modulate(x, *made.modulated, eps), norm_modulate.reference(x, *made.modulated, eps)
         )
 
 
@@ -75,7 +76,7 @@ def test_other_dtypes_are_served_by_the_reference(dtype: torch.dtype, seed: int)
     made = inputs(Case(4, 24), "cpu", seed).of(dtype)
     out = norm_modulate(made.x, *made.modulated)
     assert out.dtype == dtype
-    assert torch.equal(out, norm_modulate_reference(made.x, *made.modulated))
+    assert torch.equal(out, norm_modulate.reference(made.x, *made.modulated))
 
 
 def test_mixtures_of_dtypes_are_served_by_the_reference(seed: int) -> None:
@@ -83,8 +84,8 @@ def test_mixtures_of_dtypes_are_served_by_the_reference(seed: int) -> None:
     assert made.weight is not None
     weight = made.weight.bfloat16()
     out = norm_modulate(made.x, *made.modulated, weight=weight)
-    assert torch.equal(out, norm_modulate_reference(made.x, *made.modulated, weight=weight))
-    with pytest.raises(RuntimeError, match="the kernel takes modulation and weights of one dtype"):
+    assert torch.equal(out, norm_modulate.reference(made.x, *made.modulated, weight=weight))
+    with pytest.raises(RuntimeError, match="the kernel takes modulation and weights of the same dtype"):
         torch.ops.omni_grpc.norm_modulate(made.x, *made.modulated, weight=weight)
 
 
@@ -98,11 +99,11 @@ def _gate_add_norm_modulate(i: Inputs) -> Any:
 
 CALLS: dict[str, Callable[[Inputs], Any]] = {
     "norm_modulate": lambda i: norm_modulate(i.x, *i.modulated, **i.normed),
-    "norm_modulate_quantize": lambda i: norm.norm_modulate_quantize(i.x, *i.modulated, torch.int8, **i.normed),
+    "norm_modulate_quantize": lambda i: norm.norm_modulate_quantize(i.x, *i.modulated, **i.normed, int8=True),
     "gate_add": _gate_add,
     "gate_add_norm_modulate": _gate_add_norm_modulate,
     "gate_add_norm_modulate_quantize": lambda i: norm.gate_add_norm_modulate_quantize(
-        i.x, i.y, i.gate, *i.modulated, torch.int8, **i.normed, y_weight=i.y_weight
+        i.x, i.y, i.gate, *i.modulated, **i.normed, y_weight=i.y_weight, int8=True
     ),
 }
 
@@ -140,7 +141,7 @@ WRONG: dict[str, dict[str, Callable[[Tensor], Tensor | None]]] = {
     "x has 16 channels and gate 15": {"gate": lambda gate: gate[:, 1:]},
     "x has 16 channels and scale 15": {"scale": lambda scale: scale[:, 1:]},
     "has 2 rows and shift 1": {"shift": lambda shift: shift[:1]},
-    "they must be alike": {"shift": lambda shift: shift.bfloat16()},
+    "must have the same dtype": {"shift": lambda shift: shift.bfloat16()},
     "weight must be [C] with C = 16": {"weight": lambda weight: weight[1:]},
     "y_weight must be [C] with C = 16": {"y_weight": lambda weight: weight[None]},
     "index must be int32 [T]": {"index": lambda index: index.long()},
@@ -166,7 +167,7 @@ def test_wrong_inputs_are_refused_alike(op: str, message: str, served: bool, mon
     made = inputs(Case(5, 16, kind="all"), "cpu", 0)
     ((name, change),) = WRONG[message].items()
     wrong = dataclasses.replace(made, **{name: change(getattr(made, name))})
-    monkeypatch.setattr(norm, "_served", lambda *_, **__: served)
+    monkeypatch.setattr(cell_of(getattr(norm, op), "_kernel_if"), "cell_contents", lambda *_: served)
     with pytest.raises(RuntimeError) as caught:
         CALLS[op](wrong)
     assert f"{op}: " in str(caught.value)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from omni_grpc import ops
 from omni_grpc.ops import quant
+from omni_grpc.ops.declare import cell_of
 from tests.ops.quant_cases import CODES, OPS, Case, inputs
 
 
@@ -31,7 +32,7 @@ def test_the_cpu_kernel_gives_the_bits_of_the_reference(codes: torch.dtype, dtyp
     for rows in (x, x[:, 3:400], x[::2]):
         made, expected = (
             quant.quantize_rows(rows, codes),
-            quant.quantize_rows_reference(rows, None, codes == torch.int8),
+            quant.quantize_rows_op.reference(rows, None, codes == torch.int8),
         )
         assert torch.equal(made[0].view(torch.uint8), expected[0].view(torch.uint8))
         assert torch.equal(made[1], expected[1])
@@ -50,7 +51,7 @@ def test_codes_by_hand() -> None:
 def test_a_value_is_quantised_before_it_is_rounded() -> None:
     """silu(x) * up in bfloat16 would be 1 in both channels; the codes tell them apart."""
     x, up = torch.full((1, 2), 30.0), torch.tensor([[1.0 / 30, 0.995 / 30]])
-    codes, _ = quant.silu_mul_quantize_rows(x, up, torch.int8)
+    codes, _ = quant.silu_mul_quantize_rows(x, up, True)
     assert codes.tolist() == [[127, 126]]
 
 
@@ -71,12 +72,12 @@ def test_a_row_that_is_not_there_is_refused(index: list[int]) -> None:
 
 @pytest.mark.parametrize("served", [True, False])
 def test_a_wrong_index_is_refused_alike(served: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quant, "_served", lambda x: served)
+    monkeypatch.setattr(cell_of(quant.quantize_rows_op, "_kernel_if"), "cell_contents", lambda x: served)
     x = torch.zeros(9, 8)
     for message, index in {
         "index must be int32 [S]": torch.tensor([1, 2]),
-        "index must be int32 [S], its entries": torch.zeros(2, 2, dtype=torch.int32),
-        "its entries side by side": torch.zeros(6, dtype=torch.int32)[::2],
+        "index must be int32 [S] and": torch.zeros(2, 2, dtype=torch.int32),
+        "int32 [S] and contiguous": torch.zeros(6, dtype=torch.int32)[::2],
         "x and index must be on one device": torch.zeros(2, dtype=torch.int32, device="meta"),
     }.items():
         with pytest.raises(RuntimeError) as caught:
@@ -89,7 +90,7 @@ def test_a_wrong_index_is_refused_alike(served: bool, monkeypatch: pytest.Monkey
 
 def test_what_is_beside_keeps_its_bits(seed: int) -> None:
     x, y = inputs(Case(5, 24, torch.bfloat16), "cpu", seed)[0], inputs(Case(5, 56, torch.bfloat16), "cpu", seed)[1]
-    made = quant.beside_gelu_tanh(x, y)
+    made = quant.concat_gelu_tanh(x, y)
     assert torch.equal(made, torch.cat([x, quant.gelu_tanh(y)], 1))
 
 
@@ -112,15 +113,15 @@ def test_another_dtype_of_codes_is_refused() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_other_dtypes_are_served_by_the_reference(dtype: torch.dtype, seed: int) -> None:
     x, up = (tensor.to(dtype) for tensor in inputs(Case(4, 24), "cpu", seed))
-    assert torch.equal(quant.silu_mul(x, up), quant.silu_mul_reference(x, up))
+    assert torch.equal(quant.silu_mul(x, up), quant.silu_mul.reference(x, up))
     assert quant.silu_mul(x, up).dtype == dtype
     for codes in CODES:
         assert quant.quantize_rows(x, codes)[1].dtype == torch.float32
 
 
 ARGS: dict[str, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
-    "beside_gelu_tanh": lambda x, up: (x, up[:, :8]),
-    "beside_gelu_tanh_quantize_rows": lambda x, up: (x, up[:, :8], True),
+    "concat_gelu_tanh": lambda x, up: (x, up[:, :8]),
+    "concat_gelu_tanh_quantize_rows": lambda x, up: (x, up[:, :8], True),
     "gelu_tanh": lambda x, up: (x,),
     "gelu_tanh_quantize_rows": lambda x, up: (x, False),
     "quantize_rows": lambda x, up: (x, torch.tensor([1, 0, 1], dtype=torch.int32), True),
@@ -141,8 +142,8 @@ def test_compiles_whole(seed: int) -> None:
             quant.gelu_tanh(x),
             quant.silu_mul(x, up),
             *quant.quantize_rows(x, torch.int8),
-            *quant.beside_gelu_tanh_quantize_rows(x, up[:, 16:], torch.int8),
-            *quant.silu_mul_quantize_rows(x, up, torch.int8),
+            *quant.concat_gelu_tanh_quantize_rows(x, up[:, 16:], True),
+            *quant.silu_mul_quantize_rows(x, up, True),
         )
 
     args = inputs(Case(5, 48), "cpu", seed)
@@ -150,28 +151,28 @@ def test_compiles_whole(seed: int) -> None:
     torch.testing.assert_close(compiled(*args), everything(*args), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("function", [quant.beside_gelu_tanh, quant.beside_gelu_tanh_reference])
+@pytest.mark.parametrize("function", [quant.concat_gelu_tanh, quant.concat_gelu_tanh.reference])
 def test_what_cannot_be_beside_is_refused_alike(function: Callable[..., Tensor]) -> None:
     x = torch.zeros(3, 8)
     for message, arguments in {
         "x must be [T, C]": (x[0], x),
         "y must have as many rows as x": (x, x[1:]),
-        "they must be alike": (x, x.bfloat16()),
+        "must have the same dtype": (x, x.bfloat16()),
         "x and y must be on one device": (x, x.to("meta")),
     }.items():
         with pytest.raises(RuntimeError) as caught:
             function(*arguments)
-        assert "beside_gelu_tanh: " in str(caught.value)
+        assert "concat_gelu_tanh: " in str(caught.value)
         assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("function", [quant.silu_mul, quant.silu_mul_reference])
+@pytest.mark.parametrize("function", [quant.silu_mul, quant.silu_mul.reference])
 def test_wrong_inputs_are_refused_alike(function: Callable[..., Tensor]) -> None:
     x = torch.zeros(3, 8)
     for message, arguments in {
         "x must be [T, C]": (x[0], x),
         "up must have the shape of x": (x, x[:, 1:]),
-        "they must be alike": (x, x.bfloat16()),
+        "must have the same dtype": (x, x.bfloat16()),
         "must be on one device": (x, x.to("meta")),
     }.items():
         with pytest.raises(RuntimeError) as caught:

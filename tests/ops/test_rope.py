@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.ops.quant import LARGEST
-from omni_grpc.ops.rope import Heads, qk_norm_rope, qk_norm_rope_quantize, qk_norm_rope_reference
+from omni_grpc.ops.rope import Heads, qk_norm_rope, qk_norm_rope_op, qk_norm_rope_quantize
 from tests.ops.rope_cases import (
     CODE_CASES,
     Case,
@@ -146,13 +146,13 @@ def _table(edit: Callable[[Tensor], Tensor]) -> Callable[[Inputs], None]:
 
 WRONG: dict[str, Callable[[Inputs], None]] = {
     "q, k and v must be [T, H, D]": _stream(q=lambda q: q.flatten(1)),
-    "streams must be alike": _stream(q=lambda q: q[..., 1:]),
+    "all streams must have the same heads": _stream(q=lambda q: q[..., 1:]),
     "k must be (9, 4, 64)": _stream(k=lambda k: k[1:]),
     "v must be (9, 4, 64)": _stream(v=lambda v: v[:, 1:]),
-    "q, k and v must be of one dtype": _stream(k=lambda k: k.bfloat16()),
+    "q, k and v must have the same dtype": _stream(k=lambda k: k.bfloat16()),
     "weights must have 64 channels": _stream(weights=lambda w: (w[0], w[1][1:])),
-    "weights must be of q and k in each of 2 streams, got 3": _stream(weights=lambda w: w[:1]),
-    "weights must be of one dtype": _stream(weights=lambda w: (w[0], w[1].bfloat16())),
+    "weights must be one for q and one for k of each of 2 streams, got 3": _stream(weights=lambda w: w[:1]),
+    "weights must have the same dtype": _stream(weights=lambda w: (w[0], w[1].bfloat16())),
     "place must be int32 [T_s]": _place(lambda place: place.long()),
     "place has 1 entries for 2 streams": lambda given: given.place.pop(),
     "table must be float32 [T, R, 2]": _table(lambda table: table[..., :1]),
@@ -163,7 +163,7 @@ WRONG: dict[str, Callable[[Inputs], None]] = {
 }
 
 
-@pytest.mark.parametrize("function", [OP, qk_norm_rope_reference])
+@pytest.mark.parametrize("function", [OP, qk_norm_rope_op.reference])
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_inputs_are_refused_alike(message: str, function: Callable[..., Any]) -> None:
     given = inputs(Case(), "cpu", 0)
@@ -174,13 +174,13 @@ def test_wrong_inputs_are_refused_alike(message: str, function: Callable[..., An
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("function", [OP, qk_norm_rope_reference])
+@pytest.mark.parametrize("function", [OP, qk_norm_rope_op.reference])
 def test_unknown_kinds_and_weights_without_a_norm_are_refused(function: Callable[..., Any]) -> None:
     given = inputs(Case(), "cpu", 0)
     for changes, message in (
         ({"norm": "batch"}, "norm must be one of none, rms, rms_across, layer, got batch"),
         ({"pairs": "odd"}, "pairs must be one of interleaved, half, got odd"),
-        ({"norm": "none"}, "there are weights and no norm"),
+        ({"norm": "none"}, "weights are given without a norm"),
     ):
         *operands, norm, pairs, eps = _operands(Case(), given)
         with pytest.raises(RuntimeError, match=message):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from omni_grpc.ops.step import Move, Norm, guide_step, guide_step_reference
+from omni_grpc.ops.step import GuidanceNormCode, OutputStep, guide_step, guide_step_op
 from tests.ops.step_cases import KINDS, Case, check_case, inputs
 
 OP = torch.ops.omni_grpc.guide_step.default
@@ -16,8 +16,10 @@ OP = torch.ops.omni_grpc.guide_step.default
 def test_by_hand() -> None:
     prediction = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, -1.0]])
     latents = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
-    guided = Move(cond=0, uncond=1, latents=0, tokens=1, width=-0.5, scale=2.0)
-    plain = Move(cond=2, uncond=None, latents=1, tokens=1, width=-0.5, scale=9.0, rescale=1.0, norm=Norm.RENORM)
+    guided = OutputStep(cond=0, uncond=1, latents=0, tokens=1, width=-0.5, scale=2.0)
+    plain = OutputStep(
+        cond=2, uncond=None, latents=1, tokens=1, width=-0.5, scale=9.0, rescale=1.0, norm=GuidanceNormCode.RENORM
+    )
     moved = guide_step(prediction, latents, [guided, plain])
     assert [x.tolist() for x in moved.guided] == [[[6.0, 8.0]], [[1.0, -1.0]]]
     assert [x.tolist() for x in moved.latents] == [[[-2.0, -3.0]], [[1.5, 2.5]]]
@@ -29,7 +31,7 @@ def test_other_dtypes_are_served_by_the_reference(seed: int) -> None:
     assert guide_step(prediction.half(), latents, moves).latents[0].dtype == torch.float16
 
 
-def numbers(moves: list[Move]) -> tuple[list[int], list[float]]:
+def numbers(moves: list[OutputStep]) -> tuple[list[int], list[float]]:
     places = [
         at for it in moves for at in (it.cond, -1 if it.uncond is None else it.uncond, it.latents, it.tokens, it.norm)
     ]
@@ -46,7 +48,7 @@ X = torch.zeros(4, 2)
 FINE = [0, 2, 0, 2, 0], [1.0, 0.0, -0.1]
 
 
-@pytest.mark.parametrize("function", [OP, guide_step_reference])
+@pytest.mark.parametrize("function", [OP, guide_step_op.reference])
 @pytest.mark.parametrize(
     ("message", "arguments"),
     {

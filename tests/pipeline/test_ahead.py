@@ -106,7 +106,7 @@ def test_steps_that_are_taken_together_are_those_that_each_state_takes(changed: 
             assert isinstance(outcome, Finished if step == 2 else NextStep)
             torch.testing.assert_close(it.latents, oracle.latents, rtol=1e-6, atol=1e-6)
             assert it.evaluation == oracle.evaluation == step + 1
-            assert it.ahead.non_finite.item() == 0
+            assert it.ahead.nonfinite.item() == 0
             assert (it.ahead.latents is it.latents) is not changed
 
 

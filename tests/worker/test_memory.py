@@ -279,7 +279,9 @@ HEADS = torch.zeros(1, 1, 4096).expand(2**30, 1, 4096)
         pytest.param(lambda: ops.quant.quantize_rows(LINES, torch.int8), id="quantize_rows"),
         pytest.param(lambda: ops.norm.norm_modulate(LINES, LINE, LINE, None), id="norm_modulate"),
         pytest.param(lambda: ops.norm.gate_add(LINES, LINES, LINE, None), id="gate_add"),
-        pytest.param(lambda: ops.attention_cpu.attention_cpu(HEADS, HEADS, HEADS, ROWS, ROWS, 1.0), id="attention_cpu"),
+        pytest.param(
+            lambda: ops.attention_cpu.attention_cpu(HEADS, HEADS, HEADS, ROWS, ROWS, 1.0, False), id="attention_cpu"
+        ),
     ],
 )
 def test_an_op_of_the_library_that_finds_no_memory_says_so(call: Callable[[], Any]) -> None:
