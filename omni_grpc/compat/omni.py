@@ -22,7 +22,7 @@ from omni_grpc.types.spec import Checkpoint
 
 KEYS = ("prompt", "negative_prompt", "multi_modal_data")
 
-Call = Callable[..., omni.Generation]
+GenerationCall = Callable[..., omni.Generation]
 """One generation that waits to be made; takes `on_event`."""
 
 
@@ -80,7 +80,7 @@ class Omni:
             "max_num_seqs", f"is {asked!r}, expected 1 to {limit}; set Omni(..., max_num_seqs=) to allow more"
         )
 
-    def _call(self, prompt: Prompt, params: OmniDiffusionSamplingParams, index: int) -> Call:
+    def _call(self, prompt: Prompt, params: OmniDiffusionSamplingParams, index: int) -> GenerationCall:
         where = f"prompts[{index}]"
         given = _mapping({"prompt": prompt} if isinstance(prompt, str) else prompt, where)
         if unknown := sorted(given.keys() - set(KEYS)):
@@ -109,7 +109,7 @@ class Omni:
 
     def _method(
         self, media: Mapping[str, Any], where: str, checkpoint: Checkpoint
-    ) -> tuple[Call, dict[str, Any], tuple[str, ...]]:
+    ) -> tuple[GenerationCall, dict[str, Any], tuple[str, ...]]:
         """Which of our methods makes it, with which media, and which options it takes that not all do."""
         makes, tasks = checkpoint.tasks[0].modality, checkpoint.tasks
         known = {Modality.IMAGE: ("image",), Modality.VIDEO: ("image", "video", "audio"), Modality.AUDIO: ("audio",)}
@@ -183,7 +183,7 @@ def _request(
     return OmniDiffusionRequest(prompts=listed, sampling_params=params or OmniDiffusionSamplingParams())
 
 
-def _run(calls: Sequence[Call], most: int) -> list[omni.Generation]:
+def _run(calls: Sequence[GenerationCall], most: int) -> list[omni.Generation]:
     """Runs the calls, `most` at once. When one fails, or at an interrupt, the others are cancelled."""
     stopped = threading.Event()
 

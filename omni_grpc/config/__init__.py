@@ -1,9 +1,9 @@
 """Configuration: every setting of a server, how it is read, and the attention backends and roles that settings name."""
 
+from omni_grpc.config.options import ENVIRONMENT_PREFIX, Option, unknown_settings
 from omni_grpc.config.sections import (
     BUNDLED,
     DIFFUSERS_CACHES,
-    ENVIRONMENT_PREFIX,
     NATIVE_CACHES,
     QUANTIZATIONS,
     AdapterConfig,
@@ -14,14 +14,12 @@ from omni_grpc.config.sections import (
     LoraConfig,
     ModelConfig,
     OffloadConfig,
-    Option,
     ProfilerConfig,
     QuantizationConfig,
     SchedulerConfig,
     ServerConfig,
     WorkerConfig,
     options,
-    unknown_settings,
 )
 
 __all__ = [

@@ -26,8 +26,9 @@ from omni_grpc.engine.scheduler import Decision, Lane, Scheduler, lanes
 from omni_grpc.engine.status import EngineState, EngineStats
 from omni_grpc.engine.submission import Submission
 from omni_grpc.engine.timers import Timers
+from omni_grpc.resolve.advice import advise_priority
 from omni_grpc.resolve.frames import segments
-from omni_grpc.resolve.request import advise_priority, check_model, check_task, resolve_request
+from omni_grpc.resolve.request import check_model, check_task, resolve_request
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.resolve.settings import facts_of
 from omni_grpc.types import shared_memory as shared

@@ -9,12 +9,12 @@ from typing import Any
 from omni_grpc import media_in
 from omni_grpc.config import LimitsConfig
 from omni_grpc.media_in import MediaLimits
+from omni_grpc.media_in.refusal import Warnings
 from omni_grpc.types.errors import InvalidArgument, Violation
 from omni_grpc.types.media import AudioInput, ImageInput, Inputs, VideoInput
 from omni_grpc.types.results import RequestWarning
 
 DecodedInput = ImageInput | VideoInput | AudioInput
-Warnings = tuple[RequestWarning, ...]
 
 DECODE: Mapping[str, Callable[..., tuple[DecodedInput, Warnings]]] = {
     "images": media_in.decode_image,

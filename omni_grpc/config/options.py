@@ -1,0 +1,164 @@
+"""How a setting is declared in a section, and seen from outside: its flag, environment variable, type and parser."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omni_grpc.types.errors import ConfigError, Violation
+
+ENVIRONMENT_PREFIX = "OMNI_GRPC_"
+
+
+def setting(
+    default: Any, help: str, *, choices: tuple[str, ...] = (), minimum: float | None = None, pairs: bool = False
+) -> Any:
+    """A dataclass field with what a flag needs to know. `minimum` is inclusive; `pairs`: an object that is also written
+    NAME=VALUE, as often as it takes.
+    """
+    metadata = {"help": help, "choices": choices, "minimum": minimum, "pairs": pairs}
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Option:
+    """One setting of the tree, seen from outside. `feature`: its section is None where nothing in it is set."""
+
+    name: str
+    section: str
+    feature: bool
+    type: type
+    optional: bool
+    default: Any
+    help: str
+    choices: tuple[str, ...]
+    minimum: float | None
+    pairs: bool
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def environment(self) -> str:
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    def of(self, config: Any) -> Any:
+        """What a configuration has for it: the default where its feature is off."""
+        section = getattr(config, self.section)
+        return self.default if section is None else getattr(section, self.name)
+
+    def parse(self, value: Any) -> Any:
+        """The value as this option's type; strings are read as flags and environment variables give them."""
+        if value is None and self.optional:
+            return None
+        try:
+            parsed = self._convert(value)
+        except (KeyError, TypeError, ValueError):
+            raise self._error(value, f"expected {self._expected}") from None
+        if self.choices and parsed not in self.choices:
+            raise self._error(value, f"expected one of {', '.join(self.choices)}")
+        if self.minimum is not None and not parsed >= self.minimum:
+            raise self._error(value, f"must be at least {self.minimum:g}")
+        return parsed
+
+    @property
+    def _expected(self) -> str:
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.type is dict:
+            return "NAME=VALUE or a JSON object of strings" if self.pairs else "a JSON object"
+        return "a list of names" if self.type is tuple else self.type.__name__
+
+    def _convert(self, value: Any) -> Any:
+        if self.pairs:
+            return _pairs(value)
+        if self.type is dict:
+            parsed = json.loads(value) if isinstance(value, str) else value
+            if not isinstance(parsed, dict):
+                raise TypeError(value)
+            return parsed
+        if self.type is tuple:
+            names = value.split(",") if isinstance(value, str) else value
+            if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+                raise TypeError(value)
+            return tuple(name.strip() for name in names if name.strip())
+        if self.type is bool:
+            if isinstance(value, bool):
+                return value
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[str(value).lower()]
+        if isinstance(value, bool) or (self.type is str and not isinstance(value, str)):
+            raise TypeError(value)
+        if self.type is int and isinstance(value, float):
+            raise TypeError(value)
+        return self.type(value)
+
+    def _error(self, value: Any, rule: str) -> ConfigError:
+        message = f"{self.flag} is {value!r}: {rule}"
+        return ConfigError(message, violations=(Violation(self.name, message),))
+
+
+def options_of(tree: type) -> Iterator[Option]:
+    """Every setting of a tree of sections, in the order in which it is declared."""
+    for section, kind, feature in sections_of(tree):
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            hint = hints[field.name]
+            inner = (
+                [arg for arg in typing.get_args(hint) if arg is not types.NoneType]
+                if isinstance(hint, types.UnionType)
+                else [hint]
+            )
+            yield Option(
+                name=field.name,
+                section=section,
+                feature=feature,
+                type=typing.get_origin(inner[0]) or inner[0],
+                optional=isinstance(hint, types.UnionType),
+                default=None if field.default is dataclasses.MISSING else field.default,
+                help=field.metadata["help"],
+                choices=field.metadata["choices"],
+                minimum=field.metadata["minimum"],
+                pairs=field.metadata["pairs"],
+            )
+
+
+def sections_of(tree: type) -> Iterator[tuple[str, type, bool]]:
+    """The sections of a tree: name, class, and whether it is a feature."""
+    for section, hint in typing.get_type_hints(tree).items():
+        kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
+        yield section, kinds[0] if kinds else hint, bool(kinds)
+
+
+def _pairs(value: Any) -> dict[str, str]:
+    """NAME=VALUE, a JSON object, a mapping, or several of these. Raises ValueError for a name that is given twice."""
+    if isinstance(value, list | tuple):
+        pairs = [pair for part in value for pair in _pairs(part).items()]
+    elif isinstance(value, str) and not value.lstrip().startswith("{"):
+        name, equals, text = value.partition("=")
+        pairs = [(name, text)] if equals and name and text else [("", "")]
+    else:
+        pairs = list((json.loads(value) if isinstance(value, str) else dict(value)).items())
+    if len(dict(pairs)) < len(pairs) or not all(isinstance(part, str) and part for pair in pairs for part in pair):
+        raise ValueError(value)
+    return dict(pairs)
+
+
+def unknown_settings(names: list[str], known: Mapping[str, Option]) -> ConfigError:
+    """For names that are no settings, each with the nearest that is one."""
+    lines = []
+    for name in names:
+        close = difflib.get_close_matches(name, known, n=1)
+        lines.append(f"unknown setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    return ConfigError(
+        "; ".join(lines),
+        reason="UNKNOWN_SETTING",
+        violations=tuple(Violation(n, m) for n, m in zip(names, lines, strict=True)),
+    )
