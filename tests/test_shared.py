@@ -1,4 +1,6 @@
+import pickle
 import secrets
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,42 @@ def test_sweeping_frees_what_has_the_prefix_and_nothing_else(prefix):
     assert shared.sweep(prefix) == 3
     assert not list(Path("/dev/shm").glob(f"{prefix}*"))
     assert shared.take(other) == b"kept"
+
+
+def test_a_block_that_was_begun_and_never_filled_is_swept(prefix):
+    """What a worker leaves that is killed between the two."""
+    (shared.BLOCKS / f"{prefix}0").touch()
+    assert shared.sweep(prefix) == 1
+    assert not list(shared.BLOCKS.glob(f"{prefix}*"))
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A real mount of 256 KiB."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_bytes_for_which_the_mount_has_no_room_travel_in_the_handle(small, prefix, caplog):
+    data = bytes(range(256)) * 2048
+    handle = pickle.loads(pickle.dumps(shared.put(data, prefix, folder=small)))
+    assert (handle.size, handle.data) == (len(data), data)
+    assert shared.take(handle, folder=small) == data
+    assert f"{len(data)} bytes in {small} (No space left on device)" in caplog.text
+    assert list(small.iterdir()) == [], "no half of a block is left"
+    # and the mount is used again as soon as there is room
+    handle = shared.put(data[:1000], prefix, folder=small)
+    assert handle.data is None
+    assert shared.take(handle, folder=small) == data[:1000]
+
+
+def test_without_a_mount_the_bytes_travel_in_the_handle(tmp_path, prefix):
+    handle = shared.put(b"abc", prefix, folder=tmp_path / "none")
+    assert shared.take(handle, folder=tmp_path / "none") == b"abc"

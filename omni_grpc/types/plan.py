@@ -39,10 +39,14 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SharedBytes:
-    """Bytes in a named shared-memory block. Whoever receives this copies them out and unlinks the block."""
+    """Bytes in a named shared-memory block. Whoever receives this copies them out and unlinks the block.
+
+    `data` are the bytes themselves where there was no room for a block.
+    """
 
     name: str
     size: int
+    data: bytes | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

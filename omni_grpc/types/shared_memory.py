@@ -1,47 +1,96 @@
-"""Bytes that cross a process boundary without being pickled: named shared-memory blocks, put once, taken once."""
+"""Bytes that cross a process boundary without being pickled: named shared-memory blocks, put once, taken once.
+
+A block is a file of the shared-memory mount. It is written and read as a file, never mapped: a page of a mapping for
+which the mount has no room ends the process with SIGBUS, a write is refused.
+"""
 
 from __future__ import annotations
 
-from multiprocessing.shared_memory import SharedMemory
+import contextlib
+import logging
+import os
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 from omni_grpc.types.plan import SharedBytes
 
-_BLOCKS = Path("/dev/shm")
+logger = logging.getLogger(__name__)
+
+BLOCKS = Path("/dev/shm")
+"""Where the blocks are: the mount on which shm_open makes them, too."""
 
 
-def put(data: bytes, name: str) -> SharedBytes:
-    """Copies `data` into a new block. Whoever gets the handle must `take` it, or the block outlives both processes."""
-    # an empty block is refused by the operating system
-    block = SharedMemory(name=name, create=True, size=max(1, len(data)))
+def put(data: bytes, name: str, *, folder: Path = BLOCKS) -> SharedBytes:
+    """Copies `data` into a new block. Whoever gets the handle must `take` it, or the block outlives both processes.
+
+    Where the mount has no room for them, or there is no such mount, the bytes travel in the handle itself. That is
+    slower by one copy through the pipe for each side, and is logged with the mount and the size.
+    """
     try:
-        _view(block)[: len(data)] = data
-    finally:
-        block.close()
+        _write(folder / name, data)
+    except OSError as error:
+        logger.warning(
+            "no room for a block of %d bytes in %s (%s): it goes through the worker's pipe, which is slower; "
+            "give the mount more, with docker run --shm-size for example",
+            *(len(data), folder, error.strerror),
+        )
+        return SharedBytes(name=name, size=len(data), data=data)
     return SharedBytes(name=name, size=len(data))
 
 
-def take(handle: SharedBytes) -> bytes:
-    """The bytes of a block, which is gone afterwards."""
-    block = SharedMemory(name=handle.name)
+def take(handle: SharedBytes, *, folder: Path = BLOCKS) -> bytes:
+    """The bytes of a block, which is gone afterwards. Raises FileNotFoundError where it is gone already."""
+    if handle.data is not None:
+        return handle.data
+    path = folder / handle.name
     try:
-        return bytes(_view(block)[: handle.size])
+        return path.read_bytes()
     finally:
-        block.close()
-        block.unlink()
+        _remove(path)
 
 
-def sweep(prefix: str) -> int:
+def sweep(prefix: str, *, folder: Path = BLOCKS) -> int:
     """Unlinks every block whose name begins with `prefix`: what a dead worker had put and nobody will take."""
-    leftovers = [path.name for path in _BLOCKS.glob(f"{prefix}*")] if _BLOCKS.is_dir() else []
-    for name in leftovers:
-        block = SharedMemory(name=name)
-        block.close()
-        block.unlink()
+    leftovers = list(folder.glob(f"{prefix}*")) if folder.is_dir() else []
+    for path in leftovers:
+        _remove(path)
     return len(leftovers)
 
 
-def _view(block: SharedMemory) -> memoryview:
-    # the type is optional because `close` clears it
-    assert block.buf is not None
-    return block.buf
+def _write(path: Path, data: bytes) -> None:
+    # the tracker unlinks what is left when every process of this server was killed at once
+    _track(path)
+    try:
+        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError:
+        _untrack(path)
+        raise
+    try:
+        with os.fdopen(file, "wb", buffering=0) as block:
+            if data:
+                # all of it or nothing: without a reservation a block could fail half way, after its copy has begun
+                os.posix_fallocate(file, 0, len(data))
+            rest = memoryview(data)
+            while rest:
+                # one call writes at most 2 GiB
+                rest = rest[block.write(rest) :]
+    except OSError:
+        _remove(path)
+        raise
+
+
+def _remove(path: Path) -> None:
+    # somebody else may have been faster: a cleanup at the end of a login session, for example
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+        _untrack(path)
+
+
+def _track(path: Path) -> None:
+    if path.parent == BLOCKS:
+        resource_tracker.register(f"/{path.name}", "shared_memory")
+
+
+def _untrack(path: Path) -> None:
+    if path.parent == BLOCKS:
+        resource_tracker.unregister(f"/{path.name}", "shared_memory")
