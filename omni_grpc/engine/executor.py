@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import logging
 import multiprocessing
+import os
 import secrets
 import signal
 import threading
@@ -72,22 +73,35 @@ class ProcessExecutor:
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, *, worker: str = WORKER) -> None:
         self._arguments = (worker, config, checkpoint)
 
+        self._process: WorkerProcess | None = None
+
     @property
     def pid(self) -> int | None:
-        """Process id of the worker."""
-        return self._process.pid
+        """Process id of the worker; None while there is none."""
+        return self._process.pid if self._process is not None else None
 
     def start(self, deliver: Deliver) -> None:
-        self._process = WorkerProcess(*self._arguments, deliver)
+        self._process = None
+        try:
+            self._process = WorkerProcess(*self._arguments, deliver)
+        except (OSError, RuntimeError) as error:
+            # no memory, file descriptors or threads left for it: that may pass, like any other death of a worker
+            message = f"the worker process could not be started: {error}"
+            failure = Failure(code=Code.UNAVAILABLE, reason="WORKER_NOT_STARTED", message=message)
+            asyncio.get_running_loop().call_soon(deliver, Died(failure=failure))
 
     def submit(self, plan: Plan) -> None:
+        if self._process is None:
+            raise _gone()
         self._process.submit(plan)
 
     def kill(self) -> None:
-        self._process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._process.close)
+        if self._process is not None:
+            await asyncio.to_thread(self._process.close)
 
 
 class HubExecutor:
@@ -145,7 +159,7 @@ class WorkerProcess:
         self._timeout = config.worker.worker_timeout
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
-        self._prefix = f"omni-{secrets.token_hex(6)}-"
+        self._prefix = block_prefix()
         self._closing = self._hung = False
         self._last_words: Failure | None = None
         context = multiprocessing.get_context("spawn")
@@ -157,7 +171,11 @@ class WorkerProcess:
         # the worker holds the only other end: its death is an end of file here
         theirs.close()
         self._reader = threading.Thread(target=self._read, name="omni_grpc-reports", daemon=True)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError:
+            self._process.kill()
+            raise
 
     @property
     def pid(self) -> int | None:
@@ -166,9 +184,9 @@ class WorkerProcess:
     def submit(self, plan: Plan) -> None:
         try:
             self._connection.send(plan)
-        except (BrokenPipeError, ConnectionResetError):
+        except OSError:
             # the reader sees the same end of file and delivers Died, which is where a death is handled
-            raise Unavailable("plan not delivered: the worker is gone", reason="WORKER_DIED") from None
+            raise _gone() from None
 
     def kill(self) -> None:
         self._hung = True
@@ -179,7 +197,7 @@ class WorkerProcess:
         self._closing = True
         try:
             self._connection.send(None)
-        except (BrokenPipeError, ConnectionResetError):
+        except OSError:
             logger.info("worker had ended before it was asked to")
         # the reader thread ends with the process; a second thread that waits for the process could miss its end
         self._reader.join(CLOSE_SECONDS)
@@ -189,15 +207,32 @@ class WorkerProcess:
         self._reader.join()
 
     def _read(self) -> None:
+        """Body of the reader thread. However it ends, the worker is gone by then and Died follows."""
+        try:
+            self._deliver_reports()
+        except (EOFError, OSError) as error:
+            # the end of the pipe, also in the middle of a report ("got end of file during message")
+            logger.info("the worker's pipe has ended: %s", error or "end of file")
+        except Exception as error:
+            logger.exception("a report of the worker process %s cannot be read", self._process.pid)
+            message = f"a report of the worker process {self._process.pid} cannot be read: {error!r}"
+            self._last_words = Failure(code=Code.INTERNAL, reason="WORKER_ERROR", message=message)
+            self._process.kill()
+        self._process.join(CLOSE_SECONDS)
+        if self._process.is_alive():
+            logger.warning("worker %s closed its pipe and did not end, killing it", self._process.pid)
+            self._process.kill()
+            self._process.join()
+        # on the loop, behind the reports that wait there: their blocks are taken first
+        self._loop.call_soon_threadsafe(self._bury)
+
+    def _deliver_reports(self) -> None:
         ready = False
         while True:
-            try:
-                # until it is ready a worker imports and loads, and cannot give signs of life
-                if ready and not self._connection.poll(self._timeout):
-                    self.kill()
-                report = self._connection.recv()
-            except (EOFError, ConnectionResetError):
-                break
+            # until it is ready a worker imports and loads, and cannot give signs of life
+            if ready and not self._connection.poll(self._timeout):
+                self.kill()
+            report = self._connection.recv()
             ready = ready or isinstance(report, Ready)
             if isinstance(report, Died):
                 # the process is of no more use, and must be gone before the next one is started
@@ -205,11 +240,12 @@ class WorkerProcess:
                 self._process.kill()
             elif not isinstance(report, Beat):
                 self._loop.call_soon_threadsafe(self._deliver, report)
-        self._process.join()
+
+    def _bury(self) -> None:
         if swept := shared.sweep(self._prefix):
             logger.warning("freed %d shared-memory blocks of the ended worker", swept)
         if not self._closing:
-            self._loop.call_soon_threadsafe(self._deliver, Died(failure=self._obituary()))
+            self._deliver(Died(failure=self._obituary()))
 
     def _obituary(self) -> Failure:
         if self._last_words is not None:
@@ -223,6 +259,15 @@ class WorkerProcess:
         why = "the system log says whether the host ran out of memory" if code == -signal.SIGKILL else "see its log"
         message = f"the worker process {self._process.pid} died {how}; {why}"
         return Failure(code=Code.UNAVAILABLE, reason="WORKER_DIED", message=message)
+
+
+def block_prefix() -> str:
+    """What the names of the blocks of one worker begin with: the process that takes them, then a token."""
+    return f"omni-{os.getpid()}-{secrets.token_hex(6)}-"
+
+
+def _gone() -> Unavailable:
+    return Unavailable("plan not delivered: the worker is gone", reason="WORKER_DIED")
 
 
 class LocalExecutor:
@@ -246,7 +291,7 @@ class LocalExecutor:
         def send(report: Report) -> None:
             loop.call_soon_threadsafe(deliver, report)
 
-        self._worker = _resolve(worker)(config, checkpoint, send, f"omni-{secrets.token_hex(6)}-")
+        self._worker = _resolve(worker)(config, checkpoint, send, block_prefix())
         self._worker.start()  # type: ignore[attr-defined]
 
     def submit(self, plan: Plan) -> None:

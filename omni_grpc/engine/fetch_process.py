@@ -53,7 +53,10 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
 
 def _obey(connection: Connection) -> None:
     """Ends the process, whatever its threads are waiting for, when something comes or nothing can come any more."""
-    with contextlib.suppress(EOFError, ConnectionResetError):
-        connection.recv()
-    discard_unfinished()
-    os._exit(0)
+    try:
+        # an end of file shows as EOFError or, in the middle of a message, as OSError
+        with contextlib.suppress(EOFError, OSError):
+            connection.recv()
+    finally:
+        discard_unfinished()
+        os._exit(0)

@@ -8,8 +8,9 @@ import time
 from multiprocessing.connection import Connection
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.types.plan import Beat, Report
+from omni_grpc.types.plan import Beat, Died, Report
 from omni_grpc.types.spec import Checkpoint
+from omni_grpc.worker.failure import failure
 from omni_grpc.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,9 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
             if (plan := connection.recv()) is None:
                 break
             worker.submit(plan)
-    except (EOFError, BrokenPipeError):
-        logger.info("the engine is gone, ending")
+    except (EOFError, OSError) as error:
+        # an end of file, also in the middle of a message, or nobody who reads
+        logger.info("the engine is gone, ending: %s", error or "end of file")
+    except Exception as error:  # noqa: BLE001 - without this thread the worker is of no use, and the engine is told why
+        send(Died(failure=failure(error, "reading a plan")))
     worker.close()

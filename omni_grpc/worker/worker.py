@@ -77,10 +77,10 @@ class Worker:
         """
         if future.cancelled() or (error := future.exception()) is None:
             return
-        if isinstance(error, BrokenPipeError):
-            logger.info("the engine is gone, a report was not delivered")
-        else:
+        try:
             self._send(Died(failure=failure(error, "reporting")))
+        except OSError:
+            logger.info("the engine is gone, a report was not delivered")
 
     def _load(self) -> None:
         try:

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.service import (
     __main__,
     cancel,
+    kills,
     lanes,
     overhead,
     preempt,
@@ -126,6 +127,10 @@ def test_resume_misses_nothing(server: Server) -> None:
     figures = check(resume.measure(server, resume.Numbers(rounds=1, size=256, steps=60, kill_after=3))).figures
     assert (figures["state_events"], figures["state_events_missing"], figures["step_events_missing"]) == (6, 0, 0)
     assert figures["events_before_kill"][0] + figures["events_after_resume"][0] <= 66
+
+
+def test_every_job_ends_when_the_worker_is_killed_in_the_middle_of_a_report(tiny_qwen_image: Path) -> None:
+    check(kills.measure(tiny_qwen_image, kills.Numbers(kills=20)))
 
 
 def test_recovery_loses_the_running_jobs_alone(server: Server) -> None:

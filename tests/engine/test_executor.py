@@ -1,5 +1,8 @@
 import asyncio
 import dataclasses
+import multiprocessing
+import os
+import struct
 from pathlib import Path
 
 import psutil
@@ -15,6 +18,7 @@ from omni_grpc.types.errors import Code, Unavailable
 from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.plan import Died, Fetched, Plan, Prepared, Ready
 from omni_grpc.types.request import Draft
+from tests.engine import toy_worker
 from tests.toy import toy_checkpoint
 
 CONFIG = EngineConfig.from_settings(model="toy")
@@ -168,3 +172,58 @@ async def test_a_model_that_comes_while_the_executor_is_closed_gets_no_worker():
     executor._on_fetch(Fetched(checkpoint=toy_checkpoint()))
     assert executor._inner is executor._fetcher
     assert reports.empty()
+
+
+# --- a pipe that ends in the middle -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("worker", "reason"), [("half", "WORKER_DIED"), ("garbage", "WORKER_ERROR")])
+async def test_a_report_that_cannot_be_read_is_a_death(worker, reason):
+    executor, reports = process(worker=f"tests.engine.toy_worker:{worker}")
+    pid = (await reports.get()).pid
+    died = await asyncio.wait_for(reports.get(), 30)
+    assert (type(died), died.failure.reason) == (Died, reason)
+    assert not psutil.pid_exists(pid)
+    await executor.close()
+
+
+async def test_reports_that_came_before_a_death_keep_their_blocks():
+    executor = ProcessExecutor(CONFIG, _named("puts"), worker="tests.engine.toy_worker:puts")
+    came: asyncio.Queue = asyncio.Queue()
+    executor.start(lambda report: came.put_nowait(report if isinstance(report, Died) else shared.take(report.data)))
+    # the loop is busy while the worker dies and its end is noticed
+    executor._process._reader.join(60)
+    assert await came.get() == b"the first"
+    assert await came.get() == b"the second"
+    assert isinstance(await came.get(), Died)
+    assert shared.sweep(executor._process._prefix) == 0, "nothing was left to free"
+    await executor.close()
+
+
+async def test_a_process_that_cannot_be_started_is_a_death(monkeypatch):
+    def refuse(*arguments):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    executor, reports = ProcessExecutor(CONFIG, _named("toy")), asyncio.Queue()
+    monkeypatch.setattr(executor_module, "WorkerProcess", refuse)
+    executor.start(reports.put_nowait)
+    died = await reports.get()
+    assert (died.failure.reason, died.failure.retryable) == ("WORKER_NOT_STARTED", True)
+    assert "Resource temporarily unavailable" in died.failure.message
+    with pytest.raises(Unavailable):
+        executor.submit(Plan(step=("job_1",)))
+    await executor.close()
+
+
+def test_a_worker_ends_when_a_plan_breaks_off():
+    """Its engine was killed in the middle of it."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    worker = context.Process(target=toy_worker.idle, args=(theirs,))
+    worker.start()
+    theirs.close()
+    assert ours.recv() == "ready"
+    os.write(ours.fileno(), struct.pack("!i", 1000) + b"half")
+    ours.close()
+    worker.join(60)
+    assert worker.exitcode == 0

@@ -3,17 +3,18 @@
 import dataclasses
 import os
 import signal
+import struct
 import time
 from pathlib import Path
 
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.load_progress import Loading, LoadPhase
-from omni_grpc.types.plan import Broken, Fetched, Prepared, Ready
+from omni_grpc.types.plan import Broken, Fetched, Media, Prepared, Ready
 
 
 def serve(connection, config, checkpoint, prefix) -> None:
-    connection.send(Ready(pid=os.getpid(), device="cpu", dtype="float32", load_seconds=0.0, weight_bytes=0))
+    connection.send(_ready())
     while (plan := connection.recv()) is not None:
         for request in plan.admit:
             if checkpoint.name == "dies":
@@ -35,3 +36,55 @@ def fetches(connection, config, checkpoint, prefix) -> None:
 
 def exits(connection, config, checkpoint, prefix) -> None:
     raise SystemExit(3)
+
+
+def half(connection, config, checkpoint, prefix) -> None:
+    """Ends in the middle of a report."""
+    connection.send(_ready())
+    os.write(connection.fileno(), struct.pack("!i", 1000) + b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def garbage(connection, config, checkpoint, prefix) -> None:
+    """Sends what is no report, and lives on."""
+    connection.send(_ready())
+    connection.send_bytes(b"no pickle")
+    time.sleep(3600)
+
+
+def puts(connection, config, checkpoint, prefix) -> None:
+    """Reports two blocks, leaves a third, and dies."""
+    for index, data in enumerate((b"the first", b"the second")):
+        media = Media(
+            index=index,
+            data=shared.put(data, f"{prefix}{index}"),
+            mime_type="image/png",
+            width=1,
+            height=1,
+            seed=0,
+            sha256="",
+        )
+        connection.send(media)
+    shared.put(b"never reported", f"{prefix}2")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def idle(connection) -> None:
+    """The real body of a worker process, around a worker that does nothing."""
+    from omni_grpc.worker import process
+
+    class Idle:
+        def __init__(self, config, checkpoint, send, prefix) -> None:
+            self.send = send
+
+        def start(self) -> None:
+            self.send("ready")
+
+        def close(self) -> None: ...
+
+    process.Worker = Idle
+    process.serve(connection, None, None, "")
+
+
+def _ready() -> Ready:
+    return Ready(pid=os.getpid(), device="cpu", dtype="float32", load_seconds=0.0, weight_bytes=0)
