@@ -9,10 +9,8 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import math
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine.artifacts import Artifacts
@@ -20,11 +18,11 @@ from omni_grpc.engine.assets import Assets
 from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.jobs import Job, Jobs, new_job_id
 from omni_grpc.engine.meter import Meter
-from omni_grpc.engine.policy import Claim
+from omni_grpc.engine.retention import Retention
 from omni_grpc.engine.run import JobRun
 from omni_grpc.engine.scheduler import Decision, Lane, Scheduler, lanes
 from omni_grpc.engine.status import EngineState, EngineStats
-from omni_grpc.engine.submission import Submission
+from omni_grpc.engine.submission import Submission, new_run
 from omni_grpc.engine.timers import Timers
 from omni_grpc.resolve.advice import advise_priority
 from omni_grpc.resolve.frames import segments
@@ -32,24 +30,32 @@ from omni_grpc.resolve.request import check_model, check_task, resolve_request
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.resolve.settings import facts_of
 from omni_grpc.types import shared_memory as shared
-from omni_grpc.types.errors import Aborted, Code, FailedPrecondition, Failure, NotFound, Unavailable
-from omni_grpc.types.events import ArtifactReady, Cancelled, DecodeProgress, Failed, Queued
+from omni_grpc.types.errors import Code, FailedPrecondition, Failure, Unavailable
+from omni_grpc.types.events import ArtifactReady, Cancelled, Failed, Queued
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.media import Inputs
-from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Died, Fetched, Plan, Prepared, Ready, Report, Stepped
+from omni_grpc.types.plan import (
+    Broken,
+    Decoded,
+    DecodedPart,
+    Died,
+    Fetched,
+    Plan,
+    Prepared,
+    Ready,
+    Report,
+    RequestStep,
+    Stepped,
+    requests_of,
+)
 from omni_grpc.types.request import Task
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 MAX_BACKOFF = 60.0
 """Longest pause between two attempts to start a worker, in seconds."""
-
-WATCHED_RETENTION = 5.0
-"""Seconds after which an expired job that is still being read is looked at again."""
 
 ASSET_SWEEP = 30.0
 """Seconds between two looks for assets that have expired, on a server that nobody uploads to."""
@@ -82,7 +88,8 @@ class Engine:
             max_step_ms=config.scheduler.max_step_ms,
         )
         self._runs: dict[str, JobRun] = {}
-        self._timers = Timers()
+        self._timers = Timers(self._on_timer_error)
+        self._retention = Retention(self.jobs, self.artifacts, self._timers, config.jobs.artifact_budget)
         self._meter = Meter()
         self._started: asyncio.Future[None] | None = None
         self._closing: asyncio.Future[None] | None = None
@@ -134,7 +141,8 @@ class Engine:
         logger.info("engine: %s -> %s", self.state, state)
         self.state = state
         for observer in self.on_state:
-            observer(state)
+            with self._blamed((), "telling of a change of state"):
+                observer(state)
 
     # --- what callers ask -------------------------------------------------------------------------------------------
 
@@ -170,46 +178,26 @@ class Engine:
         Aborted for a request_id that was used with another body, and what `resolve_request` raises. While a dead worker
         is being started again, jobs wait in the queue.
         """
-        if (earlier := self.jobs.find(submission.request_id)) is not None:
-            if earlier.fingerprint != submission.fingerprint:
-                raise Aborted(
-                    f"options.request_id {submission.request_id!r} belongs to a different request, of job {earlier.id}",
-                    reason="REQUEST_ID_REUSED",
-                    metadata={"job_id": earlier.id},
-                )
+        if (earlier := self.jobs.earlier(submission.request_id, submission.fingerprint)) is not None:
             return earlier, True
         if self.state not in (EngineState.READY, EngineState.RESTARTING):
             self.check(submission.draft.model, submission.draft.task)
             message = f"this server accepts no new jobs: it is {self.state}"
             raise Unavailable(message, reason=f"ENGINE_{self.state}", retry_after=1.0)
         resolved = resolve_request(submission.draft, self.facts, id=new_job_id())
-        deadline = math.inf if submission.deadline is None else submission.deadline
-        self._scheduler.add(resolved.request, Claim(priority=submission.priority, deadline=deadline))
-        settings = self.config.jobs
-        job = Job(
-            resolved.request,
+        run = new_run(
+            submission,
+            resolved,
+            self.config.jobs,
             warnings=self.ready_warnings
             + submission.warnings
             + resolved.warnings
             + advise_priority(submission.priority, self.config.scheduler.policy),
             segments=segments(resolved.request.num_frames, self.checkpoint.limits),
-            priority=submission.priority,
-            defaults_used=resolved.defaults_used,
-            labels=submission.labels,
-            request_id=submission.request_id,
-            fingerprint=submission.fingerprint,
-            client_job_id=submission.client_job_id,
-            disconnect_grace=_or(submission.disconnect_grace, settings.disconnect_grace)
-            if submission.cancel_on_disconnect
-            else None,
-            retention=_or(submission.retention, settings.retention),
         )
-        self.jobs.add(job)
-        run = self._runs[job.id] = JobRun(
-            job,
-            queue_timeout=_or(submission.queue_timeout, settings.queue_timeout),
-            run_timeout=_or(submission.run_timeout, settings.run_timeout),
-        )
+        self._scheduler.add(resolved.request, submission.claim)
+        self.jobs.add(job := run.job)
+        self._runs[job.id] = run
         self._idle.clear()
         self._queued(run)
         if submission.deadline is not None:
@@ -238,7 +226,7 @@ class Engine:
         job = self.jobs.get(job_id)
         if not job.state.terminal:
             raise FailedPrecondition(f"job {job_id} is {job.state}; cancel it first", reason="JOB_NOT_FINISHED")
-        self._forget(job)
+        self._retention.forget(job)
 
     def queue_position(self, job: Job) -> int:
         """Jobs before this one in the queue; 0 once it has left it."""
@@ -280,6 +268,31 @@ class Engine:
     # --- what the worker says ---------------------------------------------------------------------------------------
 
     def _on_report(self, report: Report) -> None:
+        with self._blamed(requests_of(report), f"handling {type(report).__name__}"):
+            self._handle(report)
+        self._tick()
+
+    @contextlib.contextmanager
+    def _blamed(self, job_ids: Iterable[str], doing: str) -> Iterator[None]:
+        """Whatever goes wrong inside is the failure of these jobs. The engine and the other jobs go on."""
+        try:
+            yield
+        except Exception as error:
+            logger.exception("unexpected error while %s of %s", doing, ", ".join(job_ids) or "no job")
+            message = f"{type(error).__name__} while {doing}: {error}"
+            for job_id in job_ids:
+                if (run := self._runs.get(job_id)) is not None:
+                    self._fail(run, Failure(code=Code.INTERNAL, reason="ENGINE_ERROR", message=message))
+
+    def _on_timer_error(self, owner: str, name: str, error: Exception) -> None:
+        with self._blamed((owner,), f"the timer {name}"):
+            raise error
+        if (owner, name) == (_WORKER, "restart"):
+            message = f"the worker could not be started: {error!r}"
+            self._on_died(Failure(code=Code.UNAVAILABLE, reason="WORKER_NOT_STARTED", message=message))
+        self._tick()
+
+    def _handle(self, report: Report) -> None:
         match report:
             case Loading():
                 self.loading = report
@@ -300,7 +313,6 @@ class Engine:
                 self._on_broken(report)
             case Died():
                 self._on_died(report.failure)
-        self._tick()
 
     def _on_ready(self, report: Ready) -> None:
         self.ready, self.failure = report, None
@@ -324,19 +336,19 @@ class Engine:
         self._free(Lane.STEP)
         self._meter.stepped(report.elapsed)
         for progress in report.progress:
-            if (run := self._runs.get(progress.id)) is None:
-                continue
-            entry = run.job.append(run.stepped(progress, report.elapsed))
-            if progress.previews:
-                run.job.previews, run.job.preview_seq = progress.previews, entry.seq
-            if progress.part_ready:
-                self._scheduler.part_ready(progress.id)
-            if progress.finished:
-                units = progress.segments if progress.segments > 1 else run.job.request.num_outputs
-                run.job.append(DecodeProgress(done_units=run.decoded_parts, total_units=units))
-                self._scheduler.denoised(progress.id)
+            if (run := self._runs.get(progress.id)) is not None:
+                with self._blamed((progress.id,), "handling a step"):
+                    self._on_progress(run, progress, report.elapsed)
         for broken in report.broken:
-            self._on_broken(broken)
+            with self._blamed((broken.id,), "handling Broken"):
+                self._on_broken(broken)
+
+    def _on_progress(self, run: JobRun, progress: RequestStep, elapsed: float) -> None:
+        run.take_step(progress, elapsed)
+        if progress.part_ready:
+            self._scheduler.part_ready(progress.id)
+        if progress.finished:
+            self._scheduler.denoised(progress.id)
 
     def _on_decoded_part(self, report: DecodedPart) -> None:
         self._free(Lane.DECODE)
@@ -346,15 +358,17 @@ class Engine:
     def _on_decoded(self, report: Decoded) -> None:
         self._free(Lane.DECODE)
         # the blocks are taken even for a job that was cancelled meanwhile: whoever gets a handle frees its block
-        files = [(media, shared.take(media.data)) for media in report.media]
+        files = shared.take_all([media.data for media in report.media])
         if (run := self._runs.get(report.id)) is None:
             return
-        for media, data in files:
-            artifact = run.artifact(media)
+        artifacts = [run.artifact(media) for media in report.media]
+        completed = run.done(report, self.checkpoint.scheduler, self.facts.found)
+        # nothing is stored before all that can fail is done
+        for artifact, data in zip(artifacts, files, strict=True):
             self.artifacts.put(artifact, data)
             run.job.append(ArtifactReady(artifact=artifact))
         self._scheduler.finish(run.job.id)
-        run.job.append(run.done(report, self.checkpoint.scheduler, self.facts.found))
+        run.job.append(completed)
         self._end(run)
 
     def _on_broken(self, report: Broken) -> None:
@@ -374,12 +388,14 @@ class Engine:
         pause = min(MAX_BACKOFF, self.config.worker.restart_backoff * 2**self._failures)
         lost, back = self._scheduler.reset()
         for job_id in lost:
-            self._fail(self._runs[job_id], failure)
+            with self._blamed((job_id,), "failing it with its worker"):
+                self._fail(self._runs[job_id], failure)
         for job_id in back:
-            run = self._runs[job_id]
-            self._timers.clear(job_id, "run_timeout")
-            run.job.append(run.retrying(failure, pause))
-            self._queued(run)
+            with self._blamed((job_id,), "putting it back in the queue"):
+                run = self._runs[job_id]
+                self._timers.clear(job_id, "run_timeout")
+                run.job.append(run.retrying(failure, pause))
+                self._queued(run)
         if self._started is not None and not self._started.done():
             self._enter(EngineState.FAILED)
             self._started.set_exception(failure.error())
@@ -402,11 +418,13 @@ class Engine:
 
     def _tick(self) -> None:
         # a drain may lack its worker: what waits then is kept for the next one
-        if self.state not in (EngineState.READY, EngineState.DRAINING) or self.failure is not None:
-            return
-        decision = self._scheduler.plan()
-        if decision.plan and self._send(decision.plan):
-            self._announce(decision)
+        while self.state in (EngineState.READY, EngineState.DRAINING) and self.failure is None:
+            decision = self._scheduler.plan()
+            if not decision.plan:
+                return
+            if self._send(decision.plan):
+                self._announce(decision)
+                return
 
     def _send(self, plan: Plan) -> bool:
         """Whether the worker has the plan. It may have died a moment ago, before anybody was told."""
@@ -416,23 +434,31 @@ class Engine:
             self.failure = error.failure
             self._scheduler.undo(plan)
             return False
+        except Exception as error:
+            if jobs := [request.id for request in plan.admit] or plan.running:
+                self._scheduler.undo(plan)
+            with self._blamed(jobs, "handing it to the worker"):
+                raise error
+            return False
         self._meter.planned(self._scheduler.predicted_ms(plan.step))
         for lane in lanes(plan):
             self._timers.set(_WORKER, lane, self.config.worker.phase_timeout, self._hung)
         return True
 
     def _announce(self, decision: Decision) -> None:
+        policy, step = self.config.scheduler.policy, decision.plan.step
         for request in decision.plan.admit:
-            run = self._runs[request.id]
-            self._timers.clear(request.id, "queue_timeout")
-            self._timers.set(request.id, "run_timeout", run.run_timeout, self._expire)
-            run.job.append(run.started())
+            with self._blamed((request.id,), "starting it"):
+                run = self._runs[request.id]
+                self._timers.clear(request.id, "queue_timeout")
+                self._timers.set(request.id, "run_timeout", run.run_timeout, self._expire)
+                run.job.append(run.started())
         for job_id in decision.preempted:
-            run = self._runs[job_id]
-            run.job.append(run.preempted(self.config.scheduler.policy, len(decision.plan.step)))
+            with self._blamed((job_id,), "preempting it"):
+                self._runs[job_id].job.append(self._runs[job_id].preempted(policy, len(step)))
         for job_id in decision.resumed:
-            run = self._runs[job_id]
-            run.job.append(run.resumed())
+            with self._blamed((job_id,), "resuming it"):
+                self._runs[job_id].job.append(self._runs[job_id].resumed())
 
     def _free(self, lane: Lane) -> None:
         self._timers.clear(_WORKER, lane)
@@ -452,40 +478,19 @@ class Engine:
     def _fail(self, run: JobRun, failure: Failure) -> None:
         if run.job.id in self._scheduler:
             self._scheduler.remove(run.job.id)
-        run.job.append(Failed(failure=failure, stats=run.stats()))
+        if not run.job.state.terminal:
+            run.job.append(Failed(failure=failure, stats=run.stats()))
         self._end(run)
 
     def _end(self, run: JobRun) -> None:
-        del self._runs[run.job.id]
+        self._runs.pop(run.job.id, None)
         # decoded media are large, and the record of a job does not show them
         run.job.request = dataclasses.replace(run.job.request, inputs=Inputs())
         self._timers.clear_all(run.job.id)
-        run.job.expire_time = time.time() + run.job.retention
-        self._timers.set(run.job.id, "retention", run.job.retention, self._retire)
         if not self._runs:
             self._idle.set()
-        for job in self.jobs.finished():
-            if self.artifacts.size_bytes > self.config.jobs.artifact_budget and not job.watchers:
-                self._forget(job)
+        self._retention.keep(run.job)
 
     def _sweep_assets(self, name: str, limit: str, seconds: float) -> None:
-        self.assets.sweep()
         self._timers.set(_ASSETS, "sweep", seconds, self._sweep_assets)
-
-    def _retire(self, job_id: str, limit: str, seconds: float) -> None:
-        job = self.jobs.get(job_id)
-        if job.watchers:
-            self._timers.set(job_id, "retention", WATCHED_RETENTION, self._retire)
-        else:
-            self._forget(job)
-
-    def _forget(self, job: Job) -> None:
-        self._timers.clear_all(job.id)
-        for artifact in job.artifacts:
-            with contextlib.suppress(NotFound):
-                self.artifacts.delete(artifact.artifact_id)
-        self.jobs.remove(job)
-
-
-def _or(value: T | None, default: T) -> T:
-    return default if value is None else value
+        self.assets.sweep()

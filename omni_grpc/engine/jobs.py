@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from omni_grpc.types.errors import FailedPrecondition, Failure, NotFound
+from omni_grpc.types.errors import Aborted, FailedPrecondition, Failure, NotFound
 from omni_grpc.types.events import (
     TERMINAL,
     Cancelled,
@@ -197,9 +197,18 @@ class Jobs:
         except KeyError:
             raise NotFound(f"there is no job {job_id!r}, or it has expired", reason="JOB_NOT_FOUND") from None
 
-    def find(self, request_id: str) -> Job | None:
-        """The job that was made with this idempotency key."""
-        return self._by_request_id.get(request_id) if request_id else None
+    def earlier(self, request_id: str, fingerprint: bytes) -> Job | None:
+        """The job that was made with this idempotency key. Raises Aborted (REQUEST_ID_REUSED) where it was made of
+        another request.
+        """
+        job = self._by_request_id.get(request_id) if request_id else None
+        if job is not None and job.fingerprint != fingerprint:
+            raise Aborted(
+                f"options.request_id {request_id!r} belongs to a different request, of job {job.id}",
+                reason="REQUEST_ID_REUSED",
+                metadata={"job_id": job.id},
+            )
+        return job
 
     def newest(self, *, states: Collection[JobState] = (), labels: Mapping[str, str] | None = None) -> list[Job]:
         """Newest first; with `states`, only jobs in one of them; with `labels`, only jobs that carry all of them."""

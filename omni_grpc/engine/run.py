@@ -101,6 +101,15 @@ class JobRun:
             total_segments=progress.segments,
         )
 
+    def take_step(self, progress: RequestStep, elapsed: float) -> None:
+        """Adds the events of one step to the log."""
+        entry = self.job.append(self.stepped(progress, elapsed))
+        if progress.previews:
+            self.job.previews, self.job.preview_seq = progress.previews, entry.seq
+        if progress.finished:
+            units = progress.segments if progress.segments > 1 else self.job.request.num_outputs
+            self.job.append(DecodeProgress(done_units=self.decoded_parts, total_units=units))
+
     def decoded_part(self, report: DecodedPart) -> DecodeProgress:
         self._decode += report.elapsed
         self.decoded_parts = report.done

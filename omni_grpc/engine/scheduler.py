@@ -145,6 +145,7 @@ class Scheduler:
             self._items[job_id].phase = Phase.DECODE_QUEUED
         for job_id in plan.decode_parts:
             self._items[job_id].part_ready = True
+        self._dropped[:0] = plan.drop
         for lane in lanes(plan):
             self._busy.remove(lane)
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
+from typing import TypeVar
 
+from omni_grpc.config import JobsConfig
+from omni_grpc.engine.jobs import Job
+from omni_grpc.engine.policy import Claim
+from omni_grpc.engine.run import JobRun
+from omni_grpc.resolve.request import Resolved
 from omni_grpc.types.request import Draft
 from omni_grpc.types.results import RequestWarning
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,3 +40,42 @@ class Submission:
     disconnect_grace: float | None = None
     warnings: tuple[RequestWarning, ...] = ()
     """What was decided for the caller before the engine saw the request."""
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(priority=self.priority, deadline=math.inf if self.deadline is None else self.deadline)
+
+
+def new_run(
+    submission: Submission,
+    resolved: Resolved,
+    settings: JobsConfig,
+    *,
+    warnings: tuple[RequestWarning, ...],
+    segments: int,
+) -> JobRun:
+    """The job of a submission whose request was resolved, about to be queued. What is not given is as configured."""
+    job = Job(
+        resolved.request,
+        warnings=warnings,
+        segments=segments,
+        priority=submission.priority,
+        defaults_used=resolved.defaults_used,
+        labels=submission.labels,
+        request_id=submission.request_id,
+        fingerprint=submission.fingerprint,
+        client_job_id=submission.client_job_id,
+        disconnect_grace=_or(submission.disconnect_grace, settings.disconnect_grace)
+        if submission.cancel_on_disconnect
+        else None,
+        retention=_or(submission.retention, settings.retention),
+    )
+    return JobRun(
+        job,
+        queue_timeout=_or(submission.queue_timeout, settings.queue_timeout),
+        run_timeout=_or(submission.run_timeout, settings.run_timeout),
+    )
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value

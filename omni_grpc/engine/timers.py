@@ -8,11 +8,15 @@ from collections.abc import Callable
 Fire = Callable[[str, str, float], None]
 """Called with owner, name and seconds when the time is up."""
 
+OnError = Callable[[str, str, Exception], None]
+"""Called with owner and name of a timer, and what its call raised."""
+
 
 class Timers:
     """`set` starts a timer, or starts it anew; None as seconds means that there is none."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_error: OnError) -> None:
+        self._on_error = on_error
         self._handles: dict[str, dict[str, asyncio.TimerHandle]] = {}
 
     def set(self, owner: str, name: str, seconds: float | None, fire: Fire) -> None:
@@ -42,4 +46,7 @@ class Timers:
 
     def _fire(self, owner: str, name: str, seconds: float, fire: Fire) -> None:
         self.clear(owner, name)
-        fire(owner, name, seconds)
+        try:
+            fire(owner, name, seconds)
+        except Exception as error:  # noqa: BLE001 - what it means is for the one who knows the owner
+            self._on_error(owner, name, error)

@@ -42,7 +42,7 @@ class Intake:
         else:
             asked = read(request, task, streaming=streaming)
         submission = asked.submission
-        if self._engine.jobs.find(submission.request_id) is None:
+        if self._engine.jobs.earlier(submission.request_id, submission.fingerprint) is None:
             inputs, notes = await self._media.read(request)
             draft = dataclasses.replace(submission.draft, inputs=inputs)
             submission = dataclasses.replace(submission, draft=draft, warnings=notes)

@@ -36,6 +36,11 @@ class Plan:
     def __bool__(self) -> bool:
         return bool(self.admit or self.step or self.decode_parts or self.decode or self.drop)
 
+    @property
+    def running(self) -> tuple[str, ...]:
+        """The requests that the worker has and works on."""
+        return (*self.step, *self.decode_parts, *self.decode)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SharedBytes:
@@ -207,3 +212,13 @@ class Died:
 
 
 Report = Loading | Fetched | Ready | Prepared | Stepped | DecodedPart | Decoded | Broken | Died
+
+
+def requests_of(report: Report) -> tuple[str, ...]:
+    """The requests that a report is about."""
+    match report:
+        case Prepared() | DecodedPart() | Decoded() | Broken():
+            return (report.id,)
+        case Stepped(progress=progress, broken=broken):
+            return (*(part.id for part in progress), *(part.id for part in broken))
+    return ()

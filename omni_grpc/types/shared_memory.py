@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -47,6 +48,19 @@ def take(handle: SharedBytes, *, folder: Path = BLOCKS) -> bytes:
         return path.read_bytes()
     finally:
         _remove(path)
+
+
+def take_all(handles: Sequence[SharedBytes], *, folder: Path = BLOCKS) -> list[bytes]:
+    """The bytes of several blocks. Where one is missing the others are gone afterwards, too. Raises like `take`."""
+    taken, missing = [], None
+    for handle in handles:
+        try:
+            taken.append(take(handle, folder=folder))
+        except OSError as error:
+            missing = error
+    if missing is not None:
+        raise missing
+    return taken
 
 
 def sweep(prefix: str, *, folder: Path = BLOCKS) -> int:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from omni_grpc.engine import EngineState, JobState, Submission
-from omni_grpc.engine import engine as engine_module
+from omni_grpc.engine import retention as retention_module
 from omni_grpc.types.errors import (
     Aborted,
     Code,
@@ -357,7 +357,7 @@ async def test_finished_jobs_are_forgotten_after_their_retention():
 
 
 async def test_a_job_is_not_forgotten_under_its_reader(monkeypatch):
-    monkeypatch.setattr(engine_module, "WATCHED_RETENTION", 0.01)
+    monkeypatch.setattr(retention_module, "WATCHED_RETENTION", 0.01)
     engine, worker = await started_engine(retention=0.01)
     job = finish(engine, worker)
     with engine.watching(job):

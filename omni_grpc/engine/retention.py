@@ -1,0 +1,47 @@
+"""How long finished jobs and their outputs are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from omni_grpc.engine.artifacts import Artifacts
+from omni_grpc.engine.jobs import Job, Jobs
+from omni_grpc.engine.timers import Timers
+from omni_grpc.types.errors import NotFound
+
+WATCHED_RETENTION = 5.0
+"""Seconds after which an expired job that is still being read is looked at again."""
+
+
+class Retention:
+    """Forgets jobs when their time is up, and the oldest of them while outputs take more than `budget` bytes."""
+
+    def __init__(self, jobs: Jobs, artifacts: Artifacts, timers: Timers, budget: int) -> None:
+        self._jobs = jobs
+        self._artifacts = artifacts
+        self._timers = timers
+        self._budget = budget
+
+    def keep(self, job: Job) -> None:
+        """A job has ended: its time runs from now on."""
+        job.expire_time = time.time() + job.retention
+        self._timers.set(job.id, "retention", job.retention, self._expire)
+        for finished in self._jobs.finished():
+            if self._artifacts.size_bytes > self._budget and not finished.watchers:
+                self.forget(finished)
+
+    def forget(self, job: Job) -> None:
+        """Removes a job with its events and outputs."""
+        self._timers.clear_all(job.id)
+        for artifact in job.artifacts:
+            with contextlib.suppress(NotFound):
+                self._artifacts.delete(artifact.artifact_id)
+        self._jobs.remove(job)
+
+    def _expire(self, job_id: str, limit: str, seconds: float) -> None:
+        job = self._jobs.get(job_id)
+        if job.watchers:
+            self._timers.set(job_id, "retention", WATCHED_RETENTION, self._expire)
+        else:
+            self.forget(job)
