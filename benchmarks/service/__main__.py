@@ -10,7 +10,7 @@ from pathlib import Path
 from tools.tiny.kept import kept_checkpoint
 
 from . import __doc__ as description
-from . import cancel, kills, lanes, overhead, preempt, recovery, resume, slow_watcher, throughput, watchers
+from . import cancel, kills, lanes, overhead, preempt, recovery, resume, slow_watcher, soak, throughput, watchers
 from .report import Result, load, write
 from .server import ROOT
 
@@ -25,6 +25,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "preempt": preempt.run,
     "resume": resume.run,
     "kills": kills.run,
+    "soak": soak.run,
 }
 
 

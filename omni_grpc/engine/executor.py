@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Protocol
 
@@ -31,6 +31,14 @@ FETCHER = "omni_grpc.engine.fetch_process:serve"
 LOCAL_WORKER = "omni_grpc.worker.worker:Worker"
 CLOSE_SECONDS = 10.0
 """How long a worker gets to end on its own before it is killed."""
+
+WORKER_ENVIRONMENT: Mapping[str, str] = {
+    # on a CPU, oneDNN and torch's layer above it (ideep) each keep 1024 compiled primitives, one for each shape:
+    # hundreds of MB after jobs of unlike sizes. A model at one size needs fewer than these
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
+    "LRU_CACHE_CAPACITY": "128",
+}
+"""Variables of a worker process, where the server's own environment does not set them."""
 
 Deliver = Callable[[Report], None]
 
@@ -64,6 +72,8 @@ def _run(worker: str, connection: Connection, config: EngineConfig, checkpoint: 
     means.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name, value in WORKER_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     _resolve(worker)(connection, config, checkpoint, prefix)
 
 

@@ -17,7 +17,7 @@ from omni_grpc.server.merge import Merged
 from omni_grpc.server.messages import Messages
 from omni_grpc.server.pages import page
 from omni_grpc.server.requests import JOB_STATES, read_inline
-from omni_grpc.server.watch import JobWatch
+from omni_grpc.server.watch import JobWatch, Newcomers
 from omni_grpc.types.errors import Unavailable
 from omni_grpc.v1 import event_pb2, job_pb2, job_pb2_grpc
 
@@ -105,7 +105,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             for job in named:
                 merged.add(self._updates(job, cursors.get(job.id), look))
             if request.label_selector:
-                merged.add(self._select(request.label_selector, {job.id for job in named}, cursors, look, merged))
+                newcomers = Newcomers(named)
+                merged.add(self._select(request.label_selector, newcomers, cursors, look, merged))
             while True:
                 try:
                     update = await merged.next(heartbeat)
@@ -164,7 +165,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     async def _select(
         self,
         labels: Mapping[str, str],
-        seen: set[str],
+        newcomers: Newcomers,
         cursors: Mapping[str, int],
         look: WatchOptions,
         merged: Merged[job_pb2.WatchJobsResponse],
@@ -172,10 +173,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """Adds every job that has the labels to the watch, as it comes. Ends only with the server."""
         while self._engine.state is not EngineState.STOPPED:
             count = self._changes.count
-            for job in reversed(self._selected(labels)):
-                if job.id not in seen:
-                    seen.add(job.id)
-                    merged.add(self._updates(job, cursors.get(job.id), look))
+            for job in newcomers.among(self._selected(labels)):
+                merged.add(self._updates(job, cursors.get(job.id), look))
             await self._changes.wait(count)
         raise Unavailable("the server was stopped; watch again", reason="SERVER_STOPPED")
         yield  # never reached: it makes this a stream, like those it stands beside

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 
 from omni_grpc.engine import Engine, Job
@@ -37,3 +37,20 @@ class JobWatch:
                 if inline and isinstance(update.entry.event, ArtifactReady):
                     for event in self._messages.chunk_events(job, update, update.entry.event.artifact):
                         yield event
+
+
+class Newcomers:
+    """Tells new jobs from those that a watch has already. It remembers no job longer than the server does."""
+
+    def __init__(self, known: Iterable[Job]) -> None:
+        self._known = {job.id for job in known}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def among(self, jobs: Sequence[Job]) -> list[Job]:
+        """Those of all jobs that are watched (newest first) that were not there before, the oldest first."""
+        found = [job for job in reversed(jobs) if job.id not in self._known]
+        # a job that is gone does not come back
+        self._known = {job.id for job in jobs}
+        return found

@@ -18,6 +18,7 @@ from benchmarks.service import (
     recovery,
     resume,
     slow_watcher,
+    soak,
     throughput,
     watchers,
 )
@@ -177,3 +178,10 @@ def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         __main__.main()
     assert caught.value.code == 2
     assert "no benchmark is called trhoughput" in capsys.readouterr().err
+
+
+def test_soak_looks_at_the_memory_of_worker_and_server(server: Server) -> None:
+    numbers = soak.Numbers(jobs=4, every=2, smallest=16, largest=48)
+    looks = soak.measure(server, numbers).figures["looks"]
+    assert [look["jobs"] for look in looks] == [2, 4]
+    assert all(look["worker"] > look["server"] > 1 for look in looks)

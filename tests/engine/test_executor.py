@@ -227,3 +227,16 @@ def test_a_worker_ends_when_a_plan_breaks_off():
     ours.close()
     worker.join(60)
     assert worker.exitcode == 0
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"])
+@pytest.mark.parametrize(("own", "expected"), [(None, "128"), ("7", "7")])
+async def test_a_worker_bounds_what_onednn_keeps_unless_the_user_has(monkeypatch, name, own, expected):
+    if own is None:
+        monkeypatch.delenv(name, raising=False)
+    else:
+        monkeypatch.setenv(name, own)
+    executor, reports = process(name, worker="tests.engine.toy_worker:environment")
+    assert (await reports.get()).failure.message == expected
+    assert os.environ.get(name) == own, "of the worker's process alone"
+    await executor.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.load_progress import Loading, LoadPhase
-from omni_grpc.types.plan import Broken, Fetched, Media, Prepared, Ready
+from omni_grpc.types.plan import Broken, Died, Fetched, Media, Prepared, Ready
 
 
 def serve(connection, config, checkpoint, prefix) -> None:
@@ -88,3 +88,10 @@ def idle(connection) -> None:
 
 def _ready() -> Ready:
     return Ready(pid=os.getpid(), device="cpu", dtype="float32", load_seconds=0.0, weight_bytes=0)
+
+
+def environment(connection, config, checkpoint, prefix) -> None:
+    """Dies of what its environment says of the variable that the checkpoint is named after."""
+    value = os.environ[checkpoint.name]
+    connection.send(Died(failure=Failure(code=Code.INTERNAL, reason="X", message=value)))
+    time.sleep(3600)

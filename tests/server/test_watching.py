@@ -9,6 +9,7 @@ from grpc import aio
 from omni_grpc.engine import Entry
 from omni_grpc.engine.scheduler import Lane
 from omni_grpc.server.follow import Pace
+from omni_grpc.server.watch import Newcomers
 from omni_grpc.types.events import DecodeProgress, EncodeDone, StepProgress
 from omni_grpc.v1 import job_pb2, job_pb2_grpc
 
@@ -302,3 +303,21 @@ async def test_a_stream_that_has_no_end_of_its_own_ends_with_the_server():
         assert (error.code, error.reason) == ("UNAVAILABLE", "SERVER_STOPPED")
         assert messages[-1].event.WhichOneof("event") == "failed", "the last event of the job came before"
         assert messages[-1].event.failed.status.code == 14
+
+
+async def test_a_watch_of_labels_remembers_no_job_that_the_server_has_forgotten():
+    async with serving(retention=0) as service:
+        service.executor.gates[Lane.STEP].close()
+        named = await service.create(options={"labels": {"page": "1"}})
+        newcomers = Newcomers([service.engine.jobs.get(named.job_id)])
+        seen = []
+        for _ in range(5):
+            made = [(await service.create(options={"labels": {"page": "1"}})).job_id for _ in range(2)]
+            seen += [job.id for job in newcomers.among(service.engine.jobs.newest(labels={"page": "1"}))]
+            assert seen[-2:] == made
+            assert newcomers.among(service.engine.jobs.newest(labels={"page": "1"})) == []
+            assert len(newcomers) == len(service.engine.jobs)
+            service.executor.gates[Lane.STEP].open()
+            await until(lambda: len(service.engine.jobs) == 0)
+            service.executor.gates[Lane.STEP].close()
+        assert len(seen) == 10, "the job that was named is not new"
