@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from omni_grpc.types.errors import NotFound
+from omni_grpc.engine.forgotten import Cause, Forgotten
 from omni_grpc.types.results import Artifact
 
 
 class Artifacts:
     """Artifacts by id. `size_bytes` is what all of them take."""
 
-    def __init__(self) -> None:
+    def __init__(self, forgotten: Forgotten | None = None) -> None:
+        self._forgotten = Forgotten() if forgotten is None else forgotten
         self._files: dict[str, tuple[Artifact, bytes]] = {}
         self.size_bytes = 0
 
@@ -25,11 +26,11 @@ class Artifacts:
         try:
             return self._files[artifact_id]
         except KeyError:
-            message = f"there is no artifact {artifact_id!r}, or it has expired with its job"
-            raise NotFound(message, reason="ARTIFACT_NOT_FOUND") from None
+            raise self._forgotten.not_found(artifact_id, reason="ARTIFACT_NOT_FOUND") from None
 
-    def delete(self, artifact_id: str) -> None:
+    def delete(self, artifact_id: str, cause: Cause = Cause.DELETED) -> None:
         """Raises NotFound like `get`."""
         _, data = self.get(artifact_id)
         del self._files[artifact_id]
+        self._forgotten.add(artifact_id, cause)
         self.size_bytes -= len(data)

@@ -9,7 +9,8 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 
-from omni_grpc.types.errors import NotFound, ResourceExhausted
+from omni_grpc.engine.forgotten import Cause, Forgotten
+from omni_grpc.types.errors import ResourceExhausted
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,15 @@ class Assets:
     thread, the engine's.
     """
 
-    def __init__(self, budget: int, retention: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        budget: int,
+        retention: float,
+        clock: Callable[[], float] = time.time,
+        *,
+        forgotten: Forgotten | None = None,
+    ) -> None:
+        self._forgotten = Forgotten() if forgotten is None else forgotten
         self._budget = budget
         self._retention = retention
         self._clock = clock
@@ -82,23 +91,23 @@ class Assets:
     def delete(self, asset_id: str) -> None:
         """Raises NotFound like `get`."""
         self._find(asset_id)
-        self._drop(asset_id)
+        self._drop(asset_id, Cause.DELETED)
 
     def sweep(self) -> None:
         """Forgets what has expired. Every other method does so too, so this is for quiet times."""
         now = self._clock()
         for asset_id in [asset.id for asset, _ in self._files.values() if asset.expire_time <= now]:
-            self._drop(asset_id)
+            self._drop(asset_id, Cause.EXPIRED)
 
     def _find(self, asset_id: str) -> tuple[Asset, bytes]:
         self.sweep()
         try:
             return self._files[asset_id]
         except KeyError:
-            message = f"there is no asset {asset_id!r}, or it has expired; upload it again"
-            raise NotFound(message, reason="ASSET_NOT_FOUND") from None
+            raise self._forgotten.not_found(asset_id, reason="ASSET_NOT_FOUND", hint="upload it again") from None
 
-    def _drop(self, asset_id: str) -> None:
+    def _drop(self, asset_id: str, cause: Cause) -> None:
+        self._forgotten.add(asset_id, cause)
         asset, _ = self._files.pop(asset_id)
         self.size_bytes -= asset.size_bytes
 

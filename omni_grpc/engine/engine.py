@@ -16,6 +16,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.engine.artifacts import Artifacts
 from omni_grpc.engine.assets import Assets
 from omni_grpc.engine.executor import Executor
+from omni_grpc.engine.forgotten import Cause, Forgotten
 from omni_grpc.engine.jobs import Job, Jobs, new_job_id
 from omni_grpc.engine.meter import Meter
 from omni_grpc.engine.retention import Retention
@@ -70,9 +71,10 @@ class Engine:
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, executor: Executor) -> None:
         self.config = config
         self.checkpoint = checkpoint
-        self.jobs = Jobs()
-        self.artifacts = Artifacts()
-        self.assets = Assets(config.jobs.asset_budget, config.jobs.asset_retention)
+        self.forgotten = Forgotten()
+        self.jobs = Jobs(self.forgotten)
+        self.artifacts = Artifacts(self.forgotten)
+        self.assets = Assets(config.jobs.asset_budget, config.jobs.asset_retention, forgotten=self.forgotten)
         self.state = EngineState.STARTING
         self.loading = Loading()
         """How far the worker is, until it is ready."""
@@ -226,7 +228,7 @@ class Engine:
         job = self.jobs.get(job_id)
         if not job.state.terminal:
             raise FailedPrecondition(f"job {job_id} is {job.state}; cancel it first", reason="JOB_NOT_FINISHED")
-        self._retention.forget(job)
+        self._retention.forget(job, Cause.DELETED)
 
     def queue_position(self, job: Job) -> int:
         """Jobs before this one in the queue; 0 once it has left it."""

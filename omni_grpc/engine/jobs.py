@@ -9,7 +9,8 @@ import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from omni_grpc.types.errors import Aborted, FailedPrecondition, Failure, NotFound
+from omni_grpc.engine.forgotten import Cause, Forgotten
+from omni_grpc.types.errors import Aborted, FailedPrecondition, Failure
 from omni_grpc.types.events import (
     TERMINAL,
     Cancelled,
@@ -175,7 +176,8 @@ class Job:
 class Jobs:
     """The jobs of one engine, in memory, in the order in which they came."""
 
-    def __init__(self) -> None:
+    def __init__(self, forgotten: Forgotten | None = None) -> None:
+        self._forgotten = Forgotten() if forgotten is None else forgotten
         self._jobs: dict[str, Job] = {}
         self._by_request_id: dict[str, Job] = {}
 
@@ -195,7 +197,7 @@ class Jobs:
         try:
             return self._jobs[job_id]
         except KeyError:
-            raise NotFound(f"there is no job {job_id!r}, or it has expired", reason="JOB_NOT_FOUND") from None
+            raise self._forgotten.not_found(job_id, reason="JOB_NOT_FOUND") from None
 
     def earlier(self, request_id: str, fingerprint: bytes) -> Job | None:
         """The job that was made with this idempotency key. Raises Aborted (REQUEST_ID_REUSED) where it was made of
@@ -225,7 +227,8 @@ class Jobs:
             (job for job in self._jobs.values() if job.end_time is not None), key=lambda job: job.end_time or 0
         )
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: Job, cause: Cause = Cause.EXPIRED) -> None:
         del self._jobs[job.id]
+        self._forgotten.add(job.id, cause)
         if self._by_request_id.get(job.request_id) is job:
             del self._by_request_id[job.request_id]

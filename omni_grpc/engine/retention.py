@@ -6,6 +6,7 @@ import contextlib
 import time
 
 from omni_grpc.engine.artifacts import Artifacts
+from omni_grpc.engine.forgotten import Cause
 from omni_grpc.engine.jobs import Job, Jobs
 from omni_grpc.engine.timers import Timers
 from omni_grpc.types.errors import NotFound
@@ -31,13 +32,13 @@ class Retention:
             if self._artifacts.size_bytes > self._budget and not finished.watchers:
                 self.forget(finished)
 
-    def forget(self, job: Job) -> None:
+    def forget(self, job: Job, cause: Cause = Cause.EXPIRED) -> None:
         """Removes a job with its events and outputs."""
         self._timers.clear_all(job.id)
         for artifact in job.artifacts:
             with contextlib.suppress(NotFound):
-                self._artifacts.delete(artifact.artifact_id)
-        self._jobs.remove(job)
+                self._artifacts.delete(artifact.artifact_id, cause)
+        self._jobs.remove(job, cause)
 
     def _expire(self, job_id: str, limit: str, seconds: float) -> None:
         job = self._jobs.get(job_id)

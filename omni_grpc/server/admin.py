@@ -69,6 +69,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             max_message_bytes=config.server.max_message_bytes,
             features=self._features(),
             start_time=self._start_time,
+            instance_id=self._engine.forgotten.instance_id,
             unserved_rpcs=sorted(method.removeprefix(PACKAGE) for method in self._guard.unserved),
         )
 

@@ -61,8 +61,7 @@ class MediaReader:
             except NotFound:
                 continue
             return data, found.mime_type
-        message = f"{path}: there is no asset and no artifact {name!r}, or it has expired"
-        raise NotFound(message, reason="ASSET_NOT_FOUND", metadata={"name": name})
+        raise self._engine.forgotten.not_found(name, reason="ASSET_NOT_FOUND", path=path, hint="upload it again")
 
 
 def _messages(request: GenerationRequest) -> Iterator[tuple[str, str, media_pb2.MediaInput]]:

@@ -28,7 +28,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from omni_grpc.v1 import model_pb2 as omni__grpc_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18omni_grpc/v1/admin.proto\x12\x0comni_grpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18omni_grpc/v1/model.proto\"R\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12/\n\x0e\x65ngine_options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"\xa9\x01\n\x11LoadModelResponse\x12\x11\n\tcomponent\x18\x01 \x01(\t\x12\x12\n\ndone_bytes\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\"\n\x05model\x18\x04 \x01(\x0b\x32\x13.omni_grpc.v1.Model\x12&\n\x05phase\x18\x05 \x01(\x0e\x32\x17.omni_grpc.v1.LoadPhase\x12\x0c\n\x04\x66ile\x18\x06 \x01(\t\"2\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"*\n\x13UnloadModelResponse\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x04\"\xb3\x01\n\x0fLoadLoraRequest\x12\x0f\n\x07lora_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04path\x18\x03 \x01(\tH\x00\x12\x10\n\x06hub_id\x18\x04 \x01(\tH\x00\x12\x12\n\x08\x61sset_id\x18\x05 \x01(\tH\x00\x12\x0e\n\x06pinned\x18\x06 \x01(\x08\x12\x10\n\x08\x66ilename\x18\x07 \x01(\t\x12\x0e\n\x06sha256\x18\x08 \x01(\x0c\x12\x0e\n\x06\x66ormat\x18\t \x01(\tB\x08\n\x06source\"4\n\x10LoadLoraResponse\x12 \n\x04lora\x18\x01 \x01(\x0b\x32\x12.omni_grpc.v1.Lora\"3\n\x11UnloadLoraRequest\x12\x0f\n\x07lora_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"\x14\n\x12UnloadLoraResponse\"F\n\x0cSleepRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x05level\x18\x02 \x01(\x0e\x32\x18.omni_grpc.v1.SleepLevel\"$\n\rSleepResponse\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x04\"\x1c\n\x0bWakeRequest\x12\r\n\x05model\x18\x01 \x01(\t\":\n\x0cWakeResponse\x12*\n\x07\x65lapsed\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x87\x01\n\x07GpuInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x1a\n\x12memory_total_bytes\x18\x03 \x01(\x04\x12\x19\n\x11memory_used_bytes\x18\x04 \x01(\x04\x12\x18\n\x0butilization\x18\x05 \x01(\x02H\x00\x88\x01\x01\x42\x0e\n\x0c_utilization\"\x16\n\x14GetServerInfoRequest\"\xda\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07git_sha\x18\x02 \x01(\t\x12#\n\x04gpus\x18\x03 \x03(\x0b\x32\x15.omni_grpc.v1.GpuInfo\x12\x11\n\tmax_queue\x18\x04 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x05 \x01(\x04\x12\x43\n\x08\x66\x65\x61tures\x18\x06 \x03(\x0b\x32\x31.omni_grpc.v1.GetServerInfoResponse.FeaturesEntry\x12.\n\nstart_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07replica\x18\x08 \x01(\t\x12\x15\n\runserved_rpcs\x18\t \x03(\t\x1a/\n\rFeaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xdf\x03\n\x0bServerStats\x12\x0e\n\x06queued\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x11\n\tmax_queue\x18\x03 \x01(\r\x12\x32\n\x0f\x65st_queue_delay\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10steps_per_second\x18\x05 \x01(\x02\x12\x14\n\x0copen_streams\x18\x06 \x01(\r\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12#\n\x04gpus\x18\x08 \x03(\x0b\x32\x15.omni_grpc.v1.GpuInfo\x12\x45\n\x0fqueued_by_model\x18\t \x03(\x0b\x32,.omni_grpc.v1.ServerStats.QueuedByModelEntry\x12\x16\n\x0e\x61rtifact_bytes\x18\n \x01(\x04\x12(\n\x04time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x17\n\x0fworker_restarts\x18\x0c \x01(\r\x12)\n\tstep_cost\x18\r \x01(\x0b\x32\x16.omni_grpc.v1.StepCost\x1a\x34\n\x12QueuedByModelEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"N\n\x08StepCost\x12\x10\n\x08\x66ixed_ms\x18\x01 \x01(\x01\x12\x10\n\x08token_ms\x18\x02 \x01(\x01\x12\x0f\n\x07pair_ms\x18\x03 \x01(\x01\x12\r\n\x05\x65rror\x18\x04 \x01(\x01\"\x17\n\x15GetServerStatsRequest\"B\n\x16GetServerStatsResponse\x12(\n\x05stats\x18\x01 \x01(\x0b\x32\x19.omni_grpc.v1.ServerStats\"F\n\x17WatchServerStatsRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"D\n\x18WatchServerStatsResponse\x12(\n\x05stats\x18\x01 \x01(\x0b\x32\x19.omni_grpc.v1.ServerStats\"\xc2\x01\n\x13StartProfileRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x17\n\nstart_step\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tnum_steps\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x12\n\nactivities\x18\x04 \x03(\t\x12\x12\n\nwith_stack\x18\x05 \x01(\x08\x12\x15\n\rrecord_shapes\x18\x06 \x01(\x08\x12\x0e\n\x06memory\x18\x07 \x01(\x08\x42\r\n\x0b_start_stepB\x0c\n\n_num_steps\"*\n\x14StartProfileResponse\x12\x12\n\nprofile_id\x18\x01 \x01(\t\"(\n\x12StopProfileRequest\x12\x12\n\nprofile_id\x18\x01 \x01(\t\"+\n\x13StopProfileResponse\x12\x14\n\x0c\x61rtifact_ids\x18\x01 \x03(\t\":\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"0\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0e\n\x06queued\x18\x02 \x01(\r*\x8c\x01\n\tLoadPhase\x12\x1a\n\x16LOAD_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16LOAD_PHASE_DOWNLOADING\x10\x01\x12\x16\n\x12LOAD_PHASE_LOADING\x10\x02\x12\x19\n\x15LOAD_PHASE_WARMING_UP\x10\x03\x12\x14\n\x10LOAD_PHASE_READY\x10\x04*e\n\nSleepLevel\x12\x1b\n\x17SLEEP_LEVEL_UNSPECIFIED\x10\x00\x12\x1c\n\x18SLEEP_LEVEL_KEEP_WEIGHTS\x10\x01\x12\x1c\n\x18SLEEP_LEVEL_DROP_WEIGHTS\x10\x02\x32\xd8\x07\n\x0c\x41\x64minService\x12N\n\tLoadModel\x12\x1e.omni_grpc.v1.LoadModelRequest\x1a\x1f.omni_grpc.v1.LoadModelResponse0\x01\x12R\n\x0bUnloadModel\x12 .omni_grpc.v1.UnloadModelRequest\x1a!.omni_grpc.v1.UnloadModelResponse\x12I\n\x08LoadLora\x12\x1d.omni_grpc.v1.LoadLoraRequest\x1a\x1e.omni_grpc.v1.LoadLoraResponse\x12O\n\nUnloadLora\x12\x1f.omni_grpc.v1.UnloadLoraRequest\x1a .omni_grpc.v1.UnloadLoraResponse\x12@\n\x05Sleep\x12\x1a.omni_grpc.v1.SleepRequest\x1a\x1b.omni_grpc.v1.SleepResponse\x12=\n\x04Wake\x12\x19.omni_grpc.v1.WakeRequest\x1a\x1a.omni_grpc.v1.WakeResponse\x12X\n\rGetServerInfo\x12\".omni_grpc.v1.GetServerInfoRequest\x1a#.omni_grpc.v1.GetServerInfoResponse\x12[\n\x0eGetServerStats\x12#.omni_grpc.v1.GetServerStatsRequest\x1a$.omni_grpc.v1.GetServerStatsResponse\x12\x63\n\x10WatchServerStats\x12%.omni_grpc.v1.WatchServerStatsRequest\x1a&.omni_grpc.v1.WatchServerStatsResponse0\x01\x12U\n\x0cStartProfile\x12!.omni_grpc.v1.StartProfileRequest\x1a\".omni_grpc.v1.StartProfileResponse\x12R\n\x0bStopProfile\x12 .omni_grpc.v1.StopProfileRequest\x1a!.omni_grpc.v1.StopProfileResponse\x12@\n\x05\x44rain\x12\x1a.omni_grpc.v1.DrainRequest\x1a\x1b.omni_grpc.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18omni_grpc/v1/admin.proto\x12\x0comni_grpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18omni_grpc/v1/model.proto\"R\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12/\n\x0e\x65ngine_options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"\xa9\x01\n\x11LoadModelResponse\x12\x11\n\tcomponent\x18\x01 \x01(\t\x12\x12\n\ndone_bytes\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\"\n\x05model\x18\x04 \x01(\x0b\x32\x13.omni_grpc.v1.Model\x12&\n\x05phase\x18\x05 \x01(\x0e\x32\x17.omni_grpc.v1.LoadPhase\x12\x0c\n\x04\x66ile\x18\x06 \x01(\t\"2\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"*\n\x13UnloadModelResponse\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x04\"\xb3\x01\n\x0fLoadLoraRequest\x12\x0f\n\x07lora_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04path\x18\x03 \x01(\tH\x00\x12\x10\n\x06hub_id\x18\x04 \x01(\tH\x00\x12\x12\n\x08\x61sset_id\x18\x05 \x01(\tH\x00\x12\x0e\n\x06pinned\x18\x06 \x01(\x08\x12\x10\n\x08\x66ilename\x18\x07 \x01(\t\x12\x0e\n\x06sha256\x18\x08 \x01(\x0c\x12\x0e\n\x06\x66ormat\x18\t \x01(\tB\x08\n\x06source\"4\n\x10LoadLoraResponse\x12 \n\x04lora\x18\x01 \x01(\x0b\x32\x12.omni_grpc.v1.Lora\"3\n\x11UnloadLoraRequest\x12\x0f\n\x07lora_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"\x14\n\x12UnloadLoraResponse\"F\n\x0cSleepRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x05level\x18\x02 \x01(\x0e\x32\x18.omni_grpc.v1.SleepLevel\"$\n\rSleepResponse\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x04\"\x1c\n\x0bWakeRequest\x12\r\n\x05model\x18\x01 \x01(\t\":\n\x0cWakeResponse\x12*\n\x07\x65lapsed\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x87\x01\n\x07GpuInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x1a\n\x12memory_total_bytes\x18\x03 \x01(\x04\x12\x19\n\x11memory_used_bytes\x18\x04 \x01(\x04\x12\x18\n\x0butilization\x18\x05 \x01(\x02H\x00\x88\x01\x01\x42\x0e\n\x0c_utilization\"\x16\n\x14GetServerInfoRequest\"\xef\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07git_sha\x18\x02 \x01(\t\x12#\n\x04gpus\x18\x03 \x03(\x0b\x32\x15.omni_grpc.v1.GpuInfo\x12\x11\n\tmax_queue\x18\x04 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x05 \x01(\x04\x12\x43\n\x08\x66\x65\x61tures\x18\x06 \x03(\x0b\x32\x31.omni_grpc.v1.GetServerInfoResponse.FeaturesEntry\x12.\n\nstart_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07replica\x18\x08 \x01(\t\x12\x15\n\runserved_rpcs\x18\t \x03(\t\x12\x13\n\x0binstance_id\x18\n \x01(\t\x1a/\n\rFeaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xdf\x03\n\x0bServerStats\x12\x0e\n\x06queued\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x11\n\tmax_queue\x18\x03 \x01(\r\x12\x32\n\x0f\x65st_queue_delay\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10steps_per_second\x18\x05 \x01(\x02\x12\x14\n\x0copen_streams\x18\x06 \x01(\r\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12#\n\x04gpus\x18\x08 \x03(\x0b\x32\x15.omni_grpc.v1.GpuInfo\x12\x45\n\x0fqueued_by_model\x18\t \x03(\x0b\x32,.omni_grpc.v1.ServerStats.QueuedByModelEntry\x12\x16\n\x0e\x61rtifact_bytes\x18\n \x01(\x04\x12(\n\x04time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x17\n\x0fworker_restarts\x18\x0c \x01(\r\x12)\n\tstep_cost\x18\r \x01(\x0b\x32\x16.omni_grpc.v1.StepCost\x1a\x34\n\x12QueuedByModelEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"N\n\x08StepCost\x12\x10\n\x08\x66ixed_ms\x18\x01 \x01(\x01\x12\x10\n\x08token_ms\x18\x02 \x01(\x01\x12\x0f\n\x07pair_ms\x18\x03 \x01(\x01\x12\r\n\x05\x65rror\x18\x04 \x01(\x01\"\x17\n\x15GetServerStatsRequest\"B\n\x16GetServerStatsResponse\x12(\n\x05stats\x18\x01 \x01(\x0b\x32\x19.omni_grpc.v1.ServerStats\"F\n\x17WatchServerStatsRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"D\n\x18WatchServerStatsResponse\x12(\n\x05stats\x18\x01 \x01(\x0b\x32\x19.omni_grpc.v1.ServerStats\"\xc2\x01\n\x13StartProfileRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x17\n\nstart_step\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tnum_steps\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x12\n\nactivities\x18\x04 \x03(\t\x12\x12\n\nwith_stack\x18\x05 \x01(\x08\x12\x15\n\rrecord_shapes\x18\x06 \x01(\x08\x12\x0e\n\x06memory\x18\x07 \x01(\x08\x42\r\n\x0b_start_stepB\x0c\n\n_num_steps\"*\n\x14StartProfileResponse\x12\x12\n\nprofile_id\x18\x01 \x01(\t\"(\n\x12StopProfileRequest\x12\x12\n\nprofile_id\x18\x01 \x01(\t\"+\n\x13StopProfileResponse\x12\x14\n\x0c\x61rtifact_ids\x18\x01 \x03(\t\":\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"0\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0e\n\x06queued\x18\x02 \x01(\r*\x8c\x01\n\tLoadPhase\x12\x1a\n\x16LOAD_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16LOAD_PHASE_DOWNLOADING\x10\x01\x12\x16\n\x12LOAD_PHASE_LOADING\x10\x02\x12\x19\n\x15LOAD_PHASE_WARMING_UP\x10\x03\x12\x14\n\x10LOAD_PHASE_READY\x10\x04*e\n\nSleepLevel\x12\x1b\n\x17SLEEP_LEVEL_UNSPECIFIED\x10\x00\x12\x1c\n\x18SLEEP_LEVEL_KEEP_WEIGHTS\x10\x01\x12\x1c\n\x18SLEEP_LEVEL_DROP_WEIGHTS\x10\x02\x32\xd8\x07\n\x0c\x41\x64minService\x12N\n\tLoadModel\x12\x1e.omni_grpc.v1.LoadModelRequest\x1a\x1f.omni_grpc.v1.LoadModelResponse0\x01\x12R\n\x0bUnloadModel\x12 .omni_grpc.v1.UnloadModelRequest\x1a!.omni_grpc.v1.UnloadModelResponse\x12I\n\x08LoadLora\x12\x1d.omni_grpc.v1.LoadLoraRequest\x1a\x1e.omni_grpc.v1.LoadLoraResponse\x12O\n\nUnloadLora\x12\x1f.omni_grpc.v1.UnloadLoraRequest\x1a .omni_grpc.v1.UnloadLoraResponse\x12@\n\x05Sleep\x12\x1a.omni_grpc.v1.SleepRequest\x1a\x1b.omni_grpc.v1.SleepResponse\x12=\n\x04Wake\x12\x19.omni_grpc.v1.WakeRequest\x1a\x1a.omni_grpc.v1.WakeResponse\x12X\n\rGetServerInfo\x12\".omni_grpc.v1.GetServerInfoRequest\x1a#.omni_grpc.v1.GetServerInfoResponse\x12[\n\x0eGetServerStats\x12#.omni_grpc.v1.GetServerStatsRequest\x1a$.omni_grpc.v1.GetServerStatsResponse\x12\x63\n\x10WatchServerStats\x12%.omni_grpc.v1.WatchServerStatsRequest\x1a&.omni_grpc.v1.WatchServerStatsResponse0\x01\x12U\n\x0cStartProfile\x12!.omni_grpc.v1.StartProfileRequest\x1a\".omni_grpc.v1.StartProfileResponse\x12R\n\x0bStopProfile\x12 .omni_grpc.v1.StopProfileRequest\x1a!.omni_grpc.v1.StopProfileResponse\x12@\n\x05\x44rain\x12\x1a.omni_grpc.v1.DrainRequest\x1a\x1b.omni_grpc.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,10 +39,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSERVERINFORESPONSE_FEATURESENTRY']._serialized_options = b'8\001'
   _globals['_SERVERSTATS_QUEUEDBYMODELENTRY']._loaded_options = None
   _globals['_SERVERSTATS_QUEUEDBYMODELENTRY']._serialized_options = b'8\001'
-  _globals['_LOADPHASE']._serialized_start=2773
-  _globals['_LOADPHASE']._serialized_end=2913
-  _globals['_SLEEPLEVEL']._serialized_start=2915
-  _globals['_SLEEPLEVEL']._serialized_end=3016
+  _globals['_LOADPHASE']._serialized_start=2794
+  _globals['_LOADPHASE']._serialized_end=2934
+  _globals['_SLEEPLEVEL']._serialized_start=2936
+  _globals['_SLEEPLEVEL']._serialized_end=3037
   _globals['_LOADMODELREQUEST']._serialized_start=163
   _globals['_LOADMODELREQUEST']._serialized_end=245
   _globals['_LOADMODELRESPONSE']._serialized_start=248
@@ -72,35 +72,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSERVERINFOREQUEST']._serialized_start=1164
   _globals['_GETSERVERINFOREQUEST']._serialized_end=1186
   _globals['_GETSERVERINFORESPONSE']._serialized_start=1189
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=1535
-  _globals['_GETSERVERINFORESPONSE_FEATURESENTRY']._serialized_start=1488
-  _globals['_GETSERVERINFORESPONSE_FEATURESENTRY']._serialized_end=1535
-  _globals['_SERVERSTATS']._serialized_start=1538
-  _globals['_SERVERSTATS']._serialized_end=2017
-  _globals['_SERVERSTATS_QUEUEDBYMODELENTRY']._serialized_start=1965
-  _globals['_SERVERSTATS_QUEUEDBYMODELENTRY']._serialized_end=2017
-  _globals['_STEPCOST']._serialized_start=2019
-  _globals['_STEPCOST']._serialized_end=2097
-  _globals['_GETSERVERSTATSREQUEST']._serialized_start=2099
-  _globals['_GETSERVERSTATSREQUEST']._serialized_end=2122
-  _globals['_GETSERVERSTATSRESPONSE']._serialized_start=2124
-  _globals['_GETSERVERSTATSRESPONSE']._serialized_end=2190
-  _globals['_WATCHSERVERSTATSREQUEST']._serialized_start=2192
-  _globals['_WATCHSERVERSTATSREQUEST']._serialized_end=2262
-  _globals['_WATCHSERVERSTATSRESPONSE']._serialized_start=2264
-  _globals['_WATCHSERVERSTATSRESPONSE']._serialized_end=2332
-  _globals['_STARTPROFILEREQUEST']._serialized_start=2335
-  _globals['_STARTPROFILEREQUEST']._serialized_end=2529
-  _globals['_STARTPROFILERESPONSE']._serialized_start=2531
-  _globals['_STARTPROFILERESPONSE']._serialized_end=2573
-  _globals['_STOPPROFILEREQUEST']._serialized_start=2575
-  _globals['_STOPPROFILEREQUEST']._serialized_end=2615
-  _globals['_STOPPROFILERESPONSE']._serialized_start=2617
-  _globals['_STOPPROFILERESPONSE']._serialized_end=2660
-  _globals['_DRAINREQUEST']._serialized_start=2662
-  _globals['_DRAINREQUEST']._serialized_end=2720
-  _globals['_DRAINRESPONSE']._serialized_start=2722
-  _globals['_DRAINRESPONSE']._serialized_end=2770
-  _globals['_ADMINSERVICE']._serialized_start=3019
-  _globals['_ADMINSERVICE']._serialized_end=4003
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=1556
+  _globals['_GETSERVERINFORESPONSE_FEATURESENTRY']._serialized_start=1509
+  _globals['_GETSERVERINFORESPONSE_FEATURESENTRY']._serialized_end=1556
+  _globals['_SERVERSTATS']._serialized_start=1559
+  _globals['_SERVERSTATS']._serialized_end=2038
+  _globals['_SERVERSTATS_QUEUEDBYMODELENTRY']._serialized_start=1986
+  _globals['_SERVERSTATS_QUEUEDBYMODELENTRY']._serialized_end=2038
+  _globals['_STEPCOST']._serialized_start=2040
+  _globals['_STEPCOST']._serialized_end=2118
+  _globals['_GETSERVERSTATSREQUEST']._serialized_start=2120
+  _globals['_GETSERVERSTATSREQUEST']._serialized_end=2143
+  _globals['_GETSERVERSTATSRESPONSE']._serialized_start=2145
+  _globals['_GETSERVERSTATSRESPONSE']._serialized_end=2211
+  _globals['_WATCHSERVERSTATSREQUEST']._serialized_start=2213
+  _globals['_WATCHSERVERSTATSREQUEST']._serialized_end=2283
+  _globals['_WATCHSERVERSTATSRESPONSE']._serialized_start=2285
+  _globals['_WATCHSERVERSTATSRESPONSE']._serialized_end=2353
+  _globals['_STARTPROFILEREQUEST']._serialized_start=2356
+  _globals['_STARTPROFILEREQUEST']._serialized_end=2550
+  _globals['_STARTPROFILERESPONSE']._serialized_start=2552
+  _globals['_STARTPROFILERESPONSE']._serialized_end=2594
+  _globals['_STOPPROFILEREQUEST']._serialized_start=2596
+  _globals['_STOPPROFILEREQUEST']._serialized_end=2636
+  _globals['_STOPPROFILERESPONSE']._serialized_start=2638
+  _globals['_STOPPROFILERESPONSE']._serialized_end=2681
+  _globals['_DRAINREQUEST']._serialized_start=2683
+  _globals['_DRAINREQUEST']._serialized_end=2741
+  _globals['_DRAINRESPONSE']._serialized_start=2743
+  _globals['_DRAINRESPONSE']._serialized_end=2791
+  _globals['_ADMINSERVICE']._serialized_start=3040
+  _globals['_ADMINSERVICE']._serialized_end=4024
 # @@protoc_insertion_point(module_scope)

@@ -158,7 +158,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "git_sha", "gpus", "max_queue", "max_message_bytes", "features", "start_time", "replica", "unserved_rpcs")
+    __slots__ = ("version", "git_sha", "gpus", "max_queue", "max_message_bytes", "features", "start_time", "replica", "unserved_rpcs", "instance_id")
     class FeaturesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +175,7 @@ class GetServerInfoResponse(_message.Message):
     START_TIME_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     UNSERVED_RPCS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     version: str
     git_sha: str
     gpus: _containers.RepeatedCompositeFieldContainer[GpuInfo]
@@ -184,7 +185,8 @@ class GetServerInfoResponse(_message.Message):
     start_time: _timestamp_pb2.Timestamp
     replica: str
     unserved_rpcs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[str] = ..., git_sha: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[GpuInfo, _Mapping]]] = ..., max_queue: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., features: _Optional[_Mapping[str, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., replica: _Optional[str] = ..., unserved_rpcs: _Optional[_Iterable[str]] = ...) -> None: ...
+    instance_id: str
+    def __init__(self, version: _Optional[str] = ..., git_sha: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[GpuInfo, _Mapping]]] = ..., max_queue: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., features: _Optional[_Mapping[str, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., replica: _Optional[str] = ..., unserved_rpcs: _Optional[_Iterable[str]] = ..., instance_id: _Optional[str] = ...) -> None: ...
 
 class ServerStats(_message.Message):
     __slots__ = ("queued", "running", "max_queue", "est_queue_delay", "steps_per_second", "open_streams", "draining", "gpus", "queued_by_model", "artifact_bytes", "time", "worker_restarts", "step_cost")

@@ -7,7 +7,7 @@ import pytest
 from google.rpc import error_details_pb2
 
 from omni_grpc.types.errors import Code, Failure, Violation
-from omni_grpc.v1 import job_pb2
+from omni_grpc.v1 import admin_pb2, job_pb2
 from omni_grpc.wire.status import DETAILS_BYTES, clip, to_status
 
 from .service import image, refusal, unpack
@@ -71,3 +71,16 @@ async def test_an_unexpected_error_is_internal_and_can_be_found_in_the_log(servi
         (record,) = (record for record in caplog.records if record.exc_info)
         assert record.exc_info[0] is ZeroDivisionError
         assert error.message.rpartition(" ")[2] in record.getMessage()
+
+
+async def test_what_is_not_there_names_the_process_that_was_asked(service):
+    info = await service.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())
+    assert len(info.instance_id) == 16
+    assert info.replica == ""
+    error = await refusal(service.jobs.GetJob(job_pb2.GetJobRequest(job_id="job_x")))
+    assert error.metadata == {"name": "job_x", "cause": "UNKNOWN", "instance_id": info.instance_id}
+    job = await service.finished()
+    await service.jobs.DeleteJob(job_pb2.DeleteJobRequest(job_id=job.job_id))
+    error = await refusal(service.jobs.GetJob(job_pb2.GetJobRequest(job_id=job.job_id)))
+    assert error.metadata == {"name": job.job_id, "cause": "DELETED", "instance_id": info.instance_id}
+    assert error.details["ResourceInfo"].resource_name == job.job_id

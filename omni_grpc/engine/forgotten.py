@@ -1,0 +1,53 @@
+"""What this server process had and has no longer, so that "expired" and "never here" are told apart."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import secrets
+
+from omni_grpc.types.errors import NotFound
+
+CAPACITY = 1 << 14
+"""Names that are remembered, the newest: about 2 MB."""
+
+
+class Cause(enum.StrEnum):
+    """Why there is no such thing. A name that is UNKNOWN belongs to another server process, or went very long ago."""
+
+    EXPIRED = "EXPIRED"
+    DELETED = "DELETED"
+    UNKNOWN = "UNKNOWN"
+
+
+class Forgotten:
+    """The names of jobs, artifacts and assets that are gone. `instance_id` names this life of the server process."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self.instance_id = secrets.token_hex(8)
+        self._capacity = capacity
+        self._causes: collections.OrderedDict[str, Cause] = collections.OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._causes)
+
+    def add(self, name: str, cause: Cause) -> None:
+        self._causes.setdefault(name, cause)
+        if len(self._causes) > self._capacity:
+            self._causes.popitem(last=False)
+
+    def not_found(self, name: str, *, reason: str, hint: str = "", path: str = "") -> NotFound:
+        """The error of a job that is not here (JOB_NOT_FOUND), or of another kind of thing, with name, cause and
+        instance_id in its metadata. `hint` says what to do; `path` is the field that names it.
+        """
+        kind = reason.removesuffix("_NOT_FOUND").lower()
+        cause = self._causes.get(name, Cause.UNKNOWN)
+        what = {
+            Cause.EXPIRED: f"{kind} {name!r} has expired",
+            Cause.DELETED: f"{kind} {name!r} was deleted",
+            Cause.UNKNOWN: f"there is no {kind} {name!r}, and none is remembered by this server process "
+            f"(instance {self.instance_id}): was it another process, or one before a restart?",
+        }[cause]
+        message = f"{path and path + ': '}{what}{hint and '; ' + hint}"
+        metadata = {"name": name, "cause": cause.value, "instance_id": self.instance_id}
+        return NotFound(message, reason=reason, metadata=metadata)
