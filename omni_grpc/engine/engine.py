@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.engine.admission import check_loaded, check_open
 from omni_grpc.engine.artifacts import Artifacts
 from omni_grpc.engine.assets import Assets
 from omni_grpc.engine.executor import Executor
@@ -27,7 +28,7 @@ from omni_grpc.engine.submission import Submission, new_run
 from omni_grpc.engine.timers import Timers
 from omni_grpc.resolve.advice import advise_priority
 from omni_grpc.resolve.frames import segments
-from omni_grpc.resolve.request import check_model, check_task, resolve_request
+from omni_grpc.resolve.request import check_draft, check_model, check_task, resolve_request
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.resolve.settings import facts_of
 from omni_grpc.types import shared_memory as shared
@@ -165,13 +166,18 @@ class Engine:
         check_model(model, self.checkpoint)
         if self.checkpoint.described:
             check_task(model, task, self.checkpoint)
-        if self.state is EngineState.STARTING:
-            raise Unavailable(
-                f"model {model!r} is not ready: {self.loading}; retry, or follow AdminService.LoadModel",
-                reason="MODEL_LOADING",
-                retry_after=1.0,
-                metadata={"phase": self.loading.phase},
-            )
+        check_loaded(self.state, model, self.loading)
+
+    def check_submission(self, submission: Submission) -> Job | None:
+        """Every refusal of `submit` that needs nothing of what is in the media: `draft.inputs` may be placeholders.
+        Returns the job that `request_id` had made before.
+        """
+        if (earlier := self.jobs.earlier(submission.request_id, submission.fingerprint)) is None:
+            self.check(submission.draft.model, submission.draft.task)
+            check_open(self.state)
+            check_draft(submission.draft, self.facts)
+            self._scheduler.check_room()
+        return earlier
 
     def submit(self, submission: Submission) -> tuple[Job, bool]:
         """Accepts a request. Returns its job, and True where `request_id` had made that job before.
@@ -180,12 +186,8 @@ class Engine:
         Aborted for a request_id that was used with another body, and what `resolve_request` raises. While a dead worker
         is being started again, jobs wait in the queue.
         """
-        if (earlier := self.jobs.earlier(submission.request_id, submission.fingerprint)) is not None:
+        if (earlier := self.check_submission(submission)) is not None:
             return earlier, True
-        if self.state not in (EngineState.READY, EngineState.RESTARTING):
-            self.check(submission.draft.model, submission.draft.task)
-            message = f"this server accepts no new jobs: it is {self.state}"
-            raise Unavailable(message, reason=f"ENGINE_{self.state}", retry_after=1.0)
         resolved = resolve_request(submission.draft, self.facts, id=new_job_id())
         run = new_run(
             submission,

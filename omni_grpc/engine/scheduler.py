@@ -118,14 +118,18 @@ class Scheduler:
     def phase(self, job_id: str) -> Phase:
         return self._items[job_id].phase
 
-    def add(self, request: Request, claim: Claim = Claim()) -> None:  # noqa: B008 - frozen
-        """Puts a job in the queue. Raises ResourceExhausted (QUEUE_FULL) where there is no room."""
+    def check_room(self) -> None:
+        """Raises ResourceExhausted (QUEUE_FULL) where there is no room in the queue."""
         if self.waiting >= self.max_queue:
             raise ResourceExhausted(
                 f"the queue is full: {self.max_queue} jobs are waiting (--max-queue); retry later",
                 reason="QUEUE_FULL",
                 retry_after=1.0,
             )
+
+    def add(self, request: Request, claim: Claim = Claim()) -> None:  # noqa: B008 - frozen
+        """Puts a job in the queue. Raises like `check_room`."""
+        self.check_room()
         self._items[request.id] = Item(request, self._rank(claim), next(self._arrivals))
 
     def plan(self) -> Decision:

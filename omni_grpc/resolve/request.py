@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from omni_grpc.config import LimitsConfig
 from omni_grpc.resolve.advice import ADVICE, CFG_FIELDS
 from omni_grpc.resolve.frames import count_frames, frames_within, nearest_frames
-from omni_grpc.resolve.rules import OUTPUT_FORMATS, REQUIRED, RULES, ServingFacts, takes
+from omni_grpc.resolve.rules import MEDIA_RULES, OUTPUT_FORMATS, REQUIRED, RULES, Rule, ServingFacts, takes
 from omni_grpc.types.adapters_and_caches import TeaCache
 from omni_grpc.types.errors import FailedPrecondition, InvalidArgument, NotFound, Violation
 from omni_grpc.types.media import ImageInput, Inputs, Modality, OutputFormat
@@ -46,15 +46,26 @@ def resolve_request(draft: Draft, facts: ServingFacts, *, id: str) -> Resolved:
     """
     check_task(draft.model, draft.task, facts.checkpoint)
     facts = dataclasses.replace(facts, checkpoint=facts.checkpoint.of(draft.task))
-    violations = tuple(
-        Violation(_path(field, draft.task), message) for field, rule in RULES if (message := rule(draft, facts))
-    )
-    if violations:
-        raise InvalidArgument("; ".join(f"{v.field}: {v.description}" for v in violations), violations=violations)
+    _check_rules(draft, facts, RULES)
     draft, rounded = count_frames(draft, facts.checkpoint)
     request, defaults_used = _complete(draft, facts, id)
     warnings = rounded + tuple(warning for advice in ADVICE if (warning := advice(draft, request, facts)))
     return Resolved(request=request, warnings=warnings, defaults_used=defaults_used)
+
+
+def check_draft(draft: Draft, facts: ServingFacts) -> None:
+    """What `resolve_request` refuses without a look into the inputs. Which of them there are is known."""
+    check_task(draft.model, draft.task, facts.checkpoint)
+    facts = dataclasses.replace(facts, checkpoint=facts.checkpoint.of(draft.task))
+    _check_rules(draft, facts, [row for row in RULES if row[1] not in MEDIA_RULES])
+
+
+def _check_rules(draft: Draft, facts: ServingFacts, rules: Iterable[tuple[str, Rule]]) -> None:
+    violations = tuple(
+        Violation(_path(field, draft.task), message) for field, rule in rules if (message := rule(draft, facts))
+    )
+    if violations:
+        raise InvalidArgument("; ".join(f"{v.field}: {v.description}" for v in violations), violations=violations)
 
 
 def check_model(model: str, checkpoint: Checkpoint) -> None:

@@ -201,6 +201,10 @@ def _mask(draft: Draft, facts: ServingFacts) -> str:
     return f"is {mask.width} x {mask.height}, but the first image is {first.width} x {first.height}; resize one of them"
 
 
+def _duration(draft: Draft, facts: ServingFacts) -> str:
+    return duration_fault(draft, facts.checkpoint)
+
+
 def _extra(draft: Draft, facts: ServingFacts) -> str:
     if not draft.extra or "extra" in facts.checkpoint.spec.takes:
         return ""
@@ -311,7 +315,13 @@ def _cache_coefficients(draft: Draft, facts: ServingFacts) -> str:
     return "" if draft.cache is None else coefficients_fault(draft.cache.coefficients)
 
 
-RULES: tuple[tuple[str, Callable[[Draft, ServingFacts], str]], ...] = (
+Rule = Callable[[Draft, ServingFacts], str]
+"""What is wrong with a draft, or ""."""
+
+MEDIA_RULES: frozenset[Rule] = frozenset({_mask, _duration})
+"""Rules that look into the inputs. The others want to know at most which there are, so they come first."""
+
+RULES: tuple[tuple[str, Rule], ...] = (
     ("prompt", _prompt),
     ("negative_prompt", _text("negative_prompt")),
     ("width", _size("width")),
@@ -331,7 +341,7 @@ RULES: tuple[tuple[str, Callable[[Draft, ServingFacts], str]], ...] = (
     ("fps", _between("fps", 1.0, lambda facts: 240.0)),
     ("output_fps", _between("output_fps", 1.0, lambda facts: 240.0)),
     ("duration", _between("duration", 0.01, lambda facts: facts.checkpoint.limits.max_duration or 3600.0)),
-    ("duration", lambda draft, facts: duration_fault(draft, facts.checkpoint)),
+    ("duration", _duration),
     ("sampling.extra", _extra),
     ("sampling.loras", _loras),
     ("sampling.loras.lora_id", _each_lora(_lora_id)),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from omni_grpc.engine import Engine, Job
+from omni_grpc.engine import Engine, Job, Submission
 from omni_grpc.server.changes import Changes
-from omni_grpc.server.media import MediaReader
+from omni_grpc.server.media import MediaReader, expected
 from omni_grpc.server.requests import Asked, GenerationRequest, read
 from omni_grpc.server.tasks import task_of
+from omni_grpc.types.media import Inputs
 
 LARGE = 1 << 20
 """Bytes from which a request is read in a thread, so that the events of other jobs do not wait for it."""
@@ -33,7 +34,9 @@ class Intake:
         self._media = MediaReader(engine)
 
     async def submit(self, request: GenerationRequest, *, streaming: bool) -> Accepted:
-        """Makes a job of a request. Raises every refusal, the cheap ones before the media are decoded."""
+        """Makes a job of a request. Raises every refusal. Those that need nothing of what is in the media come
+        first: the state of the server, the rules, the queue.
+        """
         task = task_of(request)
         if request.model:
             self._engine.check(request.model, task)
@@ -42,11 +45,14 @@ class Intake:
         else:
             asked = read(request, task, streaming=streaming)
         submission = asked.submission
-        if self._engine.jobs.earlier(submission.request_id, submission.fingerprint) is None:
+        if self._engine.check_submission(_with(submission, expected(request))) is None:
             inputs, notes = await self._media.read(request)
-            draft = dataclasses.replace(submission.draft, inputs=inputs)
-            submission = dataclasses.replace(submission, draft=draft, warnings=notes)
+            submission = dataclasses.replace(_with(submission, inputs), warnings=notes)
         job, deduplicated = self._engine.submit(submission)
         if not deduplicated:
             self._changes.notify()
         return Accepted(job, asked, deduplicated)
+
+
+def _with(submission: Submission, inputs: Inputs) -> Submission:
+    return dataclasses.replace(submission, draft=dataclasses.replace(submission.draft, inputs=inputs))

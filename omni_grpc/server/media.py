@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from omni_grpc.engine import Engine
 from omni_grpc.media_in.inputs import InputFile, decode
 from omni_grpc.server.fields import refused
 from omni_grpc.server.requests import GenerationRequest
 from omni_grpc.types.errors import NotFound
-from omni_grpc.types.media import Inputs
+from omni_grpc.types.media import ImageInput, Inputs
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.v1 import media_pb2
 
 DECODERS = 2
 """Requests whose media are decoded at the same time: each may take as much memory as the limits allow."""
+PLACEHOLDER = ImageInput(width=0, height=0, channels=0, data=b"")
+"""Stands for an input of any kind before it is decoded."""
 NAMES: Mapping[str, str] = {"reference": "audio"}
 """Fields of requests whose name in Inputs is another."""
 
@@ -62,6 +65,15 @@ class MediaReader:
                 continue
             return data, found.mime_type
         raise self._engine.forgotten.not_found(name, reason="ASSET_NOT_FOUND", path=path, hint="upload it again")
+
+
+def expected(request: GenerationRequest) -> Inputs:
+    """The inputs as they will be, with placeholders for what is not decoded yet."""
+    found: dict[str, Any] = {}
+    for path, name, _ in _messages(request):
+        # of a repeated field the path has an index
+        found[name] = (*found.get(name, ()), PLACEHOLDER) if path.endswith("]") else PLACEHOLDER
+    return Inputs(**found)
 
 
 def _messages(request: GenerationRequest) -> Iterator[tuple[str, str, media_pb2.MediaInput]]:

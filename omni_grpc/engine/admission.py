@@ -1,0 +1,26 @@
+"""What keeps a server as a whole from taking a job, whatever is asked for."""
+
+from __future__ import annotations
+
+from omni_grpc.engine.status import EngineState
+from omni_grpc.types.errors import Unavailable
+from omni_grpc.types.load_progress import Loading
+
+
+def check_loaded(state: EngineState, model: str, loading: Loading) -> None:
+    """Raises Unavailable (MODEL_LOADING) before the model is loaded for the first time."""
+    if state is EngineState.STARTING:
+        raise Unavailable(
+            f"model {model!r} is not ready: {loading}; retry, or follow AdminService.LoadModel",
+            reason="MODEL_LOADING",
+            retry_after=1.0,
+            metadata={"phase": loading.phase},
+        )
+
+
+def check_open(state: EngineState) -> None:
+    """Raises Unavailable (ENGINE_DRAINING and others) once the server ends. While a dead worker is started again, jobs
+    are taken and wait in the queue.
+    """
+    if state not in (EngineState.READY, EngineState.RESTARTING):
+        raise Unavailable(f"this server accepts no new jobs: it is {state}", reason=f"ENGINE_{state}", retry_after=1.0)
