@@ -129,7 +129,7 @@ class Omni:
         on_event: Callable[[Event], None] | None = None,
         **options: Unpack[EditSampling],
     ) -> Generation:
-        """Makes images from images: paths, data: URIs, bytes, pictures of PIL's, or artifacts of an earlier call.
+        """Makes images from images: paths, data: URLs, bytes, PIL images, uint8 arrays, artifacts of an earlier call.
 
         The task follows from what is given, as in the API's EditImageRequest; `task` overrules that.
         """
@@ -187,6 +187,7 @@ class Omni:
     def _decode(self, media: Mapping[str, Any]) -> tuple[Inputs, tuple[RequestWarning, ...]]:
         # here, because codecs are worth loading only for those who bring media
         from omni_grpc.client.media import media_input, media_inputs
+        from omni_grpc.client.pictures import NotMedia
         from omni_grpc.media_in.inputs import InputFile, decode
 
         files = []
@@ -194,8 +195,12 @@ class Omni:
             try:
                 several = name in ("images", "reference_images")
                 found = media_inputs(value) if several else [media_input(value)]
+            except NotMedia as error:
+                raise InvalidArgument(f"{name} {error}", violations=(Violation(name, str(error)),)) from error
             except TypeError:
-                rule = f"is a {type(value).__name__}, expected media: a path, bytes, a PIL image or an artifact"
+                rule = (
+                    f"is a {type(value).__name__}, expected media: a path, bytes, a PIL image, an array or an artifact"
+                )
                 raise InvalidArgument(f"{name} {rule}", violations=(Violation(name, rule),)) from None
             for i, one in enumerate(found):
                 data = self._engine.artifacts.get(one.asset_id)[1] if one.asset_id else one.data

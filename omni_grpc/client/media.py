@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import mimetypes
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,15 +11,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from google.protobuf.message import Message
 
+from omni_grpc.client.pictures import NotMedia, encoded_array, encoded_picture
 from omni_grpc.types.results import Artifact
 from omni_grpc.v1.artifact_pb2 import UploadAssetRequest, UploadAssetResponse, UploadHeader
 from omni_grpc.v1.media_pb2 import MediaInput
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import PIL.Image
 
-MediaSource: TypeAlias = "str | Path | bytes | PIL.Image.Image | UploadAssetResponse | Artifact"
-"""A path, a data: URI, the bytes of a file, a PIL image, what `upload` returned, or an output of an earlier job."""
+MediaSource: TypeAlias = "str | Path | bytes | PIL.Image.Image | npt.NDArray[np.uint8] | UploadAssetResponse | Artifact"
+"""A path, a data: URL, the bytes of a file, a PIL image, a uint8 array (height x width, or that x 3 or x 4), what
+`upload` returned, or an output of an earlier job. The same picture gives the same pixels and warnings in each form.
+"""
 
 INLINE_BYTES = 4 << 20
 """The most bytes of media that are sent inside a request. If there are more, all of them are uploaded first."""
@@ -29,24 +33,30 @@ UNKNOWN_TYPE = "application/octet-stream"
 
 
 def media_input(value: Any) -> MediaInput:
-    """A `MediaSource` as the API takes it. Raises OSError for an unreadable file, TypeError for any other value."""
+    """A `MediaSource` as the API takes it.
+
+    The type of a file is found from its bytes, never from its name. Raises OSError for an unreadable file, NotMedia for
+    a picture or an array that cannot be sent, TypeError for any other value.
+    """
     match value:
-        case str() if value.startswith("data:"):
+        case str() if value[:5].lower() == "data:":
             return MediaInput(uri=value)
         case str() | Path():
-            return MediaInput(data=Path(value).read_bytes(), mime_type=mimetypes.guess_type(value)[0] or "")
+            return MediaInput(data=Path(value).read_bytes())
         case bytes() | bytearray() | memoryview():
             return MediaInput(data=bytes(value))
         case UploadAssetResponse():
             return MediaInput(asset_id=value.asset_id)
         case Artifact():
             return MediaInput(asset_id=value.artifact_id, mime_type=value.mime_type)
-    # a PIL image can only exist if PIL has been imported, so PIL is not imported here
-    pil = sys.modules.get("PIL.Image")
+    # a PIL image or an array can only exist if its library has been imported, so neither is imported here
+    pil, numpy = sys.modules.get("PIL.Image"), sys.modules.get("numpy")
     if pil is not None and isinstance(value, pil.Image):
-        buffer = io.BytesIO()
-        value.save(buffer, "PNG")
-        return MediaInput(data=buffer.getvalue(), mime_type="image/png")
+        data, mime_type = encoded_picture(value)
+        return MediaInput(data=data, mime_type=mime_type)
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        data, mime_type = encoded_array(value)
+        return MediaInput(data=data, mime_type=mime_type)
     raise TypeError(value)
 
 
@@ -55,6 +65,8 @@ def file_input(value: str | Path | bytes) -> MediaInput:
     media = media_input(value)
     if not media.HasField("data"):
         raise TypeError(f"{str(value)[:40]!r} is not a path; upload takes a path or bytes")
+    if isinstance(value, str | Path):
+        media.mime_type = mimetypes.guess_type(value)[0] or ""
     return media
 
 
@@ -62,7 +74,13 @@ def media_inputs(values: Any) -> list[MediaInput]:
     """A list of them. Raises TypeError for a single one, since a path is also a sequence of characters."""
     if isinstance(values, str | bytes | Path) or not isinstance(values, Sequence):
         raise TypeError(values)
-    return [media_input(value) for value in values]
+    found = []
+    for i, value in enumerate(values):
+        try:
+            found.append(media_input(value))
+        except NotMedia as error:
+            raise NotMedia(f"[{i}] {error}") from error
+    return found
 
 
 def too_large(request: Message) -> list[MediaInput]:

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from omni_grpc.client.media import MediaSource, media_input, media_inputs
 from omni_grpc.client.options import AudioOptions, EditOptions, ImageOptions, VideoOptions
+from omni_grpc.client.pictures import NotMedia
 from omni_grpc.types.errors import FailedPrecondition, InvalidArgument, Violation
 from omni_grpc.types.request_options import (
     AUDIO,
@@ -70,6 +71,8 @@ def _request(request: R, kind: str, model: str, prompt: str, options: Mapping[st
             continue
         try:
             _write(request, option, values[option.name])
+        except NotMedia as error:
+            faults[option.path] = str(error)
         except (TypeError, ValueError, OverflowError):
             faults[option.path] = f"is {values[option.name]!r}, expected {option.type.expected}"
     for name, value in (("model", model), ("prompt", prompt)):

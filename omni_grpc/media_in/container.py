@@ -46,7 +46,11 @@ def opened(
         with av.open(io.BytesIO(data), "r", format=_DEMUXERS[kind], options=options, metadata_errors="replace") as file:
             yield file
     except av.FFmpegError as error:
-        raise refusal(field, UNREADABLE, f"is a {kind} that cannot be read: {error.strerror or error}") from error
+        raise refusal(
+            field,
+            UNREADABLE,
+            f"is a {kind} that cannot be read: {error.strerror or error}; it is broken or cut off, send it again",
+        ) from error
 
 
 def check_codec(stream: av.VideoStream | av.AudioStream, accepted: tuple[str, ...], field: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import PIL.Image
+import PIL.ImageCms
 import PIL.ImageOps
 
 from omni_grpc.media_in.limits import MediaLimits
@@ -27,7 +29,7 @@ _READERS: Mapping[str, str] = {
 _ORIENTATION = 0x0112
 """The EXIF tag that says how to turn the picture; 1 is upright."""
 
-_SAME = ("1", "L", "P", "RGB")
+_SAME = ("1", "L", "P", "RGB", "RGBX")
 _WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 _OTHER_COLOURS = ("CMYK", "YCbCr", "HSV")
 _SIXTEEN_BITS: Mapping[str, str] = {"I;16": "<u2", "I;16L": "<u2", "I;16B": ">u2", "I": "=i4"}
@@ -46,33 +48,37 @@ def decode_image(
     Raises InvalidArgument, with `field` as its path, for what is no PNG, JPEG, WebP, GIF, BMP or TIFF, is cut off, is
     larger than the limits, or is not what `mime_type` says.
     """
-    image, warnings = _open(data, mime_type, limits, field)
-    if _has_alpha(image):
-        image = image.convert("RGBA")
-        if alpha:
-            return _packed(image), warnings
-        white = PIL.Image.new("RGBA", image.size, "white")
-        image = PIL.Image.alpha_composite(white, image)
-        warnings += (converted(field, "transparent areas were composited on white", "RGBA", "RGB"),)
-    return _packed(image.convert("RGB")), warnings
+    with _opened(data, mime_type, limits, field) as (image, warnings):
+        if _has_alpha(image):
+            image = image.convert("RGBA")
+            if alpha:
+                return _packed(image), warnings
+            white = PIL.Image.new("RGBA", image.size, "white")
+            image = PIL.Image.alpha_composite(white, image)
+            warnings += (converted(field, "transparent areas were composited on white", "RGBA", "RGB"),)
+        return _packed(image.convert("RGB")), warnings
 
 
 def decode_mask(data: bytes, mime_type: str = "", *, limits: MediaLimits, field: str) -> tuple[ImageInput, Warnings]:
     """The brightness of the picture, one channel. Raises as `decode_image` does, and for a mask that is not opaque,
     since some programs mean its transparent areas and others its white ones.
     """
-    image, warnings = _open(data, mime_type, limits, field)
-    if _has_alpha(image):
-        lowest, _ = image.convert("RGBA").getchannel("A").getextrema()
-        if lowest != 255:
-            raise refusal(
-                field, UNSUPPORTED, "is partly transparent; send an opaque mask: white is regenerated, black is kept"
-            )
-        image = image.convert("RGBA").convert("RGB")
-    return _packed(image.convert("L")), warnings
+    with _opened(data, mime_type, limits, field) as (image, warnings):
+        if _has_alpha(image):
+            lowest, _ = image.convert("RGBA").getchannel("A").getextrema()
+            if lowest != 255:
+                raise refusal(
+                    field,
+                    UNSUPPORTED,
+                    "is partly transparent; send an opaque mask: white is regenerated, black is kept",
+                )
+            image = image.convert("RGBA").convert("RGB")
+        return _packed(image.convert("L")), warnings
 
 
-def _open(data: bytes, mime_type: str, limits: MediaLimits, field: str) -> tuple[PIL.Image.Image, Warnings]:
+@contextlib.contextmanager
+def _opened(data: bytes, mime_type: str, limits: MediaLimits, field: str) -> Iterator[tuple[PIL.Image.Image, Warnings]]:
+    """The first frame, as `_normalised` gives it. What PIL raises, in here, is the input's fault: InvalidArgument."""
     kind = checked_kind(data, mime_type, tuple(_READERS), limits, field)
     try:
         with PIL.Image.open(io.BytesIO(data), formats=[_READERS[kind]]) as image:
@@ -83,13 +89,15 @@ def _open(data: bytes, mime_type: str, limits: MediaLimits, field: str) -> tuple
                     TOO_LARGE,
                     f"is {width} x {height}; the maximum is {limits.max_pixels} pixels; scale it down",
                 )
-            return _normalised(image, field)
+            yield _normalised(image, field)
     except (InvalidArgument, MemoryError):
         raise
     except PIL.Image.DecompressionBombError:
         raise refusal(field, TOO_LARGE, "has far more pixels than the limit; scale it down") from None
     except Exception as error:  # a decoder raises anything on broken bytes: all of it is the input's fault
-        raise refusal(field, UNREADABLE, f"is a {kind} that cannot be read: {error}") from error
+        raise refusal(
+            field, UNREADABLE, f"is a {kind} that cannot be read: {error}; it is broken or cut off, send it again"
+        ) from error
 
 
 def _normalised(image: PIL.Image.Image, field: str) -> tuple[PIL.Image.Image, Warnings]:
@@ -97,8 +105,9 @@ def _normalised(image: PIL.Image.Image, field: str) -> tuple[PIL.Image.Image, Wa
     warnings: list[RequestWarning] = []
     if getattr(image, "is_animated", False):
         warnings.append(converted(field, "only the first frame is used", "several frames", "1 frame"))
-    image.load()
+    # PIL turns a TIFF by itself while it loads it; a PNG may say so behind its pixels, and is loaded for it
     orientation = image.getexif().get(_ORIENTATION, 1)
+    image.load()
     if orientation in range(2, 9):
         warnings.append(
             converted(field, "was rotated upright according to its EXIF orientation", f"orientation {orientation}", "1")
@@ -106,16 +115,20 @@ def _normalised(image: PIL.Image.Image, field: str) -> tuple[PIL.Image.Image, Wa
     upright = PIL.ImageOps.exif_transpose(image)
     mode = upright.mode
     if mode in _SIXTEEN_BITS and not (mode == "I" and image.format != "PNG"):
-        warnings.append(converted(field, "the upper 8 of its 16 bits are used", mode, "L"))
+        warnings.append(converted(field, "the upper 8 of its 16 bits are used", "16 bits", "8 bits"))
         values = np.frombuffer(upright.tobytes(), _SIXTEEN_BITS[mode]).reshape(upright.height, upright.width)
         upright = PIL.Image.fromarray((values >> 8).astype(np.uint8))
     elif mode in _OTHER_COLOURS:
         warnings.append(converted(field, "was converted to RGB without a color profile", mode, "RGB"))
         upright = upright.convert("RGB")
+    elif mode == "LAB":
+        warnings.append(converted(field, "was converted to RGB from CIELAB (D50)", mode, "RGB"))
+        lab, srgb = PIL.ImageCms.createProfile("LAB"), PIL.ImageCms.createProfile("sRGB")
+        turned = PIL.ImageCms.profileToProfile(upright, lab, srgb, outputMode="RGB")
+        assert turned is not None  # None is for a conversion in place
+        upright = turned
     elif mode not in (*_SAME, *_WITH_ALPHA):
-        raise refusal(
-            field, UNSUPPORTED, f"has pixels of mode {mode}, whose range is unknown; send 8 or 16 bits per channel"
-        )
+        raise refusal(field, UNSUPPORTED, f"has pixels of mode {mode}, whose range is unknown; send 8 bits per channel")
     return upright, tuple(warnings)
 
 

@@ -113,7 +113,7 @@ def _one_of(kind: type[enum.StrEnum]) -> ValueType:
 
 
 _SEED_TEXT = f"an integer from 0 to {MAX_SEED}"
-_MEDIA_TEXT = "a path, bytes, a PIL image, an uploaded asset or an artifact"
+_MEDIA_TEXT = "a path, bytes, a PIL image, a uint8 array, an uploaded asset or an artifact"
 
 TEXT = ValueType(name="TEXT", annotation="str", expected="text", normalize=_text)
 COUNT = ValueType(

@@ -153,6 +153,14 @@ def test_exif_turns_the_picture_upright(orientation, turn):
     assert notes == ([] if orientation == 1 else ["was rotated upright according to its EXIF orientation"])
 
 
+def test_a_tiff_is_turned_by_its_reader_and_says_so_too():
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    found, notes = decoded(saved(picture(), "TIFF", exif=exif))
+    assert np.array_equal(found, np.rot90(picture(), -1))
+    assert notes == ["was turned upright as its EXIF data says"]
+
+
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "TIFF"])
 def test_the_first_frame_of_an_animation_is_used(format):
     frames = [PIL.Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
