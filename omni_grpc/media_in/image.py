@@ -12,6 +12,7 @@ import PIL.ImageCms
 import PIL.ImageOps
 
 from omni_grpc.media_in.limits import MediaLimits
+from omni_grpc.media_in.png import without_metadata
 from omni_grpc.media_in.refusal import TOO_LARGE, UNREADABLE, UNSUPPORTED, Warnings, converted, refusal
 from omni_grpc.media_in.source import checked_kind
 from omni_grpc.types.errors import InvalidArgument
@@ -80,6 +81,8 @@ def decode_mask(data: bytes, mime_type: str = "", *, limits: MediaLimits, field:
 def _opened(data: bytes, mime_type: str, limits: MediaLimits, field: str) -> Iterator[tuple[PIL.Image.Image, Warnings]]:
     """The first frame, as `_normalised` gives it. What PIL raises, in here, is the input's fault: InvalidArgument."""
     kind = checked_kind(data, mime_type, tuple(_READERS), limits, field)
+    if kind == "image/png":
+        data = without_metadata(data)
     try:
         with PIL.Image.open(io.BytesIO(data), formats=[_READERS[kind]]) as image:
             width, height = image.size

@@ -15,8 +15,8 @@ def pixels(found):
     return np.frombuffer(found.data, np.uint8).reshape(found.height, found.width, found.channels)
 
 
-def decoded(data, **options):
-    found, warnings = decode_image(data, limits=LIMITS, field=FIELD, **options)
+def decoded(data, *, changes=None, **options):
+    found, warnings = decode_image(data, limits=limits(**(changes or {})), field=FIELD, **options)
     assert all(warning.code == "INPUT_CONVERTED" and warning.field == FIELD for warning in warnings)
     return pixels(found), [warning.message for warning in warnings]
 
@@ -172,12 +172,62 @@ def test_the_first_frame_of_an_animation_is_used(format):
     assert notes == ["only the first frame is used"]
 
 
+def chunk(kind, body):
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+PROSE = zlib.compress(bytes(3 << 20))
+LARGE = {
+    "zTXt": chunk(b"zTXt", b"workflow\0\0" + PROSE),
+    "iTXt": chunk(b"iTXt", b"workflow\0\1\0\0\0" + PROSE),
+    "XMP": chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + PROSE),
+    "EXIF in a text": chunk(b"zTXt", b"Raw profile type exif\0\0" + PROSE),
+    "tEXt": chunk(b"tEXt", b"workflow\0" + bytes(1 << 19)) * 130,
+    "iCCP": chunk(b"iCCP", b"profile\0\0" + PROSE),
+    "unknown method": chunk(b"zTXt", b"workflow\0\7" + PROSE),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("place", ["in front of the pixels", "behind them"])
+def test_metadata_of_a_png_does_not_make_it_unreadable(name, place):
+    """`tEXt` is more than the 64 MiB that PIL takes of texts altogether."""
+    data = saved(picture(), "PNG")
+    at = data.index(b"IDAT" if place == "in front of the pixels" else b"IEND") - 4
+    found, notes = decoded(data[:at] + LARGE[name] + data[at:], changes={"max_bytes": 1 << 27})
+    assert np.array_equal(found, picture())
+    assert notes == []
+
+
+def test_texts_that_say_how_to_turn_a_png_are_still_read():
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+    raw = f"\nexif\n{len(exif):8}\n{exif.hex()}\n".encode()
+    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    data = saved(picture(), "PNG")
+    at = data.index(b"IDAT") - 4
+    for text in (
+        chunk(b"tEXt", b"Raw profile type exif\0" + raw),
+        chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(raw)),
+        chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp),
+        chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(xmp)),
+    ):
+        found, notes = decoded(data[:at] + LARGE["zTXt"] + text + data[at:])
+        assert np.array_equal(found, np.rot90(picture(), -1))
+        assert notes == ["was turned upright as its EXIF data says"]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "TIFF"])
+def test_a_large_profile_of_another_kind_of_file_is_no_obstacle(kind):
+    options = {"lossless": True} if kind == "WEBP" else {"quality": 95} if kind == "JPEG" else {}
+    flat = np.full((16, 16, 3), (200, 30, 90), np.uint8)
+    profile = np.random.default_rng(0).integers(0, 256, 700_000, dtype=np.uint8).tobytes()
+    found, notes = decoded(saved(flat, kind, icc_profile=profile, **options))
+    assert abs(found.astype(int) - flat).max() <= 4
+    assert notes == []
+
+
 def bomb(width, height):
     """A PNG of one colour: a small file whatever its size. Only the header of it is ever read."""
-
-    def chunk(kind, body):
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
