@@ -50,14 +50,14 @@ def decode_image(
     larger than the limits, or is not what `mime_type` says.
     """
     with _opened(data, mime_type, limits, field) as (image, warnings):
-        if _has_alpha(image):
+        if _has_alpha(image) and alpha:
+            return _packed(image.convert("RGBA")), warnings
+        if _is_transparent(image):
             image = image.convert("RGBA")
-            if alpha:
-                return _packed(image), warnings
             white = PIL.Image.new("RGBA", image.size, "white")
             image = PIL.Image.alpha_composite(white, image)
             warnings += (converted(field, "transparent areas were composited on white", "RGBA", "RGB"),)
-        return _packed(image.convert("RGB")), warnings
+        return _packed(_opaque(image)), warnings
 
 
 def decode_mask(data: bytes, mime_type: str = "", *, limits: MediaLimits, field: str) -> tuple[ImageInput, Warnings]:
@@ -65,16 +65,11 @@ def decode_mask(data: bytes, mime_type: str = "", *, limits: MediaLimits, field:
     since some programs mean its transparent areas and others its white ones.
     """
     with _opened(data, mime_type, limits, field) as (image, warnings):
-        if _has_alpha(image):
-            lowest, _ = image.convert("RGBA").getchannel("A").getextrema()
-            if lowest != 255:
-                raise refusal(
-                    field,
-                    UNSUPPORTED,
-                    "is partly transparent; send an opaque mask: white is regenerated, black is kept",
-                )
-            image = image.convert("RGBA").convert("RGB")
-        return _packed(image.convert("L")), warnings
+        if _is_transparent(image):
+            raise refusal(
+                field, UNSUPPORTED, "is partly transparent; send an opaque mask: white is regenerated, black is kept"
+            )
+        return _packed(_opaque(image).convert("L")), warnings
 
 
 @contextlib.contextmanager
@@ -137,6 +132,16 @@ def _normalised(image: PIL.Image.Image, field: str) -> tuple[PIL.Image.Image, Wa
 
 def _has_alpha(image: PIL.Image.Image) -> bool:
     return image.mode in _WITH_ALPHA or "transparency" in image.info
+
+
+def _is_transparent(image: PIL.Image.Image) -> bool:
+    """Whether any pixel is, since readers give alpha to opaque pictures too (every animated WebP has it)."""
+    return _has_alpha(image) and image.convert("RGBA").getchannel("A").getextrema()[0] != 255
+
+
+def _opaque(image: PIL.Image.Image) -> PIL.Image.Image:
+    """The colors, as RGB, of a picture that has no transparent pixel."""
+    return (image.convert("RGBA") if _has_alpha(image) else image).convert("RGB")
 
 
 def _packed(image: PIL.Image.Image) -> ImageInput:

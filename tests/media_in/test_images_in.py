@@ -74,6 +74,32 @@ def test_alpha_is_kept_where_the_model_takes_it():
     assert decoded(saved(picture(), "PNG"), alpha=True)[0].shape == (4, 6, 3)
 
 
+def opaque_files():
+    opaque = np.dstack([picture(), np.full((4, 6), 255, np.uint8)])
+    frames = [PIL.Image.new("RGB", (8, 8), colour) for colour in ("red", "lime")]
+    palette = PIL.Image.fromarray(picture()).quantize(8)
+    return {
+        "PNG": (saved(opaque, "PNG"), []),
+        "TIFF": (saved(opaque, "TIFF"), []),
+        "LA": (saved(PIL.Image.fromarray(opaque).convert("LA"), "PNG"), []),
+        "WebP animation": (
+            saved(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True),
+            ["only the first frame is used"],
+        ),
+        "palette entry that no pixel has": (saved(palette, "PNG", transparency=200), []),
+        "color that no pixel has": (saved(picture(), "PNG", transparency=(1, 2, 3)), []),
+    }
+
+
+@pytest.mark.parametrize("name", opaque_files())
+def test_nothing_is_said_of_transparent_areas_where_there_are_none(name):
+    data, expected = opaque_files()[name]
+    assert decoded(data)[1] == expected
+    found, warnings = decode_mask(data, limits=LIMITS, field=FIELD)
+    assert found.channels == 1
+    assert [warning.message for warning in warnings] == expected
+
+
 def test_gray_with_alpha_becomes_rgb_on_white():
     image = PIL.Image.fromarray(np.dstack([np.full((2, 2), 100, np.uint8), np.array([[255, 0], [51, 255]], np.uint8)]))
     assert image.mode == "LA"
