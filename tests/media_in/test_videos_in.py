@@ -1,6 +1,10 @@
 import dataclasses
+import io
+import itertools
 import struct
+from fractions import Fraction
 
+import av
 import numpy as np
 import pytest
 
@@ -81,6 +85,65 @@ def test_it_is_turned_upright(matrix, turns):
     assert frames(found)[0].shape == expected.shape
     assert abs(frames(found)[0].astype(int) - expected).mean() < 3
     assert [w.message for w in warnings] == ["was rotated upright according to its header"]
+
+
+def timed(times, container="mp4", codec="libx264", bframes=0):
+    """A video whose frames are shown at these milliseconds; the last of them is the end."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as output:
+        stream = output.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        stream.time_base = stream.codec_context.time_base = Fraction(1, 1000)
+        if codec == "libx264":
+            stream.options = {"bf": str(bframes)}
+        for i, (time, after) in enumerate(itertools.pairwise(times)):
+            frame = av.VideoFrame.from_ndarray(np.full((32, 48, 3), 40 + 7 * i, np.uint8), format="rgb24")
+            frame.pts, frame.time_base, frame.duration = time, Fraction(1, 1000), after - time
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    return buffer.getvalue()
+
+
+UNEVEN = {
+    "slow then fast": (0, 250, 500, 750, 1000, 1020, 1040, 1060, 1080, 1120),
+    "fast then slow": (0, 20, 40, 60, 80, 330, 580, 830, 1080, 1120),
+    "a frame that is missing": (0, 40, 80, 120, 200, 240, 280, 320),
+    "a pause": (0, 40, 80, 2000, 2040, 2080),
+}
+
+
+@pytest.mark.parametrize(("name", "bframes"), [*((name, 0) for name in UNEVEN), ("slow then fast", 2), ("a pause", 2)])
+def test_the_rate_is_what_the_times_of_the_frames_say(name, bframes):
+    """The last frame of each is shown for 40 ms, which is all that this muxer writes of it."""
+    times = UNEVEN[name]
+    found, warnings = decode(timed(times, bframes=bframes))
+    assert found.num_frames == len(times) - 1
+    assert found.fps == pytest.approx((len(times) - 1) * 1000 / times[-1], rel=1e-3)
+    (warning,) = warnings
+    assert (warning.field, warning.message) == (
+        FIELD,
+        "its frames have unequal distances in time, and are used with equal ones",
+    )
+    gaps = np.diff(times[:-1]) / 1000
+    assert warning.requested == f"{gaps.min():.4g} to {gaps.max():.4g} s from frame to frame"
+    assert warning.applied == f"{found.fps:.4g} frames per second"
+
+
+def test_the_rate_of_a_webm_with_unequal_distances():
+    """It does not say how long its last frame is shown: as long as the others on average."""
+    found, warnings = decode(timed(UNEVEN["slow then fast"], "webm", "libvpx"))
+    assert found.fps == pytest.approx(8 / 1.08, rel=1e-3)
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("container", ["mp4", "webm"])
+def test_equal_distances_that_are_not_the_declared_ones_and_jitter_bring_no_warning(container):
+    codec = "libx264" if container == "mp4" else "libvpx"
+    found, warnings = decode(timed(range(0, 1300, 130), container, codec))
+    assert (found.fps, warnings) == (pytest.approx(1000 / 130), ())
+    shaken = [time + (2 if i % 3 == 1 else 0) for i, time in enumerate(range(0, 660, 33))]
+    found, warnings = decode(timed(shaken, container, codec))
+    assert (found.fps, warnings) == (pytest.approx(1000 / 33, rel=0.005), ())
 
 
 def test_frames_pixels_and_seconds_have_limits():
