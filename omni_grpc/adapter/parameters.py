@@ -261,13 +261,15 @@ def _trimmed(video: VideoInput | None, request: Request, signature: Signature) -
 
 
 def samples(audio: AudioInput | None, sample_rate: int) -> torch.Tensor | None:
-    """Sound as [channels, samples] in -1..1. Raises InvalidArgument for another rate than the pipeline's."""
+    """Sound as [1, channels, samples] in -1..1: a pipeline reads two dimensions as a batch of mono sounds. Raises
+    InvalidArgument for another rate than the pipeline's.
+    """
     if audio is None:
         return None
     if audio.sample_rate != sample_rate:
-        message = f"is sampled at {audio.sample_rate} Hz, this pipeline takes {sample_rate} Hz"
+        message = f"is sampled at {audio.sample_rate} Hz, this pipeline takes {sample_rate} Hz; resample it"
         raise InvalidArgument(f"reference: {message}", violations=(Violation("reference", message),))
-    values = np.frombuffer(audio.data, "<f4").reshape(audio.channels, -1)
+    values = np.frombuffer(audio.data, "<f4").reshape(1, audio.channels, -1)
     return torch.from_numpy(values.copy())
 
 

@@ -176,7 +176,7 @@ def build_stable_audio(folder: Path, *, seed: int = 0) -> Path:
         torch.manual_seed(seed)
         pipeline = StableAudioPipeline(
             vae=AutoencoderOobleck(
-                encoder_hidden_size=6,
+                encoder_hidden_size=8,  # mean and scale of the 4 latents below
                 downsampling_ratios=[4, 8],
                 decoder_channels=4,
                 decoder_input_channels=4,
