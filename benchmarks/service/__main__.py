@@ -10,7 +10,20 @@ from pathlib import Path
 from tools.tiny.kept import kept_checkpoint
 
 from . import __doc__ as description
-from . import cancel, kills, lanes, overhead, preempt, recovery, resume, slow_watcher, soak, throughput, watchers
+from . import (
+    cancel,
+    inputs,
+    kills,
+    lanes,
+    overhead,
+    preempt,
+    recovery,
+    resume,
+    slow_watcher,
+    soak,
+    throughput,
+    watchers,
+)
 from .report import Result, load, write
 from .server import ROOT
 
@@ -24,6 +37,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "cancel": cancel.run,
     "preempt": preempt.run,
     "resume": resume.run,
+    "inputs": inputs.run,
     "kills": kills.run,
     "soak": soak.run,
 }

@@ -212,6 +212,12 @@ class LimitsConfig:
     max_input_frames: int = setting(1024, "most frames of an input video", minimum=1)
     max_input_video_pixels: int = setting(1 << 29, "largest frames x width x height of an input video", minimum=1)
     max_input_seconds: float = setting(600.0, "longest input video or audio, in seconds", minimum=0)
+    input_budget: int = setting(
+        4 << 30,
+        "bytes of decoded inputs held for jobs that wait; what does not fit is refused with RESOURCE_EXHAUSTED",
+        minimum=1,
+    )
+    input_timeout: float = setting(120.0, "seconds that decoding the inputs of one request may take", minimum=1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

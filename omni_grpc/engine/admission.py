@@ -1,10 +1,13 @@
-"""What keeps a server as a whole from taking a job, whatever is asked for."""
+"""What keeps a server as a whole from taking a job, whatever is asked for, and for how long."""
 
 from __future__ import annotations
 
 from omni_grpc.engine.status import EngineState
 from omni_grpc.types.errors import Unavailable
 from omni_grpc.types.load_progress import Loading
+
+MAX_RESTART_PAUSE = 60.0
+"""Longest pause between two attempts to start a worker, in seconds."""
 
 
 def check_loaded(state: EngineState, model: str, loading: Loading) -> None:
@@ -24,3 +27,8 @@ def check_open(state: EngineState) -> None:
     """
     if state not in (EngineState.READY, EngineState.RESTARTING):
         raise Unavailable(f"this server accepts no new jobs: it is {state}", reason=f"ENGINE_{state}", retry_after=1.0)
+
+
+def restart_pause(first: float, failures: int) -> float:
+    """Seconds until a worker is started again: `first`, doubled by every attempt that failed."""
+    return min(MAX_RESTART_PAUSE, first * 2**failures)

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.engine.admission import check_loaded, check_open
+from omni_grpc.engine.admission import check_loaded, check_open, restart_pause
 from omni_grpc.engine.artifacts import Artifacts
 from omni_grpc.engine.assets import Assets
 from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.forgotten import Cause, Forgotten
+from omni_grpc.engine.inputs import InputStore
 from omni_grpc.engine.jobs import Job, Jobs, new_job_id
 from omni_grpc.engine.meter import Meter
 from omni_grpc.engine.retention import Retention
@@ -56,9 +57,6 @@ from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
 
-MAX_BACKOFF = 60.0
-"""Longest pause between two attempts to start a worker, in seconds."""
-
 ASSET_SWEEP = 30.0
 """Seconds between two looks for assets that have expired, on a server that nobody uploads to."""
 
@@ -76,6 +74,7 @@ class Engine:
         self.jobs = Jobs(self.forgotten)
         self.artifacts = Artifacts(self.forgotten)
         self.assets = Assets(config.jobs.asset_budget, config.jobs.asset_retention, forgotten=self.forgotten)
+        self.inputs = InputStore(config.limits.input_budget)
         self.state = EngineState.STARTING
         self.loading = Loading()
         """How far the worker is, until it is ready."""
@@ -127,14 +126,12 @@ class Engine:
         self._timers.stop()
         if self._started is not None:
             await self._executor.close()
+        await asyncio.to_thread(self.inputs.close)
         self._enter(EngineState.STOPPED)
 
     def _end_drain(self, name: str, limit: str, seconds: float) -> None:
-        failure = Failure(
-            code=Code.UNAVAILABLE,
-            reason="SERVER_STOPPED",
-            message="the server was stopped before this job ended; send the request again",
-        )
+        message = "the server was stopped before this job ended; send the request again"
+        failure = Failure(code=Code.UNAVAILABLE, reason="SERVER_STOPPED", message=message)
         for run in list(self._runs.values()):
             self._fail(run, failure)
 
@@ -335,6 +332,7 @@ class Engine:
         if (run := self._runs.get(report.id)) is not None:
             run.job.append(run.encoded(report))
             self._scheduler.prepared(report.id, report.rows)
+            self.inputs.free(run.job.request.inputs)
 
     def _on_stepped(self, report: Stepped) -> None:
         self._free(Lane.STEP)
@@ -389,7 +387,7 @@ class Engine:
         logger.error("%s", failure.message)
         self.failure = failure
         self._timers.clear_all(_WORKER)
-        pause = min(MAX_BACKOFF, self.config.worker.restart_backoff * 2**self._failures)
+        pause = restart_pause(self.config.worker.restart_backoff, self._failures)
         lost, back = self._scheduler.reset()
         for job_id in lost:
             with self._blamed((job_id,), "failing it with its worker"):
@@ -489,6 +487,7 @@ class Engine:
     def _end(self, run: JobRun) -> None:
         self._runs.pop(run.job.id, None)
         # decoded media are large, and the record of a job does not show them
+        self.inputs.free(run.job.request.inputs)
         run.job.request = dataclasses.replace(run.job.request, inputs=Inputs())
         self._timers.clear_all(run.job.id)
         if not self._runs:

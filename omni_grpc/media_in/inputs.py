@@ -9,7 +9,7 @@ from typing import Any
 from omni_grpc import media_in
 from omni_grpc.config import LimitsConfig
 from omni_grpc.media_in import MediaLimits
-from omni_grpc.media_in.refusal import Warnings
+from omni_grpc.media_in.refusal import TOO_LARGE, Warnings, refusal
 from omni_grpc.types.errors import InvalidArgument, Violation
 from omni_grpc.types.media import AudioInput, ImageInput, Inputs, VideoInput
 from omni_grpc.types.results import RequestWarning
@@ -59,6 +59,10 @@ def decode(files: Sequence[InputFile], config: LimitsConfig) -> tuple[Inputs, Wa
             value, notes = DECODE[file.name](data, mime_type, limits=limits, field=file.path)
         except InvalidArgument as error:
             refusals.append(error)
+            continue
+        except MemoryError:
+            rule = "needs more memory than a decoder may take; send a smaller one"
+            refusals.append(refusal(file.path, TOO_LARGE, rule))
             continue
         size += len(data)
         _check_sum(files, size, limits.max_bytes, "bytes")

@@ -33,6 +33,10 @@ class Intake:
         self._changes = changes
         self._media = MediaReader(engine)
 
+    def close(self) -> None:
+        """Ends what it has started."""
+        self._media.close()
+
     async def submit(self, request: GenerationRequest, *, streaming: bool) -> Accepted:
         """Makes a job of a request. Raises every refusal. Those that need nothing of what is in the media come
         first: the state of the server, the rules, the queue.
@@ -48,7 +52,14 @@ class Intake:
         if self._engine.check_submission(_with(submission, expected(request))) is None:
             inputs, notes = await self._media.read(request)
             submission = dataclasses.replace(_with(submission, inputs), warnings=notes)
-        job, deduplicated = self._engine.submit(submission)
+        try:
+            job, deduplicated = self._engine.submit(submission)
+        except BaseException:
+            self._engine.inputs.free(submission.draft.inputs)
+            raise
+        if deduplicated:
+            # another call with this request_id was first, while the media of this one were decoded
+            self._engine.inputs.free(submission.draft.inputs)
         if not deduplicated:
             self._changes.notify()
         return Accepted(job, asked, deduplicated)

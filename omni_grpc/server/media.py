@@ -1,6 +1,7 @@
-"""The media that a request brings along: where their bytes are. They are decoded before the engine sees the request.
+"""The media that a request brings along: where their bytes are. They are decoded before the engine sees the request,
+by processes of their own.
 
-Bytes come in the message, in a data: URI, or from an asset or an output that is stored here.
+Bytes come in the message, in a data: URL, or from an asset or an output that is stored here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omni_grpc.engine import Engine
-from omni_grpc.media_in.inputs import InputFile, decode
+from omni_grpc.media_in.decoder import Decoder
+from omni_grpc.media_in.inputs import InputFile
 from omni_grpc.server.fields import refused
 from omni_grpc.server.requests import GenerationRequest
 from omni_grpc.types.errors import NotFound
@@ -19,7 +21,9 @@ from omni_grpc.types.results import RequestWarning
 from omni_grpc.v1 import media_pb2
 
 DECODERS = 2
-"""Requests whose media are decoded at the same time: each may take as much memory as the limits allow."""
+"""Processes, and so requests whose media are decoded at the same time: each may take as much memory as the limits
+allow.
+"""
 PLACEHOLDER = ImageInput(width=0, height=0, channels=0, data=b"")
 """Stands for an input of any kind before it is decoded."""
 NAMES: Mapping[str, str] = {"reference": "audio"}
@@ -27,22 +31,47 @@ NAMES: Mapping[str, str] = {"reference": "audio"}
 
 
 class MediaReader:
-    """Reads the media of requests, in threads. It belongs to one event loop."""
+    """Reads the media of requests. It belongs to one event loop, which it never holds up: threads wait for the
+    processes.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._decoders = asyncio.Semaphore(DECODERS)
+        self._all = [Decoder(engine.config.limits) for _ in range(DECODERS)]
+        # the one that was used last is taken first, so that a second process is started only where there is need
+        self._idle: asyncio.LifoQueue[Decoder] = asyncio.LifoQueue()
+        for decoder in self._all:
+            self._idle.put_nowait(decoder)
 
     async def read(self, request: GenerationRequest) -> tuple[Inputs, tuple[RequestWarning, ...]]:
-        """What the media hold, and how they were converted.
+        """What the media hold, in shared memory, and how they were converted. Whoever gets it hands it to the engine,
+        or frees it.
 
-        Raises InvalidArgument that names the input, NotFound (ASSET_NOT_FOUND) for one that is not stored here.
+        Raises InvalidArgument that names the input, NotFound (ASSET_NOT_FOUND) for one that is not stored here,
+        ResourceExhausted (INPUTS_FULL) where there is no room. Cancelled, it stops the decoding.
         """
         files = [self._file(path, name, message) for path, name, message in _messages(request)]
         if not files:
             return Inputs(), ()
-        async with self._decoders:
-            return await asyncio.to_thread(decode, files, self._engine.config.limits)
+        decoder = await self._idle.get()
+        work = asyncio.ensure_future(asyncio.to_thread(decoder.decode, files, self._engine.inputs))
+        work.add_done_callback(lambda _: self._idle.put_nowait(decoder))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            decoder.kill()
+            work.add_done_callback(self._discard)
+            raise
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for decoder in self._all:
+            decoder.kill()
+
+    def _discard(self, work: asyncio.Future[tuple[Inputs, tuple[RequestWarning, ...]]]) -> None:
+        """Nobody waits for these inputs any more. An error is nobody's either."""
+        if work.exception() is None:
+            self._engine.inputs.free(work.result()[0])
 
     def _file(self, path: str, name: str, message: media_pb2.MediaInput) -> InputFile:
         data, mime_type = message.data, message.mime_type

@@ -100,6 +100,7 @@ class Server:
         self._engine = engine
         self._config = config
         self._changes = Changes()
+        self._intake = Intake(engine, self._changes)
         self._guard = Guard(unserved_methods())
         names = [descriptor.full_name for descriptor, _, _ in SERVICES]
         self._health = Health(engine, names)
@@ -149,16 +150,17 @@ class Server:
         await self._guard.idle(LAST_WORDS_SECONDS)
         await self._grpc.stop(None)
         await closing
+        self._intake.close()
 
     def _on_state(self, state: EngineState) -> None:
         self._changes.notify()
 
     def _servicers(self) -> Mapping[type, object]:
         messages, catalog = Messages(self._engine), Catalog(self._engine)
-        intake, watch = Intake(self._engine, self._changes), JobWatch(self._engine, messages)
+        watch = JobWatch(self._engine, messages)
         return {
-            GenerationService: GenerationService(intake, watch),
-            JobService: JobService(self._engine, intake, self._changes, messages, watch),
+            GenerationService: GenerationService(self._intake, watch),
+            JobService: JobService(self._engine, self._intake, self._changes, messages, watch),
             ArtifactService: ArtifactService(self._engine, messages),
             ModelService: ModelService(self._engine, catalog),
             AdminService: AdminService(self._engine, catalog, self._changes, self._guard),

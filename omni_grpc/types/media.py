@@ -80,12 +80,17 @@ class PreviewImage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ImageInput:
-    """A decoded picture: height x width x channels bytes, row by row; 1 channel is a mask, 3 RGB, 4 RGB with alpha."""
+    """A decoded picture: height x width x channels bytes, row by row; 1 channel is a mask, 3 RGB, 4 RGB with alpha.
+
+    `block`, here and below, is the shared-memory block that the bytes are in while the request waits; `data` is empty
+    then.
+    """
 
     width: int
     height: int
     channels: int
     data: bytes = dataclasses.field(repr=False)
+    block: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,6 +102,7 @@ class VideoInput:
     num_frames: int
     fps: float
     data: bytes = dataclasses.field(repr=False)
+    block: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,6 +112,7 @@ class AudioInput:
     channels: int
     sample_rate: int
     data: bytes = dataclasses.field(repr=False)
+    block: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,11 @@ BLOCKS = Path("/dev/shm")
 """Where the blocks are: the mount on which shm_open makes them, too."""
 
 
+def store(data: bytes, name: str, *, folder: Path = BLOCKS) -> None:
+    """Copies `data` into a new block. Raises OSError where the mount has no room for it; then there is no block."""
+    _write(folder / name, data)
+
+
 def put(data: bytes, name: str, *, folder: Path = BLOCKS) -> SharedBytes:
     """Copies `data` into a new block. Whoever gets the handle must `take` it, or the block outlives both processes.
 
@@ -28,7 +33,7 @@ def put(data: bytes, name: str, *, folder: Path = BLOCKS) -> SharedBytes:
     slower by one copy through the pipe for each side, and is logged with the mount and the size.
     """
     try:
-        _write(folder / name, data)
+        store(data, name, folder=folder)
     except OSError as error:
         logger.warning(
             "no room for a block of %d bytes in %s (%s): it goes through the worker's pipe, which is slower; "
@@ -50,6 +55,11 @@ def take(handle: SharedBytes, *, folder: Path = BLOCKS) -> bytes:
         _remove(path)
 
 
+def read(name: str, *, folder: Path = BLOCKS) -> bytes:
+    """The bytes of a block, which stays. Raises FileNotFoundError where it is gone."""
+    return (folder / name).read_bytes()
+
+
 def take_all(handles: Sequence[SharedBytes], *, folder: Path = BLOCKS) -> list[bytes]:
     """The bytes of several blocks. Where one is missing the others are gone afterwards, too. Raises like `take`."""
     taken, missing = [], None
@@ -61,6 +71,11 @@ def take_all(handles: Sequence[SharedBytes], *, folder: Path = BLOCKS) -> list[b
     if missing is not None:
         raise missing
     return taken
+
+
+def discard(name: str, *, folder: Path = BLOCKS) -> None:
+    """Unlinks a block. One that is gone, or that was never put, is passed over."""
+    _remove(folder / name)
 
 
 def sweep(prefix: str, *, folder: Path = BLOCKS) -> int:

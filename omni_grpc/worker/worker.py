@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.resolve.settings import place
 from omni_grpc.types.plan import Broken, Died, Plan, Report
 from omni_grpc.types.request import Request
+from omni_grpc.types.shared_inputs import read_inputs
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.worker.build import build, machine
 from omni_grpc.worker.failure import advised, failure
@@ -93,6 +95,7 @@ class Worker:
 
     def _run_prepare(self, request: Request) -> None:
         try:
+            request = dataclasses.replace(request, inputs=read_inputs(request.inputs))
             prepared = self._runner.prepare(request)
         except Exception as error:  # noqa: BLE001 - one request's failure is that request's report
             self._still_wanted(request.id)

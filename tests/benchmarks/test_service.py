@@ -11,6 +11,7 @@ import pytest
 from benchmarks.service import (
     __main__,
     cancel,
+    inputs,
     kills,
     lanes,
     overhead,
@@ -178,6 +179,12 @@ def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         __main__.main()
     assert caught.value.code == 2
     assert "no benchmark is called trhoughput" in capsys.readouterr().err
+
+
+def test_inputs_counts_every_byte_that_arrives(tiny_qwen_image: Path) -> None:
+    figures = check(inputs.measure(tiny_qwen_image, inputs.Numbers(frames=3, width=64, height=48))).figures
+    assert figures["decoded_bytes"] == 3 * 64 * 48 * 3
+    assert list(figures["stalls"]) == ["nothing", "decode", "hand over to the worker", "free"]
 
 
 def test_soak_looks_at_the_memory_of_worker_and_server(server: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import io
 import itertools
@@ -20,6 +21,7 @@ from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.media import ImageFormat, PreviewImage
 from omni_grpc.types.plan import Broken, CostModel, Decoded, Died, Media, Plan, Prepared, Ready, RequestStep, Stepped
 from omni_grpc.types.request import Request
+from omni_grpc.types.shared_inputs import read_inputs
 
 COST = CostModel(fixed=2.0, token=0.25, pair=0.125)
 READY = Ready(pid=1, device="cpu", dtype="float32", load_seconds=0.1, weight_bytes=1234, cost=COST)
@@ -79,6 +81,9 @@ class FakeExecutor:
         if not self._alive:
             # as with a pipe whose other end is gone
             return
+        # what is in shared memory is copied out, as a worker does before it prepares a request
+        admitted = (dataclasses.replace(request, inputs=read_inputs(request.inputs)) for request in plan.admit)
+        plan = dataclasses.replace(plan, admit=tuple(admitted))
         self.plans.append(plan)
         for job_id in plan.drop:
             self._requests.pop(job_id, None)
