@@ -31,4 +31,4 @@ def check_open(state: EngineState) -> None:
 
 def restart_pause(first: float, failures: int) -> float:
     """Seconds until a worker is started again: `first`, doubled by every attempt that failed."""
-    return min(MAX_RESTART_PAUSE, first * 2**failures)
+    return min(MAX_RESTART_PAUSE, first * 2.0**failures)
