@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import av
 
 from omni_grpc.media_in.limits import MediaLimits
-from omni_grpc.media_in.refusal import TOO_LARGE, UNREADABLE, UNSUPPORTED, refusal
+from omni_grpc.media_in.refusal import TOO_LARGE, UNSUPPORTED, faults_of, refusal
 from omni_grpc.media_in.source import checked_kind
 
 _DEMUXERS: Mapping[str, str] = {
@@ -42,15 +42,11 @@ def opened(
         "probesize": str(5 << 20),
         "analyzeduration": "5000000",
     }
-    try:
-        with av.open(io.BytesIO(data), "r", format=_DEMUXERS[kind], options=options, metadata_errors="replace") as file:
-            yield file
-    except av.FFmpegError as error:
-        raise refusal(
-            field,
-            UNREADABLE,
-            f"is a {kind} that cannot be read: {error.strerror or error}; it is broken or cut off, send it again",
-        ) from error
+    with (
+        faults_of(field, kind),
+        av.open(io.BytesIO(data), "r", format=_DEMUXERS[kind], options=options, metadata_errors="replace") as file,
+    ):
+        yield file
 
 
 def check_codec(stream: av.VideoStream | av.AudioStream, accepted: tuple[str, ...], field: str) -> None:

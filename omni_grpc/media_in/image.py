@@ -13,9 +13,8 @@ import PIL.ImageOps
 
 from omni_grpc.media_in.limits import MediaLimits
 from omni_grpc.media_in.png import without_metadata
-from omni_grpc.media_in.refusal import TOO_LARGE, UNREADABLE, UNSUPPORTED, Warnings, converted, refusal
+from omni_grpc.media_in.refusal import TOO_LARGE, UNSUPPORTED, Warnings, converted, faults_of, refusal
 from omni_grpc.media_in.source import checked_kind
-from omni_grpc.types.errors import InvalidArgument
 from omni_grpc.types.media import ImageInput
 from omni_grpc.types.results import RequestWarning
 
@@ -78,24 +77,16 @@ def _opened(data: bytes, mime_type: str, limits: MediaLimits, field: str) -> Ite
     kind = checked_kind(data, mime_type, tuple(_READERS), limits, field)
     if kind == "image/png":
         data = without_metadata(data)
-    try:
-        with PIL.Image.open(io.BytesIO(data), formats=[_READERS[kind]]) as image:
-            width, height = image.size
-            if width * height > limits.max_pixels:
-                raise refusal(
-                    field,
-                    TOO_LARGE,
-                    f"is {width} x {height}; the maximum is {limits.max_pixels} pixels; scale it down",
-                )
-            yield _normalised(image, field)
-    except (InvalidArgument, MemoryError):
-        raise
-    except PIL.Image.DecompressionBombError:
-        raise refusal(field, TOO_LARGE, "has far more pixels than the limit; scale it down") from None
-    except Exception as error:  # a decoder raises anything on broken bytes: all of it is the input's fault
-        raise refusal(
-            field, UNREADABLE, f"is a {kind} that cannot be read: {error}; it is broken or cut off, send it again"
-        ) from error
+    with faults_of(field, kind):
+        try:
+            with PIL.Image.open(io.BytesIO(data), formats=[_READERS[kind]]) as image:
+                width, height = image.size
+                if width * height > limits.max_pixels:
+                    rule = f"is {width} x {height}; the maximum is {limits.max_pixels} pixels; scale it down"
+                    raise refusal(field, TOO_LARGE, rule)
+                yield _normalised(image, field)
+        except PIL.Image.DecompressionBombError:
+            raise refusal(field, TOO_LARGE, "has far more pixels than the limit; scale it down") from None
 
 
 def _normalised(image: PIL.Image.Image, field: str) -> tuple[PIL.Image.Image, Warnings]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from omni_grpc.types.errors import InvalidArgument, Violation
 from omni_grpc.types.results import RequestWarning
 
@@ -20,6 +23,24 @@ def refusal(field: str, reason: str, description: str) -> InvalidArgument:
     """The error for the input at that path of the request."""
     violation = Violation(field, description)
     return InvalidArgument(f"{field}: {description}", reason=reason, violations=(violation,))
+
+
+@contextlib.contextmanager
+def faults_of(field: str, kind: str) -> Iterator[None]:
+    """Whatever goes wrong in here, while a file of that kind is read, is the file's fault: a decoder raises anything on
+    broken bytes. Raises InvalidArgument that names the field and the kind, or MemoryError, which is nobody's fault yet.
+    """
+    try:
+        yield
+    except InvalidArgument as error:
+        found = tuple(Violation(v.field, f"{v.description} (it is {kind})") for v in error.violations)
+        raise InvalidArgument(f"{error} (it is {kind})", reason=error.reason, violations=found) from error
+    except MemoryError:
+        raise
+    except Exception as error:
+        why = getattr(error, "strerror", None) or error
+        rule = f"is a {kind} that cannot be read: {why}; it is broken or cut off, send it again"
+        raise refusal(field, UNREADABLE, rule) from error
 
 
 def converted(field: str, message: str, requested: str = "", applied: str = "") -> RequestWarning:

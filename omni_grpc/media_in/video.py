@@ -37,7 +37,7 @@ def decode_video(data: bytes, mime_type: str = "", *, limits: MediaLimits, field
     """
     with opened(data, mime_type, _KINDS, limits, field) as file:
         if not file.streams.video:
-            raise refusal(field, UNREADABLE, "contains no video, or is truncated before it")
+            raise refusal(field, UNREADABLE, "contains no video, or is truncated before it; send a file with one")
         stream = file.streams.video[0]
         check_codec(stream, VIDEO_CODECS, field)
         check_seconds(seconds_of(stream), limits, field)
@@ -45,7 +45,9 @@ def decode_video(data: bytes, mime_type: str = "", *, limits: MediaLimits, field
         pictures, times, turn = _pictures(file, stream, limits, field)
         fps, even = _rate(times, stream)
         if not 0.01 <= fps <= 1000:
-            raise refusal(field, UNSUPPORTED, f"has a frame rate of {fps:g}; supported are 0.01 to 1000 fps")
+            raise refusal(
+                field, UNSUPPORTED, f"has a frame rate of {fps:g}; supported are 0.01 to 1000 fps; encode it again"
+            )
         warnings: list[RequestWarning] = []
         if not even:
             message = "its frames have unequal distances in time, and are used with equal ones"
@@ -75,7 +77,7 @@ def _pictures(
     turn = 0
     for frame in file.decode(stream):
         if frame.is_corrupt:
-            raise refusal(field, UNREADABLE, f"has a corrupted frame, number {len(pictures) + 1}")
+            raise refusal(field, UNREADABLE, f"has a corrupted frame, number {len(pictures) + 1}; send it again")
         _check_size(frame.width, frame.height, len(pictures) + 1, limits, field)
         turn = frame.rotation if frame.rotation % 90 == 0 else 0
         times.append(frame.time)
@@ -83,7 +85,11 @@ def _pictures(
         if pictures[-1].shape != pictures[0].shape:
             raise refusal(field, UNSUPPORTED, f"changes its size at frame {len(pictures)}; send a video of one size")
     if not pictures or len(pictures) < stream.frames:
-        raise refusal(field, UNREADABLE, f"is truncated: it has {len(pictures)} of {stream.frames or 'its'} frames")
+        raise refusal(
+            field,
+            UNREADABLE,
+            f"is truncated: it has {len(pictures)} of {stream.frames or 'its'} frames; send it whole",
+        )
     known = [time for time in times if time is not None]
     return pictures, known if len(known) == len(times) else [], turn
 
@@ -130,13 +136,17 @@ def _rgb(frame: av.VideoFrame) -> npt.NDArray[np.uint8]:
 
 def _check_size(width: int, height: int, num_frames: int, limits: MediaLimits, field: str) -> None:
     if width * height > limits.max_pixels:
-        raise refusal(field, TOO_LARGE, f"is {width} x {height}; the maximum is {limits.max_pixels} pixels per frame")
+        raise refusal(
+            field,
+            TOO_LARGE,
+            f"is {width} x {height}; the maximum is {limits.max_pixels} pixels per frame; scale it down",
+        )
     if num_frames > limits.max_frames:
-        raise refusal(field, TOO_LARGE, f"has {num_frames} frames or more; the maximum is {limits.max_frames}")
+        raise refusal(field, TOO_LARGE, f"has {num_frames} frames or more; the maximum is {limits.max_frames}; cut it")
     if num_frames * width * height > limits.max_video_pixels:
         raise refusal(
             field,
             TOO_LARGE,
             f"has {num_frames} frames or more of {width} x {height}; the maximum is {limits.max_video_pixels} pixels "
-            "over all frames",
+            "over all frames; cut it or scale it down",
         )

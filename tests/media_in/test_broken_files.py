@@ -1,24 +1,54 @@
 """Whatever is cut off or flipped in a file: a refusal by field, or media within the limits, and nothing else."""
 
 import functools
+import re
 
 import numpy as np
+import PIL.Image
+import PIL.PngImagePlugin
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_grpc.media_in import decode_audio, decode_image, decode_video
+from omni_grpc.media_in import decode_audio, decode_image, decode_mask, decode_video
+from omni_grpc.media_in.source import kind_of
 from omni_grpc.types.errors import InvalidArgument
 from omni_grpc.types.media import AudioFormat, VideoFormat
 from omni_grpc.worker import media
 from tests.media_in.files import LIMITS, film, picture, saved, tone
 
+FIX = re.compile("send|leave|resample|cut it|scale|remove|encode it")
+"""Every refusal says what to do."""
+
 NOISE = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+
+
+def other_images(rgba):
+    """Those that other parts of the readers and of our conversions see."""
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    rgb = PIL.Image.fromarray(NOISE)
+    text = PIL.PngImagePlugin.PngInfo()
+    text.add_text("Raw profile type exif", "\nexif\n 8\n4578696600004d4d\n", zip=True)
+    return {
+        "PNG with texts": saved(rgba, "PNG", exif=exif, pnginfo=text, icc_profile=bytes(300)),
+        "PNG of 16 bits": saved(PIL.Image.fromarray(np.arange(256, dtype=np.uint16).reshape(16, 16) * 250), "PNG"),
+        "palette": saved(rgb.quantize(16), "PNG", transparency=bytes(range(16))),
+        "animation": saved(rgb, "WEBP", save_all=True, append_images=[rgb.rotate(90)], exif=exif),
+        "CMYK": saved(rgb.convert("CMYK"), "JPEG", exif=exif),
+        "LAB": saved(PIL.Image.frombytes("LAB", (16, 16), NOISE.tobytes()), "TIFF", compression="tiff_lzw"),
+    }
+
+
+OTHERS = ["PNG with texts", "PNG of 16 bits", "palette", "animation", "CMYK", "LAB", "mask"]
 
 
 @functools.cache
 def files():
     images = {name: (decode_image, saved(NOISE, name)) for name in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")}
+    rgba = np.dstack([NOISE, NOISE[..., :1]])
+    images |= {name: (decode_image, data) for name, data in other_images(rgba).items()}
+    images["mask"] = (decode_mask, saved(rgba, "PNG"))
     videos = {
         str(kind): (decode_video, media.encode_video(np.stack([NOISE, NOISE]), 8, kind, (tone(0.2), 16000)))
         for kind in VideoFormat
@@ -27,7 +57,7 @@ def files():
     return {**images, **videos, **sounds}
 
 
-NAMES = ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", *map(str, VideoFormat), *map(str, AudioFormat)]
+NAMES = ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", *map(str, VideoFormat), *map(str, AudioFormat), *OTHERS]
 
 
 def decoded_or_refused(decode, data):
@@ -38,12 +68,17 @@ def decoded_or_refused(decode, data):
     else:
         check_found(decode, found)
         return
-    assert [violation.field for violation in refusal.violations] == ["x"]
+    (violation,) = refusal.violations
+    assert violation.field == "x"
     assert refusal.reason.startswith("INPUT_")
+    assert str(refusal) == f"x: {violation.description}"
+    assert FIX.search(violation.description), violation.description
+    kind = kind_of(data) or ("no known type" if data else "no bytes")
+    assert kind in violation.description, violation.description
 
 
 def check_found(decode, found):
-    if decode is decode_image:
+    if decode in (decode_image, decode_mask):
         assert len(found.data) == found.width * found.height * found.channels
         assert found.width * found.height <= LIMITS.max_pixels
     elif decode is decode_video:
@@ -58,7 +93,11 @@ def check_found(decode, found):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_whole_file_is_taken(name):
     decode, data = files()[name]
-    decode(data, limits=LIMITS, field="x")
+    if name == "mask":
+        with pytest.raises(InvalidArgument, match=r"x: is partly transparent; send an opaque mask.*it is image/png"):
+            decode(data, limits=LIMITS, field="x")
+    else:
+        decode(data, limits=LIMITS, field="x")
 
 
 @pytest.mark.parametrize("name", NAMES)
