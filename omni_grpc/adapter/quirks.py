@@ -46,3 +46,6 @@ AS_LONG_AS_SOURCE = frozenset({"EasyAnimateInpaintPipeline", "LucyEditPipeline",
 
 STRENGTH_IS_KEPT = frozenset({"LTXConditionPipeline"})
 """Pipelines whose strength is the share of the input that is kept, and not the share that becomes noise."""
+
+ONE_GENERATOR = frozenset({"AmusedScheduler", "VQDiffusionScheduler"})
+"""Schedulers whose step fails with a list of generators: a batch draws from one."""

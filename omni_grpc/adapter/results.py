@@ -38,6 +38,17 @@ def warnings(
     return tuple(found)
 
 
+def of_randomness(member: Member, request: Request, *, shared: bool) -> tuple[RequestWarning, ...]:
+    """A warning where several outputs share random numbers, so that none is what its seed gives alone."""
+    if not shared or request.num_outputs == 1:
+        return ()
+    message = (
+        f"{member.name} drew random numbers for all outputs together; the same request gives the same outputs, but "
+        "none of them is the one that its seed gives alone. For that, ask for one output at a time"
+    )
+    return (RequestWarning(code="RANDOMNESS_SHARED", field="sampling.seeds", message=message),)
+
+
 def _of_pixels(member: Member, request: Request, outputs: Sequence[Output]) -> list[RequestWarning]:
     pixels, found = outputs[0].pixels, []
     if pixels is None:

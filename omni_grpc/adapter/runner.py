@@ -18,6 +18,7 @@ from omni_grpc.adapter.member import Member, members
 from omni_grpc.adapter.outputs import unpack
 from omni_grpc.adapter.parameters import arguments
 from omni_grpc.adapter.prompts import count_tokens
+from omni_grpc.adapter.randomness import Randomness
 from omni_grpc.adapter.session import CallProgress, Session
 from omni_grpc.config.backends import AUTO
 from omni_grpc.types.adapters_and_caches import FixedCache
@@ -124,6 +125,7 @@ class SessionRunner(Runner):
             loops=loops,
             total=lambda scheduler: _total(pipeline, scheduler, alone=len(loops) == 1),
             clean_up=lambda failed: self._clean_up(member, failed),
+            randomness=Randomness(request.seeds),
         )
         with self._lock:
             self._sessions[request.id] = _Held(session, request, member)
@@ -164,7 +166,8 @@ class SessionRunner(Runner):
         if held is None:
             raise OperationCancelled(f"request {request_id} was dropped before its decode")
         request, member = held.request, held.member
-        result = held.session.output()
+        session = held.session
+        result = session.output()
         outputs = unpack(result, member.able.modality)
         rate, rate_hz = fps(member.pipeline, member.signature), sample_rate(member.pipeline)
         # all are encoded before any is put in shared memory: a block belongs to a report
@@ -178,8 +181,11 @@ class SessionRunner(Runner):
             media=self._delivery.put(request, files),
             elapsed=time.monotonic() - began,
             peak_memory_bytes=media.peak_memory_bytes(),
-            warnings=results.warnings(member, request, outputs, result, previews=held.made > 0 or not held.due),
-            steps=held.session.steps,
+            warnings=(
+                *results.warnings(member, request, outputs, result, previews=held.made > 0 or not held.due),
+                *results.of_randomness(member, request, shared=session.shared_randomness),
+            ),
+            steps=session.steps,
         )
 
     def _check(self, *_: Any) -> None:

@@ -8,11 +8,13 @@ import dataclasses
 import functools
 import inspect
 import threading
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from omni_grpc.adapter.randomness import Randomness
 from omni_grpc.types.errors import OperationCancelled
 
 STOPPED = "the request was dropped"
@@ -37,19 +39,20 @@ class CallProgress:
 class _Gate:
     """Stands in for a scheduler's `step`, with its signature: pipelines look at it for what they may pass."""
 
-    def __init__(self, scheduler: Any, enter: Callable[..., Any]) -> None:
+    def __init__(self, scheduler: Any, step: Any, enter: Callable[..., Any], enter_copy: Callable[..., Any]) -> None:
         self._scheduler = scheduler
-        self._step = scheduler.step
+        self._step = step
         self._enter = enter
+        self._enter_copy = enter_copy
         functools.update_wrapper(self, self._step)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._enter(self._scheduler, self._step, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        # a pipeline that copies its scheduler steps the copy, not the original and not this session
+        # a pipeline that copies its scheduler steps the copy, not the original and not the loop of this session
         twin = memo[id(self._scheduler)]
-        return functools.partial(type(twin).step, twin)
+        return _Gate(twin, types.MethodType(type(twin).step, twin), self._enter_copy, self._enter_copy)
 
 
 class Session:
@@ -58,7 +61,7 @@ class Session:
     `loops` are the schedulers that a loop of the call steps, each with the number of steps that is planned for it;
     `total` tells the true one once the loop has begun. All `schedulers` work on a copy of their state and have their
     own back at the end, so nothing a request did to one reaches the next. `clean_up` is called in the thread at the
-    end, with whether the call failed.
+    end, with whether the call failed. What is drawn without a generator comes from `randomness`.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Session:
         loops: Sequence[tuple[Any, int]],
         total: Callable[[Any], int],
         clean_up: Callable[[bool], None],
+        randomness: Randomness | None = None,
     ) -> None:
         self._call = call
         self._schedulers = schedulers
@@ -76,6 +80,7 @@ class Session:
         self._ahead = {id(scheduler): steps for scheduler, steps in loops}
         self._total_of = total
         self._clean_up = clean_up
+        self._randomness = Randomness(()) if randomness is None else randomness
         self._changed = threading.Condition()
         self._granted = 0
         self._arrived = 0
@@ -103,6 +108,11 @@ class Session:
     def began(self) -> bool:
         """Whether the call has come to its first step."""
         return self._arrived > 0
+
+    @property
+    def shared_randomness(self) -> bool:
+        """Whether the call drew numbers that belong to no single output; known once it has ended."""
+        return self._randomness.shared
 
     def start(self) -> None:
         """Returns when the call stands before its first step, or has ended without one. Raises what it raised."""
@@ -165,9 +175,12 @@ class Session:
         try:
             for scheduler, state in zip(self._schedulers, kept, strict=True):
                 _become(scheduler, copy.deepcopy(state))
-            for scheduler in self._gated:
-                scheduler.step = _Gate(scheduler, self._enter)
-            output, error = self._call(), None
+            draw = self._randomness.step
+            for scheduler in self._schedulers:
+                gated = any(scheduler is one for one in self._gated)
+                scheduler.step = _Gate(scheduler, scheduler.step, self._enter if gated else draw, draw)
+            with self._randomness.of_process():
+                output, error = self._call(), None
         except BaseException as raised:  # noqa: BLE001 - it is raised again, in the thread that waits for it
             output, error = None, raised
         for scheduler, state in zip(self._schedulers, kept, strict=True):
@@ -189,7 +202,7 @@ class Session:
             self._changed.wait_for(lambda: self._stopped or self._free or self._granted >= self._arrived)
             if self._stopped:
                 raise _Stop
-        result = step(*args, **kwargs)
+        result = self._randomness.step(scheduler, step, args, kwargs)
         timestep = inspect.signature(step).bind_partial(*args, **kwargs).arguments.get("timestep")
         with self._changed:
             self._done += 1
