@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ import safetensors
 from torch import Tensor
 
 from omni_grpc.types.errors import ConfigError, Violation
+
+logger = logging.getLogger(__name__)
 
 FILES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
 """What an adapter's file is called in a folder: by PEFT, by diffusers."""
@@ -120,17 +123,55 @@ def _file(name: str, path: Path) -> Path:
 
 
 def _config(name: str, file: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
-    """PEFT's config, beside the file or in its header; of a header with one config for each component, the only one."""
-    beside = file.parent / CONFIG
+    """PEFT's config: that of the folder where it is this file's, else the one in the header. Keys may begin with the
+    component they are for.
+    """
+    where, text = f"the header of {file}", metadata.get(METADATA, "{}")
     try:
-        text = beside.read_text(encoding="utf-8") if beside.is_file() else metadata.get(METADATA, "{}")
-        found: dict[str, Any] = json.loads(text)
-    except (OSError, json.JSONDecodeError) as error:
-        raise refused(name, f"its config is not JSON: {error}") from error
-    config = {key.rpartition(".")[2]: value for key, value in found.items()}
-    if config.get("use_dora") or config.get("alpha_pattern") or config.get("lora_bias"):
-        raise refused(name, "its config has use_dora, alpha_pattern or lora_bias, which are not served yet")
-    return config
+        if (beside := file.parent / CONFIG).is_file():
+            owner = _owner(file.parent)
+            if owner == file.name:
+                where, text = str(beside), beside.read_text(encoding="utf-8")
+            else:
+                logger.warning("adapter %s: %s is not of %s and is not used", name, beside, file.name)
+        found = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise refused(name, f"its config is not JSON: {where}: {error}") from error
+    if not isinstance(found, dict):
+        raise refused(name, f"its config is not a JSON object: {where}")
+    for key, value in found.items():
+        leaf = key.rpartition(".")[2]
+        if leaf in ("use_dora", "alpha_pattern", "lora_bias") and value:
+            raise refused(name, "its config has use_dora, alpha_pattern or lora_bias, which are not served yet")
+        if leaf == "lora_alpha" and not (type(value) in (int, float) and math.isfinite(value)):
+            raise refused(name, f"{key} in {where} is {value!r}; it must be a finite number")
+    return found
+
+
+def _owner(folder: Path) -> str:
+    """The file that the config of a folder is for: PEFT's own, or the only one there is; "" where it could be any."""
+    if (folder / FILES[0]).is_file():
+        return FILES[0]
+    files = [path.name for path in folder.glob("*.safetensors")]
+    return files[0] if len(files) == 1 else ""
+
+
+def _for_module(name: str, config: Mapping[str, Any], module: str) -> dict[str, Any]:
+    """What a config says of one module: keys without a component, and those of the component the module begins with. A
+    module that names none takes those of the only component. Raises ConfigError where several differ.
+    """
+    parts: dict[str, dict[str, Any]] = {}
+    for key, value in config.items():
+        component, _, leaf = key.rpartition(".")
+        parts.setdefault(component, {})[leaf] = value
+    common = parts.pop("", {})
+    first = _plain(module).partition(".")[0]
+    if first in parts or not parts:
+        return {**common, **parts.get(first, {})}
+    for key in ("lora_alpha", "use_rslora"):
+        if len({part.get(key) for part in parts.values()}) > 1:
+            raise refused(name, f"{module} names no component, and {key} differs in the configs of {', '.join(parts)}")
+    return {**common, **next(iter(parts.values()))}
 
 
 def _layers(
@@ -143,18 +184,23 @@ def _layers(
         raise refused(name, f"{odd[0]} has one factor of two")
     layers = {}
     for module, key in downs.items():
-        down, up = (tensors[k].float() for k in (key, ups[module]))
-        rank = down.shape[0]
-        if down.dim() != 2 or up.dim() != 2:
+        keys = [key, ups[module], *([f"{module}.alpha"] if f"{module}.alpha" in tensors else ())]
+        if wrong := next((one for one in keys if not tensors[one].float().isfinite().all()), None):
+            raise refused(name, f"{wrong} has values that are not finite; the file is damaged, get or train it again")
+        down, up = (tensors[one].float() for one in keys[:2])
+        rank = down.shape[0] if down.dim() else 0
+        if down.dim() > 2 or up.dim() > 2:
             # of a convolution, which is left out and told of like any key that fits nothing
             continue
-        if up.shape[1] != rank:
+        if down.dim() != 2 or up.dim() != 2 or rank == 0 or up.shape[1] != rank:
             raise refused(name, f"{module}: factors {tuple(up.shape)} and {tuple(down.shape)} have no product")
-        keys, alpha = [key, ups[module]], config.get("lora_alpha", rank)
-        if f"{module}.alpha" in tensors:
-            keys.append(f"{module}.alpha")
-            alpha = tensors[keys[-1]].item()
-        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        own = _for_module(name, config, module)
+        alpha = own.get("lora_alpha", rank)
+        if len(keys) == 3:
+            if (count := tensors[keys[2]].numel()) != 1:
+                raise refused(name, f"{keys[2]} has {count} values; alpha is one number for a layer")
+            alpha = tensors[keys[2]].item()
+        scale = alpha / (math.sqrt(rank) if own.get("use_rslora") else rank)
         layers[_plain(module)] = Factors(down, up, scale, tuple(keys))
     return layers
 

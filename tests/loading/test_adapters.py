@@ -136,3 +136,59 @@ def test_a_file_that_is_not_there_or_not_safe_is_refused(tmp_path: Path) -> None
     torch.save(PAIR, pickled)
     with pytest.raises(ConfigError, match="is no safetensors file"):
         read_adapter("a", pickled)
+
+
+def test_a_config_in_the_folder_is_for_its_own_file_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mine = write(tmp_path / "mine.safetensors", PAIR)
+    (tmp_path / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 32}')
+    # renamed, and alone with its config
+    assert read_adapter("a", mine).layers[LAYER].scale == 16.0
+    assert not caplog.messages
+    other = write(tmp_path / "other.safetensors", PAIR)
+    assert read_adapter("a", mine).layers[LAYER].scale == 1.0
+    other.rename(tmp_path / "adapter_model.safetensors")
+    assert read_adapter("a", mine).layers[LAYER].scale == 1.0
+    assert "adapter_config.json is not of mine.safetensors and is not used" in caplog.text
+    assert read_adapter("a", tmp_path).layers[LAYER].scale == 16.0
+
+
+def test_each_component_has_the_config_of_its_own(tmp_path: Path) -> None:
+    config = {"transformer.lora_alpha": 2, "text_encoder.lora_alpha": 32}
+    pairs = {f"{name}.{key}": x for name in ("transformer", "text_encoder") for key, x in PAIR.items()}
+    metadata = {"lora_adapter_metadata": json.dumps(config)}
+    layers = read_adapter("a", write(tmp_path / "a.safetensors", pairs, metadata)).layers
+    assert {name: factors.scale for name, factors in layers.items()} == {
+        f"transformer.{LAYER}": 1.0,
+        f"text_encoder.{LAYER}": 16.0,
+    }
+    with pytest.raises(ConfigError, match="names no component, and lora_alpha differs") as caught:
+        read_adapter("a", write(tmp_path / "b.safetensors", PAIR, metadata))
+    assert caught.value.reason == "BAD_LORA"
+
+
+ALPHA = f"{LAYER}.alpha"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "message"),
+    [
+        ({ALPHA: torch.tensor([1.0, 2.0])}, "{}", f"{ALPHA} has 2 values"),
+        ({ALPHA: torch.zeros(0)}, "{}", f"{ALPHA} has 0 values"),
+        ({ALPHA: torch.tensor(torch.nan)}, "{}", f"{ALPHA} has values that are not finite"),
+        ({f"{LAYER}.lora_A.weight": DOWN / 0}, "{}", f"{LAYER}.lora_A.weight has values that are not finite"),
+        ({f"{LAYER}.lora_B.weight": UP * torch.nan}, "{}", f"{LAYER}.lora_B.weight has values that are not finite"),
+        ({f"{LAYER}.lora_A.weight": DOWN[:0], f"{LAYER}.lora_B.weight": UP[:, :0].contiguous()}, "{}", "no product"),
+        ({f"{LAYER}.lora_A.weight": torch.tensor(1.0)}, "{}", "no product"),
+        ({}, '{"lora_alpha": NaN}', "lora_alpha in the header of .* is nan; it must be a finite number"),
+        ({}, '{"lora_alpha": [1, 2]}', "lora_alpha in the header of .* must be a finite number"),
+        ({}, "[]", "its config is not a JSON object"),
+    ],
+)
+def test_scales_and_factors_that_are_no_numbers_are_refused_by_their_key(
+    tensors: dict[str, Tensor], config: str, message: str, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "a.safetensors", PAIR | tensors, {"lora_adapter_metadata": config})
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_adapter("style", file)
+    assert str(caught.value).startswith("--lora style: ")
+    assert caught.value.reason == "BAD_LORA"
