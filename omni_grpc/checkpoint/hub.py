@@ -11,8 +11,10 @@ import errno
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -285,8 +287,31 @@ def with_plain_names(folder: Path, weights: Sequence[layout.Weights]) -> Path:
     links = {file: folder.resolve() / file for file in layout.files_of(folder)}
     links |= {plain: folder.resolve() / file for plain, file in renamed.items()}
     key = hashlib.sha256(json.dumps({name: str(path) for name, path in sorted(links.items())}).encode()).hexdigest()
-    target = Path(constants.HF_HOME) / "omni_grpc" / "plain" / key[:24] / folder.name
-    if target.is_dir():
+    place = Path("omni_grpc") / "plain" / key[:24] / folder.name
+    # the user may have no name, and no home
+    temporary = Path(tempfile.gettempdir()) / f"omni_grpc-{os.getuid()}"
+    failures = []
+    for home in (Path(constants.HF_HOME), temporary):
+        try:
+            if home is temporary:
+                home.mkdir(mode=0o700, exist_ok=True)
+                if home.stat().st_uid != os.getuid():
+                    raise PermissionError(errno.EPERM, "belongs to another user")
+            return _linked(home / place, links)
+        except OSError as error:
+            # a read-only root, or no home at all
+            failures.append(f"{home}: {error.strerror or error}")
+    raise CheckpointError(
+        f"{folder} has only a variant of some weights ({layout.some(list(renamed.values()), 4)}), which needs a "
+        f"folder of links, and none can be made ({'; '.join(failures)}). Set HF_HOME or TMPDIR to a folder that can be "
+        "written, or rename the weights",
+        reason="CHECKPOINT_DOES_NOT_LOAD",
+    )
+
+
+def _linked(target: Path, links: Mapping[str, Path]) -> Path:
+    """The folder `target` with these links, made where it is not there."""
+    if target.is_dir() and all((target / name).readlink() == path for name, path in links.items()):
         return target
     fresh = target.with_name(f".{uuid.uuid4().hex}")
     for name, path in links.items():

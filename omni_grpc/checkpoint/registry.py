@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from omni_grpc.checkpoint import layout
 from omni_grpc.checkpoint import overrides as preferences
+from omni_grpc.checkpoint.intact import DAMAGED, check_files, fault
 from omni_grpc.config import ModelConfig
 from omni_grpc.types.diffusers_spec import nameless_spec, opaque_spec
 from omni_grpc.types.errors import CheckpointError, ConfigError, Violation
@@ -97,12 +98,18 @@ def open_model(
             return opened(folder, config.model).replaced
 
         folder = hub.fetch(config.model, revision=config.revision, progress=progress, look=look)
-        return opened(folder, config.model)
+        return _intact(folder, opened(folder, config.model))
     folder = Path(config.model)
     if config.revision is not None:
         message = f"--revision is for a hub model (ORG/NAME), but {folder} is a local folder; leave it out"
         raise ConfigError(message, violations=(Violation("revision", message),))
-    return opened(_loadable(folder), folder.resolve().name)
+    return _intact(folder, opened(_loadable(folder), folder.resolve().name))
+
+
+def _intact(folder: Path, checkpoint: Checkpoint) -> Checkpoint:
+    """`checkpoint`, whose files are those of `folder`. Raises CheckpointError for one that is damaged."""
+    check_files(folder, _index(folder), lambda file: _read_json(folder / file, "shard index"), checkpoint.replaced)
+    return checkpoint
 
 
 def _loadable(folder: Path) -> Path:
@@ -192,6 +199,8 @@ def _read_json(path: Path, what: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(f"{what}: {path} does not exist") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        if why := fault(path):
+            raise CheckpointError(f"{what}: {path} {why}", reason=DAMAGED) from error
         raise CheckpointError(f"{what}: {path} is not valid JSON ({error})") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{what}: {path} contains a JSON {type(content).__name__}, expected an object")

@@ -15,6 +15,7 @@ from typing import Any
 import safetensors
 from torch import Tensor
 
+from omni_grpc.checkpoint.intact import fault
 from omni_grpc.types.errors import ConfigError, Violation
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,8 @@ def read_adapter(name: str, path: Path) -> AdapterFile:
             metadata = handle.metadata() or {}
             tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118 - the handle is no mapping
     except (OSError, safetensors.SafetensorError) as error:
-        raise refused(name, f"{file} is no safetensors file: {error}") from error
+        why = fault(file) or f"is no safetensors file: {error}"
+        raise refused(name, f"{file} {why}") from error
     if unserved := sorted(key for key in tensors if UNSERVED.search(key)):
         raise refused(name, f"{file} has more than LoRA, which is not served yet: {', '.join(unserved[:4])}")
     config = _config(name, file, metadata)

@@ -24,6 +24,7 @@ import safetensors.torch
 import torch
 
 from omni_grpc.checkpoint import layout
+from omni_grpc.checkpoint.intact import DAMAGED, fault
 from omni_grpc.types.errors import CheckpointError, OmniError
 
 _PICKLED = re.compile(r"(?P<stem>diffusion_pytorch_model|pytorch_model)(?P<tail>(\.\w+)?(-\d+-of-\d+)?(\.\w+)?)\.bin")
@@ -130,6 +131,8 @@ def _convert_file(path: Path, new: Path, file: str) -> Converted:
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a pickle. Each gets memory of its own: safetensors has no way to say that two share theirs."""
+    if why := fault(path):
+        raise CheckpointError(f"{path} {why}", reason=DAMAGED)
     try:
         # only the newer format, a zip file, can be mapped rather than read
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))

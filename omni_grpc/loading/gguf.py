@@ -17,6 +17,7 @@ import gguf
 import torch
 from torch import Tensor, nn
 
+from omni_grpc.checkpoint.intact import fault
 from omni_grpc.checkpoint.hub import fetch_file
 from omni_grpc.config import QuantizationConfig
 from omni_grpc.feature_rules.gguf import HUB_FILE, gguf_files
@@ -211,6 +212,8 @@ def _header(path: Path) -> tuple[dict[str, Any], dict[str, tuple[str, tuple[int,
     """The fields that matter, and of each tensor its type, its shape and where it begins. The package maps the file;
     nothing of the map is kept, for pages of a map count as memory of the process.
     """
+    if path.is_file() and (why := fault(path)):
+        raise _refused(path, why)
     try:
         reader = gguf.GGUFReader(path)
         fields = {

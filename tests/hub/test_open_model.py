@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 
 import huggingface_hub.constants
 import pytest
@@ -73,6 +74,24 @@ def test_a_folder_with_variants_alone_is_loaded(folder, tmp_path, monkeypatch):
     QwenImagePipeline.load(Loader(checkpoint=checkpoint, device=torch.device("cpu"), dtype=torch.float32))
     loaded = safetensors.torch.load_file(checkpoint.path / "transformer/diffusion_pytorch_model.safetensors")
     assert all(torch.equal(loaded[key], expected[key]) for key in expected)
+
+
+def test_a_variant_is_loaded_where_the_home_cannot_be_written(folder, tmp_path, monkeypatch):
+    home, temporary = tmp_path / "home", tmp_path / "temporary"
+    home.write_bytes(b"")  # a file, in which root cannot make a folder either
+    temporary.mkdir()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HOME", str(home))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    plain = folder / "transformer/diffusion_pytorch_model.safetensors"
+    plain.rename(plain.with_suffix(".fp16.safetensors"))
+    checkpoint = opened(folder)
+    assert checkpoint.path.is_relative_to(temporary / f"omni_grpc-{os.getuid()}")
+    assert opened(folder).path == checkpoint.path
+    QwenImagePipeline.load(Loader(checkpoint=checkpoint, device=torch.device("cpu"), dtype=torch.float32))
+    # nowhere at all
+    monkeypatch.setattr(tempfile, "tempdir", str(home))
+    with pytest.raises(CheckpointError, match=r"transformer/diffusion_pytorch_model\.fp16.*set HF_HOME or TMPDIR"):
+        opened(folder)
 
 
 @pytest.mark.service
