@@ -131,7 +131,8 @@ def _capability(x: Tensor) -> tuple[int, int]:
 
 def _has_kernel(x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> bool:
     plain = bias is None or bias.dtype in KERNEL_DTYPES
-    return x.is_cuda or (x.dtype == torch.int8 and dtype in KERNEL_DTYPES and plain)
+    # the kernel for CPUs is torch's product too, and that one is wrong for one input channel: see _sums
+    return x.is_cuda or (x.dtype == torch.int8 and x.shape[-1] != 1 and dtype in KERNEL_DTYPES and plain)
 
 
 @op(kernel_if=_has_kernel, of=("x", "bias", "dtype"), fake=_fake, cuda=gemm_q_cuda)
@@ -165,10 +166,17 @@ def _by_definition(given: GemmOperands) -> Tensor:
     _check(given)
     x, weight = given.x, given.weight
     if x.dtype == torch.int8 and x.shape[1]:
-        return _epilogue(torch._int_mm(x, weight.t()), given)
+        return _epilogue(_sums(x, weight), given)
     chunk = max(1, EXACT_WEIGHTS // max(1, x.shape[1]))
     wide = x.double()
     return _epilogue(torch.cat([wide @ part.double().t() for part in weight.split(chunk)], 1), given)
+
+
+def _sums(x: Tensor, weight: Tensor) -> Tensor:
+    """int8 [T, K], [N, K] -> int32 [T, N]. On a CPU torch's own leaves the sums of K = 1 unwritten."""
+    if x.shape[1] == 1:
+        return x.int() * weight.int().t()
+    return torch._int_mm(x, weight.t())
 
 
 def _by_torch(given: GemmOperands) -> Tensor:

@@ -38,6 +38,22 @@ def test_by_hand() -> None:
         ]
 
 
+@pytest.mark.parametrize("function", [gemm.gemm_q, gemm.gemm_q_reference])
+@pytest.mark.parametrize("codes", [I8, F8])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("channels", [1, 2, 3, 16])
+@pytest.mark.parametrize("width", [0, 1, 2])
+def test_few_input_channels(
+    function: Callable[..., Tensor], codes: torch.dtype, dtype: torch.dtype, channels: int, width: int
+) -> None:
+    """A product of one channel, for which torch's own leaves memory unwritten on a CPU."""
+    x = torch.arange(3 * width).view(3, width).to(codes)
+    weight = (torch.arange(channels * width).view(channels, width) - 4).to(codes)
+    args = (x, torch.ones(3), weight, torch.ones(channels), None)
+    out = function(*args, act="none", dtype=dtype)
+    assert torch.equal(out, (x.double() @ weight.double().T).to(dtype))
+
+
 def test_sums_of_float8_are_exact_however_they_are_ordered(seed: int) -> None:
     """Largest and smallest codes together: float32 would lose the small ones, and how many by the order."""
     generator = torch.Generator().manual_seed(seed)
