@@ -24,6 +24,7 @@ from tools.tiny.edits import (
     build_qwen_image_layered,
 )
 from tools.tiny.helios import build_helios
+from tools.tiny.hunyuan_video import build_hunyuan_video15, build_hunyuan_video15_i2v
 from tools.tiny.images import (
     build_flux,
     build_flux_kontext,
@@ -55,6 +56,8 @@ BUILDERS: Mapping[str, Callable[..., Path]] = {
     "flux_kontext": build_flux_kontext,
     "flux_schnell": build_flux_schnell,
     "helios": build_helios,
+    "hunyuan_video15": build_hunyuan_video15,
+    "hunyuan_video15_i2v": build_hunyuan_video15_i2v,
     "kandinsky": build_kandinsky,
     "ltx": build_ltx,
     "ltx2": build_ltx2,
