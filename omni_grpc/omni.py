@@ -113,7 +113,7 @@ class Omni:
         self._loop.close()
 
     def generate(
-        self, prompt: str, *, on_event: Callable[[Event], None] | None = None, **options: Unpack[ImageSampling]
+        self, prompt: str | None, *, on_event: Callable[[Event], None] | None = None, **options: Unpack[ImageSampling]
     ) -> Generation:
         """Makes images, start to end. Raises the OmniError that ended it.
 
@@ -123,7 +123,7 @@ class Omni:
 
     def edit_image(
         self,
-        prompt: str,
+        prompt: str | None,
         *,
         images: Sequence[MediaSource],
         on_event: Callable[[Event], None] | None = None,
@@ -136,7 +136,7 @@ class Omni:
         return self._generate(EDIT, prompt, {"images": images, **options}, on_event, tasks.edit_task)
 
     def generate_video(
-        self, prompt: str, *, on_event: Callable[[Event], None] | None = None, **options: Unpack[VideoSampling]
+        self, prompt: str | None, *, on_event: Callable[[Event], None] | None = None, **options: Unpack[VideoSampling]
     ) -> Generation:
         """Makes videos. `duration` is in seconds and becomes the nearest number of frames that the model makes.
 
@@ -145,7 +145,7 @@ class Omni:
         return self._generate(VIDEO, prompt, options, on_event, tasks.video_task)
 
     def generate_audio(
-        self, prompt: str, *, on_event: Callable[[Event], None] | None = None, **options: Unpack[AudioSampling]
+        self, prompt: str | None, *, on_event: Callable[[Event], None] | None = None, **options: Unpack[AudioSampling]
     ) -> Generation:
         """Makes sounds. Times in seconds, the rate of the file in samples per second."""
         return self._generate(AUDIO, prompt, options, on_event, lambda given: Task.TEXT_TO_AUDIO)
@@ -157,7 +157,7 @@ class Omni:
     def _generate(
         self,
         kind: str,
-        prompt: str,
+        prompt: str | None,
         options: Mapping[str, Any],
         on_event: Callable[[Event], None] | None,
         task_of: Callable[[Collection[str]], Task],
@@ -169,7 +169,7 @@ class Omni:
         faults: dict[str, str] = {}
         values = normalized(kind, given, faults)
         task = values.pop("task", None) or task_of(values)
-        draft = make_draft(kind, self.checkpoint.name, prompt, task, values, faults.__setitem__)
+        draft = make_draft(kind, self.checkpoint.name, prompt or "", task, values, faults.__setitem__)
         if faults:
             violations = tuple(Violation(path, fault) for path, fault in faults.items())
             raise InvalidArgument("; ".join(f"{v.field} {v.description}" for v in violations), violations=violations)

@@ -32,7 +32,7 @@ PARTS: Mapping[str, tuple[str, str]] = {
     # figure -> module, function
     "step": (RUNNER, "PackedRunner.step"),
     "assemble": (RUNNER, "assemble"),
-    "guide": ("omni_grpc.pipeline.batch", "_look_ahead"),
+    "guide": ("omni_grpc.pipeline.batch", "_precompute_steps"),
     "advance": (RUNNER, "advance"),
     "finite": (RUNNER, "PackedRunner._refuse_nonfinite"),
     "report": (RUNNER, "PackedRunner._progress"),

@@ -24,9 +24,9 @@ class Ability:
     reason: str = ""
 
 
-def ability(pipeline: type) -> Ability:
-    """What the adapter can do with a DiffusionPipeline class."""
-    signature = Signature(pipeline)
+def ability(pipeline: type, *, guided: bool = False) -> Ability:
+    """What the adapter can do with a DiffusionPipeline class. guided: one of it has a guider with a scale."""
+    signature = Signature(pipeline, guided=guided)
     modality = _modality(signature)
     if reason := _reason(pipeline, signature):
         return Ability(modality=modality, reason=reason)

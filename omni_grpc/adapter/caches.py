@@ -12,8 +12,12 @@ import diffusers
 from diffusers import DiffusionPipeline, ModelMixin
 from diffusers.models.cache_utils import CacheMixin
 
+from omni_grpc.adapter.guiders import guiders
+from omni_grpc.adapter.loading import planned_steps
 from omni_grpc.types.errors import ConfigError, InvalidArgument, Violation
-from omni_grpc.types.request import Request
+
+NEGATIVE = ("negative_prompt", "negative_prompt_embeds")
+"""What a pipeline with a scale of its own for the second prediction makes one of."""
 
 DENOISES = re.compile(r"\b(?:self\.(?:transformer|transformer_2|unet)|current_model)\(")
 """A prediction in the source of a pipeline's `__call__`."""
@@ -55,7 +59,9 @@ class Cache:
         self._kind = _kind(name)
         self._config = {**self._kind.presets, **config}
         self.check(pipeline)
-        self._enable(steps=None)
+        self._configs: list[Any] = []
+        self._steps_known = True
+        self._enable()
         for denoiser in denoisers:
             if not _hooked(denoiser):
                 raise self._error(f"finds no block of {type(denoiser).__name__} that it could skip")
@@ -63,23 +69,39 @@ class Cache:
     def check(self, pipeline: DiffusionPipeline) -> None:
         """Raises ConfigError where the cache does not work on a pipeline over these denoisers."""
         call = inspect.getsource(type(pipeline).__call__)
-        self._refuse(pipeline, call, self._mixes_passes(call))
+        self._refuse(pipeline, call, self._mixes_passes(pipeline))
 
-    def begin(self, request: Request, pipeline: DiffusionPipeline) -> None:
-        """Readies the cache for one request of one pipeline. Raises InvalidArgument for what would come out wrong."""
+    def begin(self, pipeline: DiffusionPipeline, values: Mapping[str, Any]) -> None:
+        """Readies the cache for one call of one pipeline with these arguments. Raises InvalidArgument for what would
+        come out wrong.
+        """
         self._pipeline = pipeline
-        if self._mixes_passes(inspect.getsource(type(pipeline).__call__)) and request.negative_prompt is not None:
+        self._steps_known = False
+        against = next((name for name in NEGATIVE if values.get(name) is not None), None)
+        if against is not None and self._mixes_passes(pipeline):
             message = f"the cache {self.name!r} mixes up the two passes of guidance; leave the negative prompt unset"
-            raise InvalidArgument(f"negative_prompt: {message}", violations=(Violation("negative_prompt", message),))
-        if self.name == "mag":
-            # it counts to a number of steps that is fixed when it is enabled
-            for denoiser in self._denoisers:
-                denoiser.disable_cache()
-            self._enable(steps=request.steps)
+            field = against if against == "negative_prompt" else f"extra.{against}"
+            raise InvalidArgument(f"{field}: {message}", violations=(Violation(field, message),))
 
-    def _enable(self, steps: int | None) -> None:
+    def _enable(self) -> None:
         for denoiser in self._denoisers:
-            denoiser.enable_cache(self._make(steps))
+            config = self._make(steps=None)
+            self._configs.append(config)
+            denoiser.enable_cache(config)
+            if hasattr(config, "num_inference_steps"):
+                denoiser.register_forward_pre_hook(self._count_steps)
+
+    def _count_steps(self, *_: Any) -> None:
+        """Tells the cache before the first prediction of a call how many steps there are. They are those that the
+        pipeline has planned by then, which sigmas, timesteps, strength and the order of the scheduler decide.
+        """
+        if self._steps_known:
+            return
+        self._steps_known = True
+        steps = planned_steps(self._pipeline, getattr(self._pipeline, "scheduler", None))
+        for config in self._configs:
+            # the hooks hold the config that they were made with
+            vars(config).update(vars(self._make(steps)))
 
     def _make(self, steps: int | None) -> Any:
         kind = getattr(diffusers, self._kind.config)
@@ -96,9 +118,12 @@ class Cache:
         except (TypeError, ValueError) as error:
             raise self._error(str(error), "cache_config") from error
 
-    def _mixes_passes(self, call: str) -> bool:
+    def _mixes_passes(self, pipeline: DiffusionPipeline) -> bool:
         """Whether the second prediction of guidance would be made of what was kept of the first."""
-        if self._kind.per_pass or len(DENOISES.findall(call)) < 2:
+        call = inspect.getsource(type(pipeline).__call__)
+        # a guider has its passes made in a loop, by one line
+        several = len(DENOISES.findall(call)) > 1 or bool(guiders(pipeline))
+        if self._kind.per_pass or not several:
             return False
         return self.name in ("pab", "faster") or "cache_context" not in call
 

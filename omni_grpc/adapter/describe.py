@@ -10,6 +10,7 @@ from typing import Any
 from diffusers import DiffusionPipeline
 
 from omni_grpc.adapter.abilities import Ability
+from omni_grpc.adapter.guiders import own_scale
 from omni_grpc.adapter.parameters import Signature, strength
 from omni_grpc.adapter.quirks import AS_LONG_AS_SOURCE, SEVERAL_IMAGES, SEVERAL_VIDEOS
 from omni_grpc.types.diffusers_spec import SESSION
@@ -25,10 +26,13 @@ USUAL_RATE = 24.0
 
 
 def describe(
-    pipeline: DiffusionPipeline, ability: Ability, checkpoint: Checkpoint, call_kwargs: Mapping[str, Any]
+    pipeline: DiffusionPipeline,
+    ability: Ability,
+    signature: Signature,
+    checkpoint: Checkpoint,
+    call_kwargs: Mapping[str, Any],
 ) -> Checkpoint:
     """The checkpoint with what only the loaded pipeline knows. `call_kwargs` are defaults like the signature's own."""
-    signature = Signature(type(pipeline))
     spec = dataclasses.replace(checkpoint.spec, tasks=ability.tasks, guidance=ability.guidance, takes=ability.takes)
     session = {
         "limits": _limits(pipeline, signature, ability.modality),
@@ -92,9 +96,10 @@ def _defaults(
     def default(field: str) -> Any:
         return call_kwargs.get(signature.name(field) or "", signature.default(field))
 
-    guidance = {"scale": default("scale"), "rescale": default("rescale") or 0.0}
-    if (scale := default("true_cfg_scale")) is not None:
-        guidance["true_cfg_scale"] = float(scale)
+    scale = default("scale") if signature.name("scale") else own_scale(pipeline)
+    guidance = {"scale": scale, "rescale": default("rescale") or 0.0}
+    if (true_cfg_scale := default("true_cfg_scale")) is not None:
+        guidance["true_cfg_scale"] = float(true_cfg_scale)
     width, height = (0, 0) if modality is Modality.AUDIO else _size(pipeline)
     made = {
         "width": default("width") or width,
@@ -107,6 +112,8 @@ def _defaults(
         "sample_rate_hz": None,
         "strength": strength(signature, default("strength")),
         "layers": default("layers"),
+        # a pipeline with a scale of its own for a second prediction is guided once there is one
+        "negative_prompt": call_kwargs.get("negative_prompt") if "true_cfg_scale" in signature else None,
         "frames_of_source": signature.pipeline in AS_LONG_AS_SOURCE or None,
     }
     return {name: value for name, value in made.items() if value is not None}

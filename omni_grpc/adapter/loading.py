@@ -95,6 +95,16 @@ def loops(pipeline: DiffusionPipeline, signature: Signature, values: Mapping[str
     return list(found.values())
 
 
+def planned_steps(pipeline: Any, scheduler: Any, *, alone: bool = True) -> int:
+    """Steps of a loop, which the pipeline that steps this scheduler knows from before its first one; more than asked
+    for where a scheduler takes several for one, fewer where strength skips some.
+    """
+    parts = [part for part in vars(pipeline).values() if isinstance(part, DiffusionPipeline)]
+    of = next((part for part in parts if getattr(part, "scheduler", None) is scheduler), pipeline if alone else None)
+    own = getattr(of, "num_timesteps", None)
+    return own if isinstance(own, int) else len(scheduler.timesteps)
+
+
 def _schedulers(pipeline: DiffusionPipeline) -> list[tuple[str, Any]]:
     return [(name, part) for name, part in pipeline.components.items() if "scheduler" in name and part is not None]
 

@@ -12,6 +12,7 @@ from diffusers import DiffusionPipeline
 from omni_grpc.adapter import caches
 from omni_grpc.adapter.abilities import Ability, ability
 from omni_grpc.adapter.describe import describe
+from omni_grpc.adapter.guiders import own_scale
 from omni_grpc.adapter.parameters import Signature, check_call_kwargs
 from omni_grpc.adapter.preview import Previews
 from omni_grpc.adapter.siblings import siblings
@@ -62,10 +63,11 @@ def members(
 
 
 def _member(pipeline: DiffusionPipeline, call_kwargs: Mapping[str, Any]) -> Member:
-    signature = Signature(type(pipeline))
+    guided = own_scale(pipeline) is not None
+    signature = Signature(type(pipeline), guided=guided)
     return Member(
         pipeline=pipeline,
-        able=ability(type(pipeline)),
+        able=ability(type(pipeline), guided=guided),
         signature=signature,
         call_kwargs={name: value for name, value in call_kwargs.items() if not signature.unknown(name)},
         previews=Previews(pipeline),
@@ -82,7 +84,7 @@ def _cache_refuses(cache: caches.Cache | None, pipeline: DiffusionPipeline) -> s
 
 
 def _described(found: Sequence[Member], refusals: Mapping[Task, str], checkpoint: Checkpoint) -> Checkpoint:
-    own, *others = (describe(one.pipeline, one.able, checkpoint, one.call_kwargs) for one in found)
+    own, *others = (describe(one.pipeline, one.able, one.signature, checkpoint, one.call_kwargs) for one in found)
     siblings = tuple(
         dataclasses.replace(other, spec=dataclasses.replace(other.spec, name=one.name))
         for other, one in zip(others, found[1:], strict=True)

@@ -14,7 +14,7 @@ import torch
 from omni_grpc.adapter.quirks import AS_LONG_AS_SOURCE, SEVERAL_IMAGES, SEVERAL_VIDEOS, STRENGTH_IS_KEPT
 from omni_grpc.types.errors import ConfigError, InvalidArgument, Violation
 from omni_grpc.types.media import AudioInput, ImageInput, VideoInput
-from omni_grpc.types.request import Request
+from omni_grpc.types.request import Request, has_negative
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt",),
@@ -65,12 +65,15 @@ OWN = (
 
 
 class Signature:
-    """The parameters of a pipeline class's `__call__`. `**kwargs` do not count: what they swallow has no effect."""
+    """The parameters of a pipeline class's `__call__`. `**kwargs` do not count: what they swallow has no effect.
+    guided: it has a guider, which takes the scale in place of a parameter.
+    """
 
-    def __init__(self, pipeline: type) -> None:
+    def __init__(self, pipeline: type, *, guided: bool = False) -> None:
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         call = inspect.signature(pipeline.__call__).parameters
         self.pipeline = pipeline.__name__
+        self.guided = guided
         self.parameters = {name: p for name, p in call.items() if p.kind in named and name != "self"}
 
     def name(self, field: str) -> str | None:
@@ -78,7 +81,7 @@ class Signature:
         return next((name for name in NAMES[field] if name in self.parameters), None)
 
     def __contains__(self, field: str) -> bool:
-        return self.name(field) is not None
+        return self.name(field) is not None or (self.guided and field == "scale")
 
     def default(self, field: str) -> Any:
         """The default of that parameter; None where there is none."""
@@ -131,7 +134,11 @@ def arguments(
         raise InvalidArgument(message, violations=tuple(faults))
     fields = {name: value for field, value in asked.items() if (name := signature.name(field))}
     extra = {name: signature.number(name, value) for name, value in request.extra.items()}
-    return {**_own(request, signature, sample_rate), **call_kwargs, **extra, **fields}
+    settings = dict(call_kwargs)
+    if "true_cfg_scale" in signature and not has_negative(request):
+        # guidance is off for this request; a negative prompt of the settings would turn it on again
+        settings = {name: value for name, value in settings.items() if not name.startswith("negative_prompt")}
+    return {**_own(request, signature, sample_rate), **settings, **extra, **fields}
 
 
 def _asked(request: Request, signature: Signature, sample_rate: int) -> dict[str, Any]:
@@ -139,7 +146,7 @@ def _asked(request: Request, signature: Signature, sample_rate: int) -> dict[str
     inputs, guidance = request.inputs, request.guidance
     size = None if signature.name("width") else (request.width, request.height)
     # without a negative prompt it would only bring warnings
-    has_cfg = "true_cfg_scale" in signature and request.negative_prompt is not None
+    has_cfg = "true_cfg_scale" in signature and has_negative(request)
     end = (request.start or 0.0) + request.duration if request.duration is not None else None
     convert: dict[str, Callable[[], Any]] = {
         "images": lambda: _several(inputs.images, signature, size),
@@ -176,7 +183,8 @@ def _asked(request: Request, signature: Signature, sample_rate: int) -> dict[str
     if len(inputs.reference_images) == 1 and signature.name("reference_images") == "control_image":
         values["reference_images"] = picture(inputs.reference_images[0])
     # pipelines take a text or its embeddings, never both
-    embedded = {field for field in ("prompt", "negative_prompt") if f"{field}_embeds" in request.extra}
+    given = {key for key, value in request.extra.items() if value is not None}
+    embedded = {field for field in ("prompt", "negative_prompt") if f"{field}_embeds" in given}
     return {field: value for field, value in values.items() if value is not None and field not in embedded}
 
 
@@ -189,7 +197,12 @@ def _faults(request: Request, signature: Signature, asked: Mapping[str, Any]) ->
     faults += [
         Violation(f"extra.{key}", "is a tensor, which only a caller in Python can give")
         for key, value in request.extra.items()
-        if ("embeds" in key or key.endswith("latents")) and not isinstance(value, torch.Tensor)
+        if ("embeds" in key or key.endswith("latents")) and not isinstance(value, torch.Tensor | None)
+    ]
+    faults += [
+        Violation(f"extra.{key}", f"cannot be None in {signature.pipeline}; leave it out")
+        for key, value in request.extra.items()
+        if value is None and key in signature.parameters and signature.parameters[key].default is not None
     ]
     # pictures carry their size where a pipeline has no parameters for it
     faults += [

@@ -23,7 +23,7 @@ def warnings(
     """What came out differently than asked. `result` is what the pipeline returned; `previews`: they were as asked."""
     found = [*_of_pixels(member, request, outputs), *_of_sound(member, request, outputs)]
     for field in ("prompt", "negative_prompt"):
-        if f"{field}_embeds" in request.extra and getattr(request, field):
+        if request.extra.get(f"{field}_embeds") is not None and getattr(request, field):
             message = f"extra.{field}_embeds was used in its place"
             found.append(RequestWarning(code="PROMPT_WITHOUT_EFFECT", field=field, message=message))
     for index in blanked(result):

@@ -7,13 +7,12 @@ import inspect
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from diffusers import DiffusionPipeline
 
 from omni_grpc.adapter import backends, caches, loading, results
 from omni_grpc.adapter.describe import fps, sample_rate
+from omni_grpc.adapter.guiders import guided
 from omni_grpc.adapter.member import Member, members
 from omni_grpc.adapter.outputs import unpack
 from omni_grpc.adapter.parameters import arguments
@@ -114,16 +113,16 @@ class SessionRunner(Runner):
             self._last.join()
         member = next(one for one in self._members if request.task in one.able.tasks)
         pipeline = member.pipeline
-        if self._cache is not None:
-            self._cache.begin(request, pipeline)
         tokens, dropped = count_tokens(pipeline, request, member.call_kwargs)
         values = arguments(request, member.signature, member.call_kwargs, sample_rate=sample_rate(pipeline))
+        if self._cache is not None:
+            self._cache.begin(pipeline, values)
         loops = loading.loops(pipeline, member.signature, values)
         session = self._last = Session(
-            lambda: pipeline(**values),
+            lambda: _call(member, request, values),
             self._schedulers,
             loops=loops,
-            total=lambda scheduler: _total(pipeline, scheduler, alone=len(loops) == 1),
+            total=lambda scheduler: loading.planned_steps(pipeline, scheduler, alone=len(loops) == 1),
             clean_up=lambda failed: self._clean_up(member, failed),
             randomness=Randomness(request.seeds),
         )
@@ -209,14 +208,9 @@ class SessionRunner(Runner):
         caches.reset(self._denoisers)
 
 
-def _total(pipeline: Any, scheduler: Any, *, alone: bool) -> int:
-    """Steps of a loop, which the pipeline that steps this scheduler knows from before its first one; more than asked
-    for where a scheduler takes several for one, fewer where strength skips some.
-    """
-    parts = [part for part in vars(pipeline).values() if isinstance(part, DiffusionPipeline)]
-    of = next((part for part in parts if getattr(part, "scheduler", None) is scheduler), pipeline if alone else None)
-    own = getattr(of, "num_timesteps", None)
-    return own if isinstance(own, int) else len(scheduler.timesteps)
+def _call(member: Member, request: Request, values: Mapping[str, Any]) -> Any:
+    with guided(member.pipeline, request.guidance.scale if member.signature.guided else None):
+        return member.pipeline(**values)
 
 
 def _refused(pipeline: Any, error: BaseException) -> bool:

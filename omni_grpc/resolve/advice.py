@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 from omni_grpc.resolve.rules import ServingFacts, takes
-from omni_grpc.types.request import Draft, Guidance, GuidanceNorm, Request
+from omni_grpc.types.request import Draft, Guidance, GuidanceNorm, Request, has_negative
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import GuidanceKind
 
@@ -51,7 +51,7 @@ def _cfg_not_supported(draft: Draft, request: Request, facts: ServingFacts) -> R
 
 
 def _cfg_without_negative(draft: Draft, request: Request, facts: ServingFacts) -> RequestWarning | None:
-    if request.negative_prompt is not None or draft.negative_prompt is not None:
+    if has_negative(request) or has_negative(draft):
         return None
     if (draft.guidance.true_cfg_scale or 0) <= 1:
         return None
@@ -77,7 +77,7 @@ def _negative_without_cfg(draft: Draft, request: Request, facts: ServingFacts) -
 def _needs_cfg(name: str) -> Callable[[Draft, Request, ServingFacts], RequestWarning | None]:
     def advice(draft: Draft, request: Request, facts: ServingFacts) -> RequestWarning | None:
         value = getattr(draft.guidance, name)
-        if value in (None, getattr(Guidance(), name)) or request.negative_prompt is not None or takes(name, facts):
+        if value in (None, getattr(Guidance(), name)) or has_negative(request) or takes(name, facts):
             return None
         return RequestWarning(
             code="GUIDANCE_WITHOUT_EFFECT",

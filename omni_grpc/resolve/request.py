@@ -19,7 +19,7 @@ from omni_grpc.resolve.rules import MEDIA_RULES, OUTPUT_FORMATS, REQUIRED, RULES
 from omni_grpc.types.adapters_and_caches import TeaCache
 from omni_grpc.types.errors import FailedPrecondition, InvalidArgument, NotFound, Violation
 from omni_grpc.types.media import ImageInput, Inputs, Modality, OutputFormat
-from omni_grpc.types.request import MAX_SEED, Draft, Guidance, GuidanceDraft, Request, Task
+from omni_grpc.types.request import MAX_SEED, Draft, Guidance, GuidanceDraft, Request, Task, has_negative
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint, GuidanceKind
 
@@ -108,7 +108,7 @@ def _complete(draft: Draft, facts: ServingFacts, id: str) -> tuple[Request, dict
         used[field] = str(value)
         return value
 
-    if draft.negative_prompt is None and defaults.negative_prompt is not None:
+    if not has_negative(draft) and defaults.negative_prompt is not None:
         against = dataclasses.replace(draft, negative_prompt=defaults.negative_prompt)
         if cfg_is_on(against, facts):
             draft, used["negative_prompt"] = against, defaults.negative_prompt
@@ -248,7 +248,7 @@ def _complete_cache(draft: Draft, facts: ServingFacts) -> TeaCache | None:
 
 def cfg_is_on(draft: Draft, facts: ServingFacts) -> bool:
     """Classifier-free guidance needs a model that has it, a negative prompt (even an empty one) and a scale above 1."""
-    if GuidanceKind.TRUE_CFG not in facts.checkpoint.guidance or draft.negative_prompt is None:
+    if GuidanceKind.TRUE_CFG not in facts.checkpoint.guidance or not has_negative(draft):
         return False
     scale = draft.guidance.true_cfg_scale
     return (facts.checkpoint.defaults.guidance.true_cfg_scale if scale is None else scale) > 1

@@ -151,7 +151,8 @@ def _seeds(draft: Draft, facts: ServingFacts) -> str:
 
 def _prompt(draft: Draft, facts: ServingFacts) -> str:
     # whoever takes a picture apart may leave it to the model to say what is in it
-    if not draft.prompt.strip() and draft.task is not Task.LAYERED:
+    embedded = draft.extra.get("prompt_embeds") is not None
+    if not draft.prompt.strip() and draft.task is not Task.LAYERED and not embedded:
         return "is empty; describe what to generate"
     return _text("prompt")(draft, facts)
 

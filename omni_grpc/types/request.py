@@ -139,8 +139,9 @@ class Draft(_Options):
 class Request(_Options):
     """One generation that has been checked and completed: what the engine and the models work on.
 
-    `negative_prompt` is None exactly where classifier-free guidance is off; `seeds` has one entry per output. Width and
-    height are 0 for sound. `cache` is None where no step cache may answer for it.
+    `negative_prompt` is None exactly where classifier-free guidance is off, or where `extra` has its embeddings.
+    `seeds` has one entry per output. Width and height are 0 for sound. `cache` is None where no step cache may answer
+    for it.
     """
 
     id: str
@@ -156,3 +157,8 @@ class Request(_Options):
     num_outputs: int
     output_format: OutputFormat
     cache: TeaCache | None = None
+
+
+def has_negative(of: Draft | Request) -> bool:
+    """Whether there is something to guide away from: a text, or the embeddings of one."""
+    return of.negative_prompt is not None or of.extra.get("negative_prompt_embeds") is not None

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from diffusers import FlowMatchHeunDiscreteScheduler
 
 from omni_grpc.types.errors import ConfigError, InvalidArgument
-from omni_grpc.types.request import GuidanceDraft
+from omni_grpc.types.media import ImageInput, Inputs
+from omni_grpc.types.request import GuidanceDraft, Task
 
-from .conftest import equal, refused
+from .conftest import GRADIENT, equal, refused
+
+PICTURE = ImageInput(64, 64, 3, GRADIENT.tobytes())
 
 SMALL = {"width": 64, "height": 64, "steps": 6, "seeds": (1,)}
 SHORT = {**SMALL, "num_frames": 5}
@@ -57,6 +61,8 @@ def test_a_cache_skips_work_and_forgets_between_requests(name, cache, config, lo
         ("wan_t2v", "pab", {}, "mixes up the two passes"),
         ("wan_v2v", "pab", {}, "mixes up the two passes"),
         ("wan_v2v", "mag", {"mag_ratios": RATIOS}, "mixes up the two passes"),
+        ("hunyuan_video15", "pab", {}, "mixes up the two passes"),
+        ("hunyuan_video15", "faster", {}, "mixes up the two passes"),
         ("wan_t2v", "taylorseer", {}, "finds no block"),
         ("flux", "sea", {}, "does not tell it the step"),
         ("flux", "text_kv", {}, "finds no block"),
@@ -77,3 +83,40 @@ def test_a_request_that_the_cache_would_spoil_is_refused(load):
     with pytest.raises(InvalidArgument, match="leave the negative prompt unset"):
         adapter.run(**SMALL, negative_prompt="blurry", guidance=GuidanceDraft(true_cfg_scale=2.0))
     assert adapter.run(**SMALL).files
+
+
+def test_a_second_prediction_that_the_request_does_not_name_is_refused_too(load):
+    asked = {**SMALL, "guidance": GuidanceDraft(true_cfg_scale=2.0)}
+    embeds = torch.zeros(1, 512, 64)
+    adapter = load("flux", cache_backend="pab", cache_config={})
+    with pytest.raises(InvalidArgument, match="mixes up the two passes") as caught:
+        adapter.run(**asked, extra={"negative_prompt_embeds": embeds})
+    assert refused(caught.value) == {"extra.negative_prompt_embeds"}
+    settings = {"diffusers_call_kwargs": {"negative_prompt": "blurry", "true_cfg_scale": 2.0}}
+    with pytest.raises(InvalidArgument, match="mixes up the two passes"):
+        load("flux", cache_backend="pab", cache_config={}, **settings).run(**SMALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "steps"),
+    [
+        ("flux", {}, 6),
+        ("flux", {"extra": {"sigmas": [1.0, 0.7, 0.4]}}, 3),
+        ("flux", {"task": Task.IMAGE_TO_IMAGE, "inputs": Inputs(images=(PICTURE,)), "strength": 0.5}, 3),
+        ("wan_single", {"num_frames": 5, "negative_prompt": "static"}, 11),
+    ],
+)
+def test_a_cache_is_sized_by_the_steps_that_run(name, asked, steps, load):
+    config = {"mag_ratios": RATIOS, "retention_ratio": 0.1, "threshold": 1.0}
+    adapter = load(name, cache_backend="mag", cache_config=config)
+    second_order = name == "wan_single"
+    if second_order:
+        adapter.pipeline.scheduler = FlowMatchHeunDiscreteScheduler()
+        adapter.runner._schedulers[:] = [adapter.pipeline.scheduler]
+    ran = adapter.run(**{**SMALL, **asked})
+    assert len(ran.progress) == steps
+    (sized,) = adapter.runner._cache._configs
+    assert (sized.num_inference_steps, len(sized.mag_ratios)) == (steps, steps)
+    again = {} if "task" in asked or "extra" in asked else asked
+    adapter.run(**{**SMALL, **again, "steps": 4})
+    assert sized.num_inference_steps == (7 if second_order else 4)
