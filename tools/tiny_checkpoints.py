@@ -36,6 +36,14 @@ from tools.tiny.images import (
     build_stable_diffusion_xl,
     build_z_image,
 )
+from tools.tiny.more_images import (
+    build_ernie_image,
+    build_hidream,
+    build_longcat_image,
+    build_longcat_image_edit,
+    build_ovis_image,
+    build_stable_diffusion3,
+)
 from tools.tiny.sounding_videos import build_ltx2
 from tools.tiny.videos import (
     build_ltx,
@@ -51,23 +59,29 @@ from tools.tiny.videos import (
 )
 
 BUILDERS: Mapping[str, Callable[..., Path]] = {
+    "ernie_image": build_ernie_image,
     "flux": build_flux,
     "flux2_klein": build_flux2_klein,
     "flux_kontext": build_flux_kontext,
     "flux_schnell": build_flux_schnell,
     "helios": build_helios,
+    "hidream": build_hidream,
     "hunyuan_video15": build_hunyuan_video15,
     "hunyuan_video15_i2v": build_hunyuan_video15_i2v,
     "kandinsky": build_kandinsky,
+    "longcat_image": build_longcat_image,
+    "longcat_image_edit": build_longcat_image_edit,
     "ltx": build_ltx,
     "ltx2": build_ltx2,
     "ltx_condition": build_ltx_condition,
+    "ovis_image": build_ovis_image,
     "qwen_image": build_qwen_image,
     "qwen_image_edit": build_qwen_image_edit,
     "qwen_image_edit_plus": build_qwen_image_edit_plus,
     "qwen_image_layered": build_qwen_image_layered,
     "stable_audio": build_stable_audio,
     "stable_diffusion": build_stable_diffusion,
+    "stable_diffusion3": build_stable_diffusion3,
     "stable_diffusion_img2img": build_stable_diffusion_img2img,
     "stable_diffusion_inpaint": build_stable_diffusion_inpaint,
     "stable_diffusion_xl": build_stable_diffusion_xl,

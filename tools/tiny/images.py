@@ -87,7 +87,7 @@ def build_stable_diffusion(folder: Path, *, seed: int = 0, kind: type[DiffusionP
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         pipeline = (kind or StableDiffusionPipeline)(
-            vae=_vae(latent=4, scaling=0.18215),
+            vae=small_vae(latent=4, scaling=0.18215),
             text_encoder=clip_encoder(tokenizer),
             tokenizer=tokenizer,
             unet=UNet2DConditionModel(
@@ -131,7 +131,7 @@ def build_stable_diffusion_xl(folder: Path, *, seed: int = 0) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         pipeline = StableDiffusionXLPipeline(
-            vae=_vae(latent=4, scaling=0.13025),
+            vae=small_vae(latent=4, scaling=0.13025),
             text_encoder=clip_encoder(tokenizer),
             text_encoder_2=clip_encoder(tokenizer, projection=32),
             tokenizer=tokenizer,
@@ -195,7 +195,7 @@ def flux_parts(*, heads: int = 4, head_dim: int = 32, layers: int = 2, schnell: 
     shift: dict[str, Any] = {"shift": 1.0} if schnell else {"shift": 3.0, "use_dynamic_shifting": True}
     return {
         "scheduler": FlowMatchEulerDiscreteScheduler(base_image_seq_len=256, max_image_seq_len=4096, **shift),
-        "vae": _vae(latent=16, scaling=0.3611, shift=0.1159),
+        "vae": small_vae(latent=16, scaling=0.3611, shift=0.1159),
         "text_encoder": clip_encoder(clip),
         "tokenizer": clip,
         "text_encoder_2": t5_encoder(t5),
@@ -226,7 +226,7 @@ def build_z_image(folder: Path, *, seed: int = 0, heads: int = 6, head_dim: int 
         torch.manual_seed(seed)
         pipeline = ZImagePipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=_vae(latent=16, scaling=0.3611, shift=0.1159),
+            vae=small_vae(latent=16, scaling=0.3611, shift=0.1159),
             text_encoder=qwen3_encoder(tokenizer),
             tokenizer=tokenizer,
             transformer=ZImageTransformer(
@@ -262,8 +262,8 @@ def disturb_norms(module: torch.nn.Module) -> None:
                 parameter += 0.2 * torch.randn_like(parameter)
 
 
-def _vae(*, latent: int, scaling: float, shift: float | None = None) -> AutoencoderKL:
-    """Eight pixels for each latent one, as in the real ones."""
+def small_vae(*, latent: int, scaling: float, shift: float | None = None) -> AutoencoderKL:
+    """An autoencoder with eight pixels for each latent one, as in the real ones."""
     quant = latent == 4
     return AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 4,
