@@ -38,13 +38,14 @@ from tools.tiny.images import (
 )
 from tools.tiny.more_images import (
     build_ernie_image,
+    build_flux2_dev,
     build_hidream,
     build_longcat_image,
     build_longcat_image_edit,
     build_ovis_image,
     build_stable_diffusion3,
 )
-from tools.tiny.sounding_videos import build_ltx2
+from tools.tiny.sounding_videos import build_ltx2, build_ltx2_3
 from tools.tiny.videos import (
     build_ltx,
     build_ltx_condition,
@@ -61,6 +62,7 @@ from tools.tiny.videos import (
 BUILDERS: Mapping[str, Callable[..., Path]] = {
     "ernie_image": build_ernie_image,
     "flux": build_flux,
+    "flux2_dev": build_flux2_dev,
     "flux2_klein": build_flux2_klein,
     "flux_kontext": build_flux_kontext,
     "flux_schnell": build_flux_schnell,
@@ -73,6 +75,7 @@ BUILDERS: Mapping[str, Callable[..., Path]] = {
     "longcat_image_edit": build_longcat_image_edit,
     "ltx": build_ltx,
     "ltx2": build_ltx2,
+    "ltx2_3": build_ltx2_3,
     "ltx_condition": build_ltx_condition,
     "ovis_image": build_ovis_image,
     "qwen_image": build_qwen_image,

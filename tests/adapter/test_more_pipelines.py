@@ -18,6 +18,14 @@ from .conftest import GRADIENT, check_steps, equal
 PICTURE = ImageInput(64, 64, 3, GRADIENT.tobytes())
 PIL_PICTURE = PIL.Image.fromarray(GRADIENT)
 SMALL = {"width": 64, "height": 64}
+# what LTX-2.3 has beside guidance by a text
+STG = {
+    "max_sequence_length": 128,
+    "modality_scale": 3.0,
+    "spatio_temporal_guidance_blocks": [1],
+    "stg_scale": 1.0,
+    "use_cross_timestep": True,
+}
 
 # name -> its task, what is asked of the adapter, and the same as arguments of diffusers
 CASES = {
@@ -51,10 +59,25 @@ CASES = {
         {"inputs": Inputs(images=(PICTURE,)), "negative_prompt": "blurry", "guidance": GuidanceDraft(scale=4.0)},
         {"image": PIL_PICTURE, "negative_prompt": "blurry", "guidance_scale": 4.0},
     ),
+    "flux2_dev": (
+        Task.IMAGE_EDIT,
+        {
+            **SMALL,
+            "inputs": Inputs(images=(PICTURE, PICTURE)),
+            "guidance": GuidanceDraft(scale=3.0),
+            "extra": {"max_sequence_length": 128},
+        },
+        {**SMALL, "image": [PIL_PICTURE, PIL_PICTURE], "guidance_scale": 3.0, "max_sequence_length": 128},
+    ),
     "ernie_image": (
         Task.TEXT_TO_IMAGE,
         {**SMALL, "negative_prompt": "blurry", "guidance": GuidanceDraft(scale=4.0)},
         {**SMALL, "negative_prompt": "blurry", "guidance_scale": 4.0},
+    ),
+    "ltx2_3": (
+        Task.TEXT_TO_AUDIO_VIDEO,
+        {**SMALL, "num_frames": 9, "guidance": GuidanceDraft(scale=3.0), "extra": STG},
+        {**SMALL, "num_frames": 9, "guidance_scale": 3.0, **STG},
     ),
     "hunyuan_video15_i2v": (
         Task.IMAGE_TO_VIDEO,

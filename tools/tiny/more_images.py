@@ -1,4 +1,4 @@
-"""Tiny pipelines that make pictures with other encoders and transformers: SD3.5, HiDream, Ovis, LongCat, ERNIE."""
+"""Tiny pipelines for pictures with other encoders: SD3.5, HiDream, Ovis, LongCat, ERNIE, FLUX.2-dev."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from diffusers import (
     ErnieImagePipeline,
     ErnieImageTransformer2DModel,
     FlowMatchEulerDiscreteScheduler,
+    Flux2Pipeline,
     HiDreamImagePipeline,
     HiDreamImageTransformer2DModel,
     LongCatImageEditPipeline,
@@ -22,7 +23,15 @@ from diffusers import (
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
 )
-from transformers import LlamaConfig, LlamaForCausalLM, Mistral3Config, Mistral3Model, Qwen2Tokenizer
+from diffusers import Flux2Transformer2DModel as Flux2Transformer
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    Mistral3Model,
+    Qwen2Tokenizer,
+)
 
 from tools.tiny.images import disturb_norms, qwen_image_parts, small_vae
 from tools.tiny.text import (
@@ -35,6 +44,12 @@ from tools.tiny.text import (
     t5_tokenizer,
 )
 from tools.tiny.vision import picture_processor
+
+PARTS_CHAT = (
+    "{%- for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{%- for part in message.content %}{{ part.text }}{%- endfor %}<|im_end|>\n{%- endfor %}"
+)
+"""Turns that are made of parts, of which each is a text."""
 
 
 def build_stable_diffusion3(folder: Path, *, seed: int = 0) -> Path:
@@ -192,6 +207,32 @@ def build_ernie_image(folder: Path, *, seed: int = 0) -> Path:
             text_encoder=Mistral3Model(_mistral(len(tokenizer), layers=3)),
             tokenizer=tokenizer,
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        )
+
+    return _saved(folder, make, seed)
+
+
+def build_flux2_dev(folder: Path, *, seed: int = 0) -> Path:
+    """A FLUX.2-dev: embedded guidance, text from layers 10, 20 and 30 of Mistral, several pictures in one sequence."""
+    tokenizer = qwen_tokenizer()
+    tokenizer.chat_template = PARTS_CHAT
+
+    def make() -> DiffusionPipeline:
+        return Flux2Pipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type="exponential"),
+            vae=_flux2_vae(),
+            text_encoder=Mistral3ForConditionalGeneration(_mistral(len(tokenizer), layers=30)),
+            tokenizer=tokenizer,
+            transformer=Flux2Transformer(
+                in_channels=128,
+                num_layers=1,
+                num_single_layers=2,
+                attention_head_dim=32,
+                num_attention_heads=2,
+                joint_attention_dim=192,
+                axes_dims_rope=(8, 8, 8, 8),
+                guidance_embeds=True,
+            ),
         )
 
     return _saved(folder, make, seed)

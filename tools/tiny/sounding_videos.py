@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import (
@@ -24,6 +26,36 @@ SOUND_WIDTH = MELS // 4 * SOUND_CHANNELS
 
 def build_ltx2(folder: Path, *, seed: int = 0) -> Path:
     """An LTX-2: two streams that see each other, 32 pixels and 8 frames to a latent, stereo at 8 kHz."""
+    return _ltx2(folder, seed, connectors={}, transformer={})
+
+
+def build_ltx2_3(folder: Path, *, seed: int = 0) -> Path:
+    """An LTX-2.3: gated attention, modulated cross attention, a projection of the text for each of the two streams."""
+    return _ltx2(
+        folder,
+        seed,
+        connectors={
+            "per_modality_projections": True,
+            "video_gated_attn": True,
+            "audio_gated_attn": True,
+            "video_hidden_dim": 32,
+            "audio_hidden_dim": 32,
+            "proj_bias": True,
+            "rope_type": "split",
+        },
+        transformer={
+            "gated_attn": True,
+            "cross_attn_mod": True,
+            "audio_gated_attn": True,
+            "audio_cross_attn_mod": True,
+            "use_prompt_embeddings": False,
+            "perturbed_attn": True,
+            "rope_type": "split",
+        },
+    )
+
+
+def _ltx2(folder: Path, seed: int, *, connectors: Mapping[str, Any], transformer: Mapping[str, Any]) -> Path:
     tokenizer = gemma_tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -63,6 +95,7 @@ def build_ltx2(folder: Path, *, seed: int = 0) -> Path:
                 audio_connector_num_attention_heads=2,
                 audio_connector_attention_head_dim=16,
                 audio_connector_num_layers=1,
+                **connectors,
             ),
             transformer=LTX2VideoTransformer3DModel(
                 in_channels=16,
@@ -77,6 +110,7 @@ def build_ltx2(folder: Path, *, seed: int = 0) -> Path:
                 audio_cross_attention_dim=32,
                 num_layers=2,
                 caption_channels=32,
+                **transformer,
             ),
             vocoder=LTX2Vocoder(
                 in_channels=2 * MELS,
