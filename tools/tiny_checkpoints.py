@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.tiny.combined import build_kandinsky
+from tools.tiny.cosmos import build_cosmos3
 from tools.tiny.edits import (
     build_flux2_klein,
     build_qwen_image_edit,
@@ -60,6 +61,7 @@ from tools.tiny.videos import (
 )
 
 BUILDERS: Mapping[str, Callable[..., Path]] = {
+    "cosmos3": build_cosmos3,
     "ernie_image": build_ernie_image,
     "flux": build_flux,
     "flux2_dev": build_flux2_dev,

@@ -69,6 +69,11 @@ CASES = {
         },
         {**SMALL, "image": [PIL_PICTURE, PIL_PICTURE], "guidance_scale": 3.0, "max_sequence_length": 128},
     ),
+    "cosmos3": (
+        Task.IMAGE_TO_VIDEO,
+        {**SMALL, "inputs": Inputs(first_frame=PICTURE), "num_frames": 5, "guidance": GuidanceDraft(scale=4.0)},
+        {**SMALL, "image": PIL_PICTURE, "num_frames": 5, "guidance_scale": 4.0},
+    ),
     "ernie_image": (
         Task.TEXT_TO_IMAGE,
         {**SMALL, "negative_prompt": "blurry", "guidance": GuidanceDraft(scale=4.0)},

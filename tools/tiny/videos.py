@@ -57,23 +57,7 @@ def build_wan_ti2v(folder: Path, *, seed: int = 0, kind: type[DiffusionPipeline]
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        vae = AutoencoderKLWan(
-            base_dim=8,
-            decoder_base_dim=8,
-            z_dim=48,
-            dim_mult=[1, 2, 2, 2],
-            num_res_blocks=1,
-            temperal_downsample=[False, True, True],
-            is_residual=True,
-            in_channels=12,
-            out_channels=12,
-            patch_size=2,
-            scale_factor_temporal=4,
-            scale_factor_spatial=16,
-            latents_mean=[0.02 * channel - 0.5 for channel in range(48)],
-            latents_std=[0.5 + 0.02 * channel for channel in range(48)],
-        )
-        parts = _wan_parts(in_channels=48, out_channels=48) | {"vae": vae, "transformer_2": None}
+        parts = _wan_parts(in_channels=48, out_channels=48) | {"vae": patched_vae(), "transformer_2": None}
         pipeline = kind(**parts, expand_timesteps=True)
     pipeline.save_pretrained(folder)
     return folder
@@ -206,6 +190,26 @@ def build_stable_audio(folder: Path, *, seed: int = 0) -> Path:
         )
     pipeline.save_pretrained(folder)
     return folder
+
+
+def patched_vae() -> AutoencoderKLWan:
+    """That of Wan2.2 TI2V-5B and Cosmos3: 48 channels, 16 pixels and 4 frames to a latent."""
+    return AutoencoderKLWan(
+        base_dim=8,
+        decoder_base_dim=8,
+        z_dim=48,
+        dim_mult=[1, 2, 2, 2],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+        is_residual=True,
+        in_channels=12,
+        out_channels=12,
+        patch_size=2,
+        scale_factor_temporal=4,
+        scale_factor_spatial=16,
+        latents_mean=[0.02 * channel - 0.5 for channel in range(48)],
+        latents_std=[0.5 + 0.02 * channel for channel in range(48)],
+    )
 
 
 def _wan_parts(*, in_channels: int, out_channels: int = 16) -> dict[str, Any]:
