@@ -12,6 +12,7 @@ from tools.tiny.kept import kept_checkpoint
 from . import __doc__ as description
 from . import (
     cancel,
+    fairness,
     inputs,
     kills,
     lanes,
@@ -39,6 +40,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "resume": resume.run,
     "inputs": inputs.run,
     "kills": kills.run,
+    "fairness": fairness.run,
     "soak": soak.run,
 }
 

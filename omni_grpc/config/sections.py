@@ -191,7 +191,7 @@ class SchedulerConfig:
     max_step_ms: float | None = setting(
         None,
         "longest shared step in milliseconds, as predicted by the cost model; a request whose steps alone take longer "
-        "runs them alone (default: no limit)",
+        "runs them alone (default: a request joins a step unless it is much larger than the one whose turn it is)",
         minimum=0,
     )
     policy: str = setting("fcfs", "scheduling policy: which job runs first", choices=("fcfs", "priority", "deadline"))

@@ -5,9 +5,9 @@ the worker; a lane is busy from the plan that fills it to the report that frees 
 never holds up the steps of the others.
 
 Two rules share the steps. Rank comes first: a job that outranks others takes its steps before them, and they are
-preempted until it is done. Among equals, whoever has received the least service goes first, in virtual time (weighted
-fair queueing, Demers et al. 1989): where a step is limited in time, big jobs and small ones take turns, and a stream of
-either cannot starve the other.
+preempted until it is done. Among equals, it is the turn of the job whose next step would end first in virtual time
+(weighted fair queueing, Demers et al. 1989). Others join its step unless that makes it too long: so big jobs and small
+ones take turns, and a stream of either cannot starve the other.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from omni_grpc.engine.policy import POLICIES, Claim
 from omni_grpc.types.errors import ResourceExhausted
 from omni_grpc.types.plan import CostModel, Plan
 from omni_grpc.types.request import Request
+
+FAIR_SHARE = 1.25
+"""How long a shared step may be, where no limit is set: so many times what its jobs would take in turns if each took
+as long as the one whose turn it is. Equal jobs always share; a small job waits for no big one in its own step.
+"""
 
 
 class Phase(enum.StrEnum):
@@ -72,9 +77,9 @@ class Decision:
 class Scheduler:
     """Every job it holds is in exactly one phase.
 
-    At most `max_num_seqs` jobs share a step, and no job joins one that it would make longer than `max_step_ms`; a job
-    that is longer than that alone takes its steps alone. The states of preempted jobs stay in the worker, so at most
-    2 * max_num_seqs jobs are prepared or running at any time.
+    At most `max_num_seqs` jobs share a step, and no job joins one that it would make longer than `max_step_ms` or, if
+    that is None, than FAIR_SHARE allows; a job that is longer than that alone takes its steps alone. The states of
+    preempted jobs stay in the worker, so at most 2 * max_num_seqs jobs are prepared or running at any time.
     """
 
     def __init__(
@@ -227,7 +232,7 @@ class Scheduler:
 
     def _step(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         """The jobs of the next step, and those that are preempted by it or come back with it."""
-        running = sorted(self._in(Phase.RUNNING), key=lambda item: (item.rank, item.service, item.arrival))
+        running = sorted(self._in(Phase.RUNNING), key=self._turn)
         if not running:
             return (), (), ()
         chosen: list[Item] = []
@@ -246,6 +251,9 @@ class Scheduler:
         # in order of arrival, so that the batch stays the same from step to step and its packed constants can be kept
         return _ids(sorted(chosen, key=lambda item: item.arrival)), _ids(preempted), _ids(resumed)
 
+    def _turn(self, item: Item) -> tuple[float, float, int]:
+        return (item.rank, item.service + self.cost.step_ms(item.rows), item.arrival)
+
     def _charge(self, chosen: list[Item], running: int) -> None:
         """Divides the time of a step among those who take it. The clock is what a job would have by now that had always
         received its fair share: a new job starts there, so that it owes nothing and is owed nothing.
@@ -257,9 +265,11 @@ class Scheduler:
         self._clock += total / running
 
     def _fits(self, items: list[Item]) -> bool:
-        if self.max_step_ms is None:
-            return True
-        return self.cost.step_ms([tokens for item in items for tokens in item.rows]) <= self.max_step_ms
+        """Whether these may share a step; the first is the one whose turn it is."""
+        shared = self.cost.step_ms([tokens for item in items for tokens in item.rows])
+        if self.max_step_ms is not None:
+            return shared <= self.max_step_ms
+        return shared <= FAIR_SHARE * len(items) * self.cost.step_ms(items[0].rows)
 
     def _decode(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The job whose finished part is decoded next, or the one that is decoded for good."""

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.service import (
     __main__,
     cancel,
+    fairness,
     inputs,
     kills,
     lanes,
@@ -192,3 +193,11 @@ def test_soak_looks_at_the_memory_of_worker_and_server(server: Server) -> None:
     looks = soak.measure(server, numbers).figures["looks"]
     assert [look["jobs"] for look in looks] == [2, 4]
     assert all(look["worker"] > look["server"] > 1 for look in looks)
+
+
+def test_fairness_has_figures_of_both_jobs(server: Server) -> None:
+    numbers = fairness.Numbers(repeats=1, small=(64, 64), big=(128, 128), small_steps=1, big_steps=4)
+    figures = fairness.measure(server, numbers).figures
+    assert len(figures["small_beside"]) == 1
+    assert len(figures["small_stream"]) >= 1
+    assert min(figures[name] for name in ("small_alone", "big_step", "big_beside_one", "big_share_beside_stream")) > 0
