@@ -52,5 +52,6 @@ class FluxPipeline(ImagePipeline):
         return {"txt": ("txt", self.transformer.text(prompt.hidden)), "rope": (JOINT, rope)}
 
     def modulation(self, t: Tensor, prompt: PromptEmbeds, guidance: Guidance) -> Mapping[str, Tensor]:
+        """t [S] -> tables [S, ...]. They depend on CLIP's pooled vector and the embedded guidance scale too."""
         assert prompt.pooled is not None
         return self.transformer.modulation(t.to(self.dtype) / 1000, prompt.pooled, guidance.scale)

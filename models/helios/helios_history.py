@@ -45,9 +45,9 @@ class HeliosVae(CausalVae):
     """The VAE of Wan, whose latents are sampled here."""
 
     def encode_start(self, given: Mapping[str, Tensor], chunk: int) -> StartFrames | None:
-        """The given image or video, encoded in chunks of `chunk` frames; None where there is none. Frames at the
-        beginning of a video that do not fill a chunk are left out. Raises InvalidArgument for a video that is too
-        short.
+        """The given image [3, height, width] or video [3, frames, height, width], encoded in chunks of `chunk` frames;
+        None where there is none. Frames at the beginning of a video that do not fill a chunk are left out. Raises
+        InvalidArgument for a video that is too short.
         """
         if "first_frame" in given:
             still = given["first_frame"][:, None]

@@ -97,6 +97,9 @@ class HeliosPipeline(LatentDiffusionPipeline):
         }
 
     def advance(self, state: State, prediction: Tensor) -> Outcome:
+        """Given the guided prediction [T, C]. At the end of a chunk, moves the history on and starts the next from
+        noise.
+        """
         assert isinstance(state, HeliosState)
         outcome = super().advance(state, prediction)
         if not isinstance(outcome, Finished) or state.segment + 1 == state.segments:

@@ -60,4 +60,5 @@ class QwenImagePipeline(ImagePipeline):
         return {"txt": ("txt", self.transformer.text(prompt.hidden)), "rope": (JOINT, rope)}
 
     def modulation(self, t: Tensor, prompt: PromptEmbeds, guidance: Guidance) -> Mapping[str, Tensor]:
+        """t [S] -> tables [S, ...]. They depend on the timesteps alone."""
         return self.transformer.modulation(t.to(self.dtype) / 1000)

@@ -37,6 +37,7 @@ class WanTextImageToVideoPipeline(WanPipeline):
         return runs, {"rope": (IMG, rope.roll(-one.tokens, 0))}
 
     def decode(self, state: State, latents: Tensor) -> list[Output]:
+        """Puts the first frame's tokens, where there are any, before the denoised ones, latents [T, C]."""
         if state.context is None:
             return super().decode(state, latents)
         grid = dataclasses.replace(state.grid, frames=state.grid.frames + 1)

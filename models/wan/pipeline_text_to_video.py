@@ -67,6 +67,7 @@ class WanPipeline(LatentDiffusionPipeline):
     def condition(
         self, states: Sequence[State], embeds: Mapping[str, PromptEmbeds], inputs: Mapping[str, Tensor]
     ) -> None:
+        """Computes conds for each expert that takes a step. A first frame among the inputs is [3, height, width]."""
         runs, video = self._video_constants(states, inputs)
         row = Row.of(txt=TEXT_TOKENS, img=runs)
         turns = [self._expert(states[0], evaluation) for evaluation in range(states[0].schedule.evaluations)]
@@ -126,6 +127,7 @@ class WanPipeline(LatentDiffusionPipeline):
         return dataclasses.replace(given, true_cfg_scale=given.scale_low_noise)
 
     def advance(self, state: State, prediction: Tensor) -> Outcome:
+        """Given the guided prediction [T, C], switches to the conds of the other expert once its turn comes."""
         assert isinstance(state, WanState)
         outcome = super().advance(state, prediction)
         if not isinstance(outcome, Finished) and (expert := self._expert(state)) in state.pending:

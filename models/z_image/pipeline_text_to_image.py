@@ -84,7 +84,7 @@ class ZImagePipeline(ImagePipeline):
         return {"txt": ("txt", txt), "pad": ("img", pad), "rope": (JOINT, rope), "rope_img": ("img", rope[text:])}
 
     def modulation(self, t: Tensor, prompt: PromptEmbeds, guidance: Guidance) -> Mapping[str, Tensor]:
-        """The model counts from 0 (noise) to 1."""
+        """t [S] -> tables [S, ...]. The model's time runs from 0 (noise) to 1."""
         return self.transformer.modulation((1000 - t) / 1000)
 
     def predict(self, batch: Rows) -> Tensor:

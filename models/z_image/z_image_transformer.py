@@ -55,6 +55,7 @@ class FinalLayer(nn.Module):
         return out
 
     def forward(self, x: Tensor, scale: Tensor, index: Tensor) -> Tensor:
+        """x [T, C], scale [M, C], index int32 [T] -> velocity tokens [T, out_channels]."""
         out: Tensor = self.linear(norm_modulate(x, scale, torch.zeros_like(scale), index, 1e-6))
         return out
 

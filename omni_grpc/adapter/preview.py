@@ -39,7 +39,7 @@ class Previews:
         return f"the latents of {type(self._pipeline).__name__} cannot be laid out as a picture"
 
     def make(self, request: Request, latents: torch.Tensor | None) -> tuple[PreviewImage, ...]:
-        """One preview for each output, none where these latents make no picture."""
+        """One preview per output; none if latents [outputs, T, C] or [outputs, C, ..., h, w] form no picture."""
         asked = request.preview
         spatial = None if latents is None or asked is None else self._spatial(request, latents)
         if spatial is None or asked is None:

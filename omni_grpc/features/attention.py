@@ -129,6 +129,7 @@ class PreciseAttention(AttentionWrapper):
                 self.in_8_bits[each] = coded
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
+        """q [T, num_heads, head_size], k and v [T_kv, num_kv_heads, head_size] -> the shape and dtype of q."""
         by_row = self._by_row(rows)
         if len(set(by_row)) == 1:
             return self._attend(by_row[0], q, k, v, rows, over, kv)

@@ -44,9 +44,11 @@ class RowwiseLinear(AnyLinear):
         return weight
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [T, in] -> [T, out], with one call of the wrapped layer per row."""
         return self._by_row(self.base, x)
 
     def gelu(self, x: Tensor) -> Tensor:
+        """GELU (tanh) of `self(x)`, [T, in] -> [T, out], with one call of the wrapped layer per row."""
         return self._by_row(self.base.gelu, x)
 
     def _by_row(self, compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -59,6 +61,7 @@ class RowwiseLinear(AnyLinear):
         return self.base.shapes()
 
     def load_tensor(self, name: str, tensor: Tensor) -> None:
+        """Passes weight [out, in] or bias [out] on to the wrapped layer."""
         self.base.load_tensor(name, tensor)
 
     def staging_buffer(self, name: str, dtype: torch.dtype) -> Tensor | None:

@@ -98,11 +98,13 @@ class Offloaded(AnyLinear):
         return self.base.activation_dtype
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [T, in] -> [T, out]. Copies the parameters to the device first, unless they are there."""
         with self.present(None):
             out: Tensor = self.base(x)
             return out
 
     def gelu(self, x: Tensor) -> Tensor:
+        """GELU (tanh) of `self(x)`, [T, in] -> [T, out]. Copies the parameters to the device first, like `forward`."""
         with self.present(None):
             return self.base.gelu(x)
 
@@ -114,6 +116,7 @@ class Offloaded(AnyLinear):
         return self.region.take(self._shapes[name], dtype) if type(self.base) is Linear else None
 
     def load_tensor(self, name: str, tensor: Tensor) -> None:
+        """Loads weight [out, in] or bias [out] into the wrapped layer, and moves its parameters to the host region."""
         self.base.load_tensor(name, tensor)
         for leaf, parameter in self.base.named_parameters():
             if parameter.numel() and not parameter.is_meta:
@@ -174,6 +177,7 @@ class Pack:
         return self.region.whole
 
     def place(self, slots: Sequence[Tensor]) -> None:
+        """Makes views of the layers' parameters in each slot, uint8 [bytes], at their offsets in the region."""
         self.views = [
             [
                 {leaf: _parameter(cut(slot, self._offset(x), x.shape, x.dtype)) for leaf, x in layer.host.items()}

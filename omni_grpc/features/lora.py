@@ -132,6 +132,7 @@ class LoraLinear(AnyLinear):
         self.parts.setdefault(name, []).append(LowRankUpdate(down, up, rows))
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [T, in] -> [T, out]: the wrapped layer, plus the low-rank updates of each row's adapters."""
         y: Tensor = self.base(x)
         for tokens, loras in self._adapter_runs():
             for lora in loras:
@@ -145,6 +146,7 @@ class LoraLinear(AnyLinear):
         return self.base.shapes()
 
     def load_tensor(self, name: str, tensor: Tensor) -> None:
+        """Passes weight [out, in] or bias [out] on to the wrapped layer."""
         self.base.load_tensor(name, tensor)
 
     def _adapter_runs(self) -> Iterator[tuple[slice, tuple[Lora, ...]]]:

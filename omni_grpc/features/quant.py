@@ -176,6 +176,7 @@ class QuantizedLinear(AnyLinear):
         return self.kind
 
     def forward(self, x: Tensor | QuantizedActivation) -> Tensor:
+        """x [T, in], quantized here or already -> [T, out] in the dtype that x has or had before quantization."""
         if isinstance(x, Tensor):
             x = quantize(x, self.kind)
         return gemm_q(x.codes, x.scale, self.weight, self.scale, self.bias, dtype=x.dtype, config=self.config)
@@ -186,7 +187,10 @@ class QuantizedLinear(AnyLinear):
         )
 
     def load_tensor(self, name: str, tensor: Tensor) -> None:
-        """Raises CheckpointError for a weight with a row of zeros, or of values that are not finite."""
+        """Keeps weight [out, in], quantized unless it is in `kind` already, weight_scale float32 [out] or bias [out].
+
+        Raises CheckpointError for a weight that has a row of zeros or values that are not finite.
+        """
         if name == "weight_scale":
             self.scale = nn.Parameter(tensor, requires_grad=False)
             return

@@ -46,6 +46,9 @@ class GatheringAttention(AttentionWrapper):
     """Around the innermost attention, which gets the keys and values of all ranks where tokens are spread."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
+        """q [T, H, D] of this rank, k and v [T_kv, K, D] -> [T, H, D], with the keys and values of all ranks gathered.
+        Raises InternalError for causal attention over sharded tokens.
+        """
         exchange, source = rows.exchange, kv or over
         if exchange is None or not exchange.spreads(source):
             return super().forward(q, k, v, rows, over, kv)

@@ -117,10 +117,12 @@ class ColumnLinear(SplitLinear):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [T, in] -> this rank's output channels [T, out / P]."""
         out: Tensor = self.inner(x)
         return out
 
     def load_tensor(self, name: str, tensor: Tensor) -> None:
+        """Keeps this rank's rows of weight [out, in], weight_scale [out] or bias [out]."""
         self.inner.load_tensor(name, torch.cat([tensor[kept] for kept in self.kept]))
 
 
@@ -140,11 +142,13 @@ class RowLinear(SplitLinear):
         self._group = share.group
 
     def forward(self, x: Tensor) -> Tensor:
+        """This rank's input channels x [T, in / P] -> [T, out], all-reduced over the ranks."""
         out: Tensor = self.inner(x)
         dist.all_reduce(out, group=self._group)
         return out if self.bias is None else out + self.bias
 
     def load_tensor(self, name: str, tensor: Tensor) -> None:
+        """Keeps this rank's columns of weight [out, in]; weight_scale [out] and bias [out] are kept whole."""
         if name == "bias":
             self.bias = nn.Parameter(tensor, requires_grad=False)
         elif tensor.dim() == 1:
@@ -164,6 +168,7 @@ class SplitNorm(nn.Module):
         self._group = share.group
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [T, C / P] -> [T, C / P] in x's dtype. Computed in float32; the sums of squares are all-reduced."""
         squares = x.float().square().sum(-1, keepdim=True)
         dist.all_reduce(squares, group=self._group)
         normed = x.float() * torch.rsqrt(squares / len(self.weight) + self.eps)

@@ -43,6 +43,10 @@ class UlyssesAttention(AttentionWrapper):
     """Around another attention, which computes all tokens for this rank's share of the heads."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
+        """q [T, H, D], k and v [T_kv, K, D] of this rank's tokens -> [T, H, D]. All-to-alls exchange tokens for heads
+        before the wrapped attention, and back after it. Raises InternalError where keys are sharded and queries are
+        not.
+        """
         exchange, source = rows.exchange, kv or over
         if exchange is None or not exchange.spreads(source):
             local: Tensor = self.inner(q, k, v, rows, over, kv)

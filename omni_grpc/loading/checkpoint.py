@@ -143,7 +143,7 @@ def _part(weight: Tensor, source: Source) -> Tensor:
 
 
 def assign(module: nn.Module, name: str, weight: Tensor) -> None:
-    """Assigns a tensor to a parameter, or passes it to the linear layer that it belongs to."""
+    """Assigns a weight [...], of any shape, to a parameter, or passes it to the linear layer that owns it."""
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
     if isinstance(owner, AnyLinear):

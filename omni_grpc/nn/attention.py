@@ -116,6 +116,7 @@ class AttentionWrapper(Attention):
         self.inner = inner
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
+        """Calls `inner`: q [T, num_heads, head_size], k and v [T_kv, num_kv_heads, head_size] -> the shape of q."""
         out: Tensor = self.inner(q, k, v, rows, over, kv)
         return out
 

@@ -65,6 +65,7 @@ class CrossAttention(nn.Module):
         return _heads(self.norm_k(k), self.head_size), _heads(v, self.head_size)
 
     def forward(self, x: Activation, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+        """x [T, C], and the text's k and v [T_txt, heads, head_size] -> [T, C]."""
         q = _heads(self.norm_q(self.to_q(x)), self.head_size)
         out: Tensor = self.to_out(self.attention(q, k, v, rows, over=IMG, kv=TXT).flatten(1))
         return out
@@ -103,6 +104,7 @@ class CrossDiTBlock(Block):
         return temb
 
     def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
+        """Tokens [T, C], mod [M, 6C], "text_k" and "text_v" [T_txt, heads, head_size] -> [T, C]."""
         (x,) = carry
         (stream,) = self.carry
         index = rows.index[stream]
@@ -128,7 +130,7 @@ class CrossDiTBlock(Block):
         return out
 
     def signal(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> Tensor:
-        """What the self attention reads: the first modulated input."""
+        """The input of the self attention [T, C]: tokens after the first norm and modulation."""
         shift, scale, *_ = self._vectors(mod)
         return norm_modulate(carry[0], scale, shift, rows.index[self.carry[0]], self.eps)
 
@@ -147,6 +149,7 @@ class TextProjection(nn.Module):
         self.linear_2 = Linear(out_channels, out_channels, stream=TXT)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [T_txt, in] -> [T_txt, out]."""
         out: Tensor = self.linear_2(F.gelu(self.linear_1(x), approximate="tanh"))
         return out
 

@@ -70,9 +70,11 @@ class DualStreamBlock(Block):
         self.img_mlp = FeedForward(channels, ff_ratio * channels, stream=IMG)
 
     def modulation(self, temb: Tensor) -> Tensor:
+        """temb [S, C] -> [S, 12C]: the six vectors of the text stream, then those of the image stream."""
         return torch.cat([self.txt_mod(temb), self.img_mod(temb)], -1)
 
     def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
+        """txt [T_txt, C], img [T_img, C] and mod [M, 12C] -> the new txt and img."""
         txt, img = carry
         txt_index, img_index = rows.index[TXT], rows.index[IMG]
         parts = mod.chunk(12, -1)
@@ -91,7 +93,7 @@ class DualStreamBlock(Block):
         return txt, img
 
     def signal(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> Tensor:
-        """What the image's attention reads: the first modulated input."""
+        """The image stream's input to the attention [T_img, C]: tokens after the first norm and modulation."""
         shift, scale = mod.chunk(12, -1)[6:8]
         return norm_modulate(carry[1], scale, shift, rows.index[IMG], self.eps)
 

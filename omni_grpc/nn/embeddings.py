@@ -33,6 +33,7 @@ class ScalarEmbedder(nn.Module):
         self.linear_2 = Linear(out_channels, out_channels, stream=MOD)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [S, in] -> [S, out]."""
         out: Tensor = self.linear_2(F.silu(self.linear_1(x)))
         return out
 
@@ -46,5 +47,6 @@ class TimestepEmbedding(nn.Module):
         self.timestep_embedder = ScalarEmbedder(frequencies, channels)
 
     def forward(self, t: Tensor) -> Tensor:
+        """t [S] -> [S, channels] in t's dtype."""
         out: Tensor = self.timestep_embedder(sinusoid(t, self.frequencies).to(t.dtype))
         return out

@@ -43,7 +43,8 @@ class AnyLinear(nn.Module, abc.ABC):
     stream: str
 
     @abc.abstractmethod
-    def forward(self, x: Tensor) -> Tensor: ...
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, in_features] -> [T, out_features]."""
 
     def gelu(self, x: Tensor) -> Tensor:
         """GELU (tanh approximation) of `self(x)`, [T, in_features] -> [T, out_features]. A layer that fuses both
@@ -59,8 +60,8 @@ class AnyLinear(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def load_tensor(self, name: str, tensor: Tensor) -> None:
-        """Keeps what this layer needs of a checkpoint's tensor: a shard, a quantized copy, or the tensor itself, which
-        is on the layer's device.
+        """Keeps what this layer needs of a checkpoint's tensor (weight [out, in], bias [out]; on the layer's device): a
+        shard, a quantized copy, or the tensor itself.
         """
 
     def staging_buffer(self, name: str, dtype: torch.dtype) -> Tensor | None:
@@ -94,13 +95,16 @@ class Linear(AnyLinear):
         self.bias: nn.Parameter | None = initial.bias
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [T, in_features] -> [T, out_features]."""
         return linear(x, self.weight, self.bias)
 
     def gelu(self, x: Tensor) -> Tensor:
+        """GELU (tanh) of `self(x)` in one fused op, [T, in_features] -> [T, out_features]."""
         return linear_gelu_tanh(x, self.weight, self.bias)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(parameter.shape) for name, parameter in self.named_parameters(recurse=False)}
 
     def load_tensor(self, name: str, tensor: Tensor) -> None:
+        """Keeps weight [out, in] or bias [out] as it is, without a copy."""
         setattr(self, name, nn.Parameter(tensor, requires_grad=False))

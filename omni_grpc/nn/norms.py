@@ -42,6 +42,7 @@ class AcrossHeadsNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(channels))
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [T, heads * head_size] -> the same shape and dtype."""
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
@@ -54,4 +55,5 @@ class Float32LayerNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [T, C] -> [T, C] in x's dtype."""
         return norm_modulate(x, None, None, None, self.eps, weight=self.weight, bias=self.bias)

@@ -71,6 +71,7 @@ class PackedLinear(AnyLinear):
         return self._unpack(torch.empty(shape, dtype=self.dtype, device=self.packed.device))
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [T, in] -> [T, out]. The weight is dequantized to x's dtype in the shared workspace."""
         with self.workspace.matrix(self.out_features, self.in_features, x.dtype) as weight:
             return linear(x, self._unpack(weight), self.bias)
 

@@ -51,10 +51,12 @@ class ParallelSingleBlock(Block):
         self.proj_out: AnyLinear = Linear((1 + ff_ratio) * channels, channels, stream=JOINT)
 
     def modulation(self, temb: Tensor) -> Tensor:
+        """temb [S, C] -> [S, 3C]."""
         out: Tensor = self.mod(temb)
         return out
 
     def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
+        """Tokens of the joint stream [T, C], and mod [M, 3C] -> [T, C]."""
         (x,) = carry
         index = rows.index[JOINT]
         shift, scale, gate = mod.chunk(3, -1)

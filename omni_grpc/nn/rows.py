@@ -119,7 +119,7 @@ class Stream:
         return views
 
     def take(self, x: Tensor, rows: Sequence[int]) -> Tensor:
-        """The given rows of x, end to end: a view where each follows the one before, else a copy."""
+        """The given rows of x [T, ...], end to end: a view where they are consecutive, else a copy."""
         if _is_run(rows):
             return x[self.offsets[rows[0]] : self.offsets[rows[-1] + 1]]
         return torch.cat([x[self.slice(row)] for row in rows])
@@ -239,7 +239,7 @@ class Exchange:
         return out.index_select(0, self.order[stream])
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of every rank's x."""
+        """All-reduces x [...], of any shape, to its sum over the ranks. x itself is left as it is."""
         total = x.clone()
         dist.all_reduce(total, group=self.group)
         return total
@@ -342,7 +342,7 @@ class Rows:
         return joint
 
     def split(self, joint: Tensor) -> dict[str, Tensor]:
-        """The inverse of `join`; of a single row, views."""
+        """The inverse of `join`: joint [T_joint, ...] -> [T_s, ...] by stream. Views where there is a single row."""
         if self.single:
             parts = joint.split([self.place[name].shape[0] for name in self.layout.joined])
             return dict(zip(self.layout.joined, parts, strict=True))

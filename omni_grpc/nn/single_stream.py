@@ -93,6 +93,7 @@ class SingleStreamBlock(Block):
         return torch.cat([1 + scale_attn, gate_attn.tanh(), 1 + scale_ff, gate_ff.tanh()], -1)
 
     def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
+        """Tokens of the block's stream [T, C], and mod [M, 4C] -> [T, C]."""
         (x,) = carry
         index = rows.index[self.carry[0]]
         scale_attn, gate_attn, scale_ff, gate_ff = mod.chunk(4, -1)
@@ -127,7 +128,7 @@ class SingleStreamBlock(Block):
         return (gate_add(x, out, gate_ff, index, self.eps, y_weight=self.ffn_norm2.weight),)
 
     def signal(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> Tensor:
-        """What the attention reads: the first modulated input."""
+        """The input of the attention [T, C]: tokens after the first norm and scale."""
         index, scale, weight = rows.index[self.carry[0]], mod.chunk(4, -1)[0], self.attention_norm1.weight
         # the scale is the factor itself
         return norm_modulate(carry[0], scale, None, index, self.eps, weight=weight, rms=True, base=0.0)

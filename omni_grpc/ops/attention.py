@@ -91,8 +91,8 @@ def varlen_attention_quantized(
     host_q: Tensor | None = None,
     host_k: Tensor | None = None,
 ) -> Tensor:
-    """`varlen_attention` of the parts of QuantizedHeads, by a backend that takes them. `dtype` is the result's, and the
-    one that queries, keys and values had before.
+    """`varlen_attention` of QuantizedHeads: q [Tq, H, D], k and v [Tk, K, D] in e4m3, scales float32 [3, R, K]. Returns
+    [Tq, H, D] in `dtype`, which the heads had before quantization. `backend` must be one that takes quantized heads.
     """
     check_packed(OP, q, k, v, cu_q, cu_k)
     if q.shape[0] == 0 or k.shape[0] == 0:

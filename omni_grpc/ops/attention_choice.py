@@ -42,8 +42,9 @@ class RowSizes:
 
 
 def fastest(kernels: tuple[str, ...], rows: RowSizes, q: Tensor, kv_heads: int, causal: bool) -> str:
-    """The fastest kernel for these rows. Without times of a similar shape it is the first, or for rows of equal lengths
-    the second, where that is the first one's form of one call for each run of equal rows.
+    """The fastest kernel for these rows; of q [Tq, H, D], only shape, dtype and device are read. Without times of a
+    similar shape it is the first, or for rows of equal lengths the second, if that is the first one's form with one
+    call for each run of equal rows.
     """
     if q.device.type != "cuda":
         return kernels[0]

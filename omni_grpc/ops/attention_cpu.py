@@ -13,7 +13,7 @@ from omni_grpc.ops.packed import check_packed
 
 
 def packed(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    """The function behind the backend `OMNI_CPU`, see `attention_kernels`."""
+    """The backend `OMNI_CPU`, see `attention_kernels`: q [Tq, H, D], k and v [Tk, K, D] -> [Tq, H, D]."""
     return attention_cpu(q, k, v, offsets.cu_q, offsets.cu_k, scale, causal)
 
 

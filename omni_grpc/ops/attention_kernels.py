@@ -52,12 +52,12 @@ class Offsets:
         return list(zip(queries, keys, strict=True))
 
     def whole(self, q: Tensor, k: Tensor) -> int:
-        """How many rows there are where all are alike and one run, else 0. It does not look at offsets."""
+        """The number of rows if all are alike and one run, else 0. Reads only shapes: q [Tq, H, D], k [Tk, K, D]."""
         rows = self.cu_q.shape[0] - 1
         return rows if self.alike(q, k) and (rows == 1 or not self.row_by_row) else 0
 
     def alike(self, q: Tensor, k: Tensor) -> bool:
-        """Whether all rows have as many queries and as many keys. It does not look at offsets."""
+        """Whether all rows of q [Tq, H, D] and k [Tk, K, D] have equal lengths. Reads only shapes, never offsets."""
         rows = self.cu_q.shape[0] - 1
         return rows * self.longest_q == q.shape[0] and rows * self.longest_k == k.shape[0]
 
@@ -80,17 +80,20 @@ def _runs(lengths: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    """The reference for all kernels."""
+    """torch's SDPA, the reference for all kernels: q [Tq, H, D], k and v [Tk, K, D] -> [Tq, H, D]."""
     return _run_by_equal_lengths(_sdpa_batch, q, k, v, offsets, scale, causal)
 
 
 def cudnn(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    """cuDNN refuses a single key, whose softmax is 1: then every query gets its value."""
+    """cuDNN: q [Tq, H, D], k and v [Tk, K, D] -> [Tq, H, D]. It refuses a single key; softmax is 1 then, so every query
+    that sees the key gets its value.
+    """
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return _run_by_equal_lengths(_cudnn_batch, q, k, v, offsets, scale, causal)
 
 
 def flash_2(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """torch's FlashAttention 2, one call for all rows: q [Tq, H, D], k and v [Tk, K, D] -> [Tq, H, D]."""
     out: Tensor = torch.ops.aten._flash_attention_forward(
         q, k, v, offsets.cu_q, offsets.cu_k, offsets.longest_q, offsets.longest_k, 0.0, causal, False, scale=scale
     )[0]
@@ -98,10 +101,12 @@ def flash_2(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, cau
 
 
 def flash_3_fp8(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """`flash_3` of q [Tq, H, D], k and v [Tk, K, D] quantized to e4m3 -> [Tq, H, D] in q's dtype."""
     return flash_3_quantized(_quantized(q, k, v, offsets), offsets, scale, causal).to(q.dtype)
 
 
 def flash_3_fp8_apart(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """`flash_3_apart` of q [Tq, H, D], k and v [Tk, K, D] quantized to e4m3 -> [Tq, H, D] in q's dtype."""
     return flash_3_quantized_apart(_quantized(q, k, v, offsets), offsets, scale, causal).to(q.dtype)
 
 
@@ -122,7 +127,7 @@ def _quantized(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets) -> QuantizedHe
 def flash_3(
     q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool, scales: Tensor | None = None
 ) -> Tensor:
-    """One call for all rows. scales: of q, k and v where these are quantized, as in QuantizedHeads."""
+    """FlashAttention 3, one call for all rows -> [Tq, H, D]. scales: float32 [3, R, K], where q, k and v are e4m3."""
     return _flash_3(
         q,
         k,
@@ -140,8 +145,8 @@ def flash_3(
 def flash_3_apart(
     q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool, scales: Tensor | None = None
 ) -> Tensor:
-    """One call for each run of rows of equal lengths: its kernel for whole batches has less to look up, and what is not
-    finite in a row stays there.
+    """`flash_3` with one call for each run of rows of equal lengths -> [Tq, H, D]. The kernel for whole batches has
+    less to look up, and values that are not finite stay in their row.
     """
     if rows := offsets.whole(q, k):
         bq, bk, bv = (x.view(rows, -1, *x.shape[1:]) for x in (q, k, v))
@@ -172,6 +177,7 @@ def _flash_3(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, scales
 
 
 def fp8_emulated(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
+    """`flash_3_fp8` by `quantized_reference`: q [Tq, H, D], k and v [Tk, K, D] -> [Tq, H, D] in q's dtype."""
     return quantized_reference(_quantized(q, k, v, offsets), offsets, scale, causal).to(q.dtype)
 
 
@@ -203,7 +209,7 @@ def quantized_reference(quantized: QuantizedHeads, offsets: Offsets, scale: floa
 
 
 def int8(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    """Smaller heads get channels of zeros, which change nothing."""
+    """`attention_q`, heads zero-padded to 128 channels: q [Tq, H, D], k, v [Tk, K, D] -> [Tq, H, D] in q's dtype."""
     size, dtype = q.shape[2], torch.bfloat16 if q.is_cuda else q.dtype
     mine, keys, values = (with_whole_heads(x.to(dtype)) for x in (q, k, v))
     quantized = attention_quantize(mine, keys, values, offsets.cu_q, offsets.cu_k)
@@ -212,7 +218,9 @@ def int8(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal
 
 
 def sage(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
-    """Its function for packed rows subtracts one mean of keys from all of them, so that rows would see each other."""
+    """SageAttention, one call for each run of rows of equal lengths: q [Tq, H, D], k and v [Tk, K, D] -> [Tq, H, D].
+    Its function for packed rows subtracts one mean of keys from all of them, so that rows would influence each other.
+    """
     from sageattention import sageattn  # a package that may be missing
 
     def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:

@@ -72,6 +72,7 @@ def attention_q(
 
 
 def attention_quantize_fake(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> list[Tensor]:
+    """Empty tensors with the shapes and dtypes of QuantizedTiles, for q [Tq, H, D], k and v [Tk, K, D]."""
     _check_inputs(q, k, v, cu_q, cu_k)
     rows, heads, kv_heads = cu_q.shape[0] - 1, q.shape[1], k.shape[1]
     tiles_q, tiles_k = q.shape[0] // TILE_QUERIES + rows, k.shape[0] // TILE_KEYS + rows
@@ -88,7 +89,7 @@ def attention_quantize_fake(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k:
 
 @op(fake=attention_quantize_fake)
 def attention_quantize_op(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor) -> list[Tensor]:
-    """`attention_quantize`: the parts of QuantizedTiles."""
+    """`attention_quantize` of q [Tq, H, D], k and v [Tk, K, D]: the parts of QuantizedTiles, in order."""
     _check_inputs(q, k, v, cu_q, cu_k)
     q, k, v = q.float(), k.float(), v.float()
     at_q, at_k = cu_q.tolist(), cu_k.tolist()
@@ -134,7 +135,9 @@ def attention_q_op(
     scale: float,
     plan: str,
 ) -> Tensor:
-    """`attention_q`: tile after tile of keys, the last and perhaps ragged one first."""
+    """`attention_q` of the parts of QuantizedTiles -> bfloat16 [queries, H, D]. Goes through the keys tile by tile, the
+    last, possibly partial tile first.
+    """
     _check_quantized(QuantizedTiles(q, q_scale, k, k_scale, v, v_scale), cu_q, cu_k, queries, scale, plan)
     heads, group = q.shape[0], q.shape[0] // k.shape[0]
     lines_q, lines_k = _swizzled(q).float(), _swizzled(k).float()

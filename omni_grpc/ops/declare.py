@@ -144,14 +144,14 @@ def schema_of(function: Callable[..., Any], mutates: Collection[str] = ()) -> st
 
 
 def directly(x: Tensor) -> bool:
-    """Whether a Python implementation is called without the dispatcher, whose way there and back costs the host as much
-    as two kernels. Not where something must see the op: compilers, and tensor subclasses such as fake tensors.
+    """Whether to call a Python implementation for x [...], of any shape, without the dispatcher, which costs the host
+    as much as two kernels. Not where something must see the op: compilers, and tensor subclasses such as fake tensors.
     """
     return type(x) is Tensor and not x.is_meta and not torch.compiler.is_compiling()
 
 
 def has_kernel_dtype(x: Tensor) -> bool:
-    """The `kernel_if` of most ops."""
+    """The `kernel_if` of most ops: whether kernels serve the dtype of x [...], of any shape."""
     return x.dtype in KERNEL_DTYPES
 
 

@@ -81,7 +81,7 @@ def _fake(packed: Tensor, number: int, out: Tensor) -> None:
 
 @op(fake=_fake, mutates=("out",))
 def dequantize_op(packed: Tensor, number: int, out: Tensor) -> None:
-    """`dequantize` with ggml's number of the packing."""
+    """`dequantize` of packed uint8 [bytes] into `out` [...], of any shape. `number`: ggml's number of the packing."""
     packing = _check(packed, number, out)
     flat, unpack = out.view(-1), UNPACK[packing.name]
     step = CHUNK.get(out.device.type, CHUNK["cpu"]) // packing.elements

@@ -74,7 +74,7 @@ def _configured_fake(*operands: Any) -> Tensor:
 def gemm_q_configured(
     x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, act: str, config: str
 ) -> Tensor:
-    """`gemm_q` in bfloat16 by one configuration of the library, which is a choice of speed alone."""
+    """`gemm_q`, x [T, K] -> bfloat16 [T, N], by one configuration of the library, which affects speed alone."""
     return _by_definition(GemmOperands(x, x_scale, weight, weight_scale, bias, act, torch.bfloat16))
 
 
@@ -88,8 +88,8 @@ def gemm_q_cuda(
     dtype: torch.dtype,
     config: str = AUTO,
 ) -> Tensor:
-    """`gemm_q` on CUDA: by a configuration of the library, or by torch's own GEMMs (cuBLASLt, CUTLASS). Sizes that
-    neither takes are padded with zeros.
+    """`gemm_q` on CUDA, x [T, K] and weight [N, K] -> [T, N]: by a configuration of the library, or by torch's own
+    GEMMs (cuBLASLt, CUTLASS). Sizes that neither takes are padded with zeros.
     """
     fits = dtype == torch.bfloat16 and (bias is None or bias.dtype == dtype) and x.dtype in DTYPE_NAMES
     if fits and config == AUTO and x.dim() == weight.dim() == 2:

@@ -54,7 +54,7 @@ def _fake(
 def quantize_heads_op(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, longest_q: Size, longest_k: Size
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`quantize_heads`: the parts of QuantizedHeads."""
+    """`quantize_heads` of q [Tq, H, D], k and v [Tk, K, D]: the parts of QuantizedHeads, in order."""
     check_packed("quantize_heads", q, k, v, cu_q, cu_k)
     made, scales = [], []
     for x, cu in ((q, cu_q), (k, cu_k), (v, cu_k)):

@@ -127,7 +127,7 @@ class Region:
         return cut(self._bytes, start, shape, dtype)
 
     def offset(self, tensor: Tensor) -> int | None:
-        """Where a tensor lies in the region, None for one that lies elsewhere."""
+        """The byte offset of a tensor [...], of any shape, in the region; None if it lies elsewhere."""
         start = tensor.data_ptr() - self.address
         return start if tensor.device.type == "cpu" and 0 <= start < self.capacity else None
 
@@ -178,7 +178,9 @@ class Reading:
         return _library() is not None
 
     def add(self, file: Path, offset: int, target: Tensor) -> None:
-        """The bytes from `offset` on are those of `target`, which is contiguous. Where `possible`, that is."""
+        """Adds a target [...], contiguous and of any shape, whose bytes begin at `offset` in the file. Only where
+        `possible`.
+        """
         self._pieces.append((file, offset, target))
 
     def run(self, threads: int = READ_THREADS) -> None:
@@ -201,7 +203,8 @@ class Streamer(Protocol):
     stream wait for what is in it; `release` gives it free once that stream has got so far.
     """
 
-    def copy(self, slot: int, target: Tensor, source: Tensor) -> None: ...
+    def copy(self, slot: int, target: Tensor, source: Tensor) -> None:
+        """Begins to copy source [...] to target [...]: contiguous, of any shape and of equally many bytes."""
 
     def wait(self, slot: int) -> None: ...
 
@@ -229,6 +232,7 @@ class NativeStreamer:
         closing.atexit = device.type != "cuda"
 
     def copy(self, slot: int, target: Tensor, source: Tensor) -> None:
+        """Queues the copy of source [...], and keeps both tensors alive until the slot is filled anew."""
         assert target.nbytes == source.nbytes
         self._used[slot] = target, source
         _call(self._library.omni_streamer_copy, self._handle, slot, target.data_ptr(), source.data_ptr(), source.nbytes)
@@ -261,6 +265,7 @@ class TorchStreamer:
         self._free: list[torch.cuda.Event | None] = [None] * slots
 
     def copy(self, slot: int, target: Tensor, source: Tensor) -> None:
+        """Copies source [...] on a stream of its own, or on the CPU before it returns."""
         if self._copies is None:
             target.copy_(source)
             return

@@ -55,7 +55,7 @@ def _has_kernel(x: Tensor) -> bool:
 
 @op(kernel_if=_has_kernel, of=("x",))
 def quantize_rows_op(x: Tensor, index: Tensor | None, int8: bool) -> tuple[Tensor, Tensor]:
-    """`quantize_rows`, to torch.int8 or else to torch.float8_e4m3fn."""
+    """`quantize_rows` of x [T, C], to torch.int8 or else to torch.float8_e4m3fn."""
     _check("quantize_rows", x)
     if index is None:
         return quantize_reference(_wide(x), int8)
@@ -68,7 +68,7 @@ def quantize_rows_op(x: Tensor, index: Tensor | None, int8: bool) -> tuple[Tenso
 
 @op()
 def gelu_tanh_op(x: Tensor) -> Tensor:
-    """`gelu_tanh` of what kernels serve."""
+    """`gelu_tanh` of x [T, C], for the dtypes that kernels serve."""
     _check("gelu_tanh", x)
     return F.gelu(x, approximate="tanh").contiguous()
 
@@ -119,7 +119,7 @@ def concat_gelu_tanh_quantize_rows(x: Tensor, y: Tensor, int8: bool) -> tuple[Te
 
 
 def quantize_reference(x: Tensor, int8: bool) -> tuple[Tensor, Tensor]:
-    """Values and scales of rows in float32 or wider."""
+    """The values [T, C] and scales float32 [T] of rows x [T, C] in float32 or wider."""
     dtype = torch.int8 if int8 else torch.float8_e4m3fn
     largest = LARGEST[dtype]
     peak = x.abs().amax(1, keepdim=True) if x.shape[1] else x.new_zeros(len(x), 1)

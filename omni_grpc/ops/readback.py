@@ -14,8 +14,9 @@ NAP = 50e-6
 
 
 def read_back(tensor: Tensor) -> Any:
-    """`tensor.tolist()`. On CUDA the copy goes to pinned memory behind what the current stream has queued, and an event
-    is polled: a thread that blocks in the driver may hold locks that others need to launch.
+    """`tensor.tolist()` of a tensor [...], of any shape. On CUDA it is copied to pinned memory behind the work queued
+    on the current stream, and an event is polled: a thread that blocks in the driver may hold locks that others need to
+    launch.
     """
     if not tensor.is_cuda:
         return tensor.tolist()

@@ -102,7 +102,7 @@ def qk_norm_rope_quantize(
 def have_kernel_dtypes(
     q: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], table: Tensor | None
 ) -> bool:
-    """Whether kernels serve these dtypes."""
+    """Whether kernels serve these dtypes: float32 and bfloat16, and for the table [T, R, 2] float32 alone."""
     for parts in (q, weights, biases):
         for x in parts:
             if x.dtype not in KERNEL_DTYPES:
@@ -123,7 +123,7 @@ def qk_norm_rope_op(
     pairs: str,
     eps: float,
 ) -> list[Tensor]:
-    """`qk_norm_rope` of `RopeOperands`: q, k and, where given, v."""
+    """`qk_norm_rope` of `RopeOperands`: q [T, H, D], k [T, K, D] and, where given, v [T, K, D]."""
     given = RopeOperands(q, k, v, weights, biases, table, place, norm, pairs, eps)
     _check(given)
     return [x.to(q[0].dtype) for x in joined(given)]
@@ -143,7 +143,7 @@ def qk_norm_rope_quantize_op(
     eps: float,
     codes: torch.dtype,
 ) -> list[Tensor]:
-    """`qk_norm_rope_quantize` of `RopeOperands`: three quantized tensors and their three scales."""
+    """`qk_norm_rope_quantize` of `RopeOperands`: q [T, H, D], k and v [T, K, D] in `codes`, then their three scales."""
     given = RopeOperands(q, k, v, weights, biases, table, place, norm, pairs, eps)
     _check(given)
     torch._check(codes in LARGEST, lambda: f"qk_norm_rope: codes must be float8_e4m3fn or int8, got {codes}")

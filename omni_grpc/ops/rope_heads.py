@@ -66,7 +66,7 @@ def qk_norm_rope_quantize_heads_op(
     pairs: str,
     eps: float,
 ) -> list[Tensor]:
-    """`qk_norm_rope_quantize_heads`: the parts of QuantizedHeads."""
+    """`qk_norm_rope_quantize_heads` of each stream's q [T_s, H, D], k, v [T_s, K, D]: the parts of QuantizedHeads."""
     _check(v, cu, norm)
     made = joined(RopeOperands(q, k, v, weights, [], table, place, norm, pairs, eps))
     kv_heads, count = k[0].shape[1], cu.shape[0] - 1

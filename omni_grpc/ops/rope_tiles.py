@@ -48,7 +48,7 @@ def qk_norm_rope_quantize_tiles_op(
     norm: str,
     eps: float,
 ) -> list[Tensor]:
-    """`qk_norm_rope_quantize_tiles`: the parts of QuantizedTiles."""
+    """`qk_norm_rope_quantize_tiles` of each stream's q [T_s, H, D], k, v [T_s, K, D]: the parts of QuantizedTiles."""
     _check(v, norm)
     whole_q, whole_k, whole_v = map(
         with_whole_heads, joined(RopeOperands(q, k, v, weights, [], table, place, norm, "interleaved", eps))

@@ -117,7 +117,9 @@ def _have_kernel_dtypes(prediction: Tensor, latents: Tensor) -> bool:
 def guide_step_op(
     prediction: Tensor, latents: Tensor, places: Sequence[int], factors: Sequence[float]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`guide_step` on flat lists: the guided predictions of guided outputs, the next latents, and `nonfinite`."""
+    """`guide_step` on flat lists: the guided predictions [N, C] of all guided outputs end to end, the next latents
+    [N, C] of all outputs, and `nonfinite` int32 [S].
+    """
     _check(prediction, latents, places, factors)
     math = torch.promote_types(prediction.dtype, torch.float32)
     guided_parts, parts = [], []

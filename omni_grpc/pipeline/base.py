@@ -85,7 +85,9 @@ class Pipeline(nn.Module, abc.ABC):
 
 
 def advance(state: State, prediction: Tensor) -> Outcome:
-    """Takes one evaluation of the state's schedule. A step that was precomputed from this prediction is reused."""
+    """Takes one evaluation of the state's schedule, given the guided prediction [T, C]. A step that was already
+    computed from this very prediction is reused.
+    """
     step, ahead = state.index, state.ahead
     if ahead is not None and ahead.prediction is prediction and ahead.evaluation == state.evaluation:
         state.schedule.skip(state.evaluation)

@@ -60,8 +60,8 @@ def predict(pipeline: Pipeline, rows: Rows) -> dict[State, dict[str, Tensor]]:
 
 
 def advance(pipeline: Pipeline, state: State, predictions: Mapping[str, Tensor]) -> Outcome:
-    """Applies guidance to the predictions of one state's branches, and moves the state on. At the end of a segment,
-    what features keep in `State.slots` is dropped.
+    """Applies guidance to the predictions of one state, branch -> [T, C], and moves the state on. At the end of a
+    segment, what features keep in `State.slots` is dropped.
     """
     ahead = state.ahead
     if ahead is not None and ahead.evaluation == state.evaluation:

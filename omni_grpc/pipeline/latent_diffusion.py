@@ -172,6 +172,7 @@ class LatentDiffusionPipeline(Pipeline):
         return prediction
 
     def decode(self, state: State, latents: Tensor) -> list[Output]:
+        """Latents [T, C] -> one Output: unpacked by the state's grid, decoded by the VAE and postprocessed."""
         frames = self.vae.decode(state.grid.unpack(latents))
         video = state.request.task.modality is Modality.VIDEO
         return [self.spec.postprocess(frames if video else frames[0])]

@@ -38,7 +38,9 @@ class Grid:
         return tiles.permute(order).reshape(self.tokens, -1)
 
     def unpack(self, tokens: Tensor) -> Tensor:
-        """The inverse of `pack`."""
+        """The inverse of `pack`: [tokens, C * depth * patch * patch] ->
+        [C, depth * frames, patch * height, patch * width].
+        """
         grid, patch = (self.frames, self.height, self.width), (self.depth, self.patch, self.patch)
         if self.channels_last:
             tiles = tokens.reshape(*grid, *patch, -1).permute(6, 0, 3, 1, 4, 2, 5)

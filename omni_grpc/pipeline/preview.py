@@ -11,8 +11,8 @@ from omni_grpc.types.spec import LatentRgb
 
 
 def predict_x0(latents: Tensor, origin: Tensor, sigma: float, following: float) -> Tensor:
-    """The clean latents (x0) that the last step predicts, by extrapolation to noise level 0. It went from `origin` at
-    level `sigma` to `latents` at level `following`; both have the same shape, and so has the result.
+    """The clean latents (x0) that the last step predicts, by extrapolation to noise level 0. The step went from
+    `origin` at level `sigma` to `latents` at level `following`; both are [...], of any shape, and so is the result.
 
     For flow matching, x = (1 - sigma) * x0 + sigma * noise, and Euler's step it equals x - sigma * velocity
     (https://arxiv.org/abs/2209.03003). Noisy latents themselves show nothing of the image before the last few steps.

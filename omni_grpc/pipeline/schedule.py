@@ -130,9 +130,11 @@ class Schedule:
     def step(
         self, latents: Tensor, prediction: Tensor, evaluation: int, generator: torch.Generator | None = None
     ) -> Tensor:
-        """The latents after an evaluation: those at the end of its step, or at the level of the step's next evaluation.
+        """latents and prediction [T, C] -> the latents after an evaluation: those at the end of its step, or at the
+        level of the step's next evaluation.
 
-        Evaluations are taken in order; `generator` serves schedulers that add noise.
+        Evaluations are taken in order; `generator` serves schedulers that add noise. Raises ValueError for another
+        evaluation than the next one.
         """
         self._check_next(evaluation)
         noise = {"generator": generator} if self._draws_noise else {}

@@ -24,8 +24,8 @@ class SharedTables:
         self._tables: WeakValueDictionary[Hashable, Tables] = WeakValueDictionary()
 
     def get(self, state: State, make: Callable[[], Mapping[str, Tensor]], *conditions: Hashable) -> Tables:
-        """The tables of `state`, made by `make` where there are none yet. `conditions` are what they depend on besides
-        the timesteps: an embedded guidance scale, for example.
+        """The tables of `state`, [evaluations, levels, ...] by name, made by `make` where there are none yet.
+        `conditions` are what they depend on besides the timesteps: an embedded guidance scale, for example.
         """
         by_owner = tuple(variant((state, COND)) for variant in self._variants)
         key = (state.schedule.timesteps, by_owner, conditions)

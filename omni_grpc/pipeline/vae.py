@@ -43,12 +43,14 @@ class ImageVae(Vae):
         self.channels = module.config.latent_channels
 
     def encode(self, frames: Tensor) -> Tensor:
+        """[3, frames, height, width] -> [C, frames, h, w], (latents - shift) * scale."""
         config = self.module.config
         latents: Tensor = self.module.encode(self._batch(frames)).latent_dist.mode()
         normalized: Tensor = (latents - config.shift_factor) * config.scaling_factor
         return normalized.transpose(0, 1)
 
     def decode(self, latents: Tensor) -> Tensor:
+        """[C, frames, h, w] -> [frames, 3, height, width], decoded as a batch of images."""
         config = self.module.config
         unscaled = self._batch(latents) / config.scaling_factor + config.shift_factor
         pixels: Tensor = self.module.decode(unscaled, return_dict=False)[0]
@@ -69,12 +71,14 @@ class CausalVae(Vae):
         self.channels = module.config.z_dim
 
     def encode(self, frames: Tensor) -> Tensor:
+        """[3, frames, height, width] -> float32 [C, frames, h, w], (latents - mean) / std per channel."""
         video = frames[None].to(self.module.device, self.module.dtype)
         latents: Tensor = self._own().encode(video).latent_dist.mode().float()
         mean, std = self._scale(latents)
         return ((latents - mean) * (1 / std))[0]
 
     def decode(self, latents: Tensor) -> Tensor:
+        """[C, frames, h, w] -> [frames, 3, height, width] in the VAE's dtype."""
         video = latents[None].to(self.module.dtype)
         mean, std = self._scale(video)
         pixels: Tensor = self._own().decode(video / (1 / std) + mean, return_dict=False)[0]
