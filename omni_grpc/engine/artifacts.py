@@ -1,4 +1,4 @@
-"""The produced files of finished and running jobs, in memory."""
+"""Output files of running and finished jobs, in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from omni_grpc.types.results import Artifact
 
 
 class Artifacts:
-    """Artifacts by id. `size_bytes` is what all of them take."""
+    """Artifacts by id. `size_bytes` is their total size."""
 
     def __init__(self, forgotten: Forgotten | None = None) -> None:
         self._forgotten = Forgotten() if forgotten is None else forgotten
@@ -22,7 +22,7 @@ class Artifacts:
         self.size_bytes += len(data)
 
     def get(self, artifact_id: str) -> tuple[Artifact, bytes]:
-        """Raises NotFound (ARTIFACT_NOT_FOUND) for an artifact that never was or that is no longer kept."""
+        """Raises NotFound (ARTIFACT_NOT_FOUND) for an unknown id, or one that is no longer kept."""
         try:
             return self._files[artifact_id]
         except KeyError:

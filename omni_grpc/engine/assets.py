@@ -26,10 +26,10 @@ class Asset:
 
 
 class Assets:
-    """Assets by id, at most `budget` bytes of them; each is kept for `retention` seconds after its last use.
+    """Assets by id, at most `budget` bytes in total; each is kept for `retention` seconds after its last use.
 
-    What does not fit is refused: nobody loses a file because somebody else sends one. The methods are called from one
-    thread, the engine's.
+    An upload that does not fit is refused; no other asset is evicted for it. All methods are called from the engine's
+    thread.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Assets:
 
     @contextlib.contextmanager
     def reserved(self, size: int) -> Iterator[None]:
-        """Room for an upload while its bytes come; `put` follows after it. Raises ResourceExhausted where there is
-        none: ASSET_TOO_LARGE for more than the whole budget, ASSETS_FULL (with `retry_after`) else.
+        """Reserves room for an upload while its bytes arrive, before `put`. Raises ResourceExhausted if there is none:
+        ASSET_TOO_LARGE if it exceeds the whole budget, else ASSETS_FULL (with `retry_after`).
         """
         self._require_room(size)
         self._reserved += size
@@ -64,9 +64,7 @@ class Assets:
             self._reserved -= size
 
     def put(self, data: bytes, mime_type: str, *, sha256: str = "") -> Asset:
-        """Stores the bytes under a new id. `sha256` is their hash in hex, where it is known. Raises as `reserved`
-        does.
-        """
+        """Stores the bytes under a new id. `sha256`: their hash in hex, if known. Raises like `reserved`."""
         self._require_room(len(data))
         now = self._clock()
         asset = Asset(
@@ -82,7 +80,7 @@ class Assets:
         return asset
 
     def get(self, asset_id: str) -> tuple[Asset, bytes]:
-        """The asset, with its expiry put off, and its bytes. Raises NotFound (ASSET_NOT_FOUND)."""
+        """The asset and its bytes; its expiry is extended. Raises NotFound (ASSET_NOT_FOUND)."""
         asset, data = self._find(asset_id)
         asset = dataclasses.replace(asset, expire_time=self._clock() + self._retention)
         self._files[asset_id] = (asset, data)
@@ -94,7 +92,7 @@ class Assets:
         self._drop(asset_id, Cause.DELETED)
 
     def sweep(self) -> None:
-        """Forgets what has expired. Every other method does so too, so this is for quiet times."""
+        """Drops expired assets. Every other method does so too; this serves a server without traffic."""
         now = self._clock()
         for asset_id in [asset.id for asset, _ in self._files.values() if asset.expire_time <= now]:
             self._drop(asset_id, Cause.EXPIRED)

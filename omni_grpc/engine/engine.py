@@ -58,7 +58,7 @@ from omni_grpc.types.spec import Checkpoint
 logger = logging.getLogger(__name__)
 
 ASSET_SWEEP = 30.0
-"""Seconds between two looks for assets that have expired, on a server that nobody uploads to."""
+"""Seconds between two sweeps for expired assets, on a server without uploads."""
 
 _WORKER, _DRAIN, _ASSETS = "worker", "drain", "assets"
 """Owners of the timers that belong to no job."""
@@ -77,7 +77,7 @@ class Engine:
         self.inputs = InputStore(config.limits.input_budget)
         self.state = EngineState.STARTING
         self.loading = Loading()
-        """How far the worker is, until it is ready."""
+        """Progress of loading, until the worker is ready."""
         self.ready: Ready | None = None
         self.failure: Failure | None = None
         """Why there is no worker at the moment."""
@@ -103,16 +103,16 @@ class Engine:
     # --- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Returns when the worker is ready. Raises what kept it from loading."""
+        """Returns when the worker is ready. Raises the error that kept it from loading."""
         self._started = asyncio.get_running_loop().create_future()
         self._timers.set(_ASSETS, "sweep", ASSET_SWEEP, self._sweep_assets)
         self._executor.start(self._on_report)
         await self._started
 
     async def close(self, drain_timeout: float = 0.0) -> None:
-        """Refuses new jobs, gives running ones `drain_timeout` seconds to end, fails the rest and stops the worker.
+        """Refuses new jobs, gives running ones `drain_timeout` seconds to finish, fails the rest and stops the worker.
 
-        Called again while it drains, it starts the time anew, so that a second call can cut the first one short.
+        Calling it again during the drain restarts the timeout, so that a second call can cut the first one short.
         """
         if self._closing is None:
             self._enter(EngineState.DRAINING)
@@ -148,17 +148,17 @@ class Engine:
 
     @property
     def start_failure(self) -> Failure | None:
-        """What kept the first worker from loading, so that this engine will never be ready."""
+        """The failure that kept the first worker from loading: this engine will never be ready."""
         return self.failure if self.ready is None else None
 
     @property
     def facts(self) -> ServingFacts:
-        """What requests are checked and completed by."""
+        """The facts by which requests are checked and completed."""
         return facts_of(self.config, self.checkpoint, self.ready)
 
     def check(self, model: str, task: Task) -> None:
-        """Raises NotFound for a model that is not served, FailedPrecondition (TASK_NOT_SUPPORTED) for a task it lacks,
-        where that is known, and Unavailable (MODEL_LOADING) before the model is loaded for the first time.
+        """Raises NotFound for a model that is not served, FailedPrecondition (TASK_NOT_SUPPORTED) for a task that it is
+        known not to support, and Unavailable (MODEL_LOADING) before it is loaded for the first time.
         """
         check_model(model, self.checkpoint)
         if self.checkpoint.described:
@@ -177,11 +177,11 @@ class Engine:
         return earlier
 
     def submit(self, submission: Submission) -> tuple[Job, bool]:
-        """Accepts a request. Returns its job, and True where `request_id` had made that job before.
+        """Accepts a request. Returns its job, and True if an earlier call with this `request_id` created that job.
 
         Raises every refusal: Unavailable while loading, draining or stopped, ResourceExhausted when the queue is full,
-        Aborted for a request_id that was used with another body, and what `resolve_request` raises. While a dead worker
-        is being started again, jobs wait in the queue.
+        Aborted for a request_id that was used with another body, and the errors of `resolve_request`. While a dead
+        worker is being restarted, jobs wait in the queue.
         """
         if (earlier := self.check_submission(submission)) is not None:
             return earlier, True
@@ -208,7 +208,7 @@ class Engine:
 
     @property
     def ready_warnings(self) -> tuple[RequestWarning, ...]:
-        """What the worker has to say to every caller."""
+        """The worker's warnings, which belong to every reply."""
         return self.ready.warnings if self.ready is not None else ()
 
     def cancel(self, job_id: str, reason: str) -> Job:
@@ -230,7 +230,7 @@ class Engine:
         self._retention.forget(job, Cause.DELETED)
 
     def queue_position(self, job: Job) -> int:
-        """Jobs before this one in the queue; 0 once it has left it."""
+        """The number of jobs ahead of this one in the queue; 0 once it has left the queue."""
         return self._scheduler.position(job.id)
 
     @contextlib.contextmanager
@@ -381,8 +381,8 @@ class Engine:
             self._end(run)
 
     def _on_died(self, failure: Failure) -> None:
-        """The jobs it held fail, unless they have lost nothing with it; those that wait go on waiting, and a new worker
-        is started after a growing pause.
+        """Fails the jobs that the worker held, unless they lost nothing with it. Queued jobs keep waiting, and a new
+        worker is started after a growing delay.
         """
         logger.error("%s", failure.message)
         self.failure = failure
@@ -429,7 +429,7 @@ class Engine:
                 return
 
     def _send(self, plan: Plan) -> bool:
-        """Whether the worker has the plan. It may have died a moment ago, before anybody was told."""
+        """Sends a plan; False if the worker is gone, which may be known here before its Died report arrives."""
         try:
             self._executor.submit(plan)
         except Unavailable as error:

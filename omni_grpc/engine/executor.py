@@ -47,7 +47,7 @@ class Executor(Protocol):
     """A worker as the engine sees it. Reports are delivered on the event loop that called `start`, in order."""
 
     def start(self, deliver: Deliver) -> None:
-        """Begins to load the model: Loading and Ready follow, or Died with the reason, after which it may be called
+        """Begins to load the model. Loading and Ready reports follow, or Died with the reason; then it may be called
         again.
         """
 
@@ -55,7 +55,7 @@ class Executor(Protocol):
         """Hands over work and returns at once. Raises Unavailable where the worker is gone; Died follows."""
 
     def kill(self) -> None:
-        """Ends a worker that hangs. What follows is its Died."""
+        """Kills a worker that hangs. Its Died report follows."""
 
     async def close(self) -> None:
         """Stops the worker. No report is delivered afterwards."""
@@ -115,8 +115,8 @@ class ProcessExecutor:
 
 
 class HubExecutor:
-    """A worker for a model of the hub, which is fetched first, in a process too: unlike threads that download, it can
-    be ended at any moment, and leaves the event loop alone.
+    """A worker for a model of the hub. The model is downloaded first, also in a process: unlike download threads, it
+    can be ended at any moment, and leaves the event loop alone.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class WorkerProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """Asks the worker to end, kills it where it does not, and returns when it is gone."""
+        """Asks the worker to end, kills it if it does not, and returns when it is gone."""
         self._closing = True
         try:
             self._connection.send(None)
@@ -281,10 +281,11 @@ def _gone() -> Unavailable:
 
 
 class LocalExecutor:
-    """The same worker in this process, for offline use: no server to keep smooth, no second process to start.
+    """The same worker in this process, for offline use: there is no server to keep responsive, and no second process to
+    start.
 
-    alone: nothing else in this process works on the device. Else there are no CUDA graphs unless the configuration has
-    them: while a batch is captured, no other thread may wait for the device or draw from torch's generator for it.
+    alone: nothing else in this process uses the device. Otherwise CUDA graphs are off unless the configuration asks for
+    them: during capture, no other thread may wait for the device or draw from its random generator.
     """
 
     def __init__(

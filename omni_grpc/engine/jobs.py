@@ -125,7 +125,7 @@ class Job:
         return len(self._entries)
 
     def append(self, event: Event) -> Entry:
-        """Adds an event, moves the state along and wakes whoever waits. A finished job takes no more events."""
+        """Adds an event, advances the state and wakes all waiters. A finished job takes no more events."""
         if self.state.terminal:
             raise FailedPrecondition(f"job {self.id} has ended ({self.state}), it cannot take {type(event).__name__}")
         entry = Entry(len(self._entries) + 1, time.time(), event)
@@ -174,7 +174,7 @@ class Job:
 
 
 class Jobs:
-    """The jobs of one engine, in memory, in the order in which they came."""
+    """The jobs of one engine, in memory, in order of creation."""
 
     def __init__(self, forgotten: Forgotten | None = None) -> None:
         self._forgotten = Forgotten() if forgotten is None else forgotten
@@ -193,7 +193,7 @@ class Jobs:
             self._by_request_id[job.request_id] = job
 
     def get(self, job_id: str) -> Job:
-        """Raises NotFound (JOB_NOT_FOUND) for a job that never was or that is no longer kept."""
+        """Raises NotFound (JOB_NOT_FOUND) for an unknown id, or one that is no longer kept."""
         try:
             return self._jobs[job_id]
         except KeyError:
@@ -222,7 +222,7 @@ class Jobs:
         ]
 
     def finished(self) -> list[Job]:
-        """Finished jobs, the one that ended first before the others."""
+        """Finished jobs, in the order in which they ended."""
         return sorted(
             (job for job in self._jobs.values() if job.end_time is not None), key=lambda job: job.end_time or 0
         )

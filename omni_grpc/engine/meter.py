@@ -1,4 +1,4 @@
-"""How far steps are from what was predicted for them."""
+"""How far measured step times are from the predicted ones."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ WEIGHT = 0.1
 
 
 class Meter:
-    """A running mean over the last steps. A step was planned with a prediction and reported with the time it took."""
+    """A running mean of measured over predicted step time."""
 
     def __init__(self) -> None:
         self._planned_ms = 0.0
         self.cost_error = 1.0
-        """Time that steps took over the time that was predicted for them."""
+        """Measured step time over predicted step time."""
 
     def planned(self, milliseconds: float) -> None:
-        """A step was sent off; 0 where the plan has none."""
+        """A plan was sent whose step is predicted to take this long; 0 if it has no step."""
         if milliseconds:
             self._planned_ms = milliseconds
 

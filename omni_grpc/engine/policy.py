@@ -1,4 +1,4 @@
-"""Who goes first. A policy ranks jobs; a job of a lower rank never waits for one of a higher rank."""
+"""Scheduling policies. A policy ranks jobs; a job of a lower rank never waits for one of a higher rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What a job brings to the ranking. `deadline` is in Unix seconds, infinite for a job without one."""
+    """What a policy ranks a job by. `deadline` is in Unix seconds, infinite for a job without one."""
 
     priority: int = 0
     deadline: float = math.inf

@@ -1,4 +1,4 @@
-"""One job while it is alive in the engine: turns the worker's reports into the events and figures its user sees."""
+"""One job while it is alive in the engine: turns the worker's reports into the events and statistics that users see."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from omni_grpc.types.plan import Decoded, DecodedPart, Media, Prepared, RequestS
 from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 
 MAX_ATTEMPTS = 2
-"""Attempts that a job gets: the scheduler lets it go back to the queue once."""
+"""Attempts that a job gets: the scheduler requeues it once."""
 
 
 class JobRun:
@@ -147,7 +147,7 @@ class JobRun:
         return artifact
 
     def done(self, report: Decoded, scheduler: str, found: WorkerFindings) -> Completed:
-        """The end of the job. `found`: what the worker found out about the model, which goes into `effective`."""
+        """The job's last event. `found`: what the worker found out about the model, which goes into `effective`."""
         self._decode += report.elapsed
         self._peak_memory = report.peak_memory_bytes
         self._stage_durations = report.stage_durations
@@ -212,7 +212,7 @@ class JobRun:
 
 
 def _applied(loras: Sequence[Lora], adapters: Sequence[Adapter]) -> tuple[AppliedLora, ...]:
-    """What became of the adapters of a request: one entry for each component that one of them changes."""
+    """The adapters of a request as they were applied: one entry per adapter and component that it changes."""
     found = {adapter.id: adapter for adapter in adapters}
     return tuple(
         AppliedLora(

@@ -46,8 +46,8 @@ class Lane(enum.StrEnum):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Item:
-    """A job in the scheduler. `service` is the predicted milliseconds it has received, counted from its fair start;
-    `final` says that it does not go back to the queue when its worker is lost.
+    """A job in the scheduler. `service`: predicted milliseconds of steps it has received, counted from its fair start;
+    `final`: it is not requeued when its worker is lost.
     """
 
     request: Request
@@ -67,7 +67,7 @@ class Item:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decision:
-    """A plan, and the jobs whose steps it stops or takes up again."""
+    """A plan, and the jobs that it preempts or resumes."""
 
     plan: Plan
     preempted: tuple[str, ...] = ()
@@ -107,14 +107,14 @@ class Scheduler:
 
     @property
     def active(self) -> int:
-        """Jobs that have left the queue and are not gone."""
+        """The number of jobs that have left the queue and are not finished."""
         return len(self._items) - self.waiting
 
     def busy(self, lane: Lane) -> bool:
         return lane in self._busy
 
     def position(self, job_id: str) -> int:
-        """Jobs that leave the queue before this one; 0 for a job that has left it."""
+        """The number of jobs that leave the queue before this one; 0 for a job that has left it."""
         item = self._items.get(job_id)
         if item is None or item.phase is not Phase.WAITING:
             return 0
@@ -138,7 +138,7 @@ class Scheduler:
         self._items[request.id] = Item(request, self._rank(claim), next(self._arrivals))
 
     def plan(self) -> Decision:
-        """What every free lane does now. The lanes it fills are busy until `free`."""
+        """Work for every free lane. The lanes that it fills are busy until `free`."""
         admit = self._admit() if Lane.PREPARE not in self._busy else ()
         step, preempted, resumed = self._step() if Lane.STEP not in self._busy else ((), (), ())
         decode_parts, decode = self._decode() if Lane.DECODE not in self._busy else ((), ())
@@ -147,7 +147,7 @@ class Scheduler:
         return Decision(plan, preempted=preempted, resumed=resumed)
 
     def undo(self, plan: Plan) -> None:
-        """A plan did not reach the worker: what it admitted goes back to its place in the queue."""
+        """A plan did not reach the worker: the jobs that it admitted return to their place in the queue."""
         for request in plan.admit:
             self._items[request.id].phase = Phase.WAITING
         for job_id in plan.decode:
@@ -159,40 +159,41 @@ class Scheduler:
             self._busy.remove(lane)
 
     def free(self, lane: Lane) -> None:
-        """The worker reported: its lane can take more."""
+        """The worker reported, so its lane can take more work."""
         self._busy.remove(lane)
 
     def prepared(self, job_id: str, rows: tuple[int, ...]) -> None:
-        """A job can be stepped; `rows` are the tokens of each of its rows. One that was removed stays away."""
+        """A job can take steps; `rows` are the tokens of each of its rows. Ignored for a removed job."""
         if (item := self._items.get(job_id)) is not None:
             item.phase, item.rows, item.service = Phase.RUNNING, rows, self._clock
 
     def denoised(self, job_id: str) -> None:
-        """A job has taken its last step. One that was removed stays away."""
+        """A job has taken its last step. Ignored for a removed job."""
         if (item := self._items.get(job_id)) is not None:
             item.phase = Phase.DECODE_QUEUED
 
     def part_ready(self, job_id: str) -> None:
-        """A part of a job's output can be decoded while the job goes on. One that was removed stays away."""
+        """Part of a job's output can be decoded while the job goes on. Ignored for a removed job."""
         if (item := self._items.get(job_id)) is not None:
             item.part_ready = True
 
     def finish(self, job_id: str) -> None:
-        """A job is over in the worker too: it ended, or broke and was forgotten there."""
+        """A job is over in the worker too: it ended, or it failed and its state was dropped there."""
         self._items.pop(job_id, None)
 
     def remove(self, job_id: str) -> Phase:
-        """Takes a job out and returns its phase. The next plan tells the worker to drop what it holds."""
+        """Removes a job and returns its phase. The next plan tells the worker to drop the job's state."""
         phase = self._items.pop(job_id).phase
         if phase is not Phase.WAITING:
             self._dropped.append(job_id)
         return phase
 
     def reset(self) -> tuple[list[str], list[str]]:
-        """The worker is gone, and no lane is busy. Returns the jobs that it held, which are forgotten, and those that
-        it had not prepared: they have lost nothing, and wait in their old place.
+        """The worker is gone, so all lanes are free. Returns the jobs that it held, which are removed, and those that
+        it had not prepared yet: they have lost nothing, and return to their place in the queue.
 
-        A job goes back once. The second worker that is lost while it prepares the same job may well be lost to it.
+        A job is requeued once. If a second worker is lost while it prepares the same job, the job may well be the
+        cause.
         """
         back = [item for item in self._in(Phase.PREPARING) if not item.final]
         for item in back:
@@ -205,17 +206,17 @@ class Scheduler:
         return lost, list(_ids(back))
 
     def blame(self) -> None:
-        """The worker hangs in its prepare lane, and will be killed for it: what is there does not go back."""
+        """The worker hangs in its prepare lane and will be killed: the jobs in that lane will not be requeued."""
         for item in self._in(Phase.PREPARING):
             item.final = True
 
     def predicted_ms(self, job_ids: Iterable[str]) -> float:
-        """What the cost model says of a step of these jobs; 0 for none."""
+        """The milliseconds that the cost model predicts for a step of these jobs; 0 for none."""
         rows = [tokens for job_id in job_ids for tokens in self._items[job_id].rows]
         return self.cost.step_ms(rows) if rows else 0.0
 
     def _admit(self) -> tuple[Request, ...]:
-        """The first in the queue, where there is room for it or it outranks somebody who runs."""
+        """The first job in the queue, if there is room for it or it outranks a running job."""
         queue = self._in(Phase.WAITING)
         if not queue:
             return ()

@@ -1,4 +1,4 @@
-"""How an engine is: its state and its load."""
+"""The engine's state and load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EngineState(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """The load at this moment. `cost` predicts a step's milliseconds; `cost_error` is what steps took over that."""
+    """The current load. `cost` predicts a step's milliseconds; `cost_error` is measured over predicted time."""
 
     queued: int
     running: int

@@ -1,4 +1,4 @@
-"""Named timers on the event loop: at most one of a name for each owner."""
+"""Named timers on the event loop: each owner has at most one timer of a name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OnError = Callable[[str, str, Exception], None]
 
 
 class Timers:
-    """`set` starts a timer, or starts it anew; None as seconds means that there is none."""
+    """`set` starts a timer or restarts it; with None as seconds there is no timer."""
 
     def __init__(self, on_error: OnError) -> None:
         self._on_error = on_error

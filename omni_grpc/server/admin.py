@@ -1,4 +1,4 @@
-"""AdminService: what runs here, how loaded it is, and how far its model is."""
+"""AdminService: what this server runs, its load, and the progress of loading its model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WINDOW = 10.0
 DEFAULT_INTERVAL = 1.0
 MIN_INTERVAL = 0.1
 LOAD_INTERVAL = 0.2
-"""Least seconds between two messages on how far loading is. The last one does not wait."""
+"""Shortest time in seconds between two messages about loading. The last message is not delayed."""
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
@@ -93,7 +93,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         raise Unavailable("the server was stopped; watch again", reason="SERVER_STOPPED")
 
     async def _pause(self, seconds: float, enough: Callable[[], bool]) -> None:
-        """Sleeps, but not beyond the change of the engine's state that makes it enough."""
+        """Sleeps for `seconds`, or until a change of the engine's state makes `enough` true."""
         until = time.monotonic() + seconds
         while not enough() and (left := until - time.monotonic()) > 0:
             await self._changes.wait(self._changes.count, left)
@@ -103,7 +103,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return [] if ready is None or ready.device == "cpu" else [admin_pb2.GpuInfo(name=ready.device, index=0)]
 
     def _features(self) -> dict[str, str]:
-        """Every setting of the server but paths of its machine, and what the worker made of "auto"."""
+        """Every setting of the server except paths on its machine, and what the worker chose for "auto"."""
         features = {
             option.name: str(option.of(self._engine.config))
             for option in settings.options()

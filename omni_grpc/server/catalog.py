@@ -42,23 +42,23 @@ MESSAGES: Mapping[Modality, tuple[Any, Set[str]]] = {
     Modality.VIDEO: (generation_pb2.GenerateVideoRequest, GENERATE_VIDEO),
     Modality.AUDIO: (generation_pb2.GenerateAudioRequest, GENERATE_AUDIO),
 }
-"""The request for a task that makes something else than an image, and the fields of it that are served."""
+"""The request message for tasks that do not make images, and its fields that are served."""
 
 
 class Catalog:
-    """What can be said of the engine's model, loaded or not."""
+    """Describes the engine's model, loaded or not."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def check_name(self, name: str) -> None:
-        """Raises InvalidArgument where no model is named, NotFound for another one than is served."""
+        """Raises InvalidArgument if no model is named, NotFound if it is not the model that is served."""
         if not name:
             raise refused("model", "is required")
         check_model(name, self._engine.checkpoint)
 
     def model(self) -> model_pb2.Model:
-        """As it stands: what only loading can tell is left out until then."""
+        """The model's current record. What only loading can tell is left out until then."""
         checkpoint, ready, state = self._engine.checkpoint, self._engine.ready, self._engine.state
         makes = {task.modality for task in checkpoint.tasks}
         return wire.build(

@@ -1,4 +1,4 @@
-"""A signal for those who follow the whole server: something was added or changed, look again."""
+"""Notifies watchers of the whole server that something was added or changed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Reads the fields of a message, in the types of `omni_grpc.types`, and gathers what is wrong with them.
+"""Reads the fields of a message into the types of `omni_grpc.types`, and collects what is wrong with them.
 
-What is not set stays None; zero and "" are values like others.
+Unset fields stay None; zero and "" are ordinary values.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ E = TypeVar("E", bound=enum.StrEnum)
 
 
 def members(kind: type[E], wire: EnumTypeWrapper) -> dict[int, E | None]:
-    """Number on the wire -> the member of our enum; None where it is unspecified."""
+    """Number on the wire -> member of our enum; None for the unspecified one."""
     prefix = wire.Name(0).removesuffix("UNSPECIFIED")
     return {number: kind(name.removeprefix(prefix)) if number else None for name, number in wire.items()}
 
 
 def given(message: Message, field: str) -> Any:
-    """The value of a field, None where it is not set."""
+    """The value of a field, None if it is not set."""
     return getattr(message, field) if message.HasField(field) else None
 
 
@@ -49,7 +49,7 @@ def refused(field: str, description: str) -> InvalidArgument:
 
 
 class Reader:
-    """Reads the fields of one message and gathers what is wrong with them; `check` raises it all at once."""
+    """Reads the fields of one message and collects violations; `check` raises them all at once."""
 
     def __init__(self) -> None:
         self._violations: list[Violation] = []
@@ -74,7 +74,7 @@ class Reader:
         return value
 
     def choice(self, field: str, kind: EnumTypeWrapper, value: int, served: Mapping[int, T]) -> T | None:
-        """What an enum value stands for. One that the enum lacks, or that is not served, is refused by name."""
+        """The member that an enum value stands for. A value that is unknown or not served is refused by name."""
         if value in served:
             return served[value]
         known = ", ".join(kind.Name(number) for number in served)
@@ -89,7 +89,7 @@ class Reader:
         return value
 
     def seconds(self, field: str, message: Message) -> float | None:
-        """A Duration field in seconds, None where it is not set. Negative ones are refused."""
+        """A Duration field in seconds, None if it is not set. Negative ones are refused."""
         name = field.rpartition(".")[2]
         if not message.HasField(name):
             return None
@@ -135,7 +135,7 @@ def _lora(reference: sampling_pb2.LoraRef) -> Lora:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a Struct, which has no integers: a whole number is one."""
+    """A value of a Struct as plain Python. A Struct has no integers, so a whole number becomes one."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):

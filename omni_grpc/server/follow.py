@@ -1,4 +1,4 @@
-"""Follows a job through its event log. Each follower has its own place and its own pace; the engine waits for none."""
+"""Follows a job through its event log. Each follower has its own position and pace; the engine waits for none."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from omni_grpc.types.errors import OutOfRange
 from omni_grpc.types.events import DecodeProgress, StepProgress
 
 MAX_BEHIND = 8
-"""Steps that a follower may be behind before those in between are left out."""
+"""Steps that a follower may lag behind before the ones in between are skipped."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Update:
-    """An entry of a log as one follower gets it. `after` is the seq of the entry that it got before, or its cursor;
-    `coalesced` counts the progress entries that it missed since then.
+    """A log entry as one follower receives it. `after` is the seq of the entry that it received before, or its cursor;
+    `coalesced` counts the progress entries that were skipped since then.
     """
 
     entry: Entry
@@ -26,10 +26,10 @@ class Update:
 
 
 class Pace:
-    """Thins out progress entries so that two of them are at least `interval` seconds apart; the last step and all
-    other entries pass.
+    """Thins out progress entries so that two of them are at least `interval` seconds apart; the last step and all other
+    entries pass.
 
-    Of those in between the newest is held back, and comes when the interval is over unless something overtakes it.
+    Of the entries in between, the newest is held back, and sent when the interval is over unless another overtakes it.
     """
 
     def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic, *, after_seq: int = 0) -> None:
@@ -41,7 +41,7 @@ class Pace:
         self._missed = 0
 
     def take(self, entry: Entry) -> Update | None:
-        """What to send for this entry; None: nothing yet."""
+        """The update to send for this entry; None: nothing yet."""
         if self._held is not None:
             self._held = None
             self._missed += 1
@@ -57,7 +57,7 @@ class Pace:
         self._missed += 1
 
     def due(self) -> float | None:
-        """Seconds until the entry that is held back can go; None where there is none."""
+        """Seconds until the entry that is held back may be sent; None if there is none."""
         return None if self._held is None else max(0.0, self._next - self._clock())
 
     def release(self) -> Update:

@@ -20,7 +20,7 @@ T = TypeVar("T", bound=Message)
 
 
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
-    """Every rpc is CreateJob and WatchJob in one; the failure of the job is that of the call."""
+    """Every rpc is CreateJob and WatchJob in one; if the job fails, so does the call."""
 
     def __init__(self, intake: Intake, watch: JobWatch) -> None:
         self._intake = intake
@@ -56,7 +56,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
 
 def raise_outcome(job: Job) -> None:
-    """Raises what a finished job ended with, unless it succeeded."""
+    """Raises the failure or cancellation that a finished job ended with, if any."""
     if job.failure is not None:
         raise job.failure.error()
     last = job.entries[-1].event

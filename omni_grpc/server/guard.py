@@ -1,4 +1,4 @@
-"""What stands around every call: unknown fields are refused, errors become statuses, and each call is logged."""
+"""Wraps every call: refuses unknown fields, turns errors into statuses, and logs the call."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _is_cancelled() -> bool:
-    """Whether the call itself is. It may also meet the end of something inside of it that was cancelled: then the call
-    goes on, and its client waits for an answer.
+    """Whether the call itself is cancelled. If only something inside it was, the call goes on, and its client waits for
+    an answer.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
@@ -162,7 +162,7 @@ async def _abort(context: Any, failure: Failure) -> None:
 
 
 async def _known(requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
-    """The messages of an upload, none of which has a field that this server does not know."""
+    """The messages of an upload; one with a field that this server does not know is refused."""
     async for request in requests:
         refuse_unknown(request)
         yield request
@@ -174,7 +174,7 @@ def _generator(messages: AsyncIterator[Message]) -> Any:
 
 
 def _refusing(handler: Handler, codec: tuple[Any, Any], call: Handler) -> Handler:
-    """A handler of the same kind that does nothing but `call`."""
+    """A handler of the same kind whose only behavior is `call`."""
     kind = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,

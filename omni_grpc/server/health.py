@@ -1,4 +1,6 @@
-"""grpc.health.v1: whether this server takes jobs ("" and each service), and whether it is any good ("liveness")."""
+"""grpc.health.v1: whether this server takes jobs ("" and each service), and whether it need not be restarted
+("liveness").
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ class Health:
         self._task = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
-        """Publishes the last state and lets go of the engine. More than once is fine."""
+        """Publishes the last state and stops observing the engine. Idempotent."""
         if self._task is None:
             return
         self._engine.on_state.remove(self._on_state)

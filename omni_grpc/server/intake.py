@@ -1,4 +1,4 @@
-"""The one way in for new jobs, so that those who follow the whole server learn of each."""
+"""The single entry point for new jobs, so that watchers of the whole server learn of each."""
 
 from __future__ import annotations
 

@@ -26,14 +26,16 @@ MAX_REASON_CHARS = 1024
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WatchOptions:
-    """How a watcher wants to see a job: least seconds between two progress events, and whether with previews."""
+    """How a watcher wants to see a job: the shortest time in seconds between progress events, and whether with
+    previews.
+    """
 
     interval: float
     previews: bool
 
 
 class JobService(job_pb2_grpc.JobServiceServicer):
-    """The status of a call tells about the call; what became of a job is in its record and its events."""
+    """A call's status is about the call; the outcome of a job is in its record and its events."""
 
     def __init__(self, engine: Engine, intake: Intake, changes: Changes, messages: Messages, watch: JobWatch) -> None:
         self._engine = engine

@@ -86,7 +86,7 @@ class MediaReader:
         return InputFile(path=path, name=name, data=data, uri=message.uri, mime_type=mime_type, sha256=message.sha256)
 
     def _stored(self, path: str, name: str) -> tuple[bytes, str]:
-        """An uploaded asset, whose end that puts off, or an output of an earlier job."""
+        """An uploaded asset, whose expiry is extended, or an output of an earlier job."""
         for store in (self._engine.assets, self._engine.artifacts):
             try:
                 found, data = store.get(name)

@@ -10,13 +10,13 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 BUFFER = 16
-"""Items that may wait for the reader; a full buffer holds the streams up."""
+"""Items that are buffered for the reader; when the buffer is full, the streams wait."""
 
 
 class Merged(Generic[T]):
-    """Reads its streams side by side, each in a task of its own, and hands on their items in the order of arrival.
+    """Reads its streams concurrently, each in a task of its own, and yields their items in order of arrival.
 
-    An asynchronous context manager: leaving it ends the tasks and closes the streams.
+    An async context manager: leaving it ends the tasks and closes the streams.
     """
 
     def __init__(self) -> None:

@@ -101,7 +101,7 @@ class Messages:
         return wire.to_message(artifact, media_pb2.Artifact, self._extra(job))
 
     def job(self, job: Job) -> job_pb2.Job:
-        """The job as it stands."""
+        """The job's current record."""
         return wire.build(
             job_pb2.Job,
             self._extra(job),

@@ -1,4 +1,4 @@
-"""ModelService: what can be asked of this server."""
+"""ModelService: what the model of this server accepts."""
 
 from __future__ import annotations
 

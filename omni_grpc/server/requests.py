@@ -1,4 +1,4 @@
-"""From a request message to what the engine takes. What is not set stays None; zero and "" are values like others.
+"""Converts a request message to what the engine takes. Unset fields stay None; zero and "" are ordinary values.
 
 The media that a request brings along are read by `media.py`.
 """
@@ -57,9 +57,9 @@ JOB_STATES: Mapping[int, str] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Asked:
-    """A job to make, and how its caller wants to be told about it.
+    """A job to create, and how its caller wants to be told about it.
 
-    `inline`: with the bytes of outputs on the stream; `interval`: least seconds between two progress events.
+    `inline`: send the bytes of outputs on the stream; `interval`: shortest time in seconds between progress events.
     """
 
     submission: Submission
@@ -106,7 +106,7 @@ def read(request: GenerationRequest, task: Task, *, streaming: bool) -> Asked:
 
 
 def read_inline(field: str, value: int, reader: Reader, *, default: bool) -> bool:
-    """Whether the bytes of outputs are to follow on the stream."""
+    """Whether the bytes of outputs are sent on the stream."""
     asked = reader.choice(field, options_pb2.ArtifactDelivery, value, INLINE)
     return default if asked is None else asked
 
@@ -128,7 +128,7 @@ def _check_sound(request: generation_pb2.GenerateVideoRequest, task: Task, reade
 
 
 def _preview(options: options_pb2.PreviewOptions, reader: Reader) -> Preview | None:
-    """The previews that are asked for; None where there are to be none."""
+    """The previews that are asked for; None for no previews."""
     wanted = reader.choice("options.preview.method", options_pb2.PreviewMethod, options.method, PREVIEWS)
     picture = reader.choice("options.preview.format", media_pb2.ImageFormat, options.format, PREVIEW_FORMATS)
     asked = {"every_steps": given(options, "every_steps"), "max_edge_px": given(options, "max_edge_px")}
@@ -191,7 +191,7 @@ def _retention(options: options_pb2.JobOptions, reader: Reader) -> float | None:
 
 
 def _refuse_stream_options(reader: Reader, *, grace: float | None, interval: float | None, inline: bool) -> None:
-    """CreateJob has no stream of its own: what shapes one would have no effect there."""
+    """Refuses options that shape a stream: CreateJob has none, so they would have no effect."""
     if inline:
         reader.refuse(
             "options.delivery", "CreateJob does not stream bytes; set `delivery` on WatchJob, or use Generate*"

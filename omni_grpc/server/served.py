@@ -1,5 +1,5 @@
-"""Which fields of a request this version serves: those of the table of options. Any other field that is set is refused
-by name, so that no field is ignored in silence.
+"""Which fields of a request this version serves: those in the table of options. Any other field that is set is refused
+by name; none is silently ignored.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from omni_grpc.v1 import (
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 5.0
-"""How long calls that are open when the engine has stopped get to send what they have."""
+"""Seconds that open calls get to send their last messages once the engine has stopped."""
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_concurrent_streams", 1024),
@@ -116,9 +116,9 @@ class Server:
     async def start(self) -> int:
         """Listens, then starts the engine, and returns the port when jobs are taken.
 
-        While the model is fetched and loads, health says NOT_SERVING, jobs are refused with UNAVAILABLE, and LoadModel
-        tells how far it is. Raises ConfigError (CANNOT_LISTEN) where the address cannot be had, and what kept the
-        engine from starting; then nothing is left running.
+        While the model is fetched and loads, health is NOT_SERVING, jobs are refused with UNAVAILABLE, and LoadModel
+        reports progress. Raises ConfigError (CANNOT_LISTEN) if the address cannot be bound, or the error that kept the
+        engine from starting; nothing is left running then.
         """
         self.port = self._bind()
         self._engine.on_state.append(self._on_state)
@@ -133,9 +133,9 @@ class Server:
         return self.port
 
     async def stop(self, drain: float = 0.0) -> None:
-        """Refuses new jobs, gives those that are there `drain` seconds to end, fails the rest, and closes the port.
+        """Refuses new jobs, gives existing ones `drain` seconds to finish, fails the rest, and closes the port.
 
-        Streams get the last events of their jobs. Called again it starts the time anew, so that a second call can cut
+        Streams get the last events of their jobs. Calling it again restarts the timeout, so that a second call can cut
         the first one short; both return at the end.
         """
         await self._engine.close(drain)
@@ -187,7 +187,7 @@ def unserved_methods() -> frozenset[str]:
 
 
 def _why(host: str, port: int) -> str:
-    """What the operating system says about an address; grpc keeps that to itself."""
+    """The operating system's error for an address, which grpc does not pass on."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -1,4 +1,4 @@
-"""Which task a request asks for: the one that it names, else the one that its inputs stand for."""
+"""Which task a request asks for: the one that it names, else the one that its inputs imply."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omni_grpc.v1 import generation_pb2, sampling_pb2
 
 
 def task_of(request: GenerationRequest) -> Task:
-    """The task of any request. Raises InvalidArgument where `task` is none that the API knows."""
+    """The task of any request. Raises InvalidArgument for a `task` that the API does not define."""
     given = {field.name for field, _ in request.ListFields()}
     match request:
         case generation_pb2.EditImageRequest():

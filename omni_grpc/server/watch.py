@@ -1,4 +1,4 @@
-"""What a watcher of one job is sent."""
+"""The event stream that a watcher of one job receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runner: what a worker needs of whatever carries out its requests."""
+"""Runner: the interface between a worker and what carries out its requests."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from omni_grpc.types.spec import Checkpoint
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerContext:
-    """Where and how a runner is to run. `prefix` begins the name of every shared-memory block it makes; `tell` gets the
-    progress of loading.
+    """Where and how a runner runs. `prefix` begins the name of every shared-memory block that it creates; `tell`
+    receives the progress of loading.
     """
 
     config: EngineConfig
@@ -64,7 +64,7 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def step(self, ids: Sequence[str]) -> Stepped:
-        """One denoise step of each of these requests; those that were dropped meanwhile are left out."""
+        """One denoise step of each of these requests; those dropped in the meantime are skipped."""
 
     @abc.abstractmethod
     def decode_part(self, request_id: str) -> DecodedPart:
@@ -78,4 +78,4 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def drop(self, ids: Sequence[str]) -> None:
-        """Forgets these requests, whatever their phase."""
+        """Drops the state of these requests, whatever their phase."""

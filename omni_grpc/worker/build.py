@@ -19,7 +19,7 @@ from omni_grpc.worker.profiler import profiled
 
 
 def machine() -> Machine:
-    """What this process may use."""
+    """Whether there is a CUDA device, and the CPU cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Machine(cuda=torch.cuda.is_available(), cores=cores)
 

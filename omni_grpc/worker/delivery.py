@@ -56,8 +56,8 @@ def encode(output: Output, request: Request, *, fps: float = 0.0, sample_rate: i
 
 
 def rounded(output: Output, request: Request) -> tuple[RequestWarning, ...]:
-    """The warning for a video with another number of frames than asked for: whole chunks, less what their decoder
-    drops.
+    """The warning for a video with another number of frames than asked for: it is made of whole chunks, less the frames
+    that their decoder drops.
     """
     if output.pixels is None or request.num_frames in (None, len(output.pixels)):
         return ()

@@ -1,4 +1,4 @@
-"""The order in which features edit a denoiser: the only list that knows more than one of them."""
+"""The order in which features edit a denoiser: the only module that knows more than one feature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an exception to what the user is told."""
+"""Turns an exception into the failure that the user sees."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 _OURS = "omni_grpc: out of memory"
 _ALLOCATION = re.compile(rf"DefaultCPUAllocator|CUDA error: out of memory|\w+_STATUS_ALLOC_FAILED|{_OURS}")
-"""Messages of plain RuntimeErrors by which torch, the libraries below it and our op library report lack of memory."""
+"""Messages of plain RuntimeErrors with which torch, the libraries below it and our op library report out of memory."""
 
 
 def failure(error: BaseException, doing: str) -> Failure:
-    """Running out of memory has a code, also where it is the cause of another error; errors that were raised on purpose
-    keep theirs; the rest are ours, and are logged.
+    """RESOURCE_EXHAUSTED if memory ran out, also as the cause of another error; the failure of an OmniError as it is;
+    INTERNAL for anything else, which is also logged.
     """
     if ran_out_of_memory(error) or ran_out_of_memory(error.__cause__):
         return Failure(code=Code.RESOURCE_EXHAUSTED, reason="OUT_OF_MEMORY", message=f"out of memory while {doing}")
@@ -37,7 +37,7 @@ def failure(error: BaseException, doing: str) -> Failure:
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Of the device or of the host."""
+    """Whether the device or the host ran out of memory."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     found = _ALLOCATION.search(str(error)) if isinstance(error, RuntimeError) else None
@@ -45,8 +45,8 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _device_is_broken() -> bool:
-    """Our library reports a failed allocation but not its cause: it also fails after an earlier, sticky error of the
-    device.
+    """Whether an earlier, sticky error of the device is the cause of a failed allocation, which our library reports
+    without its cause.
     """
     if not torch.cuda.is_initialized():
         return False
@@ -58,7 +58,7 @@ def _device_is_broken() -> bool:
 
 
 def advised(report: Report, config: EngineConfig, checkpoint: Checkpoint, placed: Callable[[], Placement]) -> Report:
-    """The report; a failure for lack of memory also names settings of this server that would save some."""
+    """The report; an out-of-memory failure also names settings of this server that would save memory."""
 
     def advise(failure: Failure, phase: str) -> Failure:
         if failure.reason != "OUT_OF_MEMORY":

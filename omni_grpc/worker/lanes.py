@@ -1,4 +1,4 @@
-"""Which threads of a worker use the device, and when one of them has it for itself."""
+"""Which threads of a worker use the device, and when one of them has exclusive use."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Lanes:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[bool]:
-        """Exclusive use, if it can be had without waiting: yields whether no other thread is at work. If so, others
-        wait until the end of the block.
+        """Exclusive use, if it is free right now: yields whether no other thread is at work. If so, others wait until
+        the end of the block.
         """
         with self._changed:
             quiet = not self._working and not self._alone

@@ -1,4 +1,4 @@
-"""How much memory the worker has held."""
+"""Peak memory of the worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def peak_memory_bytes() -> int:
-    """The most memory the worker has held: of the device where it runs on one, else of the process."""
+    """The peak memory of the worker: of the device where it runs on one, else of the process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     # ru_maxrss is in KiB on Linux

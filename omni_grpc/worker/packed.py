@@ -136,7 +136,7 @@ class PackedRunner(Runner):
         )
 
     def drop(self, ids: Sequence[str]) -> None:
-        """Forgets these requests. A lane that works on one of them holds its own reference until it is done."""
+        """Drops these requests. A lane that works on one of them holds its own reference until it is done."""
         with self._lock:
             for request_id in ids:
                 self._held.pop(request_id, None)
@@ -161,7 +161,7 @@ class PackedRunner(Runner):
 
     @torch.inference_mode()
     def step(self, ids: Sequence[str]) -> Stepped:
-        """One forward for all these requests. Requests that were dropped meanwhile are left out."""
+        """One forward for all these requests. Requests that were dropped in the meantime are skipped."""
         began = time.monotonic()
         with self._lock:
             work = {request_id: self._held[request_id] for request_id in ids if request_id in self._held}
@@ -228,8 +228,8 @@ class PackedRunner(Runner):
                 parts.append(self._pipeline.decode(state, finished.pop(0)))
 
     def _evaluate(self, work: RunningRequests) -> tuple[dict[str, StepOutcome], list[Broken]]:
-        """One evaluation of every request. Where the shared forward fails, each request is evaluated separately: the
-        one that fails then is at fault, and the others go on.
+        """One evaluation of every request. If the shared forward fails, each request is evaluated separately: the one
+        that fails then is at fault, and the others go on.
         """
         if not work:
             return {}, []

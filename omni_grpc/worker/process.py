@@ -1,4 +1,4 @@
-"""The body of a worker process: plans come in through a pipe, reports go out through it."""
+"""The main function of a worker process: plans come in through a pipe, reports go out through it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiler: how long the chosen methods of a model's components took, for each request."""
+"""Profiler: the time that chosen methods of a model's components take, per request."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from omni_grpc.worker.base import LoadedModel, Runner
 logger = logging.getLogger(__name__)
 
 DIFFUSE = "diffuse"
-"""The target for the denoise steps of a request, which is no method of a component."""
+"""The target for the denoise steps of a request; it is not a method of a component."""
 FORWARD = "forward"
-"""The method name that means calling the component."""
+"""The method name that stands for calling the component."""
 TARGETS = ("vae.encode", "vae.decode", DIFFUSE, "text_encoder.forward", "tokenizer.forward")
-"""The targets where the settings list none: those of these that the model has."""
+"""The default targets, as far as the model has them."""
 
 SETTING = "diffusion_pipeline_profiler_targets"
 
@@ -69,7 +69,7 @@ class Profiler:
                 self._spent.pop(request_id, None)
 
     def add(self, ids: Sequence[str], target: str, seconds: float) -> None:
-        """Counts nothing for a request that was dropped meanwhile."""
+        """Adds to a request's seconds; ignored if it was dropped in the meantime."""
         with self._lock:
             for spent in [self._spent[request_id] for request_id in ids if request_id in self._spent]:
                 spent[target] = spent.get(target, 0.0) + seconds

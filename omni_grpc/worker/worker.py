@@ -107,7 +107,7 @@ class Worker:
         self._send(prepared)
 
     def _still_wanted(self, request_id: str) -> bool:
-        """Whether the request was not dropped while it was prepared; from then on the runner knows it."""
+        """Whether the request was not dropped during its prepare; from then on the runner knows it."""
         with self._lock:
             wanted = request_id in self._wanted
             self._wanted.discard(request_id)

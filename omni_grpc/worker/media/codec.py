@@ -21,5 +21,5 @@ def require_encoder(name: str) -> str:
 
 
 def bad_output(message: str) -> InternalError:
-    """The error for what a pipeline made and no file can hold."""
+    """The error for an output that no file can hold."""
     return InternalError(message, reason="BAD_OUTPUT")
