@@ -1,4 +1,4 @@
-"""What a pipeline class can be asked to do, read off its signatures: its tasks, or the reason why it has none."""
+"""What a pipeline class can do, read off its signatures: its tasks, or the reason why it has none."""
 
 from __future__ import annotations
 

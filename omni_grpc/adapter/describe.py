@@ -1,4 +1,4 @@
-"""The spec of a pipeline that is loaded: limits and defaults as its signature and its components say."""
+"""The spec of a loaded pipeline: limits and defaults, as its signature and its components give them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from omni_grpc.types.media import Modality, VideoInput
 from omni_grpc.types.spec import Checkpoint
 
 MAX_SIZE, MAX_PIXELS, MAX_FRAMES, MAX_IMAGES = 8192, 4096 * 4096, 10_001, 10
-"""No pipeline says where it ends, so these only keep out what cannot be meant."""
+"""Sanity bounds: no pipeline states its own limits."""
 
 RATES: Mapping[str, float] = {"Wan": 16.0, "CogVideoX": 8.0, "AnimateDiff": 8.0, "Mochi": 30.0, "Hunyuan": 15.0}
-"""Frames per second that families were trained at, where no parameter says it; by the start of the class name."""
+"""Frames per second that families were trained at, for pipelines without such a parameter; by the start of the class
+name.
+"""
 USUAL_RATE = 24.0
 
 
@@ -42,7 +44,7 @@ def describe(
 
 
 def sample_rate(pipeline: DiffusionPipeline) -> int:
-    """Of the sound that a pipeline makes, in Hz; 0 where none of its components says one."""
+    """The sample rate in Hz of the sound that a pipeline makes; 0 if none of its components states one."""
     for component in ("vocoder", "vae", "audio_vae"):
         part = getattr(pipeline, component, None)
         for holder in (getattr(part, "config", None), part):
@@ -54,14 +56,14 @@ def sample_rate(pipeline: DiffusionPipeline) -> int:
 
 
 def fps(pipeline: DiffusionPipeline, signature: Signature) -> float:
-    """Of the videos that a pipeline makes where a request says nothing."""
+    """The frames per second of a pipeline's videos where a request does not set them."""
     if (own := signature.default("fps")) is not None:
         return float(own)
     return next((rate for start, rate in RATES.items() if signature.pipeline.startswith(start)), USUAL_RATE)
 
 
 def frames_used(pipeline: DiffusionPipeline, source: VideoInput, made: int) -> int:
-    """Frames of a source video that went into one of `made` frames."""
+    """How many frames of a source video are used for a video of `made` frames."""
     used = min(source.num_frames, made)
     # these drop what makes no whole latent frame
     stride = _frame_stride(pipeline) if type(pipeline).__name__ in SEVERAL_VIDEOS else 1

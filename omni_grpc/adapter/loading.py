@@ -28,7 +28,8 @@ FROM_PRETRAINED = frozenset(
 """What `from_pretrained` takes besides the arguments of a pipeline's own __init__; what it does not know it ignores."""
 
 CLASSES = ("diffusers", "transformers", "torchao.quantization")
-"""Where the classes of a quantisation config are looked for; one may be named with its place, where two have it."""
+"""Where the classes of a quantization config are looked up; one that two packages have may be named with its package.
+"""
 
 
 def load(setting: RunnerContext) -> DiffusionPipeline:
@@ -78,7 +79,7 @@ def vae_dtypes(pipeline: DiffusionPipeline) -> dict[str, torch.dtype]:
 
 
 def schedulers(pipeline: DiffusionPipeline) -> list[Any]:
-    """Each scheduler of the pipeline once, whatever it is called."""
+    """Each distinct scheduler of the pipeline, under whatever names it has."""
     return list({id(part): part for _, part in _schedulers(pipeline)}.values())
 
 
@@ -149,7 +150,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _quantization(config: Mapping[str, Any]) -> PipelineQuantizationConfig:
-    """JSON as the arguments of PipelineQuantizationConfig; `quant_mapping` names the class of each entry as "class"."""
+    """Builds a PipelineQuantizationConfig from JSON; `quant_mapping` names the class of each entry as "class"."""
     values = dict(config)
     if isinstance(mapping := values.get("quant_mapping"), Mapping):
         values["quant_mapping"] = {component: _object(entry) for component, entry in mapping.items()}
@@ -182,7 +183,7 @@ def _module(name: str) -> Any:
 
 
 def _check_quantised(pipeline: DiffusionPipeline, arguments: Mapping[str, Any]) -> None:
-    """A component that does not exist, or was not quantised, is no error to diffusers."""
+    """Raises ConfigError for a component that does not exist or was not quantized, which diffusers ignores."""
     config = arguments.get("quantization_config")
     named = getattr(config, "quant_mapping", None) or getattr(config, "components_to_quantize", None) or ()
     for component in (named,) if isinstance(named, str) else tuple(named):
@@ -247,7 +248,7 @@ def weight_bytes(parts: Sequence[Any]) -> int:
 
 
 def _stored_bytes(tensor: Any) -> int:
-    """A quantised tensor calls itself by the precision that it stands in for, and is made of others."""
+    """The bytes that a tensor occupies. A quantized one reports the dtype that it stands for, and is made of others."""
     if isinstance(tensor, torch.Tensor) and hasattr(tensor, "__tensor_flatten__"):
         return sum(_stored_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
     return int(tensor.numel() * tensor.element_size())

@@ -1,4 +1,4 @@
-"""One class of pipeline and what there is to know of it: the one that was loaded, or a sibling over its weights."""
+"""One pipeline class and what is known about it: the class that was loaded, or a sibling over its weights."""
 
 from __future__ import annotations
 

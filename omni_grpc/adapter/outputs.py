@@ -33,7 +33,7 @@ def unpack(result: Any, modality: Modality) -> list[Output]:
 
 
 def blanked(result: Any) -> tuple[int, ...]:
-    """Which outputs a safety checker has replaced by black pictures."""
+    """The outputs that a safety checker replaced by black pictures."""
     flags = getattr(result, "nsfw_content_detected", None)
     return tuple(index for index, flag in enumerate(flags) if flag) if isinstance(flags, list | tuple) else ()
 

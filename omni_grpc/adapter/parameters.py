@@ -44,7 +44,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "mask_video": ("mask_video", "mask"),
     "audio": ("initial_audio_waveforms",),
 }
-"""What we call something, and what pipelines call it; the first name that a signature has is the one."""
+"""Our name of a parameter -> the names that pipelines use; the first one that a signature has counts."""
 
 PATHS: Mapping[str, str] = {
     "steps": "sampling.steps",
@@ -54,14 +54,14 @@ PATHS: Mapping[str, str] = {
     "rescale": "sampling.guidance.rescale",
     "scale_low_noise": "sampling.guidance.scale_low_noise",
 }
-"""Where a request has what is not at its top."""
+"""Paths in a request of the fields that are not at its top level."""
 
 OWN = (
     "generator", "output_type", "return_dict", "callback", "callback_steps", "callback_on_step_end",
     "callback_on_step_end_tensor_inputs", "prior_callback_on_step_end", "prior_callback_on_step_end_tensor_inputs",
     "initial_audio_sampling_rate",
 )  # fmt: skip
-"""What the adapter sets itself, so that nobody else may."""
+"""Parameters that the adapter sets itself, so users may not."""
 
 
 class Signature:
@@ -77,7 +77,7 @@ class Signature:
         self.parameters = {name: p for name, p in call.items() if p.kind in named and name != "self"}
 
     def name(self, field: str) -> str | None:
-        """What this pipeline calls one of NAMES, or None where it has no use for it."""
+        """This pipeline's name for one of NAMES, None if it has no such parameter."""
         return next((name for name in NAMES[field] if name in self.parameters), None)
 
     def __contains__(self, field: str) -> bool:
@@ -95,7 +95,7 @@ class Signature:
         return tuple(name for name, p in self.parameters.items() if p.default is inspect.Parameter.empty)
 
     def number(self, name: str, value: Any) -> Any:
-        """The value, as an integer where the parameter is one: JSON and protobuf's Struct know one kind of number."""
+        """The value, as an integer if the parameter is one: JSON and protobuf's Struct have a single number type."""
         kind = str(self.parameters[name].annotation)
         return int(value) if isinstance(value, float) and value.is_integer() and "float" not in kind else value
 
@@ -142,7 +142,7 @@ def arguments(
 
 
 def _asked(request: Request, signature: Signature, sample_rate: int) -> dict[str, Any]:
-    """What the request says, by our names; what it leaves open is left out."""
+    """The values that the request sets, by our names."""
     inputs, guidance = request.inputs, request.guidance
     size = None if signature.name("width") else (request.width, request.height)
     # without a negative prompt it would only bring warnings

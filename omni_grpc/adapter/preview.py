@@ -1,4 +1,4 @@
-"""Pictures of what a session is working on, where its latents can be laid out as a picture."""
+"""Previews of a running session, where its latents can be laid out as a picture."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Previews:
 
     @property
     def unavailable(self) -> str:
-        """What to say where none could be made."""
+        """The message for a pipeline that cannot have previews."""
         return f"the latents of {type(self._pipeline).__name__} cannot be laid out as a picture"
 
     def make(self, request: Request, latents: torch.Tensor | None) -> tuple[PreviewImage, ...]:

@@ -1,4 +1,4 @@
-"""How long prompts are, in tokens, and what of them does not fit."""
+"""Prompt lengths in tokens, and what does not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no signature says about a pipeline, by the name of its class."""
+"""Facts about pipelines that no signature tells, by class name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be said of what a session made."""
+"""Warnings about what a session made."""
 
 from __future__ import annotations
 

@@ -98,8 +98,8 @@ class SessionRunner(Runner):
         )
 
     def drop(self, ids: Sequence[str]) -> None:
-        """Stops these sessions at their next step, or at the next block of what they encode or decode. What they
-        changed is undone before the next one begins.
+        """Stops these sessions at their next step, or at the next block of their encode or decode. What they changed is
+        undone before the next one begins.
         """
         with self._lock:
             for request_id in ids:
@@ -214,7 +214,7 @@ def _call(member: Member, request: Request, values: Mapping[str, Any]) -> Any:
 
 
 def _refused(pipeline: Any, error: BaseException) -> bool:
-    """Whether the pipeline's own code raised it, that is its checks of what it is called with."""
+    """Whether the pipeline's own code raised the error, that is, its checks of the arguments."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and frames[-1].filename == inspect.getfile(type(pipeline))
 

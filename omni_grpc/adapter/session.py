@@ -153,18 +153,18 @@ class Session:
         return self._output
 
     def stop(self) -> None:
-        """Ends the call at its next step, or where it next asks whether it is to go on. Does not wait for it."""
+        """Ends the call at its next step or its next `check`. Does not wait for it."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
     def check(self) -> None:
-        """To be called between pieces of work: ends the call there if it was stopped. Says nothing to other threads."""
+        """To be called between pieces of work: ends the call there if it was stopped. No effect in other threads."""
         if self._stopped and threading.current_thread() is self._thread:
             raise _Stop
 
     def join(self) -> None:
-        """Waits until the call has ended and everything is as before."""
+        """Waits until the call has ended and the state of the schedulers is restored."""
         if self._thread.ident is not None:
             self._thread.join()
 

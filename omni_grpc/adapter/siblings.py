@@ -44,7 +44,7 @@ def siblings(pipeline: DiffusionPipeline) -> tuple[list[DiffusionPipeline], dict
 
 
 def _unfit(pipeline: DiffusionPipeline, other: type[DiffusionPipeline]) -> str:
-    """Why `other` would not do with these components what the checkpoint was made for, or ""."""
+    """Why `other` cannot do what the checkpoint was made for with these components, or ""."""
     takes, own = _parameters(other), _parameters(type(pipeline))
     parts = pipeline.components
     if unused := [name for name, part in parts.items() if part is not None and name not in takes]:

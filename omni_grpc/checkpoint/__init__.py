@@ -1,1 +1,1 @@
-"""Checkpoints: where they come from, what lies in them, which spec serves them. No torch."""
+"""Checkpoints: where they come from, what is in them, and which spec serves them. No torch."""

@@ -1,4 +1,4 @@
-"""Progress of a download: bytes of files that come in side by side, added up by component."""
+"""Progress of a download: bytes of files that are downloaded concurrently, added up by component."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Bytes of `file` came: of the weights of its component, `done` of `total` are here, of those of the whole model
-    `all_done` of `all_total`. The first one for a component has no file.
+    """Bytes of `file` arrived. `done` of `total` bytes of its component's weights are here, and `all_done` of
+    `all_total` bytes of the whole model's. The first Transfer of a component has no file.
     """
 
     component: str
@@ -31,7 +31,7 @@ class Transfer:
 
 
 OnTransfer = Callable[[Transfer], None]
-"""Calls come one at a time. What it raises ends the download."""
+"""Called for one Transfer at a time. An exception ends the download."""
 Count = Callable[[int], None]
 
 
@@ -50,7 +50,7 @@ class ProgressLog:
 
 
 class DownloadBar:
-    """Takes the place of the progress bar of one file: nothing is drawn, and `count` hears of its bytes."""
+    """Replaces huggingface_hub's progress bar of one file: draws nothing and passes its bytes to `count`."""
 
     def __init__(self, *, total: int | None = None, initial: int = 0, **_: Any) -> None:
         self.total, self.n, self.format_dict = total, initial, dict[str, Any]()
@@ -62,31 +62,31 @@ class DownloadBar:
         self.close()
 
     def count(self, size: int) -> None:
-        """Overridden where somebody wants to know."""
+        """Called with each number of new bytes. Does nothing; subclasses override it."""
 
     def update(self, size: float | None = 1) -> None:
-        """`size` is negative where a server sent a file from its start again after a cut."""
+        """`size` is negative if the server sent a file from its start again after a broken connection."""
         self.n += int(size or 0)
         self.count(int(size or 0))
 
     def update_transfer(self, size: float | None = 1) -> None:
-        """Bytes on the wire, which may be fewer than those of the file."""
+        """Bytes on the wire, which may be fewer than those of the file. Ignored."""
 
     def set_postfix_str(self, *_: object, **__: object) -> None:
-        """The speed, in words."""
+        """The speed as text. Ignored."""
 
     set_transfer_postfix_str = set_description_str = set_description = refresh = set_postfix_str
 
     def close(self) -> None:
-        """Nothing is drawn, so nothing is left to wipe."""
+        """Does nothing: no bar was drawn."""
 
 
 def uncounted(size: int) -> None:
-    """The count of a file that is too small to report on."""
+    """The `count` of a file that is too small to report on."""
 
 
 def counting_bar(count: Count, stopped: threading.Event) -> type[DownloadBar]:
-    """The class of a bar, since huggingface_hub makes the bar itself."""
+    """A bar class that passes bytes to `count`; a class, since huggingface_hub creates the bar itself."""
 
     class Counting(DownloadBar):
         def count(self, size: int) -> None:
@@ -98,7 +98,7 @@ def counting_bar(count: Count, stopped: threading.Event) -> type[DownloadBar]:
 
 
 class Tally:
-    """Adds up, for each component, the bytes of the files that come in side by side."""
+    """Adds up the bytes of concurrent downloads by component."""
 
     def __init__(
         self, weights: Sequence[layout.Weights], sizes: Mapping[str, int], absent: Collection[str], progress: OnTransfer

@@ -1,7 +1,7 @@
-"""Checkpoints from the hub: what a pipeline is loaded from and nothing else, into the cache that HF_HOME names.
+"""Downloads checkpoints from the hub, only the files that a pipeline is loaded from, into the cache that HF_HOME names.
 
 HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE mean what they mean to huggingface_hub, which does the transfer. The
-reference of a revision is written last, so that without the network it always leads to a checkpoint that is complete.
+reference of a revision is written last, so that without the network it always leads to a complete checkpoint.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ InspectConfigs = Callable[[Path], Collection[str]]
 
 
 def _unseen(folder: Path) -> Collection[str]:
-    """Nobody wants to look at a checkpoint before its weights are there."""
+    """The default of `look`: inspects nothing, and needs all weights."""
     return ()
 
 
 def fetch(
     repo: str, *, revision: str | None = None, progress: OnTransfer | None = None, look: InspectConfigs = _unseen
 ) -> Path:
-    """The folder of a checkpoint of the hub (`org/name`), downloaded where the cache does not have it yet.
+    """The folder of a checkpoint of the hub (`org/name`), downloaded unless the cache has it.
 
-    `look` gets the folder when all but the weights is in it, and returns the components whose weights are not needed;
-    what it raises ends the download. Without `progress` it is logged.
+    `look` gets the folder once everything but the weights is in it, and returns the components whose weights are not
+    needed; an exception ends the download. Without `progress`, progress is logged.
 
     Raises CheckpointError with the reason HUB_OFFLINE, MODEL_NOT_FOUND, MODEL_GATED, REVISION_NOT_FOUND,
     DOWNLOAD_FAILED, NO_MODEL_INDEX, UNSAFE_WEIGHTS or WEIGHTS_MISSING; the message says what to run.
@@ -133,7 +133,7 @@ def _look_up(repo: str, revision: str) -> tuple[str, dict[str, int]]:
 
 
 def _cached(cache: _Cache, revision: str, look: InspectConfigs = _unseen) -> Path:
-    """The checkpoint without asking the hub. Raises CheckpointError where it is not there, or not complete."""
+    """The checkpoint in the cache, without asking the hub. Raises CheckpointError if it is missing or incomplete."""
     commit = cache.commit(revision)
     folder = cache.snapshot(commit) if commit else None
     with _with_the_fix(cache.repo, revision):
@@ -235,7 +235,7 @@ def _header(repo: str, file: str, commit: str) -> sizes.Header:
 
 
 def fetch_file(repo: str, file: str) -> Path:
-    """One file on the hub, downloaded where the cache does not have it yet. Raises CheckpointError as `fetch` does."""
+    """One file of the hub, downloaded unless the cache has it. Raises CheckpointError as `fetch` does."""
     with _explained(repo, constants.DEFAULT_REVISION):
         try:
             return Path(hf_hub_download(repo, file, tqdm_class=DownloadBar))
@@ -251,10 +251,10 @@ def fetch_file(repo: str, file: str) -> Path:
 
 
 def discard_unfinished() -> None:
-    """Removes the files that this process has not downloaded to their end, for a process that ends at once.
+    """Removes this process's unfinished downloads, for a process that ends at once.
 
-    huggingface_hub does so when a read returns, which takes long on a silent line. Without /proc they stay: they are
-    under names of their own, and nobody reads them.
+    huggingface_hub does so when a read returns, which takes long on a silent line. Without /proc they stay: they have
+    names of their own, and nothing reads them.
     """
     for descriptor in Path("/proc/self/fd").glob("*"):
         with contextlib.suppress(FileNotFoundError):  # it has just ended
@@ -348,14 +348,14 @@ def _explained(repo: str, revision: str) -> Iterator[None]:
 
 
 def _unreachable(error: BaseException) -> bool:
-    """Whether it is the hub or the way to it that failed, rather than the question."""
+    """Whether the hub or the network failed, and not the request."""
     if isinstance(error, HfHubHTTPError):
         return bool(error.response.status_code >= 500)
     return not isinstance(error, ValueError)
 
 
 def _failure(error: BaseException, repo: str, revision: str) -> CheckpointError:
-    """The error to raise for what huggingface_hub raised."""
+    """Our error for an exception of huggingface_hub."""
     if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
         error = error.__cause__
     page = f"{constants.ENDPOINT}/{repo}"

@@ -15,9 +15,9 @@ from omni_grpc.types.errors import CheckpointError
 
 INDEX = "model_index.json"
 PREFERENCES = "omni_grpc.json"
-"""What a checkpoint says of itself beside this layout, see omni_grpc.checkpoint.overrides. Few have it."""
+"""Settings that a checkpoint brings beside this layout, see omni_grpc.checkpoint.overrides. Few have it."""
 VARIANTS = ("bf16", "fp16", "fp32")
-"""Where the plain weights of a component are missing, the first of these variants that is there is taken."""
+"""Variants to use for a component without plain weights, the first one that exists."""
 WEIGHTS = (
     "diffusion_pytorch_model.safetensors.index{}.json",
     "diffusion_pytorch_model{}.safetensors",

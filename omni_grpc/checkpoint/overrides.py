@@ -1,9 +1,9 @@
-"""What a checkpoint says of itself beside the diffusers layout: the file `omni_grpc.json` in its folder.
+"""Settings that a checkpoint brings beside the diffusers layout: the file `omni_grpc.json` in its folder.
 
 {"defaults": {"width": 128, "steps": 20, "guidance": {"true_cfg_scale": 4.0}},
  "latent_rgb": {"factors": [[r, g, b], ...], "bias": [r, g, b]}}
 
-What it says wins over the spec of its family, which has the released model's values.
+They take precedence over the spec of its family, which has the released model's values.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ LATENT_RGB: Mapping[str, Check] = {"factors": _colors, "bias": _color}
 
 
 def read(content: Mapping[str, Any], where: str) -> Preferences:
-    """Raises CheckpointError for an entry that is unknown or cannot be; `where` is the name of the file."""
+    """Raises CheckpointError for an unknown or invalid entry; `where` is the name of the file."""
     outer = _entries(content, where, "", {"defaults": _mapping, "latent_rgb": _mapping})
     defaults = _entries(outer.get("defaults", {}), where, "defaults.", {**DEFAULTS, "guidance": _mapping})
     guidance = _entries(defaults.pop("guidance", {}), where, "defaults.guidance.", GUIDANCE)

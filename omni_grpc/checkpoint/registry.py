@@ -68,12 +68,12 @@ def specs() -> Mapping[str, ModelSpec]:
 
 
 def on_hub(config: ModelConfig) -> bool:
-    """Whether the model is to be fetched from the hub. A name that is a folder too is the folder."""
+    """Whether the model is fetched from the hub. A name that is also a local folder means the folder."""
     return HUB_ID.fullmatch(config.model) is not None and not Path(config.model).exists()
 
 
 def unfetched(config: ModelConfig) -> Checkpoint:
-    """A model of the hub of which nothing is known but its name."""
+    """A hub model that is not downloaded yet: only its name is known."""
     return Checkpoint(name=config.served_model_name or config.model, path=Path(), spec=nameless_spec(), configs={})
 
 
@@ -82,8 +82,8 @@ def open_model(
 ) -> Checkpoint:
     """The checkpoint that the settings name: a folder, or else a model of the hub (`org/name`), which is downloaded.
 
-    `apply` makes what is returned of what was found, and raises what speaks against it. It is called before the weights
-    of a model of the hub are downloaded, too. Raises CheckpointError with the reason, see hub.fetch, and ConfigError
+    `apply` turns the opened checkpoint into the one to return, or raises if it is refused; for a model of the hub it
+    also runs before the weights are downloaded. Raises CheckpointError with a reason, see hub.fetch, and ConfigError
     for a revision of a folder.
     """
 

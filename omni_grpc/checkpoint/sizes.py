@@ -16,12 +16,12 @@ from omni_grpc.types.errors import CheckpointError
 from omni_grpc.types.spec import Checkpoint
 
 DENOISERS = ("transformer", "transformer_2", "unet", "prior", "decoder")
-"""What diffusers calls the networks that predict."""
+"""diffusers' component names of the denoisers."""
 CODES = ("F8_E4M3", "I8")
 """Dtypes of weights that stay in 8 bits when they are loaded, as safetensors writes them."""
 
 LARGEST_HEADER = 100_000_000
-"""Bytes; what safetensors itself takes."""
+"""Bytes; the limit of safetensors itself."""
 
 _BITS = re.compile(r"[A-Z]+(\d+)")
 _BLOCK = re.compile(r"(?:^|\.)([A-Za-z_]\w*)\.(\d+)\.")

@@ -34,10 +34,10 @@ LAYOUTS: Mapping[str, tuple[str, str]] = {
 """How the two factors of a layer are named. The middle part of PEFT's names is the adapter's name."""
 
 PREFIXES = ("base_model.model.", "diffusion_model.", "unet.")
-"""What may stand before the names of a denoiser's modules and says nothing."""
+"""Prefixes of a denoiser's module names that carry no meaning."""
 
 UNSERVED = re.compile(r"lora_magnitude_vector|dora_scale|\.lora_B(\.\w+)?\.bias$|\.hada_|\.lokr_|\.diff(_b)?$")
-"""Keys that would change the result and are not served: DoRA, biases, LoHa and LoKr, whole differences."""
+"""Keys that would change the result and are not supported: DoRA, biases, LoHa and LoKr, full weight differences."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -75,16 +75,15 @@ def load_weights(
     dtype: torch.dtype,
     threads: int = 1,
 ) -> None:
-    """Gives every parameter of `module` (built on the meta device) its weight from `folder`, in `dtype` on `device`;
-    those that `weights.float32` finds, in float32.
+    """Gives every parameter of `module` (built on the meta device) its weight from `folder`, on `device` and in
+    `dtype`, or in float32 where `weights.float32` matches its name.
 
-    `threads` read and convert side by side; no more parameters than that are on their way at a time. A linear layer
-    takes its tensors itself, so that one which keeps a part of them, or keeps them in fewer bits, holds no more than
-    that; one that has room for them on the host gets them there, read from the files by several threads in the end. A
-    weight that is stored in 8 bits goes to a layer that works in these as it is, the scale of each row before it; any
-    other module gets what it stands for.
-    Parameters end in memory of their own, never in a mapped file, and do not require gradients. Raises CheckpointError
-    that names every missing, every unexpected and every misshapen weight.
+    `threads` parameters are read and converted in parallel, and no more are in flight at a time. A linear layer loads
+    its tensors itself, so one that keeps a shard or quantizes never holds more than that; a layer with a staging buffer
+    on the host gets them there, read from the files by several threads at the end. A weight stored in 8 bits goes as it
+    is, after its row scales, to a layer that computes in that dtype; any other module gets it dequantized. Parameters
+    own their memory, never a mapped file, and do not require gradients. Raises CheckpointError that names every
+    missing, every unexpected and every misshapen weight.
     """
     wanted, reading, header = expected_shapes(module), Reading(), functools.cache(_header)
     with _headers(folder) as (handles, found):

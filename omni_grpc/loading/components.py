@@ -1,4 +1,6 @@
-"""Components that transformers and diffusers bring: text encoders, tokenizers, VAEs. Local safetensors files alone."""
+"""Components that transformers and diffusers bring: text encoders, tokenizers, VAEs. Loaded from local safetensors
+only.
+"""
 
 from __future__ import annotations
 

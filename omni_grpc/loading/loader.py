@@ -23,9 +23,9 @@ Edit = Callable[[nn.Module, str, WeightTargets], None]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
-    """A checkpoint, and where its weights go. `before` are the edits of a denoiser that has its modules and no weights
-    yet, `after` those of one that has its weights; each in order. `loaded` are the components that it has given out;
-    `threads` read the weights of a denoiser. `files` have the weights of components in place of the checkpoint.
+    """A checkpoint and how it is loaded. `before` edits a denoiser that has modules but no weights yet, `after` one
+    that has its weights; both in order. `files`: weights of components in place of the checkpoint's. `loaded`: the
+    components given out so far. `threads` read a denoiser's weights.
     """
 
     checkpoint: Checkpoint

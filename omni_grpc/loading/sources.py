@@ -123,7 +123,7 @@ def codes(source: Source, handles: Mapping[Path, Any]) -> Tensor:
 
 
 def value(source: Source, handles: Mapping[Path, Any]) -> Tensor:
-    """What a tensor of the checkpoint says: codes * scale in float32, any other as it is."""
+    """A tensor of the checkpoint as numbers: codes * scale in float32, any other tensor as it is."""
     if source.codes is None:
         read: Tensor = handles[source.file].get_tensor(source.key)
         return read
@@ -135,7 +135,7 @@ def value(source: Source, handles: Mapping[Path, Any]) -> Tensor:
 
 
 def check_scheme(config: Mapping[str, Any], folder: Path) -> None:
-    """Raises CheckpointError for a component whose config says that it is quantized as nothing here reads it."""
+    """Raises CheckpointError for a component whose config declares a quantization that is not supported."""
     declared = config.get("quantization_config")
     if declared is None and (folder / MODELOPT_CONFIG).is_file():
         try:
@@ -154,7 +154,7 @@ def check_scheme(config: Mapping[str, Any], folder: Path) -> None:
 
 
 def _problem(declared: Any) -> str:
-    """What of it is not served; empty where all is."""
+    """What is not supported about it; empty if everything is."""
     if not isinstance(declared, Mapping):
         return f"quantization_config is {declared!r}"
     method = declared.get("quant_method")

@@ -1,6 +1,6 @@
-"""Turns the bytes that a request brings along into pixels and samples, or refuses them by field.
+"""Decodes the media of a request into pixels and samples, or refuses them by field.
 
-All of it blocks: call it in a thread (`asyncio.to_thread`), never on an event loop.
+Everything here blocks: call it in a thread (`asyncio.to_thread`), never on an event loop.
 """
 
 from omni_grpc.media_in.audio import decode_audio

@@ -1,4 +1,4 @@
-"""Sound as samples."""
+"""Decodes audio to samples."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SLACK = 0.1
 
 
 def decode_audio(data: bytes, mime_type: str = "", *, limits: MediaLimits, field: str) -> tuple[AudioInput, Warnings]:
-    """The first stream of sound at its own rate, mono or stereo, and what was converted.
+    """The first audio stream at its own rate, mono or stereo, and how it was converted.
 
-    Raises InvalidArgument, with `field` as its path, for what is no WAV, FLAC, MP3, Ogg, MP4 or WebM, is cut off, holds
-    no sound of a codec in AUDIO_CODECS, is larger than the limits, or is not what `mime_type` says.
+    Raises InvalidArgument, with `field` as its path, if the file is not WAV, FLAC, MP3, Ogg, MP4 or WebM, is cut off,
+    has no audio of a codec in AUDIO_CODECS, exceeds the limits, or is not what `mime_type` says.
     """
     _check_whole(data, field)
     with opened(data, mime_type, KINDS, limits, field) as file:

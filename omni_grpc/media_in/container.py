@@ -1,4 +1,4 @@
-"""Opens files that hold streams, with nothing of the library but the demuxers and decoders named here."""
+"""Opens container files with only the demuxers and decoders named here enabled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DECODERS = (*VIDEO_CODECS, *AUDIO_CODECS, "libvpx", "libvpx-vp9", "libdav1d", "
 def opened(
     data: bytes, mime_type: str, kinds: tuple[str, ...], limits: MediaLimits, field: str
 ) -> Iterator[av.container.InputContainer]:
-    """The file behind `data`. What goes wrong in the library, in here, is the input's fault: InvalidArgument."""
+    """The opened `data`. Errors of the library inside the block count as the input's fault: InvalidArgument."""
     kind = checked_kind(data, mime_type, kinds, limits, field)
     options = {
         "codec_whitelist": ",".join(_DECODERS),
@@ -57,7 +57,7 @@ def check_codec(stream: av.VideoStream | av.AudioStream, accepted: tuple[str, ..
 
 
 def seconds_of(stream: av.VideoStream | av.AudioStream) -> float | None:
-    """How long the stream says it is."""
+    """The stream's duration in seconds, as it states it."""
     if stream.duration is None or stream.time_base is None:
         return None
     return float(stream.duration * stream.time_base)

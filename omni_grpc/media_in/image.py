@@ -1,4 +1,4 @@
-"""Pictures and masks."""
+"""Decodes images and masks."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def decode_image(
     field: str,
     alpha: bool = False,
 ) -> tuple[ImageInput, Warnings]:
-    """The picture as 8-bit RGB, upright, and what was converted; with `alpha`, one that has it keeps it (4 channels).
+    """The picture as 8-bit RGB, upright, and how it was converted; with `alpha`, an alpha channel is kept (4 channels).
 
-    Raises InvalidArgument, with `field` as its path, for what is no PNG, JPEG, WebP, GIF, BMP or TIFF, is cut off, is
-    larger than the limits, or is not what `mime_type` says.
+    Raises InvalidArgument, with `field` as its path, if the file is not PNG, JPEG, WebP, GIF, BMP or TIFF, is cut off,
+    exceeds the limits, or is not what `mime_type` says.
     """
     with _opened(data, mime_type, limits, field) as (image, warnings):
         if _has_alpha(image) and alpha:

@@ -1,4 +1,4 @@
-"""Decodes the media that one request brings along, all of them together within the limits of one."""
+"""Decodes the media of one request; the limits apply to all of them together."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class InputFile:
 
 
 def decode(files: Sequence[InputFile], config: LimitsConfig) -> tuple[Inputs, Warnings]:
-    """What the files hold, and how they were converted. Blocks.
+    """The decoded files, and how they were converted. Blocks.
 
-    Raises InvalidArgument with the path of every file that is refused. The sizes of all of them are added up, and held
-    against the limits of one.
+    Raises InvalidArgument with the path of every file that is refused. The limits of a single file also apply to the
+    sum of all sizes.
     """
     limits = MediaLimits.of(config)
     refusals: list[InvalidArgument] = []

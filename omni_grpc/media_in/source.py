@@ -1,4 +1,4 @@
-"""Bytes as they come: what their first ones say they are, and those that come inside an address."""
+"""Encoded input bytes: their type by the first bytes, their checksum, and data: URLs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _BRANDS: Mapping[bytes, str] = {
 
 
 def kind_of(data: bytes) -> str:
-    """The MIME type that the first bytes speak of; empty where they say nothing."""
+    """The MIME type by the first bytes; empty if they match none."""
     if data[:4] == b"RIFF":
         return _RIFF.get(data[8:12], "")
     if data[4:8] == b"ftyp":
@@ -103,7 +103,7 @@ def checked_kind(data: bytes, mime_type: str, accepted: tuple[str, ...], limits:
 
 
 def check_sha256(data: bytes, sha256: bytes, *, field: str) -> None:
-    """Compares the bytes with their hash (32 bytes; empty: not checked). Raises InvalidArgument for another hash."""
+    """Raises InvalidArgument unless this is the SHA-256 of the bytes (32 bytes; empty: not checked)."""
     if not sha256:
         return
     if len(sha256) != 32:
@@ -120,8 +120,8 @@ def check_sha256(data: bytes, sha256: bytes, *, field: str) -> None:
 def read_uri(uri: str, *, limits: MediaLimits, field: str) -> tuple[bytes, str]:
     """Bytes and declared MIME type of a data URL (RFC 2397), base64 or percent-encoded.
 
-    Base64 may lack its padding and may use the url-safe alphabet. Raises InvalidArgument for every other address: this
-    server fetches nothing and opens no files.
+    Base64 may lack its padding and may use the url-safe alphabet. Raises InvalidArgument for any other URL: this server
+    fetches nothing and opens no files.
     """
     scheme, colon, rest = uri.partition(":")
     if not colon or scheme.lower() != "data":

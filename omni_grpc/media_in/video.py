@@ -1,4 +1,4 @@
-"""Videos as frames."""
+"""Decodes videos to frames."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HD_HEIGHT = 720
 
 
 def decode_video(data: bytes, mime_type: str = "", *, limits: MediaLimits, field: str) -> tuple[VideoInput, Warnings]:
-    """Every frame of the first video stream as 8-bit RGB, upright, in the order of display, and what was converted.
+    """Every frame of the first video stream as 8-bit RGB, upright, in display order, and how it was converted.
 
     `fps` is what the times of the frames say; frames are neither dropped nor doubled to make their distances equal.
     Raises InvalidArgument, with `field` as its path, for what is no MP4 or WebM, is cut off, holds no video of a codec
