@@ -48,7 +48,7 @@ KINDS: Mapping[str, CacheMethod] = {
 
 
 class Cache:
-    """One kind of cache on the denoisers of one pipeline. Raises ConfigError where it does not work there."""
+    """One kind of cache on the denoisers of one pipeline. Raises ConfigError if it does not work there."""
 
     def __init__(
         self, pipeline: DiffusionPipeline, denoisers: Sequence[ModelMixin], name: str, config: Mapping[str, Any]
@@ -147,7 +147,7 @@ class Cache:
 
 
 def reset(denoisers: Sequence[ModelMixin]) -> None:
-    """Forgets what caches kept of a request, so that the next one starts as if it were the first."""
+    """Clears what caches kept of a request, so that the next one starts as if it were the first."""
     for denoiser in denoisers:
         if isinstance(denoiser, CacheMixin) and denoiser.is_cache_enabled:
             denoiser._reset_stateful_cache()

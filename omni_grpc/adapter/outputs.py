@@ -50,7 +50,7 @@ def _some(items: list[Any], result: Any) -> list[Any]:
 
 
 def _items(value: Any, *, dimensions: int) -> list[Any]:
-    """The outputs of a batch; where there is none, the one output."""
+    """The outputs of a batch; a value without a batch dimension is a single output."""
     if value is None:
         return []
     if isinstance(value, list | tuple):

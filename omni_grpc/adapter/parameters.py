@@ -84,7 +84,7 @@ class Signature:
         return self.name(field) is not None or (self.guided and field == "scale")
 
     def default(self, field: str) -> Any:
-        """The default of that parameter; None where there is none."""
+        """The default of that parameter; None if it has none."""
         name = self.name(field)
         value = self.parameters[name].default if name else None
         return None if value is inspect.Parameter.empty else value

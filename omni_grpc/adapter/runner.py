@@ -137,7 +137,7 @@ class SessionRunner(Runner):
         return Prepared(id=request.id, elapsed=time.monotonic() - began, prompt_tokens=tokens, dropped_tokens=dropped)
 
     def step(self, ids: Sequence[str]) -> Stepped:
-        """One step of the session. Requests that were dropped meanwhile are left out."""
+        """One step of the session. Requests that were dropped in the meantime are skipped."""
         began = time.monotonic()
         progress, broken = [], []
         for request_id in ids:

@@ -1,4 +1,4 @@
-"""One call of a pipeline in a thread of its own, stopped at every step of its scheduler until it is let on."""
+"""One call of a pipeline in a thread of its own, which waits at every step of its scheduler until told to go on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CallProgress:
 
 
 class _Gate:
-    """Stands in for a scheduler's `step`, with its signature: pipelines look at it for what they may pass."""
+    """Replaces a scheduler's `step`, with its signature: pipelines inspect it for what they may pass."""
 
     def __init__(self, scheduler: Any, step: Any, enter: Callable[..., Any], enter_copy: Callable[..., Any]) -> None:
         self._scheduler = scheduler

@@ -110,7 +110,7 @@ def weights(
 
 
 def shards(content: Mapping[str, Any], where: str) -> list[str]:
-    """The file names in the index of a sharded checkpoint. Raises CheckpointError where it is none."""
+    """The file names in the index of a sharded checkpoint. Raises CheckpointError if it is not such an index."""
     names = content.get("weight_map")
     if not isinstance(names, Mapping) or not names or not all(isinstance(name, str) for name in names.values()):
         raise CheckpointError(f"{where} is not an index of weight shards: it has no weight_map of file names")

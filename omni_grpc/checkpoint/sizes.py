@@ -32,8 +32,9 @@ Header = Mapping[str, tuple[str, Sequence[int]]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentSize:
-    """One component with weights. `parameters` and those of them in blocks and in the largest block; `stored_bytes` are
-    those of its files, `coded` those in blocks that are stored in 8 bits. `denoiser`: it predicts, once in each step.
+    """One component with weights. `parameters`: all of them; `in_blocks`, `largest_block`: those in blocks, and in the
+    largest block. `stored_bytes`: bytes of its files; `coded`: parameters in blocks that are stored in 8 bits.
+    `denoiser`: runs once in each step.
     """
 
     name: str
@@ -46,7 +47,7 @@ class ComponentSize:
 
 
 def header(path: Path) -> Header:
-    """The tensors of one file. Raises CheckpointError where it is no safetensors file."""
+    """The tensors of one file. Raises CheckpointError if it is not a safetensors file."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if not 2 <= size <= LARGEST_HEADER:
@@ -55,7 +56,7 @@ def header(path: Path) -> Header:
 
 
 def parse(text: bytes, where: str) -> Header:
-    """The tensors that a header names, "__metadata__" left out. Raises CheckpointError where it is not JSON."""
+    """The tensors that a header names, without "__metadata__". Raises CheckpointError if it is not JSON."""
     try:
         content: dict[str, Any] = json.loads(text)
         return {name: (entry["dtype"], entry["shape"]) for name, entry in content.items() if name != "__metadata__"}

@@ -1,6 +1,6 @@
 """`doctor --advise`: whether a model fits a machine, and the command line for it, lossless settings first.
 
-Nothing is measured here: what a model needs are the bytes of its weights, and an estimate of what it works with.
+Nothing is measured: a model's memory is the bytes of its weights, plus an estimate of what it works with.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PER_PIXEL = 1024
 in two bytes."""
 FRAMES_AT_A_TIME = 8
 TILED = 0.25
-"""The share of that which is left where it decodes in tiles."""
+"""The share of that which a tiled decode works with."""
 USABLE = 0.95
-"""The share of the memory that may be planned with."""
+"""The share of memory that a plan may use."""
 LARGE = 1_000_000_000
-"""Parameters of a model that is slow without a device."""
+"""Parameters from which a model is slow without a GPU."""
 FEW_STEPS = 8
-"""With so few steps hardly one is like the one before."""
+"""With so few steps, each differs too much from the one before."""
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 
 
@@ -55,7 +55,7 @@ class Host:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes on the device and on the host. On a machine without a device all of them are the host's."""
+    """Bytes on the device and on the host. On a machine without a GPU, all of them are on the host."""
 
     device: int
     host: int
@@ -72,8 +72,8 @@ class Reason:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What came out. `commands` has one for each server that should run on the machine; where the model does not fit it
-    is empty, and `lacking` says what is missing. `also` may be added, at the price that it names.
+    """The result. `commands`: one for each server that should run on the machine, empty if the model does not fit; then
+    `lacking` says what is missing. `also`: flags that may be added, at the price that each names.
     """
 
     model: str
@@ -92,7 +92,7 @@ class Advice:
 
 
 def advise(checkpoint: Checkpoint, parts: Sequence[ComponentSize], host: Host, config: EngineConfig) -> Advice:
-    """The first of all ways to run the model that fits: fewest settings that change what is made, then fewest settings.
+    """The best way to run the model that fits: with the fewest settings that change outputs, then the fewest settings.
     What `config` has on stays on.
     """
     case = Case(checkpoint, tuple(parts), host)
@@ -120,7 +120,7 @@ def advise(checkpoint: Checkpoint, parts: Sequence[ComponentSize], host: Host, c
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Case:
-    """A model and a machine, for which every configuration can be weighed."""
+    """A model and a machine, for which configurations are compared."""
 
     checkpoint: Checkpoint
     parts: tuple[ComponentSize, ...]
@@ -130,7 +130,7 @@ class Case:
         return place(config.model, Machine(cuda=bool(self.host.gpus), cores=self.host.cores))
 
     def need(self, config: EngineConfig) -> Need:
-        """What a server with this configuration takes: weights as they are loaded, and an estimate of its work."""
+        """The memory that a server with this configuration needs: weights as loaded, and an estimate of the rest."""
         placement = self.placement(config)
         wide = BYTES[placement.dtype]
         whole = {part.name: part.parameters * wide - _quantised(config, part) * (wide - 1) for part in self.parts}
@@ -155,7 +155,7 @@ class Case:
         return whole * max(0, part.in_blocks - here) // part.parameters
 
     def ways(self, config: EngineConfig, chosen: Sequence[Switch] = ()) -> Iterator[tuple[EngineConfig, list[Switch]]]:
-        """The configuration as it is, and with every set of settings that each save something."""
+        """The configuration as it is, and with every combination of settings in which each saves memory."""
         yield config, list(chosen)
         now, placement = self.need(config), self.placement(config)
         found = [switch for phase in PHASES for switch in switches(config, self.checkpoint, placement, phase)]
@@ -166,14 +166,14 @@ class Case:
                 yield from self.ways(more, [*chosen, switch])
 
     def rank(self, config: EngineConfig, chosen: Sequence[Switch]) -> tuple[Any, ...]:
-        """The smaller the better."""
+        """A sort key: the smaller the better."""
         need = self.need(config)
         if self.lacking(need):
             return (True, need.device + need.host)
         return (False, sum(not switch.remedy.lossless for switch in chosen), len(chosen), need.device)
 
     def lacking(self, need: Need) -> str:
-        """What the machine has too little of; empty where it has enough."""
+        """What the machine has too little of; empty if it has enough."""
         largest, found = max((gpu.memory for gpu in self.host.gpus), default=0), []
         if need.device > largest * USABLE:
             found.append(f"it needs {size_text(need.device)} on the device, which has {size_text(largest)}")
@@ -182,13 +182,13 @@ class Case:
         return "; ".join(found)
 
     def servers(self, need: Need) -> int:
-        """One for each device that it fits on, as far as the host's memory goes."""
+        """The number of servers: one for each device that the model fits on, as far as the host's memory suffices."""
         cards = sum(need.device <= gpu.memory * USABLE for gpu in self.host.gpus)
         return max(1, min(cards, int(self.host.memory * USABLE // need.host) if need.host else cards))
 
 
 def render(it: Advice) -> str:
-    """For people."""
+    """The advice as text."""
     runs = "native" if it.native else "through diffusers"
     wide = BYTES[it.dtype]
     weights = ", ".join(f"{part.name} {size_text(part.parameters * wide)}" for part in it.parts)
@@ -234,8 +234,8 @@ def _quantised(config: EngineConfig, part: ComponentSize) -> int:
 
 
 def _pixels(checkpoint: Checkpoint) -> int:
-    """Of what is decoded at a time where a request says nothing. A pipeline of diffusers tells its size when it is
-    loaded: until then, a picture of 1024 x 1024.
+    """Pixels that are decoded at a time by default. A diffusers pipeline states its size only when it is loaded: until
+    then, a picture of 1024 x 1024.
     """
     if not checkpoint.described:
         return 1024 * 1024

@@ -1,4 +1,4 @@
-"""`python -m omni_grpc doctor`: what is here and what is wrong with it, or whether a model fits."""
+"""`python -m omni_grpc doctor`: what is installed and what is wrong with it, or whether a model fits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACKAGES = ("torch", "diffusers", "transformers", "grpcio", "protobuf")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """One row of the report. `broken` says that something here cannot work until it is repaired."""
+    """One row of the report. `broken`: something cannot work here until it is repaired."""
 
     section: str
     name: str

@@ -1,4 +1,4 @@
-"""The commands that make something: generate, edit, video, audio. On a server, or on this machine."""
+"""The commands that generate media: generate, edit, video, audio. On a server, or on this machine."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ T = TypeVar("T", bound=enum.StrEnum)
 
 PAIRS = (LORAS, EXTRA, LABELS)
 SERVER_ONLY = ("timeout", *(option.name for option in OPTIONS if option.of_job and option.cli))
-"""Arguments that mean nothing without a server."""
+"""Arguments without effect when there is no server."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command, for one kind of generation. `method` is the client's and, unless `offline` says otherwise, that of
-    `Omni`.
+    """One command, for one kind of generation. `method`: the client's method, and that of `Omni` unless `offline` names
+    another.
     """
 
     name: str
@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _value(args: argparse.Namespace, option: RequestOption) -> Any:
-    """What was given for an option; pairs that can be repeated come as a mapping."""
+    """The value of an option; repeatable pairs come as a mapping."""
     value = getattr(args, option.name)
     return dict(value) if value and option.type in PAIRS else value
 
@@ -107,7 +107,7 @@ def _looks_like(kind: OutputFormat) -> OutputFormat:
 
 
 def _refuse_options(args: argparse.Namespace, offline: bool) -> None:
-    """No option is passed over in silence: some have a meaning only with a server, some only without."""
+    """Refuses options without effect, so that none is silently ignored: some need a server, some need its absence."""
     shared = {option.name for option in args.command.options}
     names = SERVER_ONLY if offline else tuple(o.name for o in _offline_options() if o.name not in shared)
     for name in names:

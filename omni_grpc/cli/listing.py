@@ -1,4 +1,6 @@
-"""What this installation can serve, as its registry and its rules for settings say: no server, checkpoint or torch."""
+"""What this installation can serve, by its registry and its rules for settings: no server, checkpoint or torch is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.spec import Checkpoint, ModelSpec
 
 ANY_OTHER = "any other"
-"""Stands for every pipeline of diffusers that is not native."""
+"""Stands for every diffusers pipeline that is not native."""
 BY_CHECKPOINT = "by checkpoint"
-"""Where only the configs of a checkpoint can tell, or the pipeline itself."""
+"""Where only the configs of a checkpoint, or the loaded pipeline, can tell."""
 
 Record = dict[str, Any]
 

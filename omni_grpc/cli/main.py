@@ -1,4 +1,4 @@
-"""`omni-grpc` and `python -m omni_grpc`: generate images, video and sound, look after jobs, start a server.
+"""`omni-grpc` and `python -m omni_grpc`: generate images, video and sound, manage jobs, start a server.
 
 Exit codes: 0 done, 1 an error (one line on stderr), 2 a wrong command line, 130 interrupted. Results go to stdout,
 progress and errors to stderr.
@@ -177,7 +177,7 @@ def _follow_loading(events: Iterable[LoadEvent]) -> None:
 
 
 def _complain(error: OmniError) -> None:
-    """One line with the code, the reason and what to do; below it what the message does not say already."""
+    """One line with the code, the reason and what to do; below it, details that the message does not contain."""
     failure = error.failure
     lines = [f"error: {failure.code} {failure.reason}: {' '.join(failure.message.split())}"]
     lines += [f"  {v.field}: {v.description}" for v in failure.violations if v.description not in failure.message]

@@ -1,7 +1,7 @@
-"""`python -m omni_grpc.serve`: loads a checkpoint in a worker process and serves it over gRPC until told to stop.
+"""`python -m omni_grpc.serve`: loads a checkpoint in a worker process and serves it over gRPC until it is stopped.
 
-A model of the hub is fetched first; the server listens meanwhile, and tells how far it is. Exit codes: 0 stopped
-cleanly, 1 the worker did not come up, 2 a setting or the checkpoint is wrong.
+A model of the hub is fetched first; the server listens meanwhile, and reports progress. Exit codes: 0 stopped cleanly,
+1 the worker did not come up, 2 a setting or the checkpoint is wrong.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ async def _run(config: EngineConfig) -> int:
 
 
 async def serve(engine: Engine) -> int:
-    """Serves an engine that has not been started, until SIGTERM or SIGINT. Raises what keeps it from starting."""
+    """Serves an engine that has not been started, until SIGTERM or SIGINT. Raises the error that keeps it from
+    starting.
+    """
     from omni_grpc.server import Server
 
     server = Server(engine, engine.config.server)
@@ -78,7 +80,7 @@ async def serve(engine: Engine) -> int:
 
 
 async def _stop(server: Server, drain: float, signals: asyncio.Queue[str]) -> None:
-    """Lets the jobs that are there end, for `drain` seconds at most, or until a second signal comes."""
+    """Lets the remaining jobs finish, for `drain` seconds at most, or until a second signal comes."""
     logger.info("draining: no new jobs; existing jobs get %g s to finish, a second signal ends them now", drain)
     stopping, asked_again = asyncio.create_task(server.stop(drain)), asyncio.create_task(signals.get())
     await asyncio.wait({stopping, asked_again}, return_when=asyncio.FIRST_COMPLETED)
@@ -97,7 +99,7 @@ def _signals() -> asyncio.Queue[str]:
 
 
 def _announce(engine: Engine, port: int) -> None:
-    """The one line on stdout: whoever started this process may wait for it and read the address out of it."""
+    """The one line on stdout: a parent process can wait for it and read the address from it."""
     assert engine.ready is not None
     where, what = f"{engine.config.server.host}:{port}", f"{engine.ready.device} {engine.ready.dtype}"
     print(f"omni_grpc {__version__} listening on {where} (model {engine.checkpoint.name}, {what})", flush=True)

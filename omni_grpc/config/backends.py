@@ -1,7 +1,7 @@
-"""Attention backends: one table of what there is, what each needs and how it is called, and how one is chosen.
+"""Attention backends: one table of what exists, what each one needs and how it is called, and how one is chosen.
 
-Data alone: the server reads it without torch, `ops.attention` runs what it says. docs/adding-a-feature.md says how to
-add one.
+Data alone: the server reads it without torch, and `ops.attention` runs it. docs/adding-a-feature.md says how to add
+one.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Backend:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What attention is for: type of device and its compute capability (None: it has none), and shape. kernels: the ops
-    that have a kernel there.
+    """What attention is needed for: the type of device and its compute capability (None: it has none), and the shape.
+    kernels: the ops that have a kernel on that device.
     """
 
     device: str
@@ -185,7 +185,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "FP8_ATTN": ("FLASH_ATTN_3_FP8", "FP8_EMULATION"),
     "INT8_ATTN": ("OMNI_INT8", "INT8_EMULATION"),
 }
-"""Names that stand for several backends: the first that can run."""
+"""Names that stand for several backends; the first one that can run is used."""
 
 QUANTIZED: Mapping[str, Mapping[str, str]] = {
     "fp8": {
@@ -229,7 +229,7 @@ ALIASES: Mapping[str, str] = {
     "_FLASH_3": "FLASH_ATTN_3",
     "SAGE": "SAGE_ATTN",
 }
-"""Other names, some of them diffusers', and what they are called here."""
+"""Other names, some of them diffusers' -> our names."""
 
 ELSEWHERE: Mapping[str, str] = {
     "FLASHINFER_ATTN": "FLASH_ATTN",
@@ -243,11 +243,11 @@ ELSEWHERE: Mapping[str, str] = {
     "FASTVIDEO_VSA": "FLASH_ATTN",
     "RAINFUSION_ATTN": "FLASH_ATTN",
 }
-"""Backends of vLLM-Omni and diffusers that are not served yet, and what comes nearest here."""
+"""Backends of vLLM-Omni and diffusers that are not supported yet, and the nearest ones here."""
 
 
 def names() -> tuple[str, ...]:
-    """Everything that a setting may be, but for aliases."""
+    """Every value of the setting, except aliases."""
     return (AUTO, *FAMILIES, *BACKENDS)
 
 
@@ -278,15 +278,15 @@ def refused(field: str, message: str, reason: str = "BAD_CONFIGURATION") -> Conf
 
 
 def candidates(name: str, device: str) -> tuple[str, ...]:
-    """The backends that a name stands for on a type of device, best first."""
+    """The backends that a name stands for on a type of device, the best first."""
     if name == AUTO:
         return DEFAULTS.get(device, ("TORCH_SDPA",))
     return FAMILIES.get(name, (name,))
 
 
 def in_precision(name: str, precision: str, field: str = SETTING) -> str:
-    """What a canonical name, with or without a form, is in a precision. Raises ConfigError (NOT_SUPPORTED) for one that
-    does not have it.
+    """The backend of a canonical name, with or without a form, in a precision. Raises ConfigError (NOT_SUPPORTED) for
+    one without that precision.
     """
     forms = QUANTIZED.get(precision)
     if forms is None:
@@ -301,7 +301,7 @@ def in_precision(name: str, precision: str, field: str = SETTING) -> str:
 
 def choose(name: str, use: Use, field: str = SETTING) -> str:
     """The first backend that a canonical name stands for and that can run; the name may have a form. Raises ConfigError
-    (ATTENTION_UNAVAILABLE) where none can, with what each of them lacks.
+    (ATTENTION_UNAVAILABLE) if none can, with what each of them lacks.
     """
     lacks = {}
     for candidate in candidates(name.partition(" ")[0], use.device):
@@ -335,7 +335,7 @@ def kernel_for(kernel: str, quantized: bool = False) -> str:
 
 
 def lack(backend: Backend, use: Use) -> str:
-    """What keeps a backend from a use, with the fix where there is one; empty where nothing does."""
+    """Why a backend cannot serve a use, with the fix if there is one; empty if it can."""
     if backend.devices and use.device not in backend.devices:
         return f"runs on {', '.join(backend.devices)}, not on {use.device}"
     if backend.capability is not None and use.capability is not None:

@@ -1,4 +1,4 @@
-"""Which backend and which precision an attention gets: by its role, and by step and layer."""
+"""Which backend and precision each attention gets: by its role, and by step and layer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RANGES = ("steps", "layers")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """For one role. "auto" leaves it to what is looked at next. `field`: the setting that named the backend."""
+    """The choice for one role; "auto" defers to the next that applies. `field`: the setting that named the backend."""
 
     backend: str = AUTO
     precision: str = AUTO
@@ -36,8 +36,8 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A precision for a part of the denoising: from one fraction to another, excluded, of the steps and of the blocks
-    of a stack. Where the second one is 1, to the end.
+    """A precision for part of the denoising: from one fraction of the steps, and of the blocks of a stack, up to but
+    not including another. 1 means to the end.
     """
 
     precision: str
@@ -47,21 +47,23 @@ class Window:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """All that was asked for. Of the schedule, the first window that covers a step and a layer counts."""
+    """All choices. Of the schedule, the first window that covers a step and a layer applies."""
 
     default: Choice = Choice()
     per_role: Mapping[str, Choice] = dataclasses.field(default_factory=dict)
     schedule: tuple[Window, ...] = ()
 
     def of(self, role: str, category: str) -> Choice:
-        """Setting by setting: what the role says, else its category, else the default; "auto" is the platform's."""
+        """The role's choice, else its category's, else the default, for backend and precision separately; "auto" is the
+        platform's.
+        """
         asked = [self.per_role[name] for name in (role, category) if name in self.per_role] + [self.default]
         by = next((choice for choice in asked if choice.backend != AUTO), self.default)
         precision = next((choice.precision for choice in asked if choice.precision != AUTO), AUTO)
         return Choice(backend=by.backend, precision=precision, field=by.field)
 
     def check(self, known: Iterable[str]) -> None:
-        """Raises ConfigError for a role that is none of these, which are those of a model and their categories."""
+        """Raises ConfigError for a role that is not in `known`, the roles of a model and their categories."""
         known = sorted(set(known))
         for role in self.per_role:
             if role not in known:

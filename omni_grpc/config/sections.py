@@ -17,17 +17,17 @@ from omni_grpc.config.options import Option, options_of, sections_of, setting, u
 from omni_grpc.types.errors import ConfigError, Violation
 
 BUNDLED = Path(__file__).resolve().parents[1] / "demo"
-"""The checkpoint that comes with the package, for whoever names none."""
+"""The checkpoint that comes with the package: the default model."""
 
 NATIVE_CACHES = ("tea_cache",)
 DIFFUSERS_CACHES = ("first_block", "taylorseer", "mag", "faster", "pab", "sea", "text_kv")
-"""Step caches that --cache-backend can name, by what runs the model."""
+"""Values of --cache-backend, by what runs the model."""
 QUANTIZATIONS = ("fp8", "int8", "gguf")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which checkpoint, where, in which precision and on which attention."""
+    """Which checkpoint, where it runs, in which precision and with which attention."""
 
     model: str = setting(
         dataclasses.MISSING,
@@ -76,7 +76,7 @@ class ModelConfig:
 
     @property
     def attention(self) -> roles.Roles | None:
-        """What attentions are to run on, None where nothing says so. Raises ConfigError, see `roles`."""
+        """The backends and precisions of attention, None if no setting names any. Raises ConfigError, see `roles`."""
         if self.diffusion_attention_backend is None and self.diffusion_attention_config is None:
             return None
         return roles.parse(self.diffusion_attention_backend, self.diffusion_attention_config)
@@ -113,7 +113,7 @@ class AdapterConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """The step cache: what changes little from one step to the next is not computed again."""
+    """The step cache: skips computation that changes little from one step to the next."""
 
     cache_backend: str | None = setting(
         None,
@@ -127,7 +127,7 @@ class CacheConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationConfig:
-    """Weights in fewer bits, of native models."""
+    """Quantized weights, for native models."""
 
     quantization: str | None = setting(
         None,
@@ -157,7 +157,7 @@ class LoraConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadConfig:
-    """Weights that live in the host's memory."""
+    """Weights that stay in host memory."""
 
     enable_layerwise_offload: bool = setting(
         False, "layerwise offload: keep the blocks in host memory, and only the running ones on the device"
@@ -169,7 +169,7 @@ class OffloadConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilerConfig:
-    """Where the time of a request goes, component by component."""
+    """Time per request, component by component."""
 
     enable_diffusion_pipeline_profiler: bool = setting(
         False,
@@ -184,7 +184,7 @@ class ProfilerConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """What waits, and how much of it."""
+    """The queue, and how much it holds."""
 
     max_queue: int = setting(256, "most jobs in the queue; further jobs are refused with RESOURCE_EXHAUSTED", minimum=1)
     max_num_seqs: int = setting(8, "most requests that share a denoising step (continuous batching)", minimum=1)
@@ -249,7 +249,7 @@ class JobsConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """When a worker counts as dead, how it comes back, and what it prepares."""
+    """When a worker counts as dead, how it is restarted, and what it prepares."""
 
     worker_timeout: float = setting(30.0, "seconds without a heartbeat after which a worker is killed", minimum=1)
     phase_timeout: float = setting(

@@ -26,26 +26,26 @@ DEGREES: Mapping[str, str] = {"--usp": "--ulysses-degree", "--ring": "--ring-deg
 """What vLLM-Omni's short flags are called in full."""
 
 SHORT: Mapping[str, str] = {"-dac": "--diffusion-attention-config"}
-"""vLLM-Omni's short flags of what is called the same here."""
+"""vLLM-Omni's short flags for flags of the same name here."""
 
 ENVIRONMENT_ALIASES: Mapping[str, str] = {"DIFFUSION_ATTENTION_BACKEND": "diffusion_attention_backend"}
 """Variables of vLLM-Omni, and what they set."""
 
 OF_THE_BUILD = frozenset({"OMNI_GRPC_BUILD", "OMNI_GRPC_CUDA_ARCHS"})
-"""Variables of setup.py."""
+"""Environment variables of setup.py."""
 
 ALWAYS: Mapping[str, str] = {
     "--omni": "always on; not needed",
     "--step-execution": "step execution is always on",
     "--enforce-eager": "nothing is compiled; --cuda-graph-tokens 0 turns CUDA graphs off",
 }
-"""vLLM-Omni's flags for what needs no flag here, and what they are answered with. Flags alone: no variables or keys."""
+"""vLLM-Omni's flags that are not needed here, and the answer to each. Flags alone: no variables or keys."""
 
 
 def settings(argv: Sequence[str], environ: Mapping[str, str], *, prog: str, description: str) -> EngineConfig:
     """The configuration for a command line. --help, --version and a flag without its value print and exit.
 
-    Raises ConfigError for a flag, variable or key that is unknown, and for a value that cannot be.
+    Raises ConfigError for an unknown flag, variable or key, and for an invalid value.
     """
     parser = _parser(prog, description)
     argv, paths = _dotted(argv)

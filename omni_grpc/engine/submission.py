@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A request and how its job is to be kept. Times in seconds; None takes the configured one.
+    """A request and how to run its job. Times in seconds; None takes the configured one.
 
-    `queue_timeout` runs from now until the job starts, `run_timeout` from its start to its end; both begin anew where
-    the job goes back to the queue. `deadline` is a moment in Unix seconds that holds for all of it.
+    `queue_timeout` runs from now until the job starts, `run_timeout` from its start to its end; both restart if the job
+    is requeued. `deadline` is a time in Unix seconds that holds for all of it.
     """
 
     draft: Draft

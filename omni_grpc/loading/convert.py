@@ -212,7 +212,7 @@ def _convert_index(old: Path, new: Path, made: Mapping[str, Converted]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Converts, and prints a line for each file that it made. The exit code is 2 where it cannot."""
+    """Converts, and prints a line for each file that it wrote. The exit code is 2 if it cannot."""
     parser = argparse.ArgumentParser(
         prog="omni-grpc convert",
         description="Converts the pickled weights of a checkpoint to safetensors. Does not run the code of a pickle.",

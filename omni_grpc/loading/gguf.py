@@ -69,7 +69,7 @@ class GgufFile:
 
     @classmethod
     def open(cls, path: Path, served: SingleFile, model: str) -> GgufFile:
-        """Reads the header of a file that is to be of `model`, as `served` describes its files.
+        """Reads the header of a file that must be for `model`, with `served` describing the files that are supported.
 
         Raises CheckpointError with the reason BAD_GGUF for a file that cannot be read or is cut off, one of another
         architecture, and by name for tensors of types that are not served.

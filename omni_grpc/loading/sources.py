@@ -101,7 +101,7 @@ def stored_as(sources: Sequence[Source]) -> torch.dtype | None:
 def scales(source: Source, handles: Mapping[Path, Any]) -> Tensor:
     """The scale of each row of a weight in 8 bits, float32 [rows].
 
-    Raises CheckpointError for one that is zero, negative or not finite: what it stands for would be zero or NaN.
+    Raises CheckpointError for one that is zero, negative or not finite: its weights would be zero or NaN.
     """
     assert source.scale is not None
     read: Tensor = handles[source.scale.file].get_tensor(source.scale.key).float().flatten()

@@ -1,1 +1,1 @@
-"""Resolution: what a request or a server's settings become, or why they are refused, before any work is done."""
+"""Resolution: completes a request or a server's settings, or refuses them, before any work is done."""

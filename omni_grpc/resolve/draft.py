@@ -11,7 +11,7 @@ from omni_grpc.types.request import Draft, GuidanceDraft, Task
 from omni_grpc.types.request_options import exclusive_faults, options_of
 
 Refuse = Callable[[str, str], None]
-"""Takes note of a field that is refused, by its path in the API, and why."""
+"""Records a field that is refused, by its path in the API, and why."""
 
 
 def make_draft(kind: str, model: str, prompt: str, task: Task, given: Mapping[str, Any], refuse: Refuse) -> Draft:
@@ -44,7 +44,7 @@ def _drafted(name: str, value: Any) -> Any:
 
 
 def _with_end(draft: Draft, end: float, refuse: Refuse) -> Draft:
-    """The draft with a duration in place of the second at which the clip ends."""
+    """The draft with a duration in place of the clip's end time."""
     start = draft.start or 0.0
     if end <= start:
         refuse("start, end", f"the end at {end:g} s is not after the start at {start:g} s")

@@ -1,4 +1,4 @@
-"""How long a video is, in frames: which counts a model can make, and the one that is nearest to a playing time."""
+"""The length of a video in frames: which counts a model can make, and the one nearest to a duration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint, Limits
 
 TOLERANCE = 1e-6
-"""Frames by which a playing time may be off before its caller is told."""
+"""Frames by which a duration may be off before the caller is warned."""
 
 
 def nearest_frames(count: float, limits: Limits) -> int:
@@ -22,33 +22,35 @@ def nearest_frames(count: float, limits: Limits) -> int:
 
 
 def frames_within(count: int, limits: Limits) -> int:
-    """The largest legal number of frames up to `count`, or the smallest that there is."""
+    """The largest legal number of frames up to `count`, or else the smallest legal number."""
     nearest = nearest_frames(count, limits)
     return nearest if nearest <= count else nearest_frames(nearest - limits.frame_multiple, limits)
 
 
 def segments(num_frames: int | None, limits: Limits) -> int:
-    """In how many parts, one after the other, a video is made. Each takes all the steps of its request."""
+    """The number of segments that a video is made in, one after the other. Each takes all the steps of its request."""
     if not limits.segment_frames or num_frames is None:
         return 1
     return -(-num_frames // limits.segment_frames)
 
 
 def counts_frames(draft: Draft, checkpoint: Checkpoint) -> bool:
-    """Whether this is a video by its playing time, for a model that wants to know a number of frames."""
+    """Whether this is a video whose length is given as a duration, for a model that takes a number of frames."""
     is_video = draft.task.modality is Modality.VIDEO
     return is_video and draft.duration is not None and "num_frames" in checkpoint.spec.takes
 
 
 def rate(draft: Draft, checkpoint: Checkpoint) -> float | None:
-    """Frames per second that a playing time is counted with: as asked, else those of the video that it starts from."""
+    """Frames per second that a duration is converted with: the draft's, else the source video's, else the model's
+    default.
+    """
     source = draft.inputs.source_video
     usual = checkpoint.defaults.fps if source is None else source.fps
     return usual if draft.fps is None else draft.fps
 
 
 def duration_fault(draft: Draft, checkpoint: Checkpoint) -> str:
-    """What is wrong with the playing time of a video, or ""."""
+    """What is wrong with the duration of a video, or ""."""
     if draft.duration is None or not counts_frames(draft, checkpoint):
         return ""
     fps, most = rate(draft, checkpoint), checkpoint.limits.max_frames
@@ -61,7 +63,7 @@ def duration_fault(draft: Draft, checkpoint: Checkpoint) -> str:
 
 
 def count_frames(draft: Draft, checkpoint: Checkpoint) -> tuple[Draft, tuple[RequestWarning, ...]]:
-    """The draft with a number of frames in place of its playing time, and what to say where that is not exact."""
+    """The draft with a number of frames in place of its duration, and a warning if that is not exact."""
     fps = rate(draft, checkpoint)
     if draft.duration is None or fps is None or not counts_frames(draft, checkpoint):
         return draft, ()

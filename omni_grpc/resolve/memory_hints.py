@@ -1,6 +1,6 @@
-"""What saves memory, in one table: for a worker that has run out of it, and for `doctor --advise`.
+"""Settings that save memory, in one table: for a worker that ran out of it, and for `doctor --advise`.
 
-To tell of another setting that saves memory, add a row.
+To suggest another setting, add a row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _in_full_precision(placement: Placement, checkpoint: Checkpoint) -> bool:
 
 
 def _all_at_once(placement: Placement, checkpoint: Checkpoint) -> bool:
-    """Native models decode one output after the other anyway."""
+    """Native models decode outputs one by one anyway."""
     return checkpoint.spec.family == OPAQUE_FAMILY
 
 
@@ -43,10 +43,10 @@ def _shared(placement: Placement, checkpoint: Checkpoint) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """A setting, and what makes a better value of its present one: the same where there is none.
+    """A setting, and a function from its current value to a better one, or to the same where there is none.
 
-    `phases` are those whose memory it saves, `where` says on which machine and for which model it can. `lossless`: what
-    is made stays the same. `excludes` names a setting that is refused beside it.
+    `phases` are those whose memory it saves; `where` says on which machine and for which model it helps. `lossless`:
+    outputs stay the same. `excludes` names a setting that cannot be combined with it.
     """
 
     setting: str
@@ -133,12 +133,12 @@ SMALLER: Mapping[Modality, str] = {
     Modality.VIDEO: "fewer outputs or a smaller size, or fewer frames",
     Modality.AUDIO: "fewer outputs or a shorter duration",
 }
-"""What a request can ask for, by what the model makes."""
+"""What a request can reduce, by what the model makes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Switch:
-    """A remedy that this server can take, with its value, and the flag that sets it."""
+    """A remedy that this server can apply, with its value and the flag that sets it."""
 
     remedy: Remedy
     value: Any
@@ -151,7 +151,7 @@ def changed(config: EngineConfig, **settings: Any) -> EngineConfig:
 
 
 def switches(config: EngineConfig, checkpoint: Checkpoint, placement: Placement, phase: str) -> list[Switch]:
-    """What would save memory in a phase, is not on, and is taken by the model beside what is on."""
+    """Remedies that save memory in a phase, are not applied yet, and work with this model and configuration."""
     known, found = {option.name: option for option in options()}, []
     for remedy in REMEDIES:
         option = known[remedy.setting]
@@ -173,8 +173,8 @@ def switches(config: EngineConfig, checkpoint: Checkpoint, placement: Placement,
 def out_of_memory(
     failure: Failure, phase: str, config: EngineConfig, checkpoint: Checkpoint, placement: Placement
 ) -> Failure:
-    """The failure, whose message also says what would save memory in this phase. "switches" of its metadata are the
-    flags alone.
+    """The failure, with a message that also says what would save memory in this phase. "switches" of its metadata are
+    the flags alone.
     """
     found = switches(config, checkpoint, placement, phase)
     ways = [f"start the server with {', '.join(switch.flag for switch in found)} (any of them)"] if found else []

@@ -26,12 +26,12 @@ from omni_grpc.types.spec import Checkpoint, GuidanceKind
 T = TypeVar("T")
 
 ENCODING = frozenset({"output_fps", "sample_rate_hz"})
-"""Fields that are about the file and not about the model."""
+"""Fields about the encoded file, not about the model."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """A request ready for work, what to tell its user about it, and which fields got a default."""
+    """A complete request, what to tell its user about it, and which fields got a default."""
 
     request: Request
     warnings: tuple[RequestWarning, ...]
@@ -91,7 +91,7 @@ def check_task(model: str, task: Task, checkpoint: Checkpoint) -> None:
 
 
 def _path(field: str, task: Task) -> str:
-    """What the API calls a field: the sound that a sound starts from is its reference."""
+    """The path of a field in the API. The sound that a sound starts from is its reference."""
     return "reference" if field == "audio" and task.modality is Modality.AUDIO else field
 
 
@@ -258,8 +258,8 @@ def cfg_is_on(draft: Draft, facts: ServingFacts) -> bool:
 
 
 def placeholder(checkpoint: Checkpoint, *, size: int, outputs: int, frames: int = 0) -> Request:
-    """A request that nobody made, for measuring: square, one step, without guidance; of a video, `frames` or the
-    nearest number that can be made. Where the model makes something of pictures alone, it gets black ones.
+    """A synthetic request for measurements: square, one step, without guidance; for a video, `frames` or the nearest
+    number that can be made. Required pictures are black.
     """
     task, limits = checkpoint.spec.tasks[0], checkpoint.limits
     black = ImageInput(size, size, 3, bytes(3 * size * size))

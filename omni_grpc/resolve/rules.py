@@ -37,7 +37,7 @@ TAKEN = (
 """What ModelSpec.takes may name."""
 
 MAX_LAYERS = 64
-"""No model says where it ends, so this only keeps out what cannot be meant."""
+"""A sanity bound: no model states its own limit."""
 
 REQUIRED: Mapping[str, tuple[Task, ...]] = {
     "images": (Task.IMAGE_TO_IMAGE, Task.IMAGE_EDIT, Task.INPAINT, Task.LAYERED),
@@ -51,8 +51,8 @@ REQUIRED: Mapping[str, tuple[Task, ...]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServingFacts:
-    """What the rules may look at besides the request: the model, the server's limits, the step cache of a request that
-    does not mention it (None: there is none), and what the worker found out.
+    """What rules may look at besides the request: the model, the server's limits, the step cache of a request that does
+    not choose one (None: no cache), and what the worker found out.
     """
 
     checkpoint: Checkpoint
@@ -67,7 +67,7 @@ class ServingFacts:
 
 
 def takes(name: str, facts: ServingFacts) -> bool:
-    """Whether the model takes a part of guidance as such, and decides by itself what it does with it."""
+    """Whether the model has this part of guidance as a parameter of its own, and decides itself what it does."""
     return name in facts.checkpoint.spec.takes
 
 
@@ -173,7 +173,7 @@ def _text(name: str) -> Callable[[Draft, ServingFacts], str]:
 
 
 def _taken(name: str) -> Callable[[Draft, ServingFacts], str]:
-    """An input that the model has no use for is refused: without it the result is not what was asked for."""
+    """Refuses an input that the model cannot use: without it, the result is not what was asked for."""
 
     def rule(draft: Draft, facts: ServingFacts) -> str:
         value = getattr(draft.inputs, name, None) if hasattr(draft.inputs, name) else getattr(draft, name)

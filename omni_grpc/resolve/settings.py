@@ -1,4 +1,6 @@
-"""Every decision made for a server: which settings its model takes, and where it runs. For requests see `resolve`."""
+"""Every decision made for a server: which settings its model accepts, and where it runs. For requests see
+`resolve.request`.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ DIFFUSERS_ONLY = ("diffusers_load_kwargs", "diffusers_call_kwargs")
 """Settings that are refused as long as diffusers is not asked for by name, also where `auto` would choose it."""
 
 OF_ANY_VAE = ("vae_use_slicing", "vae_use_tiling")
-"""Settings of the autoencoder, which native models take from diffusers."""
+"""Settings of the autoencoder, which native models share with diffusers."""
 
 
 def facts_of(config: EngineConfig, checkpoint: Checkpoint, ready: Ready | None) -> ServingFacts:
-    """What the rules for requests look at, for a server with this configuration and what its worker has found out."""
+    """The facts for the rules of requests, from a server's configuration and what its worker found out."""
     return ServingFacts(
         checkpoint,
         config.limits,
@@ -32,8 +34,8 @@ def facts_of(config: EngineConfig, checkpoint: Checkpoint, ready: Ready | None) 
 
 
 def apply_settings(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint as the settings change it: those that stand in for an entry of its configs are put there, so that
-    defaults and the model itself find them. Raises ConfigError, see check_settings.
+    """The checkpoint with the settings that replace an entry of its configs put there, so that defaults and the model
+    itself see them. Raises ConfigError, see check_settings.
     """
     check_settings(config, checkpoint)
     if not is_native(checkpoint):
@@ -47,14 +49,14 @@ def apply_settings(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _stands_in(name: str, checkpoint: Checkpoint) -> bool:
-    """Whether a setting stands in for something that the checkpoint has."""
+    """Whether a setting replaces an entry of the checkpoint's configs."""
     component, key = checkpoint.spec.settings.get(name, ("", ""))
     return checkpoint.configs.get(component, {}).get(key) is not None
 
 
 def check_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Raises ConfigError for settings that the model would not look at: those of the diffusers adapter for a native
-    model, those of native models for a diffusers pipeline, and whatever a feature refuses (`feature_rules`).
+    """Raises ConfigError for settings that the model would ignore: those of the diffusers adapter for a native model,
+    those of native models for a diffusers pipeline, and those that a feature refuses (`feature_rules`).
     """
     wrong = {
         **_adapter_faults(config, checkpoint),

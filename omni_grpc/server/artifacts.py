@@ -106,7 +106,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
 
 
 async def _receive(requests: AsyncIterator[artifact_pb2.UploadAssetRequest], size: int) -> tuple[bytes, bytes]:
-    """The bytes of an upload and their SHA-256. Raises InvalidArgument where they are not `size` bytes."""
+    """The bytes of an upload and their SHA-256. Raises InvalidArgument if they are not `size` bytes."""
     data, digest = bytearray(), hashlib.sha256()
     while (message := await _next(requests)) is not None:
         if not message.HasField("data"):

@@ -153,7 +153,7 @@ class Catalog:
 
 
 def _messages(tasks: Sequence[Task]) -> Iterator[tuple[Any, Set[str]]]:
-    """The requests that ask for these tasks, and what is served of each."""
+    """The request messages for these tasks, and the fields of each that are served."""
     for task in tasks:
         if task is Task.TEXT_TO_IMAGE:
             yield generation_pb2.GenerateImageRequest, GENERATE_IMAGE
@@ -178,7 +178,7 @@ def _max_audio(checkpoint: Checkpoint) -> float | None:
 
 
 def _video_limits(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Nothing where it makes no video."""
+    """Limits of videos; nothing for a model that makes none."""
     if all(task.modality is not Modality.VIDEO for task in checkpoint.tasks):
         return {}
     limits, defaults = checkpoint.limits, checkpoint.defaults

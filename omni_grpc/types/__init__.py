@@ -1,1 +1,1 @@
-"""Types: the records that every room speaks in. Standard library only; nothing here imports another room."""
+"""Types: the records that all rooms share. Standard library only; nothing here imports another room."""

@@ -1,4 +1,4 @@
-"""What a request may say about adapters and step caches, and what comes back about both: plain frozen data."""
+"""What a request may set about adapters and step caches, and what is reported about both: plain frozen data."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ V = TypeVar("V", bound="Addable")
 
 
 class Addable(Protocol):
-    """A report that can be added to another one of its kind."""
+    """A report that can be added to another of its kind."""
 
     def __add__(self, other: Self, /) -> Self: ...
 
 
 MAX_LORAS = 8
-"""Most adapters of one request."""
+"""The most adapters of one request."""
 
 MAX_LORA_SCALE = 100.0
-"""Largest factor of an adapter, and with a minus the smallest."""
+"""The largest factor of an adapter; its negative is the smallest."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +88,14 @@ class FixedCache:
 
 
 def threshold_fault(value: Any) -> str:
-    """What is wrong with a threshold of TeaCache, "" for nothing."""
+    """What is wrong with a threshold of TeaCache, or ""."""
     if isinstance(value, int | float) and 0 <= value < math.inf:
         return ""
     return f"is {value!r}, expected a number of at least 0 (0 never reuses a step)"
 
 
 def coefficients_fault(values: Sequence[Any]) -> str:
-    """What is wrong with coefficients of TeaCache, "" for nothing."""
+    """What is wrong with coefficients of TeaCache, or ""."""
     numbers = (
         isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in values
     )
@@ -106,7 +106,7 @@ def coefficients_fault(values: Sequence[Any]) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CacheDraft:
-    """The step cache as it was asked for: off, or on with what is not given left to the server."""
+    """The step cache as requested: off, or on, with unset values left to the server."""
 
     off: bool = False
     rel_l1_thresh: float | None = None
@@ -115,8 +115,8 @@ class CacheDraft:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CacheCount:
-    """What a step cache did in one component: row evaluations that it answered and that were computed, and the sum of
-    the `measured` relative changes that it decided by.
+    """What a step cache did in one component: row evaluations that it served and that were computed, and the sum of the
+    `measured` relative changes that it decided by.
     """
 
     component: str

@@ -33,7 +33,7 @@ def opaque_spec(pipeline: str) -> ModelSpec:
 
 
 def nameless_spec() -> ModelSpec:
-    """Of a model that is not here yet, so that not even its pipeline is known."""
+    """The spec of a model that is not downloaded yet: not even its pipeline class is known."""
     return dataclasses.replace(opaque_spec(""), family="", runner="", exclusive=False)
 
 

@@ -1,8 +1,7 @@
 """What can go wrong, in one vocabulary: every error has a canonical code, a stable reason and a message with the fix.
 
-The codes are gRPC's canonical status codes by name, so that the control tower can answer with them and the compute
-tower, which must not import grpc, can still raise them. `Failure` is the picklable form that crosses the process
-boundary.
+The codes are gRPC's canonical status codes by name, so that the server can answer with them and the worker, which must
+not import grpc, can still raise them. `Failure` is the picklable form that crosses the process boundary.
 """
 
 from __future__ import annotations
@@ -107,8 +106,8 @@ class OmniError(Exception):
 
 
 class InvalidArgument(OmniError):
-    """The request breaks a rule, whatever the state of the server. Names the field, its value, the rule and the
-    nearest valid value.
+    """The request breaks a rule, whatever the state of the server. Names the field, its value, the rule and the nearest
+    valid value.
     """
 
     code = Code.INVALID_ARGUMENT
@@ -137,7 +136,7 @@ class ResourceExhausted(OmniError):
 
 
 class Unavailable(OmniError):
-    """Not now: the server drains or its worker is restarting. Safe to retry."""
+    """Not now: the server is draining or its worker is being restarted. Safe to retry."""
 
     code = Code.UNAVAILABLE
     default_reason = "UNAVAILABLE"
@@ -151,7 +150,7 @@ class DeadlineExceeded(OmniError):
 
 
 class OperationCancelled(OmniError):
-    """Somebody asked for the job to stop."""
+    """The job was stopped on request."""
 
     code = Code.CANCELLED
     default_reason = "CANCELLED"
@@ -165,14 +164,14 @@ class Aborted(OmniError):
 
 
 class AlreadyExists(OmniError):
-    """The thing to create is there already."""
+    """The thing to create already exists."""
 
     code = Code.ALREADY_EXISTS
     default_reason = "ALREADY_EXISTS"
 
 
 class OutOfRange(OmniError):
-    """An offset or sequence number outside of what is kept."""
+    """An offset or sequence number outside the range that is kept."""
 
     code = Code.OUT_OF_RANGE
     default_reason = "OUT_OF_RANGE"
@@ -186,14 +185,14 @@ class PermissionDenied(OmniError):
 
 
 class Unimplemented(OmniError):
-    """Designed and documented, not served by this version."""
+    """Designed and documented, but not served by this version."""
 
     code = Code.UNIMPLEMENTED
     default_reason = "NOT_YET_SERVED"
 
 
 class InternalError(OmniError):
-    """A defect of ours. The message says what was being done; the log has the traceback."""
+    """A bug of ours. The message says what was being done; the log has the traceback."""
 
 
 _BY_CODE: Mapping[Code, type[OmniError]] = {
@@ -217,7 +216,7 @@ _BY_CODE: Mapping[Code, type[OmniError]] = {
 
 
 class ConfigError(OmniError):
-    """A setting that is unknown, has the wrong type, or cannot work on this machine. Raised at start, never later."""
+    """A setting that is unknown, has the wrong type, or cannot work on this machine. Raised at startup, never later."""
 
     code = Code.INVALID_ARGUMENT
     default_reason = "BAD_CONFIGURATION"

@@ -89,7 +89,7 @@ class Preempted:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """Takes its steps again, after `wait` seconds aside."""
+    """Takes steps again, after `wait` seconds of preemption."""
 
     completed_steps: int
     wait: float

@@ -1,4 +1,4 @@
-"""What a worker finds out about its model while loading it: one record, which replies contain."""
+"""What a worker finds out about its model while loading it: one record, which is part of every reply."""
 
 from __future__ import annotations
 

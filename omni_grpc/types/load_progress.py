@@ -1,4 +1,4 @@
-"""How far loading a model is: the same words for the worker, the server and its clients."""
+"""The progress of loading a model: the same words for the worker, the server and its clients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import enum
 
 
 class LoadPhase(enum.StrEnum):
-    """What is being done, in the order in which it is."""
+    """The phases of loading, in order."""
 
     DOWNLOADING = "DOWNLOADING"
     LOADING = "LOADING"
@@ -36,7 +36,7 @@ class Loading:
 
 
 def size_text(count: float) -> str:
-    """A number of bytes for people, in powers of 1000 as disks and networks are sold."""
+    """A number of bytes for people, in powers of 1000."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

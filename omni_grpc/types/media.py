@@ -117,7 +117,7 @@ class AudioInput:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """The media that a request brings along, decoded; what it does not bring is None or empty."""
+    """The decoded media of a request; what it does not have is None or empty."""
 
     images: tuple[ImageInput, ...] = ()
     mask: ImageInput | None = None
@@ -131,5 +131,5 @@ class Inputs:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The names of those that are there."""
+        """The names of the inputs that are set."""
         return tuple(field.name for field in dataclasses.fields(self) if getattr(self, field.name))

@@ -1,9 +1,9 @@
-"""The two messages between the towers: the engine sends a `Plan`, the worker answers with `Report`s.
+"""The two messages between engine and worker: the engine sends a `Plan`, the worker answers with `Report`s.
 
-A plan says what to do now in each of the three phases (prepare, step, decode) and which requests to forget. The
-phases have lanes of their own in the worker, so a plan is answered by several reports, one as each piece of work
-ends, in any order: each admitted or decoded request gets Prepared, DecodedPart, Decoded or Broken, each step gets
-Stepped, whether or not a request was dropped meanwhile. So a report always frees exactly one lane.
+A plan says what to do now in each of the three phases (prepare, step, decode) and which requests to drop. Each phase
+has a lane of its own in the worker, so a plan is answered by several reports, one as each piece of work ends, in any
+order: each admitted or decoded request gets Prepared, DecodedPart, Decoded or Broken, each step gets Stepped, whether
+or not a request was dropped meanwhile. So a report always frees exactly one lane.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class RequestStep:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """One forward is done, for every request that shared it: in `progress` where it ended a step, in `broken` where it
-    failed, in neither where the step needs another forward.
+    """One forward is done, for every request that shared it: in `progress` if it ended a step, in `broken` if it
+    failed, in neither if the step needs another forward.
     """
 
     elapsed: float
@@ -182,7 +182,7 @@ class Decoded:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedPart:
-    """What was finished of one request is decoded: `done` of `total` parts. The request goes on."""
+    """The finished part of a request is decoded: `done` of `total` parts. The request goes on."""
 
     id: str
     elapsed: float
@@ -206,7 +206,7 @@ class Beat:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Died:
-    """The worker is of no more use, with all that it held: it says so itself, or its executor finds it gone."""
+    """The worker is unusable, and everything that it held is lost: it says so itself, or its executor finds it gone."""
 
     failure: Failure
 

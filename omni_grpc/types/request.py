@@ -1,4 +1,4 @@
-"""What a user asks for: a Draft as it came, and the Request that it is completed to. Plain frozen data."""
+"""What a user asks for: a Draft as it arrived, and the Request that it is completed to. Plain frozen data."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Guidance:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GuidanceDraft:
-    """Guidance as it was asked for. None means "not given"."""
+    """Guidance as requested. None means "not given"."""
 
     scale: float | None = None
     true_cfg_scale: float | None = None
@@ -92,7 +92,7 @@ class GuidanceDraft:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """What a generation may have besides what every one has. None: not given, or of no use to the task or the model.
+    """Options that only some generations have. None: not given, or of no use to the task or the model.
 
     `scheduler` is a class name in diffusers; empty: the checkpoint's own.
     """

@@ -172,7 +172,7 @@ class RequestOption:
 
     @property
     def of_job(self) -> bool:
-        """Whether it says how a server treats the job, so that it means nothing without one."""
+        """Whether it sets how a server treats the job, and so has no effect without a server."""
         return self.path.startswith("options.")
 
 
@@ -331,7 +331,7 @@ API_ONLY: Mapping[str, tuple[str, ...]] = {
 
 
 EXCLUSIVE = (("seed", "seeds"), ("num_frames", "duration"), ("end", "duration"))
-"""Options of which a request gives one."""
+"""Options that exclude each other."""
 
 
 def options_of(kind: str) -> Iterator[RequestOption]:
@@ -340,7 +340,7 @@ def options_of(kind: str) -> Iterator[RequestOption]:
 
 
 def served_paths(kind: str) -> frozenset[str]:
-    """The fields of one kind of request that are served; what else is set in it is refused by name."""
+    """The fields of one kind of request that are served; any other field that is set is refused by name."""
     return frozenset(
         [option.path for option in options_of(kind)] + [path for path, of in API_ONLY.items() if kind in of]
     )
@@ -362,8 +362,8 @@ def checked_names(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def normalized(kind: str, given: Mapping[str, Any], faults: dict[str, str]) -> dict[str, Any]:
-    """The options that are given, as plain Python; None is the same as not given. What an option cannot be is added to
-    `faults`, under the option's path.
+    """The options that are given, as plain Python; None is the same as not given. Invalid values are added to `faults`,
+    under the option's path.
     """
     found: dict[str, Any] = {}
     for option in options_of(kind):
@@ -378,7 +378,7 @@ def normalized(kind: str, given: Mapping[str, Any], faults: dict[str, str]) -> d
 
 
 def exclusive_faults(kind: str, given: Mapping[str, Any]) -> dict[str, str]:
-    """Paths of options that exclude each other, where a request gives both -> what is wrong."""
+    """Options that exclude each other, where a request gives both: path -> what is wrong."""
     paths = {option.name: option.path for option in options_of(kind)}
     pairs = (pair for pair in EXCLUSIVE if all(name in given and name in paths for name in pair))
     return {", ".join(paths[name] for name in pair): "are both set; set only one of them" for pair in pairs}

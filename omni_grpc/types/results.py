@@ -14,7 +14,7 @@ from omni_grpc.types.request import Guidance
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RequestWarning:
-    """Something that was decided for the user, or that they asked for and that had no effect."""
+    """A decision made for the user, or an option of theirs that had no effect."""
 
     code: str
     field: str

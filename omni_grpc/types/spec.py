@@ -22,7 +22,7 @@ Configs = Mapping[str, Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lazy:
-    """A function by its import string, imported where it is called: a spec is read without torch, and is pickled."""
+    """A function by its import string, imported when it is called: a spec is read without torch, and is pickled."""
 
     path: str
 
@@ -39,8 +39,8 @@ class GuidanceKind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the checkpoint can do. Sizes in pixels; `size_multiple` follows from the VAE and the patch size, never
-    from a constant. A video longer than `segment_frames` is made in parts of so many frames, one after the other; 0:
+    """What the checkpoint supports. Sizes in pixels; `size_multiple` follows from the VAE and the patch size, never
+    from a constant. A video longer than `segment_frames` is made in segments of so many frames, one after the other; 0:
     all frames at once.
     """
 
@@ -59,9 +59,9 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What a request gets where it says nothing.
+    """The defaults of requests.
 
-    `negative_prompt`: None where a model is guided by a second prediction only if it is told what away from.
+    `negative_prompt`: None where a model uses classifier-free guidance only if a negative prompt is given.
     `image_area`: pixels of what is made from a picture, in the shape of that picture; None: as many as the picture has.
     `frames_of_source`: what is made from a video has as many frames.
     """
@@ -118,11 +118,10 @@ def check_config(config: Mapping[str, Any], served: Mapping[str, Any], component
 
 
 class SplitKind(enum.StrEnum):
-    """What each rank has of a module whose weights are spread over ranks.
+    """What each rank has of a module whose weights are sharded (tensor parallel).
 
-    COLUMN: a linear layer's outputs for its share of the channels. ROW: a linear layer's inputs of its share; outputs
-    are summed over the ranks. HEADS: an attention's share of the heads. NORM: of an RMS norm over the channels of all
-    heads, its share of them.
+    COLUMN: a share of a linear layer's output channels. ROW: a share of its input channels; outputs are summed over the
+    ranks. HEADS: a share of an attention's heads. NORM: a share of the channels of an RMS norm over all heads.
     """
 
     COLUMN = "COLUMN"
@@ -133,9 +132,9 @@ class SplitKind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Split:
-    """How a module is spread. `parts` are the relative sizes of what lies side by side in the channels that are cut,
-    each of which is cut for itself: (1, 4) for a layer that reads attention and a feed-forward of four times its width.
-    Without `parts`, outputs are made of as many equal ones as WeightMap.fused says, and inputs of one.
+    """How a module is sharded. `parts` are the relative sizes of what is concatenated along the sharded channels; each
+    part is sharded by itself: (1, 4) for a layer that reads attention and a feed-forward of four times its width.
+    Without `parts`, outputs have as many equal parts as WeightMap.fused says, and inputs have one.
     """
 
     kind: SplitKind
@@ -164,8 +163,8 @@ class WeightMap:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowSlice:
-    """Some rows of a tensor in a file: which module of the checkpoint they belong to, how many they are beside the
-    others of the tensor, and where they are among those that the module gets.
+    """Some rows of a tensor in a file: the module of the checkpoint that they belong to, their number relative to the
+    tensor's other rows, and their place among the rows of that module.
     """
 
     module: str
@@ -191,7 +190,7 @@ class FileLayout:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SingleFile:
-    """The single files (GGUF) that a model's denoiser may come from: what they may say that they are, and the layouts
+    """Single files (GGUF) that a denoiser can be loaded from: the architectures that they may declare, and the layouts
     that they may have besides the checkpoint's own names.
     """
 
@@ -209,30 +208,30 @@ class ModelSpec:
     """One pipeline class of one family.
 
     `name` is the diffusers pipeline class that model_index.json names; `pipeline` is the import string of our class.
-    `tensor_parallel` says, per component, which modules can be spread over ranks: pattern -> Split, where a pattern is
-    a path with `*` for any part of it; a component without a table is not spread.
-    `limits` and `defaults` are computed from the checkpoint's own configs; they are module-level functions, since a
-    spec travels to the worker process. Without `latent_rgb`, previews show three groups of latent channels as colours.
-    `variant` says in which fields the spec is another one for checkpoints with certain configs, where one pipeline
-    class stands for several models; it raises CheckpointError for those that the family does not serve.
+    `tensor_parallel` says, per component, which modules can be sharded over ranks: pattern -> Split, where a pattern is
+    a path with `*` for any part of it; a component without a table is not sharded. `limits` and `defaults` are computed
+    from the checkpoint's own configs; they are module-level functions, since a spec travels to the worker process.
+    Without `latent_rgb`, previews show three groups of latent channels as colors. `variant` returns the fields in which
+    the spec differs for checkpoints with certain configs, where one pipeline class stands for several models; it raises
+    CheckpointError for those that the family does not serve.
 
     `guidance` is a function of the configs where checkpoints of the class differ in it. `schedulers` are those that a
     request may choose in place of the checkpoint's own, by class name in diffusers.
 
     `takes` names what the model uses besides prompt, size, steps, guidance and seeds: fields of a Draft ("strength",
     "num_frames", "fps", "duration", "start", "text") and of its inputs ("images", "mask", "first_frame", ...).
-    `settings` names settings of the server that stand in for an entry of the configs: setting -> (component, key).
+    `settings` names settings of the server that replace an entry of the configs: setting -> (component, key).
     `exclusive`: one request at a time, from its prepare to the end of its decode.
 
-    `preprocess(request, configs)` makes what the model reads of a request's pictures and videos, by input, without
-    weights; `postprocess(decoded)` makes an Output of what the VAE decoded. `Pipeline.prepare` and `Pipeline.decode`
-    call them; anyone else may, see docs/adding-a-model.md.
+    `preprocess(request, configs)` turns a request's pictures and videos into what the model reads, by input, without
+    weights; `postprocess(decoded)` turns what the VAE decoded into an Output. `Pipeline.prepare` and `Pipeline.decode`
+    call them; so may other code, see docs/adding-a-model.md.
 
-    What features have to know of the model: `cache_coefficients`, a polynomial, highest power first, from the relative
-    change of a block stack's signal to that of its output, as TeaCache fits it; `sensitive_layers`, those that lose too
-    much in fewer bits: parts of their names, paths with `*`, or "re:" and a regular expression. Where nothing is said,
-    those that send a token to its experts: a small difference is another expert. `single_file`: files that stand in for
-    the weights of a denoiser.
+    For features: `cache_coefficients`, a polynomial, highest power first, from the relative change of a block stack's
+    signal to that of its output, as TeaCache fits it; `sensitive_layers`, those that lose too much when quantized:
+    parts of their names, paths with `*`, or "re:" and a regular expression. By default these are the routers of
+    mixture-of-experts layers, where a small difference selects another expert. `single_file`: files that replace the
+    weights of a denoiser.
     """
 
     name: str
@@ -260,8 +259,8 @@ class ModelSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """What one checkpoint says of itself and its spec cannot know. `defaults` are fields of Defaults, `guidance` those
-    of its guidance.
+    """Settings of one checkpoint that the spec of its family cannot know. `defaults` are fields of Defaults, `guidance`
+    those of its guidance.
     """
 
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -271,10 +270,10 @@ class Preferences:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint folder and the spec that serves it. `name` is what requests call it.
+    """A checkpoint folder and the spec that serves it. `name` is the model name in requests.
 
-    `siblings` are the same weights under other specs, for tasks that this one lacks; `refusals` say why some task is
-    lacking all the same. `preferences` win over the spec. The weights of components in `replaced` come from elsewhere.
+    `siblings` are the same weights under other specs, for tasks that this one lacks; `refusals` say why a task is still
+    lacking. `preferences` take precedence over the spec. The weights of components in `replaced` come from elsewhere.
     """
 
     name: str
@@ -288,7 +287,7 @@ class Checkpoint:
 
     @property
     def described(self) -> bool:
-        """False as long as only loading the model can tell what it does: then it has no tasks, limits or defaults."""
+        """False while only loading the model can tell what it supports: it has no tasks, limits or defaults then."""
         return bool(self.spec.tasks)
 
     @property
@@ -302,7 +301,7 @@ class Checkpoint:
         return tuple(dict.fromkeys(task for part in self.parts for task in part.spec.tasks))
 
     def of(self, task: Task) -> Checkpoint:
-        """The part that does a task; itself where none does."""
+        """The part that supports a task; itself if none does."""
         return next((part for part in self.parts if task in part.spec.tasks), self)
 
     @property

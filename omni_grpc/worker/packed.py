@@ -259,7 +259,7 @@ class PackedRunner(Runner):
         return moved, broken
 
     def _release_batch(self, work: RunningRequests) -> None:
-        """Forgets the last batch where one of its requests was dropped during the step: the batch holds its states."""
+        """Drops the last batch if one of its requests was dropped during the step: the batch holds its states."""
         with self._lock:
             if not self._held.keys() >= work.keys():
                 self._rows = None

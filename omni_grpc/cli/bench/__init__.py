@@ -1,1 +1,1 @@
-"""Measures what a served model makes: `python -m omni_grpc bench`. Loads no torch; the worker does."""
+"""Measures what a served model generates: `python -m omni_grpc bench`. Loads no torch; the worker does."""

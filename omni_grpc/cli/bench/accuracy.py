@@ -1,4 +1,4 @@
-"""Whether pictures show what was asked for: captions of shapes that training never saw, rendered and judged."""
+"""Prompt accuracy: renders captions of shapes that training never saw, and judges whether pictures show them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from omni_grpc.types.results import Effective
 
 ALL = "all"
 MAX_PSNR = 100.0
-"""What the same picture counts as, in dB."""
+"""The PSNR in dB that identical pictures count as."""
 
 Told = Callable[[int], None]
-"""Is told how many pictures are there."""
+"""Called with the number of pictures that are done."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def captions(count: int, seed: int) -> list[Caption]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PictureSettings:
-    """What all pictures have in common; None: the model's default."""
+    """Settings that all pictures share; None: the model's default."""
 
     width: int | None = None
     height: int | None = None
@@ -66,7 +66,7 @@ class Rendering:
 
 
 def render(config: EngineConfig, chosen: Sequence[Caption], shape: PictureSettings, told: Told) -> Rendering:
-    """Draws every caption, as many at once as the settings let share their steps."""
+    """Renders every caption, as many at once as the settings let share their steps."""
     with Omni.of(config, alone=True) as omni:
 
         def draw(caption: Caption) -> tuple[Pixels, Generation]:
@@ -132,7 +132,7 @@ def compared(before: Sequence[Verdict], after: Sequence[Verdict]) -> dict[str, A
 
 
 def likeness(pictures: Sequence[Pixels], others: Sequence[Pixels]) -> dict[str, Any]:
-    """Of each pair of pictures: PSNR in dB (the same ones count as MAX_PSNR) and SSIM."""
+    """PSNR in dB (identical pictures count as MAX_PSNR) and SSIM of each pair of pictures."""
     pairs = list(zip(pictures, others, strict=True))
     psnr = [min(MAX_PSNR, figures.psnr(*pair)) for pair in pairs]
     return {

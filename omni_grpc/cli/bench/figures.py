@@ -1,4 +1,4 @@
-"""Intervals of shares, and how much two pictures are alike."""
+"""Confidence intervals of shares, and the similarity of two pictures."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from omni_grpc.types.errors import FailedPrecondition, InternalError
 
 
 def require_encoder(name: str) -> str:
-    """The name, where there is such an encoder. Raises FailedPrecondition (CODEC_MISSING) where there is none."""
+    """The name, if there is such an encoder. Raises FailedPrecondition (CODEC_MISSING) if there is none."""
     try:
         av.Codec(name, "w")
     except av.codec.codec.UnknownCodecError:
