@@ -28,8 +28,7 @@ class Asset:
 class Assets:
     """Assets by id, at most `budget` bytes in total; each is kept for `retention` seconds after its last use.
 
-    An upload that does not fit is refused; no other asset is evicted for it. All methods are called from the engine's
-    thread.
+    An upload that does not fit is refused; no other asset is evicted for it. All methods run on the engine's thread.
     """
 
     def __init__(

@@ -281,8 +281,7 @@ def _gone() -> Unavailable:
 
 
 class LocalExecutor:
-    """The same worker in this process, for offline use: there is no server to keep responsive, and no second process to
-    start.
+    """The same worker in this process, for offline use: no server to keep responsive, and no second process to start.
 
     alone: nothing else in this process uses the device. Otherwise CUDA graphs are off unless the configuration asks for
     them: during capture, no other thread may wait for the device or draw from its random generator.

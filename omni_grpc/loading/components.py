@@ -1,6 +1,4 @@
-"""Components that transformers and diffusers bring: text encoders, tokenizers, VAEs. Loaded from local safetensors
-only.
-"""
+"""Components that transformers and diffusers bring: text encoders, tokenizers, VAEs. Local safetensors files only."""
 
 from __future__ import annotations
 

@@ -178,9 +178,7 @@ class Reading:
         return _library() is not None
 
     def add(self, file: Path, offset: int, target: Tensor) -> None:
-        """Adds a target [...], contiguous and of any shape, whose bytes begin at `offset` in the file. Only where
-        `possible`.
-        """
+        """Adds a target [...], contiguous and of any shape, whose bytes begin at `offset`. Only where `possible`."""
         self._pieces.append((file, offset, target))
 
     def run(self, threads: int = READ_THREADS) -> None:

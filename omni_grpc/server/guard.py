@@ -138,8 +138,8 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _is_cancelled() -> bool:
-    """Whether the call itself is cancelled. If only something inside it was, the call goes on, and its client waits for
-    an answer.
+    """Whether the call itself is cancelled. If only something inside it was, the call goes on: its client awaits an
+    answer.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,6 +1,4 @@
-"""grpc.health.v1: whether this server takes jobs ("" and each service), and whether it need not be restarted
-("liveness").
-"""
+"""grpc.health.v1: readiness for jobs ("" and each service), and "liveness", which fails if no worker ever loaded."""
 
 from __future__ import annotations
 

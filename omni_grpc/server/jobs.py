@@ -26,9 +26,7 @@ MAX_REASON_CHARS = 1024
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WatchOptions:
-    """How a watcher wants to see a job: the shortest time in seconds between progress events, and whether with
-    previews.
-    """
+    """How a watcher wants to see a job: shortest time in seconds between progress events, and whether with previews."""
 
     interval: float
     previews: bool

@@ -1,4 +1,4 @@
-"""What a worker finds out about its model while loading it: one record, which is part of every reply."""
+"""What a worker finds out about its model while loading it, and the part of it that every reply contains."""
 
 from __future__ import annotations
 
