@@ -303,7 +303,7 @@ def with_plain_names(folder: Path, weights: Sequence[layout.Weights]) -> Path:
             failures.append(f"{home}: {error.strerror or error}")
     raise CheckpointError(
         f"{folder} has only a variant of some weights ({layout.some(list(renamed.values()), 4)}), which needs a "
-        f"folder of links, and none can be made ({'; '.join(failures)}). Set HF_HOME or TMPDIR to a folder that can be "
+        f"folder of links, and none can be made ({'; '.join(failures)}); set HF_HOME or TMPDIR to a folder that can be "
         "written, or rename the weights",
         reason="CHECKPOINT_DOES_NOT_LOAD",
     )

@@ -99,9 +99,9 @@ def test_each_row_gets_its_own_adapters_and_a_row_alone_all_tokens_there_are(tmp
 
 
 def test_an_adapter_at_scale_zero_is_not_even_multiplied(tmp_path: Path) -> None:
-    module, _ = wrapped(
-        tmp_path, {**factors("q", 8, 6), "q.alpha": torch.tensor(torch.inf)}, {"q": WeightTarget("layer")}
-    )
+    # each factor is finite, and their product is not
+    huge = {key: factor * 1e30 for key, factor in factors("q", 8, 6).items()}
+    module, _ = wrapped(tmp_path, huge, {"q": WeightTarget("layer")})
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(2))
     for scale, finite in ((0.0, True), (1.0, False)):
         with activate(Rows([(owner(Lora(lora_id="a", scale=scale)), "cond")], [Row.of(img=4)], LAYOUTS)):
