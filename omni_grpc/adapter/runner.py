@@ -20,12 +20,12 @@ from omni_grpc.adapter.prompts import count_tokens
 from omni_grpc.adapter.randomness import Randomness
 from omni_grpc.adapter.session import CallProgress, Session
 from omni_grpc.config.backends import AUTO
-from omni_grpc.types.adapters_and_caches import FixedCache
 from omni_grpc.types.errors import InternalError, InvalidArgument, OperationCancelled
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.media import PreviewImage
 from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, RequestStep, Stepped
 from omni_grpc.types.request import Request
+from omni_grpc.types.step_cache import FixedCache
 from omni_grpc.worker import delivery, media
 from omni_grpc.worker.base import LoadedModel, Runner, RunnerContext
 from omni_grpc.worker.failure import failure

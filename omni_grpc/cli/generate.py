@@ -112,7 +112,7 @@ def _refuse_options(args: argparse.Namespace, offline: bool) -> None:
     names = SERVER_ONLY if offline else tuple(o.name for o in _offline_options() if o.name not in shared)
     for name in names:
         if getattr(args, name) is not None:
-            why = "has no effect without a server" if offline else "is a setting of the running server"
+            why = "has no effect without a server" if offline else "is a setting of the server, which is running"
             flag = next((o.flags[0] for o in args.command.options if o.name == name and o.flags), f"--{name}")
             args.parser.error(f"{flag.replace('_', '-')} {why}")
 

@@ -187,7 +187,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 }
 """Names that stand for several backends; the first one that can run is used."""
 
-QUANTIZED: Mapping[str, Mapping[str, str]] = {
+EIGHT_BIT: Mapping[str, Mapping[str, str]] = {
     "fp8": {
         AUTO: "FP8_ATTN",
         "FLASH_ATTN": "FLASH_ATTN_3_FP8",
@@ -288,7 +288,7 @@ def in_precision(name: str, precision: str, field: str = SETTING) -> str:
     """The backend of a canonical name, with or without a form, in a precision. Raises ConfigError (NOT_SUPPORTED) for
     one without that precision.
     """
-    forms = QUANTIZED.get(precision)
+    forms = EIGHT_BIT.get(precision)
     if forms is None:
         return name
     plain, space, form = name.partition(" ")

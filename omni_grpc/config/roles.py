@@ -21,7 +21,7 @@ PRECISIONS: Mapping[str, str] = {
     "fp8_e4m3": "fp8",
     "int8": "int8",
 }
-"""What a setting may say, and the dtype that it is, or one of `backends.QUANTIZED`."""
+"""What a setting may say, and the dtype that it is, or one of `backends.EIGHT_BIT`."""
 RANGES = ("steps", "layers")
 
 

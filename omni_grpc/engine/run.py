@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 
 from omni_grpc.engine.jobs import Job
-from omni_grpc.types.adapters_and_caches import Adapter, AppliedLora, CacheCount, Lora, tally
 from omni_grpc.types.errors import Failure
 from omni_grpc.types.events import (
     Completed,
@@ -19,8 +18,10 @@ from omni_grpc.types.events import (
     StepProgress,
 )
 from omni_grpc.types.findings import WorkerFindings
+from omni_grpc.types.lora import Adapter, AppliedLora, Lora
 from omni_grpc.types.plan import Decoded, DecodedPart, Media, Prepared, RequestStep
 from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
+from omni_grpc.types.step_cache import CacheCount, tally
 
 MAX_ATTEMPTS = 2
 """Attempts that a job gets: the scheduler requeues it once."""

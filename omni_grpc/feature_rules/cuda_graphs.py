@@ -24,6 +24,6 @@ RULES = FeatureRules(
     faults=_faults,
     setting="cuda_graph_tokens",
     excludes={
-        "layerwise_offload": "needs weights that stay where they are: leave out --enable-layerwise-offload",
+        "layerwise_offload": "does not work with --enable-layerwise-offload, which moves weights; leave one out",
     },
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from omni_grpc.config import DIFFUSERS_CACHES, NATIVE_CACHES, CacheConfig, EngineConfig
 from omni_grpc.feature_rules.base import Faults, FeatureRules, Variants, is_native
-from omni_grpc.types.adapters_and_caches import TeaCache, coefficients_fault, threshold_fault
 from omni_grpc.types.diffusers_spec import OPAQUE_FAMILY
 from omni_grpc.types.spec import Checkpoint, ModelSpec
+from omni_grpc.types.step_cache import TeaCache, coefficients_fault, threshold_fault
 
 DEFAULT_THRESHOLD = 0.2
 """Of TeaCache, where neither the request nor --cache-config gives one."""
@@ -36,14 +36,16 @@ def _faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
         return {"cache_config": "needs --cache-backend"}
     if backend not in offered:
         runs, name = "is native" if native else "runs through diffusers", checkpoint.spec.name
-        return {"cache_backend": f"{backend!r} is no step cache of {name}, which {runs}; it has {', '.join(offered)}"}
+        known = ", ".join(offered)
+        return {"cache_backend": f"{backend!r} is not a step cache for {name}, which {runs}; choose from {known}"}
     return _argument_faults(config.cache) if native else {}
 
 
 def _argument_faults(cache: CacheConfig) -> Faults:
     given = cache.cache_config or {}
     if unknown := sorted(given.keys() - {"rel_l1_thresh", "coefficients"}):
-        return {"cache_config": f"has {', '.join(unknown)}; {cache.cache_backend} takes rel_l1_thresh and coefficients"}
+        keys = ", ".join(unknown)
+        return {"cache_config": f"has unknown keys {keys}; {cache.cache_backend} takes rel_l1_thresh and coefficients"}
     faults = {
         "rel_l1_thresh": threshold_fault(given.get("rel_l1_thresh", DEFAULT_THRESHOLD)),
         "coefficients": coefficients_fault(given.get("coefficients") or ()),

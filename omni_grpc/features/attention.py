@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.config.backends import AUTO, INVARIANT, QUANTIZED, choose, flag_of, in_precision, refused
+from omni_grpc.config.backends import AUTO, EIGHT_BIT, INVARIANT, choose, flag_of, in_precision, refused
 from omni_grpc.config.roles import Choice, Roles, Window
 from omni_grpc.features import Context
 from omni_grpc.nn.attention import Attention, AttentionWrapper, leaves
@@ -58,7 +58,7 @@ def apply(module: nn.Module, config: Roles, context: Context) -> None:
 
 def _dtype(precision: str, own: torch.dtype) -> torch.dtype:
     """The dtype that queries, keys and values are cast to. Precisions of 8 bits are made from the model's own dtype."""
-    dtype: torch.dtype = own if precision == AUTO or precision in QUANTIZED else getattr(torch, precision)
+    dtype: torch.dtype = own if precision == AUTO or precision in EIGHT_BIT else getattr(torch, precision)
     return dtype
 
 
@@ -123,7 +123,7 @@ class PreciseAttention(AttentionWrapper):
         self.variant = PrecisionSchedule(precision, tuple(windows))
         self.in_8_bits = nn.ModuleDict()
         for each in {precision} | {window.precision for window in windows}:
-            if each in QUANTIZED:
+            if each in EIGHT_BIT:
                 coded = copy.copy(inner)
                 coded.backend = in_precision(inner.backend, each)
                 self.in_8_bits[each] = coded
@@ -150,7 +150,7 @@ class PreciseAttention(AttentionWrapper):
         model's dtype.
         """
         by_row = set(self._by_row(rows))
-        return self._with(*by_row).computed_by(rows) if len(by_row) == 1 and by_row <= QUANTIZED.keys() else None
+        return self._with(*by_row).computed_by(rows) if len(by_row) == 1 and by_row <= EIGHT_BIT.keys() else None
 
     def runs_on(self, device: torch.device, dtype: torch.dtype) -> list[str]:
         found = []
@@ -162,7 +162,7 @@ class PreciseAttention(AttentionWrapper):
         return found
 
     def _with(self, precision: str) -> Attention:
-        found = self.in_8_bits[precision] if precision in QUANTIZED else self.inner
+        found = self.in_8_bits[precision] if precision in EIGHT_BIT else self.inner
         assert isinstance(found, Attention)
         return found
 

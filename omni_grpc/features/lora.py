@@ -19,8 +19,8 @@ from omni_grpc.loading.adapters import AdapterFile, Factors, read_adapter, refus
 from omni_grpc.loading.checkpoint import WeightTarget
 from omni_grpc.nn.linear import AnyLinear, active
 from omni_grpc.nn.rows import Owner
-from omni_grpc.types.adapters_and_caches import Adapter, Lora
 from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.lora import Adapter, Lora
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from omni_grpc.nn.stack import Carry, RunBlocks, Stack, convert, main_stack
 from omni_grpc.ops.cache import compare_store
 from omni_grpc.ops.readback import read_back
 from omni_grpc.pipeline.state import State
-from omni_grpc.types.adapters_and_caches import CacheCount, tally
+from omni_grpc.types.step_cache import CacheCount, tally
 
 
 def apply(module: nn.Module, config: CacheConfig, context: Context) -> None:

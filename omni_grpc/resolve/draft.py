@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from omni_grpc.types.adapters_and_caches import Lora
+from omni_grpc.types.lora import Lora
 from omni_grpc.types.request import Draft, GuidanceDraft, Task
 from omni_grpc.types.request_options import exclusive_faults, options_of
 

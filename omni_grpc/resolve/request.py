@@ -16,12 +16,12 @@ from omni_grpc.config import LimitsConfig
 from omni_grpc.resolve.advice import ADVICE, CFG_FIELDS
 from omni_grpc.resolve.frames import count_frames, frames_within, nearest_frames
 from omni_grpc.resolve.rules import MEDIA_RULES, OUTPUT_FORMATS, REQUIRED, RULES, Rule, ServingFacts, takes
-from omni_grpc.types.adapters_and_caches import TeaCache
 from omni_grpc.types.errors import FailedPrecondition, InvalidArgument, NotFound, Violation
 from omni_grpc.types.media import ImageInput, Inputs, Modality, OutputFormat
 from omni_grpc.types.request import MAX_SEED, Draft, Guidance, GuidanceDraft, Request, Task, has_negative
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint, GuidanceKind
+from omni_grpc.types.step_cache import TeaCache
 
 T = TypeVar("T")
 

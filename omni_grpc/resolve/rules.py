@@ -12,18 +12,12 @@ from collections.abc import Callable, Mapping
 
 from omni_grpc.config import LimitsConfig
 from omni_grpc.resolve.frames import counts_frames, duration_fault, nearest_frames
-from omni_grpc.types.adapters_and_caches import (
-    MAX_LORA_SCALE,
-    MAX_LORAS,
-    Lora,
-    TeaCache,
-    coefficients_fault,
-    threshold_fault,
-)
 from omni_grpc.types.findings import WorkerFindings
+from omni_grpc.types.lora import MAX_LORA_SCALE, MAX_LORAS, Lora
 from omni_grpc.types.media import AudioFormat, ImageFormat, Modality, OutputFormat, VideoFormat
 from omni_grpc.types.request import MAX_SEED, Draft, Task
 from omni_grpc.types.spec import Checkpoint
+from omni_grpc.types.step_cache import TeaCache, coefficients_fault, threshold_fault
 
 OUTPUT_FORMATS: Mapping[Modality, OutputFormat] = {
     Modality.IMAGE: ImageFormat.PNG,

@@ -14,8 +14,8 @@ from omni_grpc.resolve.rules import TAKEN
 from omni_grpc.server.fields import refused
 from omni_grpc.server.media import NAMES
 from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, unserved_paths
-from omni_grpc.types.adapters_and_caches import MAX_LORA_SCALE, MAX_LORAS
 from omni_grpc.types.diffusers_spec import OPAQUE_FAMILY
+from omni_grpc.types.lora import MAX_LORA_SCALE, MAX_LORAS
 from omni_grpc.types.media import AudioFormat, ImageFormat, Modality, VideoFormat
 from omni_grpc.types.request import Task
 from omni_grpc.types.spec import Checkpoint, GuidanceKind

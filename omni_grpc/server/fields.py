@@ -14,8 +14,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
 
-from omni_grpc.types.adapters_and_caches import Lora
 from omni_grpc.types.errors import InvalidArgument, Violation
+from omni_grpc.types.lora import Lora
 from omni_grpc.types.request_options import (
     EXTRA,
     LORAS,

@@ -11,9 +11,9 @@ from omni_grpc import wire
 from omni_grpc.config import NATIVE_CACHES
 from omni_grpc.engine import Engine, Job, JobState
 from omni_grpc.server.follow import Update
-from omni_grpc.types.adapters_and_caches import CacheCount
 from omni_grpc.types.events import ArtifactReady, EncodeDone, Failed, Preempted, Retrying, Started, StepProgress
 from omni_grpc.types.results import Artifact, Effective, Stats
+from omni_grpc.types.step_cache import CacheCount
 from omni_grpc.v1 import event_pb2, job_pb2, media_pb2
 
 CHUNK_BYTES = 512 * 1024

@@ -8,7 +8,7 @@ from omni_grpc.engine import Engine
 from omni_grpc.server.catalog import Catalog
 from omni_grpc.server.fields import Reader
 from omni_grpc.server.requests import NAMED_TASKS
-from omni_grpc.types.adapters_and_caches import Adapter
+from omni_grpc.types.lora import Adapter
 from omni_grpc.v1 import model_pb2, model_pb2_grpc, sampling_pb2
 
 

@@ -14,10 +14,10 @@ from omni_grpc.engine import Submission
 from omni_grpc.resolve.draft import make_draft
 from omni_grpc.server.fields import Reader, given, members
 from omni_grpc.server.served import refuse_unserved
-from omni_grpc.types.adapters_and_caches import CacheDraft
 from omni_grpc.types.media import ImageFormat, Preview
 from omni_grpc.types.request import Draft, Task
 from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, served_paths
+from omni_grpc.types.step_cache import CacheDraft
 from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, options_pb2, sampling_pb2
 
 MAX_ID_CHARS = 128

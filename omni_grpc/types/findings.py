@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from omni_grpc.types.adapters_and_caches import Adapter, FixedCache
+from omni_grpc.types.lora import Adapter
+from omni_grpc.types.step_cache import FixedCache
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

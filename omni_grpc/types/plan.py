@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from omni_grpc.types.adapters_and_caches import StepReports
 from omni_grpc.types.errors import Failure
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.load_progress import Loading
@@ -19,6 +18,7 @@ from omni_grpc.types.media import PreviewImage
 from omni_grpc.types.request import Request
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint
+from omni_grpc.types.step_cache import StepReports
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,9 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
-from omni_grpc.types.adapters_and_caches import CacheDraft, Lora, TeaCache
+from omni_grpc.types.lora import Lora
 from omni_grpc.types.media import Inputs, Modality, OutputFormat, Preview
+from omni_grpc.types.step_cache import CacheDraft, TeaCache
 
 MAX_SEED = 2**53 - 1
 """Largest seed: the largest integer that JSON, JavaScript and protobuf's Struct carry without loss."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from omni_grpc.types.adapters_and_caches import AppliedLora, CacheCount, FixedCache, TeaCache
 from omni_grpc.types.findings import ModelExecution
+from omni_grpc.types.lora import AppliedLora
 from omni_grpc.types.media import OutputFormat
 from omni_grpc.types.renamed import renamed
 from omni_grpc.types.request import Guidance
+from omni_grpc.types.step_cache import CacheCount, FixedCache, TeaCache
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from omni_grpc.types.adapters_and_caches import CacheCount
 from omni_grpc.types.events import Failed, Retrying, StepProgress
 from omni_grpc.types.request import Guidance, GuidanceNorm
 from omni_grpc.types.results import Artifact, Effective
+from omni_grpc.types.step_cache import CacheCount
 
 ABSENT: Final = object()
 """Stands for "no value", where None is one."""

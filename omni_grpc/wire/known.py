@@ -10,8 +10,8 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from omni_grpc.types.adapters_and_caches import FixedCache, TeaCache
 from omni_grpc.types.errors import Failure
+from omni_grpc.types.step_cache import FixedCache, TeaCache
 from omni_grpc.wire.status import from_status, to_status
 
 _NANOS = 1_000_000_000

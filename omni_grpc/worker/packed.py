@@ -24,7 +24,6 @@ from omni_grpc.pipeline.batch import advance, assemble, predict
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.preview import latent_preview, predict_x0
 from omni_grpc.pipeline.state import State
-from omni_grpc.types.adapters_and_caches import StepReports, tally
 from omni_grpc.types.errors import InternalError, OperationCancelled
 from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.media import PreviewImage
@@ -32,6 +31,7 @@ from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, Request
 from omni_grpc.types.request import Request
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import LatentRgb
+from omni_grpc.types.step_cache import StepReports, tally
 from omni_grpc.worker import delivery, media
 from omni_grpc.worker.base import LoadedModel, Runner, RunnerContext
 from omni_grpc.worker.edits import loader

@@ -11,7 +11,7 @@ from diffusers.models import attention_dispatch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
 from omni_grpc.adapter.backends import ATTEMPTS, _offer_flash_3
-from omni_grpc.config.backends import AUTO, QUANTIZED, names
+from omni_grpc.config.backends import AUTO, EIGHT_BIT, names
 from omni_grpc.types.errors import ConfigError
 
 from .conftest import equal
@@ -75,7 +75,7 @@ def test_a_backend_that_cannot_run_here_is_no_choice(register, load):
 
 
 def test_the_names_are_those_of_native_models():
-    in_codes = {name for forms in QUANTIZED.values() for name in forms.values()}
+    in_codes = {name for forms in EIGHT_BIT.values() for name in forms.values()}
     assert {AUTO, *ATTEMPTS} == set(names()) - in_codes - {"OMNI_CPU"}
     assert ATTEMPTS["FLASH_ATTN"][:2] == ATTEMPTS["FLASH_ATTN_3"]
     assert ATTEMPTS["FLASH_ATTN"][2:] == ATTEMPTS["FLASH_ATTN_2"]

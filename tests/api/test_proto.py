@@ -23,7 +23,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from omni_grpc.engine.jobs import JobState
-from omni_grpc.types import adapters_and_caches as tuning
+from omni_grpc.types import lora, step_cache
 from omni_grpc.types.events import Event
 from omni_grpc.types.media import ImageFormat, Inputs, Preview, PreviewImage
 from omni_grpc.types.request import Draft, Guidance, GuidanceDraft, GuidanceNorm, Task
@@ -311,10 +311,10 @@ TWINS: tuple[tuple[type, Descriptor], ...] = (
     (Stats, event_pb2.GenerationStats.DESCRIPTOR),
     (Preview, options_pb2.PreviewOptions.DESCRIPTOR),
     (PreviewImage, event_pb2.Preview.DESCRIPTOR),
-    (tuning.AppliedLora, event_pb2.AppliedLora.DESCRIPTOR),
-    (tuning.CacheCount, event_pb2.CacheStats.DESCRIPTOR),
-    (tuning.Lora, sampling_pb2.LoraRef.DESCRIPTOR),
-    (tuning.TeaCache, sampling_pb2.TeaCacheOptions.DESCRIPTOR),
+    (lora.AppliedLora, event_pb2.AppliedLora.DESCRIPTOR),
+    (step_cache.CacheCount, event_pb2.CacheStats.DESCRIPTOR),
+    (lora.Lora, sampling_pb2.LoraRef.DESCRIPTOR),
+    (step_cache.TeaCache, sampling_pb2.TeaCacheOptions.DESCRIPTOR),
 )
 
 

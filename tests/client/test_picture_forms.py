@@ -99,7 +99,7 @@ def test_a_rotated_picture_is_upright_with_a_warning():
     upright = np.rot90(np.asarray(SIXTEEN) >> 8)
     assert inputs.images[0].data == np.repeat(upright[..., None], 3, 2).astype(np.uint8).tobytes()
     assert [message for _, _, message, _, _ in warnings] == [
-        "was turned upright as its EXIF data says",
+        "was rotated upright according to its EXIF orientation",
         "the upper 8 of its 16 bits are used",
     ]
 
@@ -123,7 +123,7 @@ def test_modes_that_only_memory_holds_are_taken(mode):
 def test_numbers_without_a_range_are_refused_by_the_decoder_like_their_file(mode):
     image = BASE.convert(mode)
     for form in (image, saved(image, "TIFF")):
-        with pytest.raises(InvalidArgument, match=f"images: has pixels of kind {mode}") as caught:
+        with pytest.raises(InvalidArgument, match=f"images: has pixels of mode {mode}") as caught:
             decoded(form)
         assert caught.value.reason == "INPUT_NOT_SUPPORTED"
 

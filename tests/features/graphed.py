@@ -18,8 +18,8 @@ from omni_grpc.features import Context, cuda_graphs
 from omni_grpc.features.cuda_graphs import Blocks, CapturedBatch, Graphs, Recorder, Replay
 from omni_grpc.nn.rows import Owner
 from omni_grpc.nn.stack import Carry, main_stack
-from omni_grpc.types.adapters_and_caches import CacheDraft
 from omni_grpc.types.request import Request
+from omni_grpc.types.step_cache import CacheDraft
 from omni_grpc.worker import edits
 from tests.features.suite import Suite, company, run
 from tests.models.model import Model

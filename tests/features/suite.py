@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from omni_grpc.loading.checkpoint import WEIGHT_FILE, load_weights
 from omni_grpc.nn.stack import Stack, main_stack
-from omni_grpc.types.adapters_and_caches import CacheDraft, Lora
+from omni_grpc.types.lora import Lora
 from omni_grpc.types.request import Request
+from omni_grpc.types.step_cache import CacheDraft
 from tests.models.model import Entry, Model
 from tests.ops.attention_cases import ON_CPU
 

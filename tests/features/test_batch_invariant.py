@@ -20,8 +20,8 @@ from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops import gemm_kernels
 from omni_grpc.ops.quant import gelu_tanh
-from omni_grpc.types.adapters_and_caches import Lora
 from omni_grpc.types.errors import ConfigError
+from omni_grpc.types.lora import Lora
 from omni_grpc.types.spec import WeightMap
 from tests.features.suite import save
 from tests.toy import toy_spec

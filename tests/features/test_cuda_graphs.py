@@ -30,9 +30,10 @@ from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import LayoutCache, Owner, Row, Rows
 from omni_grpc.nn.stack import Block, Carry, RunBlocks, Stack
 from omni_grpc.pipeline.base import Pipeline
-from omni_grpc.types.adapters_and_caches import CacheDraft, Lora
 from omni_grpc.types.errors import ConfigError
+from omni_grpc.types.lora import Lora
 from omni_grpc.types.results import RequestWarning
+from omni_grpc.types.step_cache import CacheDraft
 from omni_grpc.worker import edits
 from omni_grpc.worker.lanes import Lanes
 from tests.features.graphed import Again, graphed, later, played, same_in_turns

@@ -20,7 +20,8 @@ from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.nn.rows import MOD, LayoutCache, Rows
 from omni_grpc.nn.stack import Block, Carry, Stack, convert
 from omni_grpc.pipeline.batch import assemble, predict
-from omni_grpc.types.adapters_and_caches import CacheDraft, Lora
+from omni_grpc.types.lora import Lora
+from omni_grpc.types.step_cache import CacheDraft
 from tests.features.graphed import graphed, played, same_in_turns
 from tests.features.suite import (
     ATTENTION,

@@ -9,10 +9,11 @@ import pytest
 
 from omni_grpc import Omni
 from omni_grpc.cli.main import main
-from omni_grpc.types.adapters_and_caches import AppliedLora, TeaCache
 from omni_grpc.types.errors import ConfigError, InvalidArgument
 from omni_grpc.types.events import Event, StepProgress
+from omni_grpc.types.lora import AppliedLora
 from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.step_cache import TeaCache
 from tests.features.suite import FIRST, SECOND, Suite
 from tests.models.cases import ENTRIES
 

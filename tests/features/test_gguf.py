@@ -15,8 +15,8 @@ import torch
 from omni_grpc import Omni
 from omni_grpc.loading.checkpoint import WEIGHT_FILE
 from omni_grpc.nn.packed_linear import PackedLinear
-from omni_grpc.types.adapters_and_caches import Lora
 from omni_grpc.types.errors import ConfigError
+from omni_grpc.types.lora import Lora
 from omni_grpc.types.media import ImageFormat
 from tests.features.suite import denoisers, save
 from tests.gguf_files import FLUX, KINDS, WAN, Z_IMAGE, checkpoint_names, convert, original_names

@@ -16,8 +16,8 @@ from omni_grpc.features.lora import LoraLinear, apply
 from omni_grpc.loading.checkpoint import WeightTarget, WeightTargets
 from omni_grpc.nn.linear import Linear, activate
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
-from omni_grpc.types.adapters_and_caches import Lora
 from omni_grpc.types.errors import ConfigError, InvalidArgument
+from omni_grpc.types.lora import Lora
 from omni_grpc.types.spec import WeightMap
 from tests.features.suite import save
 from tests.models.cases import ENTRIES

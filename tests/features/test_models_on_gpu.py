@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("diffusers")
 
 from omni_grpc.features.cuda_graphs import Graphs
-from omni_grpc.types.adapters_and_caches import CacheDraft
+from omni_grpc.types.step_cache import CacheDraft
 from tests.features.graphed import same_in_turns
 from tests.features.suite import CACHE, FAMILIES, INT8, Suite, company, halfway, run, stacks
 from tests.models.cases import ENTRIES

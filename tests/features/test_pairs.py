@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from omni_grpc.nn.linear import AnyLinear
-from omni_grpc.types.adapters_and_caches import CacheDraft, Lora
+from omni_grpc.types.lora import Lora
+from omni_grpc.types.step_cache import CacheDraft
 from tests.features.graphed import graphed, played, same_in_turns
 from tests.features.suite import (
     CACHE,

@@ -19,9 +19,9 @@ from omni_grpc.pipeline.batch import advance
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule
 from omni_grpc.pipeline.state import COND, UNCOND, State
-from omni_grpc.types.adapters_and_caches import TeaCache
 from omni_grpc.types.media import ImageFormat
 from omni_grpc.types.request import Guidance, Request, Task
+from omni_grpc.types.step_cache import TeaCache
 from tests.toy import toy_spec
 
 EULER, HEUN = "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"

@@ -73,7 +73,7 @@ def decoded_or_refused(decode, data):
     assert refusal.reason.startswith("INPUT_")
     assert str(refusal) == f"x: {violation.description}"
     assert FIX.search(violation.description), violation.description
-    kind = kind_of(data) or ("no known type" if data else "no bytes")
+    kind = kind_of(data) or ("unknown type" if data else "no bytes")
     assert kind in violation.description, violation.description
 
 

@@ -184,7 +184,7 @@ def test_a_tiff_is_turned_by_its_reader_and_says_so_too():
     exif[0x0112] = 6
     found, notes = decoded(saved(picture(), "TIFF", exif=exif))
     assert np.array_equal(found, np.rot90(picture(), -1))
-    assert notes == ["was turned upright as its EXIF data says"]
+    assert notes == ["was rotated upright according to its EXIF orientation"]
 
 
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "TIFF"])
@@ -239,7 +239,7 @@ def test_texts_that_say_how_to_turn_a_png_are_still_read():
     ):
         found, notes = decoded(data[:at] + LARGE["zTXt"] + text + data[at:])
         assert np.array_equal(found, np.rot90(picture(), -1))
-        assert notes == ["was turned upright as its EXIF data says"]
+        assert notes == ["was rotated upright according to its EXIF orientation"]
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "WEBP", "TIFF"])

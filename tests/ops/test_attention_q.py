@@ -51,5 +51,5 @@ def test_attention_refuses_by_name(seed: int) -> None:
             attention_q(coded, x.cu_q, x.cu_k, **given)
     with pytest.raises(RuntimeError, match="what attention_quantize returns for 130 queries"):
         attention_q(coded, x.cu_q, x.cu_k, 130, SCALE)
-    with pytest.raises(RuntimeError, match="scales do not fit"):
+    with pytest.raises(RuntimeError, match="scales do not match"):
         attention_q(coded._replace(k_scale=coded.q_scale), x.cu_q, x.cu_k, 65, SCALE)

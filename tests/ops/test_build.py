@@ -188,7 +188,7 @@ def test_build_mode(setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("OMNI_GRPC_BUILD", "cpu")
     assert setup_py.wanted_cuda() is None
     monkeypatch.setenv("OMNI_GRPC_BUILD", "gpu")
-    with pytest.raises(SystemExit, match="neither auto nor cpu"):
+    with pytest.raises(SystemExit, match="none of auto, cpu and none"):
         setup_py.wanted_cuda()
 
 

@@ -38,7 +38,7 @@ def test_by_hand() -> None:
         ]
 
 
-@pytest.mark.parametrize("function", [gemm.gemm_q, gemm.gemm_q_reference])
+@pytest.mark.parametrize("function", [gemm.gemm_q, gemm.gemm_q.reference])
 @pytest.mark.parametrize("codes", [I8, F8])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("channels", [1, 2, 3, 16])

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from omni_grpc.config import CacheConfig
-from omni_grpc.types.adapters_and_caches import TeaCache
 from omni_grpc.types.request import Request
+from omni_grpc.types.step_cache import TeaCache
 from tests.models.model import Model
 from tests.parallel.model_jobs import Features, Made, run_model
 from tests.parallel.ranks import ONE, Ranks

@@ -9,7 +9,7 @@ import torch
 
 from omni_grpc.config import LoraConfig, OffloadConfig, QuantizationConfig
 from omni_grpc.config.roles import Roles, Window
-from omni_grpc.types.adapters_and_caches import Lora
+from omni_grpc.types.lora import Lora
 from tests.features.suite import FAMILIES, FIRST, SECOND, Suite, cosine
 from tests.models.cases import ENTRIES
 from tests.parallel.alone import WAYS, WEIGHTS, Alone, close, differ, skips_alike, spread

@@ -10,7 +10,7 @@ from torch import nn
 
 from omni_grpc.pipeline.state import Tables
 from omni_grpc.pipeline.tables import SharedTables
-from omni_grpc.types.adapters_and_caches import Lora
+from omni_grpc.types.lora import Lora
 
 
 class ByAdapters(nn.Module):

@@ -16,12 +16,12 @@ import PIL.Image
 from omni_grpc.engine.executor import Deliver
 from omni_grpc.engine.scheduler import Lane
 from omni_grpc.types import shared_memory as shared
-from omni_grpc.types.adapters_and_caches import CacheCount, StepReports
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.media import ImageFormat, PreviewImage
 from omni_grpc.types.plan import Broken, CostModel, Decoded, Died, Media, Plan, Prepared, Ready, RequestStep, Stepped
 from omni_grpc.types.request import Request
 from omni_grpc.types.shared_inputs import read_inputs
+from omni_grpc.types.step_cache import CacheCount, StepReports
 
 COST = CostModel(fixed=2.0, token=0.25, pair=0.125)
 READY = Ready(pid=1, device="cpu", dtype="float32", load_seconds=0.1, weight_bytes=1234, cost=COST)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from omni_grpc.types.adapters_and_caches import Adapter, AppliedLora, FixedCache, TeaCache
 from omni_grpc.types.findings import WorkerFindings
+from omni_grpc.types.lora import Adapter, AppliedLora
 from omni_grpc.types.results import Effective, Stats
+from omni_grpc.types.step_cache import FixedCache, TeaCache
 from omni_grpc.v1 import model_pb2
 from omni_grpc.wire import from_message
 
@@ -179,7 +180,7 @@ async def test_a_request_turns_the_cache_off_or_sets_it() -> None:
 @pytest.mark.parametrize(
     ("cache", "field", "message"),
     [
-        ({"rel_l1_thresh": -0.1}, "sampling.cache.tea_cache.rel_l1_thresh", "is -0.1, expected a number from 0"),
+        ({"rel_l1_thresh": -0.1}, "sampling.cache.tea_cache.rel_l1_thresh", "is -0.1, expected a number of at least 0"),
         ({"rel_l1_thresh": float("nan")}, "sampling.cache.tea_cache.rel_l1_thresh", "is nan"),
         ({"coefficients": [1.0, float("inf")]}, "sampling.cache.tea_cache.coefficients", "expected finite numbers"),
     ],

@@ -11,8 +11,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from omni_grpc.types.adapters_and_caches import FixedCache, TeaCache
 from omni_grpc.types.errors import Code, Failure, Violation
+from omni_grpc.types.step_cache import FixedCache, TeaCache
 from omni_grpc.wire.exceptions import rule
 
 WORDS = st.text(min_size=1, max_size=8)

@@ -15,8 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_grpc.types import adapters_and_caches as own
-from omni_grpc.types import events, results
+from omni_grpc.types import events, lora, results, step_cache
 from omni_grpc.types.errors import Unimplemented
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.media import Preview, PreviewImage
@@ -32,10 +31,10 @@ PAIRS: dict[type, type[Message]] = {
     results.Effective: event_pb2.EffectiveParams,
     results.Stats: event_pb2.GenerationStats,
     results.Artifact: media_pb2.Artifact,
-    own.AppliedLora: event_pb2.AppliedLora,
-    own.CacheCount: event_pb2.CacheStats,
-    own.Lora: sampling_pb2.LoraRef,
-    own.TeaCache: sampling_pb2.TeaCacheOptions,
+    lora.AppliedLora: event_pb2.AppliedLora,
+    step_cache.CacheCount: event_pb2.CacheStats,
+    lora.Lora: sampling_pb2.LoraRef,
+    step_cache.TeaCache: sampling_pb2.TeaCacheOptions,
     Guidance: sampling_pb2.Guidance,
     Loading: admin_pb2.LoadModelResponse,
     Preview: options_pb2.PreviewOptions,
@@ -85,8 +84,8 @@ def test_a_field_that_is_not_on_the_wire_is_an_error_on_both_sides() -> None:
 
 def test_unset_fields_read_as_the_defaults_of_the_record() -> None:
     assert from_message(Guidance, sampling_pb2.Guidance()) == Guidance()
-    assert from_message(own.Lora, sampling_pb2.LoraRef(lora_id="x")) == own.Lora(lora_id="x")
-    assert from_message(own.Lora, sampling_pb2.LoraRef(lora_id="x", scale=0)).scale == 0
+    assert from_message(lora.Lora, sampling_pb2.LoraRef(lora_id="x")) == lora.Lora(lora_id="x")
+    assert from_message(lora.Lora, sampling_pb2.LoraRef(lora_id="x", scale=0)).scale == 0
     assert from_message(results.Artifact, media_pb2.Artifact()).layer is None
     assert from_message(results.Artifact, media_pb2.Artifact(layer=0)).layer == 0
 
@@ -119,7 +118,7 @@ def test_pictures_have_no_playing_time(artifact: results.Artifact) -> None:
 
 @given(records(results.Effective))
 def test_a_cache_that_the_api_has_no_options_for_is_unset_and_none_is_off(effective: results.Effective) -> None:
-    fixed = dataclasses.replace(effective, cache=own.FixedCache("cache_dit"))
+    fixed = dataclasses.replace(effective, cache=step_cache.FixedCache("cache_dit"))
     message = to_message(fixed, event_pb2.EffectiveParams)
     assert not message.HasField("cache")
     assert from_message(results.Effective, message).cache is None

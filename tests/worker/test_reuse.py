@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.nn.rows import Rows
-from omni_grpc.types.adapters_and_caches import CacheCount, tally
+from omni_grpc.types.step_cache import CacheCount, tally
 from omni_grpc.worker.packed import PackedRunner
 from tests.worker.test_segments import Chunks, request
 

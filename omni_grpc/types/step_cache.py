@@ -1,4 +1,4 @@
-"""What a request may set about adapters and step caches, and what is reported about both: plain frozen data."""
+"""Step caches: what a request asks for, and what features report of a step. Plain frozen data."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+
+
 V = TypeVar("V", bound="Addable")
 
 
@@ -15,59 +17,6 @@ class Addable(Protocol):
     """A report that can be added to another of its kind."""
 
     def __add__(self, other: Self, /) -> Self: ...
-
-
-MAX_LORAS = 8
-"""The most adapters of one request."""
-
-MAX_LORA_SCALE = 100.0
-"""The largest factor of an adapter; its negative is the smallest."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Lora:
-    """One adapter of a request: its change of the weights times `scale`, in one component or ("") all that it fits."""
-
-    lora_id: str
-    scale: float = 1.0
-    target: str = ""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
-    """A LoRA adapter that a worker has loaded.
-
-    `applied` counts its keys that found a layer, by component; `skipped` names those that found none in any.
-    """
-
-    id: str
-    file: str
-    sha256: str
-    format: str
-    rank: int
-    size_bytes: int
-    applied: Mapping[str, int]
-    skipped: tuple[str, ...] = ()
-
-    @property
-    def keys_applied(self) -> int:
-        return sum(self.applied.values())
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """The components that it changes."""
-        return tuple(component for component, keys in self.applied.items() if keys)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedLora:
-    """An adapter as it was applied to one component of one request."""
-
-    lora_id: str
-    scale: float
-    target: str
-    keys_applied: int
-    keys_skipped: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
