@@ -74,10 +74,10 @@ def test_watchers_counts_every_event(server: Server) -> None:
 
 
 def test_slow_watcher_counts_what_it_missed(server: Server) -> None:
-    numbers = slow_watcher.Numbers(rounds=1, size=64, steps=100, pause=0.5)
+    numbers = slow_watcher.Numbers(rounds=1, size=64, steps=300, pause=0.5)
     figures = check(slow_watcher.measure(server, numbers)).figures
     (received,), (coalesced,) = figures["slow_steps_received"], figures["slow_steps_coalesced"]
-    assert received + coalesced == 100
+    assert received + coalesced == 300
     assert coalesced > 0
     assert figures["bytes_per_step_event"] > 10_000
 
