@@ -26,7 +26,7 @@ _BASE_BYTES = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Job:
+class DecodeJob:
     """The files of one request, without their bytes, which follow one by one. `prefix` begins the names of its
     blocks.
     """
@@ -43,7 +43,7 @@ class Sized:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Finished:
+class DecodeReply:
     """The inputs are in their blocks."""
 
     inputs: Inputs
@@ -87,7 +87,7 @@ def _linux() -> bool:
     return _OUT_OF_MEMORY_SCORE.exists()
 
 
-def _serve_one(connection: Connection, config: LimitsConfig, job: Job) -> None:
+def _serve_one(connection: Connection, config: LimitsConfig, job: DecodeJob) -> None:
     files = [dataclasses.replace(file, data=connection.recv_bytes()) for file in job.files]
     try:
         inputs, warnings = decode(files, config)
@@ -103,7 +103,7 @@ def _serve_one(connection: Connection, config: LimitsConfig, job: Job) -> None:
     except OSError as error:
         connection.send(_no_room(blocks, error))
     else:
-        connection.send(Finished(inputs, warnings))
+        connection.send(DecodeReply(inputs, warnings))
 
 
 def _no_room(blocks: Sequence[SharedBytes], error: OSError) -> Failure:

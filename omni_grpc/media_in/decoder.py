@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from omni_grpc.config import LimitsConfig
-from omni_grpc.media_in.decode_process import Finished, Job, Sized, serve
+from omni_grpc.media_in.decode_process import DecodeJob, DecodeReply, Sized, serve
 from omni_grpc.media_in.inputs import InputFile
 from omni_grpc.media_in.refusal import TOO_LARGE, UNREADABLE, Warnings
 from omni_grpc.types import shared_memory as shared
@@ -120,7 +120,7 @@ class _Process:
 
     def decode(self, files: Sequence[InputFile], prefix: str, room: Room) -> tuple[Inputs, Warnings]:
         end = time.monotonic() + self._timeout
-        self._connection.send(Job(tuple(dataclasses.replace(file, data=b"") for file in files), prefix))
+        self._connection.send(DecodeJob(tuple(dataclasses.replace(file, data=b"") for file in files), prefix))
         for file in files:
             self._connection.send_bytes(file.data)
         sized = self._receive(end)
@@ -140,7 +140,7 @@ class _Process:
         except BaseException:
             room.free_blocks([block.name for block in sized.blocks])
             raise
-        assert isinstance(finished, Finished)
+        assert isinstance(finished, DecodeReply)
         return finished.inputs, finished.warnings
 
     def kill(self) -> None:

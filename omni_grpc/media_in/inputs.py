@@ -11,10 +11,8 @@ from omni_grpc.config import LimitsConfig
 from omni_grpc.media_in import MediaLimits
 from omni_grpc.media_in.refusal import TOO_LARGE, Warnings, refusal
 from omni_grpc.types.errors import InvalidArgument, Violation
-from omni_grpc.types.media import AudioInput, ImageInput, Inputs, VideoInput
+from omni_grpc.types.media import DecodedInput, ImageInput, Inputs, VideoInput
 from omni_grpc.types.results import RequestWarning
-
-DecodedInput = ImageInput | VideoInput | AudioInput
 
 DECODE: Mapping[str, Callable[..., tuple[DecodedInput, Warnings]]] = {
     "images": media_in.decode_image,

@@ -115,6 +115,9 @@ class AudioInput:
     block: str = ""
 
 
+DecodedInput = ImageInput | VideoInput | AudioInput
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
     """The decoded media of a request; what it does not have is None or empty."""

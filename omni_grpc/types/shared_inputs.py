@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from omni_grpc.types import shared_memory as shared
-from omni_grpc.types.media import AudioInput, ImageInput, Inputs, VideoInput
+from omni_grpc.types.media import DecodedInput, Inputs
 from omni_grpc.types.plan import SharedBytes
-
-DecodedInput = ImageInput | VideoInput | AudioInput
 
 
 def media_of(inputs: Inputs) -> Iterator[DecodedInput]:
