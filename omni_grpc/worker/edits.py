@@ -1,4 +1,4 @@
-"""The order in which features edit a denoiser: the only module that knows more than one feature."""
+"""The order in which features edit a denoiser. With feature_rules/table.py, all that names more than one feature."""
 
 from __future__ import annotations
 
