@@ -103,6 +103,7 @@ def run_marked_tests() -> list[str]:
         "tests/features/test_on_gpu.py",
         "tests/features/test_models_on_gpu.py",
         "tests/parallel/test_on_gpus.py",
+        "tests/worker/test_lost_device.py",
         "tests/pipeline/test_causal_vae.py",
         "tests/ops/test_linear.py",
     )

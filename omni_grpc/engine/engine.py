@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.engine.admission import check_loaded, check_open, restart_pause
+from omni_grpc.engine.admission import check_loaded, check_open, not_started, restart_pause, stopped_first
 from omni_grpc.engine.artifacts import Artifacts
 from omni_grpc.engine.assets import Assets
 from omni_grpc.engine.executor import Executor
@@ -118,7 +118,7 @@ class Engine:
             self._enter(EngineState.DRAINING)
             self._closing = asyncio.ensure_future(self._close())
         if not self._closing.done():
-            self._timers.set(_DRAIN, "drain_timeout", drain_timeout, self._end_drain)
+            self._timers.set(_DRAIN, "drain_timeout", drain_timeout, lambda *_: self._fail_all(stopped_first()))
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
@@ -128,12 +128,6 @@ class Engine:
             await self._executor.close()
         await asyncio.to_thread(self.inputs.close)
         self._enter(EngineState.STOPPED)
-
-    def _end_drain(self, name: str, limit: str, seconds: float) -> None:
-        message = "the server was stopped before this job ended; send the request again"
-        failure = Failure(code=Code.UNAVAILABLE, reason="SERVER_STOPPED", message=message)
-        for run in list(self._runs.values()):
-            self._fail(run, failure)
 
     def _enter(self, state: EngineState) -> None:
         if state is self.state:
@@ -148,7 +142,7 @@ class Engine:
 
     @property
     def start_failure(self) -> Failure | None:
-        """The failure that kept the first worker from loading: this engine will never be ready."""
+        """The failure that kept the first worker from loading."""
         return self.failure if self.ready is None else None
 
     @property
@@ -171,7 +165,7 @@ class Engine:
         """
         if (earlier := self.jobs.earlier(submission.request_id, submission.fingerprint)) is None:
             self.check(submission.draft.model, submission.draft.task)
-            check_open(self.state)
+            check_open(self.state, self.failure)
             check_draft(submission.draft, self.facts)
             self._scheduler.check_room()
         return earlier
@@ -289,8 +283,7 @@ class Engine:
         with self._blamed((owner,), f"the timer {name}"):
             raise error
         if (owner, name) == (_WORKER, "restart"):
-            message = f"the worker could not be started: {error!r}"
-            self._on_died(Failure(code=Code.UNAVAILABLE, reason="WORKER_NOT_STARTED", message=message))
+            self._on_died(not_started(error))
         self._tick()
 
     def _handle(self, report: Report) -> None:
@@ -313,7 +306,7 @@ class Engine:
                 self._free(Lane(report.phase))
                 self._on_broken(report)
             case Died():
-                self._on_died(report.failure)
+                self._on_died(report.failure, final=report.final)
 
     def _on_ready(self, report: Ready) -> None:
         self.ready, self.failure = report, None
@@ -380,9 +373,9 @@ class Engine:
             run.job.append(Failed(failure=report.failure, stats=run.stats()))
             self._end(run)
 
-    def _on_died(self, failure: Failure) -> None:
-        """Fails the jobs that the worker held, unless they lost nothing with it. Queued jobs keep waiting, and a new
-        worker is started after a growing delay.
+    def _on_died(self, failure: Failure, *, final: bool = False) -> None:
+        """Fails the jobs that the worker held, unless they lost nothing with it. Queued jobs wait for a new worker,
+        which is started after a growing delay; if this one was `final`, they fail too.
         """
         logger.error("%s", failure.message)
         self.failure = failure
@@ -398,9 +391,12 @@ class Engine:
                 self._timers.clear(job_id, "run_timeout")
                 run.job.append(run.retrying(failure, pause))
                 self._queued(run)
-        if self._started is not None and not self._started.done():
+        starting = self._started is not None and not self._started.done()
+        if final or starting:
             self._enter(EngineState.FAILED)
-            self._started.set_exception(failure.error())
+            self._fail_all(failure)
+            if self._started is not None and starting:
+                self._started.set_exception(failure.error())
             return
         if self._closing is None:
             self._enter(EngineState.RESTARTING)
@@ -483,6 +479,10 @@ class Engine:
         if not run.job.state.terminal:
             run.job.append(Failed(failure=failure, stats=run.stats()))
         self._end(run)
+
+    def _fail_all(self, failure: Failure) -> None:
+        for run in list(self._runs.values()):
+            self._fail(run, failure)
 
     def _end(self, run: JobRun) -> None:
         self._runs.pop(run.job.id, None)

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Protocol
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.engine.admission import not_started
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, Failure, Unavailable
 from omni_grpc.types.load_progress import Loading, LoadPhase
@@ -95,10 +96,8 @@ class ProcessExecutor:
         try:
             self._process = WorkerProcess(*self._arguments, deliver)
         except (OSError, RuntimeError) as error:
-            # no memory, file descriptors or threads left for it: that may pass, like any other death of a worker
-            message = f"the worker process could not be started: {error}"
-            failure = Failure(code=Code.UNAVAILABLE, reason="WORKER_NOT_STARTED", message=message)
-            asyncio.get_running_loop().call_soon(deliver, Died(failure=failure))
+            # no memory, file descriptors or threads left for it
+            asyncio.get_running_loop().call_soon(deliver, Died(failure=not_started(error)))
 
     def submit(self, plan: Plan) -> None:
         if self._process is None:
@@ -299,6 +298,10 @@ class LocalExecutor:
         loop = asyncio.get_running_loop()
 
         def send(report: Report) -> None:
+            if isinstance(report, Died) and report.failure.reason == "DEVICE_LOST":
+                # a new worker would be in this same process
+                message = f"{report.failure.message}; start a new process"
+                report = Died(failure=dataclasses.replace(report.failure, message=message), final=True)
             loop.call_soon_threadsafe(deliver, report)
 
         self._worker = _resolve(worker)(config, checkpoint, send, block_prefix())

@@ -9,16 +9,19 @@ import psutil
 import pytest
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.engine import Engine, Submission
 from omni_grpc.engine import executor as executor_module
 from omni_grpc.engine.executor import HubExecutor, LocalExecutor, ProcessExecutor
+from omni_grpc.engine.status import EngineState
 from omni_grpc.resolve.request import resolve_request
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.types import shared_memory as shared
-from omni_grpc.types.errors import Code, Unavailable
+from omni_grpc.types.errors import Code, Failure, Unavailable
 from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.plan import Died, Fetched, Plan, Prepared, Ready
 from omni_grpc.types.request import Draft
 from tests.engine import toy_worker
+from tests.server.service import CHECKPOINT, until
 from tests.toy import toy_checkpoint
 
 CONFIG = EngineConfig.from_settings(model="toy")
@@ -102,6 +105,31 @@ class LocalToy:
 
     def close(self):
         self.closed = True
+
+
+class LocalLost(LocalToy):
+    """Its device is lost at the first request."""
+
+    def submit(self, plan):
+        if plan.admit:
+            failure = Failure(code=Code.UNAVAILABLE, reason="DEVICE_LOST", message="the GPU is lost to this process")
+            self.send(Died(failure=failure))
+
+
+async def test_a_device_lost_in_the_callers_process_fails_all_jobs_and_new_ones_at_once():
+    """No new worker could do better there, so that waiting for one would be for ever."""
+    executor = LocalExecutor(CONFIG, toy_checkpoint(), worker="tests.engine.test_executor:LocalLost")
+    engine = Engine(CONFIG, CHECKPOINT, executor)
+    await engine.start()
+    submission = Submission(draft=Draft(model="toy", prompt="x"))
+    jobs = [engine.submit(submission)[0] for _ in range(CONFIG.scheduler.max_num_seqs + 2)]
+    await until(lambda: all(job.state.terminal for job in jobs))
+    assert {job.failure.reason for job in jobs} == {"DEVICE_LOST"}
+    assert engine.state is EngineState.FAILED
+    with pytest.raises(Unavailable, match="the GPU is lost to this process; start a new process") as refused:
+        engine.submit(submission)
+    assert refused.value.reason == "ENGINE_FAILED"
+    await engine.close()
 
 
 async def test_the_local_executor_delivers_on_the_loop():
