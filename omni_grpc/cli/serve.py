@@ -62,9 +62,10 @@ async def serve(engine: Engine) -> int:
     """Serves an engine that has not been started, until SIGTERM or SIGINT. Raises the error that keeps it from
     starting.
     """
+    from omni_grpc.gate import Gate
     from omni_grpc.server import Server
 
-    server = Server(engine, engine.config.server)
+    server = Server(Gate(engine), engine.config.server)
     signals = _signals()
     starting, asked = asyncio.create_task(server.start()), asyncio.create_task(signals.get())
     await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)

@@ -23,6 +23,7 @@ class Asset:
     sha256: str
     create_time: float
     expire_time: float
+    tenant: str = ""
 
 
 class Assets:
@@ -62,7 +63,7 @@ class Assets:
         finally:
             self._reserved -= size
 
-    def put(self, data: bytes, mime_type: str, *, sha256: str = "") -> Asset:
+    def put(self, data: bytes, mime_type: str, *, sha256: str = "", tenant: str = "") -> Asset:
         """Stores the bytes under a new id. `sha256`: their hash in hex, if known. Raises like `reserved`."""
         self._require_room(len(data))
         now = self._clock()
@@ -73,6 +74,7 @@ class Assets:
             sha256=sha256 or hashlib.sha256(data).hexdigest(),
             create_time=now,
             expire_time=now + self._retention,
+            tenant=tenant,
         )
         self._files[asset.id] = (asset, data)
         self.size_bytes += len(data)

@@ -79,8 +79,12 @@ class Job:
         disconnect_grace: float | None = None,
         retention: float = 600.0,
         priority: int = 0,
+        tenant: str = "",
+        subject: str = "",
     ) -> None:
         self.request = request
+        self.tenant = tenant
+        self.subject = subject
         self.warnings = warnings
         self.defaults_used = dict(defaults_used or {})
         self.labels = dict(labels or {})

@@ -27,6 +27,8 @@ class Submission:
     """
 
     draft: Draft
+    tenant: str = ""
+    subject: str = ""
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     request_id: str = ""
     fingerprint: bytes = b""
@@ -61,6 +63,8 @@ def new_run(
         segments=segments,
         priority=submission.priority,
         defaults_used=resolved.defaults_used,
+        tenant=submission.tenant,
+        subject=submission.subject,
         labels=submission.labels,
         request_id=submission.request_id,
         fingerprint=submission.fingerprint,

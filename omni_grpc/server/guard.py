@@ -1,4 +1,4 @@
-"""Wraps every call: refuses unknown fields, turns errors into statuses, and logs the call."""
+"""Wraps every call: finds out who makes it, refuses unknown fields, turns errors into statuses, and logs the call."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from grpc import aio
 from grpc_status import rpc_status
 
 from omni_grpc.server.served import refuse_unknown
+from omni_grpc.types.caller import Caller
 from omni_grpc.types.errors import Code, Failure, OmniError, Unimplemented
 from omni_grpc.wire import to_status
 
@@ -36,7 +37,8 @@ class Gone(Exception):
 class Guard(aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps the handlers of our own services; health and reflection pass as they are.
 
-    Handlers raise OmniError and need nothing else: the guard answers with its code and details. `unserved` names the
+    Handlers get the caller in place of grpc's context. They raise OmniError and need nothing else: the guard answers
+    with its code and details. `unserved` names the
     methods ("/package.Service/Method") that are in the API and not in this version.
     """
 
@@ -66,31 +68,31 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
             return grpc.unary_stream_rpc_method_handler(self._stream(details.method, handler.unary_stream), *codec)
         return grpc.unary_unary_rpc_method_handler(self._unary(details.method, handler.unary_unary), *codec)
 
-    def _unary(self, method: str, handle: Callable[[Message, Any], Awaitable[Message]]) -> Handler:
+    def _unary(self, method: str, handle: Callable[[Message, Caller], Awaitable[Message]]) -> Handler:
         async def call(request: Message, context: Any) -> Message:
-            async with self._call(method, context):
+            async with self._call(method, context) as caller:
                 refuse_unknown(request)
-                return await handle(request, context)
+                return await handle(request, caller)
             raise AssertionError("`_call` swallows nothing")
 
         return call
 
-    def _upload(self, method: str, handle: Callable[[AsyncIterator[Message], Any], Awaitable[Message]]) -> Handler:
+    def _upload(self, method: str, handle: Callable[[AsyncIterator[Message], Caller], Awaitable[Message]]) -> Handler:
         async def call(requests: AsyncIterator[Message], context: Any) -> Message:
-            async with self._call(method, context):
-                return await handle(_known(requests), context)
+            async with self._call(method, context) as caller:
+                return await handle(_known(requests), caller)
             raise AssertionError("`_call` swallows nothing")
 
         return call
 
-    def _stream(self, method: str, handle: Callable[[Message, Any], AsyncIterator[Message]]) -> Handler:
+    def _stream(self, method: str, handle: Callable[[Message, Caller], AsyncIterator[Message]]) -> Handler:
         async def call(request: Message, context: Any) -> None:
             # written one by one, so that a call that ends while it waits for the client closes the handler right then
-            async with self._call(method, context):
+            async with self._call(method, context) as caller:
                 refuse_unknown(request)
                 self.open_streams += 1
                 try:
-                    async with aclosing(_generator(handle(request, context))) as messages:
+                    async with aclosing(_generator(handle(request, caller))) as messages:
                         async for message in messages:
                             await _write(context, message)
                 finally:
@@ -108,13 +110,13 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
         return call
 
     @contextlib.asynccontextmanager
-    async def _call(self, method: str, context: Any) -> AsyncIterator[None]:
+    async def _call(self, method: str, context: Any) -> AsyncIterator[Caller]:
         began = time.monotonic()
         outcome = "OK"
         self._calls += 1
         self._idle.clear()
         try:
-            yield
+            yield await self._caller(context)
         except OmniError as error:
             outcome = f"{error.failure.code} {error.failure.reason}"
             await _abort(context, error.failure)
@@ -135,6 +137,10 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
             if not self._calls:
                 self._idle.set()
             logger.info("%s %s in %.3f s", method, outcome, time.monotonic() - began)
+
+    async def _caller(self, context: Any) -> Caller:
+        """Who makes a call. Raises Unauthenticated."""
+        return Caller(peer=context.peer())
 
 
 def _is_cancelled() -> bool:

@@ -1,4 +1,4 @@
-"""The gRPC server: one engine, its services, health and reflection, on one port."""
+"""The gRPC server: the services of one gate, health and reflection, on one port."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from omni_grpc.config import ServerConfig
-from omni_grpc.engine import Engine, EngineState
+from omni_grpc.gate import Gate
 from omni_grpc.server.admin import AdminService
 from omni_grpc.server.artifacts import ArtifactService
-from omni_grpc.server.catalog import Catalog
-from omni_grpc.server.changes import Changes
 from omni_grpc.server.generation import GenerationService
 from omni_grpc.server.guard import Guard
 from omni_grpc.server.health import Health
-from omni_grpc.server.intake import Intake
 from omni_grpc.server.jobs import JobService
 from omni_grpc.server.messages import Messages
 from omni_grpc.server.models import ModelService
@@ -92,18 +89,16 @@ SERVICES: tuple[Service, ...] = (
 
 
 class Server:
-    """Serves an engine. It belongs to the event loop on which it was made, and so does the engine."""
+    """Serves a gate over gRPC. It belongs to the event loop on which it was made, and so does the gate."""
 
-    def __init__(self, engine: Engine, config: ServerConfig) -> None:
+    def __init__(self, gate: Gate, config: ServerConfig) -> None:
         self.port = config.port
         """The port that it listens on; the real one once `start` has bound it."""
-        self._engine = engine
+        self._gate = gate
         self._config = config
-        self._changes = Changes()
-        self._intake = Intake(engine, self._changes)
         self._guard = Guard(unserved_methods())
         names = [descriptor.full_name for descriptor, _, _ in SERVICES]
-        self._health = Health(engine, names)
+        self._health = Health(gate, names)
         self._closing: asyncio.Future[None] | None = None
         options = (*OPTIONS, ("grpc.max_receive_message_length", config.max_message_bytes))
         self._grpc = aio.server(interceptors=(self._guard,), options=options)
@@ -121,12 +116,11 @@ class Server:
         engine from starting; nothing is left running then.
         """
         self.port = self._bind()
-        self._engine.on_state.append(self._on_state)
         await self._health.start()
         await self._grpc.start()
-        logger.info("listening on %s:%d, loading %s", self._config.host, self.port, self._engine.checkpoint.name)
+        logger.info("listening on %s:%d, loading %s", self._config.host, self.port, self._gate.model)
         try:
-            await self._engine.start()
+            await self._gate.start()
         except BaseException:
             await self.stop()
             raise
@@ -138,7 +132,7 @@ class Server:
         Streams get the last events of their jobs. Calling it again restarts the timeout, so that a second call can cut
         the first one short; both return at the end.
         """
-        await self._engine.close(drain)
+        await self._gate.drain(drain)
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
@@ -150,20 +144,17 @@ class Server:
         await self._guard.idle(LAST_WORDS_SECONDS)
         await self._grpc.stop(None)
         await closing
-        self._intake.close()
-
-    def _on_state(self, state: EngineState) -> None:
-        self._changes.notify()
+        self._gate.close()
 
     def _servicers(self) -> Mapping[type, object]:
-        messages, catalog = Messages(self._engine), Catalog(self._engine)
-        watch = JobWatch(self._engine, messages)
+        messages = Messages(self._gate)
+        watch = JobWatch(self._gate, messages)
         return {
-            GenerationService: GenerationService(self._intake, watch),
-            JobService: JobService(self._engine, self._intake, self._changes, messages, watch),
-            ArtifactService: ArtifactService(self._engine, messages),
-            ModelService: ModelService(self._engine, catalog),
-            AdminService: AdminService(self._engine, catalog, self._changes, self._guard),
+            GenerationService: GenerationService(self._gate, watch),
+            JobService: JobService(self._gate, messages, watch),
+            ArtifactService: ArtifactService(self._gate, messages),
+            ModelService: ModelService(self._gate),
+            AdminService: AdminService(self._gate, self._guard),
         }
 
     def _bind(self) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from omni_grpc.cli import main as cli
 from omni_grpc.client import Client
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.server.admin import LOAD_INTERVAL
+from omni_grpc.gate.operation import LOAD_INTERVAL
 from omni_grpc.types.errors import Code, Failure, Unavailable
 from omni_grpc.types.media import ImageFormat
 from omni_grpc.types.plan import Died

@@ -17,6 +17,7 @@ from grpc_status import rpc_status
 from omni_grpc.checkpoint.registry import unfetched
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
+from omni_grpc.gate import Gate
 from omni_grpc.server import Server
 from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.plan import Ready
@@ -89,7 +90,7 @@ async def serving(ready: Ready = READY, **settings: Any) -> AsyncIterator[Servic
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0, "restart_backoff": 0} | settings))
     executor = FakeExecutor(ready)
     engine = Engine(config, CHECKPOINT, executor)
-    server = Server(engine, config.server)
+    server = Server(Gate(engine), config.server)
     await server.start()
     service = Service(engine, server, executor)
     try:
@@ -106,7 +107,7 @@ async def starting(**settings: Any) -> AsyncIterator[tuple[Service, asyncio.Task
     executor = FakeExecutor()
     executor.loading.close()
     engine = Engine(config, unfetched(config.model), executor)
-    server = Server(engine, config.server)
+    server = Server(Gate(engine), config.server)
     start = asyncio.create_task(server.start())
     await until(lambda: server.port != 0)
     service = Service(engine, server, executor)

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, EngineState
 from omni_grpc.engine.scheduler import Lane
+from omni_grpc.gate import Gate
 from omni_grpc.server import Server
 from omni_grpc.types.errors import Code, ConfigError, Failure
 from omni_grpc.types.plan import Died
@@ -26,7 +27,7 @@ def parts(**settings) -> tuple[Engine, Server, FakeExecutor]:
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0} | settings))
     executor = FakeExecutor()
     engine = Engine(config, CHECKPOINT, executor)
-    return engine, Server(engine, config.server), executor
+    return engine, Server(Gate(engine), config.server), executor
 
 
 async def health(service: Service, name: str = "") -> int:

@@ -8,8 +8,8 @@ from grpc import aio
 
 from omni_grpc.engine import Entry
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.server.follow import Pace
-from omni_grpc.server.watch import Newcomers
+from omni_grpc.gate.follow import Pace
+from omni_grpc.gate.jobs import Newcomers
 from omni_grpc.types.events import DecodeProgress, EncodeDone, StepProgress
 from omni_grpc.v1 import job_pb2, job_pb2_grpc
 
