@@ -131,8 +131,7 @@ def _capability(x: Tensor) -> tuple[int, int]:
 
 def _has_kernel(x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> bool:
     plain = bias is None or bias.dtype in KERNEL_DTYPES
-    # the kernel for CPUs is torch's product too, and that one is wrong for one input channel: see _sums
-    return x.is_cuda or (x.dtype == torch.int8 and x.shape[-1] != 1 and dtype in KERNEL_DTYPES and plain)
+    return x.is_cuda or (x.dtype == torch.int8 and dtype in KERNEL_DTYPES and plain)
 
 
 @op(kernel_if=_has_kernel, of=("x", "bias", "dtype"), fake=_fake, cuda=gemm_q_cuda)
@@ -173,9 +172,12 @@ def _by_definition(given: GemmOperands) -> Tensor:
 
 
 def _sums(x: Tensor, weight: Tensor) -> Tensor:
-    """int8 [T, K], [N, K] -> int32 [T, N]. On a CPU torch's own leaves the sums of K = 1 unwritten."""
+    """int8 [T, K], [N, K] -> int32 [T, N]. On a CPU torch's own leaves the sums of K = 1 unwritten, and judges a matrix
+    by its strides, also where it is a single row or a repeated one: those are laid end to end first.
+    """
     if x.shape[1] == 1:
         return x.int() * weight.int().t()
+    x, weight = (matrix.reshape(-1).view(matrix.shape) for matrix in (x, weight))
     return torch._int_mm(x, weight.t())
 
 
