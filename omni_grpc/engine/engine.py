@@ -43,7 +43,6 @@ from omni_grpc.types.plan import (
     DecodedPart,
     Died,
     Fetched,
-    Plan,
     Prepared,
     Ready,
     Report,
@@ -420,21 +419,22 @@ class Engine:
             decision = self._scheduler.plan()
             if not decision.plan:
                 return
-            if self._send(decision.plan):
+            if self._send(decision):
                 self._announce(decision)
                 return
 
-    def _send(self, plan: Plan) -> bool:
+    def _send(self, decision: Decision) -> bool:
         """Sends a plan; False if the worker is gone, which may be known here before its Died report arrives."""
+        plan = decision.plan
         try:
             self._executor.submit(plan)
         except Unavailable as error:
             self.failure = error.failure
-            self._scheduler.undo(plan)
+            self._scheduler.undo(decision)
             return False
         except Exception as error:
             if jobs := [request.id for request in plan.admit] or plan.running:
-                self._scheduler.undo(plan)
+                self._scheduler.undo(decision)
             with self._blamed(jobs, "handing it to the worker"):
                 raise error
             return False

@@ -67,11 +67,15 @@ class Item:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decision:
-    """A plan, and the jobs that it preempts or resumes."""
+    """A plan, and the jobs that it preempts or resumes. `services` of the jobs that take the step, and `clock`: what they
+    were before it was charged for.
+    """
 
     plan: Plan
     preempted: tuple[str, ...] = ()
     resumed: tuple[str, ...] = ()
+    services: tuple[float, ...] = ()
+    clock: float = 0.0
 
 
 class Scheduler:
@@ -139,15 +143,28 @@ class Scheduler:
 
     def plan(self) -> Decision:
         """Work for every free lane. The lanes that it fills are busy until `free`."""
-        admit = self._admit() if Lane.PREPARE not in self._busy else ()
-        step, preempted, resumed = self._step() if Lane.STEP not in self._busy else ((), (), ())
+        clock, admit = self._clock, self._admit() if Lane.PREPARE not in self._busy else ()
+        taken, preempted = self._step() if Lane.STEP not in self._busy else ([], [])
+        services = tuple(item.service for item in taken)
+        self._charge(taken)
+        resumed = [item for item in taken if item.preempted]
+        for item in resumed + preempted:
+            item.preempted = not item.preempted
         decode_parts, decode = self._decode() if Lane.DECODE not in self._busy else ((), ())
         dropped, self._dropped = tuple(self._dropped), []
-        plan = Plan(admit=admit, step=step, decode_parts=decode_parts, decode=decode, drop=dropped)
-        return Decision(plan, preempted=preempted, resumed=resumed)
+        plan = Plan(admit=admit, step=_ids(taken), decode_parts=decode_parts, decode=decode, drop=dropped)
+        return Decision(plan, _ids(preempted), _ids(resumed), services, clock)
 
-    def undo(self, plan: Plan) -> None:
-        """A plan did not reach the worker: the jobs that it admitted return to their place in the queue."""
+    def undo(self, decision: Decision) -> None:
+        """The newest plan did not reach the worker, so it never was: the jobs that it admitted return to their place in
+        the queue, nobody has paid for its step, and nobody was preempted by it.
+        """
+        plan = decision.plan
+        for job_id in decision.preempted + decision.resumed:
+            self._items[job_id].preempted = job_id in decision.resumed
+        for job_id, service in zip(plan.step, decision.services, strict=True):
+            self._items[job_id].service = service
+        self._clock = decision.clock
         for request in plan.admit:
             self._items[request.id].phase = Phase.WAITING
         for job_id in plan.decode:
@@ -231,39 +248,35 @@ class Scheduler:
         self._busy.add(Lane.PREPARE)
         return (first.request,)
 
-    def _step(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """The jobs of the next step, and those that are preempted by it or come back with it."""
+    def _step(self) -> tuple[list[Item], list[Item]]:
+        """The jobs of the next step, and those that are preempted by it."""
         running = sorted(self._in(Phase.RUNNING), key=self._turn)
         if not running:
-            return (), (), ()
+            return [], []
         chosen: list[Item] = []
         for item in running:
             if len(chosen) < self.max_num_seqs and (not chosen or self._fits([*chosen, item])):
                 chosen.append(item)
-        self._charge(chosen, len(running))
         best = chosen[0].rank
         preempted = [item for item in running if item not in chosen and item.rank > best and not item.preempted]
-        resumed = [item for item in chosen if item.preempted]
-        for item in preempted:
-            item.preempted = True
-        for item in resumed:
-            item.preempted = False
         self._busy.add(Lane.STEP)
         # in order of arrival, so that the batch stays the same from step to step and its packed constants can be kept
-        return _ids(sorted(chosen, key=lambda item: item.arrival)), _ids(preempted), _ids(resumed)
+        return sorted(chosen, key=lambda item: item.arrival), preempted
 
     def _turn(self, item: Item) -> tuple[float, float, int]:
         return (item.rank, item.service + self.cost.step_ms(item.rows), item.arrival)
 
-    def _charge(self, chosen: list[Item], running: int) -> None:
+    def _charge(self, chosen: list[Item]) -> None:
         """Divides the time of a step among those who take it. The clock is what a job would have by now that had always
         received its fair share: a new job starts there, so that it owes nothing and is owed nothing.
         """
+        if not chosen:
+            return
         total = self.predicted_ms(item.request.id for item in chosen)
         alone = [self.cost.step_ms(item.rows) for item in chosen]
         for item, own in zip(chosen, alone, strict=True):
             item.service += total * own / sum(alone)
-        self._clock += total / running
+        self._clock += total / len(self._in(Phase.RUNNING))
 
     def _fits(self, items: list[Item]) -> bool:
         """Whether these may share a step; the first is the one whose turn it is."""
@@ -280,8 +293,8 @@ class Scheduler:
             return (), ()
         first = min(queue, key=lambda item: item.order)
         self._busy.add(Lane.DECODE)
-        first.part_ready = False
         if first.phase is Phase.RUNNING:
+            first.part_ready = False
             return (first.request.id,), ()
         first.phase = Phase.DECODING
         return (), (first.request.id,)

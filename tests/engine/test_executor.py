@@ -21,6 +21,7 @@ from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.plan import Died, Fetched, Plan, Prepared, Ready
 from omni_grpc.types.request import Draft
 from tests.engine import toy_worker
+from tests.engine.manual import ask, names
 from tests.server.service import CHECKPOINT, until
 from tests.toy import toy_checkpoint
 
@@ -77,6 +78,27 @@ async def test_a_killed_worker_is_reported_and_its_shared_memory_freed():
     with pytest.raises(Unavailable):
         executor.submit(Plan(step=("job_1",)))
     await executor.close()
+
+
+async def test_a_plan_for_a_worker_that_has_just_been_killed_goes_to_the_next_one():
+    """The death is known by the broken pipe before the loop hears of it: the job keeps its place and its one retry."""
+    config = EngineConfig.from_settings(model="toy", restart_backoff=0)
+    executor = ProcessExecutor(config, _named("toy"), worker="tests.engine.toy_worker:serve")
+    engine = Engine(config, toy_checkpoint(), executor)
+    await engine.start()
+    worker = psutil.Process(executor.pid)
+    worker.kill()
+    worker.wait(60)
+    jobs = [ask(engine), ask(engine)]
+    assert [names(job) for job in jobs] == [["Queued"]] * 2, "the loop has not run since"
+    assert [engine.queue_position(job) for job in jobs] == [0, 1]
+    async with asyncio.timeout(60):
+        while "EncodeDone" not in names(jobs[1]):  # noqa: ASYNC110 (of what the toy worker does no event tells)
+            await asyncio.sleep(0.01)
+    assert executor.pid != worker.pid
+    assert [names(job)[:3] for job in jobs] == [["Queued", "Started", "EncodeDone"]] * 2
+    assert engine.stats().worker_restarts == 1
+    await engine.close()
 
 
 async def test_a_worker_that_exits_is_reported_with_its_code():

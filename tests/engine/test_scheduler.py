@@ -1,3 +1,5 @@
+import copy
+import dataclasses
 import math
 
 import pytest
@@ -267,6 +269,24 @@ class Worker(RuleBasedStateMachine):
         assert set(decision.resumed) <= self.aside
         self.aside = (self.aside | set(decision.preempted)) - set(decision.resumed)
         assert not self.aside & set(plan.step), "a preempted job took a step without coming back"
+
+    @rule()
+    def plan_is_undone(self):
+        """As where the worker does not get it: all is as before, so the next plan is the same."""
+        before = self._state()
+        decision = self.scheduler.plan()
+        self.scheduler.undo(decision)
+        assert self._state() == before
+        again = self.scheduler.plan()
+        self.scheduler.undo(again)
+        assert again == decision
+        assert self._state() == before
+
+    def _state(self):
+        """What a plan changes."""
+        state = {name: value for name, value in vars(self.scheduler).items() if name != "_arrivals"}
+        items = [dataclasses.asdict(item) for item in self.scheduler._items.values()]
+        return copy.deepcopy(state | {"_items": items})
 
     @precondition(lambda self: self.preparing)
     @rule(breaks=st.booleans(), rows=st.lists(st.integers(1, 400), min_size=1, max_size=3))

@@ -27,7 +27,7 @@ UNKNOWN = b"\xf8\x07\x01"
 
 
 def messages_in(descriptor: Descriptor, above: tuple[Descriptor, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The path of every message that a message may hold, the empty one of itself first; none that holds itself twice."""
+    """The path of every message that a message may hold, first its own, which is empty; no type is within itself."""
     yield ()
     for field in descriptor.fields:
         inner = field.message_type
