@@ -3,7 +3,7 @@
 from omni_grpc.engine.engine import Engine
 from omni_grpc.engine.executor import Executor, HubExecutor, LocalExecutor, ProcessExecutor
 from omni_grpc.engine.jobs import Entry, Job, Jobs, JobState
-from omni_grpc.engine.status import EngineState, EngineStats
+from omni_grpc.engine.status import EngineState, EngineStats, TenantStats
 from omni_grpc.engine.submission import Submission
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "LocalExecutor",
     "ProcessExecutor",
     "Submission",
+    "TenantStats",
 ]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from omni_grpc.engine.forgotten import Cause, Forgotten
+from omni_grpc.engine.tally import Tally
 from omni_grpc.types.errors import ResourceExhausted
 
 
@@ -46,22 +47,30 @@ class Assets:
         self._clock = clock
         self._files: dict[str, tuple[Asset, bytes]] = {}
         self._reserved = 0
+        self._held = Tally()
         self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._files)
 
+    def asset_bytes(self, tenant: str) -> int:
+        """The size of one tenant's assets, with those that are about to arrive."""
+        self.sweep()
+        return self._held[tenant]
+
     @contextlib.contextmanager
-    def reserved(self, size: int) -> Iterator[None]:
+    def reserved(self, size: int, *, tenant: str = "") -> Iterator[None]:
         """Reserves room for an upload while its bytes arrive, before `put`. Raises ResourceExhausted if there is none:
         ASSET_TOO_LARGE if it exceeds the whole budget, else ASSETS_FULL (with `retry_after`).
         """
         self._require_room(size)
         self._reserved += size
+        self._held.add(tenant, size)
         try:
             yield
         finally:
             self._reserved -= size
+            self._held.add(tenant, -size)
 
     def put(self, data: bytes, mime_type: str, *, sha256: str = "", tenant: str = "") -> Asset:
         """Stores the bytes under a new id. `sha256`: their hash in hex, if known. Raises like `reserved`."""
@@ -78,6 +87,7 @@ class Assets:
         )
         self._files[asset.id] = (asset, data)
         self.size_bytes += len(data)
+        self._held.add(tenant, len(data))
         return asset
 
     def get(self, asset_id: str) -> tuple[Asset, bytes]:
@@ -109,6 +119,7 @@ class Assets:
         self._forgotten.add(asset_id, cause)
         asset, _ = self._files.pop(asset_id)
         self.size_bytes -= asset.size_bytes
+        self._held.add(asset.tenant, -asset.size_bytes)
 
     def _require_room(self, size: int) -> None:
         self.sweep()

@@ -13,25 +13,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.engine.admission import check_loaded, check_open, not_started, restart_pause, stopped_first
-from omni_grpc.engine.artifacts import Artifacts
-from omni_grpc.engine.assets import Assets
+from omni_grpc.engine.admission import not_started, restart_pause, stopped_first
 from omni_grpc.engine.executor import Executor
-from omni_grpc.engine.forgotten import Cause, Forgotten
-from omni_grpc.engine.inputs import InputStore
-from omni_grpc.engine.jobs import Job, Jobs, new_job_id
-from omni_grpc.engine.meter import Meter
+from omni_grpc.engine.forgotten import Cause
+from omni_grpc.engine.jobs import Job, new_job_id
 from omni_grpc.engine.retention import Retention
 from omni_grpc.engine.run import JobRun
-from omni_grpc.engine.scheduler import Decision, Lane, Scheduler, lanes
-from omni_grpc.engine.status import EngineState, EngineStats
+from omni_grpc.engine.scheduler import Decision, Lane, lanes
+from omni_grpc.engine.standing import Standing
+from omni_grpc.engine.status import EngineState
 from omni_grpc.engine.submission import Submission, new_run
 from omni_grpc.engine.timers import Timers
 from omni_grpc.resolve.advice import advise_priority
 from omni_grpc.resolve.frames import segments
-from omni_grpc.resolve.request import check_draft, check_model, check_task, resolve_request
-from omni_grpc.resolve.rules import ServingFacts
-from omni_grpc.resolve.settings import facts_of
+from omni_grpc.resolve.request import resolve_request
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, FailedPrecondition, Failure, Unavailable
 from omni_grpc.types.events import ArtifactReady, Cancelled, Failed, Queued
@@ -50,8 +45,6 @@ from omni_grpc.types.plan import (
     Stepped,
     requests_of,
 )
-from omni_grpc.types.request import Task
-from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -63,40 +56,20 @@ _WORKER, _DRAIN, _ASSETS = "worker", "drain", "assets"
 """Owners of the timers that belong to no job."""
 
 
-class Engine:
+class Engine(Standing):
     """One model, one worker, many jobs. `on_state` observers are called on the loop at each change of state."""
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, executor: Executor) -> None:
-        self.config = config
-        self.checkpoint = checkpoint
-        self.forgotten = Forgotten()
-        self.jobs = Jobs(self.forgotten)
-        self.artifacts = Artifacts(self.forgotten)
-        self.assets = Assets(config.jobs.asset_budget, config.jobs.asset_retention, forgotten=self.forgotten)
-        self.inputs = InputStore(config.limits.input_budget)
-        self.state = EngineState.STARTING
-        self.loading = Loading()
-        """Progress of loading, until the worker is ready."""
-        self.ready: Ready | None = None
-        self.failure: Failure | None = None
-        """Why there is no worker at the moment."""
+        super().__init__(config, checkpoint)
         self.on_state: list[Callable[[EngineState], None]] = []
         self._executor = executor
-        self._scheduler = Scheduler(
-            config.scheduler.max_queue,
-            config.scheduler.max_num_seqs,
-            policy=config.scheduler.policy,
-            max_step_ms=config.scheduler.max_step_ms,
-        )
         self._runs: dict[str, JobRun] = {}
         self._timers = Timers(self._on_timer_error)
         self._retention = Retention(self.jobs, self.artifacts, self._timers, config.jobs.artifact_budget)
-        self._meter = Meter()
         self._started: asyncio.Future[None] | None = None
         self._closing: asyncio.Future[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self._restarts = 0
         self._failures = 0
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -137,37 +110,7 @@ class Engine:
             with self._blamed((), "telling of a change of state"):
                 observer(state)
 
-    # --- what callers ask -------------------------------------------------------------------------------------------
-
-    @property
-    def start_failure(self) -> Failure | None:
-        """The failure that kept the first worker from loading."""
-        return self.failure if self.ready is None else None
-
-    @property
-    def facts(self) -> ServingFacts:
-        """The facts by which requests are checked and completed."""
-        return facts_of(self.config, self.checkpoint, self.ready)
-
-    def check(self, model: str, task: Task) -> None:
-        """Raises NotFound for a model that is not served, FailedPrecondition (TASK_NOT_SUPPORTED) for a task that it is
-        known not to support, and Unavailable (MODEL_LOADING) before it is loaded for the first time.
-        """
-        check_model(model, self.checkpoint)
-        if self.checkpoint.described:
-            check_task(model, task, self.checkpoint)
-        check_loaded(self.state, model, self.loading)
-
-    def check_submission(self, submission: Submission) -> Job | None:
-        """Every refusal of `submit` that needs nothing of what is in the media: `draft.inputs` may be placeholders.
-        Returns the job that `request_id` had made before.
-        """
-        if (earlier := self.jobs.earlier(submission.request_id, submission.fingerprint)) is None:
-            self.check(submission.draft.model, submission.draft.task)
-            check_open(self.state, self.failure)
-            check_draft(submission.draft, self.facts)
-            self._scheduler.check_room()
-        return earlier
+    # --- what callers do --------------------------------------------------------------------------------------------
 
     def submit(self, submission: Submission) -> tuple[Job, bool]:
         """Accepts a request. Returns its job, and True if an earlier call with this `request_id` created that job.
@@ -189,7 +132,7 @@ class Engine:
             + advise_priority(submission.priority, self.config.scheduler.policy),
             segments=segments(resolved.request.num_frames, self.checkpoint.limits),
         )
-        self._scheduler.add(resolved.request, submission.claim)
+        self._scheduler.add(resolved.request, submission.claim, submission.tenant)
         self.jobs.add(job := run.job)
         self._runs[job.id] = run
         self._idle.clear()
@@ -198,11 +141,6 @@ class Engine:
             self._timers.set(job.id, "deadline", max(0.0, submission.deadline - time.time()), self._expire)
         self._tick()
         return job, False
-
-    @property
-    def ready_warnings(self) -> tuple[RequestWarning, ...]:
-        """The worker's warnings, which belong to every reply."""
-        return self.ready.warnings if self.ready is not None else ()
 
     def cancel(self, job_id: str, reason: str) -> Job:
         """Stops a job before its next step. Idempotent: a job that has ended is returned as it is. Raises NotFound."""
@@ -222,10 +160,6 @@ class Engine:
             raise FailedPrecondition(f"job {job_id} is {job.state}; cancel it first", reason="JOB_NOT_FINISHED")
         self._retention.forget(job, Cause.DELETED)
 
-    def queue_position(self, job: Job) -> int:
-        """The number of jobs ahead of this one in the queue; 0 once it has left the queue."""
-        return self._scheduler.position(job.id)
-
     @contextlib.contextmanager
     def watching(self, job: Job) -> Iterator[None]:
         """Counts a watcher. When the last one leaves, a job that is tied to its watchers gets its disconnect grace."""
@@ -237,18 +171,6 @@ class Engine:
             job.watchers -= 1
             if not job.watchers and not job.state.terminal:
                 self._timers.set(job.id, "disconnect_grace", job.disconnect_grace, self._abandon)
-
-    def stats(self) -> EngineStats:
-        return EngineStats(
-            queued=self._scheduler.waiting,
-            running=self._scheduler.active,
-            max_queue=self.config.scheduler.max_queue,
-            jobs=len(self.jobs),
-            artifact_bytes=self.artifacts.size_bytes,
-            cost=self._scheduler.cost,
-            cost_error=self._meter.cost_error,
-            worker_restarts=self._restarts,
-        )
 
     def _abandon(self, job_id: str, limit: str, seconds: float) -> None:
         self.cancel(job_id, f"no client watched the job for {seconds:g} s")
@@ -359,7 +281,7 @@ class Engine:
         completed = run.done(report, self.checkpoint.scheduler, self.facts.found)
         # nothing is stored before all that can fail is done
         for artifact, data in zip(artifacts, files, strict=True):
-            self.artifacts.put(artifact, data)
+            self.artifacts.put(artifact, data, tenant=run.job.tenant)
             run.job.append(ArtifactReady(artifact=artifact))
         self._scheduler.finish(run.job.id)
         run.job.append(completed)

@@ -53,6 +53,7 @@ class Item:
     request: Request
     rank: float
     arrival: int
+    tenant: str = ""
     phase: Phase = Phase.WAITING
     rows: tuple[int, ...] = ()
     service: float = 0.0
@@ -67,8 +68,8 @@ class Item:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decision:
-    """A plan, and the jobs that it preempts or resumes. `services` of the jobs that take the step, and `clock`: what they
-    were before it was charged for.
+    """A plan, and the jobs that it preempts or resumes. `services` of the jobs that take the step, and `clock`: what
+    they were before it was charged for.
     """
 
     plan: Plan
@@ -114,6 +115,19 @@ class Scheduler:
         """The number of jobs that have left the queue and are not finished."""
         return len(self._items) - self.waiting
 
+    @property
+    def tenants(self) -> list[str]:
+        """Those that have jobs here, in the order of their oldest one."""
+        return list(dict.fromkeys(item.tenant for item in self._items.values()))
+
+    def queued_of(self, tenant: str) -> int:
+        """The number of a tenant's jobs in the queue."""
+        return sum(item.tenant == tenant for item in self._in(Phase.WAITING))
+
+    def running_of(self, tenant: str) -> int:
+        """The number of a tenant's jobs that have left the queue and are not finished."""
+        return sum(item.tenant == tenant for item in self._items.values()) - self.queued_of(tenant)
+
     def busy(self, lane: Lane) -> bool:
         return lane in self._busy
 
@@ -136,10 +150,10 @@ class Scheduler:
                 retry_after=1.0,
             )
 
-    def add(self, request: Request, claim: Claim = Claim()) -> None:  # noqa: B008 - frozen
+    def add(self, request: Request, claim: Claim = Claim(), tenant: str = "") -> None:  # noqa: B008 - frozen
         """Puts a job in the queue. Raises like `check_room`."""
         self.check_room()
-        self._items[request.id] = Item(request, self._rank(claim), next(self._arrivals))
+        self._items[request.id] = Item(request, self._rank(claim), next(self._arrivals), tenant)
 
     def plan(self) -> Decision:
         """Work for every free lane. The lanes that it fills are busy until `free`."""

@@ -99,7 +99,7 @@ class FileGate:
         """
         caller.require(Scope.GENERATE)
         self._check(header)
-        with self._engine.assets.reserved(header.size_bytes):
+        with self._engine.assets.reserved(header.size_bytes, tenant=caller.tenant):
             data, digest = await _receive(pieces, header.size_bytes)
         if header.sha256 and digest != header.sha256:
             raise refused("header.sha256", f"is {header.sha256.hex()}, but the SHA-256 of the bytes is {digest.hex()}")

@@ -50,7 +50,7 @@ class MediaReader:
         if not files:
             return Inputs(), ()
         decoder = await self._idle.get()
-        work = asyncio.ensure_future(asyncio.to_thread(decoder.decode, files, self._engine.inputs))
+        work = asyncio.ensure_future(asyncio.to_thread(decoder.decode, files, self._engine.inputs.of(caller.tenant)))
         work.add_done_callback(lambda _: self._idle.put_nowait(decoder))
         try:
             return await asyncio.shield(work)
