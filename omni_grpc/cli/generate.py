@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from omni_grpc.client import Client, MediaResult
+from omni_grpc.client.address import check_address
 from omni_grpc.client.progress import progress_display, warning_line
 from omni_grpc.client.result import AUDIO_EXTENSIONS, EXTENSIONS, VIDEO_EXTENSIONS, write_files
 from omni_grpc.config import EngineConfig, Option, options
 from omni_grpc.config.settings import ALWAYS
 from omni_grpc.omni import Generation, Omni
-from omni_grpc.types.errors import ConfigError, OmniError
+from omni_grpc.types.errors import ConfigError, InvalidArgument, OmniError
 from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
 from omni_grpc.types.request_options import (
     ALL,
@@ -195,7 +196,9 @@ def _common(parser: argparse.ArgumentParser, command: Command, default_server: s
         metavar="FILE",
         help="output file; several outputs get -0, -1... appended",
     )
-    parser.add_argument("--server", metavar="HOST:PORT", help=f"address of the server (default: {default_server})")
+    parser.add_argument(
+        "--server", type=server_address, metavar="HOST:PORT", help=f"address of the server (default: {default_server})"
+    )
     parser.add_argument(
         "--model",
         help="model of the server (default: its only one); without --server, a checkpoint folder to run locally",
@@ -310,6 +313,13 @@ def _setting(option: Option) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parse
+
+
+def server_address(text: str) -> str:
+    try:
+        return check_address(text)
+    except InvalidArgument as error:
+        raise argparse.ArgumentTypeError(error.violations[0].description) from None
 
 
 def label(text: str) -> tuple[str, str]:

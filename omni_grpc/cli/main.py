@@ -218,7 +218,10 @@ def _parser() -> argparse.ArgumentParser:
     models.set_defaults(run=_models)
     asked = models.add_mutually_exclusive_group()
     asked.add_argument(
-        "--server", metavar="HOST:PORT", help="list the models of this server (default: the native models)"
+        "--server",
+        type=making.server_address,
+        metavar="HOST:PORT",
+        help="list the models of this server (default: the native models)",
     )
     asked.add_argument("--features", action="store_true", help="list the features that each native model supports")
     models.add_argument("--json", action="store_true", help="print JSON")
@@ -271,6 +274,7 @@ def _parser() -> argparse.ArgumentParser:
 def _server_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server",
+        type=making.server_address,
         default=DEFAULT_SERVER,
         metavar="HOST:PORT",
         help=f"address of the server (default: {DEFAULT_SERVER})",

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from omni_grpc.client.channel import OPTIONS
+from omni_grpc.client.channel import options_for
 
 REFUSED_WHILE_SENDING = "Internal error from Core"
 """What grpc.aio reports when the server refuses a request stream that is still being sent."""
@@ -17,7 +17,7 @@ REFUSED_WHILE_SENDING = "Internal error from Core"
 def open_channel(address: str) -> Any:
     """A grpc.aio channel. Raises RuntimeError outside a running event loop, which grpc.aio would notice much later."""
     asyncio.get_running_loop()
-    return grpc.aio.insecure_channel(address, options=OPTIONS)
+    return grpc.aio.insecure_channel(address, options=options_for(address))
 
 
 async def sleep(seconds: float) -> None:

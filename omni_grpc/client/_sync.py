@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 
-from omni_grpc.client.channel import OPTIONS
+from omni_grpc.client.channel import options_for
 
 
 def open_channel(address: str) -> Any:
-    return grpc.insecure_channel(address, options=OPTIONS)
+    return grpc.insecure_channel(address, options=options_for(address))
 
 
 def sleep(seconds: float) -> None:

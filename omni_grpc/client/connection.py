@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 
 from omni_grpc.client._sync import open_channel, refusal_was_lost, sleep
-from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect, check_address
+from omni_grpc.client.address import check_address
+from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect
 from omni_grpc.client.download import DownloadState
 from omni_grpc.client.failure import from_call
 from omni_grpc.client.media import upload_messages

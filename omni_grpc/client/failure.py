@@ -7,6 +7,7 @@ import dataclasses
 import grpc
 from google.rpc import status_pb2
 
+from omni_grpc.client.address import proxy_note
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.wire import from_status
 
@@ -40,9 +41,15 @@ def from_call(error: grpc.RpcError, address: str) -> CallFailure:
     code: grpc.StatusCode = error.code()
     failure = from_status(status_pb2.Status(code=code.value[0], message=error.details() or code.name))
     if failure.code is Code.UNAVAILABLE:
-        message = f"cannot reach the server at {address}: {failure.message}"
+        message = _with_proxy(f"cannot reach the server at {address}: {failure.message}", address)
         failure = dataclasses.replace(failure, reason="SERVER_UNREACHABLE", message=message)
     elif failure.code is Code.DEADLINE_EXCEEDED:
-        message = f"the server at {address} did not answer before the deadline of the call"
+        message = _with_proxy(f"the server at {address} did not answer before the deadline of the call", address)
         failure = dataclasses.replace(failure, reason="CALL_DEADLINE", message=message)
     return CallFailure(failure, from_server=False)
+
+
+def _with_proxy(message: str, address: str) -> str:
+    """The message and, where calls to the address go through a proxy, which variable names it."""
+    note = proxy_note(address)
+    return f"{message}; {note}" if note else message

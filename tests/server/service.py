@@ -15,6 +15,7 @@ from grpc import aio
 from grpc_status import rpc_status
 
 from omni_grpc.checkpoint.registry import unfetched
+from omni_grpc.client.channel import DIRECT
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
 from omni_grpc.gate import Gate
@@ -58,7 +59,7 @@ class Service:
 
     def connect(self) -> None:
         # a pool of its own, or a client that comes back would share the connection of the one that left
-        options = (("grpc.use_local_subchannel_pool", 1),)
+        options = (("grpc.use_local_subchannel_pool", 1), *DIRECT)
         self.channel = aio.insecure_channel(f"127.0.0.1:{self.server.port}", options=options)
         self.generation = generation_pb2_grpc.GenerationServiceStub(self.channel)
         self.jobs = job_pb2_grpc.JobServiceStub(self.channel)
