@@ -18,6 +18,7 @@ from omni_grpc.checkpoint.registry import on_hub, open_model, unfetched
 from omni_grpc.config import EngineConfig
 from omni_grpc.config.settings import settings
 from omni_grpc.resolve.settings import apply_settings
+from omni_grpc.types.address import WILDCARDS
 from omni_grpc.types.errors import Code, OmniError
 from omni_grpc.types.version import __version__
 
@@ -74,7 +75,8 @@ async def serve(engine: Engine) -> int:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         return STOPPED
-    _announce(engine, await starting)
+    await starting
+    _announce(engine, server)
     await asked
     await _stop(server, engine.config.server.drain_timeout, signals)
     return STOPPED
@@ -99,11 +101,13 @@ def _signals() -> asyncio.Queue[str]:
     return queue
 
 
-def _announce(engine: Engine, port: int) -> None:
+def _announce(engine: Engine, server: Server) -> None:
     """The one line on stdout: a parent process can wait for it and read the address from it."""
     assert engine.ready is not None
-    where, what = f"{engine.config.server.host}:{port}", f"{engine.ready.device} {engine.ready.dtype}"
-    print(f"omni_grpc {__version__} listening on {where} (model {engine.checkpoint.name}, {what})", flush=True)
+    about = [f"model {engine.checkpoint.name}", f"{engine.ready.device} {engine.ready.dtype}"]
+    if engine.config.server.host in WILDCARDS:
+        about.append("all interfaces")
+    print(f"omni_grpc {__version__} listening on {server.address} ({', '.join(about)})", flush=True)
 
 
 if __name__ == "__main__":

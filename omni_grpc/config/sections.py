@@ -14,6 +14,7 @@ from typing import Any
 
 from omni_grpc.config import backends, roles
 from omni_grpc.config.options import Option, options_of, sections_of, setting, unknown_settings
+from omni_grpc.types.address import MAX_PORT, listen_host
 from omni_grpc.types.errors import ConfigError, Violation
 
 BUNDLED = Path(__file__).resolve().parents[1] / "demo"
@@ -273,8 +274,10 @@ class WorkerConfig:
 class ServerConfig:
     """The gRPC endpoint."""
 
-    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all interfaces")
-    port: int = setting(50051, "port to listen on; 0 picks a free one", minimum=0)
+    host: str = setting(
+        "127.0.0.1", "host name or IP address to listen on; 0.0.0.0 or :: for all interfaces", read=listen_host
+    )
+    port: int = setting(50051, "port to listen on; 0 picks a free one", minimum=0, maximum=MAX_PORT)
     max_message_bytes: int = setting(32 << 20, "largest message accepted from a client", minimum=1 << 20)
     heartbeat_interval: float = setting(
         15.0, "seconds without an event after which a watcher gets a heartbeat", minimum=0.05

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,10 +20,11 @@ from omni_grpc.server.generation import GenerationService
 from omni_grpc.server.guard import Guard
 from omni_grpc.server.health import Health
 from omni_grpc.server.jobs import JobService
+from omni_grpc.server.listen import cannot_listen, check_free
 from omni_grpc.server.messages import Messages
 from omni_grpc.server.models import ModelService
 from omni_grpc.server.watch import JobWatch
-from omni_grpc.types.errors import ConfigError
+from omni_grpc.types.address import dialed, joined
 from omni_grpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -108,6 +108,11 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._grpc)
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
 
+    @property
+    def address(self) -> str:
+        """An address at which a client on this machine reaches it."""
+        return dialed(self._config.host, self.port)
+
     async def start(self) -> int:
         """Listens, then starts the engine, and returns the port when jobs are taken.
 
@@ -118,7 +123,7 @@ class Server:
         self.port = self._bind()
         await self._health.start()
         await self._grpc.start()
-        logger.info("listening on %s:%d, loading %s", self._config.host, self.port, self._gate.model)
+        logger.info("listening on %s, loading %s", self.address, self._gate.model)
         try:
             await self._gate.start()
         except BaseException:
@@ -159,12 +164,12 @@ class Server:
 
     def _bind(self) -> int:
         host, port = self._config.host, self._config.port
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        check_free(host, port)
         try:
-            return int(self._grpc.add_insecure_port(address))
+            return int(self._grpc.add_insecure_port(joined(host, port)))
         except RuntimeError as error:
-            message = f"cannot listen on {address}: {_why(host, port)}; choose another --host or --port"
-            raise ConfigError(message, reason="CANNOT_LISTEN") from error
+            why = "the operating system refused the address; choose another --host or --port"
+            raise cannot_listen(host, port, why) from error
 
 
 def unserved_methods() -> frozenset[str]:
@@ -175,14 +180,3 @@ def unserved_methods() -> frozenset[str]:
         for method in descriptor.methods
         if method.name not in vars(kind)
     )
-
-
-def _why(host: str, port: int) -> str:
-    """The operating system's error for an address, which grpc does not pass on."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)
-    except OSError as error:
-        return str(error.strerror)
-    return "the operating system refused the address"
