@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from omni_grpc.types.output_files import write_file
+
 Call = Callable[..., Any]
 T = TypeVar("T")
 
@@ -108,5 +110,5 @@ def record(script: str, name: str, measurements: Sequence[Any], folder: Path, **
     made = about | more | {"measurements": [dataclasses.asdict(measurement) for measurement in measurements]}
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{re.sub(r'[^a-z0-9]+', '-', card.lower())}-{name}.json"
-    file.write_text(json.dumps(made, indent=1) + "\n")
+    write_file(file, (json.dumps(made, indent=1) + "\n").encode())
     return file

@@ -17,6 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from omni_grpc.types.output_files import write_file
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
@@ -66,7 +68,7 @@ def write(folder: Path, name: str, result: Result, meanwhile: Load) -> Path:
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"cpu-service-{name}.json"
-    path.write_text(json.dumps(_rounded(content), indent=1) + "\n", encoding="utf-8")
+    write_file(path, (json.dumps(_rounded(content), indent=1) + "\n").encode())
     return path
 
 

@@ -17,6 +17,7 @@ from omni_grpc.adapter.parameters import Signature
 from omni_grpc.config import AdapterConfig
 from omni_grpc.loading.components import configure_vae, without_progress_bars
 from omni_grpc.types.errors import CheckpointError, ConfigError, Violation
+from omni_grpc.types.os_errors import plain
 from omni_grpc.worker.base import RunnerContext
 
 FROM_PRETRAINED = frozenset(
@@ -41,7 +42,7 @@ def load(setting: RunnerContext) -> DiffusionPipeline:
         with without_progress_bars():
             pipeline = DiffusionPipeline.from_pretrained(folder, **arguments)
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
-        message = f"{kind.__name__} does not load from {folder}: {type(error).__name__}: {error}"
+        message = f"{kind.__name__} does not load from {folder}: {type(error).__name__}: {plain(error)}"
         raise CheckpointError(message, reason="CHECKPOINT_DOES_NOT_LOAD") from error
     pipeline.set_progress_bar_config(disable=True)
     _check_quantised(pipeline, arguments)

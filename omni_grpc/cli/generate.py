@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import enum
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,12 +16,13 @@ from typing import Any, TypeVar
 from omni_grpc.client import Client, MediaResult
 from omni_grpc.client.address import check_address
 from omni_grpc.client.progress import progress_display, warning_line
-from omni_grpc.client.result import AUDIO_EXTENSIONS, EXTENSIONS, VIDEO_EXTENSIONS, write_files
+from omni_grpc.client.result import AUDIO_EXTENSIONS, EXTENSIONS, VIDEO_EXTENSIONS, output_paths
 from omni_grpc.config import EngineConfig, Option, options
 from omni_grpc.config.settings import ALWAYS
 from omni_grpc.omni import Generation, Omni
 from omni_grpc.types.errors import ConfigError, InvalidArgument, OmniError
 from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
+from omni_grpc.types.output_files import check_writable, write_file
 from omni_grpc.types.request_options import (
     ALL,
     AUDIO,
@@ -91,9 +93,38 @@ def _run(args: argparse.Namespace) -> int:
     offline = args.server is None and args.model is not None and Path(args.model).is_dir()
     _refuse_options(args, offline)
     asked = {option.name: _value(args, option) for option in command.options} | {"output_format": chosen}
+    check_writable(args.out)
     made = _here(args, asked) if offline else _there(args, asked)
-    _tell(args, made, write_files(made.files, args.out))
+    _tell(args, made, _written(args, made))
     return 0
+
+
+def _written(args: argparse.Namespace, made: MediaResult | Generation) -> list[Path]:
+    """Writes the outputs. The error of one that cannot be written comes with the way to have it and those after it."""
+    paths = output_paths(args.out, len(made.files))
+    for index, (path, data) in enumerate(zip(paths, made.files, strict=True)):
+        try:
+            write_file(path, data)
+        except OmniError as error:
+            for note in _how_to_have(args, made, paths, index):
+                error.add_note(note)
+            raise
+    return paths
+
+
+def _how_to_have(
+    args: argparse.Namespace, made: MediaResult | Generation, paths: list[Path], first: int
+) -> Iterator[str]:
+    """What to do for the outputs from `first` on, once they can be written."""
+    if first:
+        yield f"written: {', '.join(map(str, paths[:first]))}"
+    if isinstance(made, Generation):
+        yield f"run the command again once that is mended; the seed was {made.seeds[0]}"
+        return
+    yield f"job {made.job_id} is done, and its outputs are still on the server; once that is mended, fetch them with"
+    for artifact, path in list(zip(made.artifacts, paths, strict=True))[first:]:
+        words = ("download", artifact.artifact_id, "--server", args.server or args.default_server, "--out", str(path))
+        yield f"  python -m omni_grpc {shlex.join(words)}"
 
 
 def _value(args: argparse.Namespace, option: RequestOption) -> Any:

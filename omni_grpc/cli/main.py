@@ -25,6 +25,8 @@ from omni_grpc.client.channel import Deadline
 from omni_grpc.client.messages import state_name
 from omni_grpc.client.progress import describe
 from omni_grpc.types.errors import OmniError, Unavailable
+from omni_grpc.types.os_errors import plain
+from omni_grpc.types.output_files import check_writable, write_file
 from omni_grpc.types.version import __version__
 from omni_grpc.v1.event_pb2 import JobState
 from omni_grpc.v1.model_pb2 import Model, ModelState
@@ -53,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(error)
         return 1
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {plain(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as interrupt:
         print("interrupted", *getattr(interrupt, "__notes__", ()), sep="\n", file=sys.stderr)
@@ -140,9 +142,14 @@ def _cancel(args: argparse.Namespace) -> int:
 
 
 def _download(args: argparse.Namespace) -> int:
+    check_writable(args.out)
     with Client(args.server) as client:
         data = client.download(args.artifact_id)
-    args.out.write_bytes(data)
+    try:
+        write_file(args.out, data)
+    except OmniError as error:
+        error.add_note("the output is still on the server: mend that and run this command again")
+        raise
     print(f"{args.out}  {len(data)} bytes")
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from omni_grpc.engine.status import EngineState
 from omni_grpc.types.errors import Code, Failure, Unavailable
 from omni_grpc.types.load_progress import Loading
+from omni_grpc.types.os_errors import plain
 
 MAX_RESTART_PAUSE = 60.0
 """Longest pause between two attempts to start a worker, in seconds."""
@@ -39,7 +40,7 @@ def stopped_first() -> Failure:
 
 def not_started(error: Exception) -> Failure:
     """The failure of a worker that could not be started: that may pass, like any other death of a worker."""
-    message = f"the worker process could not be started: {error}"
+    message = f"the worker process could not be started: {plain(error)}"
     return Failure(code=Code.UNAVAILABLE, reason="WORKER_NOT_STARTED", message=message)
 
 

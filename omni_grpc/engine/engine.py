@@ -32,6 +32,7 @@ from omni_grpc.types.errors import Code, FailedPrecondition, Failure, Unavailabl
 from omni_grpc.types.events import ArtifactReady, Cancelled, Failed, Queued
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.media import Inputs
+from omni_grpc.types.os_errors import plain
 from omni_grpc.types.plan import (
     Broken,
     Decoded,
@@ -195,10 +196,9 @@ class Engine(Standing):
             yield
         except Exception as error:
             logger.exception("unexpected error while %s of %s", doing, ", ".join(job_ids) or "no job")
-            message = f"{type(error).__name__} while {doing}: {error}"
-            for job_id in job_ids:
-                if (run := self._runs.get(job_id)) is not None:
-                    self._fail(run, Failure(code=Code.INTERNAL, reason="ENGINE_ERROR", message=message))
+            message = f"{type(error).__name__} while {doing}: {plain(error)}"
+            for run in filter(None, map(self._runs.get, job_ids)):
+                self._fail(run, Failure(code=Code.INTERNAL, reason="ENGINE_ERROR", message=message))
 
     def _on_timer_error(self, owner: str, name: str, error: Exception) -> None:
         with self._blamed((owner,), f"the timer {name}"):

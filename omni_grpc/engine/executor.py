@@ -22,6 +22,7 @@ from omni_grpc.engine.admission import not_started
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, Failure, Unavailable
 from omni_grpc.types.load_progress import Loading, LoadPhase
+from omni_grpc.types.os_errors import plain
 from omni_grpc.types.plan import Beat, Died, Fetched, Plan, Ready, Report
 from omni_grpc.types.spec import Checkpoint
 
@@ -221,10 +222,13 @@ class WorkerProcess:
             self._deliver_reports()
         except (EOFError, OSError) as error:
             # the end of the pipe, also in the middle of a report ("got end of file during message")
-            logger.info("the worker's pipe has ended: %s", error or "end of file")
+            logger.info(
+                "the worker's pipe has ended: %s", "end of file" if isinstance(error, EOFError) else plain(error)
+            )
         except Exception as error:
             logger.exception("a report of the worker process %s cannot be read", self._process.pid)
-            message = f"a report of the worker process {self._process.pid} cannot be read: {error!r}"
+            why = f"{type(error).__name__}: {plain(error)}"
+            message = f"a report of the worker process {self._process.pid} cannot be read: {why}"
             self._last_words = Failure(code=Code.INTERNAL, reason="WORKER_ERROR", message=message)
             self._process.kill()
         self._process.join(CLOSE_SECONDS)

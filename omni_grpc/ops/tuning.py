@@ -21,7 +21,6 @@ import math
 import os
 import re
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
@@ -29,6 +28,9 @@ from typing import Any
 
 import torch
 
+from omni_grpc.types.errors import OmniError
+from omni_grpc.types.os_errors import plain
+from omni_grpc.types.output_files import write_file
 from omni_grpc.types.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -249,7 +251,7 @@ def read(path: Path) -> dict[str, dict[int, Times]]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        logger.warning("%s cannot be used, so its shapes are measured again: %s", path, error)
+        logger.warning("%s cannot be used, so its shapes are measured again: %s", path, plain(error))
         return {}
 
 
@@ -278,9 +280,6 @@ def write(path: Path, own: Mapping[str, Mapping[int, Times]]) -> None:
     text = json.dumps(merged, indent=1, sort_keys=True) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, made = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(made).replace(path)
-    except OSError as error:
-        logger.warning("%s is not written, so the next start measures again: %s", path, error)
+        write_file(path, text.encode())
+    except (OSError, OmniError) as error:
+        logger.warning("%s is not written, so the next start measures again: %s", path, plain(error))

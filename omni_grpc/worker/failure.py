@@ -13,6 +13,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.resolve.memory_hints import out_of_memory
 from omni_grpc.resolve.settings import Placement
 from omni_grpc.types.errors import Code, Failure, OmniError
+from omni_grpc.types.os_errors import plain
 from omni_grpc.types.plan import Broken, Died, Report, Stepped
 from omni_grpc.types.spec import Checkpoint
 
@@ -32,7 +33,7 @@ def failure(error: BaseException, doing: str) -> Failure:
     if isinstance(error, OmniError):
         return error.failure
     logger.error("unexpected error while %s", doing, exc_info=error)
-    message = f"{type(error).__name__} while {doing}: {error}"
+    message = f"{type(error).__name__} while {doing}: {plain(error)}"
     return Failure(code=Code.INTERNAL, reason="WORKER_ERROR", message=message)
 
 

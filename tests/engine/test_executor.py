@@ -259,7 +259,7 @@ async def test_a_process_that_cannot_be_started_is_a_death(monkeypatch):
     executor.start(reports.put_nowait)
     died = await reports.get()
     assert (died.failure.reason, died.failure.retryable) == ("WORKER_NOT_STARTED", True)
-    assert "Resource temporarily unavailable" in died.failure.message
+    assert "there are not enough processes or memory left" in died.failure.message
     with pytest.raises(Unavailable):
         executor.submit(Plan(step=("job_1",)))
     await executor.close()
