@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import grpc
 from google.rpc import status_pb2
@@ -12,6 +13,8 @@ from omni_grpc.types.errors import Code, Failure
 from omni_grpc.wire import from_status
 
 _DETAILS = "grpc-status-details-bin"
+_TOO_LARGE = re.compile(r"SERVER: .*larger than max \((\d+) vs\.? \d+\)")
+"""What gRPC says for a server of a message that it did not even read."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,6 +49,12 @@ def from_call(error: grpc.RpcError, address: str) -> CallFailure:
     elif failure.code is Code.DEADLINE_EXCEEDED:
         message = _with_proxy(f"the server at {address} did not answer before the deadline of the call", address)
         failure = dataclasses.replace(failure, reason="CALL_DEADLINE", message=message)
+    elif failure.code is Code.RESOURCE_EXHAUSTED and (sizes := _TOO_LARGE.search(failure.message)):
+        message = (
+            f"the request has {sizes[1]} bytes, far more than the server at {address} takes (--max-message-bytes); "
+            "send media with `upload`, or ask its operator to raise the limit"
+        )
+        failure = dataclasses.replace(failure, reason="MESSAGE_TOO_LARGE", message=message)
     return CallFailure(failure, from_server=False)
 
 

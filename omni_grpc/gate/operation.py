@@ -17,6 +17,7 @@ from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import Unavailable
 from omni_grpc.types.events import StepProgress
 from omni_grpc.types.load_progress import Loading
+from omni_grpc.types.written import written
 
 WINDOW = 10.0
 """Seconds over which steps per second are counted."""
@@ -24,7 +25,7 @@ DEFAULT_INTERVAL = 1.0
 MIN_INTERVAL = 0.1
 LOAD_INTERVAL = 0.2
 """Shortest time in seconds between two messages about loading. The last message is not delayed."""
-SECRET = ("model", "lora")
+SECRET = ("model", "lora", "gguf_model")
 """Settings that name paths on the server's machine."""
 
 
@@ -133,13 +134,13 @@ class OperationGate:
             await self._changes.wait(self._changes.count, left)
 
     def _features(self) -> dict[str, str]:
-        """Every setting of the server except paths on its machine, and what the worker chose for "auto"."""
-        features = {
-            option.name: str(option.of(self._engine.config))
-            for option in settings.options()
-            if option.name not in SECRET
+        """Every setting of the server except paths on its machine, as it is written in YAML, and what the worker chose
+        for "auto".
+        """
+        values = {
+            option.name: option.of(self._engine.config) for option in settings.options() if option.name not in SECRET
         }
-        features = {name: value for name, value in features.items() if value != "None"}
+        features = {name: written(value) for name, value in values.items() if value is not None}
         if (ready := self._engine.ready) is not None:
             features |= {"device": ready.device, "dtype": ready.dtype}
         return features

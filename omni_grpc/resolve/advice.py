@@ -12,6 +12,7 @@ from omni_grpc.resolve.rules import ServingFacts, takes
 from omni_grpc.types.request import Draft, Guidance, GuidanceNorm, Request, has_negative
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import GuidanceKind
+from omni_grpc.types.written import written
 
 WORD = re.compile(r"[^\W_](?:\S*[^\W_])?")
 """What is between white space, without the punctuation around it."""
@@ -83,7 +84,7 @@ def _needs_cfg(name: str) -> Callable[[Draft, Request, ServingFacts], RequestWar
             code="GUIDANCE_WITHOUT_EFFECT",
             field=f"sampling.guidance.{name}",
             message="classifier-free guidance is off",
-            requested=str(value),
+            requested=written(value),
         )
 
     return advice

@@ -22,6 +22,7 @@ from omni_grpc.types.request import MAX_SEED, Draft, Guidance, GuidanceDraft, Re
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint, GuidanceKind
 from omni_grpc.types.step_cache import TeaCache
+from omni_grpc.types.written import written
 
 T = TypeVar("T")
 
@@ -105,7 +106,7 @@ def _complete(draft: Draft, facts: ServingFacts, id: str) -> tuple[Request, dict
     def default(field: str, asked: T | None, value: T) -> T:
         if asked is not None:
             return asked
-        used[field] = str(value)
+        used[field] = written(value)
         return value
 
     if not has_negative(draft) and defaults.negative_prompt is not None:
@@ -218,7 +219,7 @@ def _complete_optional(draft: Draft, facts: ServingFacts, name: str, used: dict[
         # how fast frames follow each other is a fact about a model, also where nobody can change it
         return facts.checkpoint.defaults.fps if name == "fps" and draft.task.modality is Modality.VIDEO else None
     if asked is None and (value := _usual(draft, facts, name)) is not None:
-        used[name] = str(value)
+        used[name] = written(value)
         return value
     return asked
 

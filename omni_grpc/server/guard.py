@@ -1,9 +1,10 @@
-"""Wraps every call: finds out who makes it, refuses unknown fields, turns errors into statuses, and logs the call."""
+"""Wraps every call: finds out who makes it, reads its request, turns errors into statuses, and logs the call."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import inspect
 import logging
 import secrets
@@ -17,7 +18,7 @@ from google.protobuf.message import Message
 from grpc import aio
 from grpc_status import rpc_status
 
-from omni_grpc.server.served import refuse_unknown
+from omni_grpc.server.incoming import Incoming, Parse
 from omni_grpc.types.caller import Caller
 from omni_grpc.types.errors import Code, Failure, OmniError, Unimplemented
 from omni_grpc.wire import to_status
@@ -38,12 +39,16 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps the handlers of our own services; health and reflection pass as they are.
 
     Handlers get the caller in place of grpc's context. They raise OmniError and need nothing else: the guard answers
-    with its code and details. `unserved` names the
-    methods ("/package.Service/Method") that are in the API and not in this version.
+    with its code and details. `served` and `unserved` name the methods ("/package.Service/Method") of the API, by
+    whether this version has them.
+
+    Requests get here as bytes: what gRPC itself refuses has no details.
     """
 
-    def __init__(self, unserved: Collection[str]) -> None:
+    def __init__(self, served: Collection[str], unserved: Collection[str], max_message_bytes: int) -> None:
         self.unserved = unserved
+        self._served = served
+        self._incoming = Incoming(max_message_bytes)
         self.open_streams = 0
         """Server-streaming calls that have not ended."""
         self._calls = 0
@@ -57,39 +62,47 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Handler]], details: Any) -> Handler:
         handler = await continuation(details)
-        if handler is None or not details.method.startswith(PACKAGE):
+        method = details.method
+        if handler is None:
+            return grpc.stream_stream_rpc_method_handler(self._refusing(method, self._unknown(method)))
+        if not method.startswith(PACKAGE):
             return handler
-        codec = (handler.request_deserializer, handler.response_serializer)
-        if details.method in self.unserved:
-            return _refusing(handler, codec, self._unserved(details.method))
+        if method in self.unserved:
+            name = method.removeprefix(PACKAGE)
+            refusal = Unimplemented(f"{name} is not yet served", metadata={"method": name})
+            return grpc.stream_stream_rpc_method_handler(self._refusing(method, refusal))
+        parse, codec = handler.request_deserializer, (None, handler.response_serializer)
         if handler.stream_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(self._upload(details.method, handler.stream_unary), *codec)
+            return grpc.stream_unary_rpc_method_handler(self._upload(method, handler.stream_unary, parse), *codec)
         if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(self._stream(details.method, handler.unary_stream), *codec)
-        return grpc.unary_unary_rpc_method_handler(self._unary(details.method, handler.unary_unary), *codec)
+            return grpc.unary_stream_rpc_method_handler(self._stream(method, handler.unary_stream, parse), *codec)
+        return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary, parse), *codec)
 
-    def _unary(self, method: str, handle: Callable[[Message, Caller], Awaitable[Message]]) -> Handler:
-        async def call(request: Message, context: Any) -> Message:
+    def _unary(self, method: str, handle: Callable[[Message, Caller], Awaitable[Message]], parse: Parse) -> Handler:
+        async def call(data: bytes, context: Any) -> Message:
             async with self._call(method, context) as caller:
-                refuse_unknown(request)
-                return await handle(request, caller)
+                return await handle(self._incoming.message(data, parse), caller)
             raise AssertionError("`_call` swallows nothing")
 
         return call
 
-    def _upload(self, method: str, handle: Callable[[AsyncIterator[Message], Caller], Awaitable[Message]]) -> Handler:
-        async def call(requests: AsyncIterator[Message], context: Any) -> Message:
+    def _upload(
+        self, method: str, handle: Callable[[AsyncIterator[Message], Caller], Awaitable[Message]], parse: Parse
+    ) -> Handler:
+        async def call(parts: AsyncIterator[bytes], context: Any) -> Message:
             async with self._call(method, context) as caller:
-                return await handle(_known(requests), caller)
+                return await handle(self._incoming.messages(parts, parse), caller)
             raise AssertionError("`_call` swallows nothing")
 
         return call
 
-    def _stream(self, method: str, handle: Callable[[Message, Caller], AsyncIterator[Message]]) -> Handler:
-        async def call(request: Message, context: Any) -> None:
+    def _stream(
+        self, method: str, handle: Callable[[Message, Caller], AsyncIterator[Message]], parse: Parse
+    ) -> Handler:
+        async def call(data: bytes, context: Any) -> None:
             # written one by one, so that a call that ends while it waits for the client closes the handler right then
             async with self._call(method, context) as caller:
-                refuse_unknown(request)
+                request = self._incoming.message(data, parse)
                 self.open_streams += 1
                 try:
                     async with aclosing(_generator(handle(request, caller))) as messages:
@@ -100,14 +113,20 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
 
         return call
 
-    def _unserved(self, method: str) -> Handler:
-        name = method.removeprefix(PACKAGE)
+    def _refusing(self, method: str, refusal: OmniError) -> Handler:
+        """What answers a call of any kind at once, without its requests."""
 
-        async def call(request: object, context: Any) -> None:
+        async def call(requests: object, context: Any) -> None:
             async with self._call(method, context):
-                raise Unimplemented(f"{name} is not yet served", metadata={"method": name})
+                raise refusal
 
         return call
+
+    def _unknown(self, method: str) -> Unimplemented:
+        close = difflib.get_close_matches(method, self._served, n=1)
+        hint = f"; did you mean {close[0]}?" if close else "; reflection lists what it has"
+        message = f"this server has no method {method}{hint}"
+        return Unimplemented(message, reason="METHOD_UNKNOWN", metadata={"method": method})
 
     @contextlib.asynccontextmanager
     async def _call(self, method: str, context: Any) -> AsyncIterator[Caller]:
@@ -167,24 +186,6 @@ async def _abort(context: Any, failure: Failure) -> None:
     )
 
 
-async def _known(requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
-    """The messages of an upload; one with a field that this server does not know is refused."""
-    async for request in requests:
-        refuse_unknown(request)
-        yield request
-
-
 def _generator(messages: AsyncIterator[Message]) -> Any:
     assert inspect.isasyncgen(messages), "streaming handlers are async generators"
     return messages
-
-
-def _refusing(handler: Handler, codec: tuple[Any, Any], call: Handler) -> Handler:
-    """A handler of the same kind whose only behavior is `call`."""
-    kind = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
-    return kind(call, *codec)

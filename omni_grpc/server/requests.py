@@ -13,6 +13,7 @@ from omni_grpc.types.media import ImageFormat, Preview
 from omni_grpc.types.request import Task
 from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, served_paths
 from omni_grpc.types.step_cache import CacheDraft
+from omni_grpc.types.written import written
 from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, options_pb2, sampling_pb2
 
 NAMES: Mapping[str, str] = {"reference": "audio"}
@@ -107,7 +108,9 @@ def _cache(options: sampling_pb2.CacheOptions) -> CacheDraft | None:
 
 def _check_sound(request: generation_pb2.GenerateVideoRequest, task: Task, reader: Reader) -> None:
     if request.HasField("with_audio") and not (request.with_audio and task is Task.TEXT_TO_AUDIO_VIDEO):
-        reader.refuse("with_audio", f"{request.with_audio} does not go with {task}; leave it unset, the task decides")
+        reader.refuse(
+            "with_audio", f"{written(request.with_audio)} does not go with {task}; leave it unset, the task decides"
+        )
 
 
 def _preview(options: options_pb2.PreviewOptions, reader: Reader) -> Preview | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -19,6 +19,7 @@ from omni_grpc.server.artifacts import ArtifactService
 from omni_grpc.server.generation import GenerationService
 from omni_grpc.server.guard import Guard
 from omni_grpc.server.health import Health
+from omni_grpc.server.incoming import GRPC_LIMIT
 from omni_grpc.server.jobs import JobService
 from omni_grpc.server.listen import cannot_listen, check_free
 from omni_grpc.server.messages import Messages
@@ -96,11 +97,11 @@ class Server:
         """The port that it listens on; the real one once `start` has bound it."""
         self._gate = gate
         self._config = config
-        self._guard = Guard(unserved_methods())
+        self._guard = Guard(served_methods(), unserved_methods(), config.max_message_bytes)
         names = [descriptor.full_name for descriptor, _, _ in SERVICES]
         self._health = Health(gate, names)
         self._closing: asyncio.Future[None] | None = None
-        options = (*OPTIONS, ("grpc.max_receive_message_length", config.max_message_bytes))
+        options = (*OPTIONS, ("grpc.max_receive_message_length", GRPC_LIMIT * config.max_message_bytes))
         self._grpc = aio.server(interceptors=(self._guard,), options=options)
         servicers = self._servicers()
         for _, register, kind in SERVICES:
@@ -174,9 +175,15 @@ class Server:
 
 def unserved_methods() -> frozenset[str]:
     """Methods of the API that no servicer has, as "/package.Service/Method"."""
-    return frozenset(
-        f"/{descriptor.full_name}/{method.name}"
-        for descriptor, _, kind in SERVICES
-        for method in descriptor.methods
-        if method.name not in vars(kind)
-    )
+    return frozenset(name for name, is_served in _methods() if not is_served)
+
+
+def served_methods() -> frozenset[str]:
+    """The others."""
+    return frozenset(name for name, is_served in _methods() if is_served)
+
+
+def _methods() -> Iterator[tuple[str, bool]]:
+    for descriptor, _, kind in SERVICES:
+        for method in descriptor.methods:
+            yield f"/{descriptor.full_name}/{method.name}", method.name in vars(kind)

@@ -121,7 +121,7 @@ def test_none_stands_for_a_tensor_that_is_not_given(load):
     with pytest.raises(InvalidArgument, match="is empty") as caught:
         adapter.request(**fields, prompt="", extra=nothing)
     assert refused(caught.value) == {"prompt"}
-    with pytest.raises(InvalidArgument, match="cannot be None in StableDiffusionPipeline; leave it out") as caught:
+    with pytest.raises(InvalidArgument, match="cannot be null in StableDiffusionPipeline; leave it out") as caught:
         adapter.run(**fields, extra={"eta": None})
     assert refused(caught.value) == {"extra.eta"}
     assert np.isfinite(ran.output).all()

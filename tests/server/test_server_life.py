@@ -161,8 +161,8 @@ async def test_a_drain_can_be_cut_short():
         await asyncio.wait_for(stopping, 30)
 
 
-async def test_a_message_over_the_limit_is_refused():
+async def test_a_message_far_over_the_limit_is_refused_without_being_read():
     async with serving(max_message_bytes=1 << 20) as service:
         with pytest.raises(aio.AioRpcError) as caught:
-            await service.generation.GenerateImage(image(prompt="x" * (1 << 20))).read()
+            await service.generation.GenerateImage(image(prompt="x" * (3 << 20))).read()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
