@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omni_grpc.config import backends, roles
+from omni_grpc.config import backends, origins, roles
 from omni_grpc.config.options import Option, options_of, sections_of, setting, unknown_settings
 from omni_grpc.types.address import MAX_PORT, listen_host
 from omni_grpc.types.errors import ConfigError, Violation
@@ -288,6 +288,32 @@ class ServerConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OutboundConfig:
+    """What this server may fetch over HTTP."""
+
+    outbound_hosts: tuple[str, ...] = setting(
+        (),
+        "hosts that https URLs in requests may name, separated by commas: NAME, *.NAME, ADDRESS or ADDRESS/BITS, each "
+        "also with :PORT, and with http:// before it for plain HTTP; private addresses are used only where an entry "
+        "lists them as addresses (default: none, so nothing is fetched)",
+    )
+    outbound_timeout: float = setting(
+        30.0, "seconds that fetching one URL may take, with its redirects and all of its bytes", minimum=0.1
+    )
+    outbound_ca: str | None = setting(
+        None, "PEM file of certificate authorities that fetches trust, in addition to those of the system"
+    )
+
+    def __post_init__(self) -> None:
+        _ = self.origins  # an entry that is no host is an error at once
+
+    @property
+    def origins(self) -> tuple[origins.Origin, ...]:
+        """The hosts that are listed. Raises ConfigError, see `origins`."""
+        return origins.parse(self.outbound_hosts)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """The whole tree. Build it with `EngineConfig.from_settings(model=..., max_queue=...)`.
 
@@ -306,6 +332,7 @@ class EngineConfig:
     jobs: JobsConfig = JobsConfig()
     worker: WorkerConfig = WorkerConfig()
     server: ServerConfig = ServerConfig()
+    outbound: OutboundConfig = OutboundConfig()
 
     @classmethod
     def from_settings(cls, **flat: Any) -> EngineConfig:

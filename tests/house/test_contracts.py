@@ -24,6 +24,7 @@ FORBIDDEN: Mapping[str, tuple[str, str]] = {
     "The control tower is layered": ("omni_grpc.engine", "import omni_grpc.server"),
     "Servicers reach the engine through the gate alone": ("omni_grpc.server", "import omni_grpc.engine"),
     "The gate knows no stack": ("omni_grpc.gate", "import grpc"),
+    "Outbound HTTP imports the settings, the types and its library alone": ("omni_grpc.outbound", "import grpc"),
     "The shared rooms are layered": ("omni_grpc.types", "import omni_grpc.config"),
     "The shared rooms import the standard library and each other alone": ("omni_grpc.config", "import yaml"),
     "The mapper imports protobuf, the stubs and the types alone": ("omni_grpc.wire", "import omni_grpc.config"),

@@ -21,6 +21,7 @@ TERMS: Mapping[str, tuple[str, ...]] = {
         *("health check", "reflection", "drain", "priority", "deadline", "preemption", "rate limit", "proxy"),
         *("authentication", "TLS", "Docker", "warm-up", "profiler", "worker crashes", "continuous batching"),
     ),
+    "docs/security.md": ("SSRF", "DNS rebinding", "redirects", "certificate"),
     "docs/models.md": ("Hugging Face hub", "HF_HOME", "safetensors", "offline", "resumed", "pickle", "native models"),
     "docs/features.md": (
         *("quantization", "FP8", "INT8", "GGUF", "GEMM", "kernel", "attention backend", "FlashAttention", "SDPA"),
