@@ -103,8 +103,8 @@ class AsyncClient:
     ) -> ImageResult:
         """Generates images from images and waits for them, as `generate_image` does.
 
-        Each image is a path, a data: URL, bytes, a PIL image, a uint8 array, what `upload` returned, or an output of an
-        earlier job.
+        Each image is a path, a data: URL, an https URL that the server may fetch, bytes, a PIL image, a uint8 array,
+        what `upload` returned, or an output of an earlier job.
         """
         stream = await self.stream_edit(prompt, images=images, model=model, timeout=timeout, **options)
         return cast(ImageResult, await _follow(stream, progress))

@@ -102,8 +102,8 @@ class Client:
     ) -> ImageResult:
         """Generates images from images and waits for them, as `generate_image` does.
 
-        Each image is a path, a data: URL, bytes, a PIL image, a uint8 array, what `upload` returned, or an output of an
-        earlier job.
+        Each image is a path, a data: URL, an https URL that the server may fetch, bytes, a PIL image, a uint8 array,
+        what `upload` returned, or an output of an earlier job.
         """
         stream = self.stream_edit(prompt, images=images, model=model, timeout=timeout, **options)
         return cast(ImageResult, _follow(stream, progress))

@@ -25,6 +25,7 @@ CONTROL = (
     "omni_grpc.checkpoint.hub",
     "omni_grpc.media_in.inputs",
     "omni_grpc.media_in",
+    "omni_grpc.media_in.fetch",
     "omni_grpc.outbound",
     "omni_grpc.cli.generate",
     "omni_grpc.compat",
