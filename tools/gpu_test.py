@@ -56,6 +56,7 @@ def main() -> int:
     ensure_library()
     if options.family:
         return run_family(options.family, None if options.no_benchmark else options.results, options.seconds)
+    print_provenance()
     failures = [*without_kernel(), *run_marked_tests()]
     rest = [
         "--results",
@@ -146,6 +147,12 @@ def run_benchmark(family: str, results: Path, seconds: float, failures: list[str
     measurements = bench.gpu(seconds)
     file = timing.record("tools/gpu_test.py", family, measurements, results, failed_checks=failures)
     return [f"{torch.cuda.get_device_name()}, torch {torch.__version__}", bench.table(measurements), f"written: {file}"]
+
+
+def print_provenance() -> None:
+    from benchmarks import provenance
+
+    print(provenance.text("tools/gpu_test.py"), flush=True)
 
 
 def print_doctor() -> None:
