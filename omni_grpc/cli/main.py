@@ -17,7 +17,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-from omni_grpc.cli import doctor, listing, serve
+from omni_grpc.cli import doctor, listing, serve, token
 from omni_grpc.cli import generate as making
 from omni_grpc.cli.bench import command as bench
 from omni_grpc.client import Client, LoadEvent, ModelReady
@@ -44,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(serve.main(arguments[1:]))
     if arguments[:1] == ["doctor"]:
         return doctor.main(arguments[1:])
+    if arguments[:1] == ["token"]:
+        return token.main(arguments[1:])
     try:
         if arguments[:1] == ["bench"]:
             return bench.main(arguments[1:])
@@ -263,6 +265,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "doctor", help="show versions, devices and ops, or whether a model fits this machine", add_help=False
     )
+    commands.add_parser("token", help="make, list and revoke the tokens of a server's callers", add_help=False)
     commands.add_parser("bench", help="measure the prompt accuracy of a model", add_help=False)
     commands.add_parser("serve", help="start a server (same as python -m omni_grpc.serve)", add_help=False)
     return parser

@@ -41,7 +41,11 @@ def function_too_long(path: Path, text: str) -> Iterator[str]:
 def config_too_wide(path: Path, text: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ClassDef) and node.name.endswith("Config"):
-            fields = sum(isinstance(statement, ast.AnnAssign) for statement in node.body)
+            # the tree of all sections has sections as its fields, and is none itself
+            fields = sum(
+                isinstance(statement, ast.AnnAssign) and "Config" not in ast.unparse(statement.annotation)
+                for statement in node.body
+            )
             if fields > CONFIG_FIELDS:
                 yield f"{node.lineno}: {node.name} has {fields} fields, the limit is {CONFIG_FIELDS}"
 

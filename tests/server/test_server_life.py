@@ -96,7 +96,7 @@ async def test_a_second_server_on_the_port_fails_and_says_why(service):
 
 
 async def test_an_address_of_another_machine_is_refused():
-    _, server, _ = parts(host="192.0.2.1")
+    _, server, _ = parts(host="192.0.2.1", insecure=True)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0: .*address"):
         await server.start()
 
