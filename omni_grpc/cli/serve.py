@@ -73,7 +73,8 @@ async def serve(engine: Engine) -> int:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         return STOPPED
-    _announce(engine, await starting)
+    await starting
+    _announce(engine, server.address)
     await asked
     await _stop(server, engine.config.server.drain_timeout, signals)
     return STOPPED
@@ -98,10 +99,10 @@ def _signals() -> asyncio.Queue[str]:
     return queue
 
 
-def _announce(engine: Engine, port: int) -> None:
+def _announce(engine: Engine, where: str) -> None:
     """The one line on stdout: a parent process can wait for it and read the address from it."""
     assert engine.ready is not None
-    where, what = f"{engine.config.server.host}:{port}", f"{engine.ready.device} {engine.ready.dtype}"
+    what = f"{engine.ready.device} {engine.ready.dtype}"
     print(f"omni_grpc {__version__} listening on {where} (model {engine.checkpoint.name}, {what})", flush=True)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,10 +23,11 @@ from omni_grpc.server.guard import Guard
 from omni_grpc.server.health import Health
 from omni_grpc.server.intake import Intake
 from omni_grpc.server.jobs import JobService
+from omni_grpc.server.listen import bind, listen_address, port_of
 from omni_grpc.server.messages import Messages
 from omni_grpc.server.models import ModelService
+from omni_grpc.server.tls import server_credentials
 from omni_grpc.server.watch import JobWatch
-from omni_grpc.types.errors import ConfigError
 from omni_grpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -96,7 +96,9 @@ class Server:
 
     def __init__(self, engine: Engine, config: ServerConfig) -> None:
         self.port = config.port
-        """The port that it listens on; the real one once `start` has bound it."""
+        """The port that it listens on; the real one once `start` has bound it, 0 for a Unix socket."""
+        self.address = listen_address(config.host, config.port)
+        """The same as HOST:PORT or unix:PATH."""
         self._engine = engine
         self._config = config
         self._changes = Changes()
@@ -114,17 +116,24 @@ class Server:
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
 
     async def start(self) -> int:
-        """Listens, then starts the engine, and returns the port when jobs are taken.
+        """Listens, then starts the engine, and returns the port (0 for a Unix socket) when jobs are taken.
 
         While the model is fetched and loads, health is NOT_SERVING, jobs are refused with UNAVAILABLE, and LoadModel
-        reports progress. Raises ConfigError (CANNOT_LISTEN) if the address cannot be bound, or the error that kept the
-        engine from starting; nothing is left running then.
+        reports progress. Raises ConfigError if the address cannot be bound (CANNOT_LISTEN) or a file of TLS cannot be
+        used (BAD_CERTIFICATE), or the error that kept the engine from starting; nothing is left running then.
         """
-        self.port = self._bind()
+        config = self._config
+        self.address = bind(
+            self._grpc,
+            listen_address(config.host, config.port),
+            server_credentials(self._engine.config.tls),
+            change="--host or --port",
+        )
+        self.port = port_of(self.address)
         self._engine.on_state.append(self._on_state)
         await self._health.start()
         await self._grpc.start()
-        logger.info("listening on %s:%d, loading %s", self._config.host, self.port, self._engine.checkpoint.name)
+        logger.info("listening on %s, loading %s", self.address, self._engine.checkpoint.name)
         try:
             await self._engine.start()
         except BaseException:
@@ -166,15 +175,6 @@ class Server:
             AdminService: AdminService(self._engine, catalog, self._changes, self._guard),
         }
 
-    def _bind(self) -> int:
-        host, port = self._config.host, self._config.port
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            return int(self._grpc.add_insecure_port(address))
-        except RuntimeError as error:
-            message = f"cannot listen on {address}: {_why(host, port)}; choose another --host or --port"
-            raise ConfigError(message, reason="CANNOT_LISTEN") from error
-
 
 def unserved_methods() -> frozenset[str]:
     """Methods of the API that no servicer has, as "/package.Service/Method"."""
@@ -184,14 +184,3 @@ def unserved_methods() -> frozenset[str]:
         for method in descriptor.methods
         if method.name not in vars(kind)
     )
-
-
-def _why(host: str, port: int) -> str:
-    """The operating system's error for an address, which grpc does not pass on."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)
-    except OSError as error:
-        return str(error.strerror)
-    return "the operating system refused the address"
