@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
+import hashlib
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import jwt
 
-from omni_grpc.identity.jwks import ALGORITHMS, KeySource
+from omni_grpc.identity.jwks import ALGORITHMS, Keys, KeySource
 from omni_grpc.identity.records import LONGEST_NAME, is_name
 from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import Unauthenticated, Unavailable
@@ -33,6 +37,19 @@ REASONS: tuple[tuple[type[jwt.PyJWTError], str, str], ...] = (
 _MALFORMED = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
 
 
+REMEMBERED = 4096
+"""Tokens that are remembered as checked: the signature costs a hundred times what the rest does."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Checked:
+    """A token that was good, for as long as the keys are those that it was checked with, and until it expires."""
+
+    keys: Keys
+    expires: float
+    caller: Caller
+
+
 class TokenVerifier:
     """Checks the tokens of one issuer. `leeway` is in seconds."""
 
@@ -42,6 +59,8 @@ class TokenVerifier:
         self._audience = audience
         self._tenant_claim = tenant_claim
         self._leeway = leeway
+        self._checked: collections.OrderedDict[bytes, _Checked] = collections.OrderedDict()
+        """By SHA-256, so that tokens are not kept; those that were used last are at the end."""
 
     async def prepare(self) -> None:
         """Fetches the keys. The log has what is wrong with them."""
@@ -52,9 +71,24 @@ class TokenVerifier:
         """Who a token names. Raises Unauthenticated (TOKEN_INVALID, TOKEN_EXPIRED, TOKEN_NOT_YET_VALID,
         TOKEN_KEY_UNKNOWN), and Unavailable (JWKS_UNAVAILABLE).
         """
-        key = await self._key(token)
+        digest = hashlib.sha256(token.encode("ascii")).digest()
+        if (known := self._checked.get(digest)) is not None:
+            if known.keys is await self._keys.current() and time.time() < known.expires + self._leeway:
+                self._checked.move_to_end(digest)
+                return dataclasses.replace(known.caller, peer=peer)
+            self._checked.pop(digest, None)
+        keys, key = await self._key(token)
+        claims = self._claims(token, key)
+        caller = self._named(claims, peer)
+        self._checked[digest] = _Checked(keys, float(claims["exp"]), caller)
+        if len(self._checked) > REMEMBERED:
+            self._checked.popitem(last=False)
+        return caller
+
+    def _claims(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
+        """What a token says, once its signature and its times are good."""
         try:
-            claims = jwt.decode(
+            claims: Mapping[str, Any] = jwt.decode(
                 token,
                 key,
                 algorithms=[str(key.algorithm_name)],
@@ -70,10 +104,10 @@ class TokenVerifier:
                 if isinstance(error, kind):
                     raise Unauthenticated(message, reason=reason) from None
             raise _invalid("the token is malformed") from None
-        return self._named(claims, peer)
+        return claims
 
-    async def _key(self, token: str) -> jwt.PyJWK:
-        """The key that the token's header names, of those that the issuer has published."""
+    async def _key(self, token: str) -> tuple[Keys, jwt.PyJWK]:
+        """The keys that the issuer has published, and the one of them that the token's header names."""
         try:
             header = jwt.get_unverified_header(token)
             kid, algorithm = header.get("kid"), header.get("alg")
@@ -84,14 +118,18 @@ class TokenVerifier:
         if not isinstance(algorithm, str) or algorithm not in ACCEPTED:
             # before a key is looked for, so that none is fetched for it
             raise _invalid(f"the token's algorithm is not one of {', '.join(sorted(ACCEPTED))}")
-        key = (await self._keys.current()).find(kid, algorithm) or (await self._keys.renewed()).find(kid, algorithm)
+        keys = await self._keys.current()
+        key = keys.find(kid, algorithm)
+        if key is None:
+            keys = await self._keys.renewed()
+            key = keys.find(kid, algorithm)
         if key is None:
             raise Unauthenticated(
                 "the issuer has published no key for this token (kid, alg); it was withdrawn, or it is newer than the "
                 "last look",
                 reason="TOKEN_KEY_UNKNOWN",
             )
-        return key
+        return keys, key
 
     def _named(self, claims: Mapping[str, Any], peer: str) -> Caller:
         tenant, subject = claims.get(self._tenant_claim), claims["sub"]

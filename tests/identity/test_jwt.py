@@ -224,6 +224,45 @@ async def test_what_is_malformed_is_refused(known, token):
     assert (error.code, error.reason) == ("UNAUTHENTICATED", "TOKEN_INVALID")
 
 
+# --- tokens that come again -------------------------------------------------------------------------------------------
+
+
+async def test_a_token_that_comes_again_is_not_checked_twice(known, monkeypatch):
+    token = ONE.token()
+    first = await ask(known, token)
+    monkeypatch.setattr("jwt.decode", lambda *_, **__: pytest.fail("checked twice"))
+    again = await known.caller(authorization=f"Bearer {token}", certificate=None, peer="another")
+    assert (again.subject, again.scopes, again.peer) == (first.subject, first.scopes, "another")
+    assert token not in repr(vars(known._verifier))
+
+
+async def test_a_token_expires_although_it_was_good_before(tmp_path):
+    path = tmp_path / "jwks.json"
+    path.write_bytes(jwks(ONE))
+    known, token = authenticator(config(path, jwt_leeway=0.0)), ONE.token(exp=int(time.time()) + 1)
+    assert (await ask(known, token)).subject == "render-farm"
+    await asyncio.sleep(1.05)
+    assert (await refused(known, token)).reason == "TOKEN_EXPIRED"
+
+
+async def test_a_token_is_refused_once_its_key_is_withdrawn(tmp_path):
+    path = tmp_path / "jwks.json"
+    path.write_bytes(jwks(ONE, key("two")))
+    known, token = authenticator(config(path)), ONE.token()
+    known._verifier._keys._file._look_every = 0.0
+    await ask(known, token)
+    path.write_bytes(jwks(key("two")))
+    assert (await refused(known, token)).reason == "TOKEN_KEY_UNKNOWN"
+
+
+async def test_only_so_many_tokens_are_remembered(known, monkeypatch):
+    monkeypatch.setattr("omni_grpc.identity.jwt.REMEMBERED", 3)
+    for number in range(5):
+        await ask(known, ONE.token(sub=f"s{number}"))
+        await refused(known, ONE.token(aud=f"other{number}"))
+    assert [each.caller.subject for each in known._verifier._checked.values()] == ["s2", "s3", "s4"]
+
+
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
