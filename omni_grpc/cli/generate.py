@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omni_grpc.client import Client, MediaResult
+from omni_grpc.cli import connect
+from omni_grpc.client import MediaResult
 from omni_grpc.client.progress import progress_display, warning_line
 from omni_grpc.client.result import AUDIO_EXTENSIONS, EXTENSIONS, VIDEO_EXTENSIONS, write_files
 from omni_grpc.config import EngineConfig, Option, options
@@ -39,7 +40,7 @@ from omni_grpc.types.results import Artifact
 T = TypeVar("T", bound=enum.StrEnum)
 
 PAIRS = (LORAS, EXTRA, LABELS)
-SERVER_ONLY = ("timeout", *(option.name for option in OPTIONS if option.of_job and option.cli))
+SERVER_ONLY = ("timeout", *connect.FLAGS, *(option.name for option in OPTIONS if option.of_job and option.cli))
 """Arguments without effect when there is no server."""
 
 
@@ -62,12 +63,12 @@ class Command:
         return [option for option in options_of(self.kind) if option.cli]
 
 
-def add_commands(commands: Any, default_server: str) -> None:
+def add_commands(commands: Any) -> None:
     """Adds the commands to the subparsers of a command line."""
     for command in COMMANDS:
         parser = commands.add_parser(command.name, help=command.help)
-        parser.set_defaults(run=_run, parser=parser, command=command, default_server=default_server)
-        _common(parser, command, default_server)
+        parser.set_defaults(run=_run, parser=parser, command=command, default_server=connect.default_server())
+        _common(parser, command)
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ def _refuse_options(args: argparse.Namespace, offline: bool) -> None:
 
 def _there(args: argparse.Namespace, asked: Mapping[str, Any]) -> MediaResult:
     try:
-        with Client(args.server or args.default_server) as client:
+        with connect.connect(args, args.server or args.default_server) as client:
             made: MediaResult = getattr(client, args.command.method)(
                 args.prompt,
                 model=args.model,
@@ -184,7 +185,7 @@ def _record(made: MediaResult | Generation, paths: list[Path]) -> dict[str, Any]
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _common(parser: argparse.ArgumentParser, command: Command, default_server: str) -> None:
+def _common(parser: argparse.ArgumentParser, command: Command) -> None:
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="text prompt")
     parser.add_argument("--prompt", "--prompts", dest="prompt_flag", metavar="PROMPT", help="the prompt as a flag")
     parser.add_argument(
@@ -195,7 +196,7 @@ def _common(parser: argparse.ArgumentParser, command: Command, default_server: s
         metavar="FILE",
         help="output file; several outputs get -0, -1... appended",
     )
-    parser.add_argument("--server", metavar="HOST:PORT", help=f"address of the server (default: {default_server})")
+    parser.add_argument("--server", metavar="ADDRESS", help=connect.server_help())
     parser.add_argument(
         "--model",
         help="model of the server (default: its only one); without --server, a checkpoint folder to run locally",
@@ -207,6 +208,7 @@ def _common(parser: argparse.ArgumentParser, command: Command, default_server: s
         help="output format (default: by the extension of --out)",
     )
     served = parser.add_argument_group("with a server")
+    connect.add_credentials(served)
     sampling = parser.add_argument_group("sampling (default: as the model says)")
     settings = {option.name for option in _offline_options()}
     names = {option.name for option in command.options}

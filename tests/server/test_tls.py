@@ -40,7 +40,7 @@ def authority(tmp_path):
 @contextlib.asynccontextmanager
 async def connected(service, *, ca: str, cert: tuple[str, str] | None = None):
     credentials = grpc.ssl_channel_credentials(*read(ca, *reversed(cert or ())))
-    async with aio.secure_channel(f"localhost:{service.server.port}", credentials, options=OWN_POOL) as channel:
+    async with aio.secure_channel(f"127.0.0.1:{service.server.port}", credentials, options=OWN_POOL) as channel:
         yield channel
 
 
@@ -83,7 +83,7 @@ async def test_calls_are_encrypted_and_plain_ones_refused(authority):
         await unreachable(service.channel)
         stranger = Authority(authority.folder / "..").ca
         other = grpc.ssl_channel_credentials(stranger.cert_pem.bytes())
-        async with aio.secure_channel(f"localhost:{service.server.port}", other, options=OWN_POOL) as channel:
+        async with aio.secure_channel(f"127.0.0.1:{service.server.port}", other, options=OWN_POOL) as channel:
             assert "CERTIFICATE_VERIFY_FAILED" in await unreachable(channel)
 
 
