@@ -16,6 +16,10 @@ def main() -> int:
         from omni_grpc.cli import pull
 
         return pull.main(rest)
+    if command == ["token"]:
+        from omni_grpc.cli import token
+
+        return token.main(rest)
     if command == ["convert"]:
         from omni_grpc.loading import convert
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omni_grpc.client import Client, MediaResult
-from omni_grpc.client.address import check_address
+from omni_grpc.cli import connect
+from omni_grpc.client import MediaResult
 from omni_grpc.client.progress import progress_display, warning_line
 from omni_grpc.client.result import AUDIO_EXTENSIONS, EXTENSIONS, VIDEO_EXTENSIONS, output_paths
 from omni_grpc.config import EngineConfig, Option, options
 from omni_grpc.config.settings import ALWAYS
 from omni_grpc.omni import Generation, Omni
-from omni_grpc.types.errors import ConfigError, InvalidArgument, OmniError
+from omni_grpc.types.errors import ConfigError, OmniError
 from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
 from omni_grpc.types.output_files import check_writable, write_file
 from omni_grpc.types.request_options import (
@@ -42,7 +42,7 @@ from omni_grpc.types.results import Artifact
 T = TypeVar("T", bound=enum.StrEnum)
 
 PAIRS = (LORAS, EXTRA, LABELS)
-SERVER_ONLY = ("timeout", *(option.name for option in OPTIONS if option.of_job and option.cli))
+SERVER_ONLY = ("timeout", *connect.FLAGS, *(option.name for option in OPTIONS if option.of_job and option.cli))
 """Arguments without effect when there is no server."""
 
 
@@ -65,12 +65,12 @@ class Command:
         return [option for option in options_of(self.kind) if option.cli]
 
 
-def add_commands(commands: Any, default_server: str) -> None:
+def add_commands(commands: Any) -> None:
     """Adds the commands to the subparsers of a command line."""
     for command in COMMANDS:
         parser = commands.add_parser(command.name, help=command.help)
-        parser.set_defaults(run=_run, parser=parser, command=command, default_server=default_server)
-        _common(parser, command, default_server)
+        parser.set_defaults(run=_run, parser=parser, command=command, default_server=connect.default_server())
+        _common(parser, command)
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def _refuse_options(args: argparse.Namespace, offline: bool) -> None:
 
 def _there(args: argparse.Namespace, asked: Mapping[str, Any]) -> MediaResult:
     try:
-        with Client(args.server or args.default_server) as client:
+        with connect.connect(args, args.server or args.default_server) as client:
             made: MediaResult = getattr(client, args.command.method)(
                 args.prompt,
                 model=args.model,
@@ -216,7 +216,7 @@ def _record(made: MediaResult | Generation, paths: list[Path]) -> dict[str, Any]
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _common(parser: argparse.ArgumentParser, command: Command, default_server: str) -> None:
+def _common(parser: argparse.ArgumentParser, command: Command) -> None:
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="text prompt")
     parser.add_argument("--prompt", "--prompts", dest="prompt_flag", metavar="PROMPT", help="the prompt as a flag")
     parser.add_argument(
@@ -227,9 +227,7 @@ def _common(parser: argparse.ArgumentParser, command: Command, default_server: s
         metavar="FILE",
         help="output file; several outputs get -0, -1... appended",
     )
-    parser.add_argument(
-        "--server", type=server_address, metavar="HOST:PORT", help=f"address of the server (default: {default_server})"
-    )
+    parser.add_argument("--server", type=connect.server_address, metavar="ADDRESS", help=connect.server_help())
     parser.add_argument(
         "--model",
         help="model of the server (default: its only one); without --server, a checkpoint folder to run locally",
@@ -241,6 +239,7 @@ def _common(parser: argparse.ArgumentParser, command: Command, default_server: s
         help="output format (default: by the extension of --out)",
     )
     served = parser.add_argument_group("with a server")
+    connect.add_credentials(served)
     sampling = parser.add_argument_group("sampling (default: as the model says)")
     settings = {option.name for option in _offline_options()}
     names = {option.name for option in command.options}
@@ -344,13 +343,6 @@ def _setting(option: Option) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parse
-
-
-def server_address(text: str) -> str:
-    try:
-        return check_address(text)
-    except InvalidArgument as error:
-        raise argparse.ArgumentTypeError(error.violations[0].description) from None
 
 
 def label(text: str) -> tuple[str, str]:

@@ -66,7 +66,7 @@ async def serve(engine: Engine) -> int:
     from omni_grpc.gate import Gate
     from omni_grpc.server import Server
 
-    server = Server(Gate(engine), engine.config.server)
+    server = Server(Gate(engine), engine.config)
     signals = _signals()
     starting, asked = asyncio.create_task(server.start()), asyncio.create_task(signals.get())
     await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)

@@ -18,9 +18,11 @@ from google.protobuf.message import Message
 from grpc import aio
 from grpc_status import rpc_status
 
+from omni_grpc.identity import Authenticator
 from omni_grpc.server.incoming import Incoming, Parse
+from omni_grpc.server.tls import client_certificate
 from omni_grpc.types.caller import Caller
-from omni_grpc.types.errors import Code, Failure, OmniError, Unimplemented
+from omni_grpc.types.errors import Code, Failure, OmniError, Unauthenticated, Unimplemented
 from omni_grpc.wire import to_status
 
 logger = logging.getLogger(__name__)
@@ -45,7 +47,10 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
     Requests get here as bytes: what gRPC itself refuses has no details.
     """
 
-    def __init__(self, served: Collection[str], unserved: Collection[str], max_message_bytes: int) -> None:
+    def __init__(
+        self, known: Authenticator, served: Collection[str], unserved: Collection[str], max_message_bytes: int
+    ) -> None:
+        self._known = known
         self.unserved = unserved
         self._served = served
         self._incoming = Incoming(max_message_bytes)
@@ -123,6 +128,9 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
         return call
 
     def _unknown(self, method: str) -> Unimplemented:
+        if method in self._served:
+            message = f"{method.removeprefix(PACKAGE)} is served at the admin address of this server alone"
+            return Unimplemented(message, reason="METHOD_ELSEWHERE", metadata={"method": method})
         close = difflib.get_close_matches(method, self._served, n=1)
         hint = f"; did you mean {close[0]}?" if close else "; reflection lists what it has"
         message = f"this server has no method {method}{hint}"
@@ -159,7 +167,14 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
 
     async def _caller(self, context: Any) -> Caller:
         """Who makes a call. Raises Unauthenticated."""
-        return Caller(peer=context.peer())
+        given = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
+        if len(given) > 1 or not all(isinstance(value, str) for value in given):
+            raise Unauthenticated("expected one `authorization: Bearer TOKEN`", reason="TOKEN_INVALID")
+        return await self._known.caller(
+            authorization=given[0] if given else None,
+            certificate=client_certificate(context),
+            peer=context.peer(),
+        )
 
 
 def _is_cancelled() -> bool:

@@ -1,31 +1,24 @@
-"""The gRPC server: the services of one gate, health and reflection, on one port."""
+"""The gRPC server: the services of one gate, on one address or two."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
-from google.protobuf.descriptor import ServiceDescriptor
-from grpc import aio
-from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-
-from omni_grpc.config import ServerConfig
+from omni_grpc.config import EngineConfig
 from omni_grpc.gate import Gate
+from omni_grpc.identity import authenticator
 from omni_grpc.server.admin import AdminService
 from omni_grpc.server.artifacts import ArtifactService
+from omni_grpc.server.endpoint import Endpoint, Service
 from omni_grpc.server.generation import GenerationService
 from omni_grpc.server.guard import Guard
 from omni_grpc.server.health import Health
-from omni_grpc.server.incoming import GRPC_LIMIT
 from omni_grpc.server.jobs import JobService
-from omni_grpc.server.listen import cannot_listen, check_free
 from omni_grpc.server.messages import Messages
 from omni_grpc.server.models import ModelService
 from omni_grpc.server.watch import JobWatch
-from omni_grpc.types.address import dialed, joined
 from omni_grpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -40,25 +33,6 @@ from omni_grpc.v1 import (
 )
 
 logger = logging.getLogger(__name__)
-
-LAST_WORDS_SECONDS = 5.0
-"""Seconds that open calls get to send their last messages once the engine has stopped."""
-
-OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_concurrent_streams", 1024),
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # clients may ping an idle connection every 10 s; the default answers the third such ping with GOAWAY
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    # long-lived clients come back now and then, so that new replicas get their share
-    ("grpc.max_connection_age_ms", 30 * 60_000),
-    ("grpc.max_connection_age_grace_ms", 2 * 3_600_000),
-    # two servers on one port would share its calls in silence
-    ("grpc.so_reuseport", 0),
-)
-
-Service = tuple[ServiceDescriptor, Callable[[Any, Any], None], type]
 
 SERVICES: tuple[Service, ...] = (
     (
@@ -92,39 +66,55 @@ SERVICES: tuple[Service, ...] = (
 class Server:
     """Serves a gate over gRPC. It belongs to the event loop on which it was made, and so does the gate."""
 
-    def __init__(self, gate: Gate, config: ServerConfig) -> None:
-        self.port = config.port
-        """The port that it listens on; the real one once `start` has bound it."""
+    def __init__(self, gate: Gate, config: EngineConfig) -> None:
         self._gate = gate
-        self._config = config
-        self._guard = Guard(served_methods(), unserved_methods(), config.max_message_bytes)
-        names = [descriptor.full_name for descriptor, _, _ in SERVICES]
-        self._health = Health(gate, names)
+        self._authenticator = authenticator(config.identity)
+        self._guard = Guard(self._authenticator, served_methods(), unserved_methods(), config.server.max_message_bytes)
+        self._health = Health(gate, [descriptor.full_name for descriptor, _, _ in SERVICES])
         self._closing: asyncio.Future[None] | None = None
-        options = (*OPTIONS, ("grpc.max_receive_message_length", GRPC_LIMIT * config.max_message_bytes))
-        self._grpc = aio.server(interceptors=(self._guard,), options=options)
         servicers = self._servicers()
-        for _, register, kind in SERVICES:
-            register(servicers[kind], self._grpc)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._grpc)
-        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
+
+        def endpoint(host: str, port: int, services: Sequence[Service]) -> Endpoint:
+            return Endpoint(host, port, services, servicers, config=config, guard=self._guard, health_of=self._health)
+
+        apart = [service for service in SERVICES if service[2] is AdminService] if config.server.admin_address else []
+        self._main = endpoint(
+            config.server.host, config.server.port, [service for service in SERVICES if service not in apart]
+        )
+        self._admin = endpoint(*config.server.admin, apart) if apart else None
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on; the real one once `start` has bound it, 0 for a Unix socket."""
+        return self._main.port
 
     @property
     def address(self) -> str:
         """An address at which a client on this machine reaches it."""
-        return dialed(self._config.host, self.port)
+        return self._main.address
+
+    @property
+    def admin_address(self) -> str | None:
+        """The same of the admin service, where it has an address of its own."""
+        return None if self._admin is None else self._admin.address
 
     async def start(self) -> int:
-        """Listens, then starts the engine, and returns the port when jobs are taken.
+        """Listens, then starts the engine, and returns the port (0 for a Unix socket) when jobs are taken.
 
         While the model is fetched and loads, health is NOT_SERVING, jobs are refused with UNAVAILABLE, and LoadModel
-        reports progress. Raises ConfigError (CANNOT_LISTEN) if the address cannot be bound, or the error that kept the
-        engine from starting; nothing is left running then.
+        reports progress. Raises ConfigError if an address cannot be bound (CANNOT_LISTEN) or a file of TLS cannot be
+        used (BAD_CERTIFICATE), or the error that kept the engine from starting; nothing is left running then.
         """
-        self.port = self._bind()
+        self._main.bind("host")
+        if self._admin is not None:
+            self._admin.bind("admin_address")
+        await self._authenticator.prepare()
         await self._health.start()
-        await self._grpc.start()
+        for endpoint in self._endpoints:
+            await endpoint.start()
         logger.info("listening on %s, loading %s", self.address, self._gate.model)
+        if self._admin is not None:
+            logger.info("the admin service listens on %s", self._admin.address)
         try:
             await self._gate.start()
         except BaseException:
@@ -145,12 +135,12 @@ class Server:
 
     async def _close(self) -> None:
         await self._health.stop()
-        # the port closes at once; calls that are open get the time to finish
-        closing = asyncio.create_task(self._grpc.stop(LAST_WORDS_SECONDS))
-        await self._guard.idle(LAST_WORDS_SECONDS)
-        await self._grpc.stop(None)
-        await closing
+        await asyncio.gather(*(endpoint.stop() for endpoint in self._endpoints))
         self._gate.close()
+
+    @property
+    def _endpoints(self) -> Sequence[Endpoint]:
+        return [self._main] if self._admin is None else [self._main, self._admin]
 
     def _servicers(self) -> Mapping[type, object]:
         messages = Messages(self._gate)
@@ -162,15 +152,6 @@ class Server:
             ModelService: ModelService(self._gate),
             AdminService: AdminService(self._gate, self._guard),
         }
-
-    def _bind(self) -> int:
-        host, port = self._config.host, self._config.port
-        check_free(host, port)
-        try:
-            return int(self._grpc.add_insecure_port(joined(host, port)))
-        except RuntimeError as error:
-            why = "the operating system refused the address; choose another --host or --port"
-            raise cannot_listen(host, port, why) from error
 
 
 def unserved_methods() -> frozenset[str]:

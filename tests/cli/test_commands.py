@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from omni_grpc.cli import connect
 from omni_grpc.cli import main as cli
 from omni_grpc.client import Client
 from omni_grpc.engine.scheduler import Lane
@@ -74,7 +75,7 @@ async def test_wait_looks_again_for_a_server_that_is_not_there(run, server, monk
                 raise absent
             return super().load_model(model, timeout=timeout)
 
-    monkeypatch.setattr(cli, "Client", Impatient)
+    monkeypatch.setattr(connect, "Client", Impatient)
     monkeypatch.setattr(cli, "LOOK_AGAIN", 0.01)
     done = await run("wait", *server, "--timeout", 60)
     assert (done.code, done.out, done.err) == (0, "toy is ready\n", f"no server at {server[1]} yet, waiting\n")

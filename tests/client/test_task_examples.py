@@ -113,7 +113,7 @@ async def served(words: Sequence[str], folder: Path) -> AsyncIterator[int]:
     config = settings([*argv, "--device", "cpu", "--warm-up-seconds", "0"], {}, prog="serve", description="")
     checkpoint = open_checkpoint(folder, load_format=config.model.diffusion_load_format)
     engine = Engine(config, checkpoint, LocalExecutor(config, checkpoint))
-    server = Server(Gate(engine), config.server)
+    server = Server(Gate(engine), config)
     await server.start()
     try:
         yield server.port

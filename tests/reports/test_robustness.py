@@ -179,7 +179,7 @@ async def test_while_the_start_hangs_health_answers_and_says_no():
     executor = FakeExecutor()
     executor.loading.close()
     engine = Engine(EngineConfig.from_settings(model="toy", port=0), CHECKPOINT, executor)
-    server = Server(Gate(engine), engine.config.server)
+    server = Server(Gate(engine), engine.config)
     starting = asyncio.create_task(server.start())
     await until(lambda: server.port != 0)
     service = Service(engine, server, executor)

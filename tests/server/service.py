@@ -91,7 +91,7 @@ async def serving(ready: Ready = READY, **settings: Any) -> AsyncIterator[Servic
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0, "restart_backoff": 0} | settings))
     executor = FakeExecutor(ready)
     engine = Engine(config, CHECKPOINT, executor)
-    server = Server(Gate(engine), config.server)
+    server = Server(Gate(engine), config)
     await server.start()
     service = Service(engine, server, executor)
     try:
@@ -108,7 +108,7 @@ async def starting(**settings: Any) -> AsyncIterator[tuple[Service, asyncio.Task
     executor = FakeExecutor()
     executor.loading.close()
     engine = Engine(config, unfetched(config.model), executor)
-    server = Server(Gate(engine), config.server)
+    server = Server(Gate(engine), config)
     start = asyncio.create_task(server.start())
     await until(lambda: server.port != 0)
     service = Service(engine, server, executor)

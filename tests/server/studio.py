@@ -87,7 +87,7 @@ async def serving_studio(checkpoint: Checkpoint | None = None, **settings: Any) 
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0} | settings))
     executor = StudioExecutor()
     engine = Engine(config, checkpoint or studio(), executor)
-    server = Server(Gate(engine), config.server)
+    server = Server(Gate(engine), config)
     await server.start()
     service = Service(engine, server, executor)
     try:

@@ -33,7 +33,7 @@ HOSTS = {
     "::g": "::g is not an IPv6 address",
     "256.0.0.1": "256.0.0.1 is not an IPv4 address",
     "http://gpu1": "a URL",
-    "unix:/run/x.sock": "a Unix socket, but the server listens on TCP",
+    "unix:": "has no path; write unix:/run/omni-grpc.sock",
     "my host": "'my host' is neither a host name nor an IP address",
 }
 
@@ -47,7 +47,7 @@ def test_a_host_that_is_none_is_refused_by_name(host):
 
 @pytest.mark.parametrize("host", ["[::]", "::", "0.0.0.0", "[::1]", "127.0.0.1", "localhost"])
 async def test_the_address_that_is_told_can_be_dialed(host):
-    async with serving(host=host) as service, AsyncClient(service.server.address) as client:
+    async with serving(host=host, insecure=True) as service, AsyncClient(service.server.address) as client:
         assert service.server.port > 0
         assert service.server.address.endswith(f":{service.server.port}")
         assert (await client.server_info()).version
@@ -58,7 +58,7 @@ async def test_a_port_in_use_is_refused_on_every_address_of_the_host(host):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        _, server, _ = parts(host=host, port=other.getsockname()[1])
+        _, server, _ = parts(host=host, insecure=True, port=other.getsockname()[1])
         with pytest.raises(
             ConfigError, match=r"the port is in use by another program.*choose another --port"
         ) as caught:
@@ -71,7 +71,7 @@ async def test_a_host_that_nothing_resolves_or_that_is_elsewhere_is_told_with_th
         "no-such-host.invalid": r"no-such-host.invalid:0: the name cannot be resolved .*as --host",
         "192.0.2.1": r"192.0.2.1:0: no interface of this machine has that address; .*0\.0\.0\.0",
     }.items():
-        _, server, _ = parts(host=host)
+        _, server, _ = parts(host=host, insecure=True)
         with pytest.raises(ConfigError, match=why) as caught:
             await server.start()
         assert caught.value.violations[0].field == "host"

@@ -41,7 +41,7 @@ async def served(folder):
     )
     checkpoint = open_checkpoint(folder, name="tiny", load_format="diffusers")
     engine = Engine(config, checkpoint, LocalExecutor(config, checkpoint))
-    server = Server(Gate(engine), config.server)
+    server = Server(Gate(engine), config)
     await server.start()
     try:
         async with AsyncClient(f"127.0.0.1:{server.port}") as client:

@@ -27,7 +27,7 @@ def parts(**settings) -> tuple[Engine, Server, FakeExecutor]:
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0} | settings))
     executor = FakeExecutor()
     engine = Engine(config, CHECKPOINT, executor)
-    return engine, Server(Gate(engine), config.server), executor
+    return engine, Server(Gate(engine), config), executor
 
 
 async def health(service: Service, name: str = "") -> int:
@@ -97,7 +97,7 @@ async def test_a_second_server_on_the_port_fails_and_says_why(service):
 
 
 async def test_an_address_of_another_machine_is_refused():
-    _, server, _ = parts(host="192.0.2.1")
+    _, server, _ = parts(host="192.0.2.1", insecure=True)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0: .*address"):
         await server.start()
 
