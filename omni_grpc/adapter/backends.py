@@ -90,7 +90,7 @@ def _offer_flash_3() -> None:
     try:
         from fa3_fwd_interface import flash_attn_func
     except ImportError as error:
-        logger.info("no fa3-fwd: %s", error)
+        logger.debug("no fa3-fwd: %s", error)
         return
     attention_dispatch.flash_attn_3_func = flash_attn_func
     attention_dispatch._CAN_USE_FLASH_ATTN_3 = True

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import diffusers
 import torch
+import tqdm
 from diffusers import DiffusionPipeline, ModelMixin
 from diffusers.hooks import apply_group_offloading
 from diffusers.quantizers import PipelineQuantizationConfig
@@ -38,6 +40,8 @@ def load(setting: RunnerContext) -> DiffusionPipeline:
     adapter, folder = setting.config.adapter, setting.checkpoint.path
     kind = _class(setting.checkpoint.spec.name)
     arguments = _load_arguments(adapter, kind, setting)
+    # the lock that its bars would make is one between processes, which this one cannot free when it ends
+    tqdm.tqdm.set_lock(threading.RLock())
     try:
         with without_progress_bars():
             pipeline = DiffusionPipeline.from_pretrained(folder, **arguments)

@@ -21,6 +21,7 @@ from omni_grpc.config import EngineConfig, Option, options
 from omni_grpc.config.settings import ALWAYS
 from omni_grpc.omni import Generation, Omni
 from omni_grpc.types.errors import ConfigError, OmniError
+from omni_grpc.types.library_logs import quiet_libraries
 from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
 from omni_grpc.types.output_files import check_writable, write_file
 from omni_grpc.types.request_options import (
@@ -173,6 +174,7 @@ def _here(args: argparse.Namespace, asked: Mapping[str, Any]) -> Generation:
         print(f"loading {args.model}", file=sys.stderr)
     given = {name: value for name, value in settings.items() if value is not None}
     config = EngineConfig.from_settings(model=args.model, **given)
+    quiet_libraries()
     with Omni.of(config, alone=True) as omni, progress_display(not args.quiet) as show:
         made: Generation = getattr(omni, args.command.offline)(
             args.prompt,

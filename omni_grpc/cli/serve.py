@@ -25,6 +25,7 @@ from omni_grpc.types.version import __version__
 if TYPE_CHECKING:
     from omni_grpc.engine import Engine
     from omni_grpc.server import Server
+    from omni_grpc.types.plan import Ready
 
 logger = logging.getLogger(__name__)
 
@@ -104,10 +105,16 @@ def _signals() -> asyncio.Queue[str]:
 def _announce(engine: Engine, server: Server) -> None:
     """The one line on stdout: a parent process can wait for it and read the address from it."""
     assert engine.ready is not None
-    about = [f"model {engine.checkpoint.name}", f"{engine.ready.device} {engine.ready.dtype}"]
+    about = [f"model {engine.checkpoint.name}", f"{engine.ready.device} {_precision(engine.ready)}"]
     if engine.config.server.host in WILDCARDS:
         about.append("all interfaces")
     print(f"omni_grpc {__version__} listening on {server.address} ({', '.join(about)})", flush=True)
+
+
+def _precision(ready: Ready) -> str:
+    """What the denoiser is computed in: its dtype, or that of its activations below the formats of its weights."""
+    formats = " and ".join(sorted(ready.found.quantized_layers))
+    return f"{formats} weights, {ready.dtype} activations" if formats else ready.dtype
 
 
 if __name__ == "__main__":

@@ -222,8 +222,9 @@ class WorkerProcess:
             self._deliver_reports()
         except (EOFError, OSError) as error:
             # the end of the pipe, also in the middle of a report ("got end of file during message")
-            logger.info(
-                "the worker's pipe has ended: %s", "end of file" if isinstance(error, EOFError) else plain(error)
+            level = logging.DEBUG if self._closing else logging.INFO
+            logger.log(
+                level, "the worker's pipe has ended: %s", "end of file" if isinstance(error, EOFError) else plain(error)
             )
         except Exception as error:
             logger.exception("a report of the worker process %s cannot be read", self._process.pid)

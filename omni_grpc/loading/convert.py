@@ -26,6 +26,7 @@ import torch
 from omni_grpc.checkpoint import layout
 from omni_grpc.checkpoint.intact import DAMAGED, fault
 from omni_grpc.types.errors import CheckpointError, OmniError
+from omni_grpc.types.library_logs import quiet_libraries
 from omni_grpc.types.os_errors import plain
 
 _PICKLED = re.compile(r"(?P<stem>diffusion_pytorch_model|pytorch_model)(?P<tail>(\.\w+)?(-\d+-of-\d+)?(\.\w+)?)\.bin")
@@ -225,6 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("source", type=Path, metavar="DIR", help="checkpoint folder in the diffusers layout")
     parser.add_argument("target", type=Path, metavar="OUT", help="folder to create")
     args = parser.parse_args(argv)
+    quiet_libraries()
     try:
         for one in convert(args.source, args.target):
             print(f"{one.file}: {len(one.tensors)} tensors, {one.size} bytes, verified")

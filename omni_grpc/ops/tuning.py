@@ -149,7 +149,7 @@ class Choices:
             if shape.size in self._own.get(shape.family, {}):
                 continue
             if time.monotonic() >= deadline:
-                logger.info("no time left to tune %s of size %d and what follows it", shape.family, shape.size)
+                logger.debug("no time left to tune %s of size %d and what follows it", shape.family, shape.size)
                 break
             times = measure(candidates(shape, device), clock or cuda_clock)
             if times:
@@ -191,7 +191,7 @@ def measure(candidates: Mapping[str, Call], clock: Callable[[Call, int], float])
         try:
             taken = clock(call, WARM_CALLS)
         except Exception as error:  # noqa: BLE001 - a kernel that fails here, for any reason, is not chosen
-            logger.info("%s does not run: %s", name, error)
+            logger.debug("%s does not run here and is not chosen: %s", name, error)
         else:
             running[name] = call, max(1, min(CALLS, math.ceil(ENOUGH / taken)))
     found: dict[str, list[float]] = {name: [] for name in running}

@@ -50,7 +50,7 @@ def coefficients_fault(values: Sequence[Any]) -> str:
     )
     if not isinstance(values, str) and all(numbers):
         return ""
-    shown = values if isinstance(values, str) else ", ".join(map(str, values))
+    shown = repr(values) if isinstance(values, str) else ", ".join(map(repr, values))
     return f"is {shown}, expected finite numbers, highest power first"
 
 

@@ -17,6 +17,7 @@ from omni_grpc.cli.bench.accuracy import Caption, PictureSettings, Rendering
 from omni_grpc.config import EngineConfig
 from omni_grpc.config.settings import settings
 from omni_grpc.types.errors import OmniError
+from omni_grpc.types.library_logs import quiet_libraries
 from omni_grpc.types.output_files import check_writable, write_file
 from omni_grpc.types.results import Effective
 
@@ -73,6 +74,7 @@ def _accuracy(args: argparse.Namespace, flags: Sequence[str]) -> int:
     configs = [_config(flags), *(_config([*flags, *shlex.split(more)]) for more in args.against)]
     chosen = accuracy.captions(args.captions, args.seed)
     shape = PictureSettings(width=args.width, height=args.height, steps=args.steps)
+    quiet_libraries()
     if args.json is not None:
         check_writable(args.json)
     base, report = None, {"captions": args.captions, "seed": args.seed, "flags": shlex.join(flags), "runs": []}
