@@ -20,7 +20,6 @@ from omni_grpc.config import (
     unknown_settings,
 )
 from omni_grpc.types.errors import ConfigError, Violation
-from omni_grpc.types.os_errors import reason
 from omni_grpc.types.version import __version__
 
 DEGREES: Mapping[str, str] = {"--usp": "--ulysses-degree", "--ring": "--ring-degree"}
@@ -259,7 +258,7 @@ def _read_yaml(path: Path) -> Mapping[str, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
-        raise ConfigError(f"--config {path}: {reason(error)}") from error
+        raise ConfigError(f"--config {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"--config {path} is not UTF-8 text") from error
     except yaml.YAMLError as error:
