@@ -84,8 +84,8 @@ class Cache:
             raise InvalidArgument(f"{field}: {message}", violations=(Violation(field, message),))
 
     def _enable(self) -> None:
-        for denoiser in self._denoisers:
-            config = self._make(steps=None)
+        for number, denoiser in enumerate(self._denoisers):
+            config = self._make(number, steps=None)
             self._configs.append(config)
             denoiser.enable_cache(config)
             if hasattr(config, "num_inference_steps"):
@@ -93,22 +93,29 @@ class Cache:
 
     def _count_steps(self, *_: Any) -> None:
         """Tells the cache before the first prediction of a call how many steps there are. They are those that the
-        pipeline has planned by then, which sigmas, timesteps, strength and the order of the scheduler decide.
+        pipeline has planned by then, which sigmas, timesteps, strength and the order of the scheduler decide; each of
+        two experts takes its part of them.
         """
         if self._steps_known:
             return
         self._steps_known = True
-        steps = planned_steps(self._pipeline, getattr(self._pipeline, "scheduler", None))
-        for config in self._configs:
-            # the hooks hold the config that they were made with
-            vars(config).update(vars(self._make(steps)))
+        for number, (config, denoiser) in enumerate(zip(self._configs, self._denoisers, strict=True)):
+            # the hooks hold the config that they were made with; an expert without a step asks it nothing
+            if steps := steps_of(denoiser, self._pipeline):
+                vars(config).update(vars(self._make(number, steps)))
 
-    def _make(self, steps: int | None) -> Any:
+    def _make(self, number: int, steps: int | None) -> Any:
+        """The config of the denoiser of this number."""
         kind = getattr(diffusers, self._kind.config)
         known = {field.name for field in dataclasses.fields(kind)}
         if unknown := sorted(self._config.keys() - known):
             raise self._error(f"takes no {', '.join(unknown)}; it takes {', '.join(sorted(known))}", "cache_config")
         values = {name: tuple(v) if isinstance(v, list) and "range" in name else v for name, v in self._config.items()}
+        if isinstance(ratios := values.get("mag_ratios"), list) and any(isinstance(each, list) for each in ratios):
+            if len(ratios) != len(self._denoisers) or not all(isinstance(each, list) for each in ratios):
+                rule = f"takes mag_ratios for all denoisers or a list for each; there are {len(self._denoisers)}"
+                raise self._error(f"{rule}, got {len(ratios)}", "cache_config")
+            values["mag_ratios"] = ratios[number]
         if steps is not None:
             values["num_inference_steps"] = steps
         if "current_timestep_callback" in known:
@@ -144,6 +151,22 @@ class Cache:
     def _error(self, why: str, field: str = "cache_backend") -> ConfigError:
         flag = "--" + field.replace("_", "-")
         return ConfigError(f"{flag}: {self.name!r} {why}", violations=(Violation(field, why),))
+
+
+def steps_of(denoiser: ModelMixin, pipeline: DiffusionPipeline) -> int:
+    """Steps of the planned ones that this denoiser takes. Of the two experts of Wan2.2 the second has those whose
+    timestep is below the boundary, the first the others.
+    """
+    scheduler: Any = getattr(pipeline, "scheduler", None)
+    planned = planned_steps(pipeline, scheduler)
+    second, boundary = getattr(pipeline, "transformer_2", None), pipeline.config.get("boundary_ratio")
+    if second is None or boundary is None:
+        return planned
+    threshold = boundary * scheduler.config.num_train_timesteps
+    # strength leaves out the first ones
+    timesteps: list[float] = scheduler.timesteps[-planned:].tolist()
+    of_first = sum(timestep >= threshold for timestep in timesteps)
+    return planned - of_first if denoiser is second else of_first
 
 
 def reset(denoisers: Sequence[ModelMixin]) -> None:
