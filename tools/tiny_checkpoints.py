@@ -25,6 +25,7 @@ from tools.tiny.edits import (
     build_qwen_image_layered,
 )
 from tools.tiny.helios import build_helios
+from tools.tiny.hunyuan_image import build_hunyuan_image
 from tools.tiny.hunyuan_video import build_hunyuan_video15, build_hunyuan_video15_i2v
 from tools.tiny.images import (
     build_flux,
@@ -70,6 +71,7 @@ BUILDERS: Mapping[str, Callable[..., Path]] = {
     "flux_schnell": build_flux_schnell,
     "helios": build_helios,
     "hidream": build_hidream,
+    "hunyuan_image": build_hunyuan_image,
     "hunyuan_video15": build_hunyuan_video15,
     "hunyuan_video15_i2v": build_hunyuan_video15_i2v,
     "kandinsky": build_kandinsky,

@@ -162,7 +162,7 @@ def steps_of(denoiser: ModelMixin, pipeline: DiffusionPipeline) -> int:
     second, boundary = getattr(pipeline, "transformer_2", None), pipeline.config.get("boundary_ratio")
     if second is None or boundary is None:
         return planned
-    threshold = boundary * scheduler.config.num_train_timesteps
+    threshold: float = boundary * scheduler.config.num_train_timesteps
     # strength leaves out the first ones
     timesteps: list[float] = scheduler.timesteps[-planned:].tolist()
     of_first = sum(timestep >= threshold for timestep in timesteps)

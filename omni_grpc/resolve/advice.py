@@ -27,15 +27,15 @@ EXPERT_FIELDS = ("scale_low_noise", "boundary_ratio")
 
 
 def _scale_without_effect(draft: Draft, request: Request, facts: ServingFacts) -> RequestWarning | None:
-    if draft.guidance.scale is None or GuidanceKind.EMBEDDED in facts.checkpoint.guidance:
+    if draft.guidance.scale is None or request.guidance.scale is not None:
         return None
+    name, embedded = facts.checkpoint.spec.name, GuidanceKind.EMBEDDED in facts.checkpoint.guidance
     return RequestWarning(
         code="GUIDANCE_WITHOUT_EFFECT",
         field="sampling.guidance.scale",
-        message=(
-            f"{facts.checkpoint.spec.name} has no embedded guidance; "
-            "use sampling.guidance.true_cfg_scale with a negative_prompt"
-        ),
+        message=f"{name} does not guide prompts like this one, with a quoted text or without one"
+        if embedded
+        else f"{name} has no embedded guidance; use sampling.guidance.true_cfg_scale with a negative_prompt",
         requested=f"{draft.guidance.scale:g}",
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -157,8 +158,9 @@ def _complete_guidance(
 ) -> Guidance:
     defaults = facts.checkpoint.defaults.guidance
     scale = None
-    if GuidanceKind.EMBEDDED in facts.checkpoint.guidance:
-        scale = default("sampling.guidance.scale", draft.guidance.scale, defaults.scale)
+    usual, guided = _usual_scale(draft, facts)
+    if guided:
+        scale = default("sampling.guidance.scale", draft.guidance.scale, usual)
     rescale = 0.0
     if takes("rescale", facts):
         rescale = default("sampling.guidance.rescale", draft.guidance.rescale, defaults.rescale)
@@ -187,6 +189,19 @@ def _complete_guidance(
         if getattr(guidance, name) == getattr(Guidance(), name):
             used.pop(f"sampling.guidance.{name}", None)
     return guidance
+
+
+def _usual_scale(draft: Draft, facts: ServingFacts) -> tuple[float | None, bool]:
+    """The scale unless one is asked for, and whether this prompt is guided by one."""
+    defaults, guided = facts.checkpoint.defaults, GuidanceKind.EMBEDDED in facts.checkpoint.guidance
+    if (rule := defaults.prompt_scale) is None:
+        return defaults.guidance.scale, guided
+    embeds = draft.extra.get(rule.embeds)
+    # only a caller in the same process has tensors; anything else is refused later
+    given = bool(embeds.any()) if hasattr(embeds, "any") else True
+    found = given if embeds is not None else re.search(rule.pattern, draft.prompt) is not None
+    usual = rule.found if found else rule.otherwise
+    return usual, guided and usual is not None
 
 
 def _complete_size(
