@@ -37,7 +37,7 @@ async def test_the_ready_line_says_what_is_computed_in(layers, dtype, said, caps
 
 
 async def test_the_ready_line_tells_of_all_interfaces_at_an_address_to_dial(capsys):
-    async with serving(host="[::]") as service:
+    async with serving(host="[::]", insecure=True) as service:
         _announce(service.engine, service.server)
         port = service.server.port
     assert f"listening on [::1]:{port} (model toy, cpu float32, all interfaces)\n" in capsys.readouterr().out
