@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine.admission import not_started, restart_pause, stopped_first
 from omni_grpc.engine.executor import Executor
+from omni_grpc.engine.fairness import ShareOf
 from omni_grpc.engine.forgotten import Cause
+from omni_grpc.engine.items import Lane
 from omni_grpc.engine.jobs import Job, new_job_id
 from omni_grpc.engine.retention import Retention
 from omni_grpc.engine.run import JobRun
-from omni_grpc.engine.scheduler import Decision, Lane, lanes
+from omni_grpc.engine.scheduler import Decision, lanes
 from omni_grpc.engine.standing import Standing
 from omni_grpc.engine.status import EngineState
 from omni_grpc.engine.submission import Submission, new_run
@@ -133,7 +135,7 @@ class Engine(Standing):
             + advise_priority(submission.priority, self.config.scheduler.policy),
             segments=segments(resolved.request.num_frames, self.checkpoint.limits),
         )
-        self._scheduler.add(resolved.request, submission.claim, submission.tenant)
+        self._scheduler.add(resolved.request, submission.claim, submission.tenant, segments=run.job.segments)
         self.jobs.add(job := run.job)
         self._runs[job.id] = run
         self._idle.clear()
@@ -153,6 +155,13 @@ class Engine(Standing):
             self._end(run)
             self._tick()
         return job
+
+    def share_by(self, share_of: ShareOf) -> None:
+        """From now on `share_of` says what each tenant may have. To be called again when it says something else, so
+        that jobs that waited for that start at once.
+        """
+        self._scheduler.share_of = share_of
+        self._tick()
 
     def delete(self, job_id: str) -> None:
         """Forgets a finished job with its events and artifacts. Raises NotFound, FailedPrecondition while it runs."""
@@ -261,6 +270,7 @@ class Engine(Standing):
 
     def _on_progress(self, run: JobRun, progress: RequestStep, elapsed: float) -> None:
         run.take_step(progress, elapsed)
+        self._scheduler.stepped(progress.id, progress.total - progress.step, progress.evals)
         if progress.part_ready:
             self._scheduler.part_ready(progress.id)
         if progress.finished:

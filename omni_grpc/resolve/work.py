@@ -16,8 +16,8 @@ def pixel_steps(request: Request) -> float:
 
     width x height x frames x outputs, times the steps, where a step within the guidance interval counts twice if
     classifier-free guidance is on. 1024 x 1024 with 50 guided steps are 105 million; a layer counts as an output, and a
-    sample of a sound as a pixel. What comes before and after the steps is not in it, nor are input pictures, nor what
-    a cache or a `strength` below 1 saves.
+    sample of a sound as a pixel. What comes before and after the steps is not in it, nor are input pictures; nor is
+    what a cache or a `strength` below 1 saves, which is known only as it runs.
     """
     return pixels(request) * predictions(request)
 

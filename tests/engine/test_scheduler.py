@@ -283,10 +283,20 @@ class Worker(RuleBasedStateMachine):
         assert self._state() == before
 
     def _state(self):
-        """What a plan changes."""
-        state = {name: value for name, value in vars(self.scheduler).items() if name != "_arrivals"}
-        items = [dataclasses.asdict(item) for item in self.scheduler._items.values()]
-        return copy.deepcopy(state | {"_items": items})
+        """What a plan changes. Of the order in which jobs leave, not whether it has been asked for already."""
+        scheduler = self.scheduler
+        plain = {name: value for name, value in vars(scheduler).items() if name not in ("_arrivals", "_estimate")}
+        ranks = scheduler._queue.ranks.items()
+        queue = {rank: {name: [job.request.id for job in jobs] for name, jobs in of.items()} for rank, of in ranks}
+        return copy.deepcopy(
+            plain
+            | {
+                "_items": [dataclasses.asdict(item) for item in scheduler._items.values()],
+                "_active": list(scheduler._active),
+                "_queue": (len(scheduler._queue), queue),
+                "_places": {name: scheduler.position(name) for name in scheduler._items},
+            }
+        )
 
     @precondition(lambda self: self.preparing)
     @rule(breaks=st.booleans(), rows=st.lists(st.integers(1, 400), min_size=1, max_size=3))

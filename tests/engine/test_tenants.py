@@ -1,16 +1,21 @@
 """What an engine keeps apart: jobs, idempotency keys, bytes and figures of one tenant from those of another."""
 
 import asyncio
+import collections
 
 import pytest
 
-from omni_grpc.engine import JobState
+from omni_grpc.config import EngineConfig
+from omni_grpc.engine import Engine, JobState, Share
 from omni_grpc.engine.assets import Assets
 from omni_grpc.engine.inputs import InputStore
 from omni_grpc.engine.status import TenantStats
 from omni_grpc.types.errors import Aborted, ResourceExhausted
 from omni_grpc.types.plan import SharedBytes
 from tests.engine.manual import ask, png, run_through, started_engine
+from tests.server.fake_executor import FakeExecutor
+from tests.server.service import until
+from tests.toy import toy_checkpoint
 
 
 async def test_two_tenants_use_one_request_id_and_never_see_each_others_job():
@@ -48,7 +53,9 @@ async def test_bytes_and_figures_are_counted_by_tenant_and_come_back_to_nothing(
     run_through(worker, first)
     asset = engine.assets.put(b"12345", "image/png", tenant="b")
     engine.inputs.of("b").reserve([SharedBytes("never-made", 7)])
-    assert engine.tenant_stats("a") == TenantStats(running=1, artifact_bytes=len(png()))
+    # a has had steps, b has not: it is b's turn
+    assert engine.tenant_stats("a") == TenantStats(queued=1, artifact_bytes=len(png()))
+    assert engine.tenant_stats("b").running == 1
     assert engine.tenant_stats("b").asset_bytes == 5
     assert engine.tenant_stats("b").input_bytes == 7
     assert engine.tenant_stats("nobody") == TenantStats()
@@ -95,3 +102,39 @@ async def test_a_tenant_with_many_outputs_does_not_drive_out_those_of_another():
     assert old.id in engine.jobs
     assert [job.id in engine.jobs for job in many] == [False, False, False, True, True]
     assert engine.artifacts.artifact_bytes("large") == 2 * len(png())
+
+
+async def test_a_real_engine_serves_steps_by_weight():
+    """Three to one, counted in the plans that the worker got, while both have jobs of one size all the time."""
+    config = EngineConfig.from_settings(model="toy", max_num_seqs=4)
+    executor = FakeExecutor()
+    engine = Engine(config, toy_checkpoint(), executor)
+    await engine.start()
+    engine.share_by(lambda tenant: Share(weight=3.0 if tenant == "a" else 1.0))
+    owners = {}
+    for tenant in ("b", "a"):
+        for _ in range(40):
+            job = ask(engine, tenant=tenant, steps=10, width=64, height=64)
+            owners[job.id] = tenant
+
+    def steps():
+        return collections.Counter(owners[job_id] for plan in executor.plans for job_id in plan.step)
+
+    await until(lambda: steps()["a"] >= 300)
+    taken = steps()
+    assert taken["a"] / taken["b"] == pytest.approx(3.0, rel=0.1)
+    assert engine.stats().tenants["b"].queued > 0, "b had work all the time"
+    await engine.close()
+
+
+async def test_a_tenant_at_its_limit_starts_no_more_until_one_ends_or_the_limit_rises():
+    engine, worker = await started_engine()
+    engine.share_by(lambda tenant: Share(max_running=1))
+    first, second = ask(engine, tenant="a"), ask(engine, tenant="a")
+    worker.prepared(first.id)
+    assert second.state is JobState.QUEUED
+    other = ask(engine, tenant="b")
+    assert (other.state, engine.queue_position(second)) == (JobState.RUNNING, 0)
+    worker.prepared(other.id)
+    engine.share_by(lambda tenant: Share(max_running=2))
+    assert second.state is JobState.RUNNING
