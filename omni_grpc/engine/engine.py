@@ -252,6 +252,7 @@ class Engine(Standing):
 
     def _on_prepared(self, report: Prepared) -> None:
         self._free(Lane.PREPARE)
+        self._meter.prepare.add(report.elapsed)
         if (run := self._runs.get(report.id)) is not None:
             run.job.append(run.encoded(report))
             self._scheduler.prepared(report.id, report.rows)
@@ -283,6 +284,7 @@ class Engine(Standing):
 
     def _on_decoded(self, report: Decoded) -> None:
         self._free(Lane.DECODE)
+        self._meter.decode.add(report.elapsed)
         # the blocks are taken even for a job that was cancelled meanwhile: whoever gets a handle frees its block
         files = shared.take_all([media.data for media in report.media])
         if (run := self._runs.get(report.id)) is None:

@@ -53,12 +53,13 @@ def _arrival(item: Item) -> int:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """What the order depends on beside the jobs. `total`: the places of those that share steps; `tag`: a tenant's tag
-    at a rank; `work`: the predicted milliseconds of steps that a job has still to take.
+    at a rank; `step`: the predicted milliseconds of a job's step alone; `work`: those of all that it has still to take.
     """
 
     total: int
     shares: Mapping[str, Share]
     tag: Callable[[float, str], float]
+    step: Callable[[Item], float]
     work: Callable[[Item], float]
 
 

@@ -24,6 +24,7 @@ from omni_grpc.engine.fairness import Share, ShareOf, Turns, equal_shares
 from omni_grpc.engine.items import Item, Lane, Phase
 from omni_grpc.engine.leaving import Places, Queue, View, leaving
 from omni_grpc.engine.policy import POLICIES, Claim
+from omni_grpc.engine.wait import Pace, expected_wait
 from omni_grpc.resolve.work import pixels
 from omni_grpc.types.errors import ResourceExhausted
 from omni_grpc.types.plan import CostModel, Plan
@@ -128,6 +129,14 @@ class Scheduler:
         if self._places is None:
             self._places = {item.request.id: place for place, item in enumerate(self._leaving())}
         return self._places.get(job_id, 0)
+
+    def expected_wait(self, tenant: str, *, prepare_ms: float = 0.0, decode_ms: float = 0.0) -> float:
+        """Milliseconds until the next waiting job of a tenant leaves the queue, or where none waits, until one that
+        runs ends: `wait.expected_wait`. `prepare_ms` and `decode_ms` are what those phases take of a job.
+        """
+        self._follow()
+        pace = Pace(prepare_ms=prepare_ms, decode_ms=decode_ms, exclusive=self.exclusive)
+        return expected_wait(tenant, self._queue, self._active.values(), self._view, pace)
 
     def phase(self, job_id: str) -> Phase:
         return self._items[job_id].phase
@@ -302,11 +311,14 @@ class Scheduler:
 
     def _work(self, item: Item) -> float:
         """Predicted milliseconds of the steps that a job has still to take, each alone."""
-        return item.left * item.evals * self.cost.step_ms(item.rows or self._estimate.rows(item.request))
+        return item.left * item.evals * self._step_ms(item)
+
+    def _step_ms(self, item: Item) -> float:
+        return self.cost.step_ms(item.rows or self._estimate.rows(item.request))
 
     @property
     def _view(self) -> View:
-        return View(total=self.max_num_seqs, shares=self._shares, tag=self._tag, work=self._work)
+        return View(total=self.max_num_seqs, shares=self._shares, tag=self._tag, step=self._step_ms, work=self._work)
 
     def _leaving(self) -> Iterator[Item]:
         return leaving(self._queue, self._active.values(), self._view)

@@ -18,7 +18,7 @@ from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.resolve.settings import facts_of
 from omni_grpc.types.errors import Failure
 from omni_grpc.types.load_progress import Loading
-from omni_grpc.types.plan import Ready
+from omni_grpc.types.plan import CostModel, Ready
 from omni_grpc.types.request import Task
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint
@@ -89,6 +89,19 @@ class Standing:
     def queue_position(self, job: Job) -> int:
         """The number of jobs ahead of this one in the queue; 0 once it has left the queue."""
         return self._scheduler.position(job.id)
+
+    def expected_wait(self, tenant: str) -> float:
+        """Seconds until the next waiting job of a tenant leaves the queue, or where none waits, until one that runs
+        ends; 0 without either. An upper bound as long as no other job comes and the worker lives, by the cost model and
+        what was measured lately.
+        """
+        meter, cost = self._meter, self._scheduler.cost
+        # what was never fitted says one millisecond for any step
+        scale = meter.step.ms if cost == CostModel() else max(1.0, meter.cost_error)
+        scale = scale or 1.0
+        # the scheduler counts in predicted milliseconds
+        lanes = {"prepare_ms": meter.prepare.ms / scale, "decode_ms": meter.decode.ms / scale}
+        return self._scheduler.expected_wait(tenant, **lanes) * scale / 1000
 
     def stats(self) -> EngineStats:
         return EngineStats(

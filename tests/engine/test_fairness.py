@@ -94,6 +94,22 @@ def test_a_thousand_queued_jobs_do_not_hold_up_the_first_job_of_another_tenant()
     assert first.ended - began <= 10 * 41 * 2 + 2 * 330
 
 
+def test_a_tenant_that_is_ahead_keeps_its_place_and_waits_for_its_turn_there():
+    """Its part of the time is used up, its part of the places is not: who is before it in line has more than that."""
+    sim = Simulation(places=2, shares=[("light", 0.01)])
+    sim.add("light", 1000, 1)
+    for _ in range(20):
+        sim.add("busy", 100, 200)
+    sim.run(stop=lambda: any(work.ended for work in sim.jobs.values()))
+    again, began = sim.add("light", 1000, 1), sim.now
+    assert sim.scheduler.position(again.id) == 0
+    sim.run(stop=lambda: again.ended is not None)
+    assert again.left - began <= 22, "the step in flight"
+    assert again.ended - began >= 4000, (
+        "its first step was 101 ms at a hundredth of the weight; others have theirs first"
+    )
+
+
 def test_who_was_away_has_no_credit_and_who_was_alone_has_no_debt():
     sim = Simulation()
     endless = [sim.add("alone", 100, 1_000_000) for _ in range(4)]
