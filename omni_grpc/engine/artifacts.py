@@ -31,17 +31,19 @@ class Artifacts:
         self._held.add(tenant, len(data))
         self.size_bytes += len(data)
 
-    def get(self, artifact_id: str) -> tuple[Artifact, bytes]:
-        """Raises NotFound (ARTIFACT_NOT_FOUND) for an unknown id, or one that is no longer kept."""
-        try:
-            return self._files[artifact_id]
-        except KeyError:
-            raise self._forgotten.not_found(artifact_id, reason="ARTIFACT_NOT_FOUND") from None
+    def get(self, artifact_id: str, tenant: str | None = None) -> tuple[Artifact, bytes]:
+        """Raises NotFound (ARTIFACT_NOT_FOUND) for an unknown id, one that is no longer kept, or with `tenant`, one of
+        another tenant.
+        """
+        if artifact_id not in self._files or tenant not in (None, self._owners[artifact_id]):
+            raise self._forgotten.not_found(artifact_id, reason="ARTIFACT_NOT_FOUND", tenant=tenant)
+        return self._files[artifact_id]
 
     def delete(self, artifact_id: str, cause: Cause = Cause.DELETED) -> None:
         """Raises NotFound like `get`."""
         _, data = self.get(artifact_id)
         del self._files[artifact_id]
-        self._held.add(self._owners.pop(artifact_id), -len(data))
-        self._forgotten.add(artifact_id, cause)
+        tenant = self._owners.pop(artifact_id)
+        self._held.add(tenant, -len(data))
+        self._forgotten.add(artifact_id, cause, tenant=tenant)
         self.size_bytes -= len(data)

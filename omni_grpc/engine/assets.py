@@ -90,9 +90,11 @@ class Assets:
         self._held.add(tenant, len(data))
         return asset
 
-    def get(self, asset_id: str) -> tuple[Asset, bytes]:
-        """The asset and its bytes; its expiry is extended. Raises NotFound (ASSET_NOT_FOUND)."""
-        asset, data = self._find(asset_id)
+    def get(self, asset_id: str, tenant: str | None = None) -> tuple[Asset, bytes]:
+        """The asset and its bytes; its expiry is extended. Raises NotFound (ASSET_NOT_FOUND), with `tenant` also for
+        one of another tenant.
+        """
+        asset, data = self._find(asset_id, tenant)
         asset = dataclasses.replace(asset, expire_time=self._clock() + self._retention)
         self._files[asset_id] = (asset, data)
         return asset, data
@@ -108,16 +110,16 @@ class Assets:
         for asset_id in [asset.id for asset, _ in self._files.values() if asset.expire_time <= now]:
             self._drop(asset_id, Cause.EXPIRED)
 
-    def _find(self, asset_id: str) -> tuple[Asset, bytes]:
+    def _find(self, asset_id: str, tenant: str | None = None) -> tuple[Asset, bytes]:
         self.sweep()
-        try:
-            return self._files[asset_id]
-        except KeyError:
-            raise self._forgotten.not_found(asset_id, reason="ASSET_NOT_FOUND", hint="upload it again") from None
+        found = self._files.get(asset_id)
+        if found is None or tenant not in (None, found[0].tenant):
+            raise self._forgotten.not_found(asset_id, reason="ASSET_NOT_FOUND", tenant=tenant, hint="upload it again")
+        return found
 
     def _drop(self, asset_id: str, cause: Cause) -> None:
-        self._forgotten.add(asset_id, cause)
         asset, _ = self._files.pop(asset_id)
+        self._forgotten.add(asset_id, cause, tenant=asset.tenant)
         self.size_bytes -= asset.size_bytes
         self._held.add(asset.tenant, -asset.size_bytes)
 

@@ -198,12 +198,14 @@ class Jobs:
         if job.request_id:
             self._by_request_id[job.tenant, job.request_id] = job
 
-    def get(self, job_id: str) -> Job:
-        """Raises NotFound (JOB_NOT_FOUND) for an unknown id, or one that is no longer kept."""
-        try:
-            return self._jobs[job_id]
-        except KeyError:
-            raise self._forgotten.not_found(job_id, reason="JOB_NOT_FOUND") from None
+    def get(self, job_id: str, tenant: str | None = None) -> Job:
+        """Raises NotFound (JOB_NOT_FOUND) for an unknown id, one that is no longer kept, or with `tenant`, one of
+        another tenant: nothing tells that from an unknown one.
+        """
+        job = self._jobs.get(job_id)
+        if job is None or tenant not in (None, job.tenant):
+            raise self._forgotten.not_found(job_id, reason="JOB_NOT_FOUND", tenant=tenant)
+        return job
 
     def earlier(self, request_id: str, fingerprint: bytes, tenant: str = "") -> Job | None:
         """The job that this tenant made with this idempotency key. Raises Aborted (REQUEST_ID_REUSED) where it was
@@ -245,7 +247,7 @@ class Jobs:
 
     def remove(self, job: Job, cause: Cause = Cause.EXPIRED) -> None:
         del self._jobs[job.id]
-        self._forgotten.add(job.id, cause)
+        self._forgotten.add(job.id, cause, tenant=job.tenant)
         key = (job.tenant, job.request_id)
         if self._by_request_id.get(key) is job:
             del self._by_request_id[key]

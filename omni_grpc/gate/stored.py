@@ -24,16 +24,13 @@ class Stored:
         """Raises InvalidArgument without an id, NotFound (JOB_NOT_FOUND) for a job that the caller has not."""
         if not job_id:
             raise refused("job_id", "is required")
-        job = self._engine.jobs.get(job_id)
-        if not caller.owns(job.tenant):
-            raise self._engine.forgotten.not_found(job_id, reason="JOB_NOT_FOUND")
-        return job
+        return self._engine.jobs.get(job_id, caller.sees)
 
     def jobs(
         self, caller: Caller, *, states: Collection[JobState] = (), labels: Mapping[str, str] | None = None
     ) -> list[Job]:
         """The caller's jobs, newest first."""
-        return [job for job in self._engine.jobs.newest(states=states, labels=labels) if caller.owns(job.tenant)]
+        return self._engine.jobs.newest(states=states, labels=labels, tenant=caller.sees)
 
     def artifact(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact, bytes]:
         """An output with its job and its bytes. Raises InvalidArgument without an id, NotFound (ARTIFACT_NOT_FOUND)."""
@@ -42,11 +39,8 @@ class Stored:
         return self._artifact(caller, artifact_id)
 
     def _artifact(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact, bytes]:
-        artifact, data = self._engine.artifacts.get(artifact_id)
-        job = self._engine.jobs.get(artifact.job_id)
-        if not caller.owns(job.tenant):
-            raise self._engine.forgotten.not_found(artifact_id, reason="ARTIFACT_NOT_FOUND")
-        return job, artifact, data
+        artifact, data = self._engine.artifacts.get(artifact_id, caller.sees)
+        return self._engine.jobs.get(artifact.job_id), artifact, data
 
     def artifacts(self, caller: Caller, job: Job | None) -> Iterator[tuple[Job, Artifact, float]]:
         """Outputs of one job, or of all that the caller has, whose bytes are still there, with the time of each."""
@@ -60,10 +54,7 @@ class Stored:
 
     def asset(self, caller: Caller, asset_id: str) -> tuple[Asset, bytes]:
         """An upload, whose expiry is extended. Raises NotFound (ASSET_NOT_FOUND)."""
-        asset, data = self._engine.assets.get(asset_id)
-        if not caller.owns(asset.tenant):
-            raise self._engine.forgotten.not_found(asset_id, reason="ASSET_NOT_FOUND", hint="upload it again")
-        return asset, data
+        return self._engine.assets.get(asset_id, caller.sees)
 
     def medium(self, caller: Caller, path: str, name: str) -> tuple[bytes, str]:
         """Bytes and type of an uploaded asset or of an output of an earlier job, for the input at `path`."""
@@ -75,7 +66,7 @@ class Stored:
             return data, artifact.mime_type
         except NotFound:
             raise self._engine.forgotten.not_found(
-                name, reason="ASSET_NOT_FOUND", path=path, hint="upload it again"
+                name, reason="ASSET_NOT_FOUND", tenant=caller.sees, path=path, hint="upload it again"
             ) from None
 
 

@@ -46,6 +46,7 @@ class Caller:
                 metadata={"needed": needed},
             )
 
-    def owns(self, tenant: str) -> bool:
-        """Whether what belongs to this tenant exists for the caller."""
-        return self.admin or self.tenant == tenant
+    @property
+    def sees(self) -> str | None:
+        """The tenant of which jobs, outputs and assets exist for the caller; None: those of every tenant do."""
+        return None if self.admin else self.tenant

@@ -225,6 +225,36 @@ async def test_another_tenants_asset_is_no_input(service: Service) -> None:
     assert (await outcome(service, deleting, _delete(things.asset), "owner"))[0] == "OK"
 
 
+ASKING = {
+    "JobService/GetJob": lambda it: job_pb2.GetJobRequest(job_id=it.job),
+    "JobService/WatchJobs": lambda it: job_pb2.WatchJobsRequest(job_ids=[it.job]),
+    "ArtifactService/DownloadArtifact": lambda it: artifact_pb2.DownloadArtifactRequest(artifact_id=it.artifact),
+    "ArtifactService/DeleteArtifact": lambda it: _delete(it.asset),
+}
+
+
+async def cause(service: Service, name: str, request: Any, caller: str) -> str:
+    with pytest.raises(aio.AioRpcError) as caught:
+        await call(service, name, request, caller)
+    refusal = read_refusal(caught.value)
+    assert refusal.reason.endswith("_NOT_FOUND")
+    return refusal.metadata["cause"]
+
+
+async def test_what_became_of_a_tenants_things_is_told_to_it_and_to_admins_alone(service: Service) -> None:
+    things = await things_of(service)
+    told = {}
+    for name, of in ASKING.items():
+        told[name, "there"] = await cause(service, name, of(things), "stranger")
+    await call(service, "JobService/DeleteJob", job_pb2.DeleteJobRequest(job_id=things.job), "owner")
+    await call(service, "ArtifactService/DeleteArtifact", _delete(things.asset), "owner")
+    for name, of in ASKING.items():
+        told[name, "gone"] = await cause(service, name, of(things), "stranger")
+        assert await cause(service, name, of(things), "admin") == "DELETED", name
+        assert await cause(service, name, of(things), "owner") == "DELETED", name
+    assert set(told.values()) == {"UNKNOWN"}, told
+
+
 def _delete(name: str) -> artifact_pb2.DeleteArtifactRequest:
     return artifact_pb2.DeleteArtifactRequest(artifact_id=name)
 
