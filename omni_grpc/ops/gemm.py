@@ -211,9 +211,9 @@ def _scaled(given: GemmOperands) -> Tensor:
     out = torch._scaled_mm(
         x,
         weight.t(),
-        scale_a=x_scale.contiguous()[:, None],
-        scale_b=weight_scale.contiguous()[None],
-        bias=None if bias is None else bias.contiguous(),
+        scale_a=_aligned(x_scale)[:, None],
+        scale_b=_aligned(weight_scale)[None],
+        bias=None if bias is None else _aligned(bias),
         out_dtype=torch.bfloat16,
         use_fast_accum=True,
     )[:, :channels]
@@ -224,9 +224,15 @@ def _padded(x: Tensor, *, rows: bool = False) -> Tensor:
     """With zeros to the right, so that columns are a multiple of ALIGNMENT, and below, where rows are to be one too."""
     right, below = -x.shape[1] % ALIGNMENT, -x.shape[0] % ALIGNMENT if rows else 0
     if not right and not below:
-        return x.contiguous()
+        return _aligned(x)
     # as bytes: not every operator of torch takes float8, and a zero is a zero
     return F.pad(x.view(torch.uint8), (0, right, 0, below)).view(x.dtype)
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Its elements in a row, from an address that cuBLASLt takes: it refuses one within a word of an allocation."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % ALIGNMENT else x
 
 
 def _epilogue(sums: Tensor, given: GemmOperands) -> Tensor:
