@@ -20,7 +20,7 @@ PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 NEVER_ON_A_CALL = {
     *("ATTENTION_UNAVAILABLE", "BAD_LORA", "CANNOT_LISTEN", "CHECKPOINT_DOES_NOT_LOAD", "MODEL_NOT_SUPPORTED"),
     *("NO_DEVICE", "NOTHING_QUANTIZED", "SCHEDULER_NOT_SUPPORTED", "SETTING_WITHOUT_EFFECT", "UNKNOWN_TARGET"),
-    *("BAD_CERTIFICATE", "BAD_JWKS", "BAD_TOKEN_FILE", "TOKEN_NOT_FOUND"),
+    *("BAD_CERTIFICATE", "BAD_JWKS", "BAD_TOKEN_FILE", "BAD_TENANT_LIMITS", "TOKEN_NOT_FOUND"),
 }
 """Reasons that keep a server from starting, that LoadModel ends with, or that a command on a file has."""
 
@@ -103,7 +103,7 @@ def test_every_reason_that_a_call_or_a_job_can_end_with_is_on_the_page():
     raised |= {value for value in vars(refusal).values() if isinstance(value, str) and re.match("INPUT_|URI_", value)}
     listed = {reason for _, reason in reasons()}
     assert raised - NEVER_ON_A_CALL <= listed
-    composed = {"INVALID_ARGUMENT", "NOT_YET_SERVED", "QUEUE_TIMEOUT", "RUN_TIMEOUT", "DEADLINE"}
+    composed = {"INVALID_ARGUMENT", "NOT_YET_SERVED", "QUEUE_TIMEOUT", "RUN_TIMEOUT", "DEADLINE", "TOKEN_NOT_YET_VALID"}
     states = {f"ENGINE_{state}" for state in ("DRAINING", "STOPPED", "FAILED")}
     assert listed - raised == composed | states, "a reason that nothing raises"
 
