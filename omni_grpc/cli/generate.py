@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 from omni_grpc.client import Client, MediaResult
 from omni_grpc.client.progress import progress_display, warning_line
 from omni_grpc.client.result import AUDIO_EXTENSIONS, EXTENSIONS, VIDEO_EXTENSIONS, write_files
-from omni_grpc.config import EngineConfig, Option, options
+from omni_grpc.config import EngineConfig, Option, model_of, options
+from omni_grpc.config.flags import SettingsParser
 from omni_grpc.config.settings import ALWAYS
 from omni_grpc.omni import Generation, Omni
-from omni_grpc.types.errors import ConfigError, OmniError
+from omni_grpc.types.errors import OmniError
 from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
 from omni_grpc.types.request_options import (
     ALL,
@@ -87,7 +88,9 @@ def _run(args: argparse.Namespace) -> int:
     chosen = args.format or command.extensions[suffix]
     if command.extensions.get(suffix, chosen) is not _looks_like(chosen):
         print(f"warning: {args.out} will contain {chosen}, because --format overrides its extension", file=sys.stderr)
-    offline = args.server is None and args.model is not None and Path(args.model).is_dir()
+    if args.model is not None and not args.model.strip():
+        args.parser.error(f"--model is {args.model!r}: give a model's name or a checkpoint folder, or leave it out")
+    offline = args.server is None and args.model is not None and Path(model_of(args.model)).is_dir()
     _refuse_options(args, offline)
     asked = {option.name: _value(args, option) for option in command.options} | {"output_format": chosen}
     made = _here(args, asked) if offline else _there(args, asked)
@@ -137,10 +140,10 @@ def _there(args: argparse.Namespace, asked: Mapping[str, Any]) -> MediaResult:
 
 def _here(args: argparse.Namespace, asked: Mapping[str, Any]) -> Generation:
     settings = {option.name: getattr(args, option.name) for option in _offline_options()}
-    if not args.quiet:
-        print(f"loading {args.model}", file=sys.stderr)
     given = {name: value for name, value in settings.items() if value is not None}
     config = EngineConfig.from_settings(model=args.model, **given)
+    if not args.quiet:
+        print(f"loading {args.model}", file=sys.stderr)
     with Omni.of(config, alone=True) as omni, progress_display(not args.quiet) as show:
         made: Generation = getattr(omni, args.command.offline)(
             args.prompt,
@@ -184,7 +187,7 @@ def _record(made: MediaResult | Generation, paths: list[Path]) -> dict[str, Any]
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _common(parser: argparse.ArgumentParser, command: Command, default_server: str) -> None:
+def _common(parser: SettingsParser, command: Command, default_server: str) -> None:
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="text prompt")
     parser.add_argument("--prompt", "--prompts", dest="prompt_flag", metavar="PROMPT", help="the prompt as a flag")
     parser.add_argument(
@@ -198,7 +201,8 @@ def _common(parser: argparse.ArgumentParser, command: Command, default_server: s
     parser.add_argument("--server", metavar="HOST:PORT", help=f"address of the server (default: {default_server})")
     parser.add_argument(
         "--model",
-        help="model of the server (default: its only one); without --server, a checkpoint folder to run locally",
+        help="model of the server (default: its only one); without --server, a checkpoint folder to run locally, or "
+        "demo, the bundled model",
     )
     parser.add_argument(
         "--format",
@@ -225,8 +229,7 @@ def _common(parser: argparse.ArgumentParser, command: Command, default_server: s
     local = parser.add_argument_group("on this machine")
     local.add_argument("--enforce-eager", action="store_true", help=ALWAYS["--enforce-eager"])
     for setting in _offline_options():
-        action = "append" if setting.pairs else "store"
-        local.add_argument(setting.flag, type=_setting(setting), action=action, help=setting.help.replace("%", "%%"))
+        parser.add_setting(setting, local)
 
 
 def _add(group: Any, option: RequestOption) -> None:
@@ -300,16 +303,6 @@ def _offline_options() -> Iterator[Option]:
     """The settings of a worker, which a running server has already decided."""
     sections = ("model", "adapter", "cache", "quantization", "loras", "offload")
     return (o for o in options() if o.section in sections and o.name not in ("model", "served_model_name"))
-
-
-def _setting(option: Option) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        try:
-            return option.parse(text)
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parse
 
 
 def label(text: str) -> tuple[str, str]:

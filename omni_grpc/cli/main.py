@@ -24,7 +24,9 @@ from omni_grpc.client import Client, LoadEvent, ModelReady
 from omni_grpc.client.channel import Deadline
 from omni_grpc.client.messages import state_name
 from omni_grpc.client.progress import describe
-from omni_grpc.types.errors import OmniError, Unavailable
+from omni_grpc.config.command_line import USAGE_ERROR
+from omni_grpc.config.flags import SettingsParser
+from omni_grpc.types.errors import ConfigError, OmniError, Unavailable
 from omni_grpc.types.version import __version__
 from omni_grpc.v1.event_pb2 import JobState
 from omni_grpc.v1.model_pb2 import Model, ModelState
@@ -51,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
     except OmniError as error:
         _complain(error)
-        return 1
+        return USAGE_ERROR if isinstance(error, ConfigError) else 1
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -179,7 +181,9 @@ def _follow_loading(events: Iterable[LoadEvent]) -> None:
 def _complain(error: OmniError) -> None:
     """One line with the code, the reason and what to do; below it, details that the message does not contain."""
     failure = error.failure
-    lines = [f"error: {failure.code} {failure.reason}: {' '.join(failure.message.split())}"]
+    # a reason that only repeats the code says nothing more
+    named = " ".join(dict.fromkeys((failure.code, failure.reason)))
+    lines = [f"error: {named}: {' '.join(failure.message.split())}"]
     lines += [f"  {v.field}: {v.description}" for v in failure.violations if v.description not in failure.message]
     if failure.retry_after is not None:
         lines.append(f"  retry after {failure.retry_after:g} s")
@@ -204,8 +208,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> SettingsParser:
+    parser = SettingsParser(
         prog="omni-grpc",
         description="Serve diffusion models over gRPC, with streaming progress and continuous batching.",
         epilog="Checkpoints: `pull ORG/NAME` downloads from the hub; `convert DIR OUT` makes safetensors of pickles.",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from omni_grpc.checkpoint.registry import on_hub, open_model, unfetched
 from omni_grpc.config import EngineConfig
-from omni_grpc.config.settings import settings
+from omni_grpc.config.settings import Given, given
 from omni_grpc.resolve.settings import apply_settings
 from omni_grpc.types.errors import Code, OmniError
 from omni_grpc.types.version import __version__
@@ -33,16 +33,17 @@ STOPPED, WORKER_FAILED, BAD_SETTINGS = 0, 1, 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until SIGTERM or SIGINT, and returns the exit code."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    asked: Given | None = None
     try:
-        config = settings(
+        asked = given(
             sys.argv[1:] if argv is None else argv,
             os.environ,
             prog="omni_grpc.serve",
             description="Loads a checkpoint in a worker process and serves it over gRPC until told to stop.",
         )
-        return asyncio.run(_run(config))
+        return asyncio.run(_run(asked.config()))
     except OmniError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {asked.told(error) if asked else error}", file=sys.stderr)
         fixable = error.code in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
         return BAD_SETTINGS if fixable else WORKER_FAILED
 

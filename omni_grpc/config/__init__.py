@@ -19,6 +19,7 @@ from omni_grpc.config.sections import (
     SchedulerConfig,
     ServerConfig,
     WorkerConfig,
+    model_of,
     options,
 )
 
@@ -42,6 +43,7 @@ __all__ = [
     "SchedulerConfig",
     "ServerConfig",
     "WorkerConfig",
+    "model_of",
     "options",
     "unknown_settings",
 ]

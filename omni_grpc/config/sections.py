@@ -31,7 +31,9 @@ class ModelConfig:
 
     model: str = setting(
         dataclasses.MISSING,
-        "checkpoint folder in the diffusers layout, or ORG/NAME on the Hugging Face hub (default: the bundled model)",
+        "checkpoint folder in the diffusers layout, or ORG/NAME on the Hugging Face hub (default: demo, the bundled "
+        "model)",
+        empty="give a checkpoint folder or ORG/NAME of the hub, or leave it out for the bundled model",
     )
     served_model_name: str | None = setting(
         None, "name of the model in requests (default: the folder's name, or the hub name)"
@@ -322,6 +324,7 @@ class EngineConfig:
                     violations=(Violation("model", "is required"),),
                 )
             flat["model"] = str(BUNDLED)
+        flat["model"] = model_of(known["model"].parse(flat["model"]))
         sections: dict[str, dict[str, Any]] = {}
         for name, value in flat.items():
             option, parsed = known[name], known[name].parse(value)
@@ -329,6 +332,11 @@ class EngineConfig:
                 sections.setdefault(option.section, {})[name] = parsed
         kinds = {section: kind for section, kind, _ in sections_of(cls)}
         return cls(**{section: kinds[section](**values) for section, values in sections.items()})
+
+
+def model_of(name: str) -> str:
+    """The folder or hub name that a name means: the bundled model has a name too, unless a folder here is called so."""
+    return str(BUNDLED) if name == BUNDLED.name and BUNDLED.is_dir() and not Path(name).exists() else name
 
 
 def options() -> Iterator[Option]:

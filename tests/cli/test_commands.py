@@ -173,4 +173,4 @@ def test_as_a_module():
         cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 1
-    assert ran.stderr.startswith("error: INVALID_ARGUMENT INVALID_ARGUMENT: address 'localhost' has no port")
+    assert ran.stderr.startswith("error: INVALID_ARGUMENT: address 'localhost' has no port")

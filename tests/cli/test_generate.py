@@ -143,7 +143,7 @@ async def test_a_refusal_is_one_line_with_the_fix(run, server, tmp_path):
     done = await run("generate", "x", "--out", tmp_path / "o.png", *server, "--width", 20, "--steps", 0, "--quiet")
     assert done.code == 1
     assert done.err == (
-        "error: INVALID_ARGUMENT INVALID_ARGUMENT: width: 20 is not a multiple of 16; nearest valid value: 16; "
+        "error: INVALID_ARGUMENT: width: 20 is not a multiple of 16; nearest valid value: 16; "
         "sampling.steps: 0 is outside 1..200; nearest valid value: 1\n"
     )
     assert list(tmp_path.iterdir()) == []
