@@ -10,7 +10,6 @@ checkpoints with random weights. The exit code is 1 where a test failed.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import re
@@ -19,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+
+from omni_grpc.config.command_line import Parser
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "features.md"
@@ -129,7 +130,7 @@ def lines() -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the tables into docs/features.md")
     parser.add_argument("--lines", action="store_true", help="print the table of lines alone")
     options = parser.parse_args()

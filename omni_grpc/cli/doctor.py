@@ -20,6 +20,7 @@ from omni_grpc.checkpoint import sizes
 from omni_grpc.checkpoint.registry import on_hub, open_checkpoint
 from omni_grpc.cli import advise
 from omni_grpc.config import EngineConfig, backends
+from omni_grpc.config.command_line import Parser
 from omni_grpc.resolve.settings import apply_settings
 from omni_grpc.types.errors import InvalidArgument, OmniError
 from omni_grpc.types.spec import Checkpoint
@@ -73,9 +74,7 @@ def main(argv: Sequence[str] = ()) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="omni-grpc doctor", description="Shows versions, devices and ops, or whether a model fits."
-    )
+    parser = Parser(prog="omni-grpc doctor", description="Shows versions, devices and ops, or whether a model fits.")
     parser.add_argument(
         "--advise",
         metavar="MODEL",

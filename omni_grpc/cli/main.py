@@ -1,7 +1,7 @@
 """`omni-grpc` and `python -m omni_grpc`: generate images, video and sound, manage jobs, start a server.
 
-Exit codes: 0 done, 1 an error (one line on stderr), 2 a wrong command line, 130 interrupted. Results go to stdout,
-progress and errors to stderr.
+Exit codes: 0 done, 1 an error (one line on stderr), 2 a wrong command line or setting, 128 and its number for a signal:
+130 Ctrl-C, 143 SIGTERM, 129 SIGHUP. Results go to stdout, progress and errors to stderr.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-from omni_grpc.cli import doctor, listing, serve
+from omni_grpc.cli import alone, listing, serve, signals
 from omni_grpc.cli import generate as making
 from omni_grpc.cli.bench import command as bench
 from omni_grpc.client import Client, LoadEvent, ModelReady
@@ -34,7 +34,6 @@ from omni_grpc.v1.sampling_pb2 import Task
 from omni_grpc.wire import read_event
 
 DEFAULT_SERVER = "localhost:50051"
-INTERRUPTED = 130
 LOOK_AGAIN = 0.5
 """Seconds between two looks for a server that does not listen yet."""
 
@@ -44,10 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["serve"]:
         return int(serve.main(arguments[1:]))
-    if arguments[:1] == ["doctor"]:
-        return doctor.main(arguments[1:])
+    return signals.run(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    command = arguments[0] if arguments else ""
+    if command in alone.COMMANDS:
+        return alone.run(command, arguments[1:])
     try:
-        if arguments[:1] == ["bench"]:
+        if command == "bench":
             return bench.main(arguments[1:])
         args = _parser().parse_args(arguments)
         code: int = args.run(args)
@@ -57,9 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt as interrupt:
-        print("interrupted", *getattr(interrupt, "__notes__", ()), sep="\n", file=sys.stderr)
-        return INTERRUPTED
     return code
 
 
@@ -212,7 +213,6 @@ def _parser() -> SettingsParser:
     parser = SettingsParser(
         prog="omni-grpc",
         description="Serve diffusion models over gRPC, with streaming progress and continuous batching.",
-        epilog="Checkpoints: `pull ORG/NAME` downloads from the hub; `convert DIR OUT` makes safetensors of pickles.",
     )
     parser.add_argument("--version", action="version", version=f"omni-grpc {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -268,6 +268,8 @@ def _parser() -> SettingsParser:
         "doctor", help="show versions, devices and ops, or whether a model fits this machine", add_help=False
     )
     commands.add_parser("bench", help="measure the prompt accuracy of a model", add_help=False)
+    commands.add_parser("pull", help="download a checkpoint from the Hugging Face hub", add_help=False)
+    commands.add_parser("convert", help="make safetensors of the pickled weights of a checkpoint", add_help=False)
     commands.add_parser("serve", help="start a server (same as python -m omni_grpc.serve)", add_help=False)
     return parser
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 from collections.abc import Sequence
 
 from omni_grpc.checkpoint import hub
+from omni_grpc.config.command_line import Parser
 from omni_grpc.types.errors import OmniError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m omni_grpc pull`: fetches a checkpoint into the cache and prints its folder."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="omni-grpc pull", description="Downloads a checkpoint from the hub to the cache and prints its folder."
     )
     parser.add_argument("repo", metavar="ORG/NAME", help="name of the model on the hub")

@@ -30,10 +30,13 @@ def meant(word: str, known: Collection[str], *, quoted: bool = True) -> str:
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that takes flags by their full names alone, and says in two lines what is wrong.
 
-    `others`: arguments that it does not know are left to whoever calls `parse_known_args`, instead of being refused.
+    `others`: arguments that it does not know are left to whoever calls `parse_known_args`, instead of being refused. A
+    description of several lines, such as a docstring, keeps them.
     """
 
     def __init__(self, *arguments: Any, others: bool = False, **options: Any) -> None:
+        if "\n" in (options.get("description") or ""):
+            options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*arguments, **{"allow_abbrev": False, **options})
         self._others = others
 
@@ -47,10 +50,16 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unknown argument {rest[0]!r}")
         return found, rest
 
-    def unknown(self, word: str) -> str:
-        """What to say of an argument that is not one of this parser, with the flag that it may stand for."""
-        flag = word.partition("=")[0]
-        shown = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+    @property
+    def flags(self) -> list[str]:
+        """Its flags by their full names."""
+        return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+
+    def unknown(self, word: str, also: Collection[str] = ()) -> str:
+        """What to say of an argument that is not one of this parser, with the flag of it or of `also` that it may stand
+        for.
+        """
+        flag, shown = word.partition("=")[0], [*self.flags, *also]
         known = [name for name in shown if flag.startswith("--no-") or not name.startswith("--no-")] or shown
         return f"unknown argument {flag!r}{meant(flag, known, quoted=False)}"
 

@@ -55,26 +55,31 @@ class Given:
         return f"{error} ({'; '.join(found)})" if found else str(error)
 
 
-def settings(argv: Sequence[str], environ: Mapping[str, str], *, prog: str, description: str) -> EngineConfig:
+def settings(
+    argv: Sequence[str], environ: Mapping[str, str], *, prog: str, description: str, also: Collection[str] = ()
+) -> EngineConfig:
     """The configuration for a command line, see `given`. Raises ConfigError for an invalid value too, with where it
     comes from.
     """
-    asked = given(argv, environ, prog=prog, description=description)
+    asked = given(argv, environ, prog=prog, description=description, also=also)
     try:
         return asked.config()
     except ConfigError as error:
         raise ConfigError(asked.told(error), reason=error.reason, violations=error.violations) from error
 
 
-def given(argv: Sequence[str], environ: Mapping[str, str], *, prog: str, description: str) -> Given:
-    """The settings of a command line. --help, --version and a flag without its value print and exit.
+def given(
+    argv: Sequence[str], environ: Mapping[str, str], *, prog: str, description: str, also: Collection[str] = ()
+) -> Given:
+    """The settings of a command line. --help, --version and a flag without its value print and exit. `also`: flags that
+    the program takes besides, which a misspelled one may stand for.
 
     Raises ConfigError for an unknown flag, variable or key.
     """
     parser = _parser(prog, description)
     known, rest = parser.parse_known_args(argv)
     if rest:
-        said = parser.unknown(rest[0])
+        said = parser.unknown(rest[0], also)
         hint = "" if "did you mean" in said else "; --help lists the flags"
         raise ConfigError(said + hint, reason="UNKNOWN_SETTING")
     flags = vars(known)
@@ -242,16 +247,21 @@ def _in_file(path: Path) -> dict[str, tuple[Any, str]]:
         raise ConfigError(f"--config {path} is not valid YAML: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"--config {path} must contain settings as `name: value`")
-    # a key that another mapping lends (`<<`) has no line of its own here
-    return _flat(content, lambda keys: f"{path}, line {lines[keys]}" if keys in lines else str(path))
+
+    def where(keys: tuple[Any, ...]) -> str:
+        # a key that another mapping lends (`<<`) has no line of its own here
+        line = lines.get(tuple(str(key) for key in keys))
+        return str(path) if line is None else f"{path}, line {line}"
+
+    return _flat(content, where)
 
 
-def _lines(node: yaml.Node | None, above: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], int]:
+def _lines(node: yaml.Node | None, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
     """The line of each key of a mapping and of the mappings right in it, by the keys that lead to it."""
     if not isinstance(node, yaml.MappingNode) or len(above) > 1:
         return {}
-    found: dict[tuple[Any, ...], int] = {}
+    found: dict[tuple[str, ...], int] = {}
     for key, value in node.value:
-        path = (*above, key.value)
+        path = (*above, str(key.value))
         found |= {path: key.start_mark.line + 1, **_lines(value, path)}
     return found

@@ -6,7 +6,6 @@ needs more is refused. Files are taken one at a time, so memory holds one shard.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import pickle
@@ -25,6 +24,7 @@ import torch
 
 from omni_grpc.checkpoint import layout
 from omni_grpc.checkpoint.intact import DAMAGED, fault
+from omni_grpc.config.command_line import Parser
 from omni_grpc.types.errors import CheckpointError, OmniError
 
 _PICKLED = re.compile(r"(?P<stem>diffusion_pytorch_model|pytorch_model)(?P<tail>(\.\w+)?(-\d+-of-\d+)?(\.\w+)?)\.bin")
@@ -213,7 +213,7 @@ def _convert_index(old: Path, new: Path, made: Mapping[str, Converted]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Converts, and prints a line for each file that it wrote. The exit code is 2 if it cannot."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="omni-grpc convert",
         description="Converts the pickled weights of a checkpoint to safetensors. Does not run the code of a pickle.",
     )
