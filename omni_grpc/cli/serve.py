@@ -31,7 +31,7 @@ STOPPED, WORKER_FAILED, BAD_SETTINGS = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serves until SIGTERM or SIGINT, and returns the exit code."""
+    """Serves until SIGTERM, SIGINT or SIGHUP, and returns the exit code."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     asked: Given | None = None
     try:
@@ -60,7 +60,7 @@ async def _run(config: EngineConfig) -> int:
 
 
 async def serve(engine: Engine) -> int:
-    """Serves an engine that has not been started, until SIGTERM or SIGINT. Raises the error that keeps it from
+    """Serves an engine that has not been started, until SIGTERM, SIGINT or SIGHUP. Raises the error that keeps it from
     starting.
     """
     from omni_grpc.server import Server
@@ -92,9 +92,10 @@ async def _stop(server: Server, drain: float, signals: asyncio.Queue[str]) -> No
 
 
 def _signals() -> asyncio.Queue[str]:
-    """The names of SIGTERM and SIGINT as they come."""
+    """The names of SIGTERM, SIGINT and SIGHUP as they come. SIGHUP stays ignored where it is, as by nohup."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[str]()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    hang_up = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    for number in (signal.SIGTERM, signal.SIGINT, *hang_up):
         loop.add_signal_handler(number, queue.put_nowait, number.name)
     return queue
 
