@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--advise",
         metavar="MODEL",
-        help="folder or ORG/NAME: say whether the model fits this machine, and with which flags",
+        help="folder, ORG/NAME or demo: say whether the model fits this machine, and with which flags",
     )
     parser.add_argument(
         "--gpus", metavar="NxGIB", help="advise for these GPUs instead of those of this machine: 8x80, or 0"
@@ -93,10 +93,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _advise(args: argparse.Namespace) -> int:
-    config = EngineConfig.from_settings(
-        model=args.advise, revision=args.revision, diffusion_load_format=args.diffusion_load_format
-    )
     try:
+        config = EngineConfig.from_settings(
+            model=args.advise, revision=args.revision, diffusion_load_format=args.diffusion_load_format
+        )
         here = host()
         if args.gpus is not None:
             here = dataclasses.replace(here, gpus=gpus(args.gpus))

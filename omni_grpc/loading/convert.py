@@ -6,6 +6,7 @@ needs more is refused. Files are taken one at a time, so memory holds one shard.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import pickle
@@ -211,14 +212,20 @@ def _convert_index(old: Path, new: Path, made: Mapping[str, Converted]) -> None:
     new.write_text(text + "\n", encoding="utf-8")
 
 
+def _folder(text: str) -> Path:
+    if not text.strip():  # which a path takes for the current folder
+        raise argparse.ArgumentTypeError("is empty; name a folder")
+    return Path(text)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Converts, and prints a line for each file that it wrote. The exit code is 2 if it cannot."""
     parser = Parser(
         prog="omni-grpc convert",
         description="Converts the pickled weights of a checkpoint to safetensors. Does not run the code of a pickle.",
     )
-    parser.add_argument("source", type=Path, metavar="DIR", help="checkpoint folder in the diffusers layout")
-    parser.add_argument("target", type=Path, metavar="OUT", help="folder to create")
+    parser.add_argument("source", type=_folder, metavar="DIR", help="checkpoint folder in the diffusers layout")
+    parser.add_argument("target", type=_folder, metavar="OUT", help="folder to create")
     args = parser.parse_args(argv)
     try:
         for one in convert(args.source, args.target):

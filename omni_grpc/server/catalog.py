@@ -11,7 +11,6 @@ from omni_grpc.engine import Engine, EngineState
 from omni_grpc.resolve.frames import nearest_frames
 from omni_grpc.resolve.request import check_model
 from omni_grpc.resolve.rules import TAKEN
-from omni_grpc.server.fields import refused
 from omni_grpc.server.media import NAMES
 from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, unserved_paths
 from omni_grpc.types.diffusers_spec import OPAQUE_FAMILY
@@ -52,9 +51,7 @@ class Catalog:
         self._engine = engine
 
     def check_name(self, name: str) -> None:
-        """Raises InvalidArgument if no model is named, NotFound if it is not the model that is served."""
-        if not name:
-            raise refused("model", "is required")
+        """Raises NotFound for a name that is not that of the model that is served. An empty one means that model."""
         check_model(name, self._engine.checkpoint)
 
     def model(self) -> model_pb2.Model:

@@ -42,8 +42,7 @@ class Intake:
         first: the state of the server, the rules, the queue.
         """
         task = task_of(request)
-        if request.model:
-            self._engine.check(request.model, task)
+        self._engine.check(request.model, task)
         if request.ByteSize() > LARGE:
             asked = await asyncio.to_thread(read, request, task, streaming=streaming)
         else:

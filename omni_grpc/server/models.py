@@ -29,8 +29,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         return model_pb2.GetModelResponse(model=self._catalog.model())
 
     async def ListLoras(self, request: model_pb2.ListLorasRequest, context: Any) -> model_pb2.ListLorasResponse:
-        if request.model:
-            self._catalog.check_name(request.model)
+        self._catalog.check_name(request.model)
         engine = self._engine
         running = [job.request.loras for job in engine.jobs.newest() if not job.state.terminal]
         return model_pb2.ListLorasResponse(

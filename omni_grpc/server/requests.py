@@ -92,13 +92,12 @@ def read(request: GenerationRequest, task: Task, *, streaming: bool) -> Asked:
     kind = KINDS[type(request)]
     refuse_unserved(request, served_paths(kind))
     reader = Reader()
-    model = reader.required("model", request.model)
     asked = reader.options(request, kind)
     asked["preview"] = _preview(request.options.preview, reader)
     asked["cache"] = _cache(request.sampling.cache)
     if isinstance(request, generation_pb2.GenerateVideoRequest):
         _check_sound(request, task, reader)
-    draft = make_draft(kind, model, request.prompt, task, asked, reader.refuse)
+    draft = make_draft(kind, request.model, request.prompt, task, asked, reader.refuse)
     fingerprint = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
     job = _with_options(draft, fingerprint, request.options, reader, streaming=streaming)
     reader.check()
