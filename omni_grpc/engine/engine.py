@@ -157,9 +157,8 @@ class Engine:
         return facts_of(self.config, self.checkpoint, self.ready)
 
     def check(self, model: str, task: Task) -> None:
-        """Raises NotFound for a model that is not served, FailedPrecondition (TASK_NOT_SUPPORTED) for a task that it is
-        known not to support, and Unavailable (MODEL_LOADING) before it is loaded for the first time. An empty name is
-        that of the model that is served.
+        """Raises NotFound for a model that is not served (an empty name is), FailedPrecondition (TASK_NOT_SUPPORTED)
+        for a task that it is known not to support, and Unavailable (MODEL_LOADING) before it is first loaded.
         """
         check_model(model, self.checkpoint)
         if self.checkpoint.described:
