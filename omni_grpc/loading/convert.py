@@ -233,5 +233,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OmniError as error:
         print(f"error: {error.reason}: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: {error.filename or args.target}: {error.strerror or error}", file=sys.stderr)
+        return 2
     print(args.target)
     return 0

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import omni_grpc
 from omni_grpc.__main__ import main
@@ -57,6 +58,18 @@ def test_an_empty_name_is_refused_before_anything_is_looked_for(
     assert f"error: --model is {name!r}: must not be empty; {EMPTY}\n" == capsys.readouterr().err
     assert ran(monkeypatch, "pull", name) == 2
     assert f"ORG/NAME is {name!r}: give the name of a model on the hub" in capsys.readouterr().err
+
+
+def test_convert_names_the_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "unet").mkdir()
+    (tmp_path / "model_index.json").write_text('{"_class_name": "P", "unet": ["diffusers", "U"]}', encoding="utf-8")
+    (tmp_path / "unet" / "config.json").write_text("{}", encoding="utf-8")
+    torch.save({"weight": torch.ones(2)}, tmp_path / "unet" / "diffusion_pytorch_model.bin")
+    assert ran(monkeypatch, "convert", str(tmp_path), "/proc/none/out") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "error: /proc/none: No such file or directory"
 
 
 @pytest.mark.parametrize("folders", [["", "out"], ["demo", ""]])
