@@ -7,6 +7,7 @@ Without --write the page goes to stdout.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from omni_grpc.config.command_line import Parser
 from tests.compat.table import STATUSES, Row, counts, table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,7 +65,9 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
-    parser = Parser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--write", action="store_true", help="write docs/compat.md")
     text = page(table())
     if parser.parse_args().write:

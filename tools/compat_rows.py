@@ -9,13 +9,12 @@ words of each; words that are gone are an error, so that a changed document does
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-
-from omni_grpc.config.command_line import Parser
 
 CALLS = (
     "Omni",
@@ -240,7 +239,9 @@ def extract(folder: Path) -> list[dict[str, str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = Parser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, help="file to write (default: stdout)")
     args = parser.parse_args(argv)

@@ -10,6 +10,7 @@ checkpoints with random weights. The exit code is 1 where a test failed.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import re
@@ -18,8 +19,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-
-from omni_grpc.config.command_line import Parser
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "features.md"
@@ -130,7 +129,9 @@ def lines() -> str:
 
 
 def main() -> int:
-    parser = Parser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--write", action="store_true", help="write the tables into docs/features.md")
     parser.add_argument("--lines", action="store_true", help="print the table of lines alone")
     options = parser.parse_args()

@@ -10,13 +10,12 @@ imports and formats the result. Parentheses stay, so write `reply = await call()
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-
-from omni_grpc.config.command_line import Parser
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "omni_grpc" / "client"
@@ -48,7 +47,9 @@ REPLACEMENTS: Mapping[str, str] = {
 
 
 def main() -> int:
-    parser = Parser(description="Generates the synchronous client from the asyncio one.")
+    parser = argparse.ArgumentParser(
+        description="Generates the synchronous client from the asyncio one.", allow_abbrev=False
+    )
     parser.add_argument("--check", action="store_true", help="compare with the committed files instead of writing them")
     check = parser.parse_args().check
     stale = {name: text for name, text in generate(FOLDER).items() if current(FOLDER / name) != text}

@@ -6,13 +6,12 @@ models; an arrow is a pair of rooms of which one imports the other. `--list` nam
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-
-from omni_grpc.config.command_line import Parser
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "omni_grpc"
@@ -29,7 +28,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def main() -> None:
-    parser = Parser(description="print figures of the code")
+    parser = argparse.ArgumentParser(description="print figures of the code", allow_abbrev=False)
     parser.add_argument("--list", action="store_true", help="name what each figure counts")
     options = parser.parse_args()
     for name, counted in figures(ROOT).items():
