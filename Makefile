@@ -11,11 +11,15 @@ MODEL  ?=
 TESTS  ?= tests
 ARGS   ?=
 # a file's tests share servers and ranks, so they stay together; each worker takes a core and about 2 GB
-WORKERS := $(if $(filter tests,$(TESTS)),-n auto --maxprocesses 4 --dist loadfile)
+SPREAD := -n auto --maxprocesses 4 --dist loadfile
+# what takes long, or processes of its own: several ranks, a compiler, benchmarks, training; `test` leaves it to `test-long`
+LONG   := tests/parallel tests/scenes tests/benchmarks/test_service.py tests/ops/test_build.py \
+          tests/features/test_pairs.py tests/features/test_cuda_graphs.py
+WHOLE  := $(filter tests,$(TESTS))
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gen-setup serve demo test lint commit-lint house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
+.PHONY: help setup gen-setup serve demo test test-long lint commit-lint house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,8 +33,12 @@ serve: setup ## serve MODEL over gRPC (default: the small model that comes with 
 demo: setup ## serve the small model and generate one image with streamed progress
 	@$(BIN)/python -m tools.demo
 
-test: setup ## run the tests that need no GPU (TESTS=tests/engine narrows them)
-	$(BIN)/python -m pytest -m "not gpu" $(WORKERS) $(strip $(TESTS) $(ARGS))
+test: setup ## run the tests that need no GPU and little time (TESTS=tests/engine narrows them)
+	$(BIN)/python -m pytest -m "not gpu" $(if $(WHOLE),$(SPREAD) $(LONG:%=--ignore=%)) $(strip $(TESTS) $(ARGS))
+	@$(if $(WHOLE),echo "left out: make test-long ($(LONG)); make gpu-test (what needs a GPU)")
+
+test-long: setup ## run the tests that `test` leaves out and that need no GPU: ranks, benchmarks, compilers, pairs
+	$(BIN)/python -m pytest -m "not gpu" $(SPREAD) $(LONG) $(ARGS)
 
 lint: setup ## ruff, mypy, the import contracts, buf and the commit messages
 	@failed=0; for check in "ruff check ." "ruff format --check ." mypy lint-imports "buf lint"; do \

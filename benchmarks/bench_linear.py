@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks import timing
+from benchmarks import provenance, timing
 from omni_grpc.config.command_line import Parser
 from omni_grpc.ops.linear import linear_gelu_tanh
 from omni_grpc.ops.quant import gelu_tanh
@@ -66,7 +66,7 @@ def line(shape: tuple[int, int, int]) -> str:
 def main() -> None:
     timing.require_gpu()
     torch.manual_seed(0)
-    print(torch.cuda.get_device_name())
+    print(provenance.text("benchmarks/bench_linear.py"))
     print(errors())
     for shape in SHAPES:
         print(line(shape), flush=True)

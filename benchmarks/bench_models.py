@@ -4,10 +4,15 @@
 
 Weights are random. Ours in bfloat16, with weights in 8 bits, and with attention in 8 bits too, by the features that
 serve requests; each is compared with ours in bfloat16 on the same inputs (relative error of the prediction). Beside it
-diffusers with its repeated blocks compiled, as it comes, with cuDNN's attention, and where torchao is there with that's
-weights and activations in float8 by rows. A step is timed as a server takes it, launches and all, with events around
-it; "device" is the same step from a CUDA graph, where it is short: what the two differ by is what the device waits for
-the host. Ours has its modulation and its text's keys computed ahead, as in a request.
+diffusers with its repeated blocks compiled, as it comes, with cuDNN's attention, with the best attention that is
+installed, and where torchao is there with that's weights and activations in float8 by rows. A step is timed as a server
+takes it, launches and all, with events around it; "device" is the same step from a CUDA graph, where it is short: what
+the two differ by is what the device waits for the host. Ours has its modulation and its text's keys computed ahead, as
+in a request.
+
+The rows "in turns" are of one more run in which ours and diffusers with its best attention are in memory together, and
+each repetition times both, the one and the other first: their times may be compared where the rows above drift. `runs`
+has every repetition's milliseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +21,9 @@ import argparse
 import dataclasses
 import functools
 import gc
+import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +34,7 @@ from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, WanTr
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from benchmarks import timing
+from benchmarks import timing, turns
 from omni_grpc.config import QuantizationConfig, roles
 from omni_grpc.config.command_line import Parser
 from omni_grpc.features import Context, Effects, attention, quant
@@ -75,6 +82,10 @@ WAN = {
     "eps": 1e-6,
 }
 
+BEST = "diffusers, best attention"
+TURNS = ("ours bf16", "ours fp8, attention fp8")
+REPETITIONS = 6
+"""A multiple of the sides that take turns, so that each is first as often as the others."""
 LONG = 1000.0
 """Milliseconds of a step that no host is too slow for."""
 
@@ -82,7 +93,7 @@ Step = Callable[[], Tensor]
 Edit = Callable[[nn.Module, None, Context], None]
 """A feature without settings of its own."""
 Change = Callable[[Any], object]
-"""What is done to a module of diffusers before it is compiled."""
+"""What is done to a module of diffusers: its precision, its attention, and how its blocks are compiled."""
 Build = Callable[[], tuple[Step, Mapping[str, int], Mapping[str, Sequence[str]]]]
 """Makes a step, and says how many layers are in how many bits, and what each role's attention runs on."""
 
@@ -128,6 +139,7 @@ class Measurement:
     layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
     attention: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     problem: str = ""
+    runs: Sequence[float] = ()
 
 
 def _random(*shape: int) -> Tensor:
@@ -238,22 +250,29 @@ def _flux_theirs(change: Change, text: int = 512, side: int = 64) -> Step:
     return lambda: module(**inputs)[0]
 
 
-def _wan(module: WanTransformer, text: int = 512, size: tuple[int, int, int] = (21, 30, 52)) -> Step:
+def _wan(
+    module: WanTransformer, text: int = 512, size: tuple[int, int, int] = (21, 30, 52), config: Mapping[str, Any] = WAN
+) -> Step:
     """480 x 832, 81 frames: one forward of one of two experts, without guidance."""
     tokens = size[0] * size[1] * size[2]
     rows = Rows([(None, "cond")], [Row.of(txt=text, img=tokens, aside=("txt",))], LayoutCache(DEVICE))
-    for name, (stream, tensor) in module.text(_random(text, 4096)).items():
+    for name, (stream, tensor) in module.text(_random(text, config["text_dim"])).items():
         rows.bind(name, stream, [tensor])
     _bound(module, rows, module.modulation(torch.tensor([500.0], device=DEVICE), DTYPE), module.rope(*size))
-    latents = _random(tokens, 64)
+    latents = _random(tokens, config["in_channels"] * math.prod(config["patch_size"]))
     return lambda: module(latents, rows)
 
 
-def _wan_theirs(change: Change, text: int = 512, size: tuple[int, int, int] = (21, 60, 104)) -> Step:
-    module = _theirs(WanTransformer3DModel, WAN, change)
+def _wan_theirs(
+    change: Change,
+    text: int = 512,
+    size: tuple[int, int, int] = (21, 60, 104),
+    config: Mapping[str, Any] = WAN,
+) -> Step:
+    module = _theirs(WanTransformer3DModel, config, change)
     inputs = {
-        "hidden_states": _random(1, 16, *size),
-        "encoder_hidden_states": _random(1, text, 4096),
+        "hidden_states": _random(1, config["in_channels"], *size),
+        "encoder_hidden_states": _random(1, text, config["text_dim"]),
         "timestep": torch.tensor([500], device=DEVICE),
         "return_dict": False,
     }
@@ -261,17 +280,23 @@ def _wan_theirs(change: Change, text: int = 512, size: tuple[int, int, int] = (2
 
 
 def _theirs(kind: Any, config: Mapping[str, Any], change: Change) -> Any:
-    """Their module, in bfloat16 but for what they keep in float32, changed, with its repeated blocks compiled."""
-    default, own = torch.get_default_dtype(), torch.bfloat16
-    torch.set_default_dtype(own)
+    """Their module, in DTYPE but for what they keep in float32, changed."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPE)
     try:
         with torch.device(DEVICE):
             module = kind(**config).eval().requires_grad_(False)
     finally:
         torch.set_default_dtype(default)
     change(module)
-    module.compile_repeated_blocks(fullgraph=True, dynamic=False)
     return module
+
+
+def _compiled(module: Any, change: Change | None = None, whole: bool = True) -> None:
+    """Changed, and then its repeated blocks compiled; `whole`: each as one graph."""
+    if change is not None:
+        change(module)
+    module.compile_repeated_blocks(fullgraph=whole, dynamic=False)
 
 
 def _float8(module: nn.Module, search: bool = False) -> None:
@@ -288,12 +313,14 @@ def _float8(module: nn.Module, search: bool = False) -> None:
 
 
 QUICK: Mapping[str, Change] = {
-    "diffusers compiled": lambda module: None,
-    "diffusers, cuDNN attention": lambda module: module.set_attention_backend("_native_cudnn"),
+    "diffusers compiled": _compiled,
+    "diffusers, cuDNN attention": functools.partial(
+        _compiled, change=lambda module: module.set_attention_backend("_native_cudnn")
+    ),
 }
 SLOW: Mapping[str, Change] = {
-    "diffusers, torchao fp8": _float8,
-    "diffusers, torchao searched": functools.partial(_float8, search=True),
+    "diffusers, torchao fp8": functools.partial(_compiled, change=_float8),
+    "diffusers, torchao searched": functools.partial(_compiled, change=functools.partial(_float8, search=True)),
 }
 """The search takes more than two minutes for Qwen-Image. What it sets stays set, so that it comes last."""
 
@@ -316,7 +343,9 @@ def measure(names: Sequence[str], seconds: float) -> Iterator[Measurement]:
     """Model by model, and what takes longest to compile after all of them. Nothing new starts after `seconds`."""
     deadline, cases = time.monotonic() + seconds, [case for case in CASES if case.name in names]
     for case in cases:
-        yield from _all_of(case, {**_ours_of(case), **_theirs_of(case, QUICK)}, deadline)
+        best: dict[str, Build] = {BEST: functools.partial(_best, case)}
+        yield from _all_of(case, {**_ours_of(case), **_theirs_of(case, QUICK), **best}, deadline)
+        yield from _in_turns(case, deadline)
     for case in cases:
         yield from _all_of(case, _theirs_of(case, SLOW), deadline)
 
@@ -327,6 +356,58 @@ def _ours_of(case: Case) -> dict[str, Build]:
 
 def _theirs_of(case: Case, changes: Mapping[str, Change]) -> dict[str, Build]:
     return {name: lambda change=change: (case.theirs(change), {}, {}) for name, change in changes.items()}
+
+
+def _best(case: Case) -> tuple[Step, Mapping[str, int], Mapping[str, Sequence[str]]]:
+    """diffusers with the best attention that is installed, its blocks compiled: each as one graph or, where that
+    attention does not let itself be traced, in pieces around it.
+    """
+    for whole in (True, False):
+        used: dict[str, Sequence[str]] = {}
+
+        def change(module: Any, used: dict[str, Sequence[str]] = used) -> None:
+            used["all"] = [turns.best_attention(module, DEVICE, DTYPE).name]
+
+        step = case.theirs(functools.partial(_compiled, change=change, whole=whole))
+        try:
+            step()
+        except torch._dynamo.exc.TorchDynamoException as error:
+            if not whole:
+                raise
+            print(f"{case.name}, {used['all'][0]}: not one graph: {str(error)[:200]}", file=sys.stderr)
+            del step
+            _cleared()
+            torch.compiler.reset()
+        else:
+            return step, {}, used if whole else {"all": [*used["all"], "blocks in pieces"]}
+    raise AssertionError("the second way is returned or raised")
+
+
+def _in_turns(case: Case, deadline: float) -> Iterator[Measurement]:
+    """Ours and diffusers with its best attention, together in memory, each repetition with another one first."""
+    if time.monotonic() > deadline:
+        yield Measurement(case.name, "in turns", None, problem="no time left")
+        return
+    try:
+        yield from _turned(case)
+    except Exception as error:  # noqa: BLE001 - a way that cannot run is a row of the table
+        yield Measurement(case.name, "in turns", None, problem=f"{type(error).__name__}: {str(error)[:200]}")
+
+
+@torch.inference_mode()
+def _turned(case: Case) -> list[Measurement]:
+    _cleared()
+    torch.compiler.reset()
+    sides: dict[str, Build] = {way.name: functools.partial(_ours, case, way) for way in WAYS if way.name in TURNS}
+    sides[BEST] = functools.partial(_best, case)
+    built = {name: build() for name, build in sides.items()}
+    for step, _, _ in built.values():
+        step()
+    taken = turns.take_turns({name: made[0] for name, made in built.items()}, REPETITIONS, _milliseconds)
+    return [
+        Measurement(case.name, f"in turns: {name}", statistics.median(runs), layers=layers, attention=used, runs=runs)
+        for (name, (_, layers, used)), runs in zip(built.items(), taken.values(), strict=True)
+    ]
 
 
 def _all_of(case: Case, builds: Mapping[str, Build], deadline: float) -> Iterator[Measurement]:
@@ -341,10 +422,14 @@ def _all_of(case: Case, builds: Mapping[str, Build], deadline: float) -> Iterato
         yield made
 
 
-@torch.inference_mode()
-def _measured(case: Case, what: str, build: Build, wanted: Tensor | None) -> tuple[Measurement, Tensor | None]:
+def _cleared() -> None:
     gc.collect()
     torch.cuda.empty_cache()
+
+
+@torch.inference_mode()
+def _measured(case: Case, what: str, build: Build, wanted: Tensor | None) -> tuple[Measurement, Tensor | None]:
+    _cleared()
     try:
         step, layers, used = build()
         torch.cuda.reset_peak_memory_stats()
@@ -366,6 +451,10 @@ def _in_a_graph(step: Step, repeats: int) -> float:
 
 
 def _milliseconds(step: Step) -> float:
+    if DEVICE.type == "cpu":
+        began = time.perf_counter()
+        step()
+        return (time.perf_counter() - began) * 1e3
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     step()
@@ -375,11 +464,11 @@ def _milliseconds(step: Step) -> float:
 
 
 def table(measurements: Sequence[Measurement]) -> str:
-    lines = [f"{'model':12} {'what':28} {'ms':>8} {'device':>8} {'GiB':>6} {'error':>9}"]
+    lines = [f"{'model':12} {'what':36} {'ms':>8} {'device':>8} {'GiB':>6} {'error':>9}"]
     for m in sorted(measurements, key=lambda m: [case.name for case in CASES].index(m.model)):
         parts = ((m.milliseconds, "8.1f", 8), (m.device, "8.1f", 8), (m.gib, "6.1f", 6), (m.error, "9.1e", 9))
         figures = " ".join(" " * width if part is None else f"{part:{form}}" for part, form, width in parts)
-        lines.append(f"{m.model:12} {m.what:28} {figures} {dict(m.attention) or ''} {m.problem}")
+        lines.append(f"{m.model:12} {m.what:36} {figures} {dict(m.attention) or ''} {m.problem}")
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ import torch
 from diffusers import AutoencoderKLQwenImage
 from torch import Tensor
 
-from benchmarks import timing
+from benchmarks import provenance, timing
 from omni_grpc.config.command_line import Parser
 from omni_grpc.pipeline.causal_vae import optimize_causal_vae
 
@@ -44,7 +44,7 @@ def main() -> None:
     torch.cuda.reset_peak_memory_stats()
     ours, made = timed(optimize_causal_vae(vae), latents)
     off = float((made - wanted).float().norm() / wanted.float().norm())
-    print(torch.cuda.get_device_name())
+    print(provenance.text("benchmarks/bench_vae.py"))
     print(
         f"Qwen-Image VAE 1024x1024 decode: diffusers {theirs:.1f} ms, simplified {ours:.1f} ms, difference {off:.2e}, "
         f"peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import json
 import re
 import subprocess
@@ -32,6 +31,7 @@ import torch
 from diffusers import DiffusionPipeline, FluxPipeline
 from transformers import T5EncoderModel
 
+from benchmarks import provenance
 from omni_grpc import Draft, GuidanceDraft, Omni
 from omni_grpc.config.command_line import Parser
 from omni_grpc.types.errors import OmniError
@@ -321,10 +321,7 @@ def main() -> int:
         if results is None:
             return
         record = {
-            "script": "benchmarks/gpu_adapter.py",
-            "card": card,
-            "torch": torch.__version__,
-            "date": datetime.date.today().isoformat(),
+            **provenance.about("benchmarks/gpu_adapter.py"),
             "rows": rows,
         }
         results.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from benchmarks import timing
+from benchmarks import provenance, timing
 from benchmarks.bench_models import CASES, WAYS, Case, Step, Way, _ours
 from omni_grpc.config.command_line import Parser
 
@@ -95,7 +95,7 @@ def main() -> None:
     cases, ways = {case.name: case for case in CASES}, {way.name: way for way in WAYS}
     steps = [each.partition("=") for each in parser.parse_args().steps]
     timing.require_gpu()
-    print(torch.cuda.get_device_name())
+    print(provenance.text("benchmarks/step_kernels.py"))
     for model, _, way in steps:
         measure(cases[model], ways[way])
         torch.cuda.empty_cache()

@@ -7,7 +7,6 @@ Inputs rotate through more memory than the L2 cache holds, and every call has an
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 import re
 import statistics
@@ -18,6 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+
+from benchmarks import provenance
+from omni_grpc.types.output_files import write_file
 
 Call = Callable[..., Any]
 T = TypeVar("T")
@@ -103,10 +105,9 @@ def recorded(script: str, name: str, made: Iterable[T], folder: Path, **more: An
 def record(script: str, name: str, measurements: Sequence[Any], folder: Path, **more: Any) -> Path:
     """Writes what was measured on this GPU, dataclasses, to a file whose name begins with the card's."""
     card = torch.cuda.get_device_name()
-    about = {"script": script, "card": card, "torch": torch.__version__}
-    about["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
-    made = about | more | {"measurements": [dataclasses.asdict(measurement) for measurement in measurements]}
+    measured = {"measurements": [dataclasses.asdict(measurement) for measurement in measurements]}
+    made = provenance.about(script) | more | measured
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{re.sub(r'[^a-z0-9]+', '-', card.lower())}-{name}.json"
-    file.write_text(json.dumps(made, indent=1) + "\n")
+    write_file(file, (json.dumps(made, indent=1) + "\n").encode())
     return file

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from omni_grpc import Omni
 from omni_grpc.config.command_line import Parser
+from omni_grpc.types.output_files import write_file
 
 
 def main() -> None:
@@ -26,7 +27,7 @@ def main() -> None:
             steps=args.steps,
             seed=7,
         )
-    args.out.write_bytes(result.files[0])
+    write_file(args.out, result.files[0])
     print(f"{args.out}: seed {result.seeds[0]}, {result.effective.steps} steps in {result.stats.total:.1f} s")
 
 

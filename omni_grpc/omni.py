@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from omni_grpc.checkpoint.registry import open_model
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, Job, JobState, LocalExecutor, Submission
+from omni_grpc.outbound import Outbound
 from omni_grpc.resolve import tasks
 from omni_grpc.resolve.draft import make_draft
 from omni_grpc.resolve.settings import apply_settings
@@ -81,6 +82,7 @@ class Omni:
 
     def _open(self, config: EngineConfig, *, alone: bool = False) -> None:
         self.config = config
+        self._outbound = Outbound(config.outbound)
         checkpoint = open_model(self.config.model, apply=lambda found: apply_settings(self.config, found))
         self._engine = Engine(self.config, checkpoint, LocalExecutor(self.config, checkpoint, alone=alone))
         self._loop = asyncio.new_event_loop()
@@ -111,6 +113,7 @@ class Omni:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        self._outbound.close()
 
     def generate(
         self, prompt: str | None, *, on_event: Callable[[Event], None] | None = None, **options: Unpack[ImageSampling]
@@ -129,7 +132,8 @@ class Omni:
         on_event: Callable[[Event], None] | None = None,
         **options: Unpack[EditSampling],
     ) -> Generation:
-        """Makes images from images: paths, data: URLs, bytes, PIL images, uint8 arrays, artifacts of an earlier call.
+        """Makes images from images: paths, data: URLs, https URLs (of the setting `outbound_hosts`), bytes, PIL
+        images, uint8 arrays, artifacts of an earlier call.
 
         The task follows from what is given, as in the API's EditImageRequest; `task` overrules that.
         """
@@ -190,6 +194,7 @@ class Omni:
         # here, because codecs are worth loading only for those who bring media
         from omni_grpc.client.media import media_input, media_inputs
         from omni_grpc.client.pictures import NotMedia
+        from omni_grpc.media_in import fetch
         from omni_grpc.media_in.inputs import InputFile, decode
 
         files = []
@@ -208,7 +213,18 @@ class Omni:
                 data = self._engine.artifacts.get(one.asset_id)[1] if one.asset_id else one.data
                 path = f"{name}[{i}]" if several else name
                 files.append(InputFile(path=path, name=name, data=data, uri=one.uri, mime_type=one.mime_type))
+        if any(map(fetch.is_remote, files)):
+            fetch.check(files, self._outbound)
+            files = self._fetch(fetch.fetched(files, self._outbound, max_bytes=self.config.limits.max_input_bytes))
         return decode(files, self.config.limits)
+
+    def _fetch(self, fetching: Coroutine[Any, Any, T]) -> T:
+        """What is fetched on the engine's loop; an interrupt ends it."""
+        future = asyncio.run_coroutine_threadsafe(fetching, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
 
     def _run(self, submission: Submission, on_event: Callable[[Event], None] | None) -> Generation:
         job = self._call(self._submit(submission))

@@ -58,6 +58,7 @@ def main() -> int:
     ensure_library()
     if options.family:
         return run_family(options.family, None if options.no_benchmark else options.results, options.seconds)
+    print_provenance()
     failures = [*without_kernel(), *run_marked_tests()]
     rest = [
         "--results",
@@ -105,6 +106,7 @@ def run_marked_tests() -> list[str]:
         "tests/features/test_on_gpu.py",
         "tests/features/test_models_on_gpu.py",
         "tests/parallel/test_on_gpus.py",
+        "tests/worker/test_lost_device.py",
         "tests/pipeline/test_causal_vae.py",
         "tests/ops/test_linear.py",
     )
@@ -147,6 +149,12 @@ def run_benchmark(family: str, results: Path, seconds: float, failures: list[str
     measurements = bench.gpu(seconds)
     file = timing.record("tools/gpu_test.py", family, measurements, results, failed_checks=failures)
     return [f"{torch.cuda.get_device_name()}, torch {torch.__version__}", bench.table(measurements), f"written: {file}"]
+
+
+def print_provenance() -> None:
+    from benchmarks import provenance
+
+    print(provenance.text("tools/gpu_test.py"), flush=True)
 
 
 def print_doctor() -> None:

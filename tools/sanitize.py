@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks import provenance
 from setup import (
     ROOT,
     compile_kernels,
@@ -40,6 +41,7 @@ def main() -> int:
     if options.build:
         return 0
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    print(provenance.text("tools/sanitize.py"), flush=True)
     failed = []
     for tool in TOOLS:
         command = [sanitizer, "--tool", tool, "--error-exitcode", "1", str(PROGRAM)]

@@ -24,13 +24,16 @@ from tools.tiny.edits import (
     build_qwen_image_edit_plus,
     build_qwen_image_layered,
 )
+from tools.tiny.glm_image import build_glm_image
 from tools.tiny.helios import build_helios
+from tools.tiny.hunyuan_image import build_hunyuan_image
 from tools.tiny.hunyuan_video import build_hunyuan_video15, build_hunyuan_video15_i2v
 from tools.tiny.images import (
     build_flux,
     build_flux_kontext,
     build_flux_schnell,
     build_qwen_image,
+    build_qwen_image_2512,
     build_stable_diffusion,
     build_stable_diffusion_img2img,
     build_stable_diffusion_inpaint,
@@ -68,8 +71,10 @@ BUILDERS: Mapping[str, Callable[..., Path]] = {
     "flux2_klein": build_flux2_klein,
     "flux_kontext": build_flux_kontext,
     "flux_schnell": build_flux_schnell,
+    "glm_image": build_glm_image,
     "helios": build_helios,
     "hidream": build_hidream,
+    "hunyuan_image": build_hunyuan_image,
     "hunyuan_video15": build_hunyuan_video15,
     "hunyuan_video15_i2v": build_hunyuan_video15_i2v,
     "kandinsky": build_kandinsky,
@@ -81,6 +86,7 @@ BUILDERS: Mapping[str, Callable[..., Path]] = {
     "ltx_condition": build_ltx_condition,
     "ovis_image": build_ovis_image,
     "qwen_image": build_qwen_image,
+    "qwen_image_2512": build_qwen_image_2512,
     "qwen_image_edit": build_qwen_image_edit,
     "qwen_image_edit_plus": build_qwen_image_edit_plus,
     "qwen_image_layered": build_qwen_image_layered,

@@ -19,6 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from omni_grpc.client import Client
+from omni_grpc.client.channel import options_for
 from omni_grpc.v1.event_pb2 import JobEvent
 from omni_grpc.v1.job_pb2 import Job
 
@@ -117,7 +118,7 @@ def _next(client: Client, job: Job, killed: float) -> Next:
 def _health(address: str) -> Iterator[list[tuple[float, bool]]]:
     """Every change of the overall health: when it came, in Unix seconds, and whether it is SERVING."""
     changes: list[tuple[float, bool]] = []
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address, options=options_for(address)) as channel:
         call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
 
         def follow() -> None:

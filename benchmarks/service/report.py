@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import json
 import math
 import os
-import platform
 import resource
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from benchmarks import provenance
+from omni_grpc.types.output_files import write_file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,31 +57,16 @@ def load() -> Iterator[Load]:
 def write(folder: Path, name: str, result: Result, meanwhile: Load) -> Path:
     """Writes the results file of a benchmark and returns its path."""
     content = {
-        "script": f"python -m benchmarks.service {name}",
-        **machine(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        **provenance.about(f"python -m benchmarks.service {name}"),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
         "load": dataclasses.asdict(meanwhile),
         "problems": list(result.problems),
         "figures": result.figures,
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"cpu-service-{name}.json"
-    path.write_text(json.dumps(_rounded(content), indent=1) + "\n", encoding="utf-8")
+    write_file(path, (json.dumps(_rounded(content), indent=1) + "\n").encode())
     return path
-
-
-def machine() -> dict[str, Any]:
-    """The facts that figures of a CPU depend on."""
-    info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    model = next((line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")), "")
-    versions = {package: metadata.version(package) for package in ("torch", "grpcio", "protobuf")}
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "cpu": model or platform.machine(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
-        "python": platform.python_version(),
-        **versions,
-    }
 
 
 def spread(values: Sequence[float], unit: str = "", digits: int = 1) -> str:

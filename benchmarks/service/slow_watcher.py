@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 
 from omni_grpc.client import Client, ImageOptions
+from omni_grpc.client.channel import options_for
 from omni_grpc.client.messages import image_request
 from omni_grpc.v1.job_pb2 import CreateJobRequest
 from omni_grpc.v1.job_pb2_grpc import JobServiceStub
@@ -55,7 +56,8 @@ def run(checkpoint: Path) -> Result:
 
 def measure(server: Server, numbers: Numbers) -> Result:
     alone, beside = [], []
-    with Client(server.address) as client, grpc.insecure_channel(server.address) as channel:
+    options = options_for(server.address)
+    with Client(server.address) as client, grpc.insecure_channel(server.address, options=options) as channel:
         request = _request(client.list_models()[0].name, numbers)
         create = JobServiceStub(channel).CreateJob
 

@@ -19,9 +19,22 @@ using omni::dtype_of;
 using omni::ScalarType;
 using omni::Tensor;
 
+// torch's product judges a matrix by its strides alone, those of a single row and of repeated ones too, and leaves the
+// sums of one input channel unwritten. So it gets rows end to end, and of one channel a second one of zeros.
+Tensor end_to_end(const Tensor& tensor) {
+  const Tensor whole = omni::contiguous(tensor);
+  const int64_t rows = whole.size(0), inputs = whole.size(1), width = std::max<int64_t>(inputs, 2);
+  if (width == inputs && whole.stride(0) == width && whole.stride(1) == 1) return whole;
+  Tensor made = omni::new_zeros(whole, {rows, width});
+  const auto* from = static_cast<const int8_t*>(whole.const_data_ptr());
+  auto* to = static_cast<int8_t*>(made.mutable_data_ptr());
+  for (int64_t row = 0; row < rows; ++row) std::copy_n(from + row * inputs, inputs, to + row * width);
+  return made;
+}
+
 Tensor product(const Tensor& x, const Tensor& weight) {
-  std::array<StableIValue, 2> stack{torch::stable::detail::from(x),
-                                    torch::stable::detail::from(torch::stable::transpose(weight, 0, 1))};
+  const Tensor columns = torch::stable::transpose(end_to_end(weight), 0, 1);
+  std::array<StableIValue, 2> stack{torch::stable::detail::from(end_to_end(x)), torch::stable::detail::from(columns)};
   omni::succeed("_int_mm", torch_call_dispatcher("aten::_int_mm", "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }

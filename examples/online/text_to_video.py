@@ -9,6 +9,7 @@ from pathlib import Path
 
 from omni_grpc.client import Client
 from omni_grpc.config.command_line import Parser
+from omni_grpc.types.output_files import write_file
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
             result = client.generate_video(prompt, **sampling)
             for j, data in enumerate(result.files):
                 path = args.output / f"output_{i}_{j}.mp4"
-                path.write_bytes(data)
+                write_file(path, data)
                 print(f"{path}: seed {result.seeds[j]}, {result.effective.steps} steps")
 
 

@@ -12,6 +12,7 @@ from diffusers.models import attention_dispatch
 from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
 
 from omni_grpc.config.backends import SETTING, refused
+from omni_grpc.types.os_errors import plain
 from omni_grpc.types.results import RequestWarning
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def choose(
         try:
             _set(denoisers, name, device, dtype)
         except Exception as error:  # noqa: BLE001 - whatever keeps one from working, the next is tried and all are listed
-            failed.append(f"{name}: {type(error).__name__}: {error}")
+            failed.append(f"{name}: {type(error).__name__}: {plain(error)}")
             logger.warning("attention %s: %s", asked, failed[-1])
         else:
             logger.info("attention %s: %s, after %d failed attempts", asked, name, len(failed))
@@ -89,7 +90,7 @@ def _offer_flash_3() -> None:
     try:
         from fa3_fwd_interface import flash_attn_func
     except ImportError as error:
-        logger.info("no fa3-fwd: %s", error)
+        logger.debug("no fa3-fwd: %s", error)
         return
     attention_dispatch.flash_attn_3_func = flash_attn_func
     attention_dispatch._CAN_USE_FLASH_ATTN_3 = True

@@ -23,15 +23,21 @@ DENOISES = re.compile(r"\b(?:self\.(?:transformer|transformer_2|unet)|current_mo
 """A prediction in the source of a pipeline's `__call__`."""
 
 
+TELLS_STEP = re.compile(r"\bstep_index=|[\"']step_index[\"']:")
+"""That a pipeline tells a cache which step it is, as an argument or in a dict of them."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CacheMethod:
     """A cache of diffusers. `per_pass`: it keeps a state for each named pass of a step, so the pipeline must name them.
-    `needs_place`: it must be told which step it is. `presets` are arguments that any pipeline needs.
+    `needs_place`: it must be told which step it is. `of_whole`: it may skip a whole denoiser and not blocks one by
+    one. `presets` are arguments that any pipeline needs.
     """
 
     config: str
     per_pass: bool = False
     needs_place: bool = False
+    of_whole: bool = False
     presets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -42,7 +48,7 @@ KINDS: Mapping[str, CacheMethod] = {
     # its other mode expects both passes in one batch, which no pipeline with named passes does
     "faster": CacheMethod(config="FasterCacheConfig", presets={"is_guidance_distilled": True}),
     "pab": CacheMethod(config="PyramidAttentionBroadcastConfig", presets={"spatial_attention_block_skip_range": 2}),
-    "sea": CacheMethod(config="SeaCacheConfig", per_pass=True, needs_place=True),
+    "sea": CacheMethod(config="SeaCacheConfig", per_pass=True, needs_place=True, of_whole=True),
     "text_kv": CacheMethod(config="TextKVCacheConfig"),
 }
 
@@ -63,7 +69,7 @@ class Cache:
         self._steps_known = True
         self._enable()
         for denoiser in denoisers:
-            if not _hooked(denoiser):
+            if not _hooked(denoiser, whole=self._kind.of_whole):
                 raise self._error(f"finds no block of {type(denoiser).__name__} that it could skip")
 
     def check(self, pipeline: DiffusionPipeline) -> None:
@@ -84,31 +90,42 @@ class Cache:
             raise InvalidArgument(f"{field}: {message}", violations=(Violation(field, message),))
 
     def _enable(self) -> None:
-        for denoiser in self._denoisers:
-            config = self._make(steps=None)
+        for number, denoiser in enumerate(self._denoisers):
+            config = self._make(number, steps=None)
             self._configs.append(config)
-            denoiser.enable_cache(config)
+            try:
+                denoiser.enable_cache(config)
+            except (ValueError, IndexError) as error:
+                # blocks that diffusers has no entry for, or fewer than it needs
+                raise self._error(f"does not work on {type(denoiser).__name__}: {error}") from error
             if hasattr(config, "num_inference_steps"):
                 denoiser.register_forward_pre_hook(self._count_steps)
 
     def _count_steps(self, *_: Any) -> None:
         """Tells the cache before the first prediction of a call how many steps there are. They are those that the
-        pipeline has planned by then, which sigmas, timesteps, strength and the order of the scheduler decide.
+        pipeline has planned by then, which sigmas, timesteps, strength and the order of the scheduler decide; each of
+        two experts takes its part of them.
         """
         if self._steps_known:
             return
         self._steps_known = True
-        steps = planned_steps(self._pipeline, getattr(self._pipeline, "scheduler", None))
-        for config in self._configs:
-            # the hooks hold the config that they were made with
-            vars(config).update(vars(self._make(steps)))
+        for number, (config, denoiser) in enumerate(zip(self._configs, self._denoisers, strict=True)):
+            # the hooks hold the config that they were made with; an expert without a step asks it nothing
+            if steps := steps_of(denoiser, self._pipeline):
+                vars(config).update(vars(self._make(number, steps)))
 
-    def _make(self, steps: int | None) -> Any:
+    def _make(self, number: int, steps: int | None) -> Any:
+        """The config of the denoiser of this number."""
         kind = getattr(diffusers, self._kind.config)
         known = {field.name for field in dataclasses.fields(kind)}
         if unknown := sorted(self._config.keys() - known):
             raise self._error(f"takes no {', '.join(unknown)}; it takes {', '.join(sorted(known))}", "cache_config")
         values = {name: tuple(v) if isinstance(v, list) and "range" in name else v for name, v in self._config.items()}
+        if isinstance(ratios := values.get("mag_ratios"), list) and any(isinstance(each, list) for each in ratios):
+            if len(ratios) != len(self._denoisers) or not all(isinstance(each, list) for each in ratios):
+                rule = f"takes mag_ratios for all denoisers or a list for each; there are {len(self._denoisers)}"
+                raise self._error(f"{rule}, got {len(ratios)}", "cache_config")
+            values["mag_ratios"] = ratios[number]
         if steps is not None:
             values["num_inference_steps"] = steps
         if "current_timestep_callback" in known:
@@ -134,7 +151,7 @@ class Cache:
                 raise self._error(f"does not work on {pipeline}: {type(denoiser).__name__} supports no cache")
         if self._kind.per_pass and "cache_context" not in call:
             raise self._error(f"does not work on {pipeline}, which does not name the passes of its steps")
-        if self._kind.needs_place and "step_index=" not in call:
+        if self._kind.needs_place and not TELLS_STEP.search(call):
             raise self._error(f"does not work on {pipeline}, which does not tell it the step")
         if mixed and "true_cfg_scale" not in inspect.signature(type(of).__call__).parameters:
             raise self._error(f"does not work on {pipeline}: it mixes up the two passes of guidance")
@@ -144,6 +161,22 @@ class Cache:
     def _error(self, why: str, field: str = "cache_backend") -> ConfigError:
         flag = "--" + field.replace("_", "-")
         return ConfigError(f"{flag}: {self.name!r} {why}", violations=(Violation(field, why),))
+
+
+def steps_of(denoiser: ModelMixin, pipeline: DiffusionPipeline) -> int:
+    """Steps of the planned ones that this denoiser takes. Of the two experts of Wan2.2 the second has those whose
+    timestep is below the boundary, the first the others.
+    """
+    scheduler: Any = getattr(pipeline, "scheduler", None)
+    planned = planned_steps(pipeline, scheduler)
+    second, boundary = getattr(pipeline, "transformer_2", None), pipeline.config.get("boundary_ratio")
+    if second is None or boundary is None:
+        return planned
+    threshold: float = boundary * scheduler.config.num_train_timesteps
+    # strength leaves out the first ones
+    timesteps: list[float] = scheduler.timesteps[-planned:].tolist()
+    of_first = sum(timestep >= threshold for timestep in timesteps)
+    return planned - of_first if denoiser is second else of_first
 
 
 def reset(denoisers: Sequence[ModelMixin]) -> None:
@@ -160,7 +193,9 @@ def _kind(name: str) -> CacheMethod:
     return KINDS[name]
 
 
-def _hooked(denoiser: ModelMixin) -> bool:
-    """Whether any part of it has a hook: patterns that match no block are no error to diffusers, and have no effect."""
-    parts = (module for module in denoiser.modules() if module is not denoiser)
+def _hooked(denoiser: ModelMixin, *, whole: bool) -> bool:
+    """Whether any part of it has a hook, or itself where that counts: patterns that match no block are no error to
+    diffusers, and have no effect.
+    """
+    parts = (module for module in denoiser.modules() if whole or module is not denoiser)
     return any(getattr(getattr(part, "_diffusers_hook", None), "hooks", None) for part in parts)

@@ -10,7 +10,7 @@ from typing import Any
 from diffusers import DiffusionPipeline
 
 from omni_grpc.adapter.abilities import Ability
-from omni_grpc.adapter.guiders import own_scale
+from omni_grpc.adapter.guiders import own_scale, prompt_scale
 from omni_grpc.adapter.parameters import Signature, strength
 from omni_grpc.adapter.quirks import AS_LONG_AS_SOURCE, SEVERAL_IMAGES, SEVERAL_VIDEOS
 from omni_grpc.types.diffusers_spec import SESSION
@@ -108,6 +108,7 @@ def _defaults(
         "height": default("height") or height,
         "steps": default("steps") or 50,
         "guidance": guidance,
+        "prompt_scale": prompt_scale(pipeline),
         "num_frames": default("num_frames"),
         "fps": (default("fps") or fps(pipeline, signature)) if modality is Modality.VIDEO else None,
         "duration": default("duration"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import diffusers
 import torch
+import tqdm
 from diffusers import DiffusionPipeline, ModelMixin
 from diffusers.hooks import apply_group_offloading
 from diffusers.quantizers import PipelineQuantizationConfig
@@ -17,6 +19,7 @@ from omni_grpc.adapter.parameters import Signature
 from omni_grpc.config import AdapterConfig
 from omni_grpc.loading.components import configure_vae, without_progress_bars
 from omni_grpc.types.errors import CheckpointError, ConfigError, Violation
+from omni_grpc.types.os_errors import plain
 from omni_grpc.worker.base import RunnerContext
 
 FROM_PRETRAINED = frozenset(
@@ -37,11 +40,13 @@ def load(setting: RunnerContext) -> DiffusionPipeline:
     adapter, folder = setting.config.adapter, setting.checkpoint.path
     kind = _class(setting.checkpoint.spec.name)
     arguments = _load_arguments(adapter, kind, setting)
+    # the lock that its bars would make is one between processes, which this one cannot free when it ends
+    tqdm.tqdm.set_lock(threading.RLock())
     try:
         with without_progress_bars():
             pipeline = DiffusionPipeline.from_pretrained(folder, **arguments)
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
-        message = f"{kind.__name__} does not load from {folder}: {type(error).__name__}: {error}"
+        message = f"{kind.__name__} does not load from {folder}: {type(error).__name__}: {plain(error)}"
         raise CheckpointError(message, reason="CHECKPOINT_DOES_NOT_LOAD") from error
     pipeline.set_progress_bar_config(disable=True)
     _check_quantised(pipeline, arguments)

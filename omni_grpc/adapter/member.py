@@ -12,7 +12,7 @@ from diffusers import DiffusionPipeline
 from omni_grpc.adapter import caches
 from omni_grpc.adapter.abilities import Ability, ability
 from omni_grpc.adapter.describe import describe
-from omni_grpc.adapter.guiders import own_scale
+from omni_grpc.adapter.guiders import has_scale
 from omni_grpc.adapter.parameters import Signature, check_call_kwargs
 from omni_grpc.adapter.preview import Previews
 from omni_grpc.adapter.siblings import siblings
@@ -63,7 +63,7 @@ def members(
 
 
 def _member(pipeline: DiffusionPipeline, call_kwargs: Mapping[str, Any]) -> Member:
-    guided = own_scale(pipeline) is not None
+    guided = has_scale(pipeline)
     signature = Signature(type(pipeline), guided=guided)
     return Member(
         pipeline=pipeline,

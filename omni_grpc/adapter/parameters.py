@@ -200,7 +200,7 @@ def _faults(request: Request, signature: Signature, asked: Mapping[str, Any]) ->
         if ("embeds" in key or key.endswith("latents")) and not isinstance(value, torch.Tensor | None)
     ]
     faults += [
-        Violation(f"extra.{key}", f"cannot be None in {signature.pipeline}; leave it out")
+        Violation(f"extra.{key}", f"cannot be null in {signature.pipeline}; leave it out")
         for key, value in request.extra.items()
         if value is None and key in signature.parameters and signature.parameters[key].default is not None
     ]

@@ -47,5 +47,13 @@ AS_LONG_AS_SOURCE = frozenset({"EasyAnimateInpaintPipeline", "LucyEditPipeline",
 STRENGTH_IS_KEPT = frozenset({"LTXConditionPipeline"})
 """Pipelines whose strength is the share of the input that is kept, and not the share that becomes noise."""
 
+QUOTES = r"'.*?'|\".*?\"|\u2018.*?\u2019|\u201c.*?\u201d"
+GUIDED_BY_QUOTES: Mapping[str, tuple[str, str, str]] = {
+    "HunyuanImagePipeline": ("ocr_guider", QUOTES, "prompt_embeds_2"),
+}
+"""Pipelines with a guider of its own for prompts that quote a text: the component, how it knows them, and the parameter
+that brings embeddings of the text instead.
+"""
+
 ONE_GENERATOR = frozenset({"AmusedScheduler", "VQDiffusionScheduler"})
 """Schedulers whose step fails with a list of generators: a batch draws from one."""

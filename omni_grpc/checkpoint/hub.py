@@ -48,6 +48,7 @@ from omni_grpc.checkpoint.download_progress import (
 from omni_grpc.checkpoint.intact import DAMAGED
 from omni_grpc.types.errors import CheckpointError
 from omni_grpc.types.load_progress import size_text
+from omni_grpc.types.os_errors import plain, reason
 from omni_grpc.types.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ def fetch(
             if incomplete.reason != "HUB_OFFLINE":
                 raise
             raise _failure(error, repo, revision) from error
-        logger.warning("%s does not respond (%s); using the copy in the cache", constants.ENDPOINT, error)
+        logger.warning("%s does not respond (%s); using the copy in the cache", constants.ENDPOINT, plain(error))
         return folder
     with _explained(repo, revision):
         return _download(cache, revision, commit, sizes, ProgressLog() if progress is None else progress, look)
@@ -303,7 +304,7 @@ def with_plain_names(folder: Path, weights: Sequence[layout.Weights]) -> Path:
             return _linked(home / place, links)
         except OSError as error:
             # a read-only root, or no home at all
-            failures.append(f"{home}: {error.strerror or error}")
+            failures.append(f"{home}: {reason(error)}")
     raise CheckpointError(
         f"{folder} has only a variant of some weights ({layout.some(list(renamed.values()), 4)}), which needs a "
         f"folder of links, and none can be made ({'; '.join(failures)}); set HF_HOME or TMPDIR to a folder that can be "
@@ -389,14 +390,14 @@ def _failure(error: BaseException, repo: str, revision: str) -> CheckpointError:
         case OSError() if error.filename is not None:
             # of this machine: what fails on the network names no file
             message = (
-                f"{repo} cannot be kept in the cache {constants.HF_HUB_CACHE}: {error.filename}: {error.strerror}; set "
-                "HF_HOME to a folder that can be written"
+                f"{repo} cannot be kept in the cache {constants.HF_HUB_CACHE}: {plain(error)}; set HF_HOME to a folder "
+                "that can be written"
             )
             return CheckpointError(message, reason="DOWNLOAD_FAILED")
         case SafetensorsParsingError():
             message = f"{repo} has a file that is no safetensors file: {error}; another --revision may have a whole one"
             return CheckpointError(message, reason=DAMAGED)
-    what = " ".join(str(error).split()) or type(error).__name__
+    what = " ".join(plain(error).split())
     message = (
         f"downloading {repo} from {constants.ENDPOINT} failed: {what}. Complete files are kept; start again to "
         f"continue, or download it first: {_pull(repo, revision)}"

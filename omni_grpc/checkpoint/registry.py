@@ -20,6 +20,7 @@ from omni_grpc.checkpoint.intact import DAMAGED, check_files, fault
 from omni_grpc.config import ModelConfig
 from omni_grpc.types.diffusers_spec import nameless_spec, opaque_spec
 from omni_grpc.types.errors import CheckpointError, ConfigError, Violation
+from omni_grpc.types.os_errors import plain
 from omni_grpc.types.spec import Checkpoint, ModelSpec, Preferences
 
 if TYPE_CHECKING:
@@ -198,6 +199,8 @@ def _read_json(path: Path, what: str) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{what}: {path} does not exist") from None
+    except OSError as error:
+        raise CheckpointError(f"{what}: {plain(error)}") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         if why := fault(path):
             raise CheckpointError(f"{what}: {path} {why}", reason=DAMAGED) from error

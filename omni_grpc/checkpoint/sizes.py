@@ -9,10 +9,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from omni_grpc.checkpoint import layout
 from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.os_errors import plain
 from omni_grpc.types.spec import Checkpoint
 
 DENOISERS = ("transformer", "transformer_2", "unet", "prior", "decoder")
@@ -48,11 +49,18 @@ class ComponentSize:
 
 def header(path: Path) -> Header:
     """The tensors of one file. Raises CheckpointError if it is not a safetensors file."""
-    with path.open("rb") as file:
+    with _opened(path) as file:
         size = int.from_bytes(file.read(8), "little")
         if not 2 <= size <= LARGEST_HEADER:
             raise CheckpointError(f"{path} is no safetensors file: its header would have {size} bytes")
         return parse(file.read(size), str(path))
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise CheckpointError(f"weights cannot be read: {plain(error)}") from error
 
 
 def parse(text: bytes, where: str) -> Header:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 COMMANDS: Mapping[str, str] = {
     "doctor": "omni_grpc.cli.doctor",
     "pull": "omni_grpc.cli.pull",
+    "token": "omni_grpc.cli.token",
     "convert": "omni_grpc.loading.convert",
 }
 """The module with the `main` of each: by name, since `convert` imports torch, which the other commands do not."""

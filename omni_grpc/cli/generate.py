@@ -7,20 +7,24 @@ import contextlib
 import dataclasses
 import enum
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omni_grpc.client import Client, MediaResult
+from omni_grpc.cli import connect
+from omni_grpc.client import MediaResult
 from omni_grpc.client.progress import progress_display, warning_line
-from omni_grpc.client.result import AUDIO_EXTENSIONS, EXTENSIONS, VIDEO_EXTENSIONS, write_files
+from omni_grpc.client.result import AUDIO_EXTENSIONS, EXTENSIONS, VIDEO_EXTENSIONS, output_paths
 from omni_grpc.config import EngineConfig, Option, model_of, options
 from omni_grpc.config.flags import SettingsParser
 from omni_grpc.config.settings import ALWAYS
 from omni_grpc.omni import Generation, Omni
 from omni_grpc.types.errors import OmniError
+from omni_grpc.types.library_logs import quiet_libraries
 from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
+from omni_grpc.types.output_files import check_writable, write_file
 from omni_grpc.types.request_options import (
     ALL,
     AUDIO,
@@ -40,7 +44,7 @@ from omni_grpc.types.results import Artifact
 T = TypeVar("T", bound=enum.StrEnum)
 
 PAIRS = (LORAS, EXTRA, LABELS)
-SERVER_ONLY = ("timeout", *(option.name for option in OPTIONS if option.of_job and option.cli))
+SERVER_ONLY = ("timeout", *connect.FLAGS, *(option.name for option in OPTIONS if option.of_job and option.cli))
 """Arguments without effect when there is no server."""
 
 
@@ -63,12 +67,12 @@ class Command:
         return [option for option in options_of(self.kind) if option.cli]
 
 
-def add_commands(commands: Any, default_server: str) -> None:
+def add_commands(commands: Any) -> None:
     """Adds the commands to the subparsers of a command line."""
     for command in COMMANDS:
         parser = commands.add_parser(command.name, help=command.help)
-        parser.set_defaults(run=_run, parser=parser, command=command, default_server=default_server)
-        _common(parser, command, default_server)
+        parser.set_defaults(run=_run, parser=parser, command=command, default_server=connect.default_server())
+        _common(parser, command)
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -93,9 +97,38 @@ def _run(args: argparse.Namespace) -> int:
     offline = args.server is None and args.model is not None and Path(model_of(args.model)).is_dir()
     _refuse_options(args, offline)
     asked = {option.name: _value(args, option) for option in command.options} | {"output_format": chosen}
+    check_writable(args.out)
     made = _here(args, asked) if offline else _there(args, asked)
-    _tell(args, made, write_files(made.files, args.out))
+    _tell(args, made, _written(args, made))
     return 0
+
+
+def _written(args: argparse.Namespace, made: MediaResult | Generation) -> list[Path]:
+    """Writes the outputs. The error of one that cannot be written comes with the way to have it and those after it."""
+    paths = output_paths(args.out, len(made.files))
+    for index, (path, data) in enumerate(zip(paths, made.files, strict=True)):
+        try:
+            write_file(path, data)
+        except OmniError as error:
+            for note in _how_to_have(args, made, paths, index):
+                error.add_note(note)
+            raise
+    return paths
+
+
+def _how_to_have(
+    args: argparse.Namespace, made: MediaResult | Generation, paths: list[Path], first: int
+) -> Iterator[str]:
+    """What to do for the outputs from `first` on, once they can be written."""
+    if first:
+        yield f"written: {', '.join(map(str, paths[:first]))}"
+    if isinstance(made, Generation):
+        yield f"run the command again once that is mended; the seed was {made.seeds[0]}"
+        return
+    yield f"job {made.job_id} is done, and its outputs are still on the server; once that is mended, fetch them with"
+    for artifact, path in list(zip(made.artifacts, paths, strict=True))[first:]:
+        words = ("download", artifact.artifact_id, "--server", args.server or args.default_server, "--out", str(path))
+        yield f"  python -m omni_grpc {shlex.join(words)}"
 
 
 def _value(args: argparse.Namespace, option: RequestOption) -> Any:
@@ -122,7 +155,7 @@ def _refuse_options(args: argparse.Namespace, offline: bool) -> None:
 
 def _there(args: argparse.Namespace, asked: Mapping[str, Any]) -> MediaResult:
     try:
-        with Client(args.server or args.default_server) as client:
+        with connect.connect(args, args.server or args.default_server) as client:
             made: MediaResult = getattr(client, args.command.method)(
                 args.prompt,
                 model=args.model,
@@ -144,6 +177,7 @@ def _here(args: argparse.Namespace, asked: Mapping[str, Any]) -> Generation:
     config = EngineConfig.from_settings(model=args.model, **given)
     if not args.quiet:
         print(f"loading {args.model}", file=sys.stderr)
+    quiet_libraries()
     with Omni.of(config, alone=True) as omni, progress_display(not args.quiet) as show:
         made: Generation = getattr(omni, args.command.offline)(
             args.prompt,
@@ -187,7 +221,7 @@ def _record(made: MediaResult | Generation, paths: list[Path]) -> dict[str, Any]
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _common(parser: SettingsParser, command: Command, default_server: str) -> None:
+def _common(parser: SettingsParser, command: Command) -> None:
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="text prompt")
     parser.add_argument("--prompt", "--prompts", dest="prompt_flag", metavar="PROMPT", help="the prompt as a flag")
     parser.add_argument(
@@ -198,7 +232,7 @@ def _common(parser: SettingsParser, command: Command, default_server: str) -> No
         metavar="FILE",
         help="output file; several outputs get -0, -1... appended",
     )
-    parser.add_argument("--server", metavar="HOST:PORT", help=f"address of the server (default: {default_server})")
+    parser.add_argument("--server", type=connect.server_address, metavar="ADDRESS", help=connect.server_help())
     parser.add_argument(
         "--model",
         help="model of the server (default: its only one); without --server, a checkpoint folder to run locally, or "
@@ -211,6 +245,7 @@ def _common(parser: SettingsParser, command: Command, default_server: str) -> No
         help="output format (default: by the extension of --out)",
     )
     served = parser.add_argument_group("with a server")
+    connect.add_credentials(served)
     sampling = parser.add_argument_group("sampling (default: as the model says)")
     settings = {option.name for option in _offline_options()}
     names = {option.name for option in command.options}
@@ -300,8 +335,8 @@ COMMANDS: tuple[Command, ...] = (
 
 
 def _offline_options() -> Iterator[Option]:
-    """The settings of a worker, which a running server has already decided."""
-    sections = ("model", "adapter", "cache", "quantization", "loras", "offload")
+    """The settings of a worker and of what is fetched, which a running server has already decided."""
+    sections = ("model", "adapter", "cache", "quantization", "loras", "offload", "outbound")
     return (o for o in options() if o.section in sections and o.name not in ("model", "served_model_name"))
 
 

@@ -17,23 +17,24 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-from omni_grpc.cli import alone, listing, serve, signals
+from omni_grpc.cli import alone, connect, listing, serve, signals
 from omni_grpc.cli import generate as making
 from omni_grpc.cli.bench import command as bench
-from omni_grpc.client import Client, LoadEvent, ModelReady
+from omni_grpc.client import LoadEvent, ModelReady
 from omni_grpc.client.channel import Deadline
 from omni_grpc.client.messages import state_name
 from omni_grpc.client.progress import describe
 from omni_grpc.config.command_line import USAGE_ERROR
 from omni_grpc.config.flags import SettingsParser
 from omni_grpc.types.errors import ConfigError, OmniError, Unavailable
+from omni_grpc.types.os_errors import plain
+from omni_grpc.types.output_files import check_writable, write_file
 from omni_grpc.types.version import __version__
 from omni_grpc.v1.event_pb2 import JobState
 from omni_grpc.v1.model_pb2 import Model, ModelState
 from omni_grpc.v1.sampling_pb2 import Task
 from omni_grpc.wire import read_event
 
-DEFAULT_SERVER = "localhost:50051"
 LOOK_AGAIN = 0.5
 """Seconds between two looks for a server that does not listen yet."""
 
@@ -59,7 +60,7 @@ def _run(arguments: list[str]) -> int:
         _complain(error)
         return USAGE_ERROR if isinstance(error, ConfigError) else 1
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {plain(error)}", file=sys.stderr)
         return 1
     return code
 
@@ -69,8 +70,9 @@ def _run(arguments: list[str]) -> int:
 
 def _models(args: argparse.Namespace) -> int:
     if args.server is None:
+        connect.refuse_without_server(args)
         return _native_models(args)
-    with Client(args.server) as client:
+    with connect.connect(args) as client:
         models = client.list_models()
     if args.json:
         _print_json([_as_dict(model) for model in models])
@@ -102,7 +104,7 @@ def _model_row(model: Model) -> tuple[str, ...]:
 
 
 def _jobs(args: argparse.Namespace) -> int:
-    with Client(args.server) as client:
+    with connect.connect(args) as client:
         jobs = client.list_jobs(states=args.state or (), labels=dict(args.label or ()), limit=args.limit)
     if args.json:
         _print_json([_as_dict(job) for job in jobs])
@@ -122,7 +124,7 @@ def _jobs(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    with Client(args.server) as client, client.watch_job(args.job_id, args.after_seq) as stream:
+    with connect.connect(args) as client, client.watch_job(args.job_id, args.after_seq) as stream:
         for message in stream:
             event = read_event(message)
             if args.json:
@@ -136,16 +138,21 @@ def _watch(args: argparse.Namespace) -> int:
 
 
 def _cancel(args: argparse.Namespace) -> int:
-    with Client(args.server) as client:
+    with connect.connect(args) as client:
         job = client.cancel_job(args.job_id, args.reason)
     print(f"{job.job_id}  {state_name(job.state)}")
     return 0
 
 
 def _download(args: argparse.Namespace) -> int:
-    with Client(args.server) as client:
+    check_writable(args.out)
+    with connect.connect(args) as client:
         data = client.download(args.artifact_id)
-    args.out.write_bytes(data)
+    try:
+        write_file(args.out, data)
+    except OmniError as error:
+        error.add_note("the output is still on the server: mend that and run this command again")
+        raise
     print(f"{args.out}  {len(data)} bytes")
     return 0
 
@@ -154,7 +161,7 @@ def _wait(args: argparse.Namespace) -> int:
     deadline, told = Deadline(args.timeout), False
     while True:
         try:
-            with Client(args.server) as client:
+            with connect.connect(args) as client:
                 _follow_loading(client.load_model(timeout=deadline.remaining()))
             return 0
         except Unavailable as error:
@@ -216,20 +223,24 @@ def _parser() -> SettingsParser:
     )
     parser.add_argument("--version", action="version", version=f"omni-grpc {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    making.add_commands(commands, DEFAULT_SERVER)
+    making.add_commands(commands)
 
     models = commands.add_parser("models", help="list the native models, or the models of a server")
     models.set_defaults(run=_models)
     asked = models.add_mutually_exclusive_group()
     asked.add_argument(
-        "--server", metavar="HOST:PORT", help="list the models of this server (default: the native models)"
+        "--server",
+        type=connect.server_address,
+        metavar="ADDRESS",
+        help="list the models of this server (default: the native models)",
     )
     asked.add_argument("--features", action="store_true", help="list the features that each native model supports")
     models.add_argument("--json", action="store_true", help="print JSON")
+    connect.add_credentials(models)
 
     jobs = commands.add_parser("jobs", help="list jobs, newest first")
     jobs.set_defaults(run=_jobs)
-    _server_arguments(jobs)
+    connect.add_server(jobs)
     states = [name.removeprefix("JOB_STATE_") for name in JobState.keys()[1:]]
     jobs.add_argument(
         "--state", action="append", type=str.upper, choices=states, help="only jobs in this state; repeatable"
@@ -242,45 +253,37 @@ def _parser() -> SettingsParser:
 
     watch = commands.add_parser("watch", help="follow a job to its end")
     watch.set_defaults(run=_watch)
-    _server_arguments(watch)
+    connect.add_server(watch)
     watch.add_argument("job_id", metavar="JOB_ID")
     watch.add_argument("--after-seq", type=int, default=0, help="skip the events up to this one (default: 0)")
     watch.add_argument("--json", action="store_true", help="print one JSON object per event")
 
     wait = commands.add_parser("wait", help="wait until a server is up and its model is ready")
     wait.set_defaults(run=_wait)
-    _server_arguments(wait)
+    connect.add_server(wait)
     wait.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time (default: never)")
 
     cancel = commands.add_parser("cancel", help="cancel a job")
     cancel.set_defaults(run=_cancel)
-    _server_arguments(cancel)
+    connect.add_server(cancel)
     cancel.add_argument("job_id", metavar="JOB_ID")
     cancel.add_argument("--reason", default="", help="reason that appears in the job's last event")
 
     download = commands.add_parser("download", help="download an output")
     download.set_defaults(run=_download)
-    _server_arguments(download)
+    connect.add_server(download)
     download.add_argument("artifact_id", metavar="ARTIFACT_ID")
     download.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write")
 
     commands.add_parser(
         "doctor", help="show versions, devices and ops, or whether a model fits this machine", add_help=False
     )
+    commands.add_parser("token", help="make, list and revoke the tokens of a server's callers", add_help=False)
     commands.add_parser("bench", help="measure the prompt accuracy of a model", add_help=False)
     commands.add_parser("pull", help="download a checkpoint from the Hugging Face hub", add_help=False)
     commands.add_parser("convert", help="make safetensors of the pickled weights of a checkpoint", add_help=False)
     commands.add_parser("serve", help="start a server (same as python -m omni_grpc.serve)", add_help=False)
     return parser
-
-
-def _server_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--server",
-        default=DEFAULT_SERVER,
-        metavar="HOST:PORT",
-        help=f"address of the server (default: {DEFAULT_SERVER})",
-    )
 
 
 if __name__ == "__main__":

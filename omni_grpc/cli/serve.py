@@ -18,12 +18,14 @@ from omni_grpc.checkpoint.registry import on_hub, open_model, unfetched
 from omni_grpc.config import EngineConfig
 from omni_grpc.config.settings import Given, given
 from omni_grpc.resolve.settings import apply_settings
+from omni_grpc.types.address import WILDCARDS
 from omni_grpc.types.errors import Code, OmniError
 from omni_grpc.types.version import __version__
 
 if TYPE_CHECKING:
     from omni_grpc.engine import Engine
     from omni_grpc.server import Server
+    from omni_grpc.types.plan import Ready
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +65,10 @@ async def serve(engine: Engine) -> int:
     """Serves an engine that has not been started, until SIGTERM, SIGINT or SIGHUP. Raises the error that keeps it from
     starting.
     """
+    from omni_grpc.gate import Gate
     from omni_grpc.server import Server
 
-    server = Server(engine, engine.config.server)
+    server = Server(Gate(engine), engine.config)
     signals = _signals()
     starting, asked = asyncio.create_task(server.start()), asyncio.create_task(signals.get())
     await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -74,7 +77,8 @@ async def serve(engine: Engine) -> int:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         return STOPPED
-    _announce(engine, await starting)
+    await starting
+    _announce(engine, server)
     await asked
     await _stop(server, engine.config.server.drain_timeout, signals)
     return STOPPED
@@ -100,11 +104,19 @@ def _signals() -> asyncio.Queue[str]:
     return queue
 
 
-def _announce(engine: Engine, port: int) -> None:
+def _announce(engine: Engine, server: Server) -> None:
     """The one line on stdout: a parent process can wait for it and read the address from it."""
     assert engine.ready is not None
-    where, what = f"{engine.config.server.host}:{port}", f"{engine.ready.device} {engine.ready.dtype}"
-    print(f"omni_grpc {__version__} listening on {where} (model {engine.checkpoint.name}, {what})", flush=True)
+    about = [f"model {engine.checkpoint.name}", f"{engine.ready.device} {_precision(engine.ready)}"]
+    if engine.config.server.host in WILDCARDS:
+        about.append("all interfaces")
+    print(f"omni_grpc {__version__} listening on {server.address} ({', '.join(about)})", flush=True)
+
+
+def _precision(ready: Ready) -> str:
+    """What the denoiser is computed in: its dtype, or that of its activations below the formats of its weights."""
+    formats = " and ".join(sorted(ready.found.quantized_layers))
+    return f"{formats} weights, {ready.dtype} activations" if formats else ready.dtype
 
 
 if __name__ == "__main__":

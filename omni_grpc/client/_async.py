@@ -8,16 +8,19 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from omni_grpc.client.channel import OPTIONS
+from omni_grpc.client.channel import options_for
+from omni_grpc.client.credentials import Credentials
 
 REFUSED_WHILE_SENDING = "Internal error from Core"
 """What grpc.aio reports when the server refuses a request stream that is still being sent."""
 
 
-def open_channel(address: str) -> Any:
+def open_channel(address: str, credentials: Credentials) -> Any:
     """A grpc.aio channel. Raises RuntimeError outside a running event loop, which grpc.aio would notice much later."""
     asyncio.get_running_loop()
-    return grpc.aio.insecure_channel(address, options=OPTIONS)
+    if credentials.tls is None:
+        return credentials.authorized(grpc.aio.insecure_channel(address, options=options_for(address)))
+    return credentials.authorized(grpc.aio.secure_channel(address, credentials.tls, options=options_for(address)))
 
 
 async def sleep(seconds: float) -> None:

@@ -7,11 +7,14 @@ from typing import Any
 
 import grpc
 
-from omni_grpc.client.channel import OPTIONS
+from omni_grpc.client.channel import options_for
+from omni_grpc.client.credentials import Credentials
 
 
-def open_channel(address: str) -> Any:
-    return grpc.insecure_channel(address, options=OPTIONS)
+def open_channel(address: str, credentials: Credentials) -> Any:
+    if credentials.tls is None:
+        return credentials.authorized(grpc.insecure_channel(address, options=options_for(address)))
+    return credentials.authorized(grpc.secure_channel(address, credentials.tls, options=options_for(address)))
 
 
 def sleep(seconds: float) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import grpc
 
 from omni_grpc.client._async import open_channel, refusal_was_lost, sleep
-from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect, check_address
+from omni_grpc.client.address import check_address
+from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect
+from omni_grpc.client.credentials import CredentialOptions, credentials
 from omni_grpc.client.download import DownloadState
 from omni_grpc.client.failure import from_call
 from omni_grpc.client.media import upload_messages
@@ -32,10 +34,10 @@ class AsyncConnection:
     Its methods raise the `OmniError` that the server sent, and Unavailable (SERVER_UNREACHABLE) if there is none.
     """
 
-    def __init__(self, address: str, reconnect: Reconnect) -> None:
+    def __init__(self, address: str, reconnect: Reconnect, **options: Unpack[CredentialOptions]) -> None:
         self.address = check_address(address)
         self.reconnect = reconnect
-        self._channel = open_channel(self.address)
+        self._channel = open_channel(self.address, credentials(self.address, **options))
         self.generation: GenerationServiceStub = GenerationServiceStub(self._channel)
         self.jobs: JobServiceStub = JobServiceStub(self._channel)
         self.artifacts: ArtifactServiceStub = ArtifactServiceStub(self._channel)

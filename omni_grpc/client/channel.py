@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from omni_grpc.types.errors import InvalidArgument, Violation
+from omni_grpc.client.address import is_local
 
 UNARY_TIMEOUT = 30.0
 """Timeout of a unary call in seconds, including its retries."""
@@ -45,12 +45,13 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
 )
 
 
-def check_address(address: str) -> str:
-    """The address. Raises InvalidArgument if it has no port, for which gRPC would silently use 443."""
-    if ":" in address:
-        return address
-    rule = f"{address!r} has no port; write {address or 'localhost'}:50051"
-    raise InvalidArgument(f"address {rule}", violations=(Violation("address", rule),))
+DIRECT: tuple[tuple[str, Any], ...] = (("grpc.enable_http_proxy", 0),)
+"""Leaves out the HTTP proxy that gRPC takes from the environment."""
+
+
+def options_for(address: str) -> tuple[tuple[str, Any], ...]:
+    """The options of a channel to a valid address."""
+    return (*OPTIONS, *DIRECT) if is_local(address) else OPTIONS
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import grpc
 from omni_grpc.client import messages
 from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect
 from omni_grpc.client.connection import Connection
+from omni_grpc.client.credentials import CredentialOptions
 from omni_grpc.client.failure import from_call
 from omni_grpc.client.load import LoadEvent, load_event
 from omni_grpc.client.media import MediaSource, file_input, too_large
@@ -34,15 +35,22 @@ class Client:
 
     The connection is opened at the first call. Every method raises the `OmniError` that the server sent, or Unavailable
     (SERVER_UNREACHABLE) if it cannot be reached. `timeout` is the number of seconds that the caller waits for the whole
-    method, None for no limit. It does not limit the job.
+    method, None for no limit. It does not limit the job. The address is HOST:PORT or unix:PATH. `ca`, `cert`, `key`,
+    `tls`, `token` and `insecure` are those of `CredentialOptions`.
 
     with Client("localhost:50051") as client:
         result = client.generate_image("a red circle", seed=7)
         result.save("out.png")
     """
 
-    def __init__(self, address: str = "localhost:50051", *, reconnect: Reconnect | None = None) -> None:
-        self._connection = Connection(address, reconnect or Reconnect())
+    def __init__(
+        self,
+        address: str = "localhost:50051",
+        *,
+        reconnect: Reconnect | None = None,
+        **options: Unpack[CredentialOptions],
+    ) -> None:
+        self._connection = Connection(address, reconnect or Reconnect(), **options)
         self.address = self._connection.address
 
     def __enter__(self) -> Client:
@@ -102,8 +110,8 @@ class Client:
     ) -> ImageResult:
         """Generates images from images and waits for them, as `generate_image` does.
 
-        Each image is a path, a data: URL, bytes, a PIL image, a uint8 array, what `upload` returned, or an output of an
-        earlier job.
+        Each image is a path, a data: URL, an https URL that the server may fetch, bytes, a PIL image, a uint8 array,
+        what `upload` returned, or an output of an earlier job.
         """
         stream = self.stream_edit(prompt, images=images, model=model, timeout=timeout, **options)
         return cast(ImageResult, _follow(stream, progress))

@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     import PIL.Image
 
 MediaSource: TypeAlias = "str | Path | bytes | PIL.Image.Image | npt.NDArray[np.uint8] | UploadAssetResponse | Artifact"
-"""A path, a data: URL, the bytes of a file, a PIL image, a uint8 array (height x width, or that x 3 or x 4), what
-`upload` returned, or an output of an earlier job. The same picture gives the same pixels and warnings in each form.
+"""A path, a data: URL, an https URL that the server may fetch, the bytes of a file, a PIL image, a uint8 array (height
+x width, or that x 3 or x 4), what `upload` returned, or an output of an earlier job. The same picture gives the same
+pixels and warnings in each form.
 """
 
 INLINE_BYTES = 4 << 20
 """The most bytes of media that are sent inside a request. If there are more, all of them are uploaded first."""
+URLS = ("data:", "https://", "http://")
+"""How a string that is no path begins. The client opens none of them."""
 CHUNK_BYTES = 512 * 1024
 UNKNOWN_TYPE = "application/octet-stream"
 
@@ -39,7 +42,7 @@ def media_input(value: Any) -> MediaInput:
     a picture or an array that cannot be sent, TypeError for any other value.
     """
     match value:
-        case str() if value[:5].lower() == "data:":
+        case str() if value.lower().startswith(URLS):
             return MediaInput(uri=value)
         case str() | Path():
             return MediaInput(data=Path(value).read_bytes())

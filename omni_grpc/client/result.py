@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_grpc.types.errors import InvalidArgument, Violation
+from omni_grpc.types.errors import InvalidArgument, OmniError, Violation
 from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
+from omni_grpc.types.output_files import write_file
 from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 
 if TYPE_CHECKING:
@@ -54,7 +55,9 @@ class MediaResult:
     def save(self, path: str | Path) -> list[Path]:
         """Writes the encoded outputs and returns their paths: `path`, or path-0, path-1... if there are several.
 
-        Raises InvalidArgument if the extension of `path` is that of another format.
+        Raises InvalidArgument if the extension of `path` is that of another format, ResourceExhausted (DISK_FULL) or
+        FailedPrecondition (FILE_NOT_WRITTEN) if a file cannot be written; then no part of it is left, and its bytes are
+        still in `files`.
         """
         suffix, own = Path(path).suffix.lower(), self.effective.output_format
         # to a player, a fragmented MP4 is an MP4
@@ -63,7 +66,12 @@ class MediaResult:
             fits = " or ".join(name for name, kind in _ALL.items() if kind is wanted)
             rule = f"ends in {suffix or 'no extension'}, but the outputs are {own}; use {fits}"
             raise InvalidArgument(f"path {path} {rule}", violations=(Violation("path", rule),))
-        return write_files(self.files, Path(path))
+        try:
+            return write_files(self.files, Path(path))
+        except OmniError as error:
+            ids = ", ".join(artifact.artifact_id for artifact in self.artifacts)
+            error.add_note(f"the outputs are in `files`, and still on the server: client.download of {ids}")
+            raise
 
 
 class ImageResult(MediaResult):
@@ -101,7 +109,12 @@ RESULTS: Mapping[type[OutputFormat], type[MediaResult]] = {
 
 def write_files(files: Sequence[bytes], path: Path) -> list[Path]:
     """Writes each file and returns the paths, which are numbered before the extension if there are several."""
-    paths = [path] if len(files) == 1 else [path.with_stem(f"{path.stem}-{i}") for i in range(len(files))]
+    paths = output_paths(path, len(files))
     for target, data in zip(paths, files, strict=True):
-        target.write_bytes(data)
+        write_file(target, data)
     return paths
+
+
+def output_paths(path: Path, count: int) -> list[Path]:
+    """The path of each output: `path`, or path-0, path-1... if there are several."""
+    return [path] if count == 1 else [path.with_stem(f"{path.stem}-{i}") for i in range(count)]

@@ -55,6 +55,11 @@ class Parser(argparse.ArgumentParser):
         """Its flags by their full names."""
         return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
 
+    @property
+    def _hands_on(self) -> bool:
+        """Whether what follows its own words, flags too, is the command line of something else."""
+        return any(action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions)
+
     def unknown(self, word: str, also: Collection[str] = ()) -> str:
         """What to say of an argument that is not one of this parser, with the flag of it or of `also` that it may stand
         for.
@@ -70,8 +75,8 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             if word == "--":
                 return
-            if not word.startswith("-") and self._subparsers is not None:
-                return  # the rest is for the parser of a command
+            if not word.startswith("-") and self._hands_on:
+                return  # the rest is for another parser
             flag = _FLAG.fullmatch(word)
             if flag is not None and flag[1] not in self._option_string_actions:
                 self.error(self.unknown(word))

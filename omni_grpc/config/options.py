@@ -6,7 +6,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from omni_grpc.config.command_line import meant
@@ -24,13 +24,19 @@ def setting(
     *,
     choices: tuple[str, ...] = (),
     minimum: float | None = None,
+    maximum: float | None = None,
+    read: Callable[[Any], Any] | None = None,
     pairs: bool = False,
     empty: str = "leave it out for the default",
 ) -> Any:
-    """A dataclass field with what a flag needs to know. `minimum` is inclusive; `pairs`: an object that is also written
-    NAME=VALUE, as often as it takes; `empty`: what to do instead of giving an empty text.
+    """A dataclass field with what a flag needs to know. `minimum` and `maximum` are inclusive; `read` gives the value
+    in its plain form, or raises ValueError whose text is the rule; `pairs`: an object that is also written NAME=VALUE,
+    as often as it takes; `empty`: what to do instead of giving an empty text.
     """
-    metadata = {"help": help, "choices": choices, "minimum": minimum, "pairs": pairs, "empty": empty}
+    metadata = {
+        "help": help, "choices": choices, "minimum": minimum, "maximum": maximum, "read": read, "pairs": pairs,
+        "empty": empty,
+    }  # fmt: skip
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -49,6 +55,8 @@ class Option:
     help: str
     choices: tuple[str, ...]
     minimum: float | None
+    maximum: float | None
+    read: Callable[[Any], Any] | None
     pairs: bool
     empty: str
 
@@ -77,9 +85,18 @@ class Option:
             raise self._error(value, f"must not be empty; {self.empty}")
         if self.choices and parsed not in self.choices:
             raise self._error(value, f"expected one of {', '.join(self.choices)}")
+        if self.minimum is not None and self.maximum is not None and not self.minimum <= parsed <= self.maximum:
+            raise self._error(value, f"must be from {self.minimum:g} to {self.maximum:g}")
         if self.minimum is not None and not parsed >= self.minimum:
             raise self._error(value, f"must be at least {self.minimum:g}")
-        return parsed
+        return parsed if self.read is None else self._read(parsed)
+
+    def _read(self, value: Any) -> Any:
+        assert self.read is not None
+        try:
+            return self.read(value)
+        except ValueError as error:
+            raise self._error(value, str(error)) from None
 
     @property
     def _expected(self) -> str:
@@ -140,6 +157,8 @@ def options_of(tree: type) -> Iterator[Option]:
                 help=field.metadata["help"],
                 choices=field.metadata["choices"],
                 minimum=field.metadata["minimum"],
+                maximum=field.metadata["maximum"],
+                read=field.metadata["read"],
                 pairs=field.metadata["pairs"],
                 empty=field.metadata["empty"],
             )

@@ -29,6 +29,9 @@ ENVIRONMENT_ALIASES: Mapping[str, str] = {"DIFFUSION_ATTENTION_BACKEND": "diffus
 OF_THE_BUILD = frozenset({"OMNI_GRPC_BUILD", "OMNI_GRPC_CUDA_ARCHS"})
 """Environment variables of setup.py."""
 
+OF_THE_CLIENT = frozenset({"OMNI_GRPC_SERVER", "OMNI_GRPC_TOKEN"})
+"""Environment variables of the commands that talk to a server, which may be set where one is started too."""
+
 ALWAYS: Mapping[str, str] = {
     "--omni": "always on; not needed",
     "--step-execution": "step execution is always on",
@@ -138,7 +141,7 @@ def _name(key: Any) -> str:
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """Flat settings from variables named OMNI_GRPC_<SETTING>. An unknown one is an error, since a typo would be silent.
 
-    Those in OF_THE_BUILD steer the build of the op library, not the server, and are passed over.
+    Those in OF_THE_BUILD and OF_THE_CLIENT steer something other than the server, and are passed over.
     Our own name of a setting wins over vLLM-Omni's.
     """
     names = _variables(environ)
@@ -159,7 +162,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     return names | {
         key: key.removeprefix(ENVIRONMENT_PREFIX).lower()
         for key in environ
-        if key.startswith(ENVIRONMENT_PREFIX) and key not in OF_THE_BUILD
+        if key.startswith(ENVIRONMENT_PREFIX) and key not in OF_THE_BUILD | OF_THE_CLIENT
     }
 
 

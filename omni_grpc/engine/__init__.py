@@ -2,8 +2,9 @@
 
 from omni_grpc.engine.engine import Engine
 from omni_grpc.engine.executor import Executor, HubExecutor, LocalExecutor, ProcessExecutor
+from omni_grpc.engine.fairness import Share, ShareOf
 from omni_grpc.engine.jobs import Entry, Job, Jobs, JobState
-from omni_grpc.engine.status import EngineState, EngineStats
+from omni_grpc.engine.status import EngineState, EngineStats, TenantStats
 from omni_grpc.engine.submission import Submission
 
 __all__ = [
@@ -18,5 +19,8 @@ __all__ = [
     "Jobs",
     "LocalExecutor",
     "ProcessExecutor",
+    "Share",
+    "ShareOf",
     "Submission",
+    "TenantStats",
 ]

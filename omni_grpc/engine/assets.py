@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from omni_grpc.engine.forgotten import Cause, Forgotten
+from omni_grpc.engine.tally import Tally
 from omni_grpc.types.errors import ResourceExhausted
 
 
@@ -23,6 +24,7 @@ class Asset:
     sha256: str
     create_time: float
     expire_time: float
+    tenant: str = ""
 
 
 class Assets:
@@ -45,24 +47,32 @@ class Assets:
         self._clock = clock
         self._files: dict[str, tuple[Asset, bytes]] = {}
         self._reserved = 0
+        self._held = Tally()
         self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._files)
 
+    def asset_bytes(self, tenant: str) -> int:
+        """The size of one tenant's assets, with those that are about to arrive."""
+        self.sweep()
+        return self._held[tenant]
+
     @contextlib.contextmanager
-    def reserved(self, size: int) -> Iterator[None]:
+    def reserved(self, size: int, *, tenant: str = "") -> Iterator[None]:
         """Reserves room for an upload while its bytes arrive, before `put`. Raises ResourceExhausted if there is none:
         ASSET_TOO_LARGE if it exceeds the whole budget, else ASSETS_FULL (with `retry_after`).
         """
         self._require_room(size)
         self._reserved += size
+        self._held.add(tenant, size)
         try:
             yield
         finally:
             self._reserved -= size
+            self._held.add(tenant, -size)
 
-    def put(self, data: bytes, mime_type: str, *, sha256: str = "") -> Asset:
+    def put(self, data: bytes, mime_type: str, *, sha256: str = "", tenant: str = "") -> Asset:
         """Stores the bytes under a new id. `sha256`: their hash in hex, if known. Raises like `reserved`."""
         self._require_room(len(data))
         now = self._clock()
@@ -73,14 +83,18 @@ class Assets:
             sha256=sha256 or hashlib.sha256(data).hexdigest(),
             create_time=now,
             expire_time=now + self._retention,
+            tenant=tenant,
         )
         self._files[asset.id] = (asset, data)
         self.size_bytes += len(data)
+        self._held.add(tenant, len(data))
         return asset
 
-    def get(self, asset_id: str) -> tuple[Asset, bytes]:
-        """The asset and its bytes; its expiry is extended. Raises NotFound (ASSET_NOT_FOUND)."""
-        asset, data = self._find(asset_id)
+    def get(self, asset_id: str, tenant: str | None = None) -> tuple[Asset, bytes]:
+        """The asset and its bytes; its expiry is extended. Raises NotFound (ASSET_NOT_FOUND), with `tenant` also for
+        one of another tenant.
+        """
+        asset, data = self._find(asset_id, tenant)
         asset = dataclasses.replace(asset, expire_time=self._clock() + self._retention)
         self._files[asset_id] = (asset, data)
         return asset, data
@@ -96,17 +110,18 @@ class Assets:
         for asset_id in [asset.id for asset, _ in self._files.values() if asset.expire_time <= now]:
             self._drop(asset_id, Cause.EXPIRED)
 
-    def _find(self, asset_id: str) -> tuple[Asset, bytes]:
+    def _find(self, asset_id: str, tenant: str | None = None) -> tuple[Asset, bytes]:
         self.sweep()
-        try:
-            return self._files[asset_id]
-        except KeyError:
-            raise self._forgotten.not_found(asset_id, reason="ASSET_NOT_FOUND", hint="upload it again") from None
+        found = self._files.get(asset_id)
+        if found is None or tenant not in (None, found[0].tenant):
+            raise self._forgotten.not_found(asset_id, reason="ASSET_NOT_FOUND", tenant=tenant, hint="upload it again")
+        return found
 
     def _drop(self, asset_id: str, cause: Cause) -> None:
-        self._forgotten.add(asset_id, cause)
         asset, _ = self._files.pop(asset_id)
+        self._forgotten.add(asset_id, cause, tenant=asset.tenant)
         self.size_bytes -= asset.size_bytes
+        self._held.add(asset.tenant, -asset.size_bytes)
 
     def _require_room(self, size: int) -> None:
         self.sweep()

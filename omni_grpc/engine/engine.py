@@ -13,37 +13,34 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.engine.admission import check_loaded, check_open, restart_pause
-from omni_grpc.engine.artifacts import Artifacts
-from omni_grpc.engine.assets import Assets
+from omni_grpc.engine.admission import not_started, restart_pause, stopped_first
 from omni_grpc.engine.executor import Executor
-from omni_grpc.engine.forgotten import Cause, Forgotten
-from omni_grpc.engine.inputs import InputStore
-from omni_grpc.engine.jobs import Job, Jobs, new_job_id
-from omni_grpc.engine.meter import Meter
+from omni_grpc.engine.fairness import ShareOf
+from omni_grpc.engine.forgotten import Cause
+from omni_grpc.engine.items import Lane
+from omni_grpc.engine.jobs import Job, new_job_id
 from omni_grpc.engine.retention import Retention
 from omni_grpc.engine.run import JobRun
-from omni_grpc.engine.scheduler import Decision, Lane, Scheduler, lanes
-from omni_grpc.engine.status import EngineState, EngineStats
+from omni_grpc.engine.scheduler import Decision, lanes
+from omni_grpc.engine.standing import Standing
+from omni_grpc.engine.status import EngineState
 from omni_grpc.engine.submission import Submission, new_run
 from omni_grpc.engine.timers import Timers
 from omni_grpc.resolve.advice import advise_priority
 from omni_grpc.resolve.frames import segments
-from omni_grpc.resolve.request import check_draft, check_model, check_task, resolve_request
-from omni_grpc.resolve.rules import ServingFacts
-from omni_grpc.resolve.settings import facts_of
+from omni_grpc.resolve.request import resolve_request
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, FailedPrecondition, Failure, Unavailable
 from omni_grpc.types.events import ArtifactReady, Cancelled, Failed, Queued
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.media import Inputs
+from omni_grpc.types.os_errors import plain
 from omni_grpc.types.plan import (
     Broken,
     Decoded,
     DecodedPart,
     Died,
     Fetched,
-    Plan,
     Prepared,
     Ready,
     Report,
@@ -51,8 +48,6 @@ from omni_grpc.types.plan import (
     Stepped,
     requests_of,
 )
-from omni_grpc.types.request import Task
-from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -64,40 +59,20 @@ _WORKER, _DRAIN, _ASSETS = "worker", "drain", "assets"
 """Owners of the timers that belong to no job."""
 
 
-class Engine:
+class Engine(Standing):
     """One model, one worker, many jobs. `on_state` observers are called on the loop at each change of state."""
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, executor: Executor) -> None:
-        self.config = config
-        self.checkpoint = checkpoint
-        self.forgotten = Forgotten()
-        self.jobs = Jobs(self.forgotten)
-        self.artifacts = Artifacts(self.forgotten)
-        self.assets = Assets(config.jobs.asset_budget, config.jobs.asset_retention, forgotten=self.forgotten)
-        self.inputs = InputStore(config.limits.input_budget)
-        self.state = EngineState.STARTING
-        self.loading = Loading()
-        """Progress of loading, until the worker is ready."""
-        self.ready: Ready | None = None
-        self.failure: Failure | None = None
-        """Why there is no worker at the moment."""
+        super().__init__(config, checkpoint)
         self.on_state: list[Callable[[EngineState], None]] = []
         self._executor = executor
-        self._scheduler = Scheduler(
-            config.scheduler.max_queue,
-            config.scheduler.max_num_seqs,
-            policy=config.scheduler.policy,
-            max_step_ms=config.scheduler.max_step_ms,
-        )
         self._runs: dict[str, JobRun] = {}
         self._timers = Timers(self._on_timer_error)
         self._retention = Retention(self.jobs, self.artifacts, self._timers, config.jobs.artifact_budget)
-        self._meter = Meter()
         self._started: asyncio.Future[None] | None = None
         self._closing: asyncio.Future[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self._restarts = 0
         self._failures = 0
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -118,7 +93,7 @@ class Engine:
             self._enter(EngineState.DRAINING)
             self._closing = asyncio.ensure_future(self._close())
         if not self._closing.done():
-            self._timers.set(_DRAIN, "drain_timeout", drain_timeout, self._end_drain)
+            self._timers.set(_DRAIN, "drain_timeout", drain_timeout, lambda *_: self._fail_all(stopped_first()))
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
@@ -129,12 +104,6 @@ class Engine:
         await asyncio.to_thread(self.inputs.close)
         self._enter(EngineState.STOPPED)
 
-    def _end_drain(self, name: str, limit: str, seconds: float) -> None:
-        message = "the server was stopped before this job ended; send the request again"
-        failure = Failure(code=Code.UNAVAILABLE, reason="SERVER_STOPPED", message=message)
-        for run in list(self._runs.values()):
-            self._fail(run, failure)
-
     def _enter(self, state: EngineState) -> None:
         if state is self.state:
             return
@@ -144,37 +113,7 @@ class Engine:
             with self._blamed((), "telling of a change of state"):
                 observer(state)
 
-    # --- what callers ask -------------------------------------------------------------------------------------------
-
-    @property
-    def start_failure(self) -> Failure | None:
-        """The failure that kept the first worker from loading: this engine will never be ready."""
-        return self.failure if self.ready is None else None
-
-    @property
-    def facts(self) -> ServingFacts:
-        """The facts by which requests are checked and completed."""
-        return facts_of(self.config, self.checkpoint, self.ready)
-
-    def check(self, model: str, task: Task) -> None:
-        """Raises NotFound for a model that is not served (an empty name is), FailedPrecondition (TASK_NOT_SUPPORTED)
-        for a task that it is known not to support, and Unavailable (MODEL_LOADING) before it is first loaded.
-        """
-        check_model(model, self.checkpoint)
-        if self.checkpoint.described:
-            check_task(model, task, self.checkpoint)
-        check_loaded(self.state, self.checkpoint.name, self.loading)
-
-    def check_submission(self, submission: Submission) -> Job | None:
-        """Every refusal of `submit` that needs nothing of what is in the media: `draft.inputs` may be placeholders.
-        Returns the job that `request_id` had made before.
-        """
-        if (earlier := self.jobs.earlier(submission.request_id, submission.fingerprint)) is None:
-            self.check(submission.draft.model, submission.draft.task)
-            check_open(self.state)
-            check_draft(submission.draft, self.facts)
-            self._scheduler.check_room()
-        return earlier
+    # --- what callers do --------------------------------------------------------------------------------------------
 
     def submit(self, submission: Submission) -> tuple[Job, bool]:
         """Accepts a request. Returns its job, and True if an earlier call with this `request_id` created that job.
@@ -196,7 +135,7 @@ class Engine:
             + advise_priority(submission.priority, self.config.scheduler.policy),
             segments=segments(resolved.request.num_frames, self.checkpoint.limits),
         )
-        self._scheduler.add(resolved.request, submission.claim)
+        self._scheduler.add(resolved.request, submission.claim, submission.tenant, segments=run.job.segments)
         self.jobs.add(job := run.job)
         self._runs[job.id] = run
         self._idle.clear()
@@ -205,11 +144,6 @@ class Engine:
             self._timers.set(job.id, "deadline", max(0.0, submission.deadline - time.time()), self._expire)
         self._tick()
         return job, False
-
-    @property
-    def ready_warnings(self) -> tuple[RequestWarning, ...]:
-        """The worker's warnings, which belong to every reply."""
-        return self.ready.warnings if self.ready is not None else ()
 
     def cancel(self, job_id: str, reason: str) -> Job:
         """Stops a job before its next step. Idempotent: a job that has ended is returned as it is. Raises NotFound."""
@@ -222,16 +156,19 @@ class Engine:
             self._tick()
         return job
 
+    def share_by(self, share_of: ShareOf) -> None:
+        """From now on `share_of` says what each tenant may have. To be called again when it says something else, so
+        that jobs that waited for that start at once.
+        """
+        self._scheduler.share_of = share_of
+        self._tick()
+
     def delete(self, job_id: str) -> None:
         """Forgets a finished job with its events and artifacts. Raises NotFound, FailedPrecondition while it runs."""
         job = self.jobs.get(job_id)
         if not job.state.terminal:
             raise FailedPrecondition(f"job {job_id} is {job.state}; cancel it first", reason="JOB_NOT_FINISHED")
         self._retention.forget(job, Cause.DELETED)
-
-    def queue_position(self, job: Job) -> int:
-        """The number of jobs ahead of this one in the queue; 0 once it has left the queue."""
-        return self._scheduler.position(job.id)
 
     @contextlib.contextmanager
     def watching(self, job: Job) -> Iterator[None]:
@@ -244,18 +181,6 @@ class Engine:
             job.watchers -= 1
             if not job.watchers and not job.state.terminal:
                 self._timers.set(job.id, "disconnect_grace", job.disconnect_grace, self._abandon)
-
-    def stats(self) -> EngineStats:
-        return EngineStats(
-            queued=self._scheduler.waiting,
-            running=self._scheduler.active,
-            max_queue=self.config.scheduler.max_queue,
-            jobs=len(self.jobs),
-            artifact_bytes=self.artifacts.size_bytes,
-            cost=self._scheduler.cost,
-            cost_error=self._meter.cost_error,
-            worker_restarts=self._restarts,
-        )
 
     def _abandon(self, job_id: str, limit: str, seconds: float) -> None:
         self.cancel(job_id, f"no client watched the job for {seconds:g} s")
@@ -280,17 +205,15 @@ class Engine:
             yield
         except Exception as error:
             logger.exception("unexpected error while %s of %s", doing, ", ".join(job_ids) or "no job")
-            message = f"{type(error).__name__} while {doing}: {error}"
-            for job_id in job_ids:
-                if (run := self._runs.get(job_id)) is not None:
-                    self._fail(run, Failure(code=Code.INTERNAL, reason="ENGINE_ERROR", message=message))
+            message = f"{type(error).__name__} while {doing}: {plain(error)}"
+            for run in filter(None, map(self._runs.get, job_ids)):
+                self._fail(run, Failure(code=Code.INTERNAL, reason="ENGINE_ERROR", message=message))
 
     def _on_timer_error(self, owner: str, name: str, error: Exception) -> None:
         with self._blamed((owner,), f"the timer {name}"):
             raise error
         if (owner, name) == (_WORKER, "restart"):
-            message = f"the worker could not be started: {error!r}"
-            self._on_died(Failure(code=Code.UNAVAILABLE, reason="WORKER_NOT_STARTED", message=message))
+            self._on_died(not_started(error))
         self._tick()
 
     def _handle(self, report: Report) -> None:
@@ -313,7 +236,7 @@ class Engine:
                 self._free(Lane(report.phase))
                 self._on_broken(report)
             case Died():
-                self._on_died(report.failure)
+                self._on_died(report.failure, final=report.final)
 
     def _on_ready(self, report: Ready) -> None:
         self.ready, self.failure = report, None
@@ -329,6 +252,7 @@ class Engine:
 
     def _on_prepared(self, report: Prepared) -> None:
         self._free(Lane.PREPARE)
+        self._meter.prepare.add(report.elapsed)
         if (run := self._runs.get(report.id)) is not None:
             run.job.append(run.encoded(report))
             self._scheduler.prepared(report.id, report.rows)
@@ -347,6 +271,7 @@ class Engine:
 
     def _on_progress(self, run: JobRun, progress: RequestStep, elapsed: float) -> None:
         run.take_step(progress, elapsed)
+        self._scheduler.stepped(progress.id, progress.total - progress.step, progress.evals)
         if progress.part_ready:
             self._scheduler.part_ready(progress.id)
         if progress.finished:
@@ -359,6 +284,7 @@ class Engine:
 
     def _on_decoded(self, report: Decoded) -> None:
         self._free(Lane.DECODE)
+        self._meter.decode.add(report.elapsed)
         # the blocks are taken even for a job that was cancelled meanwhile: whoever gets a handle frees its block
         files = shared.take_all([media.data for media in report.media])
         if (run := self._runs.get(report.id)) is None:
@@ -367,7 +293,7 @@ class Engine:
         completed = run.done(report, self.checkpoint.scheduler, self.facts.found)
         # nothing is stored before all that can fail is done
         for artifact, data in zip(artifacts, files, strict=True):
-            self.artifacts.put(artifact, data)
+            self.artifacts.put(artifact, data, tenant=run.job.tenant)
             run.job.append(ArtifactReady(artifact=artifact))
         self._scheduler.finish(run.job.id)
         run.job.append(completed)
@@ -380,9 +306,9 @@ class Engine:
             run.job.append(Failed(failure=report.failure, stats=run.stats()))
             self._end(run)
 
-    def _on_died(self, failure: Failure) -> None:
-        """Fails the jobs that the worker held, unless they lost nothing with it. Queued jobs keep waiting, and a new
-        worker is started after a growing delay.
+    def _on_died(self, failure: Failure, *, final: bool = False) -> None:
+        """Fails the jobs that the worker held, unless they lost nothing with it. Queued jobs wait for a new worker,
+        which is started after a growing delay; if this one was `final`, they fail too.
         """
         logger.error("%s", failure.message)
         self.failure = failure
@@ -398,9 +324,12 @@ class Engine:
                 self._timers.clear(job_id, "run_timeout")
                 run.job.append(run.retrying(failure, pause))
                 self._queued(run)
-        if self._started is not None and not self._started.done():
+        starting = self._started is not None and not self._started.done()
+        if final or starting:
             self._enter(EngineState.FAILED)
-            self._started.set_exception(failure.error())
+            self._fail_all(failure)
+            if self._started is not None and starting:
+                self._started.set_exception(failure.error())
             return
         if self._closing is None:
             self._enter(EngineState.RESTARTING)
@@ -424,21 +353,22 @@ class Engine:
             decision = self._scheduler.plan()
             if not decision.plan:
                 return
-            if self._send(decision.plan):
+            if self._send(decision):
                 self._announce(decision)
                 return
 
-    def _send(self, plan: Plan) -> bool:
+    def _send(self, decision: Decision) -> bool:
         """Sends a plan; False if the worker is gone, which may be known here before its Died report arrives."""
+        plan = decision.plan
         try:
             self._executor.submit(plan)
         except Unavailable as error:
             self.failure = error.failure
-            self._scheduler.undo(plan)
+            self._scheduler.undo(decision)
             return False
         except Exception as error:
             if jobs := [request.id for request in plan.admit] or plan.running:
-                self._scheduler.undo(plan)
+                self._scheduler.undo(decision)
             with self._blamed(jobs, "handing it to the worker"):
                 raise error
             return False
@@ -483,6 +413,10 @@ class Engine:
         if not run.job.state.terminal:
             run.job.append(Failed(failure=failure, stats=run.stats()))
         self._end(run)
+
+    def _fail_all(self, failure: Failure) -> None:
+        for run in list(self._runs.values()):
+            self._fail(run, failure)
 
     def _end(self, run: JobRun) -> None:
         self._runs.pop(run.job.id, None)

@@ -18,9 +18,11 @@ from multiprocessing.connection import Connection
 from typing import Protocol
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.engine.admission import not_started
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, Failure, Unavailable
 from omni_grpc.types.load_progress import Loading, LoadPhase
+from omni_grpc.types.os_errors import plain
 from omni_grpc.types.plan import Beat, Died, Fetched, Plan, Ready, Report
 from omni_grpc.types.spec import Checkpoint
 
@@ -96,10 +98,8 @@ class ProcessExecutor:
         try:
             self._process = WorkerProcess(*self._arguments, deliver)
         except (OSError, RuntimeError) as error:
-            # no memory, file descriptors or threads left for it: that may pass, like any other death of a worker
-            message = f"the worker process could not be started: {error}"
-            failure = Failure(code=Code.UNAVAILABLE, reason="WORKER_NOT_STARTED", message=message)
-            asyncio.get_running_loop().call_soon(deliver, Died(failure=failure))
+            # no memory, file descriptors or threads left for it
+            asyncio.get_running_loop().call_soon(deliver, Died(failure=not_started(error)))
 
     def submit(self, plan: Plan) -> None:
         if self._process is None:
@@ -223,10 +223,14 @@ class WorkerProcess:
             self._deliver_reports()
         except (EOFError, OSError) as error:
             # the end of the pipe, also in the middle of a report ("got end of file during message")
-            logger.info("the worker's pipe has ended: %s", error or "end of file")
+            level = logging.DEBUG if self._closing else logging.INFO
+            logger.log(
+                level, "the worker's pipe has ended: %s", "end of file" if isinstance(error, EOFError) else plain(error)
+            )
         except Exception as error:
             logger.exception("a report of the worker process %s cannot be read", self._process.pid)
-            message = f"a report of the worker process {self._process.pid} cannot be read: {error!r}"
+            why = f"{type(error).__name__}: {plain(error)}"
+            message = f"a report of the worker process {self._process.pid} cannot be read: {why}"
             self._last_words = Failure(code=Code.INTERNAL, reason="WORKER_ERROR", message=message)
             self._process.kill()
         self._process.join(CLOSE_SECONDS)
@@ -300,6 +304,10 @@ class LocalExecutor:
         loop = asyncio.get_running_loop()
 
         def send(report: Report) -> None:
+            if isinstance(report, Died) and report.failure.reason == "DEVICE_LOST":
+                # a new worker would be in this same process
+                message = f"{report.failure.message}; start a new process"
+                report = Died(failure=dataclasses.replace(report.failure, message=message), final=True)
             loop.call_soon_threadsafe(deliver, report)
 
         self._worker = _resolve(worker)(config, checkpoint, send, block_prefix())

@@ -9,11 +9,13 @@ import secrets
 from omni_grpc.types.errors import NotFound
 
 CAPACITY = 1 << 14
-"""Names that are remembered, the newest: about 2 MB."""
+"""Names that are remembered, the newest: about 3.4 MB."""
 
 
 class Cause(enum.StrEnum):
-    """Why there is no such thing. A name that is UNKNOWN belongs to another server process, or went very long ago."""
+    """Why there is no such thing. A name that is UNKNOWN belongs to another server process or another tenant, or went
+    very long ago.
+    """
 
     EXPIRED = "EXPIRED"
     DELETED = "DELETED"
@@ -26,22 +28,27 @@ class Forgotten:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.instance_id = secrets.token_hex(8)
         self._capacity = capacity
-        self._causes: collections.OrderedDict[str, Cause] = collections.OrderedDict()
+        self._gone: collections.OrderedDict[str, tuple[Cause, str]] = collections.OrderedDict()
+        """Cause and tenant by name."""
 
     def __len__(self) -> int:
-        return len(self._causes)
+        return len(self._gone)
 
-    def add(self, name: str, cause: Cause) -> None:
-        self._causes.setdefault(name, cause)
-        if len(self._causes) > self._capacity:
-            self._causes.popitem(last=False)
+    def add(self, name: str, cause: Cause, *, tenant: str) -> None:
+        """`tenant`: whose it was."""
+        self._gone.setdefault(name, (cause, tenant))
+        if len(self._gone) > self._capacity:
+            self._gone.popitem(last=False)
 
-    def not_found(self, name: str, *, reason: str, hint: str = "", path: str = "") -> NotFound:
+    def not_found(self, name: str, *, reason: str, tenant: str | None, hint: str = "", path: str = "") -> NotFound:
         """The error of a job that is not here (JOB_NOT_FOUND), or of another kind of thing, with name, cause and
-        instance_id in its metadata. `hint` says what to do; `path` is the field that names it.
+        instance_id in its metadata. `tenant` asks for it, and learns nothing of what others had (None: of all); `hint`
+        says what to do; `path` is the field that names it.
         """
         kind = reason.removesuffix("_NOT_FOUND").lower()
-        cause = self._causes.get(name, Cause.UNKNOWN)
+        cause, owner = self._gone.get(name, (Cause.UNKNOWN, tenant))
+        if tenant is not None and owner != tenant:
+            cause = Cause.UNKNOWN
         what = {
             Cause.EXPIRED: f"{kind} {name!r} has expired",
             Cause.DELETED: f"{kind} {name!r} was deleted",

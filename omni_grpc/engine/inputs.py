@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from omni_grpc.engine.tally import Tally
 from omni_grpc.types.errors import ResourceExhausted
 from omni_grpc.types.media import Inputs
 from omni_grpc.types.plan import SharedBytes
@@ -28,11 +29,22 @@ class InputStore:
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self._lock = threading.Lock()
-        self._sizes: dict[str, int] = {}
+        self._blocks: dict[str, tuple[int, str]] = {}
+        """Size and tenant by name."""
+        self._held = Tally()
         self._freeing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="omni_grpc-inputs")
         self.size_bytes = 0
 
-    def reserve(self, blocks: Sequence[SharedBytes]) -> None:
+    def input_bytes(self, tenant: str) -> int:
+        """The size of the inputs that one tenant's jobs wait with."""
+        with self._lock:
+            return self._held[tenant]
+
+    def of(self, tenant: str) -> TenantInputs:
+        """The same store, where what is reserved belongs to this tenant."""
+        return TenantInputs(self, tenant)
+
+    def reserve(self, blocks: Sequence[SharedBytes], *, tenant: str = "") -> None:
         """Counts the blocks of one request. Raises ResourceExhausted (INPUTS_FULL, with the time after which to ask
         again; INPUTS_OVER_BUDGET for what never fits).
         """
@@ -52,7 +64,8 @@ class InputStore:
                 )
                 raise ResourceExhausted(message, reason="INPUTS_FULL", retry_after=RETRY_SECONDS)
             self.size_bytes += size
-            self._sizes |= {block.name: block.size for block in blocks}
+            self._held.add(tenant, size)
+            self._blocks |= {block.name: (block.size, tenant) for block in blocks}
 
     def free(self, inputs: Inputs) -> None:
         """Gives back what the inputs have in shared memory; nothing where that has been done. Returns at once."""
@@ -61,18 +74,36 @@ class InputStore:
     def free_blocks(self, names: Sequence[str]) -> None:
         """The same for blocks that were reserved, put or not."""
         with self._lock:
-            sizes = {name: self._sizes.pop(name) for name in names if name in self._sizes}
-        if sizes:
-            self._freeing.submit(self._free, sizes)
+            blocks = {name: self._blocks.pop(name) for name in names if name in self._blocks}
+        if blocks:
+            self._freeing.submit(self._free, blocks)
 
     def close(self) -> None:
         """Frees everything, and returns when that is done. Blocks."""
         with self._lock:
-            sizes, self._sizes = self._sizes, {}
-        self._free(sizes)
+            blocks, self._blocks = self._blocks, {}
+        self._free(blocks)
         self._freeing.shutdown()
 
-    def _free(self, sizes: dict[str, int]) -> None:
-        free_blocks(sizes)
+    def _free(self, blocks: dict[str, tuple[int, str]]) -> None:
+        free_blocks(blocks)
         with self._lock:
-            self.size_bytes -= sum(sizes.values())
+            for size, tenant in blocks.values():
+                self.size_bytes -= size
+                self._held.add(tenant, -size)
+
+
+class TenantInputs:
+    """An `InputStore` as one tenant's requests see it: what decodes their media need not know whose they are."""
+
+    def __init__(self, store: InputStore, tenant: str) -> None:
+        self._store = store
+        self._tenant = tenant
+
+    def reserve(self, blocks: Sequence[SharedBytes]) -> None:
+        """As `InputStore.reserve`."""
+        self._store.reserve(blocks, tenant=self._tenant)
+
+    def free_blocks(self, names: Sequence[str]) -> None:
+        """As `InputStore.free_blocks`."""
+        self._store.free_blocks(names)

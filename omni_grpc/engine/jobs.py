@@ -79,6 +79,8 @@ class Job:
         disconnect_grace: float | None = None,
         retention: float = 600.0,
         priority: int = 0,
+        tenant: str = "",
+        subject: str = "",
     ) -> None:
         self.request = request
         self.warnings = warnings
@@ -91,6 +93,9 @@ class Job:
         """Seconds without a watcher after which the job is cancelled; None: it outlives its watchers."""
         self.retention = retention
         self.priority = priority
+        self.tenant = tenant
+        self.subject = subject
+        """Who made it, within the tenant."""
         self.state = JobState.QUEUED
         self.create_time = time.time()
         self.start_time: float | None = None
@@ -179,7 +184,8 @@ class Jobs:
     def __init__(self, forgotten: Forgotten | None = None) -> None:
         self._forgotten = Forgotten() if forgotten is None else forgotten
         self._jobs: dict[str, Job] = {}
-        self._by_request_id: dict[str, Job] = {}
+        self._by_request_id: dict[tuple[str, str], Job] = {}
+        """By tenant and request_id: no tenant learns of another's."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -190,20 +196,22 @@ class Jobs:
     def add(self, job: Job) -> None:
         self._jobs[job.id] = job
         if job.request_id:
-            self._by_request_id[job.request_id] = job
+            self._by_request_id[job.tenant, job.request_id] = job
 
-    def get(self, job_id: str) -> Job:
-        """Raises NotFound (JOB_NOT_FOUND) for an unknown id, or one that is no longer kept."""
-        try:
-            return self._jobs[job_id]
-        except KeyError:
-            raise self._forgotten.not_found(job_id, reason="JOB_NOT_FOUND") from None
-
-    def earlier(self, request_id: str, fingerprint: bytes) -> Job | None:
-        """The job that was made with this idempotency key. Raises Aborted (REQUEST_ID_REUSED) where it was made of
-        another request.
+    def get(self, job_id: str, tenant: str | None = None) -> Job:
+        """Raises NotFound (JOB_NOT_FOUND) for an unknown id, one that is no longer kept, or with `tenant`, one of
+        another tenant: nothing tells that from an unknown one.
         """
-        job = self._by_request_id.get(request_id) if request_id else None
+        job = self._jobs.get(job_id)
+        if job is None or tenant not in (None, job.tenant):
+            raise self._forgotten.not_found(job_id, reason="JOB_NOT_FOUND", tenant=tenant)
+        return job
+
+    def earlier(self, request_id: str, fingerprint: bytes, tenant: str = "") -> Job | None:
+        """The job that this tenant made with this idempotency key. Raises Aborted (REQUEST_ID_REUSED) where it was
+        made of another request.
+        """
+        job = self._by_request_id.get((tenant, request_id)) if request_id else None
         if job is not None and job.fingerprint != fingerprint:
             raise Aborted(
                 f"options.request_id {request_id!r} belongs to a different request, of job {job.id}",
@@ -212,13 +220,23 @@ class Jobs:
             )
         return job
 
-    def newest(self, *, states: Collection[JobState] = (), labels: Mapping[str, str] | None = None) -> list[Job]:
-        """Newest first; with `states`, only jobs in one of them; with `labels`, only jobs that carry all of them."""
+    def newest(
+        self,
+        *,
+        states: Collection[JobState] = (),
+        labels: Mapping[str, str] | None = None,
+        tenant: str | None = None,
+    ) -> list[Job]:
+        """Newest first; with `states`, only jobs in one of them; with `labels`, only jobs that carry all of them; with
+        `tenant`, only jobs of this one.
+        """
         wanted = (labels or {}).items()
         return [
             job
             for job in reversed(self._jobs.values())
-            if (not states or job.state in states) and wanted <= job.labels.items()
+            if (tenant is None or job.tenant == tenant)
+            and (not states or job.state in states)
+            and wanted <= job.labels.items()
         ]
 
     def finished(self) -> list[Job]:
@@ -229,6 +247,7 @@ class Jobs:
 
     def remove(self, job: Job, cause: Cause = Cause.EXPIRED) -> None:
         del self._jobs[job.id]
-        self._forgotten.add(job.id, cause)
-        if self._by_request_id.get(job.request_id) is job:
-            del self._by_request_id[job.request_id]
+        self._forgotten.add(job.id, cause, tenant=job.tenant)
+        key = (job.tenant, job.request_id)
+        if self._by_request_id.get(key) is job:
+            del self._by_request_id[key]

@@ -1,9 +1,23 @@
-"""How far measured step times are from the predicted ones."""
+"""How far measured step times are from the predicted ones, and how long the phases take that nobody predicts."""
 
 from __future__ import annotations
 
 WEIGHT = 0.1
 """Weight of the newest step in the running mean."""
+
+
+MEMORY = 0.9
+"""What a maximum keeps of itself with each newer value."""
+
+
+class Peak:
+    """The longest of late, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.ms = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.ms = max(1000 * seconds, MEMORY * self.ms)
 
 
 class Meter:
@@ -13,6 +27,7 @@ class Meter:
         self._planned_ms = 0.0
         self.cost_error = 1.0
         """Measured step time over predicted step time."""
+        self.prepare, self.step, self.decode = Peak(), Peak(), Peak()
 
     def planned(self, milliseconds: float) -> None:
         """A plan was sent whose step is predicted to take this long; 0 if it has no step."""
@@ -20,5 +35,6 @@ class Meter:
             self._planned_ms = milliseconds
 
     def stepped(self, seconds: float) -> None:
+        self.step.add(seconds)
         if self._planned_ms:
             self.cost_error += WEIGHT * (1000 * seconds / self._planned_ms - self.cost_error)

@@ -16,7 +16,9 @@ WATCHED_RETENTION = 5.0
 
 
 class Retention:
-    """Forgets jobs when their time is up, and the oldest of them while outputs take more than `budget` bytes."""
+    """Forgets jobs when their time is up, and earlier while outputs take more than `budget` bytes: then the oldest of
+    the tenant that holds the most, so that no tenant's outputs drive out those of others.
+    """
 
     def __init__(self, jobs: Jobs, artifacts: Artifacts, timers: Timers, budget: int) -> None:
         self._jobs = jobs
@@ -28,9 +30,12 @@ class Retention:
         """A job has ended: its time runs from now on."""
         job.expire_time = time.time() + job.retention
         self._timers.set(job.id, "retention", job.retention, self._expire)
-        for finished in self._jobs.finished():
-            if self._artifacts.size_bytes > self._budget and not finished.watchers:
-                self.forget(finished)
+        while self._artifacts.size_bytes > self._budget:
+            unread = [finished for finished in self._jobs.finished() if finished.artifacts and not finished.watchers]
+            if not unread:
+                return
+            # the first of those that hold the most is the oldest of them
+            self.forget(max(unread, key=lambda finished: self._artifacts.artifact_bytes(finished.tenant)))
 
     def forget(self, job: Job, cause: Cause = Cause.EXPIRED) -> None:
         """Removes a job with its events and outputs."""

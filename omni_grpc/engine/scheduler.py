@@ -4,20 +4,28 @@ A job waits, is prepared, takes steps with the other running jobs, is decoded, a
 the worker; a lane is busy from the plan that fills it to the report that frees it, so that a long encode or decode
 never holds up the steps of the others.
 
-Two rules share the steps. Rank comes first: a job that outranks others takes its steps before them, and they are
-preempted until it is done. Among equals, it is the turn of the job whose next step would end first in virtual time
-(weighted fair queueing, Demers et al. 1989). Others join its step unless that makes it too long: so big jobs and small
-ones take turns, and a stream of either cannot starve the other.
+Three rules share the steps. Rank comes first: a job that outranks others takes its steps before them, and they are
+preempted until it is done. Among equals in rank, tenants share the time by weight (`fairness.py`): it is the turn of
+the one whose next step would end first in virtual time (weighted fair queueing, Demers et al. 1989), and no tenant
+joins that is ahead of its share. Among a tenant's jobs it is likewise the turn of the one whose next step would end
+first. Others join its step unless that makes it too long: so big jobs and small ones take turns, and a stream of either
+cannot starve the other. A server without tenants has one.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import enum
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
+from omni_grpc.engine.estimate import Estimate
+from omni_grpc.engine.fairness import Share, ShareOf, Turns, equal_shares
+from omni_grpc.engine.items import Item, Lane, Phase
+from omni_grpc.engine.leaving import Places, Queue, View, leaving
 from omni_grpc.engine.policy import POLICIES, Claim
+from omni_grpc.engine.wait import Pace, expected_wait
+from omni_grpc.resolve.work import pixels
 from omni_grpc.types.errors import ResourceExhausted
 from omni_grpc.types.plan import CostModel, Plan
 from omni_grpc.types.request import Request
@@ -28,50 +36,26 @@ as long as the one whose turn it is. Equal jobs always share; a small job waits 
 """
 
 
-class Phase(enum.StrEnum):
-    WAITING = "WAITING"
-    PREPARING = "PREPARING"
-    RUNNING = "RUNNING"
-    DECODE_QUEUED = "DECODE_QUEUED"
-    DECODING = "DECODING"
-
-
-class Lane(enum.StrEnum):
-    """A line of work in the worker that does one thing at a time."""
-
-    PREPARE = "prepare"
-    STEP = "step"
-    DECODE = "decode"
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Item:
-    """A job in the scheduler. `service`: predicted milliseconds of steps it has received, counted from its fair start;
-    `final`: it is not requeued when its worker is lost.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Accounts:
+    """What had been received before a plan: `services` of the running jobs, and of the tenants `shares`, `clocks` and
+    `turns`. A plan makes new ones and leaves these as they are.
     """
 
-    request: Request
-    rank: float
-    arrival: int
-    phase: Phase = Phase.WAITING
-    rows: tuple[int, ...] = ()
-    service: float = 0.0
-    preempted: bool = False
-    part_ready: bool = False
-    final: bool = False
-
-    @property
-    def order(self) -> tuple[float, int]:
-        return (self.rank, self.arrival)
+    services: dict[str, float]
+    shares: dict[str, Share]
+    clocks: dict[str, float]
+    turns: dict[tuple[Lane, float], Turns]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decision:
-    """A plan, and the jobs that it preempts or resumes."""
+    """A plan, the jobs that it preempts or resumes, and the accounts as they were `before` it."""
 
     plan: Plan
-    preempted: tuple[str, ...] = ()
-    resumed: tuple[str, ...] = ()
+    preempted: tuple[str, ...]
+    resumed: tuple[str, ...]
+    before: Accounts
 
 
 class Scheduler:
@@ -79,7 +63,8 @@ class Scheduler:
 
     At most `max_num_seqs` jobs share a step, and no job joins one that it would make longer than `max_step_ms` or, if
     that is None, than FAIR_SHARE allows; a job that is longer than that alone takes its steps alone. The states of
-    preempted jobs stay in the worker, so at most 2 * max_num_seqs jobs are prepared or running at any time.
+    preempted jobs stay in the worker, so at most 2 * max_num_seqs jobs are prepared or running at any time; so do those
+    of tenants that had all the places before another one came.
     """
 
     def __init__(
@@ -91,10 +76,22 @@ class Scheduler:
         self.cost = CostModel()
         self.exclusive = False
         """One job at a time, from its prepare to the end of its decode."""
+        self.share_of: ShareOf = equal_shares
+        """The share of a tenant, asked at each plan."""
         self._rank = POLICIES[policy]
         self._items: dict[str, Item] = {}
+        self._queue = Queue()
+        self._active: dict[str, Item] = {}
+        """Those that have left the queue."""
+        self._shares: dict[str, Share] = {}
         self._arrivals = itertools.count()
-        self._clock = 0.0
+        self._clocks: dict[str, float] = {}
+        """By tenant: the service of a job of it that had always received its fair share."""
+        self._turns: dict[tuple[Lane, float], Turns] = {}
+        """Of tenants, by lane and rank."""
+        self._estimate = Estimate()
+        self._places: dict[str, int] | None = None
+        """Positions in the queue by id, until something changes."""
         self._busy: set[Lane] = set()
         self._dropped: list[str] = []
 
@@ -103,22 +100,43 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._in(Phase.WAITING))
+        return len(self._queue)
 
     @property
     def active(self) -> int:
         """The number of jobs that have left the queue and are not finished."""
-        return len(self._items) - self.waiting
+        return len(self._active)
+
+    @property
+    def tenants(self) -> list[str]:
+        """Those that have jobs here."""
+        waiting = {tenant for tenants in self._queue.ranks.values() for tenant in tenants}
+        return sorted(waiting.union(item.tenant for item in self._active.values()))
+
+    def queued_of(self, tenant: str) -> int:
+        """The number of a tenant's jobs in the queue."""
+        return self._queue.count(tenant)
+
+    def running_of(self, tenant: str) -> int:
+        """The number of a tenant's jobs that have left the queue and are not finished."""
+        return sum(item.tenant == tenant for item in self._active.values())
 
     def busy(self, lane: Lane) -> bool:
         return lane in self._busy
 
     def position(self, job_id: str) -> int:
         """The number of jobs that leave the queue before this one; 0 for a job that has left it."""
-        item = self._items.get(job_id)
-        if item is None or item.phase is not Phase.WAITING:
-            return 0
-        return sum(other.order < item.order for other in self._in(Phase.WAITING))
+        if self._places is None:
+            self._places = {item.request.id: place for place, item in enumerate(self._leaving())}
+        return self._places.get(job_id, 0)
+
+    def expected_wait(self, tenant: str, *, prepare_ms: float = 0.0, decode_ms: float = 0.0) -> float:
+        """Milliseconds until the next waiting job of a tenant leaves the queue, or where none waits, until one that
+        runs ends: `wait.expected_wait`. `prepare_ms` and `decode_ms` are what those phases take of a job.
+        """
+        self._follow()
+        pace = Pace(prepare_ms=prepare_ms, decode_ms=decode_ms, exclusive=self.exclusive)
+        return expected_wait(tenant, self._queue, self._active.values(), self._view, pace)
 
     def phase(self, job_id: str) -> Phase:
         return self._items[job_id].phase
@@ -132,24 +150,50 @@ class Scheduler:
                 retry_after=1.0,
             )
 
-    def add(self, request: Request, claim: Claim = Claim()) -> None:  # noqa: B008 - frozen
-        """Puts a job in the queue. Raises like `check_room`."""
+    def add(
+        self,
+        request: Request,
+        claim: Claim = Claim(),  # noqa: B008 - frozen
+        tenant: str = "",
+        *,
+        segments: int = 1,
+    ) -> None:
+        """Puts a job in the queue. Raises like `check_room`. `segments`: parts of its output, each with all steps."""
         self.check_room()
-        self._items[request.id] = Item(request, self._rank(claim), next(self._arrivals))
+        item = self._items[request.id] = Item(
+            request, self._rank(claim), next(self._arrivals), tenant, left=request.steps * segments, segments=segments
+        )
+        self._queue.add(item)
+        self._follow()
 
     def plan(self) -> Decision:
         """Work for every free lane. The lanes that it fills are busy until `free`."""
+        services = {item.request.id: item.service for item in self._in(Phase.RUNNING)}
+        before = Accounts(services, self._shares, self._clocks, self._turns)
+        self._follow()
         admit = self._admit() if Lane.PREPARE not in self._busy else ()
-        step, preempted, resumed = self._step() if Lane.STEP not in self._busy else ((), (), ())
+        taken, preempted = self._step() if Lane.STEP not in self._busy else ([], [])
+        self._charge(taken)
+        resumed = [item for item in taken if item.preempted]
+        for item in resumed + preempted:
+            item.preempted = not item.preempted
         decode_parts, decode = self._decode() if Lane.DECODE not in self._busy else ((), ())
         dropped, self._dropped = tuple(self._dropped), []
-        plan = Plan(admit=admit, step=step, decode_parts=decode_parts, decode=decode, drop=dropped)
-        return Decision(plan, preempted=preempted, resumed=resumed)
+        plan = Plan(admit=admit, step=_ids(taken), decode_parts=decode_parts, decode=decode, drop=dropped)
+        return Decision(plan, _ids(preempted), _ids(resumed), before)
 
-    def undo(self, plan: Plan) -> None:
-        """A plan did not reach the worker: the jobs that it admitted return to their place in the queue."""
+    def undo(self, decision: Decision) -> None:
+        """The newest plan did not reach the worker, so it never was: the jobs that it admitted return to their place in
+        the queue, nobody has paid for its step or its decode, and nobody was preempted by it.
+        """
+        plan, before = decision.plan, decision.before
+        for job_id in decision.preempted + decision.resumed:
+            self._items[job_id].preempted = job_id in decision.resumed
+        for job_id, service in before.services.items():
+            self._items[job_id].service = service
+        self._shares, self._clocks, self._turns = before.shares, before.clocks, before.turns
         for request in plan.admit:
-            self._items[request.id].phase = Phase.WAITING
+            self._return(self._items[request.id])
         for job_id in plan.decode:
             self._items[job_id].phase = Phase.DECODE_QUEUED
         for job_id in plan.decode_parts:
@@ -165,7 +209,13 @@ class Scheduler:
     def prepared(self, job_id: str, rows: tuple[int, ...]) -> None:
         """A job can take steps; `rows` are the tokens of each of its rows. Ignored for a removed job."""
         if (item := self._items.get(job_id)) is not None:
-            item.phase, item.rows, item.service = Phase.RUNNING, rows, self._clock
+            item.phase, item.rows, item.service = Phase.RUNNING, rows, self._clocks[item.tenant]
+            self._estimate.learn(item.request, rows)
+
+    def stepped(self, job_id: str, left: int, evals: int) -> None:
+        """A job has taken a step of `evals` forwards and has `left` to take. Ignored for a removed job."""
+        if (item := self._items.get(job_id)) is not None:
+            item.left, item.evals = left, max(item.evals, evals)
 
     def denoised(self, job_id: str) -> None:
         """A job has taken its last step. Ignored for a removed job."""
@@ -179,14 +229,17 @@ class Scheduler:
 
     def finish(self, job_id: str) -> None:
         """A job is over in the worker too: it ended, or it failed and its state was dropped there."""
-        self._items.pop(job_id, None)
+        if (item := self._items.pop(job_id, None)) is not None:
+            self._forget(item)
+        self._places = None
 
     def remove(self, job_id: str) -> Phase:
         """Removes a job and returns its phase. The next plan tells the worker to drop the job's state."""
-        phase = self._items.pop(job_id).phase
-        if phase is not Phase.WAITING:
+        item = self._items.pop(job_id)
+        self._forget(item)
+        if item.phase is not Phase.WAITING:
             self._dropped.append(job_id)
-        return phase
+        return item.phase
 
     def reset(self) -> tuple[list[str], list[str]]:
         """The worker is gone, so all lanes are free. Returns the jobs that it held, which are removed, and those that
@@ -197,11 +250,13 @@ class Scheduler:
         """
         back = [item for item in self._in(Phase.PREPARING) if not item.final]
         for item in back:
-            item.phase, item.final = Phase.WAITING, True
+            self._return(item)
+            item.final = True
         lost = [job_id for job_id, item in self._items.items() if item.phase is not Phase.WAITING]
         for job_id in lost:
-            del self._items[job_id]
+            self._forget(self._items.pop(job_id))
         self._busy.clear()
+        self._places = None
         self._dropped.clear()
         return lost, list(_ids(back))
 
@@ -215,55 +270,149 @@ class Scheduler:
         rows = [tokens for job_id in job_ids for tokens in self._items[job_id].rows]
         return self.cost.step_ms(rows) if rows else 0.0
 
+    def _return(self, item: Item) -> None:
+        """To its place in the queue."""
+        del self._active[item.request.id]
+        item.phase = Phase.WAITING
+        self._queue.add(item)
+        self._places = None
+
+    def _forget(self, item: Item) -> None:
+        if self._active.pop(item.request.id, None) is None:
+            self._queue.remove(item)
+        self._places = None
+
+    def _follow(self) -> None:
+        """Asks for the shares, and tells turns and clocks who has work: of a tenant at its limit, waiting jobs are
+        none.
+        """
+        self._places = None
+        self._shares = {tenant: self.share_of(tenant) for tenant in self.tenants}
+        active: dict[tuple[Lane, float], set[str]] = {}
+        for rank, tenants in self._queue.ranks.items():
+            if able := {tenant for tenant in tenants if self._may_leave(tenant)}:
+                active[Lane.STEP, rank] = able
+        for item in self._active.values():
+            if item.inside:
+                active.setdefault((Lane.STEP, item.rank), set()).add(item.tenant)
+            if item.part_ready or item.phase in (Phase.DECODE_QUEUED, Phase.DECODING):
+                active.setdefault((Lane.DECODE, item.rank), set()).add(item.tenant)
+        # where nobody has work, nobody is ahead
+        self._turns = {key: self._turns.get(key, Turns()).follow(able) for key, able in active.items()}
+        self._clocks = {tenant: self._clocks.get(tenant, 0.0) for tenant in self._shares}
+
+    def _may_leave(self, tenant: str) -> bool:
+        """Whether its limit lets one more job of a tenant run."""
+        limit = self._shares[tenant].max_running
+        return limit is None or self.running_of(tenant) < limit
+
+    def _tag(self, rank: float, tenant: str) -> float:
+        return self._turns[Lane.STEP, rank].tag(tenant) if (Lane.STEP, rank) in self._turns else 0.0
+
+    def _work(self, item: Item) -> float:
+        """Predicted milliseconds of the steps that a job has still to take, each alone."""
+        return item.left * item.evals * self._step_ms(item)
+
+    def _step_ms(self, item: Item) -> float:
+        return self.cost.step_ms(item.rows or self._estimate.rows(item.request))
+
+    @property
+    def _view(self) -> View:
+        return View(total=self.max_num_seqs, shares=self._shares, tag=self._tag, step=self._step_ms, work=self._work)
+
+    def _leaving(self) -> Iterator[Item]:
+        return leaving(self._queue, self._active.values(), self._view)
+
     def _admit(self) -> tuple[Request, ...]:
-        """The first job in the queue, if there is room for it or it outranks a running job."""
-        queue = self._in(Phase.WAITING)
-        if not queue:
+        """The first job in the queue, if it may leave and there is a place for it: one is free, a job of a lower rank
+        has it, or a tenant that has more of them than is its part.
+        """
+        if not self._queue or (self.exclusive and self._active):
             return ()
-        first = min(queue, key=lambda item: item.order)
-        if self.exclusive and self.active:
+        if sum(item.inside for item in self._active.values()) >= 2 * self.max_num_seqs:
             return ()
-        inside = self._in(Phase.PREPARING, Phase.RUNNING)
-        ahead = [item for item in inside if item.rank <= first.rank]
-        if len(ahead) >= self.max_num_seqs or len(inside) >= 2 * self.max_num_seqs:
+        first = next(self._leaving())
+        if not self._may_leave(first.tenant):
             return ()
+        places = Places(self._queue, self._active.values(), first.rank, self._view)
+        if places.full and not places.entitled(first.tenant):
+            return ()
+        self._queue.remove(first)
+        self._active[first.request.id] = first
         first.phase = Phase.PREPARING
         self._busy.add(Lane.PREPARE)
         return (first.request,)
 
-    def _step(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """The jobs of the next step, and those that are preempted by it or come back with it."""
-        running = sorted(self._in(Phase.RUNNING), key=self._turn)
+    def _step(self) -> tuple[list[Item], list[Item]]:
+        """The jobs of the next step, and those that are preempted by it."""
+        running = self._in(Phase.RUNNING)
         if not running:
-            return (), (), ()
+            return [], []
         chosen: list[Item] = []
-        for item in running:
+        aside: list[Item] = []
+        """Those that were not left out because their tenant has had its share: that is no preemption."""
+        ends: dict[float, float] = {}
+        for item in self._in_turn(running):
+            turns = self._turns[Lane.STEP, item.rank]
+            end = ends.setdefault(item.rank, turns[item.tenant] + self._by_weight(item))
+            if turns[item.tenant] > end:
+                continue
             if len(chosen) < self.max_num_seqs and (not chosen or self._fits([*chosen, item])):
                 chosen.append(item)
-        self._charge(chosen, len(running))
+            else:
+                aside.append(item)
         best = chosen[0].rank
-        preempted = [item for item in running if item not in chosen and item.rank > best and not item.preempted]
-        resumed = [item for item in chosen if item.preempted]
-        for item in preempted:
-            item.preempted = True
-        for item in resumed:
-            item.preempted = False
+        preempted = [item for item in aside if item.rank > best and not item.preempted]
         self._busy.add(Lane.STEP)
         # in order of arrival, so that the batch stays the same from step to step and its packed constants can be kept
-        return _ids(sorted(chosen, key=lambda item: item.arrival)), _ids(preempted), _ids(resumed)
+        return sorted(chosen, key=lambda item: item.arrival), preempted
 
-    def _turn(self, item: Item) -> tuple[float, float, int]:
-        return (item.rank, item.service + self.cost.step_ms(item.rows), item.arrival)
+    def _in_turn(self, running: list[Item]) -> list[Item]:
+        """By rank, then the jobs of the tenant whose next step would end first, then the job whose would."""
 
-    def _charge(self, chosen: list[Item], running: int) -> None:
-        """Divides the time of a step among those who take it. The clock is what a job would have by now that had always
-        received its fair share: a new job starts there, so that it owes nothing and is owed nothing.
+        def turn(item: Item) -> tuple[float, int]:
+            return (item.service + self.cost.step_ms(item.rows), item.arrival)
+
+        first: dict[tuple[float, str], Item] = {}
+        for item in sorted(running, key=turn):
+            first.setdefault((item.rank, item.tenant), item)
+        tenants = {
+            (rank, tenant): (rank, self._turns[Lane.STEP, rank][tenant] + self._by_weight(item), item.arrival)
+            for (rank, tenant), item in first.items()
+        }
+        return sorted(running, key=lambda item: (*tenants[item.rank, item.tenant], *turn(item)))
+
+    def _by_weight(self, item: Item) -> float:
+        """How far a step alone moves the tag of its job's tenant."""
+        return self.cost.step_ms(item.rows) / self._shares[item.tenant].weight
+
+    def _charge(self, chosen: list[Item]) -> None:
+        """Divides the time of a step among those who take it: what it takes whoever is in it among the tenants by their
+        weights, the rest by what each brings along, and a tenant's part among its jobs.
+
+        A tenant's clock is what a job of it would have by now that had always received its fair share: a new job starts
+        there, so that it owes nothing and is owed nothing.
         """
-        total = self.predicted_ms(item.request.id for item in chosen)
-        alone = [self.cost.step_ms(item.rows) for item in chosen]
-        for item, own in zip(chosen, alone, strict=True):
-            item.service += total * own / sum(alone)
-        self._clock += total / running
+        by_tenant: dict[str, list[Item]] = {}
+        for item in chosen:
+            by_tenant.setdefault(item.tenant, []).append(item)
+        weights = {tenant: self._shares[tenant].weight for tenant in by_tenant}
+        jobs = collections.Counter(item.tenant for item in self._in(Phase.RUNNING))
+        for tenant, items in by_tenant.items():
+            rows = [tokens for item in items for tokens in item.rows]
+            others = 1.0 - weights[tenant] / sum(weights.values())
+            part = self.cost.step_ms(rows) - self.cost.fixed * others
+            alone = [self.cost.step_ms(item.rows) for item in items]
+            for item, own in zip(items, alone, strict=True):
+                cost = part * own / (sum(alone) or 1.0)
+                self._move((Lane.STEP, item.rank), tenant, cost)
+                # a job without rows is one that runs alone, so that there is no other to take turns with
+                item.service += cost if rows else 0.0
+            self._clocks[tenant] += part / jobs[tenant] if rows else 0.0
+
+    def _move(self, key: tuple[Lane, float], tenant: str, cost: float) -> None:
+        """A tenant received this much of a lane, at a rank."""
+        self._turns[key] = self._turns[key].charge(tenant, cost / self._shares[tenant].weight)
 
     def _fits(self, items: list[Item]) -> bool:
         """Whether these may share a step; the first is the one whose turn it is."""
@@ -278,22 +427,35 @@ class Scheduler:
         queue += [item for item in self._in(Phase.RUNNING) if item.part_ready]
         if not queue:
             return (), ()
-        first = min(queue, key=lambda item: item.order)
+        first = min(queue, key=self._decode_turn(queue))
+        self._move((Lane.DECODE, first.rank), first.tenant, _decode_cost(first))
         self._busy.add(Lane.DECODE)
-        first.part_ready = False
         if first.phase is Phase.RUNNING:
+            first.part_ready = False
             return (first.request.id,), ()
         first.phase = Phase.DECODING
         return (), (first.request.id,)
 
+    def _decode_turn(self, queue: list[Item]) -> Callable[[Item], tuple[float, float, int]]:
+        """The order of decodes: as of steps, by the size of what is decoded; a tenant's own in order of arrival."""
+        ends: dict[tuple[float, str], float] = {}
+        for item in sorted(queue, key=lambda item: item.order):
+            tag = self._turns[Lane.DECODE, item.rank][item.tenant]
+            ends.setdefault((item.rank, item.tenant), tag + _decode_cost(item) / self._shares[item.tenant].weight)
+        return lambda item: (item.rank, ends[item.rank, item.tenant], item.arrival)
+
     def _in(self, *phases: Phase) -> list[Item]:
-        return [item for item in self._items.values() if item.phase in phases]
+        return [item for item in self._active.values() if item.phase in phases]
 
 
 def lanes(plan: Plan) -> tuple[Lane, ...]:
     """The lanes that a plan fills."""
     work = {Lane.PREPARE: plan.admit, Lane.STEP: plan.step, Lane.DECODE: plan.decode_parts or plan.decode}
     return tuple(lane for lane, ids in work.items() if ids)
+
+
+def _decode_cost(item: Item) -> float:
+    return pixels(item.request) / item.segments
 
 
 def _ids(items: Iterable[Item]) -> tuple[str, ...]:

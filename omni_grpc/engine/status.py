@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 
 from omni_grpc.types.plan import CostModel
 
@@ -18,8 +19,21 @@ class EngineState(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TenantStats:
+    """What one tenant has: jobs, and bytes of outputs, of uploads and of decoded inputs that wait for their job."""
+
+    queued: int = 0
+    running: int = 0
+    artifact_bytes: int = 0
+    asset_bytes: int = 0
+    input_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """The current load. `cost` predicts a step's milliseconds; `cost_error` is measured over predicted time."""
+    """The current load. `tenants` are those that have jobs queued or running. `cost` predicts a step's milliseconds;
+    `cost_error` is measured over predicted time.
+    """
 
     queued: int
     running: int
@@ -29,3 +43,4 @@ class EngineStats:
     cost: CostModel
     cost_error: float
     worker_restarts: int
+    tenants: Mapping[str, TenantStats] = dataclasses.field(default_factory=dict)

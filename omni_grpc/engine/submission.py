@@ -20,13 +20,16 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A request and how to run its job. Times in seconds; None takes the configured one.
+    """A request and how to run its job. Times in seconds; None takes the configured one. `tenant` is whose job it is,
+    `subject` who made it, within the tenant.
 
     `queue_timeout` runs from now until the job starts, `run_timeout` from its start to its end; both restart if the job
     is requeued. `deadline` is a time in Unix seconds that holds for all of it.
     """
 
     draft: Draft
+    tenant: str = ""
+    subject: str = ""
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     request_id: str = ""
     fingerprint: bytes = b""
@@ -60,6 +63,8 @@ def new_run(
         warnings=warnings,
         segments=segments,
         priority=submission.priority,
+        tenant=submission.tenant,
+        subject=submission.subject,
         defaults_used=resolved.defaults_used,
         labels=submission.labels,
         request_id=submission.request_id,

@@ -55,7 +55,8 @@ def apply(module: nn.Module, config: QuantizationConfig, context: Context) -> No
             "--quantization gguf and serve the checkpoint's own weights, or pass a file of fewer bits"
         )
         raise ConfigError(why, reason="NOTHING_QUANTIZED", violations=(Violation("gguf_model", why),))
-    logger.info("%s: %d layers stay packed, %d do not: %s", context.component, done, len(left), ", ".join(left))
+    unpacked = f", {len(left)} are unpacked: {', '.join(left)}" if left else ""
+    logger.info("%s: %d layers stay packed as in the GGUF file%s", context.component, done, unpacked)
 
 
 def _bits(packing: Packing) -> float:

@@ -67,7 +67,9 @@ def apply(module: nn.Module, config: QuantizationConfig, context: Context) -> No
         why = f"finds no layer of {context.component} to quantize; left out: {', '.join(left)}"
         raise _refused("quantization", f"--quantization {config.quantization} {why}", reason="NOTHING_QUANTIZED")
     context.effects.count_quantized(collections.Counter(NAMES[kind] for kind in chosen.values()), kept=len(left))
-    logger.info("%s: %d layers in 8 bits, %d as they are: %s", context.component, len(chosen), len(left), left)
+    kinds = " and ".join(sorted({NAMES[kind] for kind in chosen.values()}))
+    kept = f", {len(left)} in full precision: {', '.join(left)}" if left else ""
+    logger.info("%s: %d layers in %s%s", context.component, len(chosen), kinds, kept)
 
 
 def _choose(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from omni_grpc.checkpoint.intact import fault
 from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.os_errors import plain
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ def read_adapter(name: str, path: Path) -> AdapterFile:
             metadata = handle.metadata() or {}
             tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118 - the handle is no mapping
     except (OSError, safetensors.SafetensorError) as error:
-        why = fault(file) or f"is no safetensors file: {error}"
+        why = fault(file) or f"is no safetensors file: {plain(error)}"
         raise refused(name, f"{file} {why}") from error
     if unserved := sorted(key for key in tensors if UNSERVED.search(key)):
         raise refused(name, f"{file} has more than LoRA, which is not served yet: {', '.join(unserved[:4])}")
@@ -138,7 +139,7 @@ def _config(name: str, file: Path, metadata: Mapping[str, str]) -> dict[str, Any
                 logger.warning("adapter %s: %s is not of %s and is not used", name, beside, file.name)
         found = json.loads(text)
     except (OSError, ValueError) as error:
-        raise refused(name, f"its config is not JSON: {where}: {error}") from error
+        raise refused(name, f"its config is not JSON: {where}: {plain(error)}") from error
     if not isinstance(found, dict):
         raise refused(name, f"its config is not a JSON object: {where}")
     for key, value in found.items():

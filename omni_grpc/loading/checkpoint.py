@@ -28,6 +28,7 @@ from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.ops.dequant import Packing
 from omni_grpc.ops.host import READ_THREADS, HostLibraryError, Reading
 from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.os_errors import plain
 from omni_grpc.types.spec import WeightMap
 
 WEIGHT_FILE = "diffusion_pytorch_model.safetensors"
@@ -134,7 +135,7 @@ def load_weights(
         try:
             reading.run(1 if threads == 1 else max(threads, READ_THREADS))
         except HostLibraryError as error:
-            raise CheckpointError(f"the weights in {folder} cannot be read: {error}") from error
+            raise CheckpointError(f"the weights in {folder} cannot be read: {plain(error)}") from error
 
 
 def _part(weight: Tensor, source: Source) -> Tensor:
@@ -231,8 +232,8 @@ def _shapes(owner: nn.Module) -> dict[str, tuple[int, ...]]:
 def _open(file: Path) -> safetensors.safe_open:
     try:
         return safetensors.safe_open(file, framework="pt", device="cpu")
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{file} is no safetensors file: {error}") from error
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{file} is no safetensors file: {plain(error)}") from error
 
 
 def _files(folder: Path) -> list[Path]:
@@ -243,8 +244,8 @@ def _files(folder: Path) -> list[Path]:
         return [folder / WEIGHT_FILE]
     try:
         shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (json.JSONDecodeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{index} is not an index of weight shards: {error!r}") from error
+    except (OSError, json.JSONDecodeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{index} is not an index of weight shards: {plain(error)}") from error
     if absent := [shard for shard in shards if not (folder / shard).is_file()]:
         raise CheckpointError(f"{index} names shards that do not exist: {', '.join(absent)}")
     return [folder / shard for shard in shards]

@@ -15,6 +15,7 @@ from torch import nn
 
 from omni_grpc.config import AdapterConfig
 from omni_grpc.types.errors import CheckpointError, ConfigError, Violation
+from omni_grpc.types.os_errors import plain
 from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def load_module(
                 dtype=dtype,
             )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError(f"component {component!r} of {checkpoint.path} does not load: {error}") from error
+        raise CheckpointError(f"component {component!r} of {checkpoint.path} does not load: {plain(error)}") from error
     if missing := sorted(map(str, itertools.chain(info["missing_keys"], info["mismatched_keys"]))):
         raise CheckpointError(f"component {component!r} of {checkpoint.path} lacks weights: {', '.join(missing)}")
     if info["unexpected_keys"]:
@@ -79,7 +80,7 @@ def load_tokenizer(checkpoint: Checkpoint, component: str) -> Any:
     try:
         return kind.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"component {component!r} of {checkpoint.path} does not load: {error}") from error
+        raise CheckpointError(f"component {component!r} of {checkpoint.path} does not load: {plain(error)}") from error
 
 
 @contextlib.contextmanager

@@ -27,6 +27,8 @@ from omni_grpc.checkpoint import layout
 from omni_grpc.checkpoint.intact import DAMAGED, fault
 from omni_grpc.config.command_line import Parser
 from omni_grpc.types.errors import CheckpointError, OmniError
+from omni_grpc.types.library_logs import quiet_libraries
+from omni_grpc.types.os_errors import plain, reason
 
 _PICKLED = re.compile(r"(?P<stem>diffusion_pytorch_model|pytorch_model)(?P<tail>(\.\w+)?(-\d+-of-\d+)?(\.\w+)?)\.bin")
 _PICKLED_INDEX = re.compile(r"(?P<stem>diffusion_pytorch_model|pytorch_model)\.bin\.index(?P<variant>\.\w+)?\.json")
@@ -59,6 +61,10 @@ def convert(source: Path, target: Path) -> list[Converted]:
     try:
         made = _convert(source, unfinished)
         unfinished.rename(target)
+    except OSError as error:
+        raise CheckpointError(
+            f"{source} is not converted to {target}: {plain(error)}; nothing of it is left", reason="FILE_NOT_WRITTEN"
+        ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return made
@@ -125,7 +131,7 @@ def _convert_file(path: Path, new: Path, file: str) -> Converted:
     try:
         safetensors.torch.save_file(tensors, new, metadata={"format": "pt"})
     except (safetensors.SafetensorError, ValueError, KeyError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be written as safetensors: {error}") from error
+        raise CheckpointError(f"{path} cannot be written as safetensors: {plain(error)}") from error
     _verify(path, new, tensors)
     return Converted(file=file, tensors=tuple(tensors), size=sum(tensor.nbytes for tensor in tensors.values()))
 
@@ -144,7 +150,7 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
             reason="UNSAFE_PICKLE",
         ) from error
     except (RuntimeError, EOFError, ValueError, OSError) as error:
-        raise CheckpointError(f"{path} is not a file of torch weights: {error}") from error
+        raise CheckpointError(f"{path} is not a file of torch weights: {plain(error)}") from error
     if not isinstance(content, Mapping) or not content:
         raise CheckpointError(f"{path} contains a {type(content).__name__}, expected named tensors")
     if odd := [str(key) for key, value in content.items() if not _plain(key, value)]:
@@ -227,6 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("source", type=_folder, metavar="DIR", help="checkpoint folder in the diffusers layout")
     parser.add_argument("target", type=_folder, metavar="OUT", help="folder to create")
     args = parser.parse_args(argv)
+    quiet_libraries()
     try:
         for one in convert(args.source, args.target):
             print(f"{one.file}: {len(one.tensors)} tensors, {one.size} bytes, verified")
@@ -234,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error.reason}: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {error.filename or args.target}: {error.strerror or error}", file=sys.stderr)
+        print(f"error: {error.filename or args.target}: {reason(error)}", file=sys.stderr)
         return 2
     print(args.target)
     return 0

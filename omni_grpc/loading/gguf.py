@@ -28,6 +28,7 @@ from omni_grpc.nn.packed_linear import PackedLinear
 from omni_grpc.ops.dequant import PACKINGS, Packing, dequantize
 from omni_grpc.types.errors import CheckpointError
 from omni_grpc.types.load_progress import Loading, LoadPhase
+from omni_grpc.types.os_errors import plain
 from omni_grpc.types.spec import Checkpoint, FileLayout, SingleFile, WeightMap
 
 REASON = "BAD_GGUF"
@@ -226,7 +227,7 @@ def _header(path: Path) -> tuple[dict[str, Any], dict[str, tuple[str, tuple[int,
             for tensor in reader.tensors
         }
     except (OSError, ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
-        raise _refused(path, f"is no GGUF file, or not all of it is there ({error}); fetch it again") from error
+        raise _refused(path, f"is no GGUF file, or not all of it is there ({plain(error)}); fetch it again") from error
     if not tensors:
         raise _refused(path, "is a GGUF file without tensors")
     return fields, tensors

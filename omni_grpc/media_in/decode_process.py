@@ -15,6 +15,7 @@ from omni_grpc.media_in.inputs import InputFile, decode
 from omni_grpc.media_in.refusal import Warnings
 from omni_grpc.types.errors import Code, Failure, OmniError
 from omni_grpc.types.media import Inputs
+from omni_grpc.types.os_errors import reason
 from omni_grpc.types.plan import SharedBytes
 from omni_grpc.types.shared_inputs import media_of, put_inputs
 
@@ -111,7 +112,7 @@ def _serve_one(connection: Connection, config: LimitsConfig, job: DecodeJob) -> 
 def _no_room(blocks: Sequence[SharedBytes], error: OSError) -> Failure:
     size = sum(block.size for block in blocks)
     message = (
-        f"there is no room for {size} bytes of decoded inputs in shared memory ({error.strerror}); retry later, give "
+        f"there is no room for {size} bytes of decoded inputs in shared memory ({reason(error)}); retry later, give "
         "/dev/shm more room, or lower --input-budget"
     )
     return Failure(code=Code.RESOURCE_EXHAUSTED, reason="SHARED_MEMORY_FULL", message=message, retry_after=1.0)

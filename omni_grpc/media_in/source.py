@@ -7,6 +7,7 @@ import binascii
 import hashlib
 import urllib.parse
 from collections.abc import Callable, Mapping
+from typing import NoReturn
 
 from omni_grpc.media_in.limits import MediaLimits
 from omni_grpc.media_in.refusal import EMPTY, HASH_MISMATCH, TOO_LARGE, TYPE_MISMATCH, UNREADABLE, URI_REFUSED, refusal
@@ -104,10 +105,9 @@ def checked_kind(data: bytes, mime_type: str, accepted: tuple[str, ...], limits:
 
 def check_sha256(data: bytes, sha256: bytes, *, field: str) -> None:
     """Raises InvalidArgument unless this is the SHA-256 of the bytes (32 bytes; empty: not checked)."""
+    check_length(sha256, field=field)
     if not sha256:
         return
-    if len(sha256) != 32:
-        raise refusal(field, HASH_MISMATCH, f"has a sha256 of {len(sha256)} bytes; send the 32 raw bytes, not hex")
     found = hashlib.sha256(data).digest()
     if found != sha256:
         raise refusal(
@@ -117,22 +117,39 @@ def check_sha256(data: bytes, sha256: bytes, *, field: str) -> None:
         )
 
 
+def check_length(sha256: bytes, *, field: str) -> None:
+    """Raises InvalidArgument unless this can be a SHA-256, or is empty."""
+    if len(sha256) not in (0, 32):
+        raise refusal(field, HASH_MISMATCH, f"has a sha256 of {len(sha256)} bytes; send the 32 raw bytes, not hex")
+
+
+def scheme_of(uri: str) -> str:
+    """The scheme of a URL in lower case, empty if it has none."""
+    scheme, colon, _ = uri.partition(":")
+    return scheme.lower() if colon else ""
+
+
+def refuse_uri(uri: str, *, field: str) -> NoReturn:
+    """Raises InvalidArgument for a URL of a kind that is not read."""
+    # the address itself is not repeated: it may hold a secret
+    what = f"is a {scheme_of(uri)[:16]} URL" if scheme_of(uri) else "is not a URL"
+    raise refusal(
+        field,
+        URI_REFUSED,
+        f"{what}; this server accepts only data URLs (data:image/png;base64,...), and https URLs of the hosts that its"
+        " operator lists with --outbound-hosts: send the bytes in `data`, or upload them with UploadAsset",
+    )
+
+
 def read_uri(uri: str, *, limits: MediaLimits, field: str) -> tuple[bytes, str]:
     """Bytes and declared MIME type of a data URL (RFC 2397), base64 or percent-encoded.
 
-    Base64 may lack its padding and may use the url-safe alphabet. Raises InvalidArgument for any other URL: this server
-    fetches nothing and opens no files.
+    Base64 may lack its padding and may use the url-safe alphabet. Raises InvalidArgument for any other URL: files are
+    not opened, and what is fetched is fetched before (`fetch`).
     """
-    scheme, colon, rest = uri.partition(":")
-    if not colon or scheme.lower() != "data":
-        # the address itself is not repeated: it may hold a secret
-        what = f"is a {scheme.lower()[:16]} URL" if colon else "is not a URL"
-        raise refusal(
-            field,
-            URI_REFUSED,
-            f"{what}; this server accepts only data URLs (data:image/png;base64,...): send the bytes in `data`, or"
-            " upload them with UploadAsset",
-        )
+    if scheme_of(uri) != "data":
+        refuse_uri(uri, field=field)
+    rest = uri.partition(":")[2]
     header, comma, body = rest.partition(",")
     if not comma:
         raise refusal(field, UNREADABLE, "is a data URL without a comma; the form is data:image/png;base64,...")

@@ -54,6 +54,9 @@ def varlen_attention(
     query of a row sees all of its keys, the one before it all but the last, and so on; a query that sees no key gives
     zeros, as does a row without keys. Returns a new contiguous [Tq, H, D].
 
+    What is not finite stays in its row, but for backends whose entry in the table says otherwise. A NaN reaches every
+    query that sees it; with `causal` it may reach others of its row too, whose weight for it is 0, as in torch's SDPA.
+
     `backend` is a name of `config.backends`, with or without a form; one that cannot do this raises ConfigError.
     What it leaves open, and "auto" leaves all, is the fastest by the times of ops.tuning for rows like these. host_q,
     host_k: cu_q and cu_k in the host's memory, for backends that start a kernel for each run of like rows: without

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from omni_grpc.types.errors import ConfigError
+from omni_grpc.types.os_errors import reason
 
 logger = logging.getLogger(__name__)
 
@@ -43,5 +44,5 @@ def _unusable(folder: Path) -> str | None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        return error.strerror or str(error)
+        return reason(error)
     return None if os.access(folder, os.W_OK) else "it is read-only"

@@ -131,8 +131,7 @@ def _capability(x: Tensor) -> tuple[int, int]:
 
 def _has_kernel(x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> bool:
     plain = bias is None or bias.dtype in KERNEL_DTYPES
-    # the kernel for CPUs is torch's product too, and that one is wrong for one input channel: see _sums
-    return x.is_cuda or (x.dtype == torch.int8 and x.shape[-1] != 1 and dtype in KERNEL_DTYPES and plain)
+    return x.is_cuda or (x.dtype == torch.int8 and dtype in KERNEL_DTYPES and plain)
 
 
 @op(kernel_if=_has_kernel, of=("x", "bias", "dtype"), fake=_fake, cuda=gemm_q_cuda)
@@ -173,9 +172,12 @@ def _by_definition(given: GemmOperands) -> Tensor:
 
 
 def _sums(x: Tensor, weight: Tensor) -> Tensor:
-    """int8 [T, K], [N, K] -> int32 [T, N]. On a CPU torch's own leaves the sums of K = 1 unwritten."""
+    """int8 [T, K], [N, K] -> int32 [T, N]. On a CPU torch's own leaves the sums of K = 1 unwritten, and judges a matrix
+    by its strides, also where it is a single row or a repeated one: those are laid end to end first.
+    """
     if x.shape[1] == 1:
         return x.int() * weight.int().t()
+    x, weight = (matrix.reshape(-1).view(matrix.shape) for matrix in (x, weight))
     return torch._int_mm(x, weight.t())
 
 
@@ -209,9 +211,9 @@ def _scaled(given: GemmOperands) -> Tensor:
     out = torch._scaled_mm(
         x,
         weight.t(),
-        scale_a=x_scale.contiguous()[:, None],
-        scale_b=weight_scale.contiguous()[None],
-        bias=None if bias is None else bias.contiguous(),
+        scale_a=_aligned(x_scale)[:, None],
+        scale_b=_aligned(weight_scale)[None],
+        bias=None if bias is None else _aligned(bias),
         out_dtype=torch.bfloat16,
         use_fast_accum=True,
     )[:, :channels]
@@ -222,9 +224,15 @@ def _padded(x: Tensor, *, rows: bool = False) -> Tensor:
     """With zeros to the right, so that columns are a multiple of ALIGNMENT, and below, where rows are to be one too."""
     right, below = -x.shape[1] % ALIGNMENT, -x.shape[0] % ALIGNMENT if rows else 0
     if not right and not below:
-        return x.contiguous()
+        return _aligned(x)
     # as bytes: not every operator of torch takes float8, and a zero is a zero
     return F.pad(x.view(torch.uint8), (0, right, 0, below)).view(x.dtype)
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Its elements in a row, from an address that cuBLASLt takes: it refuses one within a word of an allocation."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % ALIGNMENT else x
 
 
 def _epilogue(sums: Tensor, given: GemmOperands) -> Tensor:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from omni_grpc.types.os_errors import plain
+
 NAMESPACE = "omni_grpc"
 LIBRARY_PATH = Path(__file__).resolve().parent.parent / "_native.so"
 KERNEL_KEYS = ("CPU", "CUDA")
@@ -62,10 +64,10 @@ def load_native() -> NativeLibrary:
     try:
         torch.ops.load_library(str(LIBRARY_PATH))
     except (OSError, RuntimeError) as error:
-        warnings.warn(
-            f"{LIBRARY_PATH} does not load, so the ops run on their references: {error}", RuntimeWarning, stacklevel=2
-        )
-        return NativeLibrary(LIBRARY_PATH, present=True, problem=str(error))
+        problem = plain(error)
+        message = f"{LIBRARY_PATH} does not load, so the ops run on their references: {problem}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return NativeLibrary(LIBRARY_PATH, present=True, problem=problem)
     return NativeLibrary(LIBRARY_PATH, present=True, cuda_archs=_cuda_archs(LIBRARY_PATH))
 
 

@@ -29,6 +29,9 @@ from typing import Any
 
 import torch
 
+from omni_grpc.types.errors import OmniError
+from omni_grpc.types.os_errors import plain
+from omni_grpc.types.output_files import write_file
 from omni_grpc.types.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -147,7 +150,7 @@ class Choices:
             if shape.size in self._own.get(shape.family, {}):
                 continue
             if time.monotonic() >= deadline:
-                logger.info("no time left to tune %s of size %d and what follows it", shape.family, shape.size)
+                logger.debug("no time left to tune %s of size %d and what follows it", shape.family, shape.size)
                 break
             times = measure(candidates(shape, device), clock or cuda_clock)
             if times:
@@ -189,7 +192,7 @@ def measure(candidates: Mapping[str, Call], clock: Callable[[Call, int], float])
         try:
             taken = clock(call, WARM_CALLS)
         except Exception as error:  # noqa: BLE001 - a kernel that fails here, for any reason, is not chosen
-            logger.info("%s does not run: %s", name, error)
+            logger.debug("%s does not run here and is not chosen: %s", name, error)
         else:
             running[name] = call, max(1, min(CALLS, math.ceil(ENOUGH / taken)))
     found: dict[str, list[float]] = {name: [] for name in running}
@@ -252,7 +255,7 @@ def read(path: Path) -> dict[str, dict[int, Times]]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        logger.warning("%s cannot be used, so its shapes are measured again: %s", path, error)
+        logger.warning("%s cannot be used, so its shapes are measured again: %s", path, plain(error))
         return {}
 
 
@@ -281,9 +284,6 @@ def write(path: Path, own: Mapping[str, Mapping[int, Times]]) -> None:
     text = json.dumps(merged, indent=1, sort_keys=True) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, made = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(made).replace(path)
-    except OSError as error:
-        logger.warning("%s is not written, so the next start measures again: %s", path, error)
+        write_file(path, text.encode())
+    except (OSError, OmniError) as error:
+        logger.warning("%s is not written, so the next start measures again: %s", path, plain(error))

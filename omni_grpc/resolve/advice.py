@@ -12,6 +12,7 @@ from omni_grpc.resolve.rules import ServingFacts, takes
 from omni_grpc.types.request import Draft, Guidance, GuidanceNorm, Request, has_negative
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import GuidanceKind
+from omni_grpc.types.written import written
 
 WORD = re.compile(r"[^\W_](?:\S*[^\W_])?")
 """What is between white space, without the punctuation around it."""
@@ -26,15 +27,15 @@ EXPERT_FIELDS = ("scale_low_noise", "boundary_ratio")
 
 
 def _scale_without_effect(draft: Draft, request: Request, facts: ServingFacts) -> RequestWarning | None:
-    if draft.guidance.scale is None or GuidanceKind.EMBEDDED in facts.checkpoint.guidance:
+    if draft.guidance.scale is None or request.guidance.scale is not None:
         return None
+    name, embedded = facts.checkpoint.spec.name, GuidanceKind.EMBEDDED in facts.checkpoint.guidance
     return RequestWarning(
         code="GUIDANCE_WITHOUT_EFFECT",
         field="sampling.guidance.scale",
-        message=(
-            f"{facts.checkpoint.spec.name} has no embedded guidance; "
-            "use sampling.guidance.true_cfg_scale with a negative_prompt"
-        ),
+        message=f"{name} does not guide prompts like this one, with a quoted text or without one"
+        if embedded
+        else f"{name} has no embedded guidance; use sampling.guidance.true_cfg_scale with a negative_prompt",
         requested=f"{draft.guidance.scale:g}",
     )
 
@@ -83,7 +84,7 @@ def _needs_cfg(name: str) -> Callable[[Draft, Request, ServingFacts], RequestWar
             code="GUIDANCE_WITHOUT_EFFECT",
             field=f"sampling.guidance.{name}",
             message="classifier-free guidance is off",
-            requested=str(value),
+            requested=written(value),
         )
 
     return advice

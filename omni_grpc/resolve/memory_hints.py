@@ -16,6 +16,7 @@ from omni_grpc.types.diffusers_spec import OPAQUE_FAMILY
 from omni_grpc.types.errors import ConfigError, Failure
 from omni_grpc.types.media import Modality
 from omni_grpc.types.spec import Checkpoint
+from omni_grpc.types.written import written
 
 PHASES = ("load", "prepare", "step", "decode")
 
@@ -165,7 +166,7 @@ def switches(config: EngineConfig, checkpoint: Checkpoint, placement: Placement,
         except ConfigError:
             continue
         found.append(
-            Switch(remedy, value, option.flag if value is True else f"{option.flag} {shlex.quote(str(value))}")
+            Switch(remedy, value, option.flag if value is True else f"{option.flag} {shlex.quote(written(value))}")
         )
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from omni_grpc.types.request import MAX_SEED, Draft, Guidance, GuidanceDraft, Re
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint, GuidanceKind
 from omni_grpc.types.step_cache import TeaCache
+from omni_grpc.types.written import written
 
 T = TypeVar("T")
 
@@ -105,7 +107,7 @@ def _complete(draft: Draft, facts: ServingFacts, id: str) -> tuple[Request, dict
     def default(field: str, asked: T | None, value: T) -> T:
         if asked is not None:
             return asked
-        used[field] = str(value)
+        used[field] = written(value)
         return value
 
     if not has_negative(draft) and defaults.negative_prompt is not None:
@@ -156,8 +158,9 @@ def _complete_guidance(
 ) -> Guidance:
     defaults = facts.checkpoint.defaults.guidance
     scale = None
-    if GuidanceKind.EMBEDDED in facts.checkpoint.guidance:
-        scale = default("sampling.guidance.scale", draft.guidance.scale, defaults.scale)
+    usual, guided = _usual_scale(draft, facts)
+    if guided:
+        scale = default("sampling.guidance.scale", draft.guidance.scale, usual)
     rescale = 0.0
     if takes("rescale", facts):
         rescale = default("sampling.guidance.rescale", draft.guidance.rescale, defaults.rescale)
@@ -186,6 +189,19 @@ def _complete_guidance(
         if getattr(guidance, name) == getattr(Guidance(), name):
             used.pop(f"sampling.guidance.{name}", None)
     return guidance
+
+
+def _usual_scale(draft: Draft, facts: ServingFacts) -> tuple[float | None, bool]:
+    """The scale unless one is asked for, and whether this prompt is guided by one."""
+    defaults, guided = facts.checkpoint.defaults, GuidanceKind.EMBEDDED in facts.checkpoint.guidance
+    if (rule := defaults.prompt_scale) is None:
+        return defaults.guidance.scale, guided
+    embeds = draft.extra.get(rule.embeds)
+    # only a caller in the same process has tensors; anything else is refused later
+    given = bool(embeds.any()) if hasattr(embeds, "any") else True
+    found = given if embeds is not None else re.search(rule.pattern, draft.prompt) is not None
+    usual = rule.found if found else rule.otherwise
+    return usual, guided and usual is not None
 
 
 def _complete_size(
@@ -218,7 +234,7 @@ def _complete_optional(draft: Draft, facts: ServingFacts, name: str, used: dict[
         # how fast frames follow each other is a fact about a model, also where nobody can change it
         return facts.checkpoint.defaults.fps if name == "fps" and draft.task.modality is Modality.VIDEO else None
     if asked is None and (value := _usual(draft, facts, name)) is not None:
-        used[name] = str(value)
+        used[name] = written(value)
         return value
     return asked
 

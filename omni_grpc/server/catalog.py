@@ -7,11 +7,10 @@ from typing import Any
 
 from omni_grpc import wire
 from omni_grpc.config import NATIVE_CACHES, QUANTIZATIONS
-from omni_grpc.engine import Engine, EngineState
+from omni_grpc.gate import EngineState, ModelView
 from omni_grpc.resolve.frames import nearest_frames
-from omni_grpc.resolve.request import check_model
 from omni_grpc.resolve.rules import TAKEN
-from omni_grpc.server.media import NAMES
+from omni_grpc.server.requests import NAMES
 from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, unserved_paths
 from omni_grpc.types.diffusers_spec import OPAQUE_FAMILY
 from omni_grpc.types.lora import MAX_LORA_SCALE, MAX_LORAS
@@ -44,109 +43,102 @@ MESSAGES: Mapping[Modality, tuple[Any, Set[str]]] = {
 """The request message for tasks that do not make images, and its fields that are served."""
 
 
-class Catalog:
-    """Describes the engine's model, loaded or not."""
+def model_message(view: ModelView) -> model_pb2.Model:
+    """A model's current record. What only loading can tell is left out until then."""
+    checkpoint, ready, state = view.checkpoint, view.ready, view.state
+    makes = {task.modality for task in checkpoint.tasks}
+    return wire.build(
+        model_pb2.Model,
+        name=checkpoint.name,
+        state=STATES[state],
+        tasks=checkpoint.tasks,
+        defaults=_defaults(view) if checkpoint.described else None,
+        schedulers=checkpoint.schedulers,
+        guidance_kinds=_guidance(checkpoint),
+        refusals=[model_pb2.Refusal(feature=path, reason=why) for path, why in _refusals(view).items()],
+        limits=_limits(view) if checkpoint.described else None,
+        dtype=ready.dtype if ready else "",
+        family=checkpoint.spec.family,
+        pipeline=checkpoint.spec.name,
+        cache_methods=NATIVE_CACHES if view.facts.cache else (),
+        quantizations=QUANTIZATIONS if checkpoint.spec.family != OPAQUE_FAMILY else (),
+        loras=sorted(adapter.id for adapter in view.facts.found.loras),
+        preview_methods=[options_pb2.PREVIEW_METHOD_NONE, options_pb2.PREVIEW_METHOD_LATENT_RGB],
+        image_formats=ImageFormat if Modality.IMAGE in makes else (),
+        video_formats=VideoFormat if Modality.VIDEO in makes else (),
+        audio_formats=AudioFormat if Modality.AUDIO in makes else (),
+        error=view.failure,
+        weight_bytes=ready.weight_bytes if ready else 0,
+        quantized_layers=ready.found.quantized_layers if ready else {},
+        kept_layers=ready.found.kept_layers if ready else 0,
+    )
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
 
-    def check_name(self, name: str) -> None:
-        """Raises NotFound for a name that is not that of the model that is served. An empty one means that model."""
-        check_model(name, self._engine.checkpoint)
+def _defaults(view: ModelView) -> sampling_pb2.SamplingParams:
+    defaults, facts = view.checkpoint.defaults, view.facts
+    return wire.build(
+        sampling_pb2.SamplingParams,
+        steps=defaults.steps,
+        guidance=defaults.guidance,
+        num_outputs=1,
+        cache=facts.cache or facts.found.fixed_cache,
+    )
 
-    def model(self) -> model_pb2.Model:
-        """The model's current record. What only loading can tell is left out until then."""
-        checkpoint, ready, state = self._engine.checkpoint, self._engine.ready, self._engine.state
-        makes = {task.modality for task in checkpoint.tasks}
-        return wire.build(
-            model_pb2.Model,
-            name=checkpoint.name,
-            state=STATES[state],
-            tasks=checkpoint.tasks,
-            defaults=self._defaults() if checkpoint.described else None,
-            schedulers=checkpoint.schedulers,
-            guidance_kinds=_guidance(checkpoint),
-            refusals=[model_pb2.Refusal(feature=path, reason=why) for path, why in self._refusals().items()],
-            limits=self._limits() if checkpoint.described else None,
-            dtype=ready.dtype if ready else "",
-            family=checkpoint.spec.family,
-            pipeline=checkpoint.spec.name,
-            cache_methods=NATIVE_CACHES if self._engine.facts.cache else (),
-            quantizations=QUANTIZATIONS if checkpoint.spec.family != OPAQUE_FAMILY else (),
-            loras=sorted(adapter.id for adapter in self._engine.facts.found.loras),
-            preview_methods=[options_pb2.PREVIEW_METHOD_NONE, options_pb2.PREVIEW_METHOD_LATENT_RGB],
-            image_formats=ImageFormat if Modality.IMAGE in makes else (),
-            video_formats=VideoFormat if Modality.VIDEO in makes else (),
-            audio_formats=AudioFormat if Modality.AUDIO in makes else (),
-            error=self._engine.failure,
-            weight_bytes=ready.weight_bytes if ready else 0,
-            quantized_layers=ready.found.quantized_layers if ready else {},
-            kept_layers=ready.found.kept_layers if ready else 0,
-        )
 
-    def _defaults(self) -> sampling_pb2.SamplingParams:
-        defaults, facts = self._engine.checkpoint.defaults, self._engine.facts
-        return wire.build(
-            sampling_pb2.SamplingParams,
-            steps=defaults.steps,
-            guidance=defaults.guidance,
-            num_outputs=1,
-            cache=facts.cache or facts.found.fixed_cache,
-        )
-
-    def _refusals(self) -> dict[str, str]:
-        """What cannot be asked, by field, in the requests for the tasks that the model has."""
-        checkpoint = self._engine.checkpoint
-        spec = checkpoint.spec
-        result: dict[str, str] = {}
-        for message, served in dict.fromkeys(_messages(checkpoint.tasks)):
-            for path in unserved_paths(message.DESCRIPTOR, served):
-                result.setdefault(path, "not yet served")
-            for name in message.DESCRIPTOR.fields_by_name:
-                if name in served and NAMES.get(name, name) in TAKEN and not _takes(checkpoint, NAMES.get(name, name)):
-                    result.setdefault(name, f"not supported by {spec.name}")
-        result |= {f"task {task}": why for task, why in checkpoint.refusals.items()}
-        if not checkpoint.described:
-            return result
-        facts = self._engine.facts
-        if not facts.found.loras:
-            result["sampling.loras"] = "no LoRA adapter is loaded; native models load them with --lora NAME=PATH"
-        if facts.cache is None:
-            result["sampling.cache.tea_cache"] = (
-                "the step cache is off; native models turn it on with --cache-backend tea_cache"
-            )
-        if facts.found.fixed_cache is not None:
-            result["sampling.cache.off"] = f"{facts.found.fixed_cache.name} is on for every request"
-        if spec.exclusive:
-            result["step_batching"] = f"{spec.name} runs one request at a time; others wait in the queue"
+def _refusals(view: ModelView) -> dict[str, str]:
+    """What cannot be asked, by field, in the requests for the tasks that the model has."""
+    checkpoint = view.checkpoint
+    spec = checkpoint.spec
+    result: dict[str, str] = {}
+    for message, served in dict.fromkeys(_messages(checkpoint.tasks)):
+        for path in unserved_paths(message.DESCRIPTOR, served):
+            result.setdefault(path, "not yet served")
+        for name in message.DESCRIPTOR.fields_by_name:
+            if name in served and NAMES.get(name, name) in TAKEN and not _takes(checkpoint, NAMES.get(name, name)):
+                result.setdefault(name, f"not supported by {spec.name}")
+    result |= {f"task {task}": why for task, why in checkpoint.refusals.items()}
+    if not checkpoint.described:
         return result
-
-    def _limits(self) -> model_pb2.ModelLimits:
-        checkpoint, limits = self._engine.checkpoint, self._engine.config.limits
-        kinds, scales = _guidance(checkpoint), model_pb2.DoubleRange(min=SCALES[0], max=SCALES[1])
-        return wire.build(
-            model_pb2.ModelLimits,
-            min_width=checkpoint.limits.min_size,
-            min_height=checkpoint.limits.min_size,
-            max_width=checkpoint.limits.max_size,
-            max_height=checkpoint.limits.max_size,
-            max_pixels=self._engine.facts.max_pixels,
-            size_multiple=checkpoint.limits.size_multiple,
-            default_width=checkpoint.defaults.width,
-            default_height=checkpoint.defaults.height,
-            max_steps=limits.max_steps,
-            max_outputs=limits.max_outputs,
-            max_prompt_chars=limits.max_prompt_chars,
-            max_prompt_tokens=checkpoint.limits.max_prompt_tokens,
-            max_input_images=max(part.limits.max_input_images for part in checkpoint.parts),
-            max_loras=MAX_LORAS if self._engine.facts.found.loras else 0,
-            lora_scale=LORA_SCALES if self._engine.facts.found.loras else None,
-            strength=model_pb2.DoubleRange(min=0, max=1) if _takes(checkpoint, "strength") else None,
-            max_audio=_max_audio(checkpoint),
-            **_video_limits(checkpoint),
-            guidance_scale=scales if GuidanceKind.EMBEDDED in kinds else None,
-            true_cfg_scale=scales if GuidanceKind.TRUE_CFG in kinds else None,
+    facts = view.facts
+    if not facts.found.loras:
+        result["sampling.loras"] = "no LoRA adapter is loaded; native models load them with --lora NAME=PATH"
+    if facts.cache is None:
+        result["sampling.cache.tea_cache"] = (
+            "the step cache is off; native models turn it on with --cache-backend tea_cache"
         )
+    if facts.found.fixed_cache is not None:
+        result["sampling.cache.off"] = f"{facts.found.fixed_cache.name} is on for every request"
+    if spec.exclusive:
+        result["step_batching"] = f"{spec.name} runs one request at a time; others wait in the queue"
+    return result
+
+
+def _limits(view: ModelView) -> model_pb2.ModelLimits:
+    checkpoint, limits = view.checkpoint, view.limits
+    kinds, scales = _guidance(checkpoint), model_pb2.DoubleRange(min=SCALES[0], max=SCALES[1])
+    return wire.build(
+        model_pb2.ModelLimits,
+        min_width=checkpoint.limits.min_size,
+        min_height=checkpoint.limits.min_size,
+        max_width=checkpoint.limits.max_size,
+        max_height=checkpoint.limits.max_size,
+        max_pixels=view.facts.max_pixels,
+        size_multiple=checkpoint.limits.size_multiple,
+        default_width=checkpoint.defaults.width,
+        default_height=checkpoint.defaults.height,
+        max_steps=limits.max_steps,
+        max_outputs=limits.max_outputs,
+        max_prompt_chars=limits.max_prompt_chars,
+        max_prompt_tokens=checkpoint.limits.max_prompt_tokens,
+        max_input_images=max(part.limits.max_input_images for part in checkpoint.parts),
+        max_loras=MAX_LORAS if view.facts.found.loras else 0,
+        lora_scale=LORA_SCALES if view.facts.found.loras else None,
+        strength=model_pb2.DoubleRange(min=0, max=1) if _takes(checkpoint, "strength") else None,
+        max_audio=_max_audio(checkpoint),
+        **_video_limits(checkpoint),
+        guidance_scale=scales if GuidanceKind.EMBEDDED in kinds else None,
+        true_cfg_scale=scales if GuidanceKind.TRUE_CFG in kinds else None,
+    )
 
 
 def _messages(tasks: Sequence[Task]) -> Iterator[tuple[Any, Set[str]]]:

@@ -1,4 +1,4 @@
-"""Reads the fields of a message into the types of `omni_grpc.types`, and collects what is wrong with them.
+"""Reads the fields of a message into our own types, and collects those that no type of ours can hold.
 
 Unset fields stay None; zero and "" are ordinary values.
 """
@@ -14,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
 
-from omni_grpc.types.errors import InvalidArgument, Violation
+from omni_grpc.gate.refusals import Refusals
 from omni_grpc.types.lora import Lora
 from omni_grpc.types.request_options import (
     EXTRA,
@@ -43,35 +43,8 @@ def given(message: Message, field: str) -> Any:
     return getattr(message, field) if message.HasField(field) else None
 
 
-def refused(field: str, description: str) -> InvalidArgument:
-    """The error for one field."""
-    return InvalidArgument(f"{field}: {description}", violations=(Violation(field, description),))
-
-
-class Reader:
-    """Reads the fields of one message and collects violations; `check` raises them all at once."""
-
-    def __init__(self) -> None:
-        self._violations: list[Violation] = []
-
-    def refuse(self, field: str, description: str) -> None:
-        self._violations.append(Violation(field, description))
-
-    def check(self) -> None:
-        """Raises InvalidArgument with every violation found so far."""
-        if self._violations:
-            message = "; ".join(f"{v.field}: {v.description}" for v in self._violations)
-            raise InvalidArgument(message, violations=tuple(self._violations))
-
-    def required(self, field: str, value: str) -> str:
-        if not value:
-            self.refuse(field, "is required")
-        return value
-
-    def text(self, field: str, value: str, most: int) -> str:
-        if len(value) > most:
-            self.refuse(field, f"has {len(value)} characters; the maximum is {most}")
-        return value
+class Reader(Refusals):
+    """Reads the fields of one message and collects what is wrong with them."""
 
     def choice(self, field: str, kind: EnumTypeWrapper, value: int, served: Mapping[int, T]) -> T | None:
         """The member that an enum value stands for. A value that is unknown or not served is refused by name."""
@@ -81,12 +54,6 @@ class Reader:
         name = kind.Name(value) if value in kind.values() else str(value)
         self.refuse(field, f"{name} is not supported; use one of {known}")
         return None
-
-    def number(self, field: str, value: int, low: int, high: int) -> int:
-        if not low <= value <= high:
-            nearest = min(max(value, low), high)
-            self.refuse(field, f"{value} is outside {low}..{high}; nearest valid value: {nearest}")
-        return value
 
     def seconds(self, field: str, message: Message) -> float | None:
         """A Duration field in seconds, None if it is not set. Negative ones are refused."""

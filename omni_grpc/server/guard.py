@@ -1,9 +1,10 @@
-"""Wraps every call: refuses unknown fields, turns errors into statuses, and logs the call."""
+"""Wraps every call: finds out who makes it, reads its request, turns errors into statuses, and logs the call."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import inspect
 import logging
 import secrets
@@ -17,8 +18,11 @@ from google.protobuf.message import Message
 from grpc import aio
 from grpc_status import rpc_status
 
-from omni_grpc.server.served import refuse_unknown
-from omni_grpc.types.errors import Code, Failure, OmniError, Unimplemented
+from omni_grpc.identity import Authenticator
+from omni_grpc.server.incoming import Incoming, Parse
+from omni_grpc.server.tls import client_certificate
+from omni_grpc.types.caller import Caller
+from omni_grpc.types.errors import Code, Failure, OmniError, Unauthenticated, Unimplemented
 from omni_grpc.wire import to_status
 
 logger = logging.getLogger(__name__)
@@ -36,12 +40,20 @@ class Gone(Exception):
 class Guard(aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps the handlers of our own services; health and reflection pass as they are.
 
-    Handlers raise OmniError and need nothing else: the guard answers with its code and details. `unserved` names the
-    methods ("/package.Service/Method") that are in the API and not in this version.
+    Handlers get the caller in place of grpc's context. They raise OmniError and need nothing else: the guard answers
+    with its code and details. `served` and `unserved` name the methods ("/package.Service/Method") of the API, by
+    whether this version has them.
+
+    Requests get here as bytes: what gRPC itself refuses has no details.
     """
 
-    def __init__(self, unserved: Collection[str]) -> None:
+    def __init__(
+        self, known: Authenticator, served: Collection[str], unserved: Collection[str], max_message_bytes: int
+    ) -> None:
+        self._known = known
         self.unserved = unserved
+        self._served = served
+        self._incoming = Incoming(max_message_bytes)
         self.open_streams = 0
         """Server-streaming calls that have not ended."""
         self._calls = 0
@@ -55,42 +67,50 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Handler]], details: Any) -> Handler:
         handler = await continuation(details)
-        if handler is None or not details.method.startswith(PACKAGE):
+        method = details.method
+        if handler is None:
+            return grpc.stream_stream_rpc_method_handler(self._refusing(method, self._unknown(method)))
+        if not method.startswith(PACKAGE):
             return handler
-        codec = (handler.request_deserializer, handler.response_serializer)
-        if details.method in self.unserved:
-            return _refusing(handler, codec, self._unserved(details.method))
+        if method in self.unserved:
+            name = method.removeprefix(PACKAGE)
+            refusal = Unimplemented(f"{name} is not yet served", metadata={"method": name})
+            return grpc.stream_stream_rpc_method_handler(self._refusing(method, refusal))
+        parse, codec = handler.request_deserializer, (None, handler.response_serializer)
         if handler.stream_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(self._upload(details.method, handler.stream_unary), *codec)
+            return grpc.stream_unary_rpc_method_handler(self._upload(method, handler.stream_unary, parse), *codec)
         if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(self._stream(details.method, handler.unary_stream), *codec)
-        return grpc.unary_unary_rpc_method_handler(self._unary(details.method, handler.unary_unary), *codec)
+            return grpc.unary_stream_rpc_method_handler(self._stream(method, handler.unary_stream, parse), *codec)
+        return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary, parse), *codec)
 
-    def _unary(self, method: str, handle: Callable[[Message, Any], Awaitable[Message]]) -> Handler:
-        async def call(request: Message, context: Any) -> Message:
-            async with self._call(method, context):
-                refuse_unknown(request)
-                return await handle(request, context)
+    def _unary(self, method: str, handle: Callable[[Message, Caller], Awaitable[Message]], parse: Parse) -> Handler:
+        async def call(data: bytes, context: Any) -> Message:
+            async with self._call(method, context) as caller:
+                return await handle(self._incoming.message(data, parse), caller)
             raise AssertionError("`_call` swallows nothing")
 
         return call
 
-    def _upload(self, method: str, handle: Callable[[AsyncIterator[Message], Any], Awaitable[Message]]) -> Handler:
-        async def call(requests: AsyncIterator[Message], context: Any) -> Message:
-            async with self._call(method, context):
-                return await handle(_known(requests), context)
+    def _upload(
+        self, method: str, handle: Callable[[AsyncIterator[Message], Caller], Awaitable[Message]], parse: Parse
+    ) -> Handler:
+        async def call(parts: AsyncIterator[bytes], context: Any) -> Message:
+            async with self._call(method, context) as caller:
+                return await handle(self._incoming.messages(parts, parse), caller)
             raise AssertionError("`_call` swallows nothing")
 
         return call
 
-    def _stream(self, method: str, handle: Callable[[Message, Any], AsyncIterator[Message]]) -> Handler:
-        async def call(request: Message, context: Any) -> None:
+    def _stream(
+        self, method: str, handle: Callable[[Message, Caller], AsyncIterator[Message]], parse: Parse
+    ) -> Handler:
+        async def call(data: bytes, context: Any) -> None:
             # written one by one, so that a call that ends while it waits for the client closes the handler right then
-            async with self._call(method, context):
-                refuse_unknown(request)
+            async with self._call(method, context) as caller:
+                request = self._incoming.message(data, parse)
                 self.open_streams += 1
                 try:
-                    async with aclosing(_generator(handle(request, context))) as messages:
+                    async with aclosing(_generator(handle(request, caller))) as messages:
                         async for message in messages:
                             await _write(context, message)
                 finally:
@@ -98,23 +118,32 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
 
         return call
 
-    def _unserved(self, method: str) -> Handler:
-        name = method.removeprefix(PACKAGE)
+    def _refusing(self, method: str, refusal: OmniError) -> Handler:
+        """What answers a call of any kind at once, without its requests."""
 
-        async def call(request: object, context: Any) -> None:
+        async def call(requests: object, context: Any) -> None:
             async with self._call(method, context):
-                raise Unimplemented(f"{name} is not yet served", metadata={"method": name})
+                raise refusal
 
         return call
 
+    def _unknown(self, method: str) -> Unimplemented:
+        if method in self._served:
+            message = f"{method.removeprefix(PACKAGE)} is served at the admin address of this server alone"
+            return Unimplemented(message, reason="METHOD_ELSEWHERE", metadata={"method": method})
+        close = difflib.get_close_matches(method, self._served, n=1)
+        hint = f"; did you mean {close[0]}?" if close else "; reflection lists what it has"
+        message = f"this server has no method {method}{hint}"
+        return Unimplemented(message, reason="METHOD_UNKNOWN", metadata={"method": method})
+
     @contextlib.asynccontextmanager
-    async def _call(self, method: str, context: Any) -> AsyncIterator[None]:
+    async def _call(self, method: str, context: Any) -> AsyncIterator[Caller]:
         began = time.monotonic()
         outcome = "OK"
         self._calls += 1
         self._idle.clear()
         try:
-            yield
+            yield await self._caller(context)
         except OmniError as error:
             outcome = f"{error.failure.code} {error.failure.reason}"
             await _abort(context, error.failure)
@@ -135,6 +164,17 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
             if not self._calls:
                 self._idle.set()
             logger.info("%s %s in %.3f s", method, outcome, time.monotonic() - began)
+
+    async def _caller(self, context: Any) -> Caller:
+        """Who makes a call. Raises Unauthenticated."""
+        given = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
+        if len(given) > 1 or not all(isinstance(value, str) for value in given):
+            raise Unauthenticated("expected one `authorization: Bearer TOKEN`", reason="TOKEN_INVALID")
+        return await self._known.caller(
+            authorization=given[0] if given else None,
+            certificate=client_certificate(context),
+            peer=context.peer(),
+        )
 
 
 def _is_cancelled() -> bool:
@@ -161,24 +201,6 @@ async def _abort(context: Any, failure: Failure) -> None:
     )
 
 
-async def _known(requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
-    """The messages of an upload; one with a field that this server does not know is refused."""
-    async for request in requests:
-        refuse_unknown(request)
-        yield request
-
-
 def _generator(messages: AsyncIterator[Message]) -> Any:
     assert inspect.isasyncgen(messages), "streaming handlers are async generators"
     return messages
-
-
-def _refusing(handler: Handler, codec: tuple[Any, Any], call: Handler) -> Handler:
-    """A handler of the same kind whose only behavior is `call`."""
-    kind = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
-    return kind(call, *codec)

@@ -9,7 +9,7 @@ from typing import Any
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
 
-from omni_grpc.engine import Engine, EngineState
+from omni_grpc.gate import EngineState, Gate
 
 LIVENESS = "liveness"
 OVERALL = ""
@@ -18,23 +18,23 @@ OVERALL = ""
 class Health:
     """Keeps the health service in step with the engine."""
 
-    def __init__(self, engine: Engine, services: Sequence[str]) -> None:
+    def __init__(self, gate: Gate, services: Sequence[str]) -> None:
         self.servicer = health_aio.HealthServicer()
-        self._engine = engine
+        self._gate = gate
         self._services = (OVERALL, *services)
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self._publish()
-        self._engine.on_state.append(self._on_state)
+        self._gate.on_state.append(self._on_state)
         self._task = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
         """Publishes the last state and stops observing the engine. Idempotent."""
         if self._task is None:
             return
-        self._engine.on_state.remove(self._on_state)
+        self._gate.on_state.remove(self._on_state)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
@@ -50,7 +50,7 @@ class Health:
             await self._publish()
 
     async def _publish(self) -> None:
-        state = self._engine.state
+        state = self._gate.state
         ready = _status(state is EngineState.READY)
         for service in self._services:
             await self.servicer.set(service, ready)

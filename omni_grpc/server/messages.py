@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from omni_grpc import wire
 from omni_grpc.config import NATIVE_CACHES
-from omni_grpc.engine import Engine, Job, JobState
-from omni_grpc.server.follow import Update
-from omni_grpc.types.events import ArtifactReady, EncodeDone, Failed, Preempted, Retrying, Started, StepProgress
+from omni_grpc.gate import Chunk, Gate, Job, Update
+from omni_grpc.gate.stored import artifacts_of
+from omni_grpc.types.events import EncodeDone, Failed, Preempted, Retrying, Started, StepProgress
 from omni_grpc.types.results import Artifact, Effective, Stats
 from omni_grpc.types.step_cache import CacheCount
 from omni_grpc.v1 import event_pb2, job_pb2, media_pb2
 
-CHUNK_BYTES = 512 * 1024
-"""Bytes of an artifact in one message: half of what the API promises at most, where loopback throughput is flat."""
-
 
 class Messages:
-    """Makes messages of what the engine knows."""
+    """Makes messages of what the gate hands out."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
         self._extra_fields: Mapping[type, Callable[[Job, Any, float], Mapping[str, Any]]] = {
             Started: lambda job, event, at: {"num_frames": job.request.num_frames},
             EncodeDone: _since_start,
@@ -68,34 +65,17 @@ class Messages:
             heartbeat=event_pb2.Heartbeat(),
         )
 
-    def chunk_events(self, job: Job, update: Update, artifact: Artifact) -> Iterator[event_pb2.JobEvent]:
-        """The bytes of an artifact that `update` announces. Raises NotFound if they are gone."""
-        for chunk in self.chunks(artifact.artifact_id):
-            yield wire.build(
-                event_pb2.JobEvent,
-                job_id=job.id,
-                client_job_id=job.client_job_id,
-                time=update.entry.time,
-                artifact_chunk=chunk,
-            )
-
-    def chunks(self, artifact_id: str, start: int = 0, end: int | None = None) -> Iterator[media_pb2.ArtifactChunk]:
-        """Bytes `start` to `end` of an artifact, in messages of CHUNK_BYTES. Raises NotFound once they are gone."""
-        _, data = self._engine.artifacts.get(artifact_id)
-        end = len(data) if end is None else min(end, len(data))
-        for offset in range(start, end, CHUNK_BYTES):
-            piece = data[offset : min(offset + CHUNK_BYTES, end)]
-            yield media_pb2.ArtifactChunk(
-                artifact_id=artifact_id, offset=offset, data=piece, last=offset + len(piece) == len(data)
-            )
+    def chunk_event(self, job: Job, update: Update, chunk: Chunk) -> event_pb2.JobEvent:
+        """Bytes of an output that `update` announces."""
+        return wire.build(
+            event_pb2.JobEvent,
+            job_id=job.id,
+            client_job_id=job.client_job_id,
+            time=update.entry.time,
+            artifact_chunk=chunk_message(chunk),
+        )
 
     # --- records --------------------------------------------------------------------------------------------------
-
-    @property
-    def gpus(self) -> int:
-        """Devices that work on a job."""
-        ready = self._engine.ready
-        return 0 if ready is None or ready.device == "cpu" else 1
 
     def artifact(self, job: Job, artifact: Artifact) -> media_pb2.Artifact:
         return wire.to_message(artifact, media_pb2.Artifact, self._extra(job))
@@ -116,9 +96,9 @@ class Messages:
             step=job.step,
             total_steps=job.total_steps,
             eta=job.eta,
-            queue_position=self._engine.queue_position(job) if job.state is JobState.QUEUED else 0,
+            queue_position=self._gate.jobs.queue_position(job),
             last_seq=job.last_seq,
-            artifacts=stored_artifacts(job),
+            artifacts=artifacts_of(job),
             error=job.failure,
             stats=job.stats,
             labels=job.labels,
@@ -146,19 +126,18 @@ class Messages:
         kinds = Counter(type(entry.event) for entry in job.entries)
         return {
             "steps_per_second": stats.steps_run / stats.denoise if stats.denoise else 0.0,
-            "num_gpus": self.gpus,
+            "num_gpus": 0 if self._gate.operation.device is None else 1,
             "preemptions": kinds[Preempted],
             "attempts": 1 + kinds[Retrying],
         }
 
 
-def stored_artifacts(job: Job) -> dict[Artifact, float]:
-    """The outputs that a job has stored so far, by index, with the time of each."""
-    return {entry.event.artifact: entry.time for entry in job.entries if isinstance(entry.event, ArtifactReady)}
+def chunk_message(chunk: Chunk) -> media_pb2.ArtifactChunk:
+    return media_pb2.ArtifactChunk(artifact_id=chunk.artifact_id, offset=chunk.offset, data=chunk.data, last=chunk.last)
 
 
 def _of_artifact(job: Job, artifact: Artifact, at: float) -> Mapping[str, Any]:
-    return {"create_time": stored_artifacts(job)[artifact], "expire_time": job.expire_time}
+    return {"create_time": artifacts_of(job)[artifact], "expire_time": job.expire_time}
 
 
 def _of_cache(job: Job, count: CacheCount, at: float) -> Mapping[str, Any]:

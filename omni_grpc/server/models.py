@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from omni_grpc.engine import Engine
-from omni_grpc.server.catalog import Catalog
+from omni_grpc.gate import Gate
+from omni_grpc.server.catalog import model_message
 from omni_grpc.server.fields import Reader
 from omni_grpc.server.requests import NAMED_TASKS
+from omni_grpc.types.caller import Caller
 from omni_grpc.types.lora import Adapter
 from omni_grpc.v1 import model_pb2, model_pb2_grpc, sampling_pb2
 
 
 class ModelService(model_pb2_grpc.ModelServiceServicer):
-    def __init__(self, engine: Engine, catalog: Catalog) -> None:
-        self._engine = engine
-        self._catalog = catalog
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
 
-    async def ListModels(self, request: model_pb2.ListModelsRequest, context: Any) -> model_pb2.ListModelsResponse:
+    async def ListModels(self, request: model_pb2.ListModelsRequest, caller: Caller) -> model_pb2.ListModelsResponse:
         reader = Reader()
-        wanted = {reader.choice("tasks", sampling_pb2.Task, number, NAMED_TASKS) for number in request.tasks}
+        asked = [reader.choice("tasks", sampling_pb2.Task, number, NAMED_TASKS) for number in request.tasks]
         reader.check()
-        fits = not wanted or wanted.intersection(self._engine.checkpoint.tasks)
-        return model_pb2.ListModelsResponse(models=[self._catalog.model()] if fits else [])
+        models = self._gate.models.served(caller, [task for task in asked if task is not None])
+        return model_pb2.ListModelsResponse(models=[model_message(view) for view in models])
 
-    async def GetModel(self, request: model_pb2.GetModelRequest, context: Any) -> model_pb2.GetModelResponse:
-        self._catalog.check_name(request.model)
-        return model_pb2.GetModelResponse(model=self._catalog.model())
+    async def GetModel(self, request: model_pb2.GetModelRequest, caller: Caller) -> model_pb2.GetModelResponse:
+        return model_pb2.GetModelResponse(model=model_message(self._gate.models.get(caller, request.model)))
 
-    async def ListLoras(self, request: model_pb2.ListLorasRequest, context: Any) -> model_pb2.ListLorasResponse:
-        self._catalog.check_name(request.model)
-        engine = self._engine
-        running = [job.request.loras for job in engine.jobs.newest() if not job.state.terminal]
+    async def ListLoras(self, request: model_pb2.ListLorasRequest, caller: Caller) -> model_pb2.ListLorasResponse:
+        found = self._gate.models.loras(caller, request.model)
         return model_pb2.ListLorasResponse(
-            loras=[
-                _lora(
-                    adapter,
-                    engine.checkpoint.name,
-                    in_use=sum(any(lora.lora_id == adapter.id for lora in loras) for loras in running),
-                )
-                for adapter in sorted(engine.facts.found.loras, key=lambda adapter: adapter.id)
-            ]
+            loras=[_lora(adapter, model, in_use=in_use) for adapter, model, in_use in found]
         )
 
 

@@ -74,7 +74,13 @@ def _unknown_fields(message: Message, prefix: str = "") -> Iterator[str]:
     for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]
         yield f"{prefix}#{unknown.field_number}"
     for field, value in message.ListFields():
-        if field.message_type is None or field.message_type.GetOptions().map_entry:
+        path = f"{prefix}{field.name}."
+        if field.message_type is None:
+            continue
+        if field.message_type.GetOptions().map_entry:
+            if field.message_type.fields_by_name["value"].message_type is not None:
+                for key, part in value.items():
+                    yield from _unknown_fields(part, f"{path}{key}.")
             continue
         for part in value if field.is_repeated else (value,):
-            yield from _unknown_fields(part, f"{prefix}{field.name}.")
+            yield from _unknown_fields(part, path)

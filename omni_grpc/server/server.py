@@ -1,33 +1,24 @@
-"""The gRPC server: one engine, its services, health and reflection, on one port."""
+"""The gRPC server: the services of one gate, on one address or two."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
-from google.protobuf.descriptor import ServiceDescriptor
-from grpc import aio
-from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-
-from omni_grpc.config import ServerConfig
-from omni_grpc.engine import Engine, EngineState
+from omni_grpc.config import EngineConfig
+from omni_grpc.gate import Gate
+from omni_grpc.identity import authenticator
 from omni_grpc.server.admin import AdminService
 from omni_grpc.server.artifacts import ArtifactService
-from omni_grpc.server.catalog import Catalog
-from omni_grpc.server.changes import Changes
+from omni_grpc.server.endpoint import Endpoint, Service
 from omni_grpc.server.generation import GenerationService
 from omni_grpc.server.guard import Guard
 from omni_grpc.server.health import Health
-from omni_grpc.server.intake import Intake
 from omni_grpc.server.jobs import JobService
 from omni_grpc.server.messages import Messages
 from omni_grpc.server.models import ModelService
 from omni_grpc.server.watch import JobWatch
-from omni_grpc.types.errors import ConfigError
 from omni_grpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -42,25 +33,6 @@ from omni_grpc.v1 import (
 )
 
 logger = logging.getLogger(__name__)
-
-LAST_WORDS_SECONDS = 5.0
-"""Seconds that open calls get to send their last messages once the engine has stopped."""
-
-OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_concurrent_streams", 1024),
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # clients may ping an idle connection every 10 s; the default answers the third such ping with GOAWAY
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    # long-lived clients come back now and then, so that new replicas get their share
-    ("grpc.max_connection_age_ms", 30 * 60_000),
-    ("grpc.max_connection_age_grace_ms", 2 * 3_600_000),
-    # two servers on one port would share its calls in silence
-    ("grpc.so_reuseport", 0),
-)
-
-Service = tuple[ServiceDescriptor, Callable[[Any, Any], None], type]
 
 SERVICES: tuple[Service, ...] = (
     (
@@ -92,41 +64,59 @@ SERVICES: tuple[Service, ...] = (
 
 
 class Server:
-    """Serves an engine. It belongs to the event loop on which it was made, and so does the engine."""
+    """Serves a gate over gRPC. It belongs to the event loop on which it was made, and so does the gate."""
 
-    def __init__(self, engine: Engine, config: ServerConfig) -> None:
-        self.port = config.port
-        """The port that it listens on; the real one once `start` has bound it."""
-        self._engine = engine
-        self._config = config
-        self._changes = Changes()
-        self._intake = Intake(engine, self._changes)
-        self._guard = Guard(unserved_methods())
-        names = [descriptor.full_name for descriptor, _, _ in SERVICES]
-        self._health = Health(engine, names)
+    def __init__(self, gate: Gate, config: EngineConfig) -> None:
+        self._gate = gate
+        self._authenticator = authenticator(config.identity)
+        self._guard = Guard(self._authenticator, served_methods(), unserved_methods(), config.server.max_message_bytes)
+        self._health = Health(gate, [descriptor.full_name for descriptor, _, _ in SERVICES])
         self._closing: asyncio.Future[None] | None = None
-        options = (*OPTIONS, ("grpc.max_receive_message_length", config.max_message_bytes))
-        self._grpc = aio.server(interceptors=(self._guard,), options=options)
         servicers = self._servicers()
-        for _, register, kind in SERVICES:
-            register(servicers[kind], self._grpc)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._grpc)
-        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
+
+        def endpoint(host: str, port: int, services: Sequence[Service]) -> Endpoint:
+            return Endpoint(host, port, services, servicers, config=config, guard=self._guard, health_of=self._health)
+
+        apart = [service for service in SERVICES if service[2] is AdminService] if config.server.admin_address else []
+        self._main = endpoint(
+            config.server.host, config.server.port, [service for service in SERVICES if service not in apart]
+        )
+        self._admin = endpoint(*config.server.admin, apart) if apart else None
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on; the real one once `start` has bound it, 0 for a Unix socket."""
+        return self._main.port
+
+    @property
+    def address(self) -> str:
+        """An address at which a client on this machine reaches it."""
+        return self._main.address
+
+    @property
+    def admin_address(self) -> str | None:
+        """The same of the admin service, where it has an address of its own."""
+        return None if self._admin is None else self._admin.address
 
     async def start(self) -> int:
-        """Listens, then starts the engine, and returns the port when jobs are taken.
+        """Listens, then starts the engine, and returns the port (0 for a Unix socket) when jobs are taken.
 
         While the model is fetched and loads, health is NOT_SERVING, jobs are refused with UNAVAILABLE, and LoadModel
-        reports progress. Raises ConfigError (CANNOT_LISTEN) if the address cannot be bound, or the error that kept the
-        engine from starting; nothing is left running then.
+        reports progress. Raises ConfigError if an address cannot be bound (CANNOT_LISTEN) or a file of TLS cannot be
+        used (BAD_CERTIFICATE), or the error that kept the engine from starting; nothing is left running then.
         """
-        self.port = self._bind()
-        self._engine.on_state.append(self._on_state)
+        self._main.bind("host")
+        if self._admin is not None:
+            self._admin.bind("admin_address")
+        await self._authenticator.prepare()
         await self._health.start()
-        await self._grpc.start()
-        logger.info("listening on %s:%d, loading %s", self._config.host, self.port, self._engine.checkpoint.name)
+        for endpoint in self._endpoints:
+            await endpoint.start()
+        logger.info("listening on %s, loading %s", self.address, self._gate.model)
+        if self._admin is not None:
+            logger.info("the admin service listens on %s", self._admin.address)
         try:
-            await self._engine.start()
+            await self._gate.start()
         except BaseException:
             await self.stop()
             raise
@@ -138,60 +128,43 @@ class Server:
         Streams get the last events of their jobs. Calling it again restarts the timeout, so that a second call can cut
         the first one short; both return at the end.
         """
-        await self._engine.close(drain)
+        await self._gate.drain(drain)
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         await self._health.stop()
-        # the port closes at once; calls that are open get the time to finish
-        closing = asyncio.create_task(self._grpc.stop(LAST_WORDS_SECONDS))
-        await self._guard.idle(LAST_WORDS_SECONDS)
-        await self._grpc.stop(None)
-        await closing
-        self._intake.close()
+        await asyncio.gather(*(endpoint.stop() for endpoint in self._endpoints))
+        self._gate.close()
 
-    def _on_state(self, state: EngineState) -> None:
-        self._changes.notify()
+    @property
+    def _endpoints(self) -> Sequence[Endpoint]:
+        return [self._main] if self._admin is None else [self._main, self._admin]
 
     def _servicers(self) -> Mapping[type, object]:
-        messages, catalog = Messages(self._engine), Catalog(self._engine)
-        watch = JobWatch(self._engine, messages)
+        messages = Messages(self._gate)
+        watch = JobWatch(self._gate, messages)
         return {
-            GenerationService: GenerationService(self._intake, watch),
-            JobService: JobService(self._engine, self._intake, self._changes, messages, watch),
-            ArtifactService: ArtifactService(self._engine, messages),
-            ModelService: ModelService(self._engine, catalog),
-            AdminService: AdminService(self._engine, catalog, self._changes, self._guard),
+            GenerationService: GenerationService(self._gate, watch),
+            JobService: JobService(self._gate, messages, watch),
+            ArtifactService: ArtifactService(self._gate, messages),
+            ModelService: ModelService(self._gate),
+            AdminService: AdminService(self._gate, self._guard),
         }
-
-    def _bind(self) -> int:
-        host, port = self._config.host, self._config.port
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            return int(self._grpc.add_insecure_port(address))
-        except RuntimeError as error:
-            message = f"cannot listen on {address}: {_why(host, port)}; choose another --host or --port"
-            raise ConfigError(message, reason="CANNOT_LISTEN") from error
 
 
 def unserved_methods() -> frozenset[str]:
     """Methods of the API that no servicer has, as "/package.Service/Method"."""
-    return frozenset(
-        f"/{descriptor.full_name}/{method.name}"
-        for descriptor, _, kind in SERVICES
-        for method in descriptor.methods
-        if method.name not in vars(kind)
-    )
+    return frozenset(name for name, is_served in _methods() if not is_served)
 
 
-def _why(host: str, port: int) -> str:
-    """The operating system's error for an address, which grpc does not pass on."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)
-    except OSError as error:
-        return str(error.strerror)
-    return "the operating system refused the address"
+def served_methods() -> frozenset[str]:
+    """The others."""
+    return frozenset(name for name, is_served in _methods() if is_served)
+
+
+def _methods() -> Iterator[tuple[str, bool]]:
+    for descriptor, _, kind in SERVICES:
+        for method in descriptor.methods:
+            yield f"/{descriptor.full_name}/{method.name}", method.name in vars(kind)

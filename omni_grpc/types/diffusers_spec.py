@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from omni_grpc.types.request import Guidance, GuidanceNorm
-from omni_grpc.types.spec import Configs, Defaults, Limits, ModelSpec
+from omni_grpc.types.spec import Configs, Defaults, Limits, ModelSpec, PromptScale
 
 SESSION = "session"
 """Key in Checkpoint.configs: {"limits": fields of Limits, "defaults": fields of Defaults}."""
@@ -46,4 +46,6 @@ def defaults(configs: Configs) -> Defaults:
     guidance = dict(values.pop("guidance", {}))
     if "norm" in guidance:
         guidance["norm"] = GuidanceNorm(guidance["norm"])
+    if "prompt_scale" in values:
+        values["prompt_scale"] = PromptScale(**values["prompt_scale"])
     return Defaults(**values, guidance=Guidance(**guidance))

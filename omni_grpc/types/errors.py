@@ -28,6 +28,7 @@ class Code(enum.StrEnum):
     UNIMPLEMENTED = "UNIMPLEMENTED"
     INTERNAL = "INTERNAL"
     UNAVAILABLE = "UNAVAILABLE"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -184,6 +185,13 @@ class PermissionDenied(OmniError):
     default_reason = "PERMISSION_DENIED"
 
 
+class Unauthenticated(OmniError):
+    """Nobody knows who the caller is: no credentials, or ones that are not valid."""
+
+    code = Code.UNAUTHENTICATED
+    default_reason = "UNAUTHENTICATED"
+
+
 class Unimplemented(OmniError):
     """Designed and documented, but not served by this version."""
 
@@ -209,6 +217,7 @@ _BY_CODE: Mapping[Code, type[OmniError]] = {
         AlreadyExists,
         OutOfRange,
         PermissionDenied,
+        Unauthenticated,
         Unimplemented,
         InternalError,
     )

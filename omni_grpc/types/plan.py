@@ -206,9 +206,13 @@ class Beat:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Died:
-    """The worker is unusable, and everything that it held is lost: it says so itself, or its executor finds it gone."""
+    """The worker is unusable, and everything that it held is lost: it says so itself, or its executor finds it gone.
+
+    final: no other worker could do better, so none is started.
+    """
 
     failure: Failure
+    final: bool = False
 
 
 Report = Loading | Fetched | Ready | Prepared | Stepped | DecodedPart | Decoded | Broken | Died

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
 
+from omni_grpc.types.os_errors import reason
 from omni_grpc.types.plan import SharedBytes
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ def put(data: bytes, name: str, *, folder: Path = BLOCKS) -> SharedBytes:
         logger.warning(
             "no room for a block of %d bytes in %s (%s): it goes through the worker's pipe, which is slower; "
             "give the mount more, with docker run --shm-size for example",
-            *(len(data), folder, error.strerror),
+            *(len(data), folder, reason(error)),
         )
         return SharedBytes(name=name, size=len(data), data=data)
     return SharedBytes(name=name, size=len(data))

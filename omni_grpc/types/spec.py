@@ -58,9 +58,22 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScale:
+    """The usual guidance scale of a model that guides some prompts in another way: those in which `pattern`, a regular
+    expression, is found, and requests that bring `embeds` which are not all zeros. None is no guidance.
+    """
+
+    pattern: str
+    embeds: str
+    found: float | None
+    otherwise: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
     """The defaults of requests.
 
+    `prompt_scale`: in place of `guidance.scale`, where that depends on the prompt.
     `negative_prompt`: None where a model uses classifier-free guidance only if a negative prompt is given.
     `image_area`: pixels of what is made from a picture, in the shape of that picture; None: as many as the picture has.
     `frames_of_source`: what is made from a video has as many frames.
@@ -70,6 +83,7 @@ class Defaults:
     height: int
     steps: int
     guidance: Guidance
+    prompt_scale: PromptScale | None = None
     negative_prompt: str | None = None
     image_area: int | None = None
     num_frames: int | None = None

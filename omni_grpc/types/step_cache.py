@@ -50,7 +50,8 @@ def coefficients_fault(values: Sequence[Any]) -> str:
     )
     if not isinstance(values, str) and all(numbers):
         return ""
-    return f"is {values!r}, expected finite numbers, highest power first"
+    shown = repr(values) if isinstance(values, str) else ", ".join(map(repr, values))
+    return f"is {shown}, expected finite numbers, highest power first"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

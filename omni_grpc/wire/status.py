@@ -27,7 +27,6 @@ TEXT_BYTES = 256
 _NAMES: Mapping[int, str] = {number: name for name, number in code_pb2.Code.items()}
 # codes that this package never raises, by the one that is nearest; `reason` keeps the name
 _NEAREST: Mapping[str, Code] = {
-    "UNAUTHENTICATED": Code.PERMISSION_DENIED,
     "UNKNOWN": Code.INTERNAL,
     "DATA_LOSS": Code.INTERNAL,
 }

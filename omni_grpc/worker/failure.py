@@ -13,6 +13,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.resolve.memory_hints import out_of_memory
 from omni_grpc.resolve.settings import Placement
 from omni_grpc.types.errors import Code, Failure, OmniError
+from omni_grpc.types.os_errors import plain
 from omni_grpc.types.plan import Broken, Died, Report, Stepped
 from omni_grpc.types.spec import Checkpoint
 
@@ -32,7 +33,7 @@ def failure(error: BaseException, doing: str) -> Failure:
     if isinstance(error, OmniError):
         return error.failure
     logger.error("unexpected error while %s", doing, exc_info=error)
-    message = f"{type(error).__name__} while {doing}: {error}"
+    message = f"{type(error).__name__} while {doing}: {plain(error)}"
     return Failure(code=Code.INTERNAL, reason="WORKER_ERROR", message=message)
 
 
@@ -41,20 +42,25 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     found = _ALLOCATION.search(str(error)) if isinstance(error, RuntimeError) else None
-    return found is not None and not (found[0] == _OURS and _device_is_broken())
+    # our library reports a failed allocation without its cause, which may be an earlier error of the device
+    return found is not None and not (found[0] == _OURS and device_lost() is not None)
 
 
-def _device_is_broken() -> bool:
-    """Whether an earlier, sticky error of the device is the cause of a failed allocation, which our library reports
-    without its cause.
+def device_lost() -> Failure | None:
+    """DEVICE_LOST if an earlier error of a kernel (an illegal address, a failed assertion) has broken the CUDA context
+    of this process: every later call fails until the process ends. None if the device works, or there is none.
+
+    The question does not wait for the device, so another thread may be capturing a graph.
     """
     if not torch.cuda.is_initialized():
-        return False
+        return None
     try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
+        torch.cuda.mem_get_info()
+    except RuntimeError as error:
+        said = str(error).partition("\n")[0]
+        message = f"the GPU is lost to this process ({said}); CUDA_LAUNCH_BLOCKING=1 tells which call it was"
+        return Failure(code=Code.UNAVAILABLE, reason="DEVICE_LOST", message=message)
+    return None
 
 
 def advised(report: Report, config: EngineConfig, checkpoint: Checkpoint, placed: Callable[[], Placement]) -> Report:

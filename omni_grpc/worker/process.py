@@ -8,6 +8,8 @@ import time
 from multiprocessing.connection import Connection
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.types.library_logs import quiet_libraries
+from omni_grpc.types.os_errors import plain
 from omni_grpc.types.plan import Beat, Died, Report
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.worker.failure import failure
@@ -21,6 +23,7 @@ BEAT_SECONDS = 1.0
 def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> None:
     """Runs until the engine sends None or is gone."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s worker: %(message)s")
+    quiet_libraries()
     lock = threading.Lock()
 
     def send(report: Report | Beat) -> None:
@@ -44,7 +47,7 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
             worker.submit(plan)
     except (EOFError, OSError) as error:
         # an end of file, also in the middle of a message, or nobody who reads
-        logger.info("the engine is gone, ending: %s", error or "end of file")
+        logger.info("the engine is gone, ending: %s", "end of file" if isinstance(error, EOFError) else plain(error))
     except Exception as error:  # noqa: BLE001 - without this thread the worker is of no use, and the engine is told why
         send(Died(failure=failure(error, "reading a plan")))
     worker.close()

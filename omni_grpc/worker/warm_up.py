@@ -40,7 +40,7 @@ def warm_up(pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, se
         step_of_usual_size(pipeline, checkpoint, device, cost, seconds / 2)
     # what the last steps ask for counts most: they are the largest, and the very last is the usual one
     done = kept.tune(dict(reversed(wanted.items())), device, seconds / 2)
-    logger.info("warm-up: %d of %d shapes measured for the choice of kernels", done, len(wanted))
+    logger.debug("warm-up: %d of %d shapes measured for the choice of kernels", done, len(wanted))
     return cost
 
 
@@ -53,7 +53,7 @@ def fit_steps(pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, 
         request = placeholder(checkpoint, size=size, frames=frames, outputs=outputs)
         samples.append(_measure(pipeline, request, device))
     cost = fit(samples)
-    logger.info("warm-up: %d sizes, %s", len(samples), cost)
+    logger.debug("warm-up: %d sizes, %s", len(samples), cost)
     return cost
 
 

@@ -10,12 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.resolve.settings import place
-from omni_grpc.types.plan import Broken, Died, Plan, Report
+from omni_grpc.types.plan import Broken, Died, Plan, Report, Stepped
 from omni_grpc.types.request import Request
 from omni_grpc.types.shared_inputs import read_inputs
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.worker.build import build, machine
-from omni_grpc.worker.failure import advised, failure
+from omni_grpc.worker.failure import advised, device_lost, failure
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,10 @@ class Worker:
             lane.shutdown(cancel_futures=True)
 
     def _send(self, report: Report) -> None:
+        # what looks like the failure of one request may be the end of the device, for this and all that follow
+        failed = isinstance(report, Broken) or (isinstance(report, Stepped) and report.broken)
+        if failed and (lost := device_lost()) is not None:
+            report = Died(failure=lost)
         self._send_report(advised(report, self._config, self._checkpoint, lambda: place(self._config.model, machine())))
 
     def _enter(self, lane: ThreadPoolExecutor, work: Callable[..., None], *arguments: object) -> None:
@@ -80,7 +84,7 @@ class Worker:
         if future.cancelled() or (error := future.exception()) is None:
             return
         try:
-            self._send(Died(failure=failure(error, "reporting")))
+            self._send(Died(failure=device_lost() or failure(error, "reporting")))
         except OSError:
             logger.info("the engine is gone, a report was not delivered")
 

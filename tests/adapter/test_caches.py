@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from diffusers import FlowMatchHeunDiscreteScheduler
+from diffusers import FlowMatchHeunDiscreteScheduler, MagCacheConfig, WanPipeline
 
 from omni_grpc.types.errors import ConfigError, InvalidArgument
 from omni_grpc.types.media import ImageInput, Inputs
 from omni_grpc.types.request import GuidanceDraft, Task
 
-from .conftest import GRADIENT, equal, refused
+from .conftest import GRADIENT, equal, refused, same_memory
 
 PICTURE = ImageInput(64, 64, 3, GRADIENT.tobytes())
 
@@ -65,6 +65,9 @@ def test_a_cache_skips_work_and_forgets_between_requests(name, cache, config, lo
         ("hunyuan_video15", "faster", {}, "mixes up the two passes"),
         ("wan_t2v", "taylorseer", {}, "finds no block"),
         ("flux", "sea", {}, "does not tell it the step"),
+        ("ovis_image", "first_block", {}, "does not work on OvisImageTransformer2DModel: Model class"),
+        ("hunyuan_video15", "mag", {"mag_ratios": RATIOS}, "does not work on HunyuanVideo15Transformer3DModel"),
+        ("hunyuan_video15", "first_block", {}, "does not work on HunyuanVideo15Transformer3DModel"),
         ("flux", "text_kv", {}, "finds no block"),
         ("flux", "teacache", {}, "expected one of first_block"),
         ("flux", "first_block", {"treshold": 1}, "takes no treshold; it takes threshold"),
@@ -120,3 +123,86 @@ def test_a_cache_is_sized_by_the_steps_that_run(name, asked, steps, load):
     again = {} if "task" in asked or "extra" in asked else asked
     adapter.run(**{**SMALL, **again, "steps": 4})
     assert sized.num_inference_steps == (7 if second_order else 4)
+
+
+def calls_of(denoiser, passes):
+    """How often each pass of an expert is asked for: its steps."""
+    counted = dict.fromkeys(passes, 0)
+
+    def count(module, *_):
+        leader = module.blocks[0]._diffusers_hook.hooks["mag_cache_leader_block_hook"]
+        counted[leader.state_manager._context.name] += 1
+
+    denoiser.register_forward_pre_hook(count)
+    return counted
+
+
+@pytest.mark.parametrize(
+    ("name", "boundary", "asked"),
+    [
+        ("wan_t2v", None, {"steps": 8, "negative_prompt": "static"}),
+        ("wan_t2v", 0.5, {"steps": 7}),
+        ("wan_t2v", 0.999, {"steps": 6}),
+        ("wan_i2v", None, {"steps": 9, "task": Task.IMAGE_TO_VIDEO, "inputs": Inputs(first_frame=PICTURE)}),
+    ],
+)
+def test_a_cache_is_sized_for_each_expert_by_the_steps_that_it_takes(name, boundary, asked, load):
+    config = {"mag_ratios": RATIOS, "retention_ratio": 0.1, "threshold": 1.0}
+    settings = {} if boundary is None else {"boundary_ratio": boundary}
+    adapter = load(name, cache_backend="mag", cache_config=config, **settings)
+    experts = (adapter.pipeline.transformer, adapter.pipeline.transformer_2)
+    counted = [calls_of(expert, ("cond", "uncond")) for expert in experts]
+    adapter.run(**{**SHORT, **asked})
+    taken = [calls["cond"] for calls in counted]
+    assert sum(taken) == asked["steps"]
+    assert taken[1] > 0
+    for sized, steps in zip(adapter.runner._cache._configs, taken, strict=True):
+        if steps:
+            assert (sized.num_inference_steps, len(sized.mag_ratios)) == (steps, steps)
+    assert min(taken) < asked["steps"]
+
+
+def test_experts_have_ratios_of_their_own_and_give_what_diffusers_gives(load, tiny):
+    """Each expert as diffusers has it with a config of its own; ratios that are shared are stretched over its steps."""
+    high, low, rest = [1.0, 0.9, 1.1], [1.0, 1.02, 0.97, 1.0], {"retention_ratio": 0.1, "threshold": 0.3}
+    asked = {**SHORT, "steps": 8, "negative_prompt": "static", "seeds": (3,)}
+    for ratios in ([high, low], high):
+        adapter = load("wan_t2v", cache_backend="mag", cache_config={"mag_ratios": ratios, **rest})
+        ran = adapter.run(**asked)
+        pipeline = WanPipeline.from_pretrained(tiny("wan_t2v"), local_files_only=True)
+        same_memory(pipeline, adapter.pipeline)
+        pipeline.set_progress_bar_config(disable=True)
+        experts = (pipeline.transformer, pipeline.transformer_2)
+        sizes = [config.num_inference_steps for config in adapter.runner._cache._configs]
+        assert sum(sizes) == 8
+        for number, (expert, steps) in enumerate(zip(experts, sizes, strict=True)):
+            own = ratios[number] if ratios is not high else high
+            expert.enable_cache(MagCacheConfig(mag_ratios=own, num_inference_steps=steps, **rest))
+        direct = pipeline(
+            "a red cat",
+            negative_prompt="static",
+            num_inference_steps=8,
+            num_frames=5,
+            width=64,
+            height=64,
+            generator=torch.Generator().manual_seed(3),
+            output_type="np",
+        )[0]
+        assert equal(ran.output, direct)
+    usual = load("wan_t2v").run(**asked)
+    assert not equal(ran.output, usual.output), "the cache skipped nothing"
+    with pytest.raises(ConfigError, match="a list for each; there are 2, got 3") as caught:
+        load("wan_t2v", cache_backend="mag", cache_config={"mag_ratios": [high, low, low]})
+    assert refused(caught.value) == {"cache_config"}
+
+
+def test_calibration_prints_the_ratios_of_each_expert(load, capsys):
+    adapter = load("wan_t2v", cache_backend="mag", cache_config={"calibrate": True})
+    adapter.run(**{**SHORT, "steps": 8})
+    sizes = [config.num_inference_steps for config in adapter.runner._cache._configs]
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[1.0")]
+    assert sum(sizes) == 8
+    # one for each pass of each expert, in the order in which they end
+    lengths = [line.count(",") + 1 for line in printed]
+    assert sorted(set(lengths)) == sorted(set(sizes))
+    assert sum(lengths) % 8 == 0

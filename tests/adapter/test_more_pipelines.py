@@ -69,6 +69,11 @@ CASES = {
         },
         {**SMALL, "image": [PIL_PICTURE, PIL_PICTURE], "guidance_scale": 3.0, "max_sequence_length": 128},
     ),
+    "glm_image": (
+        Task.TEXT_TO_IMAGE,
+        {**SMALL, "prompt": 'a red cat with "hi" on it', "guidance": GuidanceDraft(scale=1.5)},
+        {**SMALL, "prompt": 'a red cat with "hi" on it', "guidance_scale": 1.5},
+    ),
     "cosmos3": (
         Task.IMAGE_TO_VIDEO,
         {**SMALL, "inputs": Inputs(first_frame=PICTURE), "num_frames": 5, "guidance": GuidanceDraft(scale=4.0)},

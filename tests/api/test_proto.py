@@ -22,6 +22,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from omni_grpc.client.channel import DIRECT
 from omni_grpc.engine.jobs import JobState
 from omni_grpc.types import lora, step_cache
 from omni_grpc.types.events import Event
@@ -215,7 +216,7 @@ def _clear_json_names(message: descriptor_pb2.DescriptorProto) -> None:
 
 def test_stubs_have_the_calls_of_the_proto_files(image: dict[str, descriptor_pb2.FileDescriptorProto]) -> None:
     served = {}
-    with grpc.insecure_channel("localhost:1") as channel:
+    with grpc.insecure_channel("localhost:1", options=DIRECT) as channel:
         for name in SOURCES:
             for service in image[f"{PACKAGE}/{name}.proto"].service:
                 calls = stub(f"{name}_pb2_grpc")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import provenance
 from benchmarks.service import (
     __main__,
     cancel,
@@ -154,7 +155,9 @@ def test_a_results_file_says_where_it_comes_from(tmp_path: Path) -> None:
         pass
     content = json.loads(write(tmp_path, "sample", result, meanwhile).read_text())
     assert content["script"] == "python -m benchmarks.service sample"
-    assert {"cores", "cpu", "python", "torch", "date", "load"} <= content.keys()
+    assert {*provenance.KEYS, "load", "memory_gb"} <= content.keys()
+    assert content["packages"].keys() >= {"torch", "grpcio", "protobuf"}
+    assert content["machine"].keys() >= {"cores", "cpu"}
     assert (content["figures"], content["problems"]) == ({"x": [0.333333]}, ["no"])
     assert result.table() == "| a | b |\n| --- | --- |\n| 1 | 2 |"
 

@@ -23,6 +23,7 @@ SCRIPTS = sorted(
 COMMANDS = (
     *("generate", "edit", "video", "audio", "models", "jobs", "watch", "wait", "cancel", "download"),
     *("serve", "doctor", "bench", "bench prompt-accuracy", "pull", "convert"),
+    *("token", "token new", "token list", "token revoke", "token names"),
 )
 SERVE = "omni_grpc/serve.py"
 

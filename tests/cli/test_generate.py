@@ -150,7 +150,7 @@ async def test_a_failed_job_says_when_to_try_again(run, server, service, tmp_pat
 
 
 async def test_a_model_that_is_no_folder_is_asked_of_the_default_server(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("omni_grpc.cli.main.DEFAULT_SERVER", "127.0.0.1:1")
+    monkeypatch.setenv("OMNI_GRPC_SERVER", "127.0.0.1:1")
     done = await run("generate", "x", "--out", tmp_path / "o.png", "--model", "no/folder")
     assert done.code == 1
     assert done.err.startswith("error: UNAVAILABLE SERVER_UNREACHABLE: cannot reach the server at 127.0.0.1:1")

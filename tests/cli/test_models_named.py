@@ -69,7 +69,10 @@ def test_convert_names_the_folder_that_cannot_be_written(
     torch.save({"weight": torch.ones(2)}, tmp_path / "unet" / "diffusion_pytorch_model.bin")
     assert ran(monkeypatch, "convert", str(tmp_path), "/proc/none/out") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == "error: /proc/none: No such file or directory"
+    assert line.startswith("error: FILE_NOT_WRITTEN: ")
+    assert ": /proc/none: there is no such file or folder; " in line
+    assert ran(monkeypatch, "convert", "a" * 300, "out") == 2
+    assert capsys.readouterr().err == f"error: {'a' * 300}/model_index.json: the name is too long\n"
 
 
 @pytest.mark.parametrize("folders", [["", "out"], ["demo", ""]])

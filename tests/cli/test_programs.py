@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,14 @@ def test_help_is_told_and_an_abbreviation_is_refused_with_the_full_name(name: st
     assert short in err
     assert re.search(rf"{short}[\w-]+", err), "no full name is proposed"
     assert len(err.splitlines()) <= 4, "the message is lost in the usage"
+
+
+def test_the_flags_of_a_command_that_a_program_runs_are_left_to_that_command(tmp_path: Path) -> None:
+    record, script = tmp_path / "record.txt", "import sys; print(sys.argv[1:])"
+    code, out, err = run("benchmarks/provenance.py", str(record), "-c", script, "--device", "cpu")
+    assert (code, out) == (0, "['--device', 'cpu']\n"), err
+    assert record.read_text(encoding="utf-8").endswith(out)
+    assert run("benchmarks/provenance.py", "--device", str(record), "-c", script)[0] == 2
 
 
 def test_the_overview_lists_every_command() -> None:

@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from omni_grpc.client.failure import from_call
-from omni_grpc.types.errors import Code, Failure, PermissionDenied, Violation
+from omni_grpc.types.errors import Code, Failure, InternalError, Violation
 from omni_grpc.wire import from_status, to_status
 
 
@@ -72,6 +72,6 @@ def test_our_own_deadline_is_told_from_the_job_s():
 
 
 def test_codes_of_proxies_keep_their_name_as_the_reason():
-    error = from_call(Ended(grpc.StatusCode.UNAUTHENTICATED, "no token"), "h:1").failure.error()
-    assert isinstance(error, PermissionDenied)
-    assert error.reason == "UNAUTHENTICATED"
+    error = from_call(Ended(grpc.StatusCode.DATA_LOSS, "half a message"), "h:1").failure.error()
+    assert isinstance(error, InternalError)
+    assert error.reason == "DATA_LOSS"

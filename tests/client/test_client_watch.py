@@ -2,7 +2,7 @@
 
 import pytest
 
-from omni_grpc.client.channel import Deadline, Reconnect, check_address
+from omni_grpc.client.channel import Deadline, Reconnect
 from omni_grpc.client.failure import CallFailure
 from omni_grpc.client.watch import WatchState
 from omni_grpc.types.errors import (
@@ -10,7 +10,6 @@ from omni_grpc.types.errors import (
     DeadlineExceeded,
     Failure,
     InternalError,
-    InvalidArgument,
     NotFound,
     Unavailable,
 )
@@ -133,10 +132,3 @@ def test_a_deadline_shortens_what_comes_after_it():
     assert Deadline(0.0).remaining() == 0.0
     assert Deadline(0.0).within(3.0) == 0.0
     assert Deadline(60.0).within(3.0) == 3.0
-
-
-def test_an_address_needs_a_port():
-    assert check_address("localhost:1") == "localhost:1"
-    assert check_address("unix:/run/x.sock") == "unix:/run/x.sock"
-    with pytest.raises(InvalidArgument, match="write localhost:50051"):
-        check_address("localhost")

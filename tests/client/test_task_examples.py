@@ -20,6 +20,7 @@ import pytest
 from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config.settings import settings
 from omni_grpc.engine import Engine, LocalExecutor
+from omni_grpc.gate import Gate
 from omni_grpc.server import Server
 from omni_grpc.types.plan import CostModel
 
@@ -112,7 +113,7 @@ async def served(words: Sequence[str], folder: Path) -> AsyncIterator[int]:
     config = settings([*argv, "--device", "cpu", "--warm-up-seconds", "0"], {}, prog="serve", description="")
     checkpoint = open_checkpoint(folder, load_format=config.model.diffusion_load_format)
     engine = Engine(config, checkpoint, LocalExecutor(config, checkpoint))
-    server = Server(engine, config.server)
+    server = Server(Gate(engine), config)
     await server.start()
     try:
         yield server.port

@@ -154,6 +154,16 @@ def test_what_is_not_tensors_by_name_is_refused(tmp_path, content, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_told_in_words(tmp_path, capsys):
+    source = small(tmp_path / "in", {"w": torch.zeros(2)})
+    (tmp_path / "file").touch()
+    assert main([str(source), str(tmp_path / "file" / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "error: FILE_NOT_WRITTEN: " in said
+    assert "a part of the path is a file and not a folder" in said
+    assert "Errno" not in said
+
+
 def test_a_file_that_is_no_pickle_is_refused(tmp_path):
     source = small(tmp_path / "in", {"a": torch.ones(2)})
     weights = source / "vae/diffusion_pytorch_model.bin"

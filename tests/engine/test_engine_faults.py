@@ -8,7 +8,7 @@ from omni_grpc.engine import EngineState, JobState
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code
 from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Media, Prepared, RequestStep, SharedBytes, Stepped
-from tests.engine.manual import READY, ask, png, run_through, started_engine
+from tests.engine.manual import READY, ask, names, png, run_through, started_engine
 
 
 def media(job, index, data):
@@ -104,6 +104,54 @@ async def test_a_plan_that_cannot_be_sent_fails_the_jobs_it_admits():
     run_through(worker, after)
     assert [it.state for it in (first, after)] == [JobState.SUCCEEDED] * 2
     assert_serves(engine, worker)
+
+
+async def test_a_plan_that_cannot_be_sent_preempts_nobody_and_costs_nobody_a_step():
+    """The job that would have been preempted goes on as if nothing had been, and says nothing of it."""
+    engine, worker = await started_engine(max_num_seqs=1, policy="priority")
+    low = ask(engine, priority=0)
+    worker.prepared(low.id)
+    high = ask(engine, priority=5)
+    worker.prepared(high.id)
+    send = worker.submit
+
+    def submit(plan):
+        if high.id in plan.step:
+            raise TypeError("cannot pickle 'module' object")
+        send(plan)
+
+    worker.submit = submit
+    clock = engine._scheduler._clocks[""]
+    worker.stepped({low.id: 1})
+    assert_failed(high, "cannot pickle")
+    assert worker.last.step == (low.id,)
+    # one step of the one job that is left, and not half of one more
+    assert engine._scheduler._clocks[""] == clock + engine._scheduler.predicted_ms([low.id])
+    worker.stepped({low.id: 2})
+    worker.decoded(low.id)
+    assert low.state is JobState.SUCCEEDED
+    assert not {"Preempted", "Resumed"} & {*names(low), *names(high)}
+    assert_serves(engine, worker)
+
+
+async def test_what_a_plan_that_cannot_be_sent_drops_is_dropped_by_the_next_one():
+    engine, worker = await started_engine(max_num_seqs=1)
+    cancelled = ask(engine)
+    worker.prepared(cancelled.id)
+    bad, other = ask(engine, prompt="bad"), ask(engine)
+    send, refused = worker.submit, []
+
+    def submit(plan):
+        if any(request.prompt == "bad" for request in plan.admit):
+            refused.append(plan)
+            raise TypeError("cannot pickle 'module' object")
+        send(plan)
+
+    worker.submit = submit
+    engine.cancel(cancelled.id, "enough")
+    assert_failed(bad, "cannot pickle")
+    assert refused[0].drop == worker.last.drop == (cancelled.id,)
+    assert worker.last.admit == (other.request,)
 
 
 async def test_a_timer_that_raises_fails_the_job_it_belongs_to():

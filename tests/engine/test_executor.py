@@ -10,16 +10,20 @@ import psutil
 import pytest
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.engine import Engine, Submission
 from omni_grpc.engine import executor as executor_module
 from omni_grpc.engine.executor import HubExecutor, LocalExecutor, ProcessExecutor
+from omni_grpc.engine.status import EngineState
 from omni_grpc.resolve.request import resolve_request
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.types import shared_memory as shared
-from omni_grpc.types.errors import Code, Unavailable
+from omni_grpc.types.errors import Code, Failure, Unavailable
 from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.plan import Died, Fetched, Plan, Prepared, Ready
 from omni_grpc.types.request import Draft
 from tests.engine import toy_worker
+from tests.engine.manual import ask, names
+from tests.server.service import CHECKPOINT, until
 from tests.toy import toy_checkpoint
 
 CONFIG = EngineConfig.from_settings(model="toy")
@@ -89,6 +93,27 @@ async def test_a_killed_worker_is_reported_and_its_shared_memory_freed():
     await executor.close()
 
 
+async def test_a_plan_for_a_worker_that_has_just_been_killed_goes_to_the_next_one():
+    """The death is known by the broken pipe before the loop hears of it: the job keeps its place and its one retry."""
+    config = EngineConfig.from_settings(model="toy", restart_backoff=0)
+    executor = ProcessExecutor(config, _named("toy"), worker="tests.engine.toy_worker:serve")
+    engine = Engine(config, toy_checkpoint(), executor)
+    await engine.start()
+    worker = psutil.Process(executor.pid)
+    worker.kill()
+    worker.wait(60)
+    jobs = [ask(engine), ask(engine)]
+    assert [names(job) for job in jobs] == [["Queued"]] * 2, "the loop has not run since"
+    assert [engine.queue_position(job) for job in jobs] == [0, 1]
+    async with asyncio.timeout(60):
+        while "EncodeDone" not in names(jobs[1]):  # noqa: ASYNC110 (of what the toy worker does no event tells)
+            await asyncio.sleep(0.01)
+    assert executor.pid != worker.pid
+    assert [names(job)[:3] for job in jobs] == [["Queued", "Started", "EncodeDone"]] * 2
+    assert engine.stats().worker_restarts == 1
+    await engine.close()
+
+
 async def test_a_worker_that_exits_is_reported_with_its_code():
     executor, reports = process(worker="tests.engine.toy_worker:exits")
     assert "exit code 3" in (await reports.get()).failure.message
@@ -115,6 +140,31 @@ class LocalToy:
 
     def close(self):
         self.closed = True
+
+
+class LocalLost(LocalToy):
+    """Its device is lost at the first request."""
+
+    def submit(self, plan):
+        if plan.admit:
+            failure = Failure(code=Code.UNAVAILABLE, reason="DEVICE_LOST", message="the GPU is lost to this process")
+            self.send(Died(failure=failure))
+
+
+async def test_a_device_lost_in_the_callers_process_fails_all_jobs_and_new_ones_at_once():
+    """No new worker could do better there, so that waiting for one would be for ever."""
+    executor = LocalExecutor(CONFIG, toy_checkpoint(), worker="tests.engine.test_executor:LocalLost")
+    engine = Engine(CONFIG, CHECKPOINT, executor)
+    await engine.start()
+    submission = Submission(draft=Draft(model="toy", prompt="x"))
+    jobs = [engine.submit(submission)[0] for _ in range(CONFIG.scheduler.max_num_seqs + 2)]
+    await until(lambda: all(job.state.terminal for job in jobs))
+    assert {job.failure.reason for job in jobs} == {"DEVICE_LOST"}
+    assert engine.state is EngineState.FAILED
+    with pytest.raises(Unavailable, match="the GPU is lost to this process; start a new process") as refused:
+        engine.submit(submission)
+    assert refused.value.reason == "ENGINE_FAILED"
+    await engine.close()
 
 
 async def test_the_local_executor_delivers_on_the_loop():
@@ -222,7 +272,7 @@ async def test_a_process_that_cannot_be_started_is_a_death(monkeypatch):
     executor.start(reports.put_nowait)
     died = await reports.get()
     assert (died.failure.reason, died.failure.retryable) == ("WORKER_NOT_STARTED", True)
-    assert "Resource temporarily unavailable" in died.failure.message
+    assert "there are not enough processes or memory left" in died.failure.message
     with pytest.raises(Unavailable):
         executor.submit(Plan(step=("job_1",)))
     await executor.close()

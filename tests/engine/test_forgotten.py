@@ -4,6 +4,8 @@ import pytest
 
 from omni_grpc.engine import JobState
 from omni_grpc.engine.forgotten import Cause, Forgotten
+from omni_grpc.gate.stored import Stored
+from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import NotFound
 from tests.engine.manual import ask, run_through, started_engine
 
@@ -38,12 +40,55 @@ async def test_jobs_outputs_and_uploads_say_what_became_of_them():
     assert cause_of(engine.assets.get, asset.id) == ("ASSET_NOT_FOUND", "DELETED", instance)
 
 
+@pytest.mark.parametrize("cause", [Cause.EXPIRED, Cause.DELETED])
+async def test_a_tenant_learns_nothing_of_what_others_had(cause):
+    engine, worker = await started_engine()
+    job = ask(engine, tenant="a")
+    run_through(worker, job)
+    artifact, asset = job.artifacts[0].artifact_id, engine.assets.put(b"abc", "image/png", tenant="a").id
+
+    def as_input(name, tenant=None):
+        caller = Caller() if tenant is None else Caller(tenant=tenant, scopes=frozenset({Scope.GENERATE}))
+        return Stored(engine).medium(caller, "images[0].asset_id", name)
+
+    found = (
+        (engine.jobs.get, job.id),
+        (engine.artifacts.get, artifact),
+        (engine.assets.get, asset),
+        (as_input, artifact),
+        (as_input, asset),
+    )
+
+    def asked(tenant):
+        """What it hears of each, once its name is left out, and what of one that never was."""
+        for find, name in found:
+            errors = []
+            for asked_for in (name, "never"):
+                with pytest.raises(NotFound) as caught:
+                    find(asked_for, tenant)
+                failure = caught.value.failure
+                errors.append((failure.message.replace(asked_for, ""), failure.metadata | {"name": ""}))
+            yield errors
+
+    for find, name in found:
+        for tenant in ("a", None):
+            assert find(name, tenant)
+    kept = engine.assets.get(asset)[0].expire_time
+    assert all(there == never for there, never in asked("b"))
+    assert engine.assets._files[asset][0].expire_time == kept, "nor does it keep the upload of another for longer"
+    engine._retention.forget(job, cause)
+    engine.assets._drop(asset, cause)
+    assert all(gone == never for gone, never in asked("b"))
+    for tenant in ("a", None):
+        assert [gone[1]["cause"] for gone, _ in asked(tenant)] == [cause] * len(found)
+
+
 def test_two_processes_have_two_instances_and_each_knows_its_own_names_alone():
     first, second = Forgotten(), Forgotten()
-    first.add("job_1", Cause.EXPIRED)
+    first.add("job_1", Cause.EXPIRED, tenant="")
     assert first.instance_id != second.instance_id
-    assert "has expired" in str(first.not_found("job_1", reason="JOB_NOT_FOUND"))
-    error = second.not_found("job_1", reason="JOB_NOT_FOUND")
+    assert "has expired" in str(first.not_found("job_1", reason="JOB_NOT_FOUND", tenant=""))
+    error = second.not_found("job_1", reason="JOB_NOT_FOUND", tenant="")
     assert f"instance {second.instance_id}" in str(error)
     assert error.failure.metadata["cause"] == "UNKNOWN"
 
@@ -51,7 +96,8 @@ def test_two_processes_have_two_instances_and_each_knows_its_own_names_alone():
 def test_the_newest_names_are_remembered_and_no_more():
     forgotten = Forgotten(capacity=3)
     for i in range(100):
-        forgotten.add(f"job_{i}", Cause.EXPIRED)
+        forgotten.add(f"job_{i}", Cause.EXPIRED, tenant="")
     assert len(forgotten) == 3
-    causes = [forgotten.not_found(f"job_{i}", reason="JOB_NOT_FOUND").failure.metadata["cause"] for i in (96, 97, 99)]
+    errors = [forgotten.not_found(f"job_{i}", reason="JOB_NOT_FOUND", tenant=None) for i in (96, 97, 99)]
+    causes = [error.failure.metadata["cause"] for error in errors]
     assert causes == ["UNKNOWN", "EXPIRED", "EXPIRED"]

@@ -1,3 +1,5 @@
+import copy
+import dataclasses
 import math
 
 import pytest
@@ -267,6 +269,34 @@ class Worker(RuleBasedStateMachine):
         assert set(decision.resumed) <= self.aside
         self.aside = (self.aside | set(decision.preempted)) - set(decision.resumed)
         assert not self.aside & set(plan.step), "a preempted job took a step without coming back"
+
+    @rule()
+    def plan_is_undone(self):
+        """As where the worker does not get it: all is as before, so the next plan is the same."""
+        before = self._state()
+        decision = self.scheduler.plan()
+        self.scheduler.undo(decision)
+        assert self._state() == before
+        again = self.scheduler.plan()
+        self.scheduler.undo(again)
+        assert again == decision
+        assert self._state() == before
+
+    def _state(self):
+        """What a plan changes. Of the order in which jobs leave, not whether it has been asked for already."""
+        scheduler = self.scheduler
+        plain = {name: value for name, value in vars(scheduler).items() if name not in ("_arrivals", "_estimate")}
+        ranks = scheduler._queue.ranks.items()
+        queue = {rank: {name: [job.request.id for job in jobs] for name, jobs in of.items()} for rank, of in ranks}
+        return copy.deepcopy(
+            plain
+            | {
+                "_items": [dataclasses.asdict(item) for item in scheduler._items.values()],
+                "_active": list(scheduler._active),
+                "_queue": (len(scheduler._queue), queue),
+                "_places": {name: scheduler.position(name) for name in scheduler._items},
+            }
+        )
 
     @precondition(lambda self: self.preparing)
     @rule(breaks=st.booleans(), rows=st.lists(st.integers(1, 400), min_size=1, max_size=3))

@@ -21,6 +21,11 @@ TERMS: Mapping[str, tuple[str, ...]] = {
         *("health check", "reflection", "drain", "priority", "deadline", "preemption", "rate limit", "proxy"),
         *("authentication", "TLS", "Docker", "warm-up", "profiler", "worker crashes", "continuous batching"),
     ),
+    "docs/security.md": (
+        *("TLS", "mTLS", "client certificate", "bearer|token", "JWT", "JWKS", "scopes", "tenant", "Unix socket"),
+        *("certificate", "revoke", "expire", "certificate authorities", "proxy"),
+        *("SSRF", "DNS rebinding", "redirects"),
+    ),
     "docs/models.md": ("Hugging Face hub", "HF_HOME", "safetensors", "offline", "resumed", "pickle", "native models"),
     "docs/features.md": (
         *("quantization", "FP8", "INT8", "GGUF", "GEMM", "kernel", "attention backend", "FlashAttention", "SDPA"),

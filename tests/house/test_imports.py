@@ -20,11 +20,14 @@ CONTROL = (
     "omni_grpc.server",
     "omni_grpc.client",
     "omni_grpc.engine",
+    "omni_grpc.identity",
     "omni_grpc.serve",
     "omni_grpc.cli.main",
     "omni_grpc.checkpoint.hub",
     "omni_grpc.media_in.inputs",
     "omni_grpc.media_in",
+    "omni_grpc.media_in.fetch",
+    "omni_grpc.outbound",
     "omni_grpc.cli.generate",
     "omni_grpc.compat",
     "omni_grpc.cli.bench.command",
@@ -68,6 +71,10 @@ def test_the_control_tower_loads_no_torch(module: str) -> None:
 
 def test_the_package_loads_no_grpc() -> None:
     assert "grpc" not in loaded_by("import omni_grpc")
+
+
+def test_tokens_are_managed_without_grpc() -> None:
+    assert "grpc" not in loaded_by("from omni_grpc.cli import token")
 
 
 def test_reading_the_model_specs_loads_no_torch() -> None:

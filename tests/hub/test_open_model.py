@@ -107,7 +107,7 @@ def test_a_cache_that_cannot_be_written_is_told_with_the_variable_to_set(hub, en
         )  # fmt: skip
         (line,) = done.stderr.splitlines()
         assert line.startswith("error: DOWNLOAD_FAILED: tiny-org/tiny cannot be kept in the cache /proc/none")
-        assert line.endswith(": No such file or directory; set HF_HOME to a folder that can be written")
+        assert line.endswith("/none: there is no such file or folder; set HF_HOME to a folder that can be written")
 
 
 @pytest.mark.service

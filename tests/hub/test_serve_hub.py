@@ -17,6 +17,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from omni_grpc.client.channel import DIRECT
 from omni_grpc.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
 from tests.server.service import read_refusal
 
@@ -40,7 +41,8 @@ class Starting:
         self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
-        self.channel = grpc.insecure_channel(self.logged("listening on ").rpartition("listening on ")[2].split(",")[0])
+        address = self.logged("listening on ").rpartition("listening on ")[2].split(",")[0]
+        self.channel = grpc.insecure_channel(address, options=DIRECT)
 
     def logged(self, words: str) -> str:
         """The next line that has these words."""

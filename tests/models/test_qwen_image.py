@@ -14,7 +14,7 @@ from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope, Q
 from torch import nn
 
 from omni_grpc.checkpoint.registry import open_checkpoint
-from omni_grpc.loading.checkpoint import WEIGHT_FILE, load_weights
+from omni_grpc.loading.checkpoint import INDEX_FILE, WEIGHT_FILE, load_weights
 from omni_grpc.loading.loader import Loader
 from omni_grpc.models.qwen_image import TRANSFORMER_WEIGHTS
 from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
@@ -25,9 +25,11 @@ from omni_grpc.nn.rows import JOINT, LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.pipeline.batch import assemble, predict
 from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.request import Draft
 from tests.models.cases import ENTRIES
 from tests.models.cases.ask import LONG, NEGATIVE, ask
-from tests.models.model import Model
+from tests.models.model import Model, label
+from tools.tiny_checkpoints import build_qwen_image_2512
 
 ENTRY = ENTRIES["QwenImagePipeline"]
 PAIR = ask(96, prompt=LONG, negative_prompt=NEGATIVE, seeds=(2, 3), steps=3)
@@ -52,6 +54,34 @@ def test_bfloat16_is_as_close_to_diffusers_as_its_rounding(tiny_qwen_image: Path
     (mine,), theirs = model.run(draft), model.oracle(draft)
     assert mine.latents.dtype == torch.bfloat16
     assert (mine.latents.float() - theirs.latents.float()).square().mean().sqrt() < 0.03
+
+
+@pytest.fixture(scope="module")
+def december(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """Qwen-Image-2512 as it is released."""
+    return Model(ENTRY, build_qwen_image_2512(tmp_path_factory.mktemp("checkpoints") / "qwen_image_2512"))
+
+
+@pytest.mark.parametrize("draft", ENTRY.drafts, ids=label)
+def test_qwen_image_2512_is_the_same_model_in_another_folder(december: Model, draft: Draft) -> None:
+    (mine,), theirs = december.run(draft), december.oracle(draft)
+    assert mine.latents.shape == theirs.latents.shape
+    latents, pixels = mine.differs_from(theirs)
+    assert latents < 1e-4
+    assert pixels <= 1
+    assert all(image.std() > 1 for image in mine.images)
+
+
+def test_qwen_image_2512_has_the_form_of_the_released_one(december: Model) -> None:
+    """What makes the folder another one, and what is taken from it all the same."""
+    folder = december.checkpoint.path
+    for component, index in (("transformer", INDEX_FILE), ("text_encoder", "model.safetensors.index.json")):
+        assert (folder / component / index).is_file()
+        assert len(list((folder / component).glob("*.safetensors"))) > 1
+    config = json.loads((folder / "text_encoder" / "config.json").read_text())
+    assert "text_config" not in config
+    assert "zero_cond_t" not in json.loads((folder / "transformer" / "config.json").read_text())
+    assert config["rope_scaling"]["mrope_section"] == [2, 3, 3]
 
 
 @pytest.mark.parametrize(("words", "dropped"), [(507, 0), (508, 1), (1200, 693)])

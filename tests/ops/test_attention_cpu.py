@@ -96,6 +96,88 @@ def test_what_is_not_finite_is_where_the_formula_has_it(bad: float, dtype: torch
             assert torch.equal(out[rows], clean[rows]), f"{which}, seed {seed}"
 
 
+WHERE = tuple(itertools.product("qkv", (math.nan, math.inf, -math.inf), (0, 100, 239)))
+"""What is not finite, and where: in a query, key or value, at the beginning or the end of a row or in the middle."""
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [F32, BF16, torch.float64])
+def test_the_definition_is_torchs_sdpa_row_by_row_also_where_something_is_not_finite(
+    dtype: torch.dtype, causal: bool, seed: int
+) -> None:
+    """To the bit, NaN where it has NaN: the definition hides none."""
+    torch.manual_seed(seed)
+    lengths = [(40, 90), (20, 150), (33, 33), (9, 4), (5, 0)]
+    for which, bad, at in WHERE:
+        x = dict(zip("qkv", operands(lengths, size=24, dtype=dtype)[:3], strict=True))
+        x[which][min(at, len(x[which]) - 1), 1, 5] = bad
+        cu_q, cu_k = (offsets([row[side] for row in lengths]) for side in (0, 1))
+        out = attention_cpu.reference(*x.values(), cu_q, cu_k, 0.2, causal)
+        for row, (n, m) in enumerate(lengths):
+            of_q, of_k = (slice(int(cu[row]), int(cu[row + 1])) for cu in (cu_q, cu_k))
+            q, k, v = (each[of].transpose(0, 1)[None] for each, of in zip(x.values(), (of_q, of_k, of_k), strict=True))
+            blind = n if m == 0 else max(0, n - m) if causal else 0
+            q, n = q[:, :, blind:], n - blind
+            mask = torch.ones(n, m, dtype=torch.bool).tril(m - n) if causal and n != m else None
+            alone = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=causal and n == m, scale=0.2
+            )
+            where = f"row {row}, {which}[{at}] = {bad}, seed {seed}"
+            assert not out[of_q][:blind].any(), where
+            if n:
+                torch.testing.assert_close(
+                    out[of_q][blind:], alone[0].transpose(0, 1), rtol=0, atol=0, equal_nan=True, msg=where
+                )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_what_is_not_finite_reaches_who_sees_it_and_no_other_row(dtype: torch.dtype, causal: bool, seed: int) -> None:
+    """Against each query by itself with the keys that it sees. A key that is hidden reaches nobody; a hidden value may
+    reach the queries before it, with a weight of 0, as in torch's SDPA.
+    """
+    torch.manual_seed(seed)
+    lengths = [(40, 90), (20, 150), (33, 33)]
+    x = operands(lengths, size=24, dtype=dtype)
+    clean = attention_cpu(*x, 0.2, causal)
+    starts = [*itertools.accumulate((n for n, _ in lengths), initial=0)]
+    for which, bad, at in WHERE:
+        spoiled = [each.clone() for each in x]
+        side = "qkv".index(which)
+        at = min(at, len(spoiled[side]) - 1)
+        spoiled[side][at, 1, 5] = bad
+        out, want = attention_cpu(*spoiled, 0.2, causal), one_by_one(*spoiled, lengths, causal)
+        where = f"{which}[{at}] = {bad}, seed {seed}"
+        row = int(torch.searchsorted(x[3 if which == "q" else 4], at, right=True)) - 1
+        others = torch.ones(len(out), dtype=torch.bool)
+        others[starts[row] : starts[row + 1]] = False
+        assert torch.equal(out[others], clean[others]), where
+        assert out.isnan()[want.isnan()].all(), where
+        assert not out.isfinite()[~want.isfinite()].any(), where
+        if not (causal and which == "v"):
+            assert torch.equal(out.isnan(), want.isnan()), where
+            assert torch.equal(out.isfinite(), want.isfinite()), where
+        else:
+            untouched = torch.ones(out.shape, dtype=torch.bool)
+            untouched[starts[row] : starts[row + 1], 1, 5] = False
+            assert torch.equal(out[untouched], clean[untouched]), where
+
+
+def one_by_one(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, lengths: Sequence[tuple[int, int]], causal: bool
+) -> Tensor:
+    """The formula for every query with those keys and values alone that it sees."""
+    rows = []
+    for row, (n, m) in enumerate(lengths):
+        of_q, of_k = (slice(int(cu[row]), int(cu[row + 1])) for cu in (cu_q, cu_k))
+        sees = torch.ones(n, m, dtype=torch.bool).tril(m - n if causal else m)
+        scores = torch.einsum("nhd,mhd->hnm", q[of_q].double(), k[of_k].double()) * 0.2
+        weights = torch.where(sees, scores, -math.inf).softmax(-1)
+        values = torch.where(sees[:, :, None, None], v[of_k].double(), 0.0)
+        rows.append(torch.einsum("hnm,nmhd->nhd", weights, values))
+    return torch.cat(rows)
+
+
 def test_a_row_comes_out_alike_in_any_batch_and_on_any_number_of_threads(seed: int) -> None:
     lengths = [(80, 80), (300, 300), (68, 200), (1, 1), (131, 64)]
     q, k, v, cu_q, cu_k = operands(lengths, 4, 2, 40)

@@ -107,7 +107,7 @@ def test_an_option_that_is_added_gets_its_keyword(monkeypatch):
 
 def test_every_option_has_an_argument_of_its_own_on_the_command_line():
     parser = SettingsParser()
-    generate.add_commands(parser.add_subparsers(), "localhost:1")
+    generate.add_commands(parser.add_subparsers())
     commands = parser._subparsers._group_actions[0].choices
     for command in generate.COMMANDS:
         dests = {action.dest for action in commands[command.name]._actions}

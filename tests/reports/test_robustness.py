@@ -17,6 +17,7 @@ from omni_grpc.cli import serve
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, EngineState, ProcessExecutor, Submission
 from omni_grpc.engine.scheduler import Lane
+from omni_grpc.gate import Gate
 from omni_grpc.server import Server
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.request import Draft
@@ -178,7 +179,7 @@ async def test_while_the_start_hangs_health_answers_and_says_no():
     executor = FakeExecutor()
     executor.loading.close()
     engine = Engine(EngineConfig.from_settings(model="toy", port=0), CHECKPOINT, executor)
-    server = Server(engine, engine.config.server)
+    server = Server(Gate(engine), engine.config)
     starting = asyncio.create_task(server.start())
     await until(lambda: server.port != 0)
     service = Service(engine, server, executor)

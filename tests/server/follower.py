@@ -8,6 +8,7 @@ import sys
 
 import grpc
 
+from omni_grpc.client.channel import DIRECT
 from omni_grpc.v1 import generation_pb2, generation_pb2_grpc, job_pb2, job_pb2_grpc
 
 
@@ -24,7 +25,7 @@ def watch(channel: grpc.Channel, job_id: str, after_seq: str):
 
 
 address, call, *arguments = sys.argv[1:]
-for message in {"generate": generate, "watch": watch}[call](grpc.insecure_channel(address), *arguments):
+for message in {"generate": generate, "watch": watch}[call](grpc.insecure_channel(address, options=DIRECT), *arguments):
     event = message.event
     sys.stdout.write(f"{event.seq} {event.WhichOneof('event')} {event.coalesced} {event.job_id}\n")
     sys.stdout.flush()

@@ -16,6 +16,7 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from omni_grpc.client.channel import DIRECT
 from omni_grpc.types.version import __version__
 from omni_grpc.v1 import (
     admin_pb2_grpc,
@@ -40,7 +41,7 @@ class Process:
         self.address = address
         self.model = model
         self.log = log
-        self.channel = grpc.insecure_channel(address)
+        self.channel = grpc.insecure_channel(address, options=DIRECT)
         self.generation = generation_pb2_grpc.GenerationServiceStub(self.channel)
         self.jobs = job_pb2_grpc.JobServiceStub(self.channel)
         self.artifacts = artifact_pb2_grpc.ArtifactServiceStub(self.channel)

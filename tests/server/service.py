@@ -15,8 +15,10 @@ from grpc import aio
 from grpc_status import rpc_status
 
 from omni_grpc.checkpoint.registry import unfetched
+from omni_grpc.client.channel import DIRECT
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
+from omni_grpc.gate import Gate
 from omni_grpc.server import Server
 from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.plan import Ready
@@ -57,7 +59,7 @@ class Service:
 
     def connect(self) -> None:
         # a pool of its own, or a client that comes back would share the connection of the one that left
-        options = (("grpc.use_local_subchannel_pool", 1),)
+        options = (("grpc.use_local_subchannel_pool", 1), *DIRECT)
         self.channel = aio.insecure_channel(f"127.0.0.1:{self.server.port}", options=options)
         self.generation = generation_pb2_grpc.GenerationServiceStub(self.channel)
         self.jobs = job_pb2_grpc.JobServiceStub(self.channel)
@@ -89,7 +91,7 @@ async def serving(ready: Ready = READY, **settings: Any) -> AsyncIterator[Servic
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0, "restart_backoff": 0} | settings))
     executor = FakeExecutor(ready)
     engine = Engine(config, CHECKPOINT, executor)
-    server = Server(engine, config.server)
+    server = Server(Gate(engine), config)
     await server.start()
     service = Service(engine, server, executor)
     try:
@@ -106,7 +108,7 @@ async def starting(**settings: Any) -> AsyncIterator[tuple[Service, asyncio.Task
     executor = FakeExecutor()
     executor.loading.close()
     engine = Engine(config, unfetched(config.model), executor)
-    server = Server(engine, config.server)
+    server = Server(Gate(engine), config)
     start = asyncio.create_task(server.start())
     await until(lambda: server.port != 0)
     service = Service(engine, server, executor)

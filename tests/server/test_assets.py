@@ -5,7 +5,7 @@ import hashlib
 import pytest
 from grpc import aio
 
-from omni_grpc.server import artifacts
+from omni_grpc.gate import files
 from omni_grpc.v1 import artifact_pb2, generation_pb2
 
 from .service import read_refusal, refusal
@@ -119,7 +119,7 @@ async def test_fields_of_a_newer_client_are_refused(service):
 
 
 async def test_an_upload_that_falls_silent_is_given_up(service, monkeypatch):
-    monkeypatch.setattr(artifacts, "UPLOAD_SILENCE", 0.05)
+    monkeypatch.setattr(files, "UPLOAD_SILENCE", 0.05)
     call = service.artifacts.UploadAsset()
     await call.write(messages()[0])
     error = await refusal(call)

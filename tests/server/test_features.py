@@ -136,7 +136,7 @@ async def test_the_paths_of_adapters_are_not_told() -> None:
 
         info = await service.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())
     assert "secret" not in str(info)
-    assert info.features["enable_layerwise_offload"] == "False"
+    assert info.features["enable_layerwise_offload"] == "false"
 
 
 # --- step cache -------------------------------------------------------------------------------------------------------

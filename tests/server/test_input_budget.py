@@ -33,7 +33,7 @@ async def service():
 
 
 def blocks(service):
-    prefixes = [decoder._prefix for decoder in service.server._intake._media._all]
+    prefixes = [decoder._prefix for decoder in service.server._gate.intake._media._all]
     return [path.name for prefix in prefixes for path in Path("/dev/shm").glob(f"{prefix}*")]
 
 
@@ -116,7 +116,7 @@ async def test_a_client_that_leaves_stops_the_decoding(service):
     large = edit(png(2000, 1500), width=32, height=16)
     call = service.generation.EditImage(large)
     reading = asyncio.ensure_future(call.read())
-    reader = service.server._intake._media
+    reader = service.server._gate.intake._media
     await until(lambda: reader._idle.qsize() == 1)
     call.cancel()
     await asyncio.gather(reading, return_exceptions=True)
@@ -131,4 +131,4 @@ async def test_stopping_the_server_frees_what_waits():
         await service.jobs.CreateJob(create(1))
         assert len(blocks(service)) == 1
     assert blocks(service) == []
-    assert not any(decoder._process and decoder._process.alive for decoder in service.server._intake._media._all)
+    assert not any(decoder._process and decoder._process.alive for decoder in service.server._gate.intake._media._all)

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator
 
 from omni_grpc.engine import EngineState
-from omni_grpc.server import admin
+from omni_grpc.gate import operation
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.plan import Died, Fetched
@@ -61,13 +61,13 @@ async def test_messages_come_at_a_limited_rate():
         took = time.monotonic() - began
         service.executor.loading.open()
         await reading
-    assert 2 <= len(messages) <= took / admin.LOAD_INTERVAL + 2
+    assert 2 <= len(messages) <= took / operation.LOAD_INTERVAL + 2
     counts = [message.done_bytes for message in messages[:-1]]
     assert counts == sorted(set(counts))
 
 
 async def test_the_last_message_does_not_wait(monkeypatch):
-    monkeypatch.setattr(admin, "LOAD_INTERVAL", 3600)
+    monkeypatch.setattr(operation, "LOAD_INTERVAL", 3600)
     async with starting() as (service, _), asyncio.timeout(60):
         call = load(service)
         await anext(call)

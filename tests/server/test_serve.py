@@ -14,6 +14,7 @@ import PIL.Image
 import psutil
 import pytest
 
+from omni_grpc.client.channel import DIRECT
 from omni_grpc.v1 import artifact_pb2, artifact_pb2_grpc, job_pb2, job_pb2_grpc
 
 from .process import LONG, ROOT, Process, data_of, served
@@ -49,7 +50,7 @@ def test_a_second_client_can_watch_resume_and_download(server):
     call = server.generation.GenerateImage(server.image())
     events = [message.event for message in call]
     job_id, last = events[0].job_id, events[-1].seq
-    with grpc.insecure_channel(server.address) as channel:
+    with grpc.insecure_channel(server.address, options=DIRECT) as channel:
         watch = job_pb2_grpc.JobServiceStub(channel).WatchJob
         seen = [message.event for message in watch(job_pb2.WatchJobRequest(job_id=job_id, after_seq=4))]
         assert [event.seq for event in seen] == list(range(5, last + 1))
@@ -112,7 +113,7 @@ def test_a_second_server_on_the_port_says_so_and_leaves_the_first_alone(server, 
     port = server.address.rpartition(":")[2]
     code, stderr = failing("--model", str(tiny_qwen_image), "--port", port)
     assert code == 2
-    assert f"error: cannot listen on 127.0.0.1:{port}: Address already in use" in stderr
+    assert f"error: cannot listen on 127.0.0.1:{port}: the port is in use by another program" in stderr
     assert server.health() == 1
 
 

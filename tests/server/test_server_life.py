@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, EngineState
 from omni_grpc.engine.scheduler import Lane
+from omni_grpc.gate import Gate
 from omni_grpc.server import Server
 from omni_grpc.types.errors import Code, ConfigError, Failure
 from omni_grpc.types.plan import Died
@@ -26,7 +27,7 @@ def parts(**settings) -> tuple[Engine, Server, FakeExecutor]:
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0} | settings))
     executor = FakeExecutor()
     engine = Engine(config, CHECKPOINT, executor)
-    return engine, Server(engine, config.server), executor
+    return engine, Server(Gate(engine), config), executor
 
 
 async def health(service: Service, name: str = "") -> int:
@@ -89,14 +90,14 @@ async def test_reflection_lists_every_service(service):
 
 async def test_a_second_server_on_the_port_fails_and_says_why(service):
     engine, server, _ = parts(port=service.server.port)
-    with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1:{service.server.port}: Address already in use"):
+    with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1:{service.server.port}: the port is in use"):
         await server.start()
     assert engine.state is EngineState.STARTING, "no worker was started for it"
     assert kinds(await service.watch((await service.create()).job_id))[-1] == "completed"
 
 
 async def test_an_address_of_another_machine_is_refused():
-    _, server, _ = parts(host="192.0.2.1")
+    _, server, _ = parts(host="192.0.2.1", insecure=True)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0: .*address"):
         await server.start()
 
@@ -160,8 +161,8 @@ async def test_a_drain_can_be_cut_short():
         await asyncio.wait_for(stopping, 30)
 
 
-async def test_a_message_over_the_limit_is_refused():
+async def test_a_message_far_over_the_limit_is_refused_without_being_read():
     async with serving(max_message_bytes=1 << 20) as service:
         with pytest.raises(aio.AioRpcError) as caught:
-            await service.generation.GenerateImage(image(prompt="x" * (1 << 20))).read()
+            await service.generation.GenerateImage(image(prompt="x" * (3 << 20))).read()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

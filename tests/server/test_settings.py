@@ -49,20 +49,28 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
 
 
 CHECKED = {
+    "port": ("65535", 65535),
     "diffusion_attention_backend": ("CUDNN_ATTN", "CUDNN_ATTN"),
     "diffusion_attention_config": ('{"default": "sdpa"}', {"default": "sdpa"}),
+    "admin_address": ("unix:admin.sock", "unix:admin.sock"),
 }
 """Values of settings that are looked at as soon as they are there."""
+COMPLETE = """
+tls: {tls_cert: c.pem, tls_key: k.pem, tls_client_ca: a.pem, tls_require_client_cert: true}
+identity: {jwt_issuer: i, jwt_audience: a, jwt_jwks: keys.json}
+"""
+"""Settings that need each other; any one of them may be another."""
 
 
 @pytest.mark.parametrize("option", list(options()), ids=lambda option: option.name)
-def test_every_setting_has_a_flag(option):
+def test_every_setting_has_a_flag(option, file):
     usual = (option.choices[-1],) * 2 if option.choices else PAIRS if option.pairs else VALUES[option.type]
     text, value = CHECKED.get(option.name, usual)
+    base = ["--config", file(COMPLETE)]
     argv = [option.flag, text] if option.name == "model" else ["--model", "m", option.flag, text]
-    assert option.of(load(*argv)) == value
+    assert option.of(load(*base, *argv)) == value
     given = {} if option.name == "model" else {"OMNI_GRPC_MODEL": "m"}
-    assert option.of(load(**given | {option.environment: text})) == value
+    assert option.of(load(*base, **given | {option.environment: text})) == value
 
 
 def test_a_feature_is_off_where_nothing_of_it_is_set(file):

@@ -6,10 +6,11 @@ from itertools import pairwise
 import pytest
 from grpc import aio
 
+from omni_grpc.client.channel import DIRECT
 from omni_grpc.engine import Entry
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.server.follow import Pace
-from omni_grpc.server.watch import Newcomers
+from omni_grpc.gate.follow import Pace
+from omni_grpc.gate.jobs import Newcomers
 from omni_grpc.types.events import DecodeProgress, EncodeDone, StepProgress
 from omni_grpc.v1 import job_pb2, job_pb2_grpc
 
@@ -165,7 +166,7 @@ async def test_a_slow_watcher_misses_steps_and_no_state_and_a_fast_one_beside_it
     preview = {"method": "PREVIEW_METHOD_LATENT_RGB", "max_edge_px": 256, "format": "IMAGE_FORMAT_JPEG"}
     job = await service.create(sampling={"steps": 60}, options={"preview": preview})
     # without its probes a client takes 64 KiB before it reads, which is about one preview
-    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0))
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0), *DIRECT)
     channel = aio.insecure_channel(f"127.0.0.1:{service.server.port}", options=options)
     slow = aiter(job_pb2_grpc.JobServiceStub(channel).WatchJob(job_pb2.WatchJobRequest(job_id=job.job_id)))
     late = [(await anext(slow)).event]

@@ -10,7 +10,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.resolve.request import resolve_request
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.types import shared_memory as shared
-from omni_grpc.types.errors import Code
+from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.plan import Broken, Decoded, Died, Plan, Prepared, Ready, Stepped
 from omni_grpc.types.request import Draft
@@ -71,6 +71,45 @@ def test_a_request_dropped_before_its_decode_is_reported_and_logged_as_no_defect
     assert isinstance(broken, Broken)
     assert (broken.phase, broken.failure.code) == ("decode", Code.CANCELLED)
     assert caplog.records == []
+
+
+def _breaks_at_prepare(it, checkpoint, config):
+    it._runner.prepare = lambda request: 1 / 0
+    it.submit(Plan(admit=(request(checkpoint, config),)))
+
+
+def _breaks_at_decode(it, checkpoint, config):
+    it.submit(Plan(decode=("job_1",)))
+
+
+def _breaks_at_decode_part(it, checkpoint, config):
+    it.submit(Plan(decode_parts=("job_1",)))
+
+
+def _breaks_at_step(it, checkpoint, config):
+    told = Broken(id="job_1", phase="step", failure=LOST)
+    it._runner.step = lambda ids: Stepped(elapsed=0.0, progress=(), broken=(told,))
+    it.submit(Plan(step=("job_1",)))
+
+
+def _breaks_a_lane(it, checkpoint, config):
+    it._runner.step = lambda ids: 1 / 0
+    it.submit(Plan(step=("job_1",)))
+
+
+LOST = Failure(code=Code.UNAVAILABLE, reason="DEVICE_LOST", message="an illegal memory access")
+
+
+@pytest.mark.parametrize(
+    "breaks", [_breaks_at_prepare, _breaks_at_step, _breaks_at_decode, _breaks_at_decode_part, _breaks_a_lane]
+)
+def test_a_request_that_breaks_with_its_device_is_the_workers_end(worker, monkeypatch, breaks):
+    """tests/worker/test_lost_device.py provokes it on a GPU."""
+    it, reports, checkpoint, config = worker
+    assert isinstance(reports.get(timeout=60), Ready)
+    monkeypatch.setattr("omni_grpc.worker.worker.device_lost", lambda: LOST)
+    breaks(it, checkpoint, config)
+    assert reports.get(timeout=60) == Died(failure=LOST)
 
 
 def test_a_request_dropped_while_it_is_prepared_leaves_nothing(worker):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,40 @@ def build_qwen_image(folder: Path, *, seed: int = 0, heads: int = 4, head_dim: i
         disturb_norms(pipeline.transformer)
     pipeline.save_pretrained(folder)
     return folder
+
+
+def build_qwen_image_2512(folder: Path, *, seed: int = 0) -> Path:
+    """A Qwen-Image-2512, in the form of the released one: weights in several files, configs of older libraries, which
+    know fewer settings and keep those of the language model beside those of what it is in, and a VAE of other widths.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        parts = qwen_image_parts(layers=3)
+        parts["vae"] = AutoencoderKLQwenImage(base_dim=8, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=2)
+        pipeline = QwenImagePipeline(**parts)
+        disturb_norms(pipeline.transformer)
+    pipeline.save_pretrained(folder, max_shard_size="2MB")
+    pipeline.text_encoder.save_pretrained(folder / "text_encoder", max_shard_size="100KB")
+    (folder / "text_encoder" / "model.safetensors").unlink()
+    _rewrite(
+        folder / "transformer" / "config.json", without=("zero_cond_t", "use_additional_t_cond", "use_layer3d_rope")
+    )
+    _rewrite(folder / "vae" / "config.json", without=("input_channels",))
+    rope = {"rope_type": "default", "type": "default"}
+    encoder = folder / "text_encoder" / "config.json"
+    text = json.loads(encoder.read_text())["text_config"]
+    theta, sections = text["rope_parameters"]["rope_theta"], text["rope_parameters"]["mrope_section"]
+    old = {name: value for name, value in text.items() if name not in ("rope_parameters", "layer_types", "model_type")}
+    old |= {"rope_theta": theta, "rope_scaling": {"mrope_section": sections, **rope}, "rms_norm_eps": 1e-06}
+    _rewrite(encoder, without=("text_config",), **old)
+    return folder
+
+
+def _rewrite(config: Path, *, without: Sequence[str], **values: Any) -> None:
+    """Changes a config as another version of a library would have written it."""
+    held = json.loads(config.read_text())
+    kept = {name: value for name, value in held.items() if name not in without}
+    config.write_text(json.dumps(kept | values, indent=2))
 
 
 def qwen_image_parts(

@@ -17,6 +17,9 @@ from omni_grpc.cli.bench.accuracy import Caption, PictureSettings, Rendering
 from omni_grpc.config import EngineConfig
 from omni_grpc.config.command_line import Parser
 from omni_grpc.config.settings import settings
+from omni_grpc.types.errors import OmniError
+from omni_grpc.types.library_logs import quiet_libraries
+from omni_grpc.types.output_files import check_writable, write_file
 from omni_grpc.types.results import Effective
 
 PROG = "omni-grpc bench prompt-accuracy"
@@ -71,6 +74,9 @@ def _accuracy(args: argparse.Namespace, flags: Sequence[str], also: Sequence[str
     configs = [_config([*flags, *shlex.split(more)], also) for more in ("", *args.against)]
     chosen = accuracy.captions(args.captions, args.seed)
     shape = PictureSettings(width=args.width, height=args.height, steps=args.steps)
+    quiet_libraries()
+    if args.json is not None:
+        check_writable(args.json)
     base, report = None, {"captions": args.captions, "seed": args.seed, "flags": shlex.join(flags), "runs": []}
     for config, more in zip(configs, ["", *args.against], strict=True):
         made = _render(config, chosen, shape, more)
@@ -85,8 +91,18 @@ def _accuracy(args: argparse.Namespace, flags: Sequence[str], also: Sequence[str
         report["runs"].append(run)
         print(*_table(run), sep="\n", flush=True)
     if args.json is not None:
-        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        _save(args.json, json.dumps(report, indent=2) + "\n")
     return 0
+
+
+def _save(path: Path, text: str) -> None:
+    """Writes the figures; on stdout where that fails, since the runs took long."""
+    try:
+        write_file(path, text.encode())
+    except OmniError as error:
+        print(text)
+        error.add_note("the figures are on stdout instead")
+        raise
 
 
 def _settings(effective: Effective) -> dict[str, Any]:

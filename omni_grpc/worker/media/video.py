@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
 
+from omni_grpc.types.errors import ResourceExhausted
 from omni_grpc.types.media import VideoFormat
+from omni_grpc.types.os_errors import FULL, reason
 from omni_grpc.worker.media.audio import OF_VIDEO, Packets, Samples, audio_packets
 from omni_grpc.worker.media.codec import bad_output, require_encoder
 
@@ -57,7 +60,7 @@ def encode_video(frames: Frames, fps: float, format: VideoFormat, audio: tuple[S
     if frames.ndim != 4 or frames.shape[3] != 3 or not frames.size:
         raise bad_output(f"a video of shape {frames.shape}: it takes at least 1 frame x height x width x 3")
     # a file with a name, since the muxer reads it again to move the index to its front
-    with tempfile.NamedTemporaryFile(suffix=f".{file.container}") as target:
+    with _room_for(), tempfile.NamedTemporaryFile(suffix=f".{file.container}") as target:
         options = {"fflags": "+bitexact", **file.muxing}
         with av.open(target.name, "w", format=file.container, options=options) as output:
             packets = _video_packets(output, _padded(frames, file.multiple), frame_rate(fps), file)
@@ -66,6 +69,19 @@ def encode_video(frames: Frames, fps: float, format: VideoFormat, audio: tuple[S
             for packet in sorted(packets, key=_decode_time):
                 output.mux(packet)
         return Path(target.name).read_bytes()
+
+
+@contextlib.contextmanager
+def _room_for() -> Iterator[None]:
+    """Raises ResourceExhausted (DISK_FULL) for the temporary file that has no room, and names its folder."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        folder = tempfile.gettempdir()
+        message = f"{reason(error)} in {folder}, where the server makes its videos; free some, or set TMPDIR"
+        raise ResourceExhausted(message, reason="DISK_FULL") from error
 
 
 def encoded_size(width: int, height: int, format: VideoFormat) -> tuple[int, int]:

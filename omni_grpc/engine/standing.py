@@ -1,0 +1,127 @@
+"""What an engine holds, and what can be asked of it: nothing here changes anything."""
+
+from __future__ import annotations
+
+from omni_grpc.config import EngineConfig
+from omni_grpc.engine.admission import check_loaded, check_open
+from omni_grpc.engine.artifacts import Artifacts
+from omni_grpc.engine.assets import Assets
+from omni_grpc.engine.forgotten import Forgotten
+from omni_grpc.engine.inputs import InputStore
+from omni_grpc.engine.jobs import Job, Jobs
+from omni_grpc.engine.meter import Meter
+from omni_grpc.engine.scheduler import Scheduler
+from omni_grpc.engine.status import EngineState, EngineStats, TenantStats
+from omni_grpc.engine.submission import Submission
+from omni_grpc.resolve.request import check_draft, check_model, check_task
+from omni_grpc.resolve.rules import ServingFacts
+from omni_grpc.resolve.settings import facts_of
+from omni_grpc.types.errors import Failure
+from omni_grpc.types.load_progress import Loading
+from omni_grpc.types.plan import CostModel, Ready
+from omni_grpc.types.request import Task
+from omni_grpc.types.results import RequestWarning
+from omni_grpc.types.spec import Checkpoint
+
+
+class Standing:
+    """The state of one engine. `Engine` is what moves it."""
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
+        self.config = config
+        self.checkpoint = checkpoint
+        self.forgotten = Forgotten()
+        self.jobs = Jobs(self.forgotten)
+        self.artifacts = Artifacts(self.forgotten)
+        self.assets = Assets(config.jobs.asset_budget, config.jobs.asset_retention, forgotten=self.forgotten)
+        self.inputs = InputStore(config.limits.input_budget)
+        self.state = EngineState.STARTING
+        self.loading = Loading()
+        """Progress of loading, until the worker is ready."""
+        self.ready: Ready | None = None
+        self.failure: Failure | None = None
+        """Why there is no worker at the moment."""
+        self._scheduler = Scheduler(
+            config.scheduler.max_queue,
+            config.scheduler.max_num_seqs,
+            policy=config.scheduler.policy,
+            max_step_ms=config.scheduler.max_step_ms,
+        )
+        self._meter = Meter()
+        self._restarts = 0
+
+    @property
+    def start_failure(self) -> Failure | None:
+        """The failure that kept the first worker from loading."""
+        return self.failure if self.ready is None else None
+
+    @property
+    def facts(self) -> ServingFacts:
+        """The facts by which requests are checked and completed."""
+        return facts_of(self.config, self.checkpoint, self.ready)
+
+    @property
+    def ready_warnings(self) -> tuple[RequestWarning, ...]:
+        """The worker's warnings, which belong to every reply."""
+        return self.ready.warnings if self.ready is not None else ()
+
+    def check(self, model: str, task: Task) -> None:
+        """Raises NotFound for a model that is not served (an empty name is), FailedPrecondition (TASK_NOT_SUPPORTED)
+        for a task that it is known not to support, and Unavailable (MODEL_LOADING) before it is first loaded.
+        """
+        check_model(model, self.checkpoint)
+        if self.checkpoint.described:
+            check_task(model, task, self.checkpoint)
+        check_loaded(self.state, self.checkpoint.name, self.loading)
+
+    def check_submission(self, submission: Submission) -> Job | None:
+        """Every refusal of `submit` that needs nothing of what is in the media: `draft.inputs` may be placeholders.
+        Returns the job that `request_id` had made before, for the same tenant.
+        """
+        earlier = self.jobs.earlier(submission.request_id, submission.fingerprint, submission.tenant)
+        if earlier is None:
+            self.check(submission.draft.model, submission.draft.task)
+            check_open(self.state, self.failure)
+            check_draft(submission.draft, self.facts)
+            self._scheduler.check_room()
+        return earlier
+
+    def queue_position(self, job: Job) -> int:
+        """The number of jobs ahead of this one in the queue; 0 once it has left the queue."""
+        return self._scheduler.position(job.id)
+
+    def expected_wait(self, tenant: str) -> float:
+        """Seconds until the next waiting job of a tenant leaves the queue, or where none waits, until one that runs
+        ends; 0 without either. An upper bound as long as no other job comes and the worker lives, by the cost model and
+        what was measured lately.
+        """
+        meter, cost = self._meter, self._scheduler.cost
+        # what was never fitted says one millisecond for any step
+        scale = meter.step.ms if cost == CostModel() else max(1.0, meter.cost_error)
+        scale = scale or 1.0
+        # the scheduler counts in predicted milliseconds
+        lanes = {"prepare_ms": meter.prepare.ms / scale, "decode_ms": meter.decode.ms / scale}
+        return self._scheduler.expected_wait(tenant, **lanes) * scale / 1000
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            queued=self._scheduler.waiting,
+            running=self._scheduler.active,
+            max_queue=self.config.scheduler.max_queue,
+            jobs=len(self.jobs),
+            artifact_bytes=self.artifacts.size_bytes,
+            cost=self._scheduler.cost,
+            cost_error=self._meter.cost_error,
+            worker_restarts=self._restarts,
+            tenants={tenant: self.tenant_stats(tenant) for tenant in self._scheduler.tenants},
+        )
+
+    def tenant_stats(self, tenant: str) -> TenantStats:
+        """What one tenant has here; zeros for one that has nothing."""
+        return TenantStats(
+            queued=self._scheduler.queued_of(tenant),
+            running=self._scheduler.running_of(tenant),
+            artifact_bytes=self.artifacts.artifact_bytes(tenant),
+            asset_bytes=self.assets.asset_bytes(tenant),
+            input_bytes=self.inputs.input_bytes(tenant),
+        )

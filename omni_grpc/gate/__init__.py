@@ -1,0 +1,32 @@
+"""The gate: what callers may do, whatever stack they come through. No grpc, no protobuf, no torch."""
+
+from omni_grpc.engine import EngineState, Job, JobState
+from omni_grpc.gate.ask import Ask, JobOptions, Medium
+from omni_grpc.gate.files import Chunk, UploadHeader
+from omni_grpc.gate.follow import Update
+from omni_grpc.gate.gate import Gate
+from omni_grpc.gate.intake import Accepted
+from omni_grpc.gate.jobs import Shown, Watch
+from omni_grpc.gate.models import ModelView
+from omni_grpc.gate.operation import LoadView, ServerView
+from omni_grpc.gate.pages import PageRequest
+
+__all__ = [
+    "Accepted",
+    "Ask",
+    "Chunk",
+    "EngineState",
+    "Gate",
+    "Job",
+    "JobOptions",
+    "JobState",
+    "LoadView",
+    "Medium",
+    "ModelView",
+    "PageRequest",
+    "ServerView",
+    "Shown",
+    "Update",
+    "UploadHeader",
+    "Watch",
+]

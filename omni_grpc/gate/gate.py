@@ -1,0 +1,64 @@
+"""The one layer that says no: identity, limits, rules and the record of who did what, below every stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from omni_grpc.engine import Engine, EngineState
+from omni_grpc.gate.changes import Changes
+from omni_grpc.gate.files import FileGate
+from omni_grpc.gate.intake import Intake
+from omni_grpc.gate.jobs import JobGate
+from omni_grpc.gate.models import ModelGate
+from omni_grpc.gate.operation import OperationGate
+from omni_grpc.gate.stored import Stored
+
+
+class Gate:
+    """An engine as its callers see it. It belongs to the event loop on which it was made, and so does the engine.
+
+    Its parts are plain functions that take a Caller and our own types, and raise OmniError. A stack (gRPC, HTTP)
+    translates messages to these and back, and does nothing else.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        changes, stored = Changes(), Stored(engine)
+        self._changes = changes
+        self.intake = Intake(engine, changes, stored)
+        self.jobs = JobGate(engine, changes, stored)
+        self.files = FileGate(engine, stored)
+        self.models = ModelGate(engine, stored)
+        self.operation = OperationGate(engine, changes, stored, self.models)
+
+    @property
+    def model(self) -> str:
+        """The name of the model that is served."""
+        return self._engine.checkpoint.name
+
+    @property
+    def state(self) -> EngineState:
+        return self._engine.state
+
+    @property
+    def on_state(self) -> list[Callable[[EngineState], None]]:
+        """Observers, called on the loop at each change of state."""
+        return self._engine.on_state
+
+    async def start(self) -> None:
+        """Returns when the model is ready. Raises the error that kept it from loading."""
+        self.on_state.append(self._on_state)
+        await self._engine.start()
+
+    async def drain(self, seconds: float) -> None:
+        """Refuses new jobs, gives existing ones `seconds` to finish, and fails the rest. Called again, it restarts the
+        time.
+        """
+        await self._engine.close(seconds)
+
+    def close(self) -> None:
+        """Ends what the gate has started, once the engine has stopped."""
+        self.intake.close()
+
+    def _on_state(self, state: EngineState) -> None:
+        self._changes.notify()

@@ -1,0 +1,201 @@
+"""Jobs that outlive the call that made them: looked at, followed, stopped and deleted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Generic, TypeVar
+
+from omni_grpc.engine import Engine, EngineState, Job, JobState
+from omni_grpc.gate.changes import Changes
+from omni_grpc.gate.follow import Update, check_cursor, follow
+from omni_grpc.gate.merge import Merged
+from omni_grpc.gate.pages import PageRequest, page
+from omni_grpc.gate.refusals import Refusals, refused
+from omni_grpc.gate.stored import Stored
+from omni_grpc.types.caller import Caller, Scope
+from omni_grpc.types.errors import OperationCancelled, Unavailable
+from omni_grpc.types.events import Cancelled
+
+T = TypeVar("T")
+
+MAX_REASON_CHARS = 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """A watch of many jobs: those that are named, and all that carry `labels`, also the ones to come.
+
+    `after_seq`: for each job that has been seen before, the last seq of it. `interval`: the shortest time in seconds
+    between the progress events of a job.
+    """
+
+    job_ids: Sequence[str] = ()
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    after_seq: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    interval: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shown(Generic[T]):
+    """How a stack shows the jobs of a watch. Each is called at the moment that it shows, since jobs go on."""
+
+    snapshot: Callable[[Job], T]
+    update: Callable[[Job, Update], T]
+    heartbeat: Callable[[], T]
+
+
+class JobGate:
+    """Every function raises PermissionDenied for a missing scope, and NotFound (JOB_NOT_FOUND) for a job that the
+    caller has not.
+    """
+
+    def __init__(self, engine: Engine, changes: Changes, stored: Stored) -> None:
+        self._engine = engine
+        self._changes = changes
+        self._stored = stored
+        self._heartbeat = engine.config.server.heartbeat_interval
+
+    def get(self, caller: Caller, job_id: str) -> Job:
+        caller.require(Scope.READ, Scope.GENERATE, Scope.ADMIN)
+        return self._stored.job(caller, job_id)
+
+    def queue_position(self, job: Job) -> int:
+        """The number of jobs ahead of this one in the queue; 0 once it has left the queue."""
+        return self._engine.queue_position(job) if job.state is JobState.QUEUED else 0
+
+    def page(
+        self,
+        caller: Caller,
+        asked: PageRequest,
+        *,
+        states: Collection[JobState] | None = None,
+        model: str = "",
+        labels: Mapping[str, str] | None = None,
+    ) -> tuple[list[Job], str]:
+        """A page of the caller's jobs, newest first, and the token of the next. `states`: None for all."""
+        caller.require(Scope.READ, Scope.ADMIN)
+        jobs = [
+            job
+            for job in self._stored.jobs(caller, labels=labels)
+            if (states is None or job.state in states) and model in ("", job.request.model)
+        ]
+        return page(jobs, lambda job: (job.create_time, job.id), asked)
+
+    async def watch(
+        self, caller: Caller, job_id: str, after_seq: int = 0, *, interval: float = 0.0
+    ) -> AsyncGenerator[Update | None]:
+        """The entries of a job with a greater seq until it has ended, None in every silence. `interval`: see `Pace`.
+
+        Close it (aclosing) when the watcher leaves. Raises OutOfRange for a cursor that the job has not reached.
+        """
+        job = self.get(caller, job_id)
+        check_cursor(job, after_seq)
+        updates = follow(self._engine, job, after_seq, interval=interval, heartbeat=self._heartbeat)
+        async with aclosing(updates):
+            async for update in updates:
+                yield update
+
+    async def watch_many(self, caller: Caller, watch: Watch, shown: Shown[T]) -> AsyncGenerator[T]:
+        """The updates of many jobs as one stream, until all that are named have ended; with labels, until the server
+        stops. A job without a cursor begins with its snapshot.
+        """
+        caller.require(Scope.READ, Scope.ADMIN)
+        if not watch.job_ids and not watch.labels:
+            raise refused("job_ids, label_selector", "are both empty; set at least one of them")
+        named = [self._stored.job(caller, job_id) for job_id in dict.fromkeys(watch.job_ids)]
+        for job_id, after_seq in watch.after_seq.items():
+            check_cursor(self._stored.job(caller, job_id), after_seq)
+        known = {job.id for job in (*named, *self._selected(caller, watch))}
+        if strays := watch.after_seq.keys() - known:
+            raise refused(
+                "after_seq", f"names {', '.join(sorted(strays))}, which neither job_ids nor label_selector includes"
+            )
+        async with Merged[T]() as merged:
+            for job in named:
+                merged.add(self._updates(job, watch, shown))
+            if watch.labels:
+                merged.add(self._select(caller, watch, Newcomers(named), shown, merged))
+            while True:
+                try:
+                    update = await merged.next(self._heartbeat)
+                except TimeoutError:
+                    update = shown.heartbeat()
+                if update is None:
+                    return
+                yield update
+
+    def cancel(self, caller: Caller, job_id: str, reason: str) -> Job:
+        """Stops a job before its next step. Idempotent: a job that has ended is returned as it is."""
+        caller.require(Scope.GENERATE, Scope.ADMIN)
+        refusals = Refusals()
+        refusals.text("reason", reason, MAX_REASON_CHARS)
+        refusals.check()
+        return self._engine.cancel(self._stored.job(caller, job_id).id, reason or "cancelled by the client")
+
+    def delete(self, caller: Caller, job_id: str) -> None:
+        """Forgets a finished job with its events and outputs. Raises FailedPrecondition while it runs."""
+        caller.require(Scope.GENERATE, Scope.ADMIN)
+        self._engine.delete(self._stored.job(caller, job_id).id)
+
+    # --- parts of a watch -----------------------------------------------------------------------------------------
+
+    def _selected(self, caller: Caller, watch: Watch) -> Sequence[Job]:
+        return self._stored.jobs(caller, labels=watch.labels) if watch.labels else []
+
+    async def _updates(self, job: Job, watch: Watch, shown: Shown[T]) -> AsyncGenerator[T]:
+        """The updates of one job: from a cursor on, or from a snapshot."""
+        after_seq = watch.after_seq.get(job.id)
+        if after_seq is None:
+            # taken together, so that the events go on exactly where the snapshot ends
+            after_seq, snapshot = job.last_seq, shown.snapshot(job)
+            with self._engine.watching(job):
+                yield snapshot
+        updates = follow(self._engine, job, after_seq, interval=watch.interval, heartbeat=None)
+        async with aclosing(updates):
+            async for update in updates:
+                if update is not None:
+                    yield shown.update(job, update)
+
+    async def _select(
+        self, caller: Caller, watch: Watch, newcomers: Newcomers, shown: Shown[T], merged: Merged[T]
+    ) -> AsyncGenerator[T]:
+        """Adds every job that has the labels to the watch, as it comes. Ends only with the server."""
+        while self._engine.state is not EngineState.STOPPED:
+            count = self._changes.count
+            for job in newcomers.among(self._selected(caller, watch)):
+                merged.add(self._updates(job, watch, shown))
+            await self._changes.wait(count)
+        raise Unavailable("the server was stopped; watch again", reason="SERVER_STOPPED")
+        yield  # never reached: it makes this a stream, like those it stands beside
+
+
+class Newcomers:
+    """Tells new jobs from those that a watch has already. It remembers no job longer than the server does."""
+
+    def __init__(self, known: Iterable[Job]) -> None:
+        self._known = {job.id for job in known}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def among(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """Those of all jobs that are watched (newest first) that were not there before, the oldest first."""
+        found = [job for job in reversed(jobs) if job.id not in self._known]
+        # a job that is gone does not come back
+        self._known = {job.id for job in jobs}
+        return found
+
+
+def raise_outcome(job: Job) -> None:
+    """Raises the failure or cancellation that a finished job ended with, if any."""
+    if job.failure is not None:
+        raise job.failure.error()
+    last = job.entries[-1].event
+    if isinstance(last, Cancelled):
+        raise OperationCancelled(
+            f"job {job.id} was cancelled after {last.completed_steps} steps: {last.reason}",
+            reason="JOB_CANCELLED",
+            metadata={"job_id": job.id},
+        )

@@ -1,0 +1,100 @@
+"""The rules for how a job is run and told of; those for what it generates are in `omni_grpc.resolve`."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+
+from omni_grpc.engine import Submission
+from omni_grpc.gate.ask import Ask, JobOptions
+from omni_grpc.gate.refusals import Refusals
+from omni_grpc.types.caller import Caller
+
+MAX_ID_CHARS = 128
+MAX_LABELS = 64
+MAX_PRIORITY = 100
+MAX_RETENTION = 24 * 3600.0
+"""Longest time, in seconds, that a request may have its job kept."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """A job to create, and how its caller wants to be told about it.
+
+    `inline`: send the bytes of outputs on the stream; `interval`: shortest time in seconds between progress events.
+    """
+
+    submission: Submission
+    inline: bool
+    interval: float
+
+
+def read(ask: Ask, caller: Caller) -> Asked:
+    """What a caller asks for, with placeholders for its inputs. Raises InvalidArgument with every field that is wrong,
+    those that its stack found included.
+    """
+    refusals = Refusals(ask.violations)
+    options = ask.options
+    cancels = ask.streaming if options.cancels is None else options.cancels
+    inline = ask.streaming if options.inline is None else options.inline
+    if options.disconnect_grace is not None and not cancels:
+        refusals.refuse("options.disconnect_grace", "has no effect unless on_disconnect is DISCONNECT_POLICY_CANCEL")
+    if not ask.streaming:
+        _refuse_stream_options(refusals, options, inline=inline)
+    _check_labels(refusals, options)
+    submission = Submission(
+        draft=dataclasses.replace(ask.draft, inputs=ask.expected),
+        tenant=caller.tenant,
+        subject=caller.subject,
+        labels=options.labels,
+        request_id=refusals.text("options.request_id", options.request_id, MAX_ID_CHARS),
+        fingerprint=ask.fingerprint,
+        client_job_id=refusals.text("options.client_job_id", options.client_job_id, MAX_ID_CHARS),
+        priority=refusals.number("options.priority", options.priority, -MAX_PRIORITY, MAX_PRIORITY),
+        queue_timeout=options.queue_timeout,
+        run_timeout=options.run_timeout,
+        deadline=_deadline(refusals, options.deadline),
+        retention=_retention(refusals, options.retention),
+        cancel_on_disconnect=cancels,
+        disconnect_grace=options.disconnect_grace,
+    )
+    refusals.check()
+    return Asked(submission, inline, options.interval or 0.0)
+
+
+def _check_labels(refusals: Refusals, options: JobOptions) -> None:
+    if len(options.labels) > MAX_LABELS:
+        refusals.refuse("options.labels", f"has {len(options.labels)} entries; the maximum is {MAX_LABELS}")
+    for text in (text for pair in options.labels.items() for text in pair):
+        refusals.text("options.labels", text, MAX_ID_CHARS)
+
+
+def _deadline(refusals: Refusals, deadline: float | None) -> float | None:
+    if deadline is not None and deadline <= time.time():
+        refusals.refuse("options.deadline", f"{_date(deadline)} is in the past")
+    return deadline
+
+
+def _date(seconds: float) -> str:
+    if seconds < 0:
+        return f"{seconds:.3f} s in Unix time"
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat().replace("+00:00", "Z")
+
+
+def _retention(refusals: Refusals, seconds: float | None) -> float | None:
+    if seconds is not None and seconds > MAX_RETENTION:
+        refusals.refuse("options.retention", f"{seconds:g} s is too long; nearest valid value: {MAX_RETENTION:g} s")
+    return seconds
+
+
+def _refuse_stream_options(refusals: Refusals, options: JobOptions, *, inline: bool) -> None:
+    """Refuses options that shape a stream: CreateJob has none, so they would have no effect."""
+    if inline:
+        refusals.refuse(
+            "options.delivery", "CreateJob does not stream bytes; set `delivery` on WatchJob, or use Generate*"
+        )
+    if options.interval is not None:
+        refusals.refuse("options.min_progress_interval", "CreateJob does not stream events; set it on WatchJob")
+    if options.disconnect_grace == 0:
+        refusals.refuse("options.disconnect_grace", "0 would cancel the job of CreateJob before anyone can watch it")
