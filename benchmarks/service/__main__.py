@@ -12,6 +12,7 @@ from tools.tiny.kept import kept_checkpoint
 from . import __doc__ as description
 from . import (
     cancel,
+    endure,
     fairness,
     inputs,
     kills,
@@ -42,6 +43,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "kills": kills.run,
     "fairness": fairness.run,
     "soak": soak.run,
+    "endure": endure.run,
 }
 
 

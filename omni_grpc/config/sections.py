@@ -373,6 +373,15 @@ class IdentityConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TenantsConfig:
+    """What each tenant may have."""
+
+    tenant_limits: str | None = setting(
+        None, "YAML file with the limits of each tenant, read again when it changes (default: nobody has any)"
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OutboundConfig:
     """What this server may fetch over HTTP."""
 
@@ -418,6 +427,7 @@ class EngineConfig:
     worker: WorkerConfig = WorkerConfig()
     server: ServerConfig = ServerConfig()
     outbound: OutboundConfig = OutboundConfig()
+    tenants: TenantsConfig = TenantsConfig()
     tls: TlsConfig = TlsConfig()
     identity: IdentityConfig = IdentityConfig()
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 from omni_grpc.engine import Engine, Job
 from omni_grpc.engine.assets import Asset
 from omni_grpc.gate.pages import PageRequest, page
+from omni_grpc.gate.quotas import Quotas
 from omni_grpc.gate.refusals import Refusals, refused
 from omni_grpc.gate.stored import Stored
 from omni_grpc.types.caller import Caller, Scope
@@ -51,9 +52,10 @@ class FileGate:
     the caller has not.
     """
 
-    def __init__(self, engine: Engine, stored: Stored) -> None:
+    def __init__(self, engine: Engine, stored: Stored, quotas: Quotas) -> None:
         self._engine = engine
         self._stored = stored
+        self._quotas = quotas
 
     def find(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact]:
         caller.require(Scope.READ, Scope.GENERATE, Scope.ADMIN)
@@ -99,6 +101,8 @@ class FileGate:
         """
         caller.require(Scope.GENERATE)
         self._check(header)
+        await self._quotas.refresh()
+        self._quotas.check_upload(caller.tenant, header.size_bytes)
         with self._engine.assets.reserved(header.size_bytes, tenant=caller.tenant):
             data, digest = await _receive(pieces, header.size_bytes)
         if header.sha256 and digest != header.sha256:

@@ -11,6 +11,7 @@ from omni_grpc.gate.intake import Intake
 from omni_grpc.gate.jobs import JobGate
 from omni_grpc.gate.models import ModelGate
 from omni_grpc.gate.operation import OperationGate
+from omni_grpc.gate.quotas import Quotas
 from omni_grpc.gate.stored import Stored
 
 
@@ -24,11 +25,13 @@ class Gate:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         changes, stored = Changes(), Stored(engine)
+        quotas = Quotas(engine, engine.config.tenants.tenant_limits)
         self._changes = changes
-        self.intake = Intake(engine, changes, stored)
+        self._quotas = quotas
+        self.intake = Intake(engine, changes, stored, quotas)
         self.jobs = JobGate(engine, changes, stored)
-        self.files = FileGate(engine, stored)
-        self.models = ModelGate(engine, stored)
+        self.files = FileGate(engine, stored, quotas)
+        self.models = ModelGate(engine, stored, quotas)
         self.operation = OperationGate(engine, changes, stored, self.models)
 
     @property
@@ -48,6 +51,7 @@ class Gate:
     async def start(self) -> None:
         """Returns when the model is ready. Raises the error that kept it from loading."""
         self.on_state.append(self._on_state)
+        await self._quotas.refresh()
         await self._engine.start()
 
     async def drain(self, seconds: float) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from omni_grpc.engine import Engine, Job
+from omni_grpc.engine import Engine, Job, Submission
 from omni_grpc.gate.ask import Ask
 from omni_grpc.gate.changes import Changes
 from omni_grpc.gate.media import MediaReader
 from omni_grpc.gate.options import Asked, read
+from omni_grpc.gate.quotas import Quotas
 from omni_grpc.gate.stored import Stored
 from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.media import Inputs
@@ -27,8 +28,9 @@ class Accepted:
 class Intake:
     """Hands requests to the engine and notifies `changes` of every new job."""
 
-    def __init__(self, engine: Engine, changes: Changes, stored: Stored) -> None:
+    def __init__(self, engine: Engine, changes: Changes, stored: Stored, quotas: Quotas) -> None:
         self._engine = engine
+        self._quotas = quotas
         self._changes = changes
         self._media = MediaReader(engine, stored)
 
@@ -48,15 +50,17 @@ class Intake:
         """Makes a job of a request. Raises every refusal. Those that need nothing of what is in the media come
         first: the caller's scope, the state of the server, the rules, the queue.
         """
+        await self._quotas.refresh()
         self.check(caller, ask.draft.model, ask.draft.task)
         asked = read(ask, caller)
         submission, inputs = asked.submission, Inputs()
         if self._engine.check_submission(submission) is None:
+            self._quotas.check(submission)
             inputs, notes = await self._media.read(caller, ask.media)
             draft = dataclasses.replace(submission.draft, inputs=inputs)
             submission = dataclasses.replace(submission, draft=draft, warnings=notes)
         try:
-            job, deduplicated = self._engine.submit(submission)
+            job, deduplicated = self._submit(submission)
         except BaseException:
             self._engine.inputs.free(inputs)
             raise
@@ -70,3 +74,12 @@ class Intake:
                 with self._engine.watching(job):
                     pass
         return Accepted(job, asked, deduplicated)
+
+    def _submit(self, submission: Submission) -> tuple[Job, bool]:
+        """In one go, so that no other call comes between a check of the quotas and the job that is charged for."""
+        if self._engine.check_submission(submission) is not None:
+            return self._engine.submit(submission)
+        work = self._quotas.check_work(submission)
+        job, deduplicated = self._engine.submit(submission)
+        self._quotas.charge(submission.tenant, work)
+        return job, deduplicated

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from omni_grpc.config import LimitsConfig
 from omni_grpc.engine import Engine, EngineState
+from omni_grpc.gate.quotas import Quotas
 from omni_grpc.gate.stored import Stored
 from omni_grpc.resolve.request import check_model
 from omni_grpc.resolve.rules import ServingFacts
@@ -33,15 +34,16 @@ class ModelView:
 class ModelGate:
     """Every function raises PermissionDenied for a missing scope."""
 
-    def __init__(self, engine: Engine, stored: Stored) -> None:
+    def __init__(self, engine: Engine, stored: Stored, quotas: Quotas) -> None:
         self._engine = engine
         self._stored = stored
+        self._quotas = quotas
 
     def served(self, caller: Caller, tasks: Collection[Task] = ()) -> list[ModelView]:
         """The models that have one of these tasks; without tasks, all."""
         caller.require(*Scope)
         fits = not tasks or not set(tasks).isdisjoint(self._engine.checkpoint.tasks)
-        return [self.view()] if fits else []
+        return [self.view()] if fits and self._quotas.sees(caller, self._engine.checkpoint.name) else []
 
     def get(self, caller: Caller, name: str) -> ModelView:
         """The model of this name; the only one for an empty name. Raises NotFound for one that is not served."""

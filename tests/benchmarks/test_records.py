@@ -30,6 +30,7 @@ NOT_MEASURED = {
     ("docs/api.md", "Job options"),
     ("docs/api.md", "Events"),
     ("docs/media.md", "Limits"),
+    ("docs/security.md", "Who a caller is"),
     ("docs/compat.md", "Table row"),
     ("docs/features.md", "CUDA graphs"),  # limits of memory; its figures of time are links to performance.md
     ("docs/features.md", "What is tested"),  # tolerances that tests enforce

@@ -12,6 +12,7 @@ from benchmarks import provenance
 from benchmarks.service import (
     __main__,
     cancel,
+    endure,
     fairness,
     inputs,
     kills,
@@ -204,3 +205,10 @@ def test_fairness_has_figures_of_both_jobs(server: Server) -> None:
     assert len(figures["small_beside"]) == 1
     assert len(figures["small_stream"]) >= 1
     assert min(figures[name] for name in ("small_alone", "big_step", "big_beside_one", "big_share_beside_stream")) > 0
+
+
+def test_endure_kills_a_worker_and_finds_everything_back(server: Server) -> None:
+    numbers = endure.Numbers(seconds=4.0, clients=2, kill_every=2.0, look_every=1.5, settle=1.0)
+    figures = check(endure.measure(server, numbers)).figures
+    assert sum(figures["ends"].values()) > 2
+    assert [look["kills"] for look in figures["looks"]][-1] >= 1

@@ -20,8 +20,9 @@ PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 NEVER_ON_A_CALL = {
     *("ATTENTION_UNAVAILABLE", "BAD_LORA", "CANNOT_LISTEN", "CHECKPOINT_DOES_NOT_LOAD", "MODEL_NOT_SUPPORTED"),
     *("NO_DEVICE", "NOTHING_QUANTIZED", "SCHEDULER_NOT_SUPPORTED", "SETTING_WITHOUT_EFFECT", "UNKNOWN_TARGET"),
+    *("BAD_CERTIFICATE", "BAD_JWKS", "BAD_TOKEN_FILE", "BAD_TENANT_LIMITS", "TOKEN_NOT_FOUND"),
 }
-"""Reasons that keep a server from starting, and that LoadModel ends with."""
+"""Reasons that keep a server from starting, that LoadModel ends with, or that a command on a file has."""
 
 
 def table(header: str) -> list[list[str]]:
@@ -96,13 +97,13 @@ def test_every_reason_that_a_call_or_a_job_can_end_with_is_on_the_page():
     package = ROOT / "omni_grpc"
     sources = [package / "resolve" / "request.py", package / "resolve" / "rules.py"]
     sources.append(package / "types" / "caller.py")
-    for folder in ("gate", "server", "media_in", "engine", "worker", "adapter", "pipeline"):
+    for folder in ("gate", "identity", "server", "media_in", "engine", "worker", "adapter", "pipeline"):
         sources += (package / folder).rglob("*.py")
     raised = {name for path in sources for name in re.findall(r'reason="([A-Z_]+)"', path.read_text(encoding="utf-8"))}
     raised |= {value for value in vars(refusal).values() if isinstance(value, str) and re.match("INPUT_|URI_", value)}
     listed = {reason for _, reason in reasons()}
     assert raised - NEVER_ON_A_CALL <= listed
-    composed = {"INVALID_ARGUMENT", "NOT_YET_SERVED", "QUEUE_TIMEOUT", "RUN_TIMEOUT", "DEADLINE"}
+    composed = {"INVALID_ARGUMENT", "NOT_YET_SERVED", "QUEUE_TIMEOUT", "RUN_TIMEOUT", "DEADLINE", "TOKEN_NOT_YET_VALID"}
     states = {f"ENGINE_{state}" for state in ("DRAINING", "STOPPED", "FAILED")}
     assert listed - raised == composed | states, "a reason that nothing raises"
 
