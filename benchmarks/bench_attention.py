@@ -15,7 +15,6 @@ and with torch's two matrix products alone.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import itertools
@@ -34,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import BEYOND_L2, attempt, record, time_on_cpu, time_on_gpu, time_with_host
 from omni_grpc.config.backends import AUTO, BACKENDS, lack
+from omni_grpc.config.command_line import Parser
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.norms import AcrossHeadsNorm
 from omni_grpc.nn.query_key import Projected, attend
@@ -352,7 +352,7 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="time the attention backends that run here")
+    parser = Parser(description="time the attention backends that run here")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=math.inf, help="nothing new starts after that, on a GPU")
     parser.add_argument("--results", type=Path, help="folder of a JSON file, for a GPU")

@@ -11,7 +11,6 @@ attention in float32, on normal data, or on what the shape's name says.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib.util
 import itertools
@@ -29,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import require_gpu
 from omni_grpc.config.backends import BACKENDS, lack
+from omni_grpc.config.command_line import Parser
 from omni_grpc.ops.attention import use_of, varlen_attention
 from omni_grpc.ops.attention_q import HEAD_SIZE, PLANS, attention_q, attention_quantize
 from omni_grpc.ops.rope import Heads, qk_norm_rope
@@ -231,7 +231,7 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description="time 8-bit attention on a Hopper GPU").parse_args()
+    Parser(description="time 8-bit attention on a Hopper GPU").parse_args()
     require_gpu()
     print(table(gpu(math.inf)))
 

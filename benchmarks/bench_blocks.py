@@ -11,7 +11,6 @@ longest; what is measured is in the results at once.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import importlib
@@ -30,6 +29,7 @@ from torch import Tensor, nn
 from benchmarks import timing
 from omni_grpc import ops
 from omni_grpc.config.backends import AUTO, choose
+from omni_grpc.config.command_line import Parser
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.cross_dit import CrossDiTBlock, text_constants
 from omni_grpc.nn.dual_stream import DualStreamBlock
@@ -266,7 +266,7 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="time full-size blocks against diffusers")
+    parser = Parser(description="time full-size blocks against diffusers")
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--results", type=Path, default=timing.RESULTS, help="folder of the JSON file")
     options = parser.parse_args()

@@ -8,7 +8,6 @@ Measured as bench_norm measures. A batch of two rows; what is remembered is writ
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import math
@@ -24,6 +23,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import BEYOND_L2, attempt, time_on_cpu, time_on_gpu
+from omni_grpc.config.command_line import Parser
 from omni_grpc.ops.cache import compare_store
 from omni_grpc.ops.readback import read_back
 
@@ -171,7 +171,7 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="time compare_store against eager torch and torch.compile")
+    parser = Parser(description="time compare_store against eager torch and torch.compile")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     device = parser.parse_args().device
     for dtype in (torch.bfloat16,) if device == "cuda" else (torch.float32, torch.bfloat16):

@@ -8,7 +8,6 @@ Measured as bench_norm measures. The copy writes as many bytes as the op, and re
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import math
@@ -23,6 +22,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import time_on_cpu, time_on_gpu
+from omni_grpc.config.command_line import Parser
 from omni_grpc.ops.dequant import PACKINGS, Packing, dequantize, dequantize_op
 
 SHAPE = (3072, 3072)
@@ -80,7 +80,7 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     print(table(measure(parser.parse_args().device)))
 

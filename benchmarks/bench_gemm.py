@@ -17,7 +17,6 @@ beside bf16, as torch computes it and as our layers do, and beside int8 what def
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import itertools
@@ -37,6 +36,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import BEYOND_L2, CALLS, attempt, time_on_cpu, time_on_gpu
+from omni_grpc.config.command_line import Parser
 from omni_grpc.ops.gemm import gemm_q
 from omni_grpc.ops.linear import linear
 from omni_grpc.ops.quant import quantize_rows
@@ -224,7 +224,7 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="time products of 8 bits against torch's own and bfloat16")
+    parser = Parser(description="time products of 8 bits against torch's own and bfloat16")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     if parser.parse_args().device == "cuda":
         print(table(gpu(math.inf)))

@@ -21,6 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import BEYOND_L2, Call, attempt, require_gpu, time_on_gpu
+from omni_grpc.config.command_line import Parser
 from omni_grpc.ops.heads import quantize_heads
 
 
@@ -107,4 +108,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    Parser(description=__doc__).parse_args()
     main()

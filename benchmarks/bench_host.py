@@ -9,7 +9,6 @@ it.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import statistics
 import sys
@@ -23,6 +22,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from omni_grpc.config.command_line import Parser
 from omni_grpc.ops.host import Reading, Region, Streamer, streamer
 
 LAYERS = (*(3 * 3072 * 3072,) * 2, *(3072 * 3072,) * 2, *(4 * 3072 * 3072,) * 4, *(6 * 3072 * 3072,) * 2)
@@ -173,7 +173,7 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="time the streaming of blocks against a plain copy")
+    parser = Parser(description="time the streaming of blocks against a plain copy")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     device = parser.parse_args().device
     if device == "cuda":

@@ -8,7 +8,6 @@ Measured as bench_norm measures. A copy of half of what moves, read and written,
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import math
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.bench_norm import PASSES
 from benchmarks.timing import BEYOND_L2, attempt, time_on_cpu, time_on_gpu
+from omni_grpc.config.command_line import Parser
 from omni_grpc.ops.image import latents_to_bytes, pixels_to_bytes
 
 PIXELS = {"cuda": ((1, 1024, 1024), (81, 480, 832)), "cpu": ((1, 128, 128), (1, 1024, 1024))}
@@ -149,7 +149,7 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="time the image family against eager torch and torch.compile")
+    parser = Parser(description="time the image family against eager torch and torch.compile")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     device = parser.parse_args().device
     print(table(measure(device, (torch.bfloat16, torch.float32))))

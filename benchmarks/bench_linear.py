@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import provenance, timing
+from omni_grpc.config.command_line import Parser
 from omni_grpc.ops.linear import linear_gelu_tanh
 from omni_grpc.ops.quant import gelu_tanh
 
@@ -72,4 +73,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    Parser(description=__doc__).parse_args()
     main()

@@ -36,6 +36,7 @@ from torch.distributed import ProcessGroup
 
 from benchmarks import timing, turns
 from omni_grpc.config import QuantizationConfig, roles
+from omni_grpc.config.command_line import Parser
 from omni_grpc.features import Context, Effects, attention, quant
 from omni_grpc.models import flux, qwen_image, wan
 from omni_grpc.models.flux.flux_transformer import FluxTransformer
@@ -473,7 +474,7 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 def options_of(description: str) -> argparse.Namespace:
     """Which models, how long, and where to."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = Parser(description=description)
     parser.add_argument("--models", nargs="+", choices=[case.name for case in CASES], default=[c.name for c in CASES])
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--results", type=Path, default=timing.RESULTS, help="folder of the JSON file")

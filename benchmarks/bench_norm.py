@@ -10,7 +10,6 @@ diffusers writes for that part of a block, with the modulation gathered for each
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import math
@@ -28,6 +27,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import BEYOND_L2, Call, attempt, time_on_cpu, time_on_gpu
+from omni_grpc.config.command_line import Parser
 from omni_grpc.ops import norm
 
 EPS = 1e-6
@@ -269,7 +269,7 @@ def table(measurements: Sequence[Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="time the norm family against eager torch and torch.compile")
+    parser = Parser(description="time the norm family against eager torch and torch.compile")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     if parser.parse_args().device == "cuda":
         print(table(gpu(math.inf)))

@@ -9,7 +9,6 @@ writes SwiGLU; `beside` is a copy of a fifth of the channels beside GELU of the 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import math
@@ -28,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.bench_norm import PASSES, Measurement, eager_quantize, table
 from benchmarks.timing import BEYOND_L2, Call, attempt, time_on_cpu, time_on_gpu
+from omni_grpc.config.command_line import Parser
 from omni_grpc.ops import quant
 
 F8 = torch.float8_e4m3fn
@@ -161,7 +161,7 @@ def _input_sets(device: str, tokens: int, channels: int, dtype: torch.dtype) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="time the quant family against eager torch and torch.compile")
+    parser = Parser(description="time the quant family against eager torch and torch.compile")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     if parser.parse_args().device == "cuda":
         print(table(gpu(math.inf)))

@@ -10,7 +10,6 @@ with a scale for each head of each token, `e4m3 rows` with one for each head of 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import itertools
@@ -29,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.bench_norm import EPS
 from benchmarks.timing import BEYOND_L2, attempt, time_on_cpu, time_on_gpu
+from omni_grpc.config.command_line import Parser
 from omni_grpc.ops.rope import Heads, qk_norm_rope, qk_norm_rope_quantize
 from omni_grpc.ops.rope_heads import qk_norm_rope_quantize_heads
 
@@ -260,7 +260,7 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="time qk_norm_rope against eager torch, diffusers and torch.compile")
+    parser = Parser(description="time qk_norm_rope against eager torch, diffusers and torch.compile")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     device = parser.parse_args().device
     for dtype in (torch.bfloat16,) if device == "cuda" else (torch.float32, torch.bfloat16):

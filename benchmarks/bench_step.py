@@ -9,7 +9,6 @@ the check for values that are not finite.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import math
@@ -27,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import attempt, time_on_gpu
+from omni_grpc.config.command_line import Parser
 from omni_grpc.ops.step import GuidanceNormCode, OutputStep, guide, guide_step
 
 GPU_SHAPES = ((1, 4096, 64), (8, 4096, 64), (1, 32760, 64))
@@ -179,7 +179,7 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="time guide_step against eager torch")
+    parser = Parser(description="time guide_step against eager torch")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     device = parser.parse_args().device
     for dtype in (torch.bfloat16,) if device == "cuda" else (torch.float32, torch.bfloat16):

@@ -15,6 +15,7 @@ from diffusers import AutoencoderKLQwenImage
 from torch import Tensor
 
 from benchmarks import provenance, timing
+from omni_grpc.config.command_line import Parser
 from omni_grpc.pipeline.causal_vae import optimize_causal_vae
 
 REPEATS = 3
@@ -51,4 +52,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    Parser(description=__doc__).parse_args()
     main()

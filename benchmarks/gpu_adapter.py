@@ -33,6 +33,7 @@ from transformers import T5EncoderModel
 
 from benchmarks import provenance
 from omni_grpc import Draft, GuidanceDraft, Omni
+from omni_grpc.config.command_line import Parser
 from omni_grpc.types.errors import OmniError
 from omni_grpc.types.events import StepProgress
 from omni_grpc.types.media import ImageFormat
@@ -299,7 +300,7 @@ def _cases(text: str) -> tuple[str, ...]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--results", type=Path, help="folder for the record (default: benchmarks/results, on a GPU)")
     parser.add_argument("--cases", type=_cases, default=tuple(CASES), help=f"some of: {', '.join(CASES)}")
     parser.add_argument("--skip", type=_cases, default=(), help="all but these")

@@ -22,6 +22,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from omni_grpc.config.command_line import Parser
+
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT = "OMNI_GRPC_COMMIT"
 UNKNOWN = f"unknown: no git here, and {COMMIT} is not set"
@@ -107,7 +109,7 @@ def _driver() -> str:
 
 def main() -> None:
     """Runs a script and keeps what it prints, with `text` above it, or adds `about` to the JSON that it writes."""
-    parser = argparse.ArgumentParser(description=(main.__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(main.__doc__ or "").partition("\n")[0])
     parser.add_argument("record", type=Path, help="a .txt for what is printed, or the .json that the script writes")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what follows `python`: -m benchmarks.bench_vae")
     options = parser.parse_args()

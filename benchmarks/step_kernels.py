@@ -8,7 +8,6 @@ profiler: time and number of each kernel's calls, and the gaps between neighbour
 
 from __future__ import annotations
 
-import argparse
 import collections
 import itertools
 import re
@@ -18,6 +17,7 @@ import torch
 
 from benchmarks import provenance, timing
 from benchmarks.bench_models import CASES, WAYS, Case, Step, Way, _ours
+from omni_grpc.config.command_line import Parser
 
 KERNELS, GAPS = 18, 16
 
@@ -90,7 +90,7 @@ def measure(case: Case, way: Way) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="list the kernels of a denoise step")
+    parser = Parser(description="list the kernels of a denoise step")
     parser.add_argument("steps", nargs="+", help="MODEL=WAY, as bench_models.py calls them")
     cases, ways = {case.name: case for case in CASES}, {way.name: way for way in WAYS}
     steps = [each.partition("=") for each in parser.parse_args().steps]

@@ -9,7 +9,6 @@ starts after --seconds.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 import torch
 
 from omni_grpc.config.backends import AUTO, kernels_of
+from omni_grpc.config.command_line import Parser
 from omni_grpc.ops.attention import use_of
 from omni_grpc.ops.attention_choice import QUANTIZED_DTYPE, RowSizes, operands, shape_of
 from omni_grpc.ops.tuning import SHIPPED, Choices, slug
@@ -46,7 +46,7 @@ def rows() -> Iterator[tuple[RowSizes, bool]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="measure which form of attention is the fastest here")
+    parser = Parser(description="measure which form of attention is the fastest here")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--results", type=Path, default=SHIPPED, help="folder of the JSON file")
     options = parser.parse_args()

@@ -10,7 +10,6 @@ table has TFLOP/s of torch and of the best order of each configuration, for one 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import sys
@@ -23,6 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.bench_gemm import GPU_SHAPES
+from omni_grpc.config.command_line import Parser
 from omni_grpc.ops.gemm import candidates, gemm_calls
 from omni_grpc.ops.gemm_kernels import TORCH, configurations, shape_of
 from omni_grpc.ops.tuning import SHIPPED, Call, Candidates, Choices, Shape, Times, read, slug, write
@@ -65,7 +65,7 @@ def best(times: Mapping[str, float]) -> Times:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--results", type=Path, default=SHIPPED, help="folder of the JSON file")
     parser.add_argument("--orders", action="store_true", help="every order of tiles")
     parser.add_argument("--seconds", type=float, default=math.inf)

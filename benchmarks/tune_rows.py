@@ -10,7 +10,6 @@ csrc/common/rows.cuh, which nvcc takes from NVCC_APPEND_FLAGS.
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import functools
 import importlib
@@ -26,6 +25,8 @@ from typing import Any
 
 import torch
 
+from omni_grpc.config.command_line import Parser
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -37,7 +38,7 @@ RESULT = "result: "
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="compare builds of the op library on this machine's GPU")
+    parser = Parser(description="compare builds of the op library on this machine's GPU")
     parser.add_argument("libraries", nargs="+", type=Path)
     parser.add_argument("--repeats", type=int, default=5, help="replays of each graph of 20 calls")
     parser.add_argument("--turn", type=Path, help="file to lock: time the one library in this process, as JSON")

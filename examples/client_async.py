@@ -4,9 +4,9 @@ python examples/client_async.py localhost:50051 out
 """
 
 import asyncio
-import sys
 
 from omni_grpc.client import AsyncClient
+from omni_grpc.config.command_line import Parser
 
 PROMPTS = ("a red circle", "a blue square", "a green triangle")
 
@@ -30,4 +30,8 @@ async def main(address: str, stem: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    parser = Parser(description=__doc__)
+    parser.add_argument("address", metavar="HOST:PORT", help="of a server")
+    parser.add_argument("stem", metavar="STEM", help="the images to write are STEM-0.png and so on")
+    args = parser.parse_args()
+    asyncio.run(main(args.address, args.stem))

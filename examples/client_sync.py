@@ -6,6 +6,7 @@ python examples/client_sync.py localhost:50051 out.png
 import sys
 
 from omni_grpc.client import Client
+from omni_grpc.config.command_line import Parser
 from omni_grpc.types.errors import InvalidArgument, ResourceExhausted
 
 
@@ -31,4 +32,8 @@ def main(address: str, path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = Parser(description=__doc__)
+    parser.add_argument("address", metavar="HOST:PORT", help="of a server")
+    parser.add_argument("path", metavar="FILE", help="image to write")
+    args = parser.parse_args()
+    main(args.address, args.path)

@@ -3,15 +3,15 @@
 python examples/offline.py path/to/checkpoint out.png
 """
 
-import argparse
 from pathlib import Path
 
 from omni_grpc import Omni
+from omni_grpc.config.command_line import Parser
 from omni_grpc.types.output_files import write_file
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("checkpoint", help="a folder in the diffusers layout")
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int)

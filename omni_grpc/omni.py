@@ -172,6 +172,8 @@ class Omni:
             raise TypeError(f"{job[0]!r} means nothing without a server")
         faults: dict[str, str] = {}
         values = normalized(kind, given, faults)
+        if prompt is not None and not isinstance(prompt, str):
+            faults["prompt"] = f"is {prompt!r}, expected text"
         task = values.pop("task", None) or task_of(values)
         draft = make_draft(kind, self.checkpoint.name, prompt or "", task, values, faults.__setitem__)
         if faults:

@@ -34,7 +34,7 @@ def build(**settings):
         ({"host": "0.0.0.0"}, "host", "--insecure"),
         ({"host": "::"}, "host", "--tls-cert"),
         ({"host": "server.example"}, "host", "unix:PATH"),
-        ({"host": ""}, "host", "has no host"),
+        ({"host": ""}, "host", "must not be empty; use localhost for this machine"),
         ({"host": "0.0.0.0", "token_file": "t.yaml"}, "host", "tokens, prompts"),
         ({"admin_address": "0.0.0.0:50052"}, "admin_address", "--admin-address 0.0.0.0:50052 is reachable"),
         ({"admin_address": "50052"}, "admin_address", "HOST:PORT"),

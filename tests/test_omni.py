@@ -109,6 +109,19 @@ def test_refusals_are_raised_before_any_work(omni):
         omni.run(Draft(model="other", prompt="x"))
 
 
+@pytest.mark.parametrize("prompt", [["a", "b"], 5, b"a", {}])
+def test_a_prompt_that_is_no_text_is_refused_by_its_field(omni, prompt):
+    with pytest.raises(InvalidArgument) as caught:
+        omni.generate(prompt, width=32, height=32, steps=1)
+    assert str(caught.value) == f"prompt is {prompt!r}, expected text"
+    assert [violation.field for violation in caught.value.violations] == ["prompt"]
+
+
+def test_numbers_of_numpy_are_taken(omni):
+    made = omni.generate("a", seed=np.int64(5), width=np.int32(32), height=np.uint16(32), steps=np.int8(1))
+    assert (made.seeds, made.effective.width) == ((5,), 32)
+
+
 def test_bad_settings_and_checkpoints_fail_at_once(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'max_queue'"):
         Omni(str(tmp_path), max_qeue=1)

@@ -56,7 +56,7 @@ def test_bytes_for_which_the_mount_has_no_room_travel_in_the_handle(small, prefi
     handle = pickle.loads(pickle.dumps(shared.put(data, prefix, folder=small)))
     assert (handle.size, handle.data) == (len(data), data)
     assert shared.take(handle, folder=small) == data
-    assert f"{len(data)} bytes in {small} (No space left on device)" in caplog.text
+    assert f"{len(data)} bytes in {small} (the disk is full)" in caplog.text
     assert list(small.iterdir()) == [], "no half of a block is left"
     # and the mount is used again as soon as there is room
     handle = shared.put(data[:1000], prefix, folder=small)

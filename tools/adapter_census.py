@@ -9,7 +9,6 @@ It reads signatures and loads no weights.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import sys
 from collections import Counter
@@ -21,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import diffusers
 
 from omni_grpc.adapter.abilities import Ability, ability
+from omni_grpc.config.command_line import Parser
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "adapter.md"
 BEGIN, END = "<!-- census: begin -->", "<!-- census: end -->"
@@ -82,7 +82,7 @@ def _missing(kind: type) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="put the table into docs/adapter.md")
     parser.add_argument("--check", action="store_true", help="compare the table in docs/adapter.md with this one")
     args = parser.parse_args()

@@ -6,6 +6,7 @@ without a history (a shallow clone, an unpacked archive), there is nothing to ju
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -77,4 +78,5 @@ def problems(message: str, tags: Collection[str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, allow_abbrev=False).parse_args()
     sys.exit(main())

@@ -239,7 +239,9 @@ def extract(folder: Path) -> list[dict[str, str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, help="file to write (default: stdout)")
     args = parser.parse_args(argv)

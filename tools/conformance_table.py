@@ -129,7 +129,9 @@ def lines() -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--write", action="store_true", help="write the tables into docs/features.md")
     parser.add_argument("--lines", action="store_true", help="print the table of lines alone")
     options = parser.parse_args()

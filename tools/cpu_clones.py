@@ -7,6 +7,7 @@ instructions, and runs the tests of the ops there. The exit code is 1 where one 
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shutil
@@ -73,4 +74,5 @@ def test(tree: Path) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, allow_abbrev=False).parse_args()
     sys.exit(main())

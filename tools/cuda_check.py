@@ -6,6 +6,7 @@ As many compilers run as setup.py would let run.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -69,4 +70,5 @@ def compiles(source: Path, command: list[str]) -> bool:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, allow_abbrev=False).parse_args()
     sys.exit(main())

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from omni_grpc.config.command_line import Parser
 from omni_grpc.scenes.judge import judge, look
 from omni_grpc.scenes.wish import Noun, Wish
 
@@ -146,4 +147,5 @@ def say(message: str) -> None:
 
 
 if __name__ == "__main__":
+    Parser(description=__doc__).parse_args()
     sys.exit(main())

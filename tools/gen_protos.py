@@ -25,7 +25,7 @@ PACKAGE = Path("omni_grpc") / "v1"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Generates the gRPC stubs in omni_grpc/v1.")
+    parser = argparse.ArgumentParser(description="Generates the gRPC stubs in omni_grpc/v1.", allow_abbrev=False)
     parser.add_argument("--check", action="store_true", help="compare with the committed stubs instead of writing them")
     check = parser.parse_args().check
     if problem := toolchain_problem():

@@ -7,12 +7,12 @@ they are stale.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from omni_grpc.config.command_line import Parser
 from omni_grpc.types.request_options import ALL, OPTIONS, RequestOption
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Generates the typed keywords from the table of request options.")
+    parser = Parser(description="Generates the typed keywords from the table of request options.")
     parser.add_argument("--check", action="store_true", help="compare with the committed file instead of writing it")
     check = parser.parse_args().check
     text = generate()

@@ -47,7 +47,9 @@ REPLACEMENTS: Mapping[str, str] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Generates the synchronous client from the asyncio one.")
+    parser = argparse.ArgumentParser(
+        description="Generates the synchronous client from the asyncio one.", allow_abbrev=False
+    )
     parser.add_argument("--check", action="store_true", help="compare with the committed files instead of writing them")
     check = parser.parse_args().check
     stale = {name: text for name, text in generate(FOLDER).items() if current(FOLDER / name) != text}

@@ -13,7 +13,6 @@ its end.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
 import secrets
@@ -25,8 +24,11 @@ from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from omni_grpc.config.command_line import Parser
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 CASES = ROOT / "tests" / "ops"
 BENCHMARK_SECONDS = 60
 FITS = """
@@ -41,7 +43,7 @@ if not library.runs_on(torch.cuda.get_device_capability()):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="test and time the CUDA kernels on this machine's GPU")
+    parser = Parser(description="test and time the CUDA kernels on this machine's GPU")
     parser.add_argument(
         "--results", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the JSON files"
     )

@@ -28,7 +28,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="print figures of the code")
+    parser = argparse.ArgumentParser(description="print figures of the code", allow_abbrev=False)
     parser.add_argument("--list", action="store_true", help="name what each figure counts")
     options = parser.parse_args()
     for name, counted in figures(ROOT).items():

@@ -8,6 +8,7 @@ A check whose tool is missing here is skipped, and a line says so.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import re
@@ -166,4 +167,6 @@ def first_error(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("files", nargs="*", metavar="FILE", help="a source file (default: all of csrc/)")
+    sys.exit(main(parser.parse_args().files))

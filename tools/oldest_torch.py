@@ -6,6 +6,7 @@ have is not seen where those are. The headers come from torch's wheel, once; not
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -78,4 +79,5 @@ def compiled(source: Path, include: Path) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, allow_abbrev=False).parse_args()
     sys.exit(main())

@@ -8,13 +8,13 @@ K-quants are: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, BF16, F16.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import gguf
 import safetensors.torch
 import torch
 
+from omni_grpc.config.command_line import Parser
 from omni_grpc.loading.checkpoint import WEIGHT_FILE
 
 
@@ -38,7 +38,7 @@ def pack(checkpoint: Path, file: Path, kind: gguf.GGMLQuantizationType, componen
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("file", type=Path)
     parser.add_argument("--type", default="Q8_0", choices=["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16"])

@@ -8,12 +8,12 @@ requests are those of tests/models/cases.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from omni_grpc.checkpoint.registry import open_checkpoint
+from omni_grpc.config.command_line import Parser
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
 
@@ -41,7 +41,7 @@ def rows(model: Model) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("checkpoints", type=Path, nargs="*", metavar="CHECKPOINT")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

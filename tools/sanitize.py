@@ -33,7 +33,7 @@ TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="run the CUDA kernels under compute-sanitizer")
+    parser = argparse.ArgumentParser(description="run the CUDA kernels under compute-sanitizer", allow_abbrev=False)
     parser.add_argument("--build", action="store_true", help="compile only")
     options = parser.parse_args()
     if options.build or not PROGRAM.is_file():

@@ -41,7 +41,7 @@ class SetupError(Exception):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="make the virtual environment of this checkout")
+    parser = argparse.ArgumentParser(description="make the virtual environment of this checkout", allow_abbrev=False)
     parser.add_argument("--torch", metavar="REQUIREMENT", help='which torch, for example "torch==2.12.*"')
     parser.add_argument("--gen", action="store_true", help="make .venv/gen, the environment of the code generator")
     options = parser.parse_args()

@@ -8,7 +8,6 @@ arguments give the same files, in any process.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from omni_grpc.config.command_line import Parser
 from tools.tiny.combined import build_kandinsky
 from tools.tiny.cosmos import build_cosmos3
 from tools.tiny.edits import (
@@ -108,7 +108,7 @@ BUILDERS: Mapping[str, Callable[..., Path]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("family", choices=sorted(BUILDERS))
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--seed", type=int, default=0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from omni_grpc.config.command_line import Parser
 from tools.tiny.kept import kept_checkpoint
 
 from . import __doc__ as description
@@ -49,7 +49,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
 
 def main() -> int:
     """Exit code: 1 where a promise that is no matter of speed was not kept."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=description)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}; none: all")
     parser.add_argument(
         "--checkpoint",

@@ -4,15 +4,15 @@ python examples/offline/text_to_video.py --model Wan-AI/Wan2.2-TI2V-5B-Diffusers
     --prompt "a red circle rolls" --output out
 """
 
-import argparse
 from pathlib import Path
 
 from omni_grpc import Omni
+from omni_grpc.config.command_line import Parser
 from omni_grpc.types.output_files import write_file
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--model", required=True, help="a folder in the diffusers layout, or ORG/NAME on the hub")
     parser.add_argument("--prompt", nargs="+", required=True)
     parser.add_argument("--output", type=Path, default=Path(), metavar="FOLDER")

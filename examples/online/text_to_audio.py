@@ -5,15 +5,15 @@ python examples/online/text_to_audio.py --server localhost:50051 \
     --prompt "rain on a roof" --output out
 """
 
-import argparse
 from pathlib import Path
 
 from omni_grpc.client import Client
+from omni_grpc.config.command_line import Parser
 from omni_grpc.types.output_files import write_file
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--server", default="localhost:50051", metavar="HOST:PORT")
     parser.add_argument("--prompt", nargs="+", required=True)
     parser.add_argument("--output", type=Path, default=Path(), metavar="FOLDER")

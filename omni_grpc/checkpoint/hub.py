@@ -32,6 +32,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
+    SafetensorsParsingError,
 )
 
 from omni_grpc.checkpoint import layout, sizes
@@ -44,6 +45,7 @@ from omni_grpc.checkpoint.download_progress import (
     counting_bar,
     uncounted,
 )
+from omni_grpc.checkpoint.intact import DAMAGED
 from omni_grpc.types.errors import CheckpointError
 from omni_grpc.types.load_progress import size_text
 from omni_grpc.types.os_errors import plain, reason
@@ -81,7 +83,8 @@ def fetch(
         raise CheckpointError(f"{revision!r} is not a valid branch, tag or commit", reason="REVISION_NOT_FOUND")
     cache = _Cache(repo)
     if is_offline_mode():
-        return _cached(cache, revision, look)
+        with _explained(repo, revision):
+            return _cached(cache, revision, look)
     try:
         commit, sizes = _look_up(repo, revision)
     except (OSError, ValueError, _TRANSPORT_ERROR) as error:
@@ -218,10 +221,10 @@ def headers(repo: str, *, revision: str | None = None) -> tuple[Path, dict[str, 
     are downloaded. Raises CheckpointError as `fetch` does.
     """
     revision = revision or constants.DEFAULT_REVISION
-    if is_offline_mode():
-        folder = _cached(_Cache(repo), revision)
-        return folder, sizes.headers(folder)
     with _explained(repo, revision):
+        if is_offline_mode():
+            folder = _cached(_Cache(repo), revision)
+            return folder, sizes.headers(folder)
         commit, files = _look_up(repo, revision)
         texts, weights = _contents(repo, f"{repo} (revision {revision})", commit, files)
         _transfer(repo, commit, dict.fromkeys(texts, uncounted))
@@ -344,7 +347,7 @@ def _json(path: Path) -> Mapping[str, Any]:
 def _explained(repo: str, revision: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, _TRANSPORT_ERROR) as error:
+    except (OSError, ValueError, SafetensorsParsingError, _TRANSPORT_ERROR) as error:
         raise _failure(error, repo, revision) from error
 
 
@@ -384,6 +387,16 @@ def _failure(error: BaseException, repo: str, revision: str) -> CheckpointError:
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
             message = f"the disk of {constants.HF_HUB_CACHE} is full; free some space, or move HF_HOME to another disk"
             return CheckpointError(message, reason="DOWNLOAD_FAILED")
+        case OSError() if error.filename is not None:
+            # of this machine: what fails on the network names no file
+            message = (
+                f"{repo} cannot be kept in the cache {constants.HF_HUB_CACHE}: {plain(error)}; set HF_HOME to a folder "
+                "that can be written"
+            )
+            return CheckpointError(message, reason="DOWNLOAD_FAILED")
+        case SafetensorsParsingError():
+            message = f"{repo} has a file that is no safetensors file: {error}; another --revision may have a whole one"
+            return CheckpointError(message, reason=DAMAGED)
     what = " ".join(plain(error).split())
     message = (
         f"downloading {repo} from {constants.ENDPOINT} failed: {what}. Complete files are kept; start again to "

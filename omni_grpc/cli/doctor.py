@@ -20,6 +20,7 @@ from omni_grpc.checkpoint import sizes
 from omni_grpc.checkpoint.registry import on_hub, open_checkpoint
 from omni_grpc.cli import advise
 from omni_grpc.config import EngineConfig, backends
+from omni_grpc.config.command_line import Parser
 from omni_grpc.resolve.settings import apply_settings
 from omni_grpc.types.errors import InvalidArgument, OmniError
 from omni_grpc.types.spec import Checkpoint
@@ -73,13 +74,11 @@ def main(argv: Sequence[str] = ()) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="omni-grpc doctor", description="Shows versions, devices and ops, or whether a model fits."
-    )
+    parser = Parser(prog="omni-grpc doctor", description="Shows versions, devices and ops, or whether a model fits.")
     parser.add_argument(
         "--advise",
         metavar="MODEL",
-        help="folder or ORG/NAME: say whether the model fits this machine, and with which flags",
+        help="folder, ORG/NAME or demo: say whether the model fits this machine, and with which flags",
     )
     parser.add_argument(
         "--gpus", metavar="NxGIB", help="advise for these GPUs instead of those of this machine: 8x80, or 0"
@@ -94,10 +93,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _advise(args: argparse.Namespace) -> int:
-    config = EngineConfig.from_settings(
-        model=args.advise, revision=args.revision, diffusion_load_format=args.diffusion_load_format
-    )
     try:
+        config = EngineConfig.from_settings(
+            model=args.advise, revision=args.revision, diffusion_load_format=args.diffusion_load_format
+        )
         here = host()
         if args.gpus is not None:
             here = dataclasses.replace(here, gpus=gpus(args.gpus))

@@ -17,10 +17,11 @@ from omni_grpc.cli import connect
 from omni_grpc.client import MediaResult
 from omni_grpc.client.progress import progress_display, warning_line
 from omni_grpc.client.result import AUDIO_EXTENSIONS, EXTENSIONS, VIDEO_EXTENSIONS, output_paths
-from omni_grpc.config import EngineConfig, Option, options
+from omni_grpc.config import EngineConfig, Option, model_of, options
+from omni_grpc.config.flags import SettingsParser
 from omni_grpc.config.settings import ALWAYS
 from omni_grpc.omni import Generation, Omni
-from omni_grpc.types.errors import ConfigError, OmniError
+from omni_grpc.types.errors import OmniError
 from omni_grpc.types.library_logs import quiet_libraries
 from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
 from omni_grpc.types.output_files import check_writable, write_file
@@ -91,7 +92,9 @@ def _run(args: argparse.Namespace) -> int:
     chosen = args.format or command.extensions[suffix]
     if command.extensions.get(suffix, chosen) is not _looks_like(chosen):
         print(f"warning: {args.out} will contain {chosen}, because --format overrides its extension", file=sys.stderr)
-    offline = args.server is None and args.model is not None and Path(args.model).is_dir()
+    if args.model is not None and not args.model.strip():
+        args.parser.error(f"--model is {args.model!r}: give a model's name or a checkpoint folder, or leave it out")
+    offline = args.server is None and args.model is not None and Path(model_of(args.model)).is_dir()
     _refuse_options(args, offline)
     asked = {option.name: _value(args, option) for option in command.options} | {"output_format": chosen}
     check_writable(args.out)
@@ -170,10 +173,10 @@ def _there(args: argparse.Namespace, asked: Mapping[str, Any]) -> MediaResult:
 
 def _here(args: argparse.Namespace, asked: Mapping[str, Any]) -> Generation:
     settings = {option.name: getattr(args, option.name) for option in _offline_options()}
-    if not args.quiet:
-        print(f"loading {args.model}", file=sys.stderr)
     given = {name: value for name, value in settings.items() if value is not None}
     config = EngineConfig.from_settings(model=args.model, **given)
+    if not args.quiet:
+        print(f"loading {args.model}", file=sys.stderr)
     quiet_libraries()
     with Omni.of(config, alone=True) as omni, progress_display(not args.quiet) as show:
         made: Generation = getattr(omni, args.command.offline)(
@@ -218,7 +221,7 @@ def _record(made: MediaResult | Generation, paths: list[Path]) -> dict[str, Any]
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _common(parser: argparse.ArgumentParser, command: Command) -> None:
+def _common(parser: SettingsParser, command: Command) -> None:
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="text prompt")
     parser.add_argument("--prompt", "--prompts", dest="prompt_flag", metavar="PROMPT", help="the prompt as a flag")
     parser.add_argument(
@@ -232,7 +235,8 @@ def _common(parser: argparse.ArgumentParser, command: Command) -> None:
     parser.add_argument("--server", type=connect.server_address, metavar="ADDRESS", help=connect.server_help())
     parser.add_argument(
         "--model",
-        help="model of the server (default: its only one); without --server, a checkpoint folder to run locally",
+        help="model of the server (default: its only one); without --server, a checkpoint folder to run locally, or "
+        "demo, the bundled model",
     )
     parser.add_argument(
         "--format",
@@ -260,8 +264,7 @@ def _common(parser: argparse.ArgumentParser, command: Command) -> None:
     local = parser.add_argument_group("on this machine")
     local.add_argument("--enforce-eager", action="store_true", help=ALWAYS["--enforce-eager"])
     for setting in _offline_options():
-        action = "append" if setting.pairs else "store"
-        local.add_argument(setting.flag, type=_setting(setting), action=action, help=setting.help.replace("%", "%%"))
+        parser.add_setting(setting, local)
 
 
 def _add(group: Any, option: RequestOption) -> None:
@@ -335,16 +338,6 @@ def _offline_options() -> Iterator[Option]:
     """The settings of a worker and of what is fetched, which a running server has already decided."""
     sections = ("model", "adapter", "cache", "quantization", "loras", "offload", "outbound")
     return (o for o in options() if o.section in sections and o.name not in ("model", "served_model_name"))
-
-
-def _setting(option: Option) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        try:
-            return option.parse(text)
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parse
 
 
 def label(text: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """`omni-grpc` and `python -m omni_grpc`: generate images, video and sound, manage jobs, start a server.
 
-Exit codes: 0 done, 1 an error (one line on stderr), 2 a wrong command line, 130 interrupted. Results go to stdout,
-progress and errors to stderr.
+Exit codes: 0 done, 1 an error (one line on stderr), 2 a wrong command line or setting, 128 and its number for a signal:
+130 Ctrl-C, 143 SIGTERM, 129 SIGHUP. Results go to stdout, progress and errors to stderr.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-from omni_grpc.cli import connect, doctor, listing, serve, token
+from omni_grpc.cli import alone, connect, listing, serve, signals
 from omni_grpc.cli import generate as making
 from omni_grpc.cli.bench import command as bench
 from omni_grpc.client import LoadEvent, ModelReady
 from omni_grpc.client.channel import Deadline
 from omni_grpc.client.messages import state_name
 from omni_grpc.client.progress import describe
-from omni_grpc.types.errors import OmniError, Unavailable
+from omni_grpc.config.command_line import USAGE_ERROR
+from omni_grpc.config.flags import SettingsParser
+from omni_grpc.types.errors import ConfigError, OmniError, Unavailable
 from omni_grpc.types.os_errors import plain
 from omni_grpc.types.output_files import check_writable, write_file
 from omni_grpc.types.version import __version__
@@ -33,7 +35,6 @@ from omni_grpc.v1.model_pb2 import Model, ModelState
 from omni_grpc.v1.sampling_pb2 import Task
 from omni_grpc.wire import read_event
 
-INTERRUPTED = 130
 LOOK_AGAIN = 0.5
 """Seconds between two looks for a server that does not listen yet."""
 
@@ -43,24 +44,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["serve"]:
         return int(serve.main(arguments[1:]))
-    if arguments[:1] == ["doctor"]:
-        return doctor.main(arguments[1:])
-    if arguments[:1] == ["token"]:
-        return token.main(arguments[1:])
+    return signals.run(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    command = arguments[0] if arguments else ""
+    if command in alone.COMMANDS:
+        return alone.run(command, arguments[1:])
     try:
-        if arguments[:1] == ["bench"]:
+        if command == "bench":
             return bench.main(arguments[1:])
         args = _parser().parse_args(arguments)
         code: int = args.run(args)
     except OmniError as error:
         _complain(error)
-        return 1
+        return USAGE_ERROR if isinstance(error, ConfigError) else 1
     except OSError as error:
         print(f"error: {plain(error)}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt as interrupt:
-        print("interrupted", *getattr(interrupt, "__notes__", ()), sep="\n", file=sys.stderr)
-        return INTERRUPTED
     return code
 
 
@@ -188,7 +189,9 @@ def _follow_loading(events: Iterable[LoadEvent]) -> None:
 def _complain(error: OmniError) -> None:
     """One line with the code, the reason and what to do; below it, details that the message does not contain."""
     failure = error.failure
-    lines = [f"error: {failure.code} {failure.reason}: {' '.join(failure.message.split())}"]
+    # a reason that only repeats the code says nothing more
+    named = " ".join(dict.fromkeys((failure.code, failure.reason)))
+    lines = [f"error: {named}: {' '.join(failure.message.split())}"]
     lines += [f"  {v.field}: {v.description}" for v in failure.violations if v.description not in failure.message]
     if failure.retry_after is not None:
         lines.append(f"  retry after {failure.retry_after:g} s")
@@ -213,11 +216,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> SettingsParser:
+    parser = SettingsParser(
         prog="omni-grpc",
         description="Serve diffusion models over gRPC, with streaming progress and continuous batching.",
-        epilog="Checkpoints: `pull ORG/NAME` downloads from the hub; `convert DIR OUT` makes safetensors of pickles.",
     )
     parser.add_argument("--version", action="version", version=f"omni-grpc {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -278,6 +280,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser("token", help="make, list and revoke the tokens of a server's callers", add_help=False)
     commands.add_parser("bench", help="measure the prompt accuracy of a model", add_help=False)
+    commands.add_parser("pull", help="download a checkpoint from the Hugging Face hub", add_help=False)
+    commands.add_parser("convert", help="make safetensors of the pickled weights of a checkpoint", add_help=False)
     commands.add_parser("serve", help="start a server (same as python -m omni_grpc.serve)", add_help=False)
     return parser
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from omni_grpc.checkpoint.registry import on_hub, open_model, unfetched
 from omni_grpc.config import EngineConfig
-from omni_grpc.config.settings import settings
+from omni_grpc.config.settings import Given, given
 from omni_grpc.resolve.settings import apply_settings
 from omni_grpc.types.address import WILDCARDS
 from omni_grpc.types.errors import Code, OmniError
@@ -33,18 +33,19 @@ STOPPED, WORKER_FAILED, BAD_SETTINGS = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serves until SIGTERM or SIGINT, and returns the exit code."""
+    """Serves until SIGTERM, SIGINT or SIGHUP, and returns the exit code."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    asked: Given | None = None
     try:
-        config = settings(
+        asked = given(
             sys.argv[1:] if argv is None else argv,
             os.environ,
             prog="omni_grpc.serve",
             description="Loads a checkpoint in a worker process and serves it over gRPC until told to stop.",
         )
-        return asyncio.run(_run(config))
+        return asyncio.run(_run(asked.config()))
     except OmniError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {asked.told(error) if asked else error}", file=sys.stderr)
         fixable = error.code in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
         return BAD_SETTINGS if fixable else WORKER_FAILED
 
@@ -61,7 +62,7 @@ async def _run(config: EngineConfig) -> int:
 
 
 async def serve(engine: Engine) -> int:
-    """Serves an engine that has not been started, until SIGTERM or SIGINT. Raises the error that keeps it from
+    """Serves an engine that has not been started, until SIGTERM, SIGINT or SIGHUP. Raises the error that keeps it from
     starting.
     """
     from omni_grpc.gate import Gate
@@ -95,9 +96,10 @@ async def _stop(server: Server, drain: float, signals: asyncio.Queue[str]) -> No
 
 
 def _signals() -> asyncio.Queue[str]:
-    """The names of SIGTERM and SIGINT as they come."""
+    """The names of SIGTERM, SIGINT and SIGHUP as they come. SIGHUP stays ignored where it is, as by nohup."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[str]()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    hang_up = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    for number in (signal.SIGTERM, signal.SIGINT, *hang_up):
         loop.add_signal_handler(number, queue.put_nowait, number.name)
     return queue
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from omni_grpc.config.command_line import Parser
 from omni_grpc.identity import certificates, tokens
 from omni_grpc.identity.records import Record, is_name, read_records, scopes_of, time_of
 from omni_grpc.types.caller import Scope
@@ -96,8 +97,8 @@ def _date(moment: datetime.datetime) -> str:
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="omni-grpc token",
         description="Manages the tokens that callers of a server present. The file holds their hashes alone.",
     )

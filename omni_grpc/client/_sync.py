@@ -28,4 +28,7 @@ def refusal_was_lost(error: grpc.RpcError) -> bool:
 
 def cancel_reason(error: BaseException | None) -> str:
     """The reason recorded with a job that is cancelled because its stream was left with `error`."""
-    return "interrupted by the user" if isinstance(error, KeyboardInterrupt) else "the client left the stream"
+    # an interrupt that says more than Ctrl-C does, such as the name of a signal, is taken by its word
+    if isinstance(error, KeyboardInterrupt):
+        return str(error) or "interrupted by the user"
+    return "the client left the stream"

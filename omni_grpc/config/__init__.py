@@ -22,6 +22,7 @@ from omni_grpc.config.sections import (
     ServerConfig,
     TlsConfig,
     WorkerConfig,
+    model_of,
     options,
 )
 
@@ -48,6 +49,7 @@ __all__ = [
     "ServerConfig",
     "TlsConfig",
     "WorkerConfig",
+    "model_of",
     "options",
     "unknown_settings",
 ]

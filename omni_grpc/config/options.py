@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from omni_grpc.config.command_line import meant
 from omni_grpc.types.errors import ConfigError, Violation
 
 ENVIRONMENT_PREFIX = "OMNI_GRPC_"
+
+BOOLEANS: Mapping[str, bool] = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+"""How a boolean is written in a flag or a variable, in any case."""
 
 
 def setting(
@@ -24,13 +27,15 @@ def setting(
     maximum: float | None = None,
     read: Callable[[Any], Any] | None = None,
     pairs: bool = False,
+    empty: str = "leave it out for the default",
 ) -> Any:
     """A dataclass field with what a flag needs to know. `minimum` and `maximum` are inclusive; `read` gives the value
     in its plain form, or raises ValueError whose text is the rule; `pairs`: an object that is also written NAME=VALUE,
-    as often as it takes.
+    as often as it takes; `empty`: what to do instead of giving an empty text.
     """
     metadata = {
-        "help": help, "choices": choices, "minimum": minimum, "maximum": maximum, "read": read, "pairs": pairs
+        "help": help, "choices": choices, "minimum": minimum, "maximum": maximum, "read": read, "pairs": pairs,
+        "empty": empty,
     }  # fmt: skip
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
@@ -53,6 +58,7 @@ class Option:
     maximum: float | None
     read: Callable[[Any], Any] | None
     pairs: bool
+    empty: str
 
     @property
     def flag(self) -> str:
@@ -75,6 +81,8 @@ class Option:
             parsed = self._convert(value)
         except (KeyError, TypeError, ValueError):
             raise self._error(value, f"expected {self._expected}") from None
+        if self.type is str and not self.choices and not parsed.strip():
+            raise self._error(value, f"must not be empty; {self.empty}")
         if self.choices and parsed not in self.choices:
             raise self._error(value, f"expected one of {', '.join(self.choices)}")
         if self.minimum is not None and self.maximum is not None and not self.minimum <= parsed <= self.maximum:
@@ -96,6 +104,8 @@ class Option:
             return f"one of {', '.join(self.choices)}"
         if self.type is dict:
             return "NAME=VALUE or a JSON object of strings" if self.pairs else "a JSON object"
+        if self.type is bool:
+            return "true or false"
         return "a list of names" if self.type is tuple else self.type.__name__
 
     def _convert(self, value: Any) -> Any:
@@ -114,7 +124,7 @@ class Option:
         if self.type is bool:
             if isinstance(value, bool):
                 return value
-            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[str(value).lower()]
+            return BOOLEANS[str(value).lower()]
         if isinstance(value, bool) or (self.type is str and not isinstance(value, str)):
             raise TypeError(value)
         if self.type is int and isinstance(value, float):
@@ -150,6 +160,7 @@ def options_of(tree: type) -> Iterator[Option]:
                 maximum=field.metadata["maximum"],
                 read=field.metadata["read"],
                 pairs=field.metadata["pairs"],
+                empty=field.metadata["empty"],
             )
 
 
@@ -174,14 +185,15 @@ def _pairs(value: Any) -> dict[str, str]:
     return dict(pairs)
 
 
-def unknown_settings(names: list[str], known: Mapping[str, Option]) -> ConfigError:
+def unknown_settings(names: Iterable[str], known: Mapping[str, Option]) -> ConfigError:
     """For names that are no settings, each with the nearest that is one."""
-    lines = []
-    for name in names:
-        close = difflib.get_close_matches(name, known, n=1)
-        lines.append(f"unknown setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    return unknown({name: f"unknown setting {name!r}{meant(name, known)}" for name in names})
+
+
+def unknown(faults: Mapping[str, str]) -> ConfigError:
+    """The error for names that are no settings, and what to say of each."""
     return ConfigError(
-        "; ".join(lines),
+        "; ".join(faults.values()),
         reason="UNKNOWN_SETTING",
-        violations=tuple(Violation(n, m) for n, m in zip(names, lines, strict=True)),
+        violations=tuple(Violation(name, fault) for name, fault in faults.items()),
     )

@@ -32,7 +32,9 @@ class ModelConfig:
 
     model: str = setting(
         dataclasses.MISSING,
-        "checkpoint folder in the diffusers layout, or ORG/NAME on the Hugging Face hub (default: the bundled model)",
+        "checkpoint folder in the diffusers layout, or ORG/NAME on the Hugging Face hub (default: demo, the bundled "
+        "model)",
+        empty="give a checkpoint folder or ORG/NAME of the hub, or leave it out for the bundled model",
     )
     served_model_name: str | None = setting(
         None, "name of the model in requests (default: the folder's name, or the hub name)"
@@ -279,6 +281,7 @@ class ServerConfig:
         "host name or IP address to listen on; 0.0.0.0 or :: for all interfaces (with TLS, or --insecure), unix:PATH "
         "for a Unix socket",
         read=listen_host,
+        empty="use localhost for this machine",
     )
     port: int = setting(50051, "port to listen on; 0 picks a free one", minimum=0, maximum=MAX_PORT)
     admin_address: str | None = setting(
@@ -450,6 +453,7 @@ class EngineConfig:
                     violations=(Violation("model", "is required"),),
                 )
             flat["model"] = str(BUNDLED)
+        flat["model"] = model_of(known["model"].parse(flat["model"]))
         sections: dict[str, dict[str, Any]] = {}
         for name, value in flat.items():
             option, parsed = known[name], known[name].parse(value)
@@ -457,6 +461,11 @@ class EngineConfig:
                 sections.setdefault(option.section, {})[name] = parsed
         kinds = {section: kind for section, kind, _ in sections_of(cls)}
         return cls(**{section: kinds[section](**values) for section, values in sections.items()})
+
+
+def model_of(name: str) -> str:
+    """The folder or hub name that a name means: the bundled model has a name too, unless a folder here is called so."""
+    return str(BUNDLED) if name == BUNDLED.name and BUNDLED.is_dir() and not Path(name).exists() else name
 
 
 def options() -> Iterator[Option]:

@@ -1,32 +1,27 @@
-"""Where settings come from: flags, the environment, a YAML file, the defaults. The first that names one wins."""
+"""Where settings come from: flags, the environment, a YAML file, the defaults. The first that names one wins, and an
+error says which it was.
+"""
 
 from __future__ import annotations
 
 import argparse
-import difflib
-import json
+import dataclasses
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from omni_grpc.config import (
-    ENVIRONMENT_PREFIX,
-    EngineConfig,
-    Option,
-    options,
-    unknown_settings,
-)
-from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.config.command_line import meant
+from omni_grpc.config.flags import SettingsParser
+from omni_grpc.config.options import ENVIRONMENT_PREFIX, unknown
+from omni_grpc.config.sections import EngineConfig, options
+from omni_grpc.types.errors import ConfigError, OmniError, Violation
 from omni_grpc.types.version import __version__
 
 DEGREES: Mapping[str, str] = {"--usp": "--ulysses-degree", "--ring": "--ring-degree"}
 """What vLLM-Omni's short flags are called in full."""
-
-SHORT: Mapping[str, str] = {"-dac": "--diffusion-attention-config"}
-"""vLLM-Omni's short flags for flags of the same name here."""
 
 ENVIRONMENT_ALIASES: Mapping[str, str] = {"DIFFUSION_ATTENTION_BACKEND": "diffusion_attention_backend"}
 """Variables of vLLM-Omni, and what they set."""
@@ -45,48 +40,102 @@ ALWAYS: Mapping[str, str] = {
 """vLLM-Omni's flags that are not needed here, and the answer to each. Flags alone: no variables or keys."""
 
 
-def settings(argv: Sequence[str], environ: Mapping[str, str], *, prog: str, description: str) -> EngineConfig:
-    """The configuration for a command line. --help, --version and a flag without its value print and exit.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Given:
+    """Settings as their sources have them, and for those that are no flags where that was: a variable, a line."""
 
-    Raises ConfigError for an unknown flag, variable or key, and for an invalid value.
+    values: Mapping[str, Any]
+    origins: Mapping[str, str]
+
+    def config(self) -> EngineConfig:
+        """The whole configuration. Raises ConfigError for an invalid value."""
+        return EngineConfig.from_settings(**self.values)
+
+    def told(self, error: OmniError) -> str:
+        """What an error says, with where the settings that it is about come from, as far as they are no flags."""
+        fields = dict.fromkeys(violation.field for violation in error.violations)
+        found = [f"{field} is set by {self.origins[field]}" for field in fields if field in self.origins]
+        return f"{error} ({'; '.join(found)})" if found else str(error)
+
+
+def settings(
+    argv: Sequence[str], environ: Mapping[str, str], *, prog: str, description: str, also: Collection[str] = ()
+) -> EngineConfig:
+    """The configuration for a command line, see `given`. Raises ConfigError for an invalid value too, with where it
+    comes from.
+    """
+    asked = given(argv, environ, prog=prog, description=description, also=also)
+    try:
+        return asked.config()
+    except ConfigError as error:
+        raise ConfigError(asked.told(error), reason=error.reason, violations=error.violations) from error
+
+
+def given(
+    argv: Sequence[str], environ: Mapping[str, str], *, prog: str, description: str, also: Collection[str] = ()
+) -> Given:
+    """The settings of a command line. --help, --version and a flag without its value print and exit. `also`: flags that
+    the program takes besides, which a misspelled one may stand for.
+
+    Raises ConfigError for an unknown flag, variable or key.
     """
     parser = _parser(prog, description)
-    argv, paths = _dotted(argv)
-    known, unknown = parser.parse_known_args(argv)
-    if unknown:
-        raise _unknown_flag(unknown[0])
+    known, rest = parser.parse_known_args(argv)
+    if rest:
+        said = parser.unknown(rest[0], also)
+        hint = "" if "did you mean" in said else "; --help lists the flags"
+        raise ConfigError(said + hint, reason="UNKNOWN_SETTING")
     flags = vars(known)
     _answer_aliases(flags)
-    objects = {option.name: option for option in options() if option.name in paths}
-    flags |= {
-        name: _merged(option.parse(flags[name]) if name in flags else {}, paths[name])
-        for name, option in objects.items()
-    }
     file = flags.pop("config", None)
-    from_file = {} if file is None else from_mapping(_read_yaml(Path(file)))
-    return EngineConfig.from_settings(**(from_file | from_environment(environ) | flags))
+    in_file = {} if file is None else _in_file(Path(file))
+    variables = from_environment(environ)
+    origins = {name: where for name, (_, where) in in_file.items()}
+    origins |= {name: _variable(key) for key, name in _variables(environ).items()}
+    return Given(
+        {name: value for name, (value, _) in in_file.items()} | variables | flags,
+        {name: where for name, where in origins.items() if name not in flags},
+    )
 
 
-def from_mapping(content: Mapping[str, Any]) -> dict[str, Any]:
+def from_mapping(content: Mapping[Any, Any]) -> dict[str, Any]:
     """Flat settings from a mapping as a YAML file gives it: flat names, or sections that hold them."""
+    return {name: value for name, (value, _) in _flat(content, lambda path: "").items()}
+
+
+def _flat(content: Mapping[Any, Any], where: Callable[[tuple[Any, ...]], str]) -> dict[str, tuple[Any, str]]:
+    """Each setting of a mapping with its value, and where it is: what `where` says of its path of keys."""
     known = {option.name: option for option in options()}
     sections = {option.section for option in known.values()}
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        name = key.replace("-", "_")
-        if name in sections and isinstance(value, Mapping):
-            inner = from_mapping(value)
-            misplaced = [n for n in inner if known[n].section != name]
-            if misplaced:
-                raise ConfigError(f"{misplaced[0]!r} belongs to section {known[misplaced[0]].section!r}, not {name!r}")
-        elif name in known:
-            inner = {name: value}
-        else:
-            raise unknown_settings([name], known)
-        if twice := flat.keys() & inner.keys():
-            raise ConfigError(f"{min(twice)!r} is set twice: at the top level and under its section")
-        flat |= inner
+    flat: dict[str, tuple[Any, str]] = {}
+    for path, value in _paths(content, sections):
+        at, name = where(path), _name(path[-1])
+        place = f"{at}: " if at else ""
+        section = _name(path[0]) if len(path) > 1 else None
+        if name not in known:
+            mine = [option.name for option in known.values() if section in (None, option.section)]
+            names = (mine, known, sections if section is None and isinstance(value, Mapping) else ())
+            close = next(filter(None, (meant(name, some) for some in names)), "")
+            raise unknown({name: f"{place}unknown setting {name!r}{close}"})
+        if section not in (None, known[name].section):
+            raise ConfigError(f"{place}{name!r} belongs to section {known[name].section!r}, not {section!r}")
+        if name in flat:
+            raise ConfigError(f"{place}{name!r} is set twice: at the top level and under its section")
+        flat[name] = value, at
     return flat
+
+
+def _paths(content: Mapping[Any, Any], sections: Collection[str]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The keys that lead to each setting, and its value."""
+    for key, value in content.items():
+        if _name(key) in sections and isinstance(value, Mapping):
+            yield from (((key, inner), setting) for inner, setting in value.items())
+        else:
+            yield (key,), value
+
+
+def _name(key: Any) -> str:
+    return str(key).replace("-", "_")
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -95,74 +144,39 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     Those in OF_THE_BUILD and OF_THE_CLIENT steer something other than the server, and are passed over.
     Our own name of a setting wins over vLLM-Omni's.
     """
+    names = _variables(environ)
+    known = {option.name: option.environment for option in options()}
+    faults = {
+        name: f"{_variable(key)}: unknown setting {name!r}{meant(key.upper(), known.values(), quoted=False)}"
+        for key, name in names.items()
+        if name not in known
+    }
+    if faults:
+        raise unknown(faults)
+    return {name: environ[key] for key, name in names.items()}  # ours come last
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are settings, or would be, and which."""
     names = {key: name for key, name in ENVIRONMENT_ALIASES.items() if key in environ}
-    names |= {
+    return names | {
         key: key.removeprefix(ENVIRONMENT_PREFIX).lower()
         for key in environ
         if key.startswith(ENVIRONMENT_PREFIX) and key not in OF_THE_BUILD | OF_THE_CLIENT
     }
-    known = {option.name: option for option in options()}
-    unknown = [name for name in names.values() if name not in known]
-    if unknown:
-        raise unknown_settings(unknown, known)
-    return {name: environ[key] for key, name in names.items()}  # ours come last
 
 
-def _dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Takes --SETTING.key.key VALUE out of a command line, for settings that are JSON objects: what is left, and the
-    objects. A value that is JSON is taken as that, else as text. Raises ConfigError for one without a value.
-    """
-    known = {option.flag: option.name for option in options() if option.type is dict and not option.pairs}
-    rest: list[str] = []
-    found: dict[str, Any] = {}
-    words = iter([_in_full(word) for word in argv])
-    for word in words:
-        flag, equals, value = word.partition("=")
-        head, dot, path = flag.partition(".")
-        if not dot or head not in known:
-            rest.append(word)
-            continue
-        if not equals and (value := next(words, "")) == "":
-            raise ConfigError(f"{flag} needs a value", violations=(Violation(known[head], "needs a value"),))
-        *outer, last = path.split(".")
-        inner: dict[str, Any] = {last: _json_or_text(value)}
-        for key in reversed(outer):
-            inner = {key: inner}
-        found[known[head]] = _merged(found.get(known[head], {}), inner)
-    return rest, found
+def _variable(key: str) -> str:
+    return f"the environment variable {key}"
 
 
-def _in_full(word: str) -> str:
-    for short, flag in SHORT.items():
-        if word == short or word.startswith((f"{short}.", f"{short}=")):
-            return flag + word.removeprefix(short)
-    return word
-
-
-def _json_or_text(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, level by level; `above` wins."""
-    both = {
-        key: _merged(below[key], above[key])
-        for key in below.keys() & above.keys()
-        if isinstance(below[key], Mapping) and isinstance(above[key], Mapping)
-    }
-    return {**below, **above, **both}
-
-
-def _parser(prog: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser(prog: str, description: str) -> SettingsParser:
+    parser = SettingsParser(
         prog=prog,
         description=description,
         epilog="Each flag is also an environment variable (OMNI_GRPC_MAX_QUEUE) and a YAML key (max_queue).",
         argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
+        others=True,
     )
     parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument(
@@ -177,32 +191,8 @@ def _parser(prog: str, description: str) -> argparse.ArgumentParser:
     for option in options():
         if option.section not in groups:
             groups[option.section] = parser.add_argument_group(option.section)
-        _add_flag(groups[option.section], option)
+        parser.add_setting(option, groups[option.section])
     return parser
-
-
-def _add_flag(group: Any, option: Option) -> None:
-    if option.pairs:
-        group.add_argument(option.flag, dest=option.name, action="append", metavar=_metavar(option), help=_help(option))
-        return
-    if option.type is not bool:
-        group.add_argument(option.flag, dest=option.name, metavar=_metavar(option), help=_help(option))
-        return
-    group.add_argument(option.flag, dest=option.name, nargs="?", const=True, metavar="true|false", help=_help(option))
-    off = "--no-" + option.flag.removeprefix("--")
-    group.add_argument(off, dest=option.name, action="store_const", const=False, help=argparse.SUPPRESS)
-
-
-def _metavar(option: Option) -> str:
-    if option.type is dict:
-        return "NAME=VALUE" if option.pairs else "JSON"
-    return "|".join(option.choices) or option.name.rpartition("_")[2].upper()
-
-
-def _help(option: Option) -> str:
-    nothing = option.default is None or option.default is False or option.default == ()
-    default = "" if nothing else f" (default: {option.default})"
-    return (option.help + default).replace("%", "%%")
 
 
 class _Degree(argparse.Action):
@@ -231,13 +221,6 @@ def _answer_aliases(flags: dict[str, Any]) -> None:
             )
 
 
-def _unknown_flag(argument: str) -> ConfigError:
-    flag = argument.partition("=")[0]
-    close = difflib.get_close_matches(flag, [option.flag for option in options()], n=1)
-    hint = f"; did you mean {close[0]}?" if close else "; --help lists the flags"
-    return ConfigError(f"unknown argument {argument!r}{hint}", reason="UNKNOWN_SETTING")
-
-
 # --- YAML -------------------------------------------------------------------------------------------------------------
 
 
@@ -254,9 +237,11 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_yaml(path: Path) -> Mapping[str, Any]:
+def _in_file(path: Path) -> dict[str, tuple[Any, str]]:
+    """The settings of a YAML file with their values, and the file and line of each."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        text = path.read_text(encoding="utf-8")
+        content, lines = yaml.load(text, _Loader), _lines(yaml.compose(text, _Loader))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -265,4 +250,21 @@ def _read_yaml(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"--config {path} is not valid YAML: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"--config {path} must contain settings as `name: value`")
-    return content
+
+    def where(keys: tuple[Any, ...]) -> str:
+        # a key that another mapping lends (`<<`) has no line of its own here
+        line = lines.get(tuple(str(key) for key in keys))
+        return str(path) if line is None else f"{path}, line {line}"
+
+    return _flat(content, where)
+
+
+def _lines(node: yaml.Node | None, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
+    """The line of each key of a mapping and of the mappings right in it, by the keys that lead to it."""
+    if not isinstance(node, yaml.MappingNode) or len(above) > 1:
+        return {}
+    found: dict[tuple[str, ...], int] = {}
+    for key, value in node.value:
+        path = (*above, str(key.value))
+        found |= {path: key.start_mark.line + 1, **_lines(value, path)}
+    return found

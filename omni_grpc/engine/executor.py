@@ -70,10 +70,11 @@ def _resolve(path: str) -> Callable[..., object]:
 
 
 def _run(worker: str, connection: Connection, config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> None:
-    """Body of the worker process. Ctrl-C in a terminal reaches every process of the group; the parent decides what it
-    means.
+    """Body of the worker process. Ctrl-C, a terminal that closes and a service manager that stops the group reach every
+    process of it; the parent decides what they mean. It ends the worker by SIGKILL, and the worker ends with the pipe.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     for name, value in WORKER_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     _resolve(worker)(connection, config, checkpoint, prefix)

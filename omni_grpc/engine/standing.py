@@ -66,13 +66,13 @@ class Standing:
         return self.ready.warnings if self.ready is not None else ()
 
     def check(self, model: str, task: Task) -> None:
-        """Raises NotFound for a model that is not served, FailedPrecondition (TASK_NOT_SUPPORTED) for a task that it is
-        known not to support, and Unavailable (MODEL_LOADING) before it is loaded for the first time.
+        """Raises NotFound for a model that is not served (an empty name is), FailedPrecondition (TASK_NOT_SUPPORTED)
+        for a task that it is known not to support, and Unavailable (MODEL_LOADING) before it is first loaded.
         """
         check_model(model, self.checkpoint)
         if self.checkpoint.described:
             check_task(model, task, self.checkpoint)
-        check_loaded(self.state, model, self.loading)
+        check_loaded(self.state, self.checkpoint.name, self.loading)
 
     def check_submission(self, submission: Submission) -> Job | None:
         """Every refusal of `submit` that needs nothing of what is in the media: `draft.inputs` may be placeholders.

@@ -40,12 +40,11 @@ class Intake:
 
     def check(self, caller: Caller, model: str, task: Task) -> None:
         """What is known without a look at the rest of a request, which a stack may ask before it translates a large
-        one. Raises PermissionDenied, NotFound for a model that is not served, FailedPrecondition for a task that it
-        lacks, Unavailable before it is loaded.
+        one. Raises PermissionDenied, NotFound for a model that is not served (an empty name is that of the only one),
+        FailedPrecondition for a task that it lacks, Unavailable before it is loaded.
         """
         caller.require(Scope.GENERATE)
-        if model:
-            self._engine.check(model, task)
+        self._engine.check(model, task)
 
     async def submit(self, caller: Caller, ask: Ask) -> Accepted:
         """Makes a job of a request. Raises every refusal. Those that need nothing of what is in the media come

@@ -8,7 +8,6 @@ from collections.abc import Collection
 from omni_grpc.config import LimitsConfig
 from omni_grpc.engine import Engine, EngineState
 from omni_grpc.gate.quotas import Quotas
-from omni_grpc.gate.refusals import refused
 from omni_grpc.gate.stored import Stored
 from omni_grpc.resolve.request import check_model
 from omni_grpc.resolve.rules import ServingFacts
@@ -47,7 +46,7 @@ class ModelGate:
         return [self.view()] if fits and self._quotas.sees(caller, self._engine.checkpoint.name) else []
 
     def get(self, caller: Caller, name: str) -> ModelView:
-        """Raises InvalidArgument if no model is named, NotFound if it is not the model that is served."""
+        """The model of this name; the only one for an empty name. Raises NotFound for one that is not served."""
         caller.require(*Scope)
         self.check_name(name)
         return self.view()
@@ -57,8 +56,7 @@ class ModelGate:
         not ended it is in use.
         """
         caller.require(*Scope)
-        if model:
-            self.check_name(model)
+        self.check_name(model)
         running = [job.request.loras for job in self._stored.jobs(caller) if not job.state.terminal]
         return [
             (
@@ -70,8 +68,7 @@ class ModelGate:
         ]
 
     def check_name(self, name: str) -> None:
-        if not name:
-            raise refused("model", "is required")
+        """Raises NotFound for a name that is not that of the model that is served. An empty one means that model."""
         check_model(name, self._engine.checkpoint)
 
     def view(self) -> ModelView:

@@ -25,9 +25,10 @@ import torch
 
 from omni_grpc.checkpoint import layout
 from omni_grpc.checkpoint.intact import DAMAGED, fault
+from omni_grpc.config.command_line import Parser
 from omni_grpc.types.errors import CheckpointError, OmniError
 from omni_grpc.types.library_logs import quiet_libraries
-from omni_grpc.types.os_errors import plain
+from omni_grpc.types.os_errors import plain, reason
 
 _PICKLED = re.compile(r"(?P<stem>diffusion_pytorch_model|pytorch_model)(?P<tail>(\.\w+)?(-\d+-of-\d+)?(\.\w+)?)\.bin")
 _PICKLED_INDEX = re.compile(r"(?P<stem>diffusion_pytorch_model|pytorch_model)\.bin\.index(?P<variant>\.\w+)?\.json")
@@ -217,14 +218,20 @@ def _convert_index(old: Path, new: Path, made: Mapping[str, Converted]) -> None:
     new.write_text(text + "\n", encoding="utf-8")
 
 
+def _folder(text: str) -> Path:
+    if not text.strip():  # which a path takes for the current folder
+        raise argparse.ArgumentTypeError("is empty; name a folder")
+    return Path(text)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Converts, and prints a line for each file that it wrote. The exit code is 2 if it cannot."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="omni-grpc convert",
         description="Converts the pickled weights of a checkpoint to safetensors. Does not run the code of a pickle.",
     )
-    parser.add_argument("source", type=Path, metavar="DIR", help="checkpoint folder in the diffusers layout")
-    parser.add_argument("target", type=Path, metavar="OUT", help="folder to create")
+    parser.add_argument("source", type=_folder, metavar="DIR", help="checkpoint folder in the diffusers layout")
+    parser.add_argument("target", type=_folder, metavar="OUT", help="folder to create")
     args = parser.parse_args(argv)
     quiet_libraries()
     try:
@@ -232,6 +239,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{one.file}: {len(one.tensors)} tensors, {one.size} bytes, verified")
     except OmniError as error:
         print(f"error: {error.reason}: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error.filename or args.target}: {reason(error)}", file=sys.stderr)
         return 2
     print(args.target)
     return 0

@@ -53,7 +53,9 @@ class DecodeReply:
 
 def serve(connection: Connection, config: LimitsConfig) -> None:
     """Decodes one job after the other until the parent is gone. The first message says that it is ready."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # those of a terminal or a service manager reach the whole group; the parent decides what they mean
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s decoder: %(message)s")
     _limit_memory(config)
     connection.send(None)

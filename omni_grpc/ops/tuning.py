@@ -21,6 +21,7 @@ import math
 import os
 import re
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
@@ -237,9 +238,12 @@ def shipped(card: str, folder: Path = SHIPPED) -> dict[str, dict[int, Times]]:
 
 
 def kept_at(card: str) -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user that the system has no name for has no home
+        root = Path(tempfile.gettempdir()) / f"omni_grpc-{os.getuid()}"
     versions = f"torch-{slug(torch.__version__)}_{slug(__version__)}"
-    return Path(root) / "omni_grpc" / "tuning" / f"{slug(card)}_{versions}.json"
+    return root / "omni_grpc" / "tuning" / f"{slug(card)}_{versions}.json"
 
 
 def read(path: Path) -> dict[str, dict[int, Times]]:

@@ -71,8 +71,8 @@ def _check_rules(draft: Draft, facts: ServingFacts, rules: Iterable[tuple[str, R
 
 
 def check_model(model: str, checkpoint: Checkpoint) -> None:
-    """Raises NotFound for a model this server does not have."""
-    if model != checkpoint.name:
+    """Raises NotFound for a model this server does not have. An empty name is that of the only one it has."""
+    if model and model != checkpoint.name:
         message = f"model {model!r} is not served here; this server has {checkpoint.name}"
         raise NotFound(message, reason="MODEL_NOT_FOUND", metadata={"name": model})
 
@@ -86,7 +86,7 @@ def check_task(model: str, task: Task, checkpoint: Checkpoint) -> None:
         has = ", ".join(checkpoint.tasks)
         why = f": {checkpoint.refusals[task]}" if task in checkpoint.refusals else ""
         raise FailedPrecondition(
-            f"model {model!r} does not support {task}{why}; supported tasks: {has}",
+            f"model {checkpoint.name!r} does not support {task}{why}; supported tasks: {has}",
             reason="TASK_NOT_SUPPORTED",
             metadata={"task": task.value, "tasks": has},
         )
@@ -102,7 +102,7 @@ def _path(field: str, task: Task) -> str:
 
 def _complete(draft: Draft, facts: ServingFacts, id: str) -> tuple[Request, dict[str, str]]:
     defaults = facts.checkpoint.defaults
-    used: dict[str, str] = {}
+    used: dict[str, str] = {} if draft.model else {"model": facts.checkpoint.name}
 
     def default(field: str, asked: T | None, value: T) -> T:
         if asked is not None:
@@ -130,7 +130,7 @@ def _complete(draft: Draft, facts: ServingFacts, id: str) -> tuple[Request, dict
         used["sampling.cache"] = "tea_cache"
     request = Request(
         id=id,
-        model=draft.model,
+        model=facts.checkpoint.name,
         prompt=draft.prompt,
         task=draft.task,
         negative_prompt=draft.negative_prompt if takes("negative_prompt", facts) or cfg_is_on(draft, facts) else None,

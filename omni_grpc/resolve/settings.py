@@ -118,7 +118,8 @@ class Placement:
 def place(config: ModelConfig, machine: Machine) -> Placement:
     """Decides every "auto" of a worker. Raises ConfigError for a device that is not there."""
     if config.device == "cuda" and not machine.cuda:
-        raise ConfigError("--device is 'cuda', but torch sees no CUDA device; use --device cpu", reason="NO_DEVICE")
+        rule = "is 'cuda', but torch sees no CUDA device; use --device cpu"
+        raise ConfigError(f"--device {rule}", reason="NO_DEVICE", violations=(Violation("device", rule),))
     device = config.device if config.device != "auto" else ("cuda" if machine.cuda else "cpu")
     dtype = config.dtype if config.dtype != "auto" else {"cuda": "bfloat16", "cpu": "float32"}[device]
     threads = config.cpu_threads

@@ -74,14 +74,13 @@ def read(request: GenerationRequest, task: Task, *, streaming: bool) -> Ask:
     kind = KINDS[type(request)]
     refuse_unserved(request, served_paths(kind))
     reader = Reader()
-    model = reader.required("model", request.model)
     asked = reader.options(request, kind)
     asked["preview"] = _preview(request.options.preview, reader)
     asked["cache"] = _cache(request.sampling.cache)
     if isinstance(request, generation_pb2.GenerateVideoRequest):
         _check_sound(request, task, reader)
     return Ask(
-        draft=make_draft(kind, model, request.prompt, task, asked, reader.refuse),
+        draft=make_draft(kind, request.model, request.prompt, task, asked, reader.refuse),
         options=_job_options(request.options, reader),
         streaming=streaming,
         media=tuple(_media(request)),

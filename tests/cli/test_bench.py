@@ -112,4 +112,4 @@ def test_a_wrong_flag_is_told_before_anything_is_drawn(tiny_qwen_image: Path) ->
     model = ["--model", str(tiny_qwen_image)]
     with pytest.raises(ConfigError, match="did you mean --quantization"):
         command.main(["prompt-accuracy", *model, "--against", "--quantisation int8"])
-    assert main(["bench", "prompt-accuracy", *model, "--widht", "3"]) == 1
+    assert main(["bench", "prompt-accuracy", *model, "--widht", "3"]) == 2

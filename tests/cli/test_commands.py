@@ -174,4 +174,7 @@ def test_as_a_module():
         cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 2
-    assert "error: argument --server: 'localhost' has no port; write localhost:50051" in ran.stderr
+    assert ran.stderr.splitlines() == [
+        "omni-grpc cancel: error: argument --server: 'localhost' has no port; write localhost:50051",
+        "see omni-grpc cancel --help",
+    ]

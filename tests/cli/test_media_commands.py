@@ -91,7 +91,7 @@ async def test_audio(run, tmp_path):
         (("audio", "x", "--out", "o.mp4"), "use one of .wav, .flac, .mp3, .opus, .ogg"),
         (("audio", "x", "--out", "o.wav", "--width", "3"), "--width"),
         (("audio", "x", "--out", "o.wav", "--vae-use-tiling", "yes"), "is a setting of the server"),
-        (("audio", "x", "--out", "o.wav", "--vae-use-tiling", "maybe"), "expected bool"),
+        (("audio", "x", "--out", "o.wav", "--vae-use-tiling=maybe"), "expected true or false"),
     ],
 )
 async def test_a_wrong_command_line_is_refused_before_anything_is_asked(run, service, server, arguments, message):

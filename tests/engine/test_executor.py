@@ -2,6 +2,7 @@ import asyncio
 import dataclasses
 import multiprocessing
 import os
+import signal
 import struct
 from pathlib import Path
 
@@ -64,6 +65,18 @@ async def test_ctrl_c_does_not_reach_the_worker():
     executor.submit(Plan(decode=("job_1",)))
     assert (await reports.get()).failure.message == "SIG_IGN"
     await executor.close()
+
+
+async def test_a_signal_to_the_whole_group_does_not_reach_the_worker():
+    """What a service manager or a closed terminal sends to every process; the server decides what becomes of them."""
+    executor, reports = process()
+    pid = (await reports.get()).pid
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        os.kill(pid, number)
+    executor.submit(Plan(admit=(request(),)))
+    assert await reports.get() == Prepared(id="job_1", elapsed=0.0, prompt_tokens=4)
+    await executor.close()
+    assert not psutil.pid_exists(pid)
 
 
 async def test_a_killed_worker_is_reported_and_its_shared_memory_freed():

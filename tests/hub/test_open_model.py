@@ -18,7 +18,7 @@ from omni_grpc.loading.loader import Loader
 from omni_grpc.models.qwen_image.pipeline_text_to_image import QwenImagePipeline
 from omni_grpc.types.errors import CheckpointError, ConfigError
 
-from .conftest import ROOT
+from .conftest import NEEDED, ROOT
 
 
 def opened(model, **settings):
@@ -92,6 +92,33 @@ def test_a_variant_is_loaded_where_the_home_cannot_be_written(folder, tmp_path, 
     monkeypatch.setattr(tempfile, "tempdir", str(home))
     with pytest.raises(CheckpointError, match=r"transformer/diffusion_pytorch_model\.fp16.*set HF_HOME or TMPDIR"):
         opened(folder)
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("variable", ["HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "HOME"])
+def test_a_cache_that_cannot_be_written_is_told_with_the_variable_to_set(hub, environment, variable):
+    """A folder that nobody can make, root neither."""
+    hub.add("tiny-org/tiny", NEEDED)
+    del environment["HF_HOME"]
+    for command in (["pull", "tiny-org/tiny"], ["doctor", "--advise", "tiny-org/tiny"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "omni_grpc", *command], cwd=ROOT, env=environment | {variable: "/proc/none"},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: DOWNLOAD_FAILED: tiny-org/tiny cannot be kept in the cache /proc/none")
+        assert line.endswith("/none: there is no such file or folder; set HF_HOME to a folder that can be written")
+
+
+@pytest.mark.service
+def test_advice_on_a_file_that_is_no_safetensors_file_is_one_line(hub, environment):
+    hub.add("tiny-org/tiny", NEEDED)
+    done = subprocess.run(
+        [sys.executable, "-m", "omni_grpc", "doctor", "--advise", "tiny-org/tiny"], cwd=ROOT, env=environment,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: FILE_DAMAGED: tiny-org/tiny has a file that is no safetensors file: ")
 
 
 @pytest.mark.service

@@ -118,6 +118,15 @@ def test_what_needs_more_memory_than_that_is_refused_by_its_field(monkeypatch):
     assert caught.value.reason == "INPUT_TOO_LARGE"
 
 
+def test_a_signal_to_the_whole_group_does_not_reach_the_process(decoder):
+    decoder.decode([], Room())
+    first = pid(decoder)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(first, number)
+    decoder.decode([], Room())
+    assert pid(decoder) == first
+
+
 @pytest.mark.parametrize("how", [signal.SIGSEGV, signal.SIGKILL])
 def test_a_file_that_ends_the_process_is_refused_and_the_next_one_is_decoded(decoder, how, slow):
     decoder.decode([], Room())

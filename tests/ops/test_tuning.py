@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -147,6 +148,9 @@ def test_files_are_named_by_card_and_versions(monkeypatch: pytest.MonkeyPatch, t
     assert path == tmp_path / "omni_grpc/tuning/nvidia-h100-80gb-hbm3_torch-2-11-0-cu130_0-1-0.json"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert tuning.kept_at("any").parent == Path.home() / ".cache/omni_grpc/tuning"
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # a user that the system has no name for
+    assert tuning.kept_at("any").parent == Path(tempfile.gettempdir()) / "omni_grpc-54321/omni_grpc/tuning"
 
 
 def test_families_of_ops_have_files_of_their_own(tmp_path: Path) -> None:

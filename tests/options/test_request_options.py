@@ -11,6 +11,7 @@ import pytest
 
 from omni_grpc.cli import generate
 from omni_grpc.client import messages, options
+from omni_grpc.config.flags import SettingsParser
 from omni_grpc.resolve.draft import make_draft
 from omni_grpc.types.errors import InvalidArgument
 from omni_grpc.types.media import ImageFormat
@@ -105,9 +106,7 @@ def test_an_option_that_is_added_gets_its_keyword(monkeypatch):
 
 
 def test_every_option_has_an_argument_of_its_own_on_the_command_line():
-    import argparse
-
-    parser = argparse.ArgumentParser()
+    parser = SettingsParser()
     generate.add_commands(parser.add_subparsers())
     commands = parser._subparsers._group_actions[0].choices
     for command in generate.COMMANDS:

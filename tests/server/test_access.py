@@ -303,7 +303,8 @@ async def test_an_admin_address_alone_serves_the_admin_service() -> None:
             await service.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())
         assert read_refusal(caught.value).reason == "METHOD_ELSEWHERE"
         assert service.server.admin_address != service.server.address
-        async with aio.insecure_channel(service.server.admin_address, (("grpc.enable_http_proxy", 0),)) as channel:
+        direct = (("grpc.enable_http_proxy", 0),)
+        async with aio.insecure_channel(service.server.admin_address, options=direct) as channel:
             info = channel.unary_unary(
                 "/omni_grpc.v1.AdminService/GetServerInfo",
                 request_serializer=admin_pb2.GetServerInfoRequest.SerializeToString,

@@ -118,7 +118,8 @@ async def test_only_the_model_of_the_server_can_be_asked_for_and_only_as_it_is(s
     assert (await refusal(service.admin.LoadModel(admin_pb2.LoadModelRequest(model="other")))).reason == (
         "MODEL_NOT_FOUND"
     )
-    assert (await refusal(service.admin.LoadModel(admin_pb2.LoadModelRequest()))).fields == ["model"]
+    (ready,) = [message async for message in service.admin.LoadModel(admin_pb2.LoadModelRequest())]
+    assert ready.model.name == "toy"
     request = admin_pb2.LoadModelRequest(model="toy")
     request.engine_options["dtype"] = "float32"
     error = await refusal(service.admin.LoadModel(request))

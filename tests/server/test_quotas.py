@@ -74,6 +74,7 @@ def wait_of(refusal: Any) -> float:
         ({"max_pixels": 511}, {}, "INVALID_ARGUMENT", "TENANT_LIMIT", "width, height"),
         ({"max_priority": 5}, {"options": {"priority": 6}}, "INVALID_ARGUMENT", "TENANT_LIMIT", "options.priority"),
         ({"models": ["other"]}, {}, "PERMISSION_DENIED", "MODEL_NOT_ALLOWED", None),
+        ({"models": ["other"]}, {"model": ""}, "PERMISSION_DENIED", "MODEL_NOT_ALLOWED", None),
         ({"max_queued": 0}, {}, "RESOURCE_EXHAUSTED", "TENANT_QUEUE_FULL", None),
         ({"jobs_per_minute": 0.5}, {}, "RESOURCE_EXHAUSTED", "TENANT_RATE_TOO_LOW", None),
         ({"pixel_steps_per_minute": 10}, {}, "RESOURCE_EXHAUSTED", "TENANT_RATE_TOO_LOW", None),

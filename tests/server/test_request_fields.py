@@ -25,7 +25,7 @@ from omni_grpc.v1 import (
     sampling_pb2,
 )
 
-from .service import image, refusal
+from .service import image, refusal, starting
 
 MINIMAL: Mapping[str, str] = {"model": "toy", "prompt": "a red circle"}
 VALUES: Mapping[int, Any] = {
@@ -147,7 +147,6 @@ def previewing(**preview: Any) -> dict[str, Any]:
 
 
 BAD: Mapping[str, tuple[dict[str, Any], str]] = {
-    "model": ({"model": ""}, "is required"),
     "prompt": ({"prompt": "  "}, "is empty"),
     "width": ({"width": 33}, "nearest valid value: 32"),
     "height": ({"height": 0}, "nearest valid value: 16"),
@@ -288,6 +287,33 @@ async def test_an_unknown_model_is_refused_first(service, rpc):
     assert error.details["ResourceInfo"].resource_type == "model"
 
 
+async def test_an_empty_name_is_that_of_the_only_model_and_told(service):
+    for given, told in (({"model": ""}, "toy"), ({"model": "toy"}, None)):
+        job = await service.finished(**given)
+        assert job.model == "toy"
+        completed = (await service.watch(job.job_id))[-1].completed
+        assert completed.effective.defaults_used.get("model") == told
+    assert (await service.models.GetModel(model_pb2.GetModelRequest())).model.name == "toy"
+    assert (
+        await refusal(service.models.GetModel(model_pb2.GetModelRequest(model="other")))
+    ).reason == "MODEL_NOT_FOUND"
+    assert len((await service.jobs.ListJobs(job_pb2.ListJobsRequest(model="toy"))).jobs) == 2
+
+
+@pytest.mark.parametrize("name", [" ", "Toy", "toy "])
+async def test_a_name_that_is_almost_it_is_refused_with_the_right_one(service, name):
+    error = await refusal(service.generation.GenerateImage(generation_pb2.GenerateImageRequest(model=name, prompt="x")))
+    assert error.message == f"model {name!r} is not served here; this server has toy"
+
+
+async def test_an_empty_name_is_told_by_its_name_while_the_model_loads():
+    async with starting() as (service, _):
+        error = await refusal(service.generation.GenerateImage(generation_pb2.GenerateImageRequest(prompt="x")))
+        assert error.reason == "MODEL_LOADING"
+        assert "model 'toy' is not ready" in error.message
+        service.executor.loading.open()
+
+
 async def test_an_unknown_task_is_refused(service):
     error = await refusal(service.generation.EditImage(generation_pb2.EditImageRequest(model="toy", task=99)))
     assert (error.code, error.fields) == ("INVALID_ARGUMENT", ["task"])
@@ -302,7 +328,6 @@ async def test_an_unknown_task_is_refused(service):
         ("jobs", "DeleteJob", job_pb2.DeleteJobRequest),
         ("artifacts", "DownloadArtifact", artifact_pb2.DownloadArtifactRequest),
         ("artifacts", "DeleteArtifact", artifact_pb2.DeleteArtifactRequest),
-        ("models", "GetModel", model_pb2.GetModelRequest),
     ],
 )
 async def test_a_name_is_required_and_an_unknown_one_is_not_found(service, service_name, rpc, request_type):

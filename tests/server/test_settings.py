@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from omni_grpc.config import options
+from omni_grpc.cli import serve
+from omni_grpc.config import EngineConfig, options
 from omni_grpc.config.settings import settings
 from omni_grpc.types.errors import ConfigError
 
@@ -122,7 +123,7 @@ def test_a_json_object_is_a_path_for_each_value_on_the_command_line():
         (["--model", "m", "--max-queue", "many"], "--max-queue is 'many': expected int"),
         (["--model", "m", "--max-queue", "0"], "must be at least 1"),
         (["--model", "m", "--device", "tpu"], "expected one of auto, cpu, cuda"),
-        (["--model", "m", "--vae-use-slicing=maybe"], "--vae-use-slicing is 'maybe': expected bool"),
+        (["--model", "m", "--vae-use-slicing=maybe"], "--vae-use-slicing is 'maybe': expected true or false"),
         (["--model", "m", "--cache-config", "{"], "--cache-config is '{': expected a JSON object"),
         (["--model", "m", "--cache-config", "[1]"], "expected a JSON object"),
         (["--model", "m", "--lora", "path"], "expected NAME=VALUE or a JSON object"),
@@ -139,8 +140,11 @@ def test_a_bad_command_line_is_refused_with_the_fix(argv, message):
 
 
 def test_a_bad_variable_is_refused():
-    with pytest.raises(ConfigError, match="did you mean 'max_queue'"):
+    with pytest.raises(ConfigError) as caught:
         load("--model", "m", OMNI_GRPC_MAX_QUEU="3")
+    fault = "the environment variable OMNI_GRPC_MAX_QUEU: unknown setting 'max_queu'; did you mean OMNI_GRPC_MAX_QUEUE?"
+    assert str(caught.value) == fault
+    assert [violation.field for violation in caught.value.violations] == ["max_queu"]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +165,67 @@ def test_a_bad_file_is_refused(file, text, message):
     with pytest.raises(ConfigError) as caught:
         load("--config", file(text))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("model: m\nmax_qeue: 3", "{}, line 2: unknown setting 'max_qeue'; did you mean 'max_queue'?"),
+        (
+            "scheduler:\n  policy: fcfs\n  max-qeue: 3",
+            "{}, line 3: unknown setting 'max_qeue'; did you mean 'max_queue'?",
+        ),
+        ("schedular: {{policy: fcfs}}", "{}, line 1: unknown setting 'schedular'; did you mean 'scheduler'?"),
+        ("scheduler: {{1: 2}}", "{}, line 1: unknown setting '1'"),
+        ("\nserver:\n  max_queue: 3", "{}, line 3: 'max_queue' belongs to section 'scheduler', not 'server'"),
+        (
+            "max_queue: 3\nscheduler:\n  max_queue: 3",
+            "{}, line 3: 'max_queue' is set twice: at the top level and under its section",
+        ),
+        ("port: 1\nmax_queue: many", "--max-queue is 'many': expected int (max_queue is set by {}, line 2)"),
+        ("model:\n  device: tpu", "--device is 'tpu': expected one of auto, cpu, cuda (device is set by {}, line 2)"),
+        (
+            "model: ''",
+            "--model is '': must not be empty; give a checkpoint folder or ORG/NAME of the hub, or leave it out for "
+            "the bundled model (model is set by {}, line 1)",
+        ),
+    ],
+)
+def test_an_error_says_where_in_the_file_it_is(file, text, fault):
+    path = file(text.format())
+    with pytest.raises(ConfigError) as caught:
+        load("--config", path)
+    assert str(caught.value) == fault.format(path)
+
+
+def test_an_error_says_which_variable_it_is():
+    with pytest.raises(ConfigError) as caught:
+        load("--model", "m", OMNI_GRPC_MAX_QUEUE="many")
+    where = "(max_queue is set by the environment variable OMNI_GRPC_MAX_QUEUE)"
+    assert str(caught.value) == f"--max-queue is 'many': expected int {where}"
+    with pytest.raises(ConfigError, match=r"set by the environment variable DIFFUSION_ATTENTION_BACKEND\)$"):
+        load("--model", "m", DIFFUSION_ATTENTION_BACKEND="NONE")
+    with pytest.raises(ConfigError) as caught:
+        load("--model", "m", "--max-queue", "many", OMNI_GRPC_MAX_QUEUE="3")
+    assert "set by" not in str(caught.value), "a flag wins, and is the source"
+
+
+def test_a_setting_that_the_model_refuses_is_told_with_its_variable(monkeypatch, capsys):
+    monkeypatch.setenv("OMNI_GRPC_ENABLE_CPU_OFFLOAD", "1")
+    assert serve.main(["--model", "demo", "--port", "0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --enable-cpu-offload has no effect on QwenImagePipeline")
+    assert line.endswith("(enable_cpu_offload is set by the environment variable OMNI_GRPC_ENABLE_CPU_OFFLOAD)")
+
+
+@pytest.mark.parametrize("name", [option.name for option in options() if option.type is str and not option.choices])
+def test_an_empty_text_is_refused_by_its_field(name):
+    with pytest.raises(ConfigError, match="must not be empty; ") as flag:
+        load(f"--{name.replace('_', '-')}=")
+    with pytest.raises(ConfigError, match="must not be empty; ") as keyword:
+        EngineConfig.from_settings(**{name: " "})
+    for caught in (flag, keyword):
+        assert [violation.field for violation in caught.value.violations] == [name]
 
 
 def test_help_shows_every_flag_with_its_default(capsys):

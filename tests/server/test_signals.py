@@ -36,7 +36,7 @@ async def test_a_signal_while_the_model_loads_ends_the_start(engine, executor, c
     assert capsys.readouterr().out == "", "it never listened"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_an_idle_server_stops_at_once(engine, capsys, number):
     serving = asyncio.create_task(serve.serve(engine))
     await until(lambda: engine.state is EngineState.READY)

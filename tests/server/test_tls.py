@@ -18,6 +18,7 @@ from cryptography import x509
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from omni_grpc.client.channel import options_for
 from omni_grpc.config import TlsConfig
 from omni_grpc.engine.scheduler import Lane
 from omni_grpc.engine.status import EngineState
@@ -240,8 +241,9 @@ async def test_a_handler_gets_the_certificate_of_the_client(authority):
         port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
         await server.start()
         ca, cert, key = read(authority.file, *authority.issue("client", "gateway.studio"))
-        ssl_channel = aio.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(ca, key, cert))
-        async with ssl_channel if credentials else aio.insecure_channel(f"localhost:{port}") as channel:
+        target, own = f"localhost:{port}", grpc.ssl_channel_credentials(ca, key, cert)
+        ssl_channel = aio.secure_channel(target, own, options=options_for(target))
+        async with ssl_channel if credentials else aio.insecure_channel(target, options=options_for(target)) as channel:
             await channel.unary_unary("/test.Test/Call")(b"", timeout=10)
         await ssl_channel.close()
         await server.stop(None)
@@ -263,7 +265,7 @@ async def test_a_unix_socket_is_an_address(path, authority):
     async with serving(host=f"unix:{path}", **authority.server()) as service:
         assert (service.server.port, service.server.address) == (0, f"unix:{path}")
         assert stat.S_ISSOCK(path.stat().st_mode)
-        async with aio.insecure_channel(f"unix:{path}") as channel:
+        async with aio.insecure_channel(f"unix:{path}", options=options_for(f"unix:{path}")) as channel:
             assert (await info(channel)).version
 
 
@@ -275,7 +277,7 @@ async def test_a_unix_socket_in_use_is_not_taken_away(path):
         ):
             async with serving(host=f"unix:{path}"):
                 pass
-        async with aio.insecure_channel(f"unix:{path}") as channel:
+        async with aio.insecure_channel(f"unix:{path}", options=options_for(f"unix:{path}")) as channel:
             assert (await info(channel)).version
         assert service.engine.state is EngineState.READY
 
@@ -283,7 +285,8 @@ async def test_a_unix_socket_in_use_is_not_taken_away(path):
 async def test_a_unix_socket_that_was_left_over_is_used_again(path):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
-    async with serving(host=f"unix:{path}"), aio.insecure_channel(f"unix:{path}") as channel:
+    address = f"unix:{path}"
+    async with serving(host=address), aio.insecure_channel(address, options=options_for(address)) as channel:
         assert (await info(channel)).version
 
 

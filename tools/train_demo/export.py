@@ -8,7 +8,6 @@ which keeps three bits more than bfloat16: what that costs is measured on scenes
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ from torch import Tensor
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
 from omni_grpc.checkpoint.layout import PREFERENCES
+from omni_grpc.config.command_line import Parser
 from tools.tiny.text import QWEN_SPECIAL
 from tools.train_demo import card, denoiser
 from tools.train_demo.autoencoder import CONFIG, flat
@@ -153,7 +153,7 @@ def _dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("state", type=Path, metavar="STATE")
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     args = parser.parse_args()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import random
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_grpc.config.command_line import Parser
 from omni_grpc.scenes.captions import say
 from omni_grpc.scenes.layout import Scene, arrange
 from omni_grpc.scenes.shapes import COLOURS, SHAPES
@@ -122,7 +122,7 @@ def _part(job: tuple[tuple[int, int], int, str]) -> tuple[NDArray[np.generic], .
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Makes scenes ahead, for `run --pools FOLDER`.")
+    parser = Parser(description="Makes scenes ahead, for `run --pools FOLDER`.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--counts", type=int, nargs=len(BUCKETS), required=True, help="of 128x128, 192x128, ...")

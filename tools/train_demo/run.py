@@ -21,6 +21,7 @@ import torch.distributed as dist
 from diffusers import AutoencoderKLQwenImage
 from safetensors.torch import load_file, save_file
 
+from omni_grpc.config.command_line import Parser
 from tools.train_demo import autoencoder, pool, sample
 from tools.train_demo.loop import Data, Model, Plan, train
 from tools.train_demo.ranks import agreed, averaged
@@ -33,7 +34,7 @@ SHARES = (0.64, 0.08, 0.08, 0.08, 0.03, 0.03, 0.06)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("state", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--vae", type=float, default=0.0)

@@ -8,7 +8,6 @@ prompts and below 150 kB. Seeds are fixed and no picture is chosen: what the mod
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import PIL.ImageDraw
 import PIL.ImageFont
 
 from omni_grpc import Omni
+from omni_grpc.config.command_line import Parser
 
 ROOT = Path(__file__).resolve().parents[2]
 LARGEST = 150_000
@@ -49,7 +49,7 @@ DOCS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("model", nargs="?", help="a checkpoint folder (default: the bundled model)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images", metavar="FOLDER")
     args = parser.parse_args()

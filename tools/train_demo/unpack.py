@@ -7,13 +7,14 @@ The optimiser begins anew, and the VAE is the one in float16; nothing else is lo
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2_5_VLForConditionalGeneration
+
+from omni_grpc.config.command_line import Parser
 
 
 def unpack(folder: Path, record: Path, state: Path) -> None:
@@ -32,7 +33,7 @@ def unpack(folder: Path, record: Path, state: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     for name in ("folder", "record", "state"):
         parser.add_argument(name, type=Path)
     args = parser.parse_args()

@@ -15,6 +15,7 @@ from typing import Any
 from omni_grpc.cli.bench import accuracy
 from omni_grpc.cli.bench.accuracy import Caption, PictureSettings, Rendering
 from omni_grpc.config import EngineConfig
+from omni_grpc.config.command_line import Parser
 from omni_grpc.config.settings import settings
 from omni_grpc.types.errors import OmniError
 from omni_grpc.types.library_logs import quiet_libraries
@@ -31,19 +32,18 @@ EPILOG = (
 
 def main(argv: Sequence[str]) -> int:
     """Runs one measurement and returns the exit code. Raises the OmniError that ended it."""
-    parser = argparse.ArgumentParser(prog="omni-grpc bench", description="Measures the outputs of a model.")
+    parser = Parser(prog="omni-grpc bench", description="Measures the outputs of a model.", others=True)
     commands = parser.add_subparsers(title="measurements", required=True, metavar="NAME")
-    _accuracy_arguments(
-        commands.add_parser(
-            "prompt-accuracy",
-            help="measure whether images of shapes match their prompts",
-            description="Generates images from held-out captions, and measures whether each matches its caption.",
-            epilog=EPILOG,
-            allow_abbrev=False,
-        )
+    measurement = commands.add_parser(
+        "prompt-accuracy",
+        help="measure whether images of shapes match their prompts",
+        description="Generates images from held-out captions, and measures whether each matches its caption.",
+        epilog=EPILOG,
+        others=True,
     )
+    _accuracy_arguments(measurement)
     args, flags = parser.parse_known_args(argv)
-    return _accuracy(args, flags)
+    return _accuracy(args, flags, measurement.flags)
 
 
 def _accuracy_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,9 +69,9 @@ def _count(text: str) -> int:
     return count
 
 
-def _accuracy(args: argparse.Namespace, flags: Sequence[str]) -> int:
+def _accuracy(args: argparse.Namespace, flags: Sequence[str], also: Sequence[str]) -> int:
     # all of them before the first is loaded: a typing error must not end a long run
-    configs = [_config(flags), *(_config([*flags, *shlex.split(more)]) for more in args.against)]
+    configs = [_config([*flags, *shlex.split(more)], also) for more in ("", *args.against)]
     chosen = accuracy.captions(args.captions, args.seed)
     shape = PictureSettings(width=args.width, height=args.height, steps=args.steps)
     quiet_libraries()
@@ -119,8 +119,8 @@ def _settings(effective: Effective) -> dict[str, Any]:
     }
 
 
-def _config(flags: Sequence[str]) -> EngineConfig:
-    return settings(flags, os.environ, prog=PROG, description="")
+def _config(flags: Sequence[str], also: Sequence[str]) -> EngineConfig:
+    return settings(flags, os.environ, prog=PROG, description="", also=also)
 
 
 def _render(config: EngineConfig, chosen: Sequence[Caption], shape: PictureSettings, flags: str) -> Rendering:

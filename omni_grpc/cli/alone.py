@@ -1,0 +1,20 @@
+"""The commands that need no grpc, and no more than what they look at: `doctor` must be able to say what is missing."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+
+COMMANDS: Mapping[str, str] = {
+    "doctor": "omni_grpc.cli.doctor",
+    "pull": "omni_grpc.cli.pull",
+    "token": "omni_grpc.cli.token",
+    "convert": "omni_grpc.loading.convert",
+}
+"""The module with the `main` of each: by name, since `convert` imports torch, which the other commands do not."""
+
+
+def run(command: str, arguments: Sequence[str]) -> int:
+    """Runs one of them and returns its exit code."""
+    code: int = importlib.import_module(COMMANDS[command]).main(arguments)
+    return code
