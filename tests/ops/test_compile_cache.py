@@ -44,7 +44,8 @@ def test_another_folder_is_taken_and_told(
     assert other.is_dir()
     assert other.parent.stat().st_mode & 0o777 == 0o700, "its code is run, so nobody else may write there"
     (message,) = caplog.messages
-    assert message.startswith(f"TORCHINDUCTOR_CACHE_DIR is {NOWHERE}, which cannot be written (No such file")
+    why = "there is no such file or folder"
+    assert message.startswith(f"TORCHINDUCTOR_CACHE_DIR is {NOWHERE}, which cannot be written ({why})")
 
 
 def test_a_folder_of_another_user_is_not_taken(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
