@@ -52,7 +52,7 @@ class ModelGate:
         """The model of this name; the only one for an empty name. Raises NotFound for one that is not served."""
         with self._audit.refusals(caller, "GetModel", model=name):
             caller.require(*Scope)
-            self.check_name(name)
+            self.check_name(caller, name)
         return self.view()
 
     def loras(self, caller: Caller, model: str = "") -> list[tuple[Adapter, str, int]]:
@@ -61,7 +61,7 @@ class ModelGate:
         """
         with self._audit.refusals(caller, "ListLoras", model=model):
             caller.require(*Scope)
-            self.check_name(model)
+            self.check_name(caller, model)
         running = [job.request.loras for job in self._stored.jobs(caller) if not job.state.terminal]
         return [
             (
@@ -72,9 +72,12 @@ class ModelGate:
             for adapter in sorted(self._engine.facts.found.loras, key=lambda adapter: adapter.id)
         ]
 
-    def check_name(self, name: str) -> None:
-        """Raises NotFound for a name that is not that of the model that is served. An empty one means that model."""
+    def check_name(self, caller: Caller, name: str) -> None:
+        """Raises NotFound for a name that is not that of the model that is served, PermissionDenied for a model that the
+        caller's tenant may not use. An empty name means the model that is served.
+        """
         check_model(name, self._engine.checkpoint)
+        self._quotas.require_model(caller, self._engine.checkpoint.name)
 
     def view(self) -> ModelView:
         engine = self._engine

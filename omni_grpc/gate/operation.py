@@ -120,7 +120,7 @@ class OperationGate:
         """The progress of loading, until the model is ready. Raises what keeps it from loading."""
         with self._audit.refusals(caller, "LoadModel", model=model):
             caller.require(*Scope)
-            self._models.check_name(model)
+            self._models.check_name(caller, model)
         engine, heartbeat = self._engine, self._engine.config.server.heartbeat_interval
 
         def over() -> bool:

@@ -60,6 +60,11 @@ class Quotas:
         allowed = self.of(caller.tenant).models
         return caller.admin or allowed is None or model in allowed
 
+    def require_model(self, caller: Caller, model: str) -> None:
+        """Raises PermissionDenied (MODEL_NOT_ALLOWED) for a model that the caller does not see."""
+        if not self.sees(caller, model):
+            _allow("model", (model,), self.of(caller.tenant).models, reason="MODEL_NOT_ALLOWED")
+
     def check(self, submission: Submission) -> None:
         """Every refusal that needs nothing of what is in the media. Raises PermissionDenied for a model or a LoRA
         adapter, InvalidArgument for what no job of this tenant may ask, ResourceExhausted with the time after which to

@@ -160,6 +160,16 @@ async def test_a_model_that_a_tenant_may_not_use_is_not_listed(tmp_path: Path) -
             metadata = (("authorization", f"Bearer {token(tenant)}"),)
             found = await service.models.ListModels(model_pb2.ListModelsRequest(), metadata=metadata)
             assert len(found.models) == count
+            for call in (
+                service.models.GetModel(model_pb2.GetModelRequest(), metadata=metadata),
+                service.models.ListLoras(model_pb2.ListLorasRequest(), metadata=metadata),
+            ):
+                if count:
+                    await call
+                    continue
+                with pytest.raises(aio.AioRpcError) as caught:
+                    await call
+                assert read_refusal(caught.value).reason == "MODEL_NOT_ALLOWED"
 
 
 async def test_the_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
