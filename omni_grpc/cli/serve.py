@@ -67,8 +67,10 @@ async def serve(engine: Engine) -> int:
     from omni_grpc.gate import Gate
     from omni_grpc.server import Server
 
-    server = Server(Gate(engine), engine.config)
+    server = Server(gate := Gate(engine), engine.config)
     signals = _signals()
+    if gate.audit.on:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gate.audit.reopen)
     starting, asked = asyncio.create_task(server.start()), asyncio.create_task(signals.get())
     await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():

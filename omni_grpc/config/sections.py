@@ -379,6 +379,17 @@ class TenantsConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AuditConfig:
+    """The record of who did what."""
+
+    audit_log: str | None = setting(
+        None,
+        "file that a line of JSON is appended to for each action, refusal and end of a job; - for standard output "
+        "(default: none is kept)",
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OutboundConfig:
     """What this server may fetch over HTTP."""
 
@@ -427,6 +438,7 @@ class EngineConfig:
     tenants: TenantsConfig = TenantsConfig()
     tls: TlsConfig = TlsConfig()
     identity: IdentityConfig = IdentityConfig()
+    audit: AuditConfig = AuditConfig()
 
     def __post_init__(self) -> None:
         if not (self.tls.on or self.tls.insecure):

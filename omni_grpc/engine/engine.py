@@ -60,11 +60,14 @@ _WORKER, _DRAIN, _ASSETS = "worker", "drain", "assets"
 
 
 class Engine(Standing):
-    """One model, one worker, many jobs. `on_state` observers are called on the loop at each change of state."""
+    """One model, one worker, many jobs. Observers are called on the loop: `on_state` at each change of state, `on_end`
+    with each job that has ended.
+    """
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, executor: Executor) -> None:
         super().__init__(config, checkpoint)
         self.on_state: list[Callable[[EngineState], None]] = []
+        self.on_end: list[Callable[[Job], None]] = []
         self._executor = executor
         self._runs: dict[str, JobRun] = {}
         self._timers = Timers(self._on_timer_error)
@@ -426,6 +429,9 @@ class Engine(Standing):
         self._timers.clear_all(run.job.id)
         if not self._runs:
             self._idle.set()
+        for observer in self.on_end:
+            with self._blamed((), "telling of the end of a job"):
+                observer(run.job)
         self._retention.keep(run.job)
 
     def _sweep_assets(self, name: str, limit: str, seconds: float) -> None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from omni_grpc.engine import Engine, Job
 from omni_grpc.engine.assets import Asset
+from omni_grpc.gate.audit import Audit
 from omni_grpc.gate.pages import PageRequest, page
 from omni_grpc.gate.quotas import Quotas
 from omni_grpc.gate.refusals import Refusals, refused
@@ -52,26 +53,35 @@ class FileGate:
     the caller has not.
     """
 
-    def __init__(self, engine: Engine, stored: Stored, quotas: Quotas) -> None:
+    def __init__(self, engine: Engine, stored: Stored, quotas: Quotas, audit: Audit) -> None:
         self._engine = engine
+        self._audit = audit
         self._stored = stored
         self._quotas = quotas
 
     def find(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact]:
+        with self._audit.refusals(caller, "DownloadArtifact", artifact_id=artifact_id):
+            return self._find(caller, artifact_id)
+
+    def _find(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact]:
         caller.require(Scope.READ, Scope.GENERATE, Scope.ADMIN)
         job, artifact, _ = self._stored.artifact(caller, artifact_id)
         return job, artifact
 
     def chunks(self, caller: Caller, artifact_id: str, start: int = 0, max_bytes: int | None = None) -> Iterator[Chunk]:
         """Bytes of an output from `start` on. Raises OutOfRange beyond its end, NotFound once it is gone."""
-        _, artifact = self.find(caller, artifact_id)
-        if start > artifact.size_bytes:
-            raise OutOfRange(
-                f"offset is {start}, but artifact {artifact.artifact_id} has {artifact.size_bytes} bytes",
-                reason="OFFSET_OUT_OF_RANGE",
-                metadata={"size_bytes": str(artifact.size_bytes)},
-            )
-        return self._chunks(artifact_id, start, artifact.size_bytes if max_bytes is None else start + max_bytes)
+        with self._audit.action(caller, "DownloadArtifact", artifact_id=artifact_id) as line:
+            job, artifact = self._find(caller, artifact_id)
+            size = artifact.size_bytes
+            if start > size:
+                raise OutOfRange(
+                    f"offset is {start}, but artifact {artifact.artifact_id} has {size} bytes",
+                    reason="OFFSET_OUT_OF_RANGE",
+                    metadata={"size_bytes": str(size)},
+                )
+            end = size if max_bytes is None else min(size, start + max_bytes)
+            line |= {"job_id": job.id, "model": job.request.model, "size_bytes": end - start}
+            return self._chunks(artifact_id, start, end)
 
     def _chunks(self, artifact_id: str, start: int, end: int) -> Iterator[Chunk]:
         _, data = self._engine.artifacts.get(artifact_id)
@@ -82,23 +92,35 @@ class FileGate:
 
     def page(self, caller: Caller, job_id: str, asked: PageRequest) -> tuple[list[tuple[Job, Artifact, float]], str]:
         """A page of outputs, of one job or of all of the caller's, with the time of each, and the token of the next."""
-        caller.require(Scope.READ, Scope.ADMIN)
-        kept = self._stored.artifacts(caller, self._stored.job(caller, job_id) if job_id else None)
-        return page(kept, lambda entry: (entry[2], entry[1].artifact_id), asked)
+        with self._audit.refusals(caller, "ListArtifacts", job_id=job_id):
+            caller.require(Scope.READ, Scope.ADMIN)
+            kept = self._stored.artifacts(caller, self._stored.job(caller, job_id) if job_id else None)
+            return page(kept, lambda entry: (entry[2], entry[1].artifact_id), asked)
 
     def delete(self, caller: Caller, name: str) -> None:
         """Deletes an upload or an output."""
-        caller.require(Scope.GENERATE, Scope.ADMIN)
-        try:
-            self._engine.assets.delete(self._stored.asset(caller, name)[0].id)
-        except NotFound:
-            _, artifact, _ = self._stored.artifact(caller, name)
-            self._engine.artifacts.delete(artifact.artifact_id)
+        with self._audit.action(caller, "DeleteArtifact", artifact_id=name) as line:
+            caller.require(Scope.GENERATE, Scope.ADMIN)
+            try:
+                asset, _ = self._stored.asset(caller, name)
+            except NotFound:
+                _, artifact, _ = self._stored.artifact(caller, name)
+                line["size_bytes"] = artifact.size_bytes
+                self._engine.artifacts.delete(artifact.artifact_id)
+            else:
+                line["size_bytes"] = asset.size_bytes
+                self._engine.assets.delete(asset.id)
 
     async def upload(self, caller: Caller, header: UploadHeader, pieces: AsyncIterator[bytes]) -> Asset:
         """Stores an upload. Raises InvalidArgument where the bytes are not what the header says, ResourceExhausted
         where there is no room, DeadlineExceeded after a silence.
         """
+        with self._audit.action(caller, "UploadAsset", size_bytes=header.size_bytes) as line:
+            asset = await self._upload(caller, header, pieces)
+            line["asset_id"] = asset.id
+        return asset
+
+    async def _upload(self, caller: Caller, header: UploadHeader, pieces: AsyncIterator[bytes]) -> Asset:
         caller.require(Scope.GENERATE)
         self._check(header)
         await self._quotas.refresh()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from omni_grpc.engine import Engine, EngineState
+from omni_grpc.gate.audit import Audit
 from omni_grpc.gate.changes import Changes
+from omni_grpc.gate.entry import Entry
 from omni_grpc.gate.files import FileGate
 from omni_grpc.gate.intake import Intake
 from omni_grpc.gate.jobs import JobGate
@@ -23,16 +25,20 @@ class Gate:
     """
 
     def __init__(self, engine: Engine) -> None:
+        """Raises ConfigError for a file of identities or an audit log that cannot be used."""
         self._engine = engine
+        self.audit = Audit(engine)
+        self._entry = Entry(engine.config.identity, self.audit)
+        self.caller = self._entry.caller
         changes, stored = Changes(), Stored(engine)
         quotas = Quotas(engine, engine.config.tenants.tenant_limits)
         self._changes = changes
         self._quotas = quotas
-        self.intake = Intake(engine, changes, stored, quotas)
-        self.jobs = JobGate(engine, changes, stored)
-        self.files = FileGate(engine, stored, quotas)
-        self.models = ModelGate(engine, stored, quotas)
-        self.operation = OperationGate(engine, changes, stored, self.models)
+        self.intake = Intake(engine, changes, stored, quotas, self.audit)
+        self.jobs = JobGate(engine, changes, stored, self.audit)
+        self.files = FileGate(engine, stored, quotas, self.audit)
+        self.models = ModelGate(engine, stored, quotas, self.audit)
+        self.operation = OperationGate(engine, changes, stored, self.models, self.audit)
 
     @property
     def model(self) -> str:
@@ -48,6 +54,10 @@ class Gate:
         """Observers, called on the loop at each change of state."""
         return self._engine.on_state
 
+    async def prepare(self) -> None:
+        """Gets ready for calls. To be awaited before the first one."""
+        await self._entry.prepare()
+
     async def start(self) -> None:
         """Returns when the model is ready. Raises the error that kept it from loading."""
         self.on_state.append(self._on_state)
@@ -60,9 +70,10 @@ class Gate:
         """
         await self._engine.close(seconds)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends what the gate has started, once the engine has stopped."""
         self.intake.close()
+        await self.audit.close()
 
     def _on_state(self, state: EngineState) -> None:
         self._changes.notify()

@@ -6,6 +6,7 @@ import dataclasses
 
 from omni_grpc.engine import Engine, Job, Submission
 from omni_grpc.gate.ask import Ask
+from omni_grpc.gate.audit import Audit, about_job
 from omni_grpc.gate.changes import Changes
 from omni_grpc.gate.media import MediaReader
 from omni_grpc.gate.options import Asked, read
@@ -28,9 +29,10 @@ class Accepted:
 class Intake:
     """Hands requests to the engine and notifies `changes` of every new job."""
 
-    def __init__(self, engine: Engine, changes: Changes, stored: Stored, quotas: Quotas) -> None:
+    def __init__(self, engine: Engine, changes: Changes, stored: Stored, quotas: Quotas, audit: Audit) -> None:
         self._engine = engine
         self._quotas = quotas
+        self._audit = audit
         self._changes = changes
         self._media = MediaReader(engine, stored)
 
@@ -43,6 +45,10 @@ class Intake:
         one. Raises PermissionDenied, NotFound for a model that is not served, FailedPrecondition for a task that it
         lacks, Unavailable before it is loaded.
         """
+        with self._audit.refusals(caller, "CreateJob", model=model, task=task):
+            self._check(caller, model, task)
+
+    def _check(self, caller: Caller, model: str, task: Task) -> None:
         caller.require(Scope.GENERATE)
         if model:
             self._engine.check(model, task)
@@ -51,8 +57,14 @@ class Intake:
         """Makes a job of a request. Raises every refusal. Those that need nothing of what is in the media come
         first: the caller's scope, the state of the server, the rules, the queue.
         """
+        with self._audit.action(caller, "CreateJob", model=ask.draft.model, task=ask.draft.task) as line:
+            accepted = await self._accept(caller, ask)
+            line |= about_job(accepted.job) | {"deduplicated": accepted.deduplicated}
+        return accepted
+
+    async def _accept(self, caller: Caller, ask: Ask) -> Accepted:
         await self._quotas.refresh()
-        self.check(caller, ask.draft.model, ask.draft.task)
+        self._check(caller, ask.draft.model, ask.draft.task)
         asked = read(ask, caller)
         submission, inputs = asked.submission, Inputs()
         if self._engine.check_submission(submission) is None:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Generic, TypeVar
 
 from omni_grpc.engine import Engine, EngineState, Job, JobState
+from omni_grpc.gate.audit import Audit
 from omni_grpc.gate.changes import Changes
 from omni_grpc.gate.follow import Update, check_cursor, follow
 from omni_grpc.gate.merge import Merged
@@ -51,15 +52,18 @@ class JobGate:
     caller has not.
     """
 
-    def __init__(self, engine: Engine, changes: Changes, stored: Stored) -> None:
+    def __init__(self, engine: Engine, changes: Changes, stored: Stored, audit: Audit) -> None:
         self._engine = engine
+        self._audit = audit
         self._changes = changes
         self._stored = stored
         self._heartbeat = engine.config.server.heartbeat_interval
 
-    def get(self, caller: Caller, job_id: str) -> Job:
-        caller.require(Scope.READ, Scope.GENERATE, Scope.ADMIN)
-        return self._stored.job(caller, job_id)
+    def get(self, caller: Caller, job_id: str, *, action: str = "GetJob") -> Job:
+        """A job. `action`: what for, in the audit log."""
+        with self._audit.refusals(caller, action, job_id=job_id):
+            caller.require(Scope.READ, Scope.GENERATE, Scope.ADMIN)
+            return self._stored.job(caller, job_id)
 
     def queue_position(self, job: Job) -> int:
         """The number of jobs ahead of this one in the queue; 0 once it has left the queue."""
@@ -75,13 +79,14 @@ class JobGate:
         labels: Mapping[str, str] | None = None,
     ) -> tuple[list[Job], str]:
         """A page of the caller's jobs, newest first, and the token of the next. `states`: None for all."""
-        caller.require(Scope.READ, Scope.ADMIN)
-        jobs = [
-            job
-            for job in self._stored.jobs(caller, labels=labels)
-            if (states is None or job.state in states) and model in ("", job.request.model)
-        ]
-        return page(jobs, lambda job: (job.create_time, job.id), asked)
+        with self._audit.refusals(caller, "ListJobs"):
+            caller.require(Scope.READ, Scope.ADMIN)
+            jobs = [
+                job
+                for job in self._stored.jobs(caller, labels=labels)
+                if (states is None or job.state in states) and model in ("", job.request.model)
+            ]
+            return page(jobs, lambda job: (job.create_time, job.id), asked)
 
     async def watch(
         self, caller: Caller, job_id: str, after_seq: int = 0, *, interval: float = 0.0
@@ -90,7 +95,7 @@ class JobGate:
 
         Close it (aclosing) when the watcher leaves. Raises OutOfRange for a cursor that the job has not reached.
         """
-        job = self.get(caller, job_id)
+        job = self.get(caller, job_id, action="WatchJob")
         check_cursor(job, after_seq)
         updates = follow(self._engine, job, after_seq, interval=interval, heartbeat=self._heartbeat)
         async with aclosing(updates):
@@ -101,17 +106,8 @@ class JobGate:
         """The updates of many jobs as one stream, until all that are named have ended; with labels, until the server
         stops. A job without a cursor begins with its snapshot.
         """
-        caller.require(Scope.READ, Scope.ADMIN)
-        if not watch.job_ids and not watch.labels:
-            raise refused("job_ids, label_selector", "are both empty; set at least one of them")
-        named = [self._stored.job(caller, job_id) for job_id in dict.fromkeys(watch.job_ids)]
-        for job_id, after_seq in watch.after_seq.items():
-            check_cursor(self._stored.job(caller, job_id), after_seq)
-        known = {job.id for job in (*named, *self._selected(caller, watch))}
-        if strays := watch.after_seq.keys() - known:
-            raise refused(
-                "after_seq", f"names {', '.join(sorted(strays))}, which neither job_ids nor label_selector includes"
-            )
+        with self._audit.refusals(caller, "WatchJobs"):
+            named = self._named(caller, watch)
         async with Merged[T]() as merged:
             for job in named:
                 merged.add(self._updates(job, watch, shown))
@@ -128,18 +124,35 @@ class JobGate:
 
     def cancel(self, caller: Caller, job_id: str, reason: str) -> Job:
         """Stops a job before its next step. Idempotent: a job that has ended is returned as it is."""
-        caller.require(Scope.GENERATE, Scope.ADMIN)
-        refusals = Refusals()
-        refusals.text("reason", reason, MAX_REASON_CHARS)
-        refusals.check()
-        return self._engine.cancel(self._stored.job(caller, job_id).id, reason or "cancelled by the client")
+        with self._audit.action(caller, "CancelJob", job_id=job_id):
+            caller.require(Scope.GENERATE, Scope.ADMIN)
+            refusals = Refusals()
+            refusals.text("reason", reason, MAX_REASON_CHARS)
+            refusals.check()
+            return self._engine.cancel(self._stored.job(caller, job_id).id, reason or "cancelled by the client")
 
     def delete(self, caller: Caller, job_id: str) -> None:
         """Forgets a finished job with its events and outputs. Raises FailedPrecondition while it runs."""
-        caller.require(Scope.GENERATE, Scope.ADMIN)
-        self._engine.delete(self._stored.job(caller, job_id).id)
+        with self._audit.action(caller, "DeleteJob", job_id=job_id):
+            caller.require(Scope.GENERATE, Scope.ADMIN)
+            self._engine.delete(self._stored.job(caller, job_id).id)
 
     # --- parts of a watch -----------------------------------------------------------------------------------------
+
+    def _named(self, caller: Caller, watch: Watch) -> Sequence[Job]:
+        """The jobs that a watch names. Raises every refusal of it."""
+        caller.require(Scope.READ, Scope.ADMIN)
+        if not watch.job_ids and not watch.labels:
+            raise refused("job_ids, label_selector", "are both empty; set at least one of them")
+        named = [self._stored.job(caller, job_id) for job_id in dict.fromkeys(watch.job_ids)]
+        for job_id, after_seq in watch.after_seq.items():
+            check_cursor(self._stored.job(caller, job_id), after_seq)
+        known = {job.id for job in (*named, *self._selected(caller, watch))}
+        if strays := watch.after_seq.keys() - known:
+            raise refused(
+                "after_seq", f"names {', '.join(sorted(strays))}, which neither job_ids nor label_selector includes"
+            )
+        return named
 
     def _selected(self, caller: Caller, watch: Watch) -> Sequence[Job]:
         return self._stored.jobs(caller, labels=watch.labels) if watch.labels else []

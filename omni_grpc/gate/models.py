@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from omni_grpc.config import LimitsConfig
 from omni_grpc.engine import Engine, EngineState
+from omni_grpc.gate.audit import Audit
 from omni_grpc.gate.quotas import Quotas
 from omni_grpc.gate.refusals import refused
 from omni_grpc.gate.stored import Stored
@@ -35,30 +36,34 @@ class ModelView:
 class ModelGate:
     """Every function raises PermissionDenied for a missing scope."""
 
-    def __init__(self, engine: Engine, stored: Stored, quotas: Quotas) -> None:
+    def __init__(self, engine: Engine, stored: Stored, quotas: Quotas, audit: Audit) -> None:
         self._engine = engine
+        self._audit = audit
         self._stored = stored
         self._quotas = quotas
 
     def served(self, caller: Caller, tasks: Collection[Task] = ()) -> list[ModelView]:
         """The models that have one of these tasks; without tasks, all."""
-        caller.require(*Scope)
+        with self._audit.refusals(caller, "ListModels"):
+            caller.require(*Scope)
         fits = not tasks or not set(tasks).isdisjoint(self._engine.checkpoint.tasks)
         return [self.view()] if fits and self._quotas.sees(caller, self._engine.checkpoint.name) else []
 
     def get(self, caller: Caller, name: str) -> ModelView:
         """Raises InvalidArgument if no model is named, NotFound if it is not the model that is served."""
-        caller.require(*Scope)
-        self.check_name(name)
+        with self._audit.refusals(caller, "GetModel", model=name):
+            caller.require(*Scope)
+            self.check_name(name)
         return self.view()
 
     def loras(self, caller: Caller, model: str = "") -> list[tuple[Adapter, str, int]]:
         """The LoRA adapters that are loaded by id, each with its model, and in how many of the caller's jobs that have
         not ended it is in use.
         """
-        caller.require(*Scope)
-        if model:
-            self.check_name(model)
+        with self._audit.refusals(caller, "ListLoras", model=model):
+            caller.require(*Scope)
+            if model:
+                self.check_name(model)
         running = [job.request.loras for job in self._stored.jobs(caller) if not job.state.terminal]
         return [
             (

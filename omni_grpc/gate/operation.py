@@ -9,10 +9,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from omni_grpc import config as settings
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, EngineState, EngineStats, Job, JobState
+from omni_grpc.gate.audit import Audit
 from omni_grpc.gate.changes import Changes
 from omni_grpc.gate.models import ModelGate
 from omni_grpc.gate.refusals import refused
 from omni_grpc.gate.stored import Stored
+from omni_grpc.types.address import is_unix
 from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import Unavailable
 from omni_grpc.types.events import StepProgress
@@ -25,7 +27,10 @@ DEFAULT_INTERVAL = 1.0
 MIN_INTERVAL = 0.1
 LOAD_INTERVAL = 0.2
 """Shortest time in seconds between two messages about loading. The last message is not delayed."""
-SECRET = ("model", "lora", "gguf_model")
+PATHS = (
+    "model", "lora", "gguf_model", "token_file", "jwt_jwks", "tls_cert", "tls_key", "tls_client_ca", "outbound_ca",
+    "audit_log", "tenant_limits",
+)  # fmt: skip
 """Settings that name paths on the server's machine."""
 
 
@@ -59,8 +64,9 @@ class LoadView:
 class OperationGate:
     """Every function raises PermissionDenied for a missing scope."""
 
-    def __init__(self, engine: Engine, changes: Changes, stored: Stored, models: ModelGate) -> None:
+    def __init__(self, engine: Engine, changes: Changes, stored: Stored, models: ModelGate, audit: Audit) -> None:
         self._engine = engine
+        self._audit = audit
         self._changes = changes
         self._stored = stored
         self._models = models
@@ -73,7 +79,8 @@ class OperationGate:
         return None if ready is None or ready.device == "cpu" else ready.device
 
     def info(self, caller: Caller) -> ServerView:
-        caller.require(*Scope)
+        with self._audit.refusals(caller, "GetServerInfo"):
+            caller.require(*Scope)
         return ServerView(
             instance_id=self._engine.forgotten.instance_id,
             start_time=self._start_time,
@@ -82,8 +89,10 @@ class OperationGate:
             features=self._features(),
         )
 
-    def load(self, caller: Caller) -> LoadView:
-        caller.require(Scope.READ, Scope.ADMIN)
+    def load(self, caller: Caller, *, action: str = "GetServerStats") -> LoadView:
+        """The load. `action`: what for, in the audit log."""
+        with self._audit.refusals(caller, action):
+            caller.require(Scope.READ, Scope.ADMIN)
         stats, jobs = self._engine.stats(), self._stored.jobs(caller)
         queued = sum(job.state is JobState.QUEUED for job in jobs)
         return LoadView(
@@ -103,14 +112,15 @@ class OperationGate:
         if interval < MIN_INTERVAL:
             raise refused("interval", f"{interval:g} s is too short; nearest valid value: {MIN_INTERVAL:g} s")
         while self._engine.state is not EngineState.STOPPED:
-            yield self.load(caller)
+            yield self.load(caller, action="WatchServerStats")
             await self._pause(interval, lambda: self._engine.state is EngineState.STOPPED)
         raise Unavailable("the server was stopped; watch again", reason="SERVER_STOPPED")
 
     async def load_model(self, caller: Caller, model: str) -> AsyncGenerator[Loading]:
         """The progress of loading, until the model is ready. Raises what keeps it from loading."""
-        caller.require(*Scope)
-        self._models.check_name(model)
+        with self._audit.refusals(caller, "LoadModel", model=model):
+            caller.require(*Scope)
+            self._models.check_name(model)
         engine, heartbeat = self._engine, self._engine.config.server.heartbeat_interval
 
         def over() -> bool:
@@ -138,9 +148,13 @@ class OperationGate:
         for "auto".
         """
         values = {
-            option.name: option.of(self._engine.config) for option in settings.options() if option.name not in SECRET
+            option.name: option.of(self._engine.config) for option in settings.options() if option.name not in PATHS
         }
-        features = {name: written(value) for name, value in values.items() if value is not None}
+        features = {
+            name: written(value)
+            for name, value in values.items()
+            if value is not None and not (isinstance(value, str) and is_unix(value))
+        }
         if (ready := self._engine.ready) is not None:
             features |= {"device": ready.device, "dtype": ready.dtype}
         return features

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.gate import Gate
-from omni_grpc.identity import authenticator
 from omni_grpc.server.admin import AdminService
 from omni_grpc.server.artifacts import ArtifactService
 from omni_grpc.server.endpoint import Endpoint, Service
@@ -68,8 +67,7 @@ class Server:
 
     def __init__(self, gate: Gate, config: EngineConfig) -> None:
         self._gate = gate
-        self._authenticator = authenticator(config.identity)
-        self._guard = Guard(self._authenticator, served_methods(), unserved_methods(), config.server.max_message_bytes)
+        self._guard = Guard(gate, served_methods(), unserved_methods(), config.server.max_message_bytes)
         self._health = Health(gate, [descriptor.full_name for descriptor, _, _ in SERVICES])
         self._closing: asyncio.Future[None] | None = None
         servicers = self._servicers()
@@ -108,7 +106,7 @@ class Server:
         self._main.bind("host")
         if self._admin is not None:
             self._admin.bind("admin_address")
-        await self._authenticator.prepare()
+        await self._gate.prepare()
         await self._health.start()
         for endpoint in self._endpoints:
             await endpoint.start()
@@ -136,7 +134,7 @@ class Server:
     async def _close(self) -> None:
         await self._health.stop()
         await asyncio.gather(*(endpoint.stop() for endpoint in self._endpoints))
-        self._gate.close()
+        await self._gate.close()
 
     @property
     def _endpoints(self) -> Sequence[Endpoint]:

@@ -33,7 +33,7 @@ class JobWatch:
 
         `interval` is in seconds, see `Pace`. Close it (aclosing) when the watcher leaves.
         """
-        job = self._gate.jobs.get(caller, job_id)
+        job = self._gate.jobs.get(caller, job_id, action="WatchJob")
         updates = self._gate.jobs.watch(caller, job_id, after_seq, interval=interval)
         async with aclosing(updates):
             async for update in updates:

@@ -20,7 +20,7 @@ PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 NEVER_ON_A_CALL = {
     *("ATTENTION_UNAVAILABLE", "BAD_LORA", "CANNOT_LISTEN", "CHECKPOINT_DOES_NOT_LOAD", "MODEL_NOT_SUPPORTED"),
     *("NO_DEVICE", "NOTHING_QUANTIZED", "SCHEDULER_NOT_SUPPORTED", "SETTING_WITHOUT_EFFECT", "UNKNOWN_TARGET"),
-    *("BAD_CERTIFICATE", "BAD_JWKS", "BAD_TOKEN_FILE", "BAD_TENANT_LIMITS", "TOKEN_NOT_FOUND"),
+    *("BAD_CERTIFICATE", "BAD_JWKS", "BAD_TOKEN_FILE", "BAD_TENANT_LIMITS", "BAD_AUDIT_LOG", "TOKEN_NOT_FOUND"),
 }
 """Reasons that keep a server from starting, that LoadModel ends with, or that a command on a file has."""
 
