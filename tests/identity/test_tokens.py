@@ -350,7 +350,7 @@ def test_a_wrong_argument_makes_no_token(file, capsys, arguments, says):
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path, capsys):
     assert run(*NEW, "--file", tmp_path / "none" / "tokens.yaml") == 1
-    assert "No such file" in capsys.readouterr().err
+    assert "no such file or folder" in capsys.readouterr().err
 
 
 # --- certificates -----------------------------------------------------------------------------------------------------
