@@ -19,7 +19,7 @@ WHOLE  := $(filter tests,$(TESTS))
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gen-setup serve demo test test-long lint commit-lint house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
+.PHONY: help setup gen-setup serve demo test test-long lint commit-lint audit house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -48,6 +48,9 @@ lint: setup ## ruff, mypy, the import contracts, buf and the commit messages
 
 commit-lint: setup ## check the messages of the commits since the newest version tag
 	@$(BIN)/python tools/commit_lint.py
+
+audit: setup ## look for secrets in the files, and for known vulnerabilities in what is installed
+	@$(BIN)/python tools/audit.py $(ARGS)
 
 house: setup ## print figures of the code: rooms, arrows, sizes, names, docstrings
 	@$(BIN)/python tools/house_figures.py

@@ -11,6 +11,7 @@ from tools.tiny.kept import kept_checkpoint
 
 from . import __doc__ as description
 from . import (
+    auth,
     cancel,
     endure,
     fairness,
@@ -42,6 +43,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "inputs": inputs.run,
     "kills": kills.run,
     "fairness": fairness.run,
+    "auth": auth.run,
     "soak": soak.run,
     "endure": endure.run,
 }

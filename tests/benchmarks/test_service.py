@@ -11,6 +11,7 @@ import pytest
 from benchmarks import provenance
 from benchmarks.service import (
     __main__,
+    auth,
     cancel,
     endure,
     fairness,
@@ -117,6 +118,14 @@ def test_cancel_finds_each_phase(server: Server) -> None:
     figures = check(cancel.measure(server, cancel.Numbers(repeats=1, cases=cases))).figures
     assert list(figures) == ["queue", "encode", "step", "decode"]
     assert [phase["step_events_after_reply"] for phase in figures.values()] == [0, 0, 0, 0]
+
+
+def test_auth_asks_as_every_kind_of_caller(tiny_qwen_image: Path) -> None:
+    figures = check(auth.measure(tiny_qwen_image, auth.Numbers(calls=4, turn=3, settle=1))).figures["milliseconds"]
+    assert list(figures) == ["GetServerInfo", "GetJob"]
+    for callers in figures.values():
+        assert len(callers) == 6
+        assert all(0 < found["p50"] <= found["p99"] for found in callers.values())
 
 
 def test_preempt_sees_both_events(server: Server) -> None:
