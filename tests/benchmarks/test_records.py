@@ -111,7 +111,7 @@ SCRIPTS = [
     ROOT / "tools/gpu_test.py",
     ROOT / "tools/sanitize.py",
 ]
-OTHER_FILES = {"tune_gemm", "tune_attention", "gpu_adapter", "provenance"}
+OTHER_FILES = {"tune_gemm", "tune_attention", "gpu_adapter", "provenance", "auth"}
 """These write tables of times for the package, or what their own processes read; `provenance` writes the line."""
 
 
