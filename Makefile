@@ -49,7 +49,7 @@ lint: setup ## ruff, mypy, the import contracts, buf and the commit messages
 commit-lint: setup ## check the messages of the commits since the newest version tag
 	@$(BIN)/python tools/commit_lint.py
 
-audit: setup ## look for secrets in the files, and for known vulnerabilities in what is installed
+audit: setup ## look for secrets in the files (ARGS=--vulnerabilities: and for known ones in what is installed)
 	@$(BIN)/python tools/audit.py $(ARGS)
 
 house: setup ## print figures of the code: rooms, arrows, sizes, names, docstrings

@@ -73,8 +73,9 @@ class ModelGate:
         ]
 
     def check_name(self, caller: Caller, name: str) -> None:
-        """Raises NotFound for a model that is not served, PermissionDenied for one that is not for the caller's tenant. An
-        empty name means the model that is served.
+        """Raises NotFound for a model that is not served, PermissionDenied for one that is not for the caller.
+
+        An empty name means the model that is served.
         """
         check_model(name, self._engine.checkpoint)
         self._quotas.require_model(caller, self._engine.checkpoint.name)
