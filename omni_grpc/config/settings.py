@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from omni_grpc.config import (
     unknown_settings,
 )
 from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.json_text import read_json
 from omni_grpc.types.version import __version__
 
 DEGREES: Mapping[str, str] = {"--usp": "--ulysses-degree", "--ring": "--ring-degree"}
@@ -141,7 +141,7 @@ def _in_full(word: str) -> str:
 
 def _json_or_text(value: str) -> Any:
     try:
-        return json.loads(value)
+        return read_json(value)
     except ValueError:
         return value
 
