@@ -15,6 +15,7 @@ from . import (
     cancel,
     endure,
     fairness,
+    fuzz,
     inputs,
     kills,
     lanes,
@@ -46,6 +47,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "auth": auth.run,
     "soak": soak.run,
     "endure": endure.run,
+    "fuzz": fuzz.run,
 }
 
 
@@ -59,18 +61,23 @@ def main() -> int:
         help="what to serve (default: a tiny one with random weights, built where it is missing)",
     )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results files")
+    parser.add_argument("--count", type=int, default=fuzz.Numbers.count, help="fuzz: how many requests")
+    parser.add_argument("--seed", type=int, default=fuzz.Numbers.seed, help="fuzz: what the mutations are made from")
+    parser.add_argument("--what", choices=fuzz.PARTS, help="fuzz: one part alone, `count` times (default: all)")
     options = parser.parse_args()
     if unknown := set(options.names) - BENCHMARKS.keys():
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
     checkpoint = options.checkpoint or kept_checkpoint()
-    kept = [_run(name, checkpoint, options.out) for name in options.names or BENCHMARKS]
+    numbers = fuzz.Numbers(count=options.count, seed=options.seed, what=(options.what,) if options.what else fuzz.PARTS)
+    runs = {**BENCHMARKS, "fuzz": lambda checkpoint: fuzz.run(checkpoint, numbers)}
+    kept = [_run(name, runs[name], checkpoint, options.out) for name in options.names or BENCHMARKS]
     return 0 if all(kept) else 1
 
 
-def _run(name: str, checkpoint: Path, out: Path) -> bool:
+def _run(name: str, benchmark: Callable[[Path], Result], checkpoint: Path, out: Path) -> bool:
     print(f"\n## {name}\n", flush=True)
     with load() as meanwhile:
-        result = BENCHMARKS[name](checkpoint)
+        result = benchmark(checkpoint)
     path = write(out, name, result, meanwhile)
     print(result.table())
     print(f"\n{meanwhile.seconds:.0f} s; other processes took {meanwhile.others:.2f} cores meanwhile; {path.name}")

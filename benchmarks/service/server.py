@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import select
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from omni_grpc.types import shared_memory as shared
+
 ROOT = Path(__file__).resolve().parents[2]
 LISTENING = re.compile(r"listening on (\S+:\d+)")
 START_SECONDS, STOP_SECONDS = 90.0, 15.0
@@ -24,9 +27,15 @@ PATIENCE = 60.0
 class Server:
     """A running server. Its worker is a process too; CPU and memory are those of the server alone."""
 
-    def __init__(self, pid: int, address: str) -> None:
+    def __init__(self, pid: int, address: str, log: IO[str]) -> None:
         self.pid = pid
         self.address = address
+        self._log = log
+
+    def logged(self) -> str:
+        """What it has logged so far. Read at a place of its own: the server writes at the file's."""
+        descriptor = self._log.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 
     def worker(self) -> int:
         """Process id of the worker. Raises LookupError while there is none."""
@@ -43,6 +52,38 @@ class Server:
 
     def rss_bytes(self) -> int:
         return rss_bytes(self.pid)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What a server and its worker hold: memory in bytes, threads, open files and sockets, shared-memory blocks."""
+
+    worker: int
+    server_bytes: int
+    worker_bytes: int
+    threads: int
+    files: int
+    blocks: int
+
+    def grown_since(self, before: Resources) -> Iterator[str]:
+        """What is more than it was by more than is kept on purpose: caches, pools of threads."""
+        rooms = {"server_bytes": 192 << 20, "worker_bytes": 512 << 20, "threads": 24, "files": 24, "blocks": 0}
+        for name, room in rooms.items():
+            was, now = getattr(before, name), getattr(self, name)
+            if now > was + room:
+                yield f"{name} grew from {was} to {now}"
+
+
+def resources(server: Server) -> Resources:
+    worker, proc = server.worker(), Path(f"/proc/{server.pid}")
+    return Resources(
+        worker=worker,
+        server_bytes=server.rss_bytes(),
+        worker_bytes=rss_bytes(worker),
+        threads=sum(1 for _ in (proc / "task").iterdir()),
+        files=sum(1 for _ in (proc / "fd").iterdir()),
+        blocks=sum(1 for _ in shared.BLOCKS.glob(f"omni*-{server.pid}-*")),
+    )
 
 
 def rss_bytes(pid: int) -> int:
@@ -70,7 +111,7 @@ def served(checkpoint: Path, *flags: str) -> Iterator[Server]:
             start_new_session=True,  # its own group, so that a kill takes its worker too
         )
         try:
-            yield Server(process.pid, _address(process, log))
+            yield Server(process.pid, _address(process, log), log)
         finally:
             _stop(process)
 

@@ -18,7 +18,7 @@ from diffusers.quantizers import PipelineQuantizationConfig
 from omni_grpc.adapter.parameters import Signature
 from omni_grpc.config import AdapterConfig
 from omni_grpc.loading.components import configure_vae, without_progress_bars
-from omni_grpc.types.errors import CheckpointError, ConfigError, Violation
+from omni_grpc.types.errors import CheckpointError, ConfigError, OmniError, Violation
 from omni_grpc.types.os_errors import plain
 from omni_grpc.worker.base import RunnerContext
 
@@ -45,7 +45,10 @@ def load(setting: RunnerContext) -> DiffusionPipeline:
     try:
         with without_progress_bars():
             pipeline = DiffusionPipeline.from_pretrained(folder, **arguments)
-    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+    except OmniError:
+        raise
+    except Exception as error:
+        # the libraries raise anything over a damaged file, or a config with other types than they know
         message = f"{kind.__name__} does not load from {folder}: {type(error).__name__}: {plain(error)}"
         raise CheckpointError(message, reason="CHECKPOINT_DOES_NOT_LOAD") from error
     pipeline.set_progress_bar_config(disable=True)

@@ -47,6 +47,7 @@ from omni_grpc.checkpoint.download_progress import (
 )
 from omni_grpc.checkpoint.intact import DAMAGED
 from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.json_text import read_json
 from omni_grpc.types.load_progress import size_text
 from omni_grpc.types.os_errors import plain, reason
 from omni_grpc.types.version import __version__
@@ -332,8 +333,8 @@ def _linked(target: Path, links: Mapping[str, Path]) -> Path:
 
 def _json(path: Path) -> Mapping[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        content = read_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON ({error})") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} contains a JSON {type(content).__name__}, expected an object")

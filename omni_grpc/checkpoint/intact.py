@@ -5,13 +5,13 @@ Only heads are read, so that this takes no time before a worker starts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from omni_grpc.checkpoint import layout
 from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.json_text import read_json
 
 POINTER = b"version https://git-lfs.github.com/spec/"
 """How a pointer of git-lfs begins (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md)."""
@@ -70,7 +70,7 @@ def _expected(stream: Any, head: bytes, size: int) -> int:
         return 8 + length
     stream.seek(8)
     try:
-        entries = [entry for name, entry in json.loads(stream.read(length)).items() if name != "__metadata__"]
+        entries = [entry for name, entry in read_json(stream.read(length)).items() if name != "__metadata__"]
         return 8 + length + max((int(entry["data_offsets"][1]) for entry in entries), default=0)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return 0
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
+        return 0  # not a header; whoever loads it says so

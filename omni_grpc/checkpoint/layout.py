@@ -33,6 +33,7 @@ PICKLES = frozenset({".bin", ".ckpt", ".pt", ".pth", ".pkl"})
 WEIGHTS_MISSING = "WEIGHTS_MISSING"
 
 _SHARD_INDEX = re.compile(r"\.index(\.\w+)?\.json$")
+_FOLDER = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
 _WITHOUT_WEIGHTS = re.compile(
     r"(Scheduler|Tokenizer|TokenizersBackend|Processor|FeatureExtractor)(Fast|Pil)?$|Guid|Mel$"
 )
@@ -51,10 +52,14 @@ class Weights:
 
 
 def components(index: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, class) of each component that model_index.json names."""
+    """(name, class) of each component that model_index.json names. Raises CheckpointError for a name that cannot be
+    that of a folder right in the checkpoint's.
+    """
     for name, value in index.items():
         if name.startswith("_") or not isinstance(value, list) or len(value) != 2:
             continue
+        if not _FOLDER.fullmatch(name):
+            raise CheckpointError(f"{INDEX} names the component {name[:64]!r}, which is no name of a folder")
         if all(isinstance(part, str) for part in value):
             yield name, value[1]
 

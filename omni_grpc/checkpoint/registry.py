@@ -6,13 +6,12 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
-import json
 import logging
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from omni_grpc.checkpoint import layout
 from omni_grpc.checkpoint import overrides as preferences
@@ -20,6 +19,7 @@ from omni_grpc.checkpoint.intact import DAMAGED, check_files, fault
 from omni_grpc.config import ModelConfig
 from omni_grpc.types.diffusers_spec import nameless_spec, opaque_spec
 from omni_grpc.types.errors import CheckpointError, ConfigError, Violation
+from omni_grpc.types.json_text import read_json
 from omni_grpc.types.os_errors import plain
 from omni_grpc.types.spec import Checkpoint, ModelSpec, Preferences
 
@@ -30,6 +30,11 @@ logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "omni_grpc.models"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+T = TypeVar("T")
+
+COUNTS = re.compile(r"num_|layers|blocks|depth|channels|dim|size|heads|mult")
+"""Names of settings that say how many or how wide."""
+MOST = 1 << 24
 CONFIGS = (
     "config.json",
     "scheduler_config.json",
@@ -159,7 +164,9 @@ def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: s
     configs = _configs(folder, index)
     spec = None if load_format == "diffusers" else specs().get(pipeline)
     try:
-        spec = spec and dataclasses.replace(spec, **spec.variant(configs))
+        if spec is not None:
+            variant = spec.variant
+            spec = dataclasses.replace(spec, **_described(folder, pipeline, lambda: variant(configs)))
     except CheckpointError as error:
         if load_format == "native":
             raise
@@ -172,9 +179,24 @@ def open_checkpoint(path: str | Path, *, name: str | None = None, load_format: s
         configs=configs,
         preferences=_preferences(folder),
     )
+    if spec is not None:
+        _described(folder, pipeline, lambda: (checkpoint.parts, checkpoint.limits, checkpoint.defaults))
     if checkpoint.described:
         preferences.check(checkpoint, str(folder / layout.PREFERENCES))
     return checkpoint
+
+
+def _described(folder: Path, pipeline: str, read: Callable[[], T]) -> T:
+    """What `read` finds in the configs of a native model. Raises CheckpointError where they lack something, or have
+    something else in its place: a spec takes them to be whole.
+    """
+    try:
+        return read()
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"the configs in {folder} do not describe a {pipeline}: {type(error).__name__}: {plain(error)}; copy or "
+            "download them again"
+        ) from error
 
 
 def _preferences(folder: Path) -> Preferences:
@@ -188,20 +210,34 @@ def _configs(folder: Path, index: Mapping[str, Any]) -> dict[str, Mapping[str, A
         for file in CONFIGS:
             if (folder / component / file).is_file():
                 configs[component] = _read_json(folder / component / file, f"component {component!r}")
+                _check_counts(configs[component], str(folder / component / file))
                 break
         else:
             raise CheckpointError(f"{folder / component} has no config file, but model_index.json names the component")
     return configs
 
 
+def _check_counts(config: Any, where: str) -> None:
+    """Raises CheckpointError for numbers of layers, heads and the like that nothing has: whoever builds the component
+    would never come to an end.
+    """
+    for key, value in config.items():
+        counts = value if isinstance(value, list) else [value]
+        most = max((count for count in counts if isinstance(count, int)), default=0)
+        if most > MOST and COUNTS.search(key):
+            raise CheckpointError(f"{where}: {key} is {most}, and no component has more than {MOST}")
+        if isinstance(value, dict):
+            _check_counts(value, where)
+
+
 def _read_json(path: Path, what: str) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{what}: {path} does not exist") from None
     except OSError as error:
         raise CheckpointError(f"{what}: {plain(error)}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         if why := fault(path):
             raise CheckpointError(f"{what}: {path} {why}", reason=DAMAGED) from error
         raise CheckpointError(f"{what}: {path} is not valid JSON ({error})") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import Any, BinaryIO
 
 from omni_grpc.checkpoint import layout
 from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.json_text import read_json
 from omni_grpc.types.os_errors import plain
 from omni_grpc.types.spec import Checkpoint
 
@@ -66,7 +66,7 @@ def _opened(path: Path) -> BinaryIO:
 def parse(text: bytes, where: str) -> Header:
     """The tensors that a header names, without "__metadata__". Raises CheckpointError if it is not JSON."""
     try:
-        content: dict[str, Any] = json.loads(text)
+        content: dict[str, Any] = read_json(text)
         return {name: (entry["dtype"], entry["shape"]) for name, entry in content.items() if name != "__metadata__"}
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{where} is no safetensors file: its header cannot be read ({error})") from error
@@ -76,7 +76,7 @@ def headers(folder: Path) -> dict[str, list[Header]]:
     """Those of a checkpoint, by component. Raises CheckpointError as layout.weights does."""
 
     def read(file: str) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((folder / file).read_text(encoding="utf-8"))
+        content: dict[str, Any] = read_json((folder / file).read_text(encoding="utf-8"))
         return content
 
     found = layout.weights(read(layout.INDEX), layout.files_of(folder), str(folder), read)

@@ -22,6 +22,7 @@ from omni_grpc.config.flags import SettingsParser
 from omni_grpc.config.settings import ALWAYS
 from omni_grpc.omni import Generation, Omni
 from omni_grpc.types.errors import OmniError
+from omni_grpc.types.json_text import read_json
 from omni_grpc.types.library_logs import quiet_libraries
 from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
 from omni_grpc.types.output_files import check_writable, write_file
@@ -351,7 +352,7 @@ def _extra(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if equals and name:
         with contextlib.suppress(json.JSONDecodeError):
-            return name, json.loads(value)
+            return name, read_json(value)
     raise argparse.ArgumentTypeError(
         f"{text!r} is not NAME=JSON, for example max_sequence_length=256 or style='\"bold\"'"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from omni_grpc.config.command_line import Parser
 from omni_grpc.config.options import BOOLEANS, Option
 from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.json_text import read_json
 
 SHORT: Mapping[str, str] = {"-dac": "--diffusion-attention-config"}
 """vLLM-Omni's short flags for flags of the same name here."""
@@ -123,7 +123,7 @@ def _in_full(words: Sequence[str], known: Iterable[Option]) -> list[str]:
 
 def _json_or_text(value: str) -> Any:
     try:
-        return json.loads(value)
+        return read_json(value)
     except ValueError:
         return value
 

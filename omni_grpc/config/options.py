@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 from omni_grpc.config.command_line import meant
 from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.json_text import read_json
 
 ENVIRONMENT_PREFIX = "OMNI_GRPC_"
 
@@ -112,7 +112,7 @@ class Option:
         if self.pairs:
             return _pairs(value)
         if self.type is dict:
-            parsed = json.loads(value) if isinstance(value, str) else value
+            parsed = read_json(value) if isinstance(value, str) else value
             if not isinstance(parsed, dict):
                 raise TypeError(value)
             return parsed
@@ -179,7 +179,7 @@ def _pairs(value: Any) -> dict[str, str]:
         name, equals, text = value.partition("=")
         pairs = [(name, text)] if equals and name and text else [("", "")]
     else:
-        pairs = list((json.loads(value) if isinstance(value, str) else dict(value)).items())
+        pairs = list((read_json(value) if isinstance(value, str) else dict(value)).items())
     if len(dict(pairs)) < len(pairs) or not all(isinstance(part, str) and part for pair in pairs for part in pair):
         raise ValueError(value)
     return dict(pairs)

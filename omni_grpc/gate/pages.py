@@ -5,7 +5,6 @@ repeat nor hide others.
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import hashlib
 import json
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from omni_grpc.types.errors import InvalidArgument, Violation
+from omni_grpc.types.json_text import read_json
 
 T = TypeVar("T")
 Position = tuple[float, str]
@@ -54,9 +54,9 @@ def _write(place: Position, filters: str) -> str:
 
 def _read(token: str, filters: str) -> Position:
     try:
-        moment, name, bound_to = json.loads(base64.urlsafe_b64decode(token.encode()))
+        moment, name, bound_to = read_json(base64.urlsafe_b64decode(token.encode()))
         after = (float(moment), str(name))
-    except (ValueError, TypeError, binascii.Error):
+    except (ValueError, TypeError, OverflowError):
         raise _refusal("was not created by this server; start again without a token") from None
     if bound_to != filters:
         raise _refusal("was created with other filters; start again without a token")

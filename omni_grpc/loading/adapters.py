@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import logging
 import math
 import re
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from omni_grpc.checkpoint.intact import fault
 from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.json_text import read_json
 from omni_grpc.types.os_errors import plain
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def _config(name: str, file: Path, metadata: Mapping[str, str]) -> dict[str, Any
                 where, text = str(beside), beside.read_text(encoding="utf-8")
             else:
                 logger.warning("adapter %s: %s is not of %s and is not used", name, beside, file.name)
-        found = json.loads(text)
+        found = read_json(text)
     except (OSError, ValueError) as error:
         raise refused(name, f"its config is not JSON: {where}: {plain(error)}") from error
     if not isinstance(found, dict):

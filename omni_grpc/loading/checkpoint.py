@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import json
 import math
 import re
 from collections import deque
@@ -28,6 +27,7 @@ from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.ops.dequant import Packing
 from omni_grpc.ops.host import READ_THREADS, HostLibraryError, Reading
 from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.json_text import read_json
 from omni_grpc.types.os_errors import plain
 from omni_grpc.types.spec import WeightMap
 
@@ -167,7 +167,7 @@ def _begin(source: Source, length: int, header: Mapping[str, Any]) -> int:
 def _header(file: Path) -> tuple[int, dict[str, Any]]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        return length, json.loads(stream.read(length))
+        return length, read_json(stream.read(length))
 
 
 def prefetched(
@@ -243,8 +243,8 @@ def _files(folder: Path) -> list[Path]:
             raise CheckpointError(f"{folder} has no weights: neither {WEIGHT_FILE} nor {INDEX_FILE} is there")
         return [folder / WEIGHT_FILE]
     try:
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, json.JSONDecodeError, KeyError, AttributeError) as error:
+        shards = sorted(set(read_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{index} is not an index of weight shards: {plain(error)}") from error
     if absent := [shard for shard in shards if not (folder / shard).is_file()]:
         raise CheckpointError(f"{index} names shards that do not exist: {', '.join(absent)}")

@@ -44,8 +44,10 @@ def load_module(
                 output_loading_info=True,
                 dtype=dtype,
             )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError(f"component {component!r} of {checkpoint.path} does not load: {plain(error)}") from error
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise _unloadable(checkpoint, component, error) from error
     if missing := sorted(map(str, itertools.chain(info["missing_keys"], info["mismatched_keys"]))):
         raise CheckpointError(f"component {component!r} of {checkpoint.path} lacks weights: {', '.join(missing)}")
     if info["unexpected_keys"]:
@@ -78,9 +80,26 @@ def load_tokenizer(checkpoint: Checkpoint, component: str) -> Any:
         # from_pretrained would make a tokenizer without words
         raise CheckpointError(f"component {component!r}: {folder} has none of {', '.join(sorted(vocabularies))}")
     try:
-        return kind.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"component {component!r} of {checkpoint.path} does not load: {plain(error)}") from error
+        tokenizer = kind.from_pretrained(folder, local_files_only=True)
+        longest = tokenizer.model_max_length
+        if not isinstance(longest, int | float):
+            raise ValueError(f"model_max_length is {longest!r}, not a number")
+        return tokenizer
+    except Exception as error:
+        raise _unloadable(checkpoint, component, error) from error
+
+
+def _unloadable(checkpoint: Checkpoint, component: str, error: Exception) -> CheckpointError:
+    """The refusal of a component that its library cannot load: it raises anything over a config with other types than
+    it knows, and over a damaged file. Where memory ran out, the worker finds that in the cause.
+    """
+    what = (
+        plain(error) if isinstance(error, OSError | ValueError | RuntimeError) else f"{type(error).__name__}: {error}"
+    )
+    return CheckpointError(
+        f"component {component!r} of {checkpoint.path} does not load: {what}; its config or its files are damaged, or "
+        "made for another version of the library"
+    )
 
 
 @contextlib.contextmanager
@@ -99,7 +118,12 @@ def without_progress_bars() -> Iterator[None]:
 
 def _kind(checkpoint: Checkpoint, component: str) -> Any:
     """The class that model_index.json names for a component."""
-    library, name = checkpoint.configs[""].get(component) or ("", "")
+    named = checkpoint.configs[""].get(component) or ("", "")
+    if not isinstance(named, list | tuple) or len(named) != 2 or not all(isinstance(part, str) for part in named):
+        raise CheckpointError(
+            f"model_index.json of {checkpoint.path} must give {component!r} a library and a class, not {named!r}"
+        )
+    library, name = named
     if library not in _LIBRARIES:
         raise CheckpointError(
             f"model_index.json of {checkpoint.path} gives {component!r} to library {library!r}; "

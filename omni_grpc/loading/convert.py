@@ -27,6 +27,7 @@ from omni_grpc.checkpoint import layout
 from omni_grpc.checkpoint.intact import DAMAGED, fault
 from omni_grpc.config.command_line import Parser
 from omni_grpc.types.errors import CheckpointError, OmniError
+from omni_grpc.types.json_text import read_json
 from omni_grpc.types.library_logs import quiet_libraries
 from omni_grpc.types.os_errors import plain, reason
 
@@ -200,10 +201,10 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 def _convert_index(old: Path, new: Path, made: Mapping[str, Converted]) -> None:
     """Writes the index of the new shards, from what is in them."""
     try:
-        content: dict[str, Any] = json.loads(old.read_text(encoding="utf-8"))
+        content: dict[str, Any] = read_json(old.read_text(encoding="utf-8"))
         renamed = {name: new_name(name) for name in layout.shards(content, str(old))}
         listed: Mapping[str, str] = content["weight_map"]
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{old} is not an index of weight shards: {error}") from error
     if absent := [name for name, shard in renamed.items() if shard not in made]:
         raise CheckpointError(f"{old} names shards that do not exist: {', '.join(absent)}")

@@ -13,6 +13,8 @@ from omni_grpc.loading.checkpoint import WeightTargets, load_weights, places
 from omni_grpc.loading.components import load_module, load_tokenizer
 from omni_grpc.loading.gguf import GgufFile
 from omni_grpc.loading.sources import check_scheme
+from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.os_errors import plain
 from omni_grpc.types.spec import Checkpoint
 
 M = TypeVar("M", bound=nn.Module)
@@ -41,8 +43,7 @@ class Loader:
         """Our own module of a component: `build` makes it from the component's config. Raises CheckpointError, see
         load_weights and GgufFile.
         """
-        with torch.device("meta"):
-            module = build(self.checkpoint.configs[component]).eval()
+        module = self._built(component, build)
         folder, weights = self.checkpoint.path / component, self.checkpoint.spec.weights[component]
         file = self.files.get(component)
         where: WeightTargets = {}
@@ -61,6 +62,22 @@ class Loader:
             edit(module, component, where)
         self.loaded[component] = module
         return module
+
+    def _built(self, component: str, build: Callable[[Mapping[str, Any]], M]) -> M:
+        """Without weights. Raises CheckpointError for a config that is not that of the module."""
+        config = self.checkpoint.configs.get(component)
+        if config is None:
+            raise CheckpointError(
+                f"{self.checkpoint.path} has no component {component!r}; its model_index.json names none"
+            )
+        try:
+            with torch.device("meta"):
+                return build(config).eval()
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+            raise CheckpointError(
+                f"the config of component {component!r} of {self.checkpoint.path} does not describe one: "
+                f"{type(error).__name__}: {plain(error)}; copy or download it again"
+            ) from error
 
     def module(self, component: str, *, part: str = "") -> Any:
         """A component that transformers or diffusers bring; `part` keeps only the submodule of that name."""

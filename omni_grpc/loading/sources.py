@@ -10,7 +10,6 @@ comes, which is finer, so those are not read.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.json_text import read_json
 
 CODES: Mapping[str, torch.dtype] = MappingProxyType({"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8})
 """Dtypes of codes, by their names in a safetensors header."""
@@ -139,7 +139,7 @@ def check_scheme(config: Mapping[str, Any], folder: Path) -> None:
     declared = config.get("quantization_config")
     if declared is None and (folder / MODELOPT_CONFIG).is_file():
         try:
-            content = json.loads((folder / MODELOPT_CONFIG).read_text(encoding="utf-8"))
+            content = read_json((folder / MODELOPT_CONFIG).read_text(encoding="utf-8"))
             declared = {"quant_method": "modelopt", **content["quantization"]}
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{folder / MODELOPT_CONFIG} cannot be read: {error!r}") from error

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import logging
 import multiprocessing
+import os
 import secrets
 import signal
 import time
@@ -42,7 +43,7 @@ class Decoder:
 
     def __init__(self, config: LimitsConfig) -> None:
         self._config = config
-        self._prefix = f"omni-in-{secrets.token_hex(6)}-"
+        self._prefix = f"omni-in-{os.getpid()}-{secrets.token_hex(6)}-"
         self._requests = itertools.count()
         self._process: _Process | None = None
 

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from omni_grpc.types.errors import OmniError
+from omni_grpc.types.json_text import read_json
 from omni_grpc.types.os_errors import plain
 from omni_grpc.types.output_files import write_file
 from omni_grpc.types.version import __version__
@@ -251,7 +252,7 @@ def read(path: Path) -> dict[str, dict[int, Times]]:
     it, and it is rewritten after the next measurement.
     """
     try:
-        return _parsed(json.loads(path.read_text(encoding="utf-8")))
+        return _parsed(read_json(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

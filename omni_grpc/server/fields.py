@@ -6,13 +6,14 @@ Unset fields stay None; zero and "" are ordinary values.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct, Value
 
 from omni_grpc.gate.refusals import Refusals
 from omni_grpc.types.lora import Lora
@@ -92,19 +93,33 @@ class Reader(Refusals):
         if option.type is LORAS:
             return tuple(_lora(reference) for reference in value) or None
         if option.type is EXTRA:
-            return {name: _plain(inner) for name, inner in json_format.MessageToDict(value).items()} or None
+            return self._struct(option.path, value) or None
         return given(message, leaf) if field.has_presence else value or None
+
+    def _struct(self, path: str, value: Struct) -> dict[str, Any]:
+        """A Struct as plain Python. Numbers that are not finite are refused by name: JSON, which a Struct stands for,
+        has none.
+        """
+        return {name: self._plain(f"{path}.{name}", inner) for name, inner in value.fields.items()}
+
+    def _plain(self, path: str, value: Value) -> Any:
+        """A Struct has no integers, so a whole number becomes one. A value of no kind is None."""
+        match value.WhichOneof("kind"):
+            case "struct_value":
+                return self._struct(path, value.struct_value)
+            case "list_value":
+                return [self._plain(f"{path}[{i}]", inner) for i, inner in enumerate(value.list_value.values)]
+            case "number_value":
+                number = value.number_value
+                if not math.isfinite(number):
+                    self.refuse(path, f"{number} is not a finite number")
+                    return None
+                return int(number) if number.is_integer() else number
+            case "string_value" | "bool_value" as kind:
+                return getattr(value, kind)
+        return None
 
 
 def _lora(reference: sampling_pb2.LoraRef) -> Lora:
     scale = given(reference, "scale")
     return Lora(lora_id=reference.lora_id, scale=1.0 if scale is None else scale, target=reference.target)
-
-
-def _plain(value: Any) -> Any:
-    """A value of a Struct as plain Python. A Struct has no integers, so a whole number becomes one."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, list) else value
