@@ -30,7 +30,9 @@ Scan = Mapping[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--accept", action="store_true", help=f"write {BASELINE} instead of comparing with it")
     parser.add_argument(
         "--vulnerabilities",
