@@ -39,7 +39,7 @@ class Numbers:
     what: tuple[str, ...] = PARTS
     connections: int = fuzz_sockets.CONNECTIONS
     scenes: int = 30
-    """Connections of each scene; 0: no connections by hand."""
+    """Connections of each scene."""
 
     def of(self, part: str) -> int:
         return self.count if part == "wire" or len(self.what) == 1 else self.count // 5
@@ -77,9 +77,9 @@ def measure(checkpoints: Mapping[str, tuple[Path, float]], numbers: Numbers) -> 
                 count = round(numbers.count * share)
                 asyncio.run(fuzz_wire.fuzz(server, count, numbers.seed, tally, first=first))
                 first += count
-                if index == 0 and numbers.scenes:
-                    sockets = _connections(server, numbers, tally)
-                problems += [f"logged: {line}" for line in _tracebacks(server.logged())]
+                if index == 0:
+                    sockets = connections(server, numbers, tally)
+                problems += [f"logged: {line}" for line in tracebacks(server.logged())]
         tables |= {"requests": tally.answers, "how": Table({(kind, ""): n for kind, n in tally.kinds.items()})}
         tables["connections"] = sockets
         problems += tally.problems
@@ -93,7 +93,7 @@ def measure(checkpoints: Mapping[str, tuple[Path, float]], numbers: Numbers) -> 
     return _result(numbers, tables, problems)
 
 
-def _connections(server: Server, numbers: Numbers, tally: fuzz_wire.Tally) -> Table:
+def connections(server: Server, numbers: Numbers, tally: fuzz_wire.Tally) -> Table:
     """Connections by hand, and many at once while a usual request is made."""
     before = asyncio.run(fuzz_wire.settled(server))
     known, bits = asyncio.run(fuzz_wire.usual(server))
@@ -109,7 +109,7 @@ def _connections(server: Server, numbers: Numbers, tally: fuzz_wire.Tally) -> Ta
     return outcomes
 
 
-def _tracebacks(log: str) -> list[str]:
+def tracebacks(log: str) -> list[str]:
     """The last lines of tracebacks: what nobody expected. gRPC prints one for metadata that are not UTF-8, which it
     then hands over as bytes.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import itertools
 import json
 import logging
 import multiprocessing
@@ -43,15 +44,15 @@ WORDS = (0, 1, 2, 7, 12, 255, 1 << 16, 1 << 28, (1 << 31) - 1, (1 << 32) - 1, 1 
 Answers = collections.Counter[tuple[str, str]]
 
 
-def fuzz(checkpoint: Path, count: int, seed: int, *, first: int = 0) -> tuple[Answers, list[str]]:
-    """(What was damaged, outcome) -> files, and what should not have been."""
+def fuzz(checkpoint: Path, count: int, *seeds: int) -> tuple[Answers, list[str]]:
+    """(What was damaged, outcome) -> files, `count` of each seed, and what should not have been."""
     answers: Answers = collections.Counter()
     problems: list[str] = []
     with tempfile.TemporaryDirectory() as scratch:
         workshop = Workshop(checkpoint, Path(scratch))
         reader = Reader(workshop.folder)
         try:
-            for index in range(first, first + count):
+            for seed, index in itertools.product(seeds, range(count)):
                 rng = random.Random(f"{seed}:{index}")
                 kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
                 workshop.damage(kind, rng)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from benchmarks.service import fuzz, fuzz_files, fuzz_media, fuzz_messages
+from benchmarks.service import fuzz, fuzz_files, fuzz_media, fuzz_messages, fuzz_sockets, fuzz_wire
+from benchmarks.service.server import served
 
 pytestmark = pytest.mark.service
 
@@ -14,12 +16,27 @@ SEEDS = (1, fuzz.fresh_seed())
 
 
 def test_requests_and_connections(tiny_qwen_image: Path) -> None:
-    for seed, count, scenes in zip(SEEDS, (200, 100), (1, 0), strict=True):
-        numbers = fuzz.Numbers(count=count, seed=seed, what=("wire",), connections=100, scenes=scenes)
-        result = fuzz.measure({"image": (tiny_qwen_image, 1.0)}, numbers)
-        assert not result.problems, f"seed {seed}: {result.problems}"
-        assert sum(sum(answers.values()) for answers in result.figures["requests"].values()) >= count
-        assert result.rows
+    tally = fuzz_wire.Tally()
+    with served(tiny_qwen_image, *fuzz.FLAGS) as server:
+        for seed in SEEDS:
+            asyncio.run(fuzz_wire.fuzz(server, 150, seed, tally))
+        outcomes = fuzz.connections(server, fuzz.Numbers(connections=100, scenes=1, seed=SEEDS[1]), tally)
+        assert not tally.problems, f"seeds {SEEDS}: {tally.problems}"
+        assert fuzz.tracebacks(server.logged()) == [], f"seeds {SEEDS}"
+    assert sum(tally.kinds.values()) == 300
+    assert {scene for scene, _ in outcomes} == {*fuzz_sockets.SCENES, "open at once"}
+
+
+def test_the_table_has_a_row_for_each_kind(tiny_qwen_image: Path) -> None:
+    result = fuzz.measure({"image": (tiny_qwen_image, 1.0)}, fuzz.Numbers(count=40, what=("media",)))
+    assert sum(sum(answers.values()) for answers in result.figures["media"].values()) == 40
+    assert [row[1] for row in result.rows] == sorted(result.figures["media"])
+
+
+def test_tracebacks_of_the_log_are_found() -> None:
+    log = "INFO a\nTraceback (most recent call last):\n  File x\nValueError: y\nINFO b\n"
+    assert fuzz.tracebacks(log) == ["ValueError: y"]
+    assert fuzz.tracebacks("ERROR grpc._cython.cygrpc: Invalid encoding on b'x'\n" + log[7:]) == []
 
 
 @pytest.mark.parametrize("seed", SEEDS, ids=["fixed", "random"])
@@ -31,10 +48,9 @@ def test_media(seed: int) -> None:
 
 
 def test_files(tiny_qwen_image: Path) -> None:
-    for seed in SEEDS:
-        answers, problems = fuzz_files.fuzz(tiny_qwen_image, 15, seed)
-        assert not problems, f"seed {seed}: {problems}"
-        assert any(outcome == "INVALID_ARGUMENT BAD_LORA" for _, outcome in answers)
+    answers, problems = fuzz_files.fuzz(tiny_qwen_image, 20, *SEEDS)
+    assert not problems, f"seeds {SEEDS}: {problems}"
+    assert any(outcome == "INVALID_ARGUMENT BAD_LORA" for _, outcome in answers)
 
 
 def test_a_case_is_the_same_in_every_run() -> None:
