@@ -19,6 +19,7 @@ import yaml
 from grpc import aio
 
 from omni_grpc.cli import serve as command
+from omni_grpc.client.channel import options_for
 from omni_grpc.config import EngineConfig, options
 from omni_grpc.engine import Engine, EngineState
 from omni_grpc.engine.scheduler import Lane
@@ -257,7 +258,7 @@ async def test_no_path_of_the_servers_machine_is_shown(tmp_path: Path) -> None:
 
 
 async def call_admin(service: Service, address: str) -> admin_pb2.GetServerInfoResponse:
-    async with aio.insecure_channel(address) as channel:
+    async with aio.insecure_channel(address, options=options_for(address)) as channel:
         ask = channel.unary_unary(
             "/omni_grpc.v1.AdminService/GetServerInfo",
             request_serializer=admin_pb2.GetServerInfoRequest.SerializeToString,

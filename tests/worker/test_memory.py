@@ -296,12 +296,12 @@ def test_a_broken_device_is_not_one_without_memory(monkeypatch: pytest.MonkeyPat
     error = RuntimeError("omni_grpc: out of memory: torch_call_dispatcher(new_empty) API call failed")
     assert ran_out_of_memory(error)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 2))
     assert ran_out_of_memory(error)
 
     def fail() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
     assert not ran_out_of_memory(error)
     assert failure(error, "stepping").reason == "WORKER_ERROR"
