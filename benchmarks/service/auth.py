@@ -98,7 +98,7 @@ def ways(checkpoint: Path, folder: Path, numbers: Numbers) -> Iterator[Mapping[s
 
         def channel(server: Server, *identity: bytes) -> grpc.Channel:
             credentials = grpc.ssl_channel_credentials(ca, *reversed(identity))
-            return stack.enter_context(grpc.secure_channel(server.address, credentials, OPTIONS))
+            return stack.enter_context(grpc.secure_channel(server.address, credentials, options=OPTIONS))
 
         def start(*flags: str) -> Server:
             return stack.enter_context(served(checkpoint, *FLAGS, *flags))
@@ -108,7 +108,7 @@ def ways(checkpoint: Path, folder: Path, numbers: Numbers) -> Iterator[Mapping[s
         kept = key.token(exp=exp)
         fresh = iter([key.token(exp=exp, jti=str(number)) for number in range(numbers.signed)])
         yield {
-            FIRST: Way(channel=stack.enter_context(grpc.insecure_channel(plain.address, OPTIONS))),
+            FIRST: Way(channel=stack.enter_context(grpc.insecure_channel(plain.address, options=OPTIONS))),
             "TLS": Way(channel=channel(encrypted)),
             "TLS, a token of the file": Way(channel=channel(identified), token=lambda: token),
             "TLS, a JWT for the first time (ES256)": Way(channel=channel(identified), token=lambda: next(fresh)),

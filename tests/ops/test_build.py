@@ -43,7 +43,8 @@ def tree(tmp_path: Path) -> Path:
     (copy / "LICENSE").write_text("see the project\n")
     shutil.copytree(ROOT / "csrc", copy / "csrc")
     shutil.copytree(ROOT / "omni_grpc" / "ops", copy / "omni_grpc" / "ops")
-    for file in ("types/version.py", "types/errors.py", "config/backends.py"):
+    needed = ("version", "errors", "os_errors", "json_text", "output_files")
+    for file in (*(f"types/{name}.py" for name in needed), "config/backends.py"):
         (copy / "omni_grpc" / file).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / "omni_grpc" / file, copy / "omni_grpc" / file)
         (copy / "omni_grpc" / file).with_name("__init__.py").write_text("")
