@@ -17,6 +17,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
 
 from omni_grpc.client import AsyncClient
+from omni_grpc.client.channel import options_for
 from omni_grpc.client.result import MediaResult
 from omni_grpc.v1 import event_pb2, job_pb2, job_pb2_grpc, sampling_pb2
 
@@ -142,7 +143,7 @@ def _upload(server: Server, case: Case) -> None:
     """By the other client of gRPC: that of asyncio tells INTERNAL of its own where an answer comes before all parts of
     an upload are sent.
     """
-    with grpc.insecure_channel(server.address) as channel:
+    with grpc.insecure_channel(server.address, options=options_for(server.address)) as channel:
         channel.stream_unary(case.path)(iter(case.payloads), metadata=case.metadata, timeout=PATIENCE)
 
 
