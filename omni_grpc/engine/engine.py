@@ -48,6 +48,7 @@ from omni_grpc.types.plan import (
     Stepped,
     requests_of,
 )
+from omni_grpc.types.request import Request
 from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -118,16 +119,19 @@ class Engine(Standing):
 
     # --- what callers do --------------------------------------------------------------------------------------------
 
-    def submit(self, submission: Submission) -> tuple[Job, bool]:
+    def submit(self, submission: Submission, *, approve: Callable[[Request], None] | None = None) -> tuple[Job, bool]:
         """Accepts a request. Returns its job, and True if an earlier call with this `request_id` created that job.
 
         Raises every refusal: Unavailable while loading, draining or stopped, ResourceExhausted when the queue is full,
         Aborted for a request_id that was used with another body, and the errors of `resolve_request`. While a dead
-        worker is being restarted, jobs wait in the queue.
+        worker is being restarted, jobs wait in the queue. `approve` sees the complete request before there is a job of
+        it, and may refuse it too.
         """
         if (earlier := self.check_submission(submission)) is not None:
             return earlier, True
         resolved = resolve_request(submission.draft, self.facts, id=new_job_id())
+        if approve is not None:
+            approve(resolved.request)
         run = new_run(
             submission,
             resolved,

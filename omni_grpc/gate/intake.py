@@ -89,9 +89,10 @@ class Intake:
 
     def _submit(self, submission: Submission) -> tuple[Job, bool]:
         """In one go, so that no other call comes between a check of the quotas and the job that is charged for."""
-        if self._engine.check_submission(submission) is not None:
-            return self._engine.submit(submission)
-        work = self._quotas.check_work(submission)
-        job, deduplicated = self._engine.submit(submission)
-        self._quotas.charge(submission.tenant, work)
+        tenant = submission.tenant
+        job, deduplicated = self._engine.submit(
+            submission, approve=lambda request: self._quotas.check_work(tenant, request)
+        )
+        if not deduplicated:
+            self._quotas.charge(tenant, job.request)
         return job, deduplicated

@@ -10,7 +10,6 @@ from pathlib import Path
 from omni_grpc.engine import Engine, Submission
 from omni_grpc.gate.tenants import TenantLimits, Tenants, read_tenants
 from omni_grpc.identity.files import Reloaded
-from omni_grpc.resolve.request import resolve_request
 from omni_grpc.resolve.work import pixel_steps
 from omni_grpc.types.caller import Caller
 from omni_grpc.types.errors import InvalidArgument, PermissionDenied, ResourceExhausted, Violation
@@ -80,23 +79,20 @@ class Quotas:
         self._check_held(submission.tenant, limits)
         self._check_rate(submission.tenant, "jobs_per_minute", limits.jobs_per_minute, 1.0)
 
-    def check_work(self, submission: Submission) -> float:
-        """The refusals that need the whole request, its inputs included; returns its pixel-steps."""
-        limits = self.of(submission.tenant)
-        request = resolve_request(submission.draft, self._engine.facts, id="").request
+    def check_work(self, tenant: str, request: Request) -> None:
+        """The refusals that need the complete request, and again those of `check` that may have changed meanwhile."""
+        limits = self.of(tenant)
         _check_size(request, limits)
-        work = pixel_steps(request)
-        self._check_held(submission.tenant, limits)
-        self._check_rate(submission.tenant, "jobs_per_minute", limits.jobs_per_minute, 1.0)
-        self._check_rate(submission.tenant, "pixel_steps_per_minute", limits.pixel_steps_per_minute, work)
-        return work
+        self._check_held(tenant, limits)
+        self._check_rate(tenant, "jobs_per_minute", limits.jobs_per_minute, 1.0)
+        self._check_rate(tenant, "pixel_steps_per_minute", limits.pixel_steps_per_minute, pixel_steps(request))
 
-    def charge(self, tenant: str, work: float) -> None:
-        """A job of that many pixel-steps was accepted."""
+    def charge(self, tenant: str, request: Request) -> None:
+        """A job of this request was accepted."""
         limits = self.of(tenant)
         for name, per_minute, amount in (
             ("jobs_per_minute", limits.jobs_per_minute, 1.0),
-            ("pixel_steps_per_minute", limits.pixel_steps_per_minute, work),
+            ("pixel_steps_per_minute", limits.pixel_steps_per_minute, pixel_steps(request)),
         ):
             if per_minute is not None:
                 self._bucket(tenant, name, per_minute).left -= amount
