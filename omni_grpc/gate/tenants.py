@@ -13,7 +13,6 @@ tenants:
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from omni_grpc.config.command_line import meant
 from omni_grpc.engine.fairness import Share
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.os_errors import plain
@@ -101,9 +101,8 @@ def _limits(path: Path, where: str, found: Any, base: TenantLimits) -> TenantLim
 def _check_names(path: Path, where: str, found: Mapping[Any, Any], known: tuple[str, ...]) -> None:
     for name in found:
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-            raise _wrong(f"{path}: {where + '.' if where else ''}{name}: no such limit; {hint}")
+            hint = meant(str(name), known, quoted=False) or f"; known are {', '.join(known)}"
+            raise _wrong(f"{path}: {where + '.' if where else ''}{name}: no such limit{hint}")
 
 
 def _value(path: Path, where: str, name: str, value: Any) -> Any:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import difflib
 import os
 import re
 import stat
@@ -27,6 +26,7 @@ from typing import Any
 
 import yaml
 
+from omni_grpc.config.command_line import meant
 from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import ConfigError, Violation
 
@@ -131,8 +131,7 @@ def _record(path: Path, node: yaml.Node) -> Record:
     for key, value in node.value:
         name = _text(path, key, "a field's name")
         if name not in (*COMMON, *KINDS):
-            close = difflib.get_close_matches(name, (*COMMON, *KINDS), n=1)
-            raise _at(path, key, f"{name}: no such field" + (f"; did you mean {close[0]}?" if close else ""))
+            raise _at(path, key, f"{name}: no such field{meant(name, (*COMMON, *KINDS), quoted=False)}")
         if name in fields:
             raise _at(path, key, f"{name}: given twice")
         fields[name] = value

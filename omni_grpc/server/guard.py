@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import inspect
 import logging
 import secrets
@@ -18,6 +17,7 @@ from google.protobuf.message import Message
 from grpc import aio
 from grpc_status import rpc_status
 
+from omni_grpc.config.command_line import meant
 from omni_grpc.gate import Gate
 from omni_grpc.server.incoming import Incoming, Parse
 from omni_grpc.server.tls import client_certificate
@@ -129,8 +129,7 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
         if method in self._served:
             message = f"{method.removeprefix(PACKAGE)} is served at the admin address of this server alone"
             return Unimplemented(message, reason="METHOD_ELSEWHERE", metadata={"method": method})
-        close = difflib.get_close_matches(method, self._served, n=1)
-        hint = f"; did you mean {close[0]}?" if close else "; reflection lists what it has"
+        hint = meant(method, self._served, quoted=False) or "; reflection lists what it has"
         message = f"this server has no method {method}{hint}"
         return Unimplemented(message, reason="METHOD_UNKNOWN", metadata={"method": method})
 
