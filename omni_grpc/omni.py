@@ -16,13 +16,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from omni_grpc.checkpoint.registry import open_model
-from omni_grpc.config import EngineConfig
+from omni_grpc.config import EngineConfig, options
 from omni_grpc.engine import Engine, Job, JobState, LocalExecutor, Submission
 from omni_grpc.outbound import Outbound
 from omni_grpc.resolve import tasks
 from omni_grpc.resolve.draft import make_draft
 from omni_grpc.resolve.settings import apply_settings
-from omni_grpc.types.errors import InvalidArgument, Violation
+from omni_grpc.types.errors import ConfigError, InvalidArgument, Violation
 from omni_grpc.types.events import TERMINAL, Event
 from omni_grpc.types.media import ImageFormat, Inputs
 from omni_grpc.types.request import Draft, Task
@@ -62,6 +62,17 @@ class Generation:
         return [PIL.Image.open(io.BytesIO(data)) for data in self.files]
 
 
+ABOUT_CALLERS = ("server", "tls", "identity", "tenants", "audit")
+"""Sections of settings about who calls a server, and where. Here nobody does."""
+
+
+def _refuse_without_effect(settings: Mapping[str, Any]) -> None:
+    idle = [option.name for option in options() if option.section in ABOUT_CALLERS and option.name in settings]
+    if idle:
+        violations = tuple(Violation(name, "has no effect without a server; leave it out") for name in idle)
+        raise ConfigError(f"{', '.join(idle)}: no effect without a server; leave it out", violations=violations)
+
+
 class Omni:
     """A model, loaded in this process; by default the small one that comes with this package.
 
@@ -71,6 +82,8 @@ class Omni:
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
+        """Raises ConfigError for a wrong setting, and for one that has no effect without a server."""
+        _refuse_without_effect(settings)
         self._open(EngineConfig.from_settings(model=model, **settings))
 
     @classmethod

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from omni_grpc import InvalidArgument, NotFound, Omni
+from omni_grpc import omni as omni_module
 from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import EngineConfig, sections
 from omni_grpc.engine import Engine, ProcessExecutor, Submission
@@ -127,3 +128,12 @@ def test_bad_settings_and_checkpoints_fail_at_once(tmp_path):
         Omni(str(tmp_path), max_qeue=1)
     with pytest.raises(CheckpointError, match=r"model_index\.json"):
         Omni(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name", [option.name for option in sections.options() if option.section in omni_module.ABOUT_CALLERS]
+)
+def test_a_setting_about_callers_is_refused_for_nobody_calls(name):
+    with pytest.raises(ConfigError, match=f"{name}: no effect without a server") as refused:
+        Omni(**{name: None})
+    assert [violation.field for violation in refused.value.violations] == [name]
