@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from omni_grpc.media_in.inputs import InputFile
+from omni_grpc.media_in.refusal import together
 from omni_grpc.media_in.source import check_length, refuse_uri, scheme_of
 from omni_grpc.outbound import Outbound
 from omni_grpc.types.errors import InvalidArgument
@@ -31,8 +32,7 @@ def check(files: Sequence[InputFile], outbound: Outbound) -> None:
         except InvalidArgument as error:
             refusals.append(error)
     if refusals:
-        violations = tuple(violation for error in refusals for violation in error.violations)
-        raise InvalidArgument("; ".join(map(str, refusals)), reason=refusals[0].reason, violations=violations)
+        raise together(refusals)
 
 
 async def fetched(files: Sequence[InputFile], outbound: Outbound, *, max_bytes: int) -> list[InputFile]:

@@ -9,7 +9,7 @@ from typing import Any
 from omni_grpc import media_in
 from omni_grpc.config import LimitsConfig
 from omni_grpc.media_in import MediaLimits
-from omni_grpc.media_in.refusal import TOO_LARGE, Warnings, refusal
+from omni_grpc.media_in.refusal import TOO_LARGE, Warnings, refusal, together
 from omni_grpc.types.errors import InvalidArgument, Violation
 from omni_grpc.types.media import DecodedInput, ImageInput, Inputs, VideoInput
 from omni_grpc.types.results import RequestWarning
@@ -69,8 +69,7 @@ def decode(files: Sequence[InputFile], config: LimitsConfig) -> tuple[Inputs, Wa
         decoded.setdefault(file.name, []).append(value)
         warnings += notes
     if refusals:
-        violations = tuple(violation for error in refusals for violation in error.violations)
-        raise InvalidArgument("; ".join(map(str, refusals)), reason=refusals[0].reason, violations=violations)
+        raise together(refusals)
     return _inputs(decoded), tuple(warnings)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from omni_grpc.types.errors import InvalidArgument, Violation
 from omni_grpc.types.results import RequestWarning
@@ -45,3 +45,9 @@ def faults_of(field: str, kind: str) -> Iterator[None]:
 
 def converted(field: str, message: str, requested: str = "", applied: str = "") -> RequestWarning:
     return RequestWarning(code="INPUT_CONVERTED", field=field, message=message, requested=requested, applied=applied)
+
+
+def together(refusals: Sequence[InvalidArgument]) -> InvalidArgument:
+    """One error for all inputs that are refused, with the reason of the first."""
+    violations = tuple(violation for error in refusals for violation in error.violations)
+    return InvalidArgument("; ".join(map(str, refusals)), reason=refusals[0].reason, violations=violations)
