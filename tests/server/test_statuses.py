@@ -53,7 +53,7 @@ async def test_a_client_can_read_a_refusal_that_quotes_it_at_length(service, tex
 
 
 async def test_an_unexpected_error_is_internal_and_can_be_found_in_the_log(service, monkeypatch, caplog):
-    def boom(*arguments):
+    def boom(*arguments, **keywords):
         raise ZeroDivisionError("secret detail")
 
     monkeypatch.setattr(service.engine, "submit", boom)
