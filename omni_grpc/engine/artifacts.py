@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from omni_grpc.engine.forgotten import Cause, Forgotten
+from omni_grpc.engine.forgotten import Forgotten
 from omni_grpc.engine.tally import Tally
+from omni_grpc.store.records import Cause
 from omni_grpc.types.results import Artifact
 
 

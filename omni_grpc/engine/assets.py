@@ -9,22 +9,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 
-from omni_grpc.engine.forgotten import Cause, Forgotten
+from omni_grpc.engine.forgotten import Forgotten
 from omni_grpc.engine.tally import Tally
+from omni_grpc.store.records import Asset, Cause
 from omni_grpc.types.errors import ResourceExhausted
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Asset:
-    """One uploaded file without its bytes. `sha256` is hex; times are seconds since the epoch."""
-
-    id: str
-    mime_type: str
-    size_bytes: int
-    sha256: str
-    create_time: float
-    expire_time: float
-    tenant: str = ""
 
 
 class Assets:

@@ -16,7 +16,6 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.engine.admission import not_started, restart_pause, stopped_first
 from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.fairness import ShareOf
-from omni_grpc.engine.forgotten import Cause
 from omni_grpc.engine.items import Lane
 from omni_grpc.engine.jobs import Job, new_job_id
 from omni_grpc.engine.retention import Retention
@@ -29,6 +28,7 @@ from omni_grpc.engine.timers import Timers
 from omni_grpc.resolve.advice import advise_priority
 from omni_grpc.resolve.frames import segments
 from omni_grpc.resolve.request import resolve_request
+from omni_grpc.store.records import Cause
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, FailedPrecondition, Failure, Unavailable
 from omni_grpc.types.events import ArtifactReady, Cancelled, Failed, Queued

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import collections
-import enum
 import secrets
 
+from omni_grpc.store.records import Cause
 from omni_grpc.types.errors import NotFound
 
 CAPACITY = 1 << 14
 """Names that are remembered, the newest: about 3.4 MB."""
-
-
-class Cause(enum.StrEnum):
-    """Why there is no such thing. A name that is UNKNOWN belongs to another server process or another tenant, or went
-    very long ago.
-    """
-
-    EXPIRED = "EXPIRED"
-    DELETED = "DELETED"
-    UNKNOWN = "UNKNOWN"
 
 
 class Forgotten:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import enum
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from omni_grpc.engine.forgotten import Cause, Forgotten
+from omni_grpc.engine.forgotten import Forgotten
+from omni_grpc.store.records import Cause, Entry, JobState
 from omni_grpc.types.errors import Aborted, FailedPrecondition, Failure
 from omni_grpc.types.events import (
     TERMINAL,
@@ -29,28 +28,6 @@ from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Crockford's base 32: no letter that reads as a digit."""
-
-
-class JobState(enum.StrEnum):
-    QUEUED = "QUEUED"
-    RUNNING = "RUNNING"
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-    PREEMPTED = "PREEMPTED"
-
-    @property
-    def terminal(self) -> bool:
-        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
-    """One event with its place in the log (from 1) and its time in Unix seconds."""
-
-    seq: int
-    time: float
-    event: Event
 
 
 def new_job_id() -> str:

@@ -6,9 +6,9 @@ import contextlib
 import time
 
 from omni_grpc.engine.artifacts import Artifacts
-from omni_grpc.engine.forgotten import Cause
 from omni_grpc.engine.jobs import Job, Jobs
 from omni_grpc.engine.timers import Timers
+from omni_grpc.store.records import Cause
 from omni_grpc.types.errors import NotFound
 
 WATCHED_RETENTION = 5.0

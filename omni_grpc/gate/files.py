@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TypeVar
 
 from omni_grpc.engine import Engine, Job
-from omni_grpc.engine.assets import Asset
 from omni_grpc.gate.audit import Audit
 from omni_grpc.gate.pages import PageRequest, page
 from omni_grpc.gate.quotas import Quotas
 from omni_grpc.gate.refusals import Refusals, refused
 from omni_grpc.gate.stored import Stored
+from omni_grpc.store.records import Asset
 from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import DeadlineExceeded, NotFound, OutOfRange
 from omni_grpc.types.results import Artifact

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Collection, Iterator, Mapping
 
 from omni_grpc.engine import Engine, Job, JobState
-from omni_grpc.engine.assets import Asset
 from omni_grpc.gate.refusals import refused
+from omni_grpc.store.records import Asset
 from omni_grpc.types.caller import Caller
 from omni_grpc.types.errors import NotFound
 from omni_grpc.types.events import ArtifactReady

@@ -23,7 +23,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from omni_grpc.client.channel import DIRECT
-from omni_grpc.engine.jobs import JobState
+from omni_grpc.store.records import JobState
 from omni_grpc.types import lora, step_cache
 from omni_grpc.types.events import Event
 from omni_grpc.types.media import ImageFormat, Inputs, Preview, PreviewImage

@@ -3,8 +3,9 @@
 import pytest
 
 from omni_grpc.engine import JobState
-from omni_grpc.engine.forgotten import Cause, Forgotten
+from omni_grpc.engine.forgotten import Forgotten
 from omni_grpc.gate.stored import Stored
+from omni_grpc.store.records import Cause
 from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import NotFound
 from tests.engine.manual import ask, run_through, started_engine

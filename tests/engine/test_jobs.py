@@ -3,9 +3,10 @@ import asyncio
 import pytest
 
 from omni_grpc.config import LimitsConfig
-from omni_grpc.engine.jobs import Job, Jobs, JobState, new_job_id
+from omni_grpc.engine.jobs import Job, Jobs, new_job_id
 from omni_grpc.resolve.request import resolve_request
 from omni_grpc.resolve.rules import ServingFacts
+from omni_grpc.store.records import JobState
 from omni_grpc.types.errors import FailedPrecondition
 from omni_grpc.types.events import Cancelled, Queued
 from omni_grpc.types.request import Draft

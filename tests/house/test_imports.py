@@ -21,6 +21,7 @@ CONTROL = (
     "omni_grpc.client",
     "omni_grpc.engine",
     "omni_grpc.identity",
+    "omni_grpc.store",
     "omni_grpc.serve",
     "omni_grpc.cli.main",
     "omni_grpc.checkpoint.hub",

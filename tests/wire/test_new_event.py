@@ -14,11 +14,12 @@ from google.protobuf.message_factory import GetMessageClass
 
 from omni_grpc.client.progress import describe, progress_display
 from omni_grpc.config import LimitsConfig
-from omni_grpc.engine.jobs import Job, JobState
+from omni_grpc.engine.jobs import Job
 from omni_grpc.gate.follow import Pace
 from omni_grpc.resolve.request import resolve_request
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.server.messages import Messages
+from omni_grpc.store.records import JobState
 from omni_grpc.types import events
 from omni_grpc.types.events import Queued, Started
 from omni_grpc.types.request import Draft

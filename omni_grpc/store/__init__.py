@@ -1,0 +1,1 @@
+"""Jobs, their logs, outputs and uploads: what a server keeps, and where."""

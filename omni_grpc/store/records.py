@@ -1,0 +1,194 @@
+"""What is kept of jobs, outputs and uploads. Plain frozen data: the same in memory and in a database."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Collection, Mapping
+
+from omni_grpc.types.events import Event
+from omni_grpc.types.request import Request
+from omni_grpc.types.results import RequestWarning
+
+
+class JobState(enum.StrEnum):
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    PREEMPTED = "PREEMPTED"
+
+    @property
+    def terminal(self) -> bool:
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+class Cause(enum.StrEnum):
+    """Why there is no such thing. A name that is UNKNOWN belongs to another tenant or another store, or went very long
+    ago.
+    """
+
+    EXPIRED = "EXPIRED"
+    DELETED = "DELETED"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """One event with its place in the log (from 1) and its time in Unix seconds."""
+
+    seq: int
+    time: float
+    event: Event
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KeptInput:
+    """A medium of a request as it was sent: its bytes are the blob `blob`. `path` is its place in the request, `name`
+    the field of Inputs that it goes to.
+    """
+
+    blob: str
+    path: str
+    name: str
+    mime_type: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """Who is told of a job's states by POST, and under which secret's name the body is signed. `states`: those that
+    are told of.
+    """
+
+    url: str
+    secret_name: str = ""
+    states: tuple[JobState, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """How a job is to be run, as it was accepted: it does not change. Times in seconds; None: no limit.
+
+    `request` is without its inputs. `disconnect_grace`: how long it may be without a watcher, None for one that
+    outlives them. `deadline` is in Unix seconds. `requeue`: if its server is lost while it runs, it is queued again,
+    else it fails.
+    """
+
+    request: Request
+    segments: int = 1
+    warnings: tuple[RequestWarning, ...] = ()
+    defaults_used: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    disconnect_grace: float | None = None
+    retention: float = 600.0
+    queue_timeout: float | None = None
+    run_timeout: float | None = None
+    deadline: float | None = None
+    requeue: bool = False
+    inputs: tuple[KeptInput, ...] = ()
+    webhook: Webhook | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """A job without its log. Times in Unix seconds.
+
+    `server` is the one that has it. `reserved_seq`: no event with a greater seq was ever seen, so that a log that goes
+    on after a restart repeats none. `restarts` counts the servers that it was lost with. `cancel_reason` is what
+    somebody asked to stop it for; None: nobody did.
+    """
+
+    id: str
+    spec: JobSpec
+    model: str
+    task: str
+    state: JobState
+    create_time: float
+    tenant: str = ""
+    subject: str = ""
+    start_time: float | None = None
+    end_time: float | None = None
+    expire_time: float | None = None
+    priority: int = 0
+    request_id: str = ""
+    fingerprint: bytes = b""
+    client_job_id: str = ""
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    server: str = ""
+    reserved_seq: int = 0
+    restarts: int = 0
+    cancel_reason: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactRow:
+    """An output whose bytes are there: the blob of this name. What it is stands in its job's log."""
+
+    artifact_id: str
+    job_id: str
+    tenant: str
+    size_bytes: int
+    create_time: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asset:
+    """One uploaded file without its bytes, which are the blob of its id. `sha256` is hex; times in Unix seconds."""
+
+    id: str
+    mime_type: str
+    size_bytes: int
+    sha256: str
+    create_time: float
+    expire_time: float
+    tenant: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredJob:
+    """A job with the kept part of its log, in order of seq."""
+
+    record: JobRecord
+    entries: tuple[Entry, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobWrite:
+    """What is new of a job. The record replaces the one before it; `created`: there is none yet. All of it is committed
+    together, or none.
+    """
+
+    record: JobRecord
+    entries: tuple[Entry, ...] = ()
+    artifacts: tuple[ArtifactRow, ...] = ()
+    created: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """What was not written of a batch. `taken`: new jobs whose request_id another job of their tenant has already, with
+    that job's id. `lost`: jobs that another server has taken over.
+    """
+
+    taken: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    lost: Collection[str] = ()
+
+
+Position = tuple[float, str]
+"""Where an item stands in a list that is sorted by time: its time in Unix seconds, then its id."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobQuery:
+    """Which jobs, newest first. Empty: whatever; `tenant` None: of every tenant. `after`: only those behind this place.
+    `created_from` is included, `created_before` is not; in Unix seconds.
+    """
+
+    tenant: str | None = None
+    states: Collection[JobState] = ()
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    model: str = ""
+    created_from: float | None = None
+    created_before: float | None = None
+    after: Position | None = None
+    limit: int = 50
