@@ -62,12 +62,12 @@ class Generation:
         return [PIL.Image.open(io.BytesIO(data)) for data in self.files]
 
 
-ABOUT_CALLERS = ("server", "tls", "identity", "tenants", "audit")
-"""Sections of settings about who calls a server, and where. Here nobody does."""
+ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store")
+"""Sections of settings about who calls a server, and what outlives it. Here is none."""
 
 
 def _refuse_without_effect(settings: Mapping[str, Any]) -> None:
-    idle = [option.name for option in options() if option.section in ABOUT_CALLERS and option.name in settings]
+    idle = [option.name for option in options() if option.section in ABOUT_SERVERS and option.name in settings]
     if idle:
         violations = tuple(Violation(name, "has no effect without a server; leave it out") for name in idle)
         raise ConfigError(f"{', '.join(idle)}: no effect without a server; leave it out", violations=violations)
@@ -223,7 +223,7 @@ class Omni:
                 )
                 raise InvalidArgument(f"{name} {rule}", violations=(Violation(name, rule),)) from None
             for i, one in enumerate(found):
-                data = self._engine.artifacts.get(one.asset_id)[1] if one.asset_id else one.data
+                data = self._call(self._engine.artifacts.data(one.asset_id)) if one.asset_id else one.data
                 path = f"{name}[{i}]" if several else name
                 files.append(InputFile(path=path, name=name, data=data, uri=one.uri, mime_type=one.mime_type))
         if any(map(fetch.is_remote, files)):
@@ -275,7 +275,7 @@ class Omni:
         assert job.effective is not None
         assert job.stats is not None
         return Generation(
-            files=tuple(self._engine.artifacts.get(artifact.artifact_id)[1] for artifact in job.artifacts),
+            files=tuple(self._call(self._engine.artifacts.data(one.artifact_id)) for one in job.artifacts),
             seeds=tuple(artifact.seed for artifact in job.artifacts),
             effective=job.effective,
             warnings=job.warnings,

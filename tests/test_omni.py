@@ -70,7 +70,7 @@ def test_a_worker_process_gives_the_same_bits(omni, tiny_qwen_image):
         while not job.state.terminal:
             await job.wait(seq)
             seq = job.last_seq
-        files = [engine.artifacts.get(artifact.artifact_id)[1] for artifact in job.artifacts]
+        files = [await engine.artifacts.data(artifact.artifact_id) for artifact in job.artifacts]
         await engine.close()
         return job, files
 
@@ -131,7 +131,7 @@ def test_bad_settings_and_checkpoints_fail_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [option.name for option in sections.options() if option.section in omni_module.ABOUT_CALLERS]
+    "name", [option.name for option in sections.options() if option.section in omni_module.ABOUT_SERVERS]
 )
 def test_a_setting_about_callers_is_refused_for_nobody_calls(name):
     with pytest.raises(ConfigError, match=f"{name}: no effect without a server") as refused:

@@ -1,5 +1,6 @@
 """Configuration: every setting of a server, how it is read, and the attention backends and roles that settings name."""
 
+from omni_grpc.config.keeping import JobsConfig, KeepingLimits, StoreConfig
 from omni_grpc.config.options import ENVIRONMENT_PREFIX, Option, unknown_settings
 from omni_grpc.config.sections import (
     BUNDLED,
@@ -11,7 +12,6 @@ from omni_grpc.config.sections import (
     CacheConfig,
     EngineConfig,
     IdentityConfig,
-    JobsConfig,
     LimitsConfig,
     LoraConfig,
     ModelConfig,
@@ -39,6 +39,7 @@ __all__ = [
     "EngineConfig",
     "IdentityConfig",
     "JobsConfig",
+    "KeepingLimits",
     "LimitsConfig",
     "LoraConfig",
     "ModelConfig",
@@ -49,6 +50,7 @@ __all__ = [
     "QuantizationConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "StoreConfig",
     "TlsConfig",
     "WorkerConfig",
     "model_of",

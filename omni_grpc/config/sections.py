@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_grpc.config import backends, exposure, origins, roles
+from omni_grpc.config.keeping import JobsConfig, KeepingLimits, StoreConfig
 from omni_grpc.config.options import Option, options_of, sections_of, setting, unknown_settings
 from omni_grpc.types.address import MAX_PORT, host_of, is_unix, listen_host
 from omni_grpc.types.errors import ConfigError, Violation
@@ -224,33 +225,6 @@ class LimitsConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class JobsConfig:
-    """How long finished jobs and their results are kept."""
-
-    retention: float = setting(
-        600.0, "seconds for which a finished job, its events and its artifacts are kept", minimum=0
-    )
-    artifact_budget: int = setting(
-        1 << 30, "bytes of artifacts kept in memory; above that the oldest finished job is deleted", minimum=1
-    )
-    asset_budget: int = setting(
-        1 << 30,
-        "bytes of uploaded media kept in memory; uploads that do not fit are refused with RESOURCE_EXHAUSTED",
-        minimum=1,
-    )
-    asset_retention: float = setting(3600.0, "seconds for which uploaded media is kept after its last use", minimum=0)
-    queue_timeout: float | None = setting(
-        None, "seconds that a job may wait in the queue, unless its request sets another value", minimum=0
-    )
-    run_timeout: float | None = setting(
-        None, "seconds that a job may run after its start, unless its request sets another value", minimum=0
-    )
-    disconnect_grace: float = setting(
-        30.0, "seconds that a disconnected client has to come back before its job is cancelled", minimum=0
-    )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """When a worker counts as dead, how it is restarted, and what it prepares."""
 
@@ -435,6 +409,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = SchedulerConfig()
     limits: LimitsConfig = LimitsConfig()
     jobs: JobsConfig = JobsConfig()
+    store: StoreConfig = StoreConfig()
     worker: WorkerConfig = WorkerConfig()
     server: ServerConfig = ServerConfig()
     outbound: OutboundConfig = OutboundConfig()
@@ -446,6 +421,12 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not (self.tls.on or self.tls.insecure):
             exposure.check_plaintext(self.server.addresses, identified=self.identity.on)
+        KeepingLimits.of(self.jobs, self.store)
+
+    @property
+    def keeping(self) -> KeepingLimits:
+        """For how long finished jobs are kept, and how much of them."""
+        return KeepingLimits.of(self.jobs, self.store)
 
     @classmethod
     def from_settings(cls, **flat: Any) -> EngineConfig:

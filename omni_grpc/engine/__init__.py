@@ -3,9 +3,9 @@
 from omni_grpc.engine.engine import Engine
 from omni_grpc.engine.executor import Executor, HubExecutor, LocalExecutor, ProcessExecutor
 from omni_grpc.engine.fairness import Share, ShareOf
-from omni_grpc.engine.jobs import Job, Jobs
 from omni_grpc.engine.status import EngineState, EngineStats, TenantStats
 from omni_grpc.engine.submission import Submission
+from omni_grpc.store.job import Job
 from omni_grpc.store.records import Entry, JobState
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "HubExecutor",
     "Job",
     "JobState",
-    "Jobs",
     "LocalExecutor",
     "ProcessExecutor",
     "Share",

@@ -10,28 +10,29 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine.admission import not_started, restart_pause, stopped_first
 from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.fairness import ShareOf
 from omni_grpc.engine.items import Lane
-from omni_grpc.engine.jobs import Job, new_job_id
-from omni_grpc.engine.retention import Retention
+from omni_grpc.engine.outputs import Outputs
 from omni_grpc.engine.run import JobRun
 from omni_grpc.engine.scheduler import Decision, lanes
 from omni_grpc.engine.standing import Standing
 from omni_grpc.engine.status import EngineState
-from omni_grpc.engine.submission import Submission, new_run
+from omni_grpc.engine.submission import Submission, claim_of, new_run
 from omni_grpc.engine.timers import Timers
 from omni_grpc.resolve.advice import advise_priority
 from omni_grpc.resolve.frames import segments
 from omni_grpc.resolve.request import resolve_request
-from omni_grpc.store.records import Cause
+from omni_grpc.store.job import Job, new_job_id
+from omni_grpc.store.seam import at_once
+from omni_grpc.store.storage import Storage
 from omni_grpc.types import shared_memory as shared
-from omni_grpc.types.errors import Code, FailedPrecondition, Failure, Unavailable
-from omni_grpc.types.events import ArtifactReady, Cancelled, Failed, Queued
+from omni_grpc.types.errors import Code, Failure, OmniError, Unavailable
+from omni_grpc.types.events import ArtifactReady, Cancelled, Completed, Failed, Queued
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.media import Inputs
 from omni_grpc.types.os_errors import plain
@@ -45,18 +46,17 @@ from omni_grpc.types.plan import (
     Ready,
     Report,
     RequestStep,
+    SharedBytes,
     Stepped,
     requests_of,
 )
 from omni_grpc.types.request import Request
+from omni_grpc.types.results import Artifact
 from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
 
-ASSET_SWEEP = 30.0
-"""Seconds between two sweeps for expired assets, on a server without uploads."""
-
-_WORKER, _DRAIN, _ASSETS = "worker", "drain", "assets"
+_WORKER, _DRAIN = "worker", "drain"
 """Owners of the timers that belong to no job."""
 
 
@@ -65,39 +65,44 @@ class Engine(Standing):
     with each job that has ended.
     """
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, executor: Executor) -> None:
-        super().__init__(config, checkpoint)
+    def __init__(
+        self, config: EngineConfig, checkpoint: Checkpoint, executor: Executor, storage: Storage | None = None
+    ) -> None:
+        super().__init__(config, checkpoint, storage)
         self.on_state: list[Callable[[EngineState], None]] = []
         self.on_end: list[Callable[[Job], None]] = []
         self._executor = executor
+        self._owns_storage = storage is None
         self._runs: dict[str, JobRun] = {}
         self._timers = Timers(self._on_timer_error)
-        self._retention = Retention(self.jobs, self.artifacts, self._timers, config.jobs.artifact_budget)
+        self._outputs = Outputs(self.artifacts, immediate=self.storage.store.immediate)
         self._started: asyncio.Future[None] | None = None
         self._closing: asyncio.Future[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._failures = 0
 
-    # --- life -------------------------------------------------------------------------------------------------------
-
     async def start(self) -> None:
         """Returns when the worker is ready. Raises the error that kept it from loading."""
         self._started = asyncio.get_running_loop().create_future()
-        self._timers.set(_ASSETS, "sweep", ASSET_SWEEP, self._sweep_assets)
+        if self._owns_storage:
+            await self.storage.open()
         self._executor.start(self._on_report)
         await self._started
 
     async def close(self, drain_timeout: float = 0.0) -> None:
         """Refuses new jobs, gives running ones `drain_timeout` seconds to finish, fails the rest and stops the worker.
+        What waits is not lost with a store that outlives the process: it is left there for the next server.
 
         Calling it again during the drain restarts the timeout, so that a second call can cut the first one short.
         """
         if self._closing is None:
             self._enter(EngineState.DRAINING)
             self._closing = asyncio.ensure_future(self._close())
+            if self.storage.durable:
+                self._leave(run for run in list(self._runs.values()) if self._scheduler.is_waiting(run.job.id))
         if not self._closing.done():
-            self._timers.set(_DRAIN, "drain_timeout", drain_timeout, lambda *_: self._fail_all(stopped_first()))
+            self._timers.set(_DRAIN, "drain_timeout", drain_timeout, lambda *_: self._stop_all())
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
@@ -106,6 +111,8 @@ class Engine(Standing):
         if self._started is not None:
             await self._executor.close()
         await asyncio.to_thread(self.inputs.close)
+        if self._owns_storage:
+            await self.storage.close()
         self._enter(EngineState.STOPPED)
 
     def _enter(self, state: EngineState) -> None:
@@ -135,30 +142,50 @@ class Engine(Standing):
         run = new_run(
             submission,
             resolved,
-            self.config.jobs,
+            self.config,
             warnings=self.ready_warnings
             + submission.warnings
             + resolved.warnings
             + advise_priority(submission.priority, self.config.scheduler.policy),
             segments=segments(resolved.request.num_frames, self.checkpoint.limits),
         )
-        self._scheduler.add(resolved.request, submission.claim, submission.tenant, segments=run.job.segments)
-        self.jobs.add(job := run.job)
+        self._take(run)
+        return run.job, False
+
+    def resume(self, job: Job, *, lost: Failure | None) -> None:
+        """Goes on with a job that the store has, from its beginning. `lost`: what it was lost with, if it had started;
+        None for one that was waiting.
+        """
+        self._take(JobRun(job), kept=True, lost=lost)
+        with self.watching(job):
+            # one that is tied to its watchers gets a new disconnect grace
+            pass
+
+    def _take(self, run: JobRun, *, kept: bool = False, lost: Failure | None = None) -> None:
+        job = run.job
+        self._scheduler.add(job.request, claim_of(job.record), job.tenant, segments=job.segments, room=kept)
+        self.jobs.add(job, kept=kept)
+        job.on_end = self._tell_end
         self._runs[job.id] = run
         self._idle.clear()
+        if lost is not None:
+            job.append(run.retrying(lost, 0.0))
         self._queued(run)
-        if submission.deadline is not None:
-            self._timers.set(job.id, "deadline", max(0.0, submission.deadline - time.time()), self._expire)
         self._tick()
-        return job, False
+
+    def let_go(self, job: Job) -> None:
+        """Stops to work on a job, without an event: it is not this server's any more."""
+        if (run := self._runs.get(job.id)) is not None:
+            self._leave([run])
+        self.jobs.drop(job)
+        self._tick()
 
     def cancel(self, job_id: str, reason: str) -> Job:
         """Stops a job before its next step. Idempotent: a job that has ended is returned as it is. Raises NotFound."""
         job = self.jobs.get(job_id)
-        if (run := self._runs.get(job_id)) is not None:
-            job.cancel_requested = True
-            self._scheduler.remove(job_id)
-            job.append(Cancelled(reason=reason, completed_steps=job.step, stats=run.stats()))
+        if (run := self._runs.get(job_id)) is not None and not job.ended:
+            self._drop(run)
+            job.append(Cancelled(reason=reason, completed_steps=run.step, stats=run.stats()))
             self._end(run)
             self._tick()
         return job
@@ -170,13 +197,6 @@ class Engine(Standing):
         self._scheduler.share_of = share_of
         self._tick()
 
-    def delete(self, job_id: str) -> None:
-        """Forgets a finished job with its events and artifacts. Raises NotFound, FailedPrecondition while it runs."""
-        job = self.jobs.get(job_id)
-        if not job.state.terminal:
-            raise FailedPrecondition(f"job {job_id} is {job.state}; cancel it first", reason="JOB_NOT_FINISHED")
-        self._retention.forget(job, Cause.DELETED)
-
     @contextlib.contextmanager
     def watching(self, job: Job) -> Iterator[None]:
         """Counts a watcher. When the last one leaves, a job that is tied to its watchers gets its disconnect grace."""
@@ -186,15 +206,15 @@ class Engine(Standing):
             yield
         finally:
             job.watchers -= 1
-            if not job.watchers and not job.state.terminal:
-                self._timers.set(job.id, "disconnect_grace", job.disconnect_grace, self._abandon)
+            if not job.watchers and job.id in self._runs:
+                self._timers.set(job.id, "disconnect_grace", job.record.spec.disconnect_grace, self._abandon)
 
     def _abandon(self, job_id: str, limit: str, seconds: float) -> None:
         self.cancel(job_id, f"no client watched the job for {seconds:g} s")
 
     def _expire(self, job_id: str, limit: str, seconds: float) -> None:
         run = self._runs[job_id]
-        message = f"{limit} of {seconds:g} s expired after {run.job.step} of {run.job.total_steps} steps"
+        message = f"{limit} of {seconds:g} s expired after {run.step} of {run.job.total_steps} steps"
         self._fail(run, Failure(code=Code.DEADLINE_EXCEEDED, reason=limit.upper(), message=message))
         self._tick()
 
@@ -293,18 +313,34 @@ class Engine(Standing):
         self._free(Lane.DECODE)
         self._meter.decode.add(report.elapsed)
         # the blocks are taken even for a job that was cancelled meanwhile: whoever gets a handle frees its block
-        files = shared.take_all([media.data for media in report.media])
-        if (run := self._runs.get(report.id)) is None:
+        blocks = self._outputs.take([media.data for media in report.media])
+        if (run := self._runs.get(report.id)) is None or run.job.ended:
+            shared.discard_all(blocks)
             return
         artifacts = [run.artifact(media) for media in report.media]
         completed = run.done(report, self.checkpoint.scheduler, self.facts.found)
-        # nothing is stored before all that can fail is done
-        for artifact, data in zip(artifacts, files, strict=True):
-            self.artifacts.put(artifact, data, tenant=run.job.tenant)
-            run.job.append(ArtifactReady(artifact=artifact))
+        # the worker is done with it; nothing is stored before all that can fail is done
         self._scheduler.finish(run.job.id)
-        run.job.append(completed)
-        self._end(run)
+        storing = self._store(run, artifacts, blocks, completed)
+        if self._outputs.immediate:
+            at_once(storing)
+        else:
+            self._outputs.start(run.job.id, storing)
+
+    async def _store(
+        self, run: JobRun, artifacts: Sequence[Artifact], blocks: Sequence[SharedBytes], completed: Completed
+    ) -> None:
+        """Ends a job with its outputs, once they are stored. It may be cancelled, or run out of time, meanwhile."""
+        with self._blamed((run.job.id,), "storing its outputs"):
+            try:
+                await self._outputs.keep(artifacts, blocks, tenant=run.job.tenant)
+            except OmniError as error:
+                self._fail(run, error.failure)
+            else:
+                for artifact in artifacts:
+                    run.job.append(ArtifactReady(artifact=artifact))
+                run.job.append(completed)
+                self._end(run)
 
     def _on_broken(self, report: Broken) -> None:
         if (run := self._runs.get(report.id)) is not None:
@@ -390,7 +426,7 @@ class Engine(Standing):
             with self._blamed((request.id,), "starting it"):
                 run = self._runs[request.id]
                 self._timers.clear(request.id, "queue_timeout")
-                self._timers.set(request.id, "run_timeout", run.run_timeout, self._expire)
+                self._timers.set(request.id, "run_timeout", run.job.record.spec.run_timeout, self._expire)
                 run.job.append(run.started())
         for job_id in decision.preempted:
             with self._blamed((job_id,), "preempting it"):
@@ -410,22 +446,45 @@ class Engine(Standing):
         self._executor.kill()
 
     def _queued(self, run: JobRun) -> None:
-        job_id = run.job.id
+        job_id, spec = run.job.id, run.job.record.spec
         run.job.append(Queued(position=self._scheduler.position(job_id), queue_depth=self._scheduler.waiting))
-        self._timers.set(job_id, "queue_timeout", run.queue_timeout, self._expire)
+        self._timers.set(job_id, "queue_timeout", spec.queue_timeout, self._expire)
+        if spec.deadline is not None:
+            self._timers.set(job_id, "deadline", max(0.0, spec.deadline - time.time()), self._expire)
 
     def _fail(self, run: JobRun, failure: Failure) -> None:
-        if run.job.id in self._scheduler:
-            self._scheduler.remove(run.job.id)
-        if not run.job.state.terminal:
+        self._drop(run)
+        if not run.job.ended:
             run.job.append(Failed(failure=failure, stats=run.stats()))
         self._end(run)
+
+    def _drop(self, run: JobRun) -> None:
+        self._outputs.stop(run.job.id)
+        if run.job.id in self._scheduler:
+            self._scheduler.remove(run.job.id)
+
+    def _leave(self, runs: Iterable[JobRun]) -> None:
+        """Leaves jobs as they are in the store."""
+        for run in runs:
+            self._drop(run)
+            self._part_with(run)
+            run.job.release()
+
+    def _stop_all(self) -> None:
+        """The server ends before its jobs: those that the next one starts over are left to it."""
+        if self.storage.durable:
+            self._leave(run for run in list(self._runs.values()) if run.job.record.spec.requeue)
+        self._fail_all(stopped_first())
 
     def _fail_all(self, failure: Failure) -> None:
         for run in list(self._runs.values()):
             self._fail(run, failure)
 
     def _end(self, run: JobRun) -> None:
+        self._part_with(run)
+        self.storage.retention.keep(run.job)
+
+    def _part_with(self, run: JobRun) -> None:
         self._runs.pop(run.job.id, None)
         # decoded media are large, and the record of a job does not show them
         self.inputs.free(run.job.request.inputs)
@@ -433,11 +492,8 @@ class Engine(Standing):
         self._timers.clear_all(run.job.id)
         if not self._runs:
             self._idle.set()
+
+    def _tell_end(self, job: Job) -> None:
         for observer in self.on_end:
             with self._blamed((), "telling of the end of a job"):
-                observer(run.job)
-        self._retention.keep(run.job)
-
-    def _sweep_assets(self, name: str, limit: str, seconds: float) -> None:
-        self._timers.set(_ASSETS, "sweep", seconds, self._sweep_assets)
-        self.assets.sweep()
+                observer(job)

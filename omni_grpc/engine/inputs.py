@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from omni_grpc.engine.tally import Tally
+from omni_grpc.store.tally import Tally
 from omni_grpc.types.errors import ResourceExhausted
 from omni_grpc.types.media import Inputs
 from omni_grpc.types.plan import SharedBytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from omni_grpc.engine.jobs import Job
+from omni_grpc.store.job import Job
 from omni_grpc.types.errors import Failure
 from omni_grpc.types.events import (
     Completed,
@@ -30,13 +30,13 @@ MAX_ATTEMPTS = 2
 class JobRun:
     """The clock and the counters of one job. Times in seconds."""
 
-    def __init__(self, job: Job, *, queue_timeout: float | None = None, run_timeout: float | None = None) -> None:
+    def __init__(self, job: Job) -> None:
         self.job = job
-        self.queue_timeout = queue_timeout
-        self.run_timeout = run_timeout
-        self.attempt = 1
+        # one that was restored has a past
+        self.attempt = 1 + sum(isinstance(entry.event, Retrying) for entry in job.entries)
+        self.step = 0
         self._clock = time.monotonic
-        self._created = self._clock()
+        self._created = self._clock() - max(0.0, time.time() - job.record.create_time)
         self._started: float | None = None
         self._denoise_started = 0.0
         self._aside = 0.0
@@ -70,6 +70,7 @@ class JobRun:
 
     def retrying(self, failure: Failure, delay: float) -> Retrying:
         self.attempt += 1
+        self.step = 0
         return Retrying(failure=failure, attempt=self.attempt, max_attempts=MAX_ATTEMPTS, delay=delay)
 
     def encoded(self, report: Prepared) -> EncodeDone:
@@ -104,7 +105,9 @@ class JobRun:
 
     def take_step(self, progress: RequestStep, elapsed: float) -> None:
         """Adds the events of one step to the log."""
-        entry = self.job.append(self.stepped(progress, elapsed))
+        event = self.stepped(progress, elapsed)
+        self.step = progress.step
+        entry = self.job.append(event)
         if progress.previews:
             self.job.previews, self.job.preview_seq = progress.previews, entry.seq
         if progress.finished:
@@ -118,12 +121,12 @@ class JobRun:
 
     def preempted(self, reason: str, position: int) -> Preempted:
         self._preempted_at = self._clock()
-        return Preempted(completed_steps=self.job.step, reason=reason, position=position)
+        return Preempted(completed_steps=self.step, reason=reason, position=position)
 
     def resumed(self) -> Resumed:
         wait = self._clock() - self._preempted_at
         self._aside += wait
-        return Resumed(completed_steps=self.job.step, wait=wait)
+        return Resumed(completed_steps=self.step, wait=wait)
 
     def artifact(self, media: Media) -> Artifact:
         parts = [str(part) for part in (media.index, media.layer) if part is not None]
@@ -160,7 +163,7 @@ class JobRun:
             width=first.width if first else request.width,
             height=first.height if first else request.height,
             # those of each part: what it takes to ask for the same again
-            steps=self.job.step // self.job.segments if report.steps is None else report.steps,
+            steps=self.step // self.job.segments if report.steps is None else report.steps,
             evals=self._evals,
             seeds=request.seeds,
             guidance=request.guidance,
@@ -175,7 +178,7 @@ class JobRun:
             sample_rate_hz=first.sample_rate_hz if first else 0,
             cache=request.cache or found.fixed_cache,
             loras=_applied(request.loras, found.loras),
-            defaults_used=self.job.defaults_used,
+            defaults_used=self.job.record.spec.defaults_used,
             dropped_tokens=self._dropped_tokens,
             **found.execution(),
         )
@@ -204,7 +207,7 @@ class JobRun:
             denoise=self._denoise,
             decode=self._decode,
             total=now - self._created,
-            steps_run=self.job.step,
+            steps_run=self.step,
             steps_cached=self._steps_cached,
             cache=tuple(self._cache.values()),
             peak_memory_bytes=self._peak_memory,

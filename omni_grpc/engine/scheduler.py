@@ -98,6 +98,10 @@ class Scheduler:
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._items
 
+    def is_waiting(self, job_id: str) -> bool:
+        """Whether a job is in the queue."""
+        return job_id in self._items and self._items[job_id].phase is Phase.WAITING
+
     @property
     def waiting(self) -> int:
         return len(self._queue)
@@ -157,9 +161,13 @@ class Scheduler:
         tenant: str = "",
         *,
         segments: int = 1,
+        room: bool = False,
     ) -> None:
-        """Puts a job in the queue. Raises like `check_room`. `segments`: parts of its output, each with all steps."""
-        self.check_room()
+        """Puts a job in the queue. Raises like `check_room`, unless there is `room` for it whatever waits. `segments`:
+        parts of its output, each with all steps.
+        """
+        if not room:
+            self.check_room()
         item = self._items[request.id] = Item(
             request, self._rank(claim), next(self._arrivals), tenant, left=request.steps * segments, segments=segments
         )

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine.admission import check_loaded, check_open
-from omni_grpc.engine.artifacts import Artifacts
-from omni_grpc.engine.assets import Assets
-from omni_grpc.engine.forgotten import Forgotten
 from omni_grpc.engine.inputs import InputStore
-from omni_grpc.engine.jobs import Job, Jobs
 from omni_grpc.engine.meter import Meter
 from omni_grpc.engine.scheduler import Scheduler
 from omni_grpc.engine.status import EngineState, EngineStats, TenantStats
@@ -16,6 +12,8 @@ from omni_grpc.engine.submission import Submission
 from omni_grpc.resolve.request import check_draft, check_model, check_task
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.resolve.settings import facts_of
+from omni_grpc.store.job import Job
+from omni_grpc.store.storage import Storage
 from omni_grpc.types.errors import Failure
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.plan import CostModel, Ready
@@ -27,13 +25,14 @@ from omni_grpc.types.spec import Checkpoint
 class Standing:
     """The state of one engine. `Engine` is what moves it."""
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, storage: Storage | None = None) -> None:
         self.config = config
         self.checkpoint = checkpoint
-        self.forgotten = Forgotten()
-        self.jobs = Jobs(self.forgotten)
-        self.artifacts = Artifacts(self.forgotten)
-        self.assets = Assets(config.jobs.asset_budget, config.jobs.asset_retention, forgotten=self.forgotten)
+        self.storage = Storage(config) if storage is None else storage
+        self.forgotten = self.storage.forgotten
+        self.jobs = self.storage.jobs
+        self.artifacts = self.storage.artifacts
+        self.assets = self.storage.assets
         self.inputs = InputStore(config.limits.input_budget)
         self.state = EngineState.STARTING
         self.loading = Loading()
@@ -82,6 +81,7 @@ class Standing:
         if earlier is None:
             self.check(submission.draft.model, submission.draft.task)
             check_open(self.state, self.failure)
+            self.storage.journal.check()
             check_draft(submission.draft, self.facts)
             self._scheduler.check_room()
         return earlier

@@ -7,11 +7,13 @@ import math
 from collections.abc import Mapping
 from typing import TypeVar
 
-from omni_grpc.config import JobsConfig
-from omni_grpc.engine.jobs import Job
+from omni_grpc.config import EngineConfig
 from omni_grpc.engine.policy import Claim
 from omni_grpc.engine.run import JobRun
 from omni_grpc.resolve.request import Resolved
+from omni_grpc.store.job import Job, new_record
+from omni_grpc.store.records import JobRecord, JobSpec, KeptInput, Webhook
+from omni_grpc.types.media import Inputs
 from omni_grpc.types.request import Draft
 from omni_grpc.types.results import RequestWarning
 
@@ -24,7 +26,8 @@ class Submission:
     `subject` who made it, within the tenant.
 
     `queue_timeout` runs from now until the job starts, `run_timeout` from its start to its end; both restart if the job
-    is requeued. `deadline` is a time in Unix seconds that holds for all of it.
+    is requeued. `deadline` is a time in Unix seconds that holds for all of it. `requeue`: if the server is lost while
+    it runs, it is queued again. `kept_inputs`: its inputs as they were sent, which the next server would need.
     """
 
     draft: Draft
@@ -41,45 +44,59 @@ class Submission:
     retention: float | None = None
     cancel_on_disconnect: bool = False
     disconnect_grace: float | None = None
+    requeue: bool = False
+    webhook: Webhook | None = None
+    kept_inputs: tuple[KeptInput, ...] = ()
     warnings: tuple[RequestWarning, ...] = ()
     """What was decided for the caller before the engine saw the request."""
-
-    @property
-    def claim(self) -> Claim:
-        return Claim(priority=self.priority, deadline=math.inf if self.deadline is None else self.deadline)
 
 
 def new_run(
     submission: Submission,
     resolved: Resolved,
-    settings: JobsConfig,
+    config: EngineConfig,
     *,
     warnings: tuple[RequestWarning, ...],
     segments: int,
 ) -> JobRun:
     """The job of a submission whose request was resolved, about to be queued. What is not given is as configured."""
-    job = Job(
-        resolved.request,
-        warnings=warnings,
+    settings = config.jobs
+    spec = JobSpec(
+        request=dataclasses.replace(resolved.request, inputs=Inputs()),
         segments=segments,
-        priority=submission.priority,
-        tenant=submission.tenant,
-        subject=submission.subject,
+        warnings=warnings,
         defaults_used=resolved.defaults_used,
-        labels=submission.labels,
-        request_id=submission.request_id,
-        fingerprint=submission.fingerprint,
-        client_job_id=submission.client_job_id,
         disconnect_grace=_or(submission.disconnect_grace, settings.disconnect_grace)
         if submission.cancel_on_disconnect
         else None,
-        retention=_or(submission.retention, settings.retention),
-    )
-    return JobRun(
-        job,
+        retention=_or(submission.retention, config.keeping.retention),
         queue_timeout=_or(submission.queue_timeout, settings.queue_timeout),
         run_timeout=_or(submission.run_timeout, settings.run_timeout),
+        deadline=submission.deadline,
+        requeue=submission.requeue,
+        inputs=submission.kept_inputs,
+        webhook=submission.webhook,
     )
+    job = Job(
+        new_record(
+            spec,
+            tenant=submission.tenant,
+            subject=submission.subject,
+            priority=submission.priority,
+            request_id=submission.request_id,
+            fingerprint=submission.fingerprint,
+            client_job_id=submission.client_job_id,
+            labels=submission.labels,
+        )
+    )
+    job.request = resolved.request
+    return JobRun(job)
+
+
+def claim_of(record: JobRecord) -> Claim:
+    """What a job claims of the queue."""
+    deadline = record.spec.deadline
+    return Claim(priority=record.priority, deadline=math.inf if deadline is None else deadline)
 
 
 def _or(value: T | None, default: T) -> T:

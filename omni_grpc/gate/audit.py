@@ -89,7 +89,7 @@ class Audit:
         elif job.state is JobState.CANCELLED:
             # not the reason in the event: callers write that
             outcome = (Code.CANCELLED, "JOB_CANCELLED")
-        self._write("JobEnded", about, outcome, Caller(tenant=job.tenant, subject=job.subject))
+        self._write("JobEnded", about, outcome, Caller(tenant=job.tenant, subject=job.record.subject))
 
     def _write(
         self, action: str, about: About, outcome: tuple[str, str | None], caller: Caller, *, known: bool = True

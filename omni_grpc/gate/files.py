@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import TypeVar
 
 from omni_grpc.engine import Engine, Job
 from omni_grpc.gate.audit import Audit
-from omni_grpc.gate.pages import PageRequest, page
+from omni_grpc.gate.pages import PageRequest
 from omni_grpc.gate.quotas import Quotas
 from omni_grpc.gate.refusals import Refusals, refused
-from omni_grpc.gate.stored import Stored
-from omni_grpc.store.records import Asset
+from omni_grpc.gate.stored import Stored, available, read
+from omni_grpc.store.records import Asset, Position
 from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import DeadlineExceeded, NotFound, OutOfRange
 from omni_grpc.types.results import Artifact
@@ -59,19 +60,22 @@ class FileGate:
         self._stored = stored
         self._quotas = quotas
 
-    def find(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact]:
+    async def find(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact]:
         with self._audit.refusals(caller, "DownloadArtifact", artifact_id=artifact_id):
-            return self._find(caller, artifact_id)
+            return await self._find(caller, artifact_id)
 
-    def _find(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact]:
+    async def _find(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact]:
         caller.require(Scope.READ, Scope.GENERATE, Scope.ADMIN)
-        job, artifact, _ = self._stored.artifact(caller, artifact_id)
-        return job, artifact
+        return await self._stored.artifact(caller, artifact_id)
 
-    def chunks(self, caller: Caller, artifact_id: str, start: int = 0, max_bytes: int | None = None) -> Iterator[Chunk]:
-        """Bytes of an output from `start` on. Raises OutOfRange beyond its end, NotFound once it is gone."""
+    async def chunks(
+        self, caller: Caller, artifact_id: str, start: int = 0, max_bytes: int | None = None
+    ) -> AsyncGenerator[Chunk]:
+        """Bytes of an output from `start` on: close it (aclosing) when nobody wants the rest. Raises OutOfRange beyond
+        its end, NotFound once it is gone.
+        """
         with self._audit.action(caller, "DownloadArtifact", artifact_id=artifact_id) as line:
-            job, artifact = self._find(caller, artifact_id)
+            job, artifact = await self._find(caller, artifact_id)
             size = artifact.size_bytes
             if start > size:
                 raise OutOfRange(
@@ -81,35 +85,37 @@ class FileGate:
                 )
             end = size if max_bytes is None else min(size, start + max_bytes)
             line |= {"job_id": job.id, "model": job.request.model, "size_bytes": end - start}
-            return self._chunks(artifact_id, start, end)
+        pieces = self._engine.artifacts.read(artifact_id, start, end)
+        async with aclosing(read(pieces)) as readable:
+            async for piece in readable:
+                for at in range(0, len(piece), CHUNK_BYTES):
+                    data = piece[at : at + CHUNK_BYTES]
+                    yield Chunk(artifact_id, start, data, start + len(data) == size)
+                    start += len(data)
 
-    def _chunks(self, artifact_id: str, start: int, end: int) -> Iterator[Chunk]:
-        _, data = self._engine.artifacts.get(artifact_id)
-        end = min(end, len(data))
-        for offset in range(start, end, CHUNK_BYTES):
-            piece = data[offset : min(offset + CHUNK_BYTES, end)]
-            yield Chunk(artifact_id, offset, piece, offset + len(piece) == len(data))
-
-    def page(self, caller: Caller, job_id: str, asked: PageRequest) -> tuple[list[tuple[Job, Artifact, float]], str]:
-        """A page of outputs, of one job or of all of the caller's, with the time of each, and the token of the next."""
+    async def page(
+        self, caller: Caller, job_id: str, asked: PageRequest
+    ) -> tuple[Sequence[tuple[Job, Artifact, Position]], str]:
+        """A page of outputs, of one job or of all of the caller's, each with its place, and the token of the next."""
         with self._audit.refusals(caller, "ListArtifacts", job_id=job_id):
             caller.require(Scope.READ, Scope.ADMIN)
-            kept = self._stored.artifacts(caller, self._stored.job(caller, job_id) if job_id else None)
-            return page(kept, lambda entry: (entry[2], entry[1].artifact_id), asked)
+            if job_id:
+                await self._stored.job(caller, job_id)
+            kept = await self._stored.artifacts(caller, job_id=job_id, after=asked.after, limit=asked.limit + 1)
+            return asked.cut(kept, lambda entry: entry[2])
 
-    def delete(self, caller: Caller, name: str) -> None:
+    async def delete(self, caller: Caller, name: str) -> None:
         """Deletes an upload or an output."""
-        with self._audit.action(caller, "DeleteArtifact", artifact_id=name) as line:
+        with self._audit.action(caller, "DeleteArtifact", artifact_id=name) as line, available():
             caller.require(Scope.GENERATE, Scope.ADMIN)
             try:
-                asset, _ = self._stored.asset(caller, name)
+                asset = await self._engine.assets.delete(name, caller.sees)
             except NotFound:
-                _, artifact, _ = self._stored.artifact(caller, name)
+                _, artifact = await self._stored.artifact(caller, name)
                 line["size_bytes"] = artifact.size_bytes
-                self._engine.artifacts.delete(artifact.artifact_id)
+                await self._engine.artifacts.delete(artifact.artifact_id)
             else:
                 line["size_bytes"] = asset.size_bytes
-                self._engine.assets.delete(asset.id)
 
     async def upload(self, caller: Caller, header: UploadHeader, pieces: AsyncIterator[bytes]) -> Asset:
         """Stores an upload. Raises InvalidArgument where the bytes are not what the header says, ResourceExhausted
@@ -124,12 +130,20 @@ class FileGate:
         caller.require(Scope.GENERATE)
         self._check(header)
         await self._quotas.refresh()
+        with available():
+            # what has expired does not count
+            await self._engine.assets.sweep()
         self._quotas.check_upload(caller.tenant, header.size_bytes)
-        with self._engine.assets.reserved(header.size_bytes, tenant=caller.tenant):
-            data, digest = await _receive(pieces, header.size_bytes)
-        if header.sha256 and digest != header.sha256:
-            raise refused("header.sha256", f"is {header.sha256.hex()}, but the SHA-256 of the bytes is {digest.hex()}")
-        return self._engine.assets.put(data, header.mime_type, sha256=digest.hex(), tenant=caller.tenant)
+        upload = Upload(pieces, header)
+        with available():
+            async with self._engine.assets.reserved(header.size_bytes, tenant=caller.tenant):
+                return await self._engine.assets.put(
+                    upload.received(),
+                    header.mime_type,
+                    sha256=upload.digest.hexdigest,
+                    check=upload.check,
+                    tenant=caller.tenant,
+                )
 
     def _check(self, header: UploadHeader) -> None:
         refusals = Refusals()
@@ -140,19 +154,34 @@ class FileGate:
         refusals.check()
 
 
-async def _receive(pieces: AsyncIterator[bytes], size: int) -> tuple[bytes, bytes]:
-    """The bytes of an upload and their SHA-256. Raises InvalidArgument if they are not `size` bytes."""
-    data, digest = bytearray(), hashlib.sha256()
-    while (piece := await within_silence(pieces)) is not None:
-        if len(piece) > MAX_CHUNK_BYTES:
-            raise refused("data", f"has {len(piece)} bytes; the maximum per message is {MAX_CHUNK_BYTES}")
-        data += piece
-        digest.update(piece)
-        if len(data) > size:
-            raise refused("header.size_bytes", f"is {size}, but at least {len(data)} bytes arrived")
-    if len(data) < size:
-        raise refused("header.size_bytes", f"is {size}, but {len(data)} bytes arrived")
-    return bytes(data), digest.digest()
+class Upload:
+    """The bytes of an upload as they arrive, which have to be what its header says."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], header: UploadHeader) -> None:
+        self._pieces = pieces
+        self._header = header
+        self._size = 0
+        self.digest = hashlib.sha256()
+
+    async def received(self) -> AsyncGenerator[bytes]:
+        """Raises InvalidArgument as soon as they are too many, and at the end if they are too few."""
+        size = self._header.size_bytes
+        while (piece := await within_silence(self._pieces)) is not None:
+            if len(piece) > MAX_CHUNK_BYTES:
+                raise refused("data", f"has {len(piece)} bytes; the maximum per message is {MAX_CHUNK_BYTES}")
+            self._size += len(piece)
+            self.digest.update(piece)
+            if self._size > size:
+                raise refused("header.size_bytes", f"is {size}, but at least {self._size} bytes arrived")
+            yield piece
+        if self._size < size:
+            raise refused("header.size_bytes", f"is {size}, but {self._size} bytes arrived")
+
+    def check(self) -> None:
+        """Raises InvalidArgument where the bytes have another hash."""
+        given, found = self._header.sha256, self.digest.digest()
+        if given and found != given:
+            raise refused("header.sha256", f"is {given.hex()}, but the SHA-256 of the bytes is {found.hex()}")
 
 
 async def within_silence(stream: AsyncIterator[T]) -> T | None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 from omni_grpc.engine import Engine, Entry, Job
-from omni_grpc.types.errors import OutOfRange
+from omni_grpc.types.errors import OutOfRange, Unavailable
 from omni_grpc.types.events import DecodeProgress, StepProgress
 
 MAX_BEHIND = 8
@@ -17,7 +17,7 @@ MAX_BEHIND = 8
 @dataclasses.dataclass(frozen=True, slots=True)
 class Update:
     """A log entry as one follower receives it. `after` is the seq of the entry that it received before, or its cursor;
-    `coalesced` counts the progress entries that were skipped since then.
+    `coalesced` counts the progress entries in between, skipped or not kept: their seqs were never another entry's.
     """
 
     entry: Entry
@@ -38,23 +38,17 @@ class Pace:
         self._after = after_seq
         self._next = float("-inf")
         self._held: Entry | None = None
-        self._missed = 0
 
     def take(self, entry: Entry) -> Update | None:
         """The update to send for this entry; None: nothing yet."""
-        if self._held is not None:
-            self._held = None
-            self._missed += 1
+        # what was held back is overtaken
+        self._held = None
         if self._interval and _can_wait(entry):
             if self._clock() < self._next:
                 self._held = entry
                 return None
             self._next = self._clock() + self._interval
         return self._send(entry)
-
-    def skip(self) -> None:
-        """Counts a progress entry that the follower was too slow for."""
-        self._missed += 1
 
     def due(self) -> float | None:
         """Seconds until the entry that is held back may be sent; None if there is none."""
@@ -68,8 +62,8 @@ class Pace:
         return self._send(entry)
 
     def _send(self, entry: Entry) -> Update:
-        update = Update(entry, self._after, self._missed)
-        self._after, self._missed = entry.seq, 0
+        update = Update(entry, self._after, entry.seq - self._after - 1)
+        self._after = entry.seq
         return update
 
 
@@ -85,13 +79,24 @@ def _can_wait(entry: Entry) -> bool:
 
 def check_cursor(job: Job, after_seq: int) -> int:
     """The cursor, or OutOfRange where the job has not come that far."""
-    if after_seq > job.last_seq:
+    # what was seen before a restart may be beyond what is kept
+    if after_seq > job.appended_seq:
         raise OutOfRange(
             f"after_seq is {after_seq}, but job {job.id} is at {job.last_seq}; continue from Job.last_seq (GetJob)",
             reason="AFTER_SEQ_OUT_OF_RANGE",
             metadata={"job_id": job.id, "last_seq": str(job.last_seq)},
         )
     return after_seq
+
+
+def left_behind(job: Job) -> Unavailable:
+    """The end of a stream whose job is kept, and goes on once a server has it again."""
+    return Unavailable(
+        f"this server stops; job {job.id} is kept and goes on with the next one: watch it again",
+        reason="SERVER_STOPPED",
+        retry_after=1.0,
+        metadata={"job_id": job.id},
+    )
 
 
 async def follow(
@@ -107,17 +112,18 @@ async def follow(
     seq, replayed = after_seq, job.last_seq
     with engine.watching(job):
         while True:
-            backlog = job.entries[seq:]
+            backlog = job.after(seq)
             steps = [entry.seq for entry in backlog if isinstance(entry.event, StepProgress) and entry.seq > replayed]
             late = set(steps[:-1]) if len(steps) > MAX_BEHIND else ()
             for entry in backlog:
                 seq = entry.seq
-                if seq in late:
-                    pace.skip()
-                elif (update := pace.take(entry)) is not None:
+                # those that it was too slow for are counted with the next one
+                if seq not in late and (update := pace.take(entry)) is not None:
                     yield update
             if job.state.terminal and seq == job.last_seq:
                 return
+            if job.released and seq == job.last_seq:
+                raise left_behind(job)
             due = pace.due()
             held = due is not None and (heartbeat is None or due < heartbeat)
             if await job.wait(seq, due if held else heartbeat):

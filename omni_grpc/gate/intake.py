@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import logging
+import secrets
+from collections.abc import AsyncIterator, Sequence
 
 from omni_grpc.engine import Engine, Job, Submission
 from omni_grpc.gate.ask import Ask
 from omni_grpc.gate.audit import Audit, about_job
 from omni_grpc.gate.changes import Changes
-from omni_grpc.gate.media import MediaReader
+from omni_grpc.gate.media import Media, MediaReader
 from omni_grpc.gate.options import Asked, read
 from omni_grpc.gate.quotas import Quotas
-from omni_grpc.gate.stored import Stored
+from omni_grpc.gate.stored import Stored, available
+from omni_grpc.store.jobs import same_request
+from omni_grpc.store.journal import Taken
+from omni_grpc.store.records import KeptInput
+from omni_grpc.store.seam import StoreError
 from omni_grpc.types.caller import Caller, Scope
-from omni_grpc.types.media import Inputs
+from omni_grpc.types.errors import Unavailable
 from omni_grpc.types.request import Task
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,28 +74,92 @@ class Intake:
     async def _accept(self, caller: Caller, ask: Ask) -> Accepted:
         await self._quotas.refresh()
         self._check(caller, ask.draft.model, ask.draft.task)
-        asked = read(ask, caller)
-        submission, inputs = asked.submission, Inputs()
+        asked = read(ask, caller, max_retention=self._engine.config.keeping.max_retention)
+        submission = asked.submission
+        if (earlier := await self._earlier(submission)) is not None:
+            return Accepted(earlier, asked, True)
+        media = Media()
         if self._engine.check_submission(submission) is None:
             self._quotas.check(submission)
-            inputs, notes = await self._media.read(caller, ask.media)
-            draft = dataclasses.replace(submission.draft, inputs=inputs)
-            submission = dataclasses.replace(submission, draft=draft, warnings=notes)
+            media = await self._media.read(caller, ask.media)
+        job, deduplicated = await self._begin(submission, media)
+        if not deduplicated and not ask.streaming and submission.cancel_on_disconnect:
+            # nobody watches yet, so the disconnect grace runs from here on
+            with self._engine.watching(job):
+                pass
+        return Accepted(job, asked, deduplicated)
+
+    async def _earlier(self, submission: Submission) -> Job | None:
+        """The job that this request_id has made already, wherever it is."""
+        with available():
+            return await self._engine.jobs.find_earlier(
+                submission.request_id, submission.fingerprint, submission.tenant
+            )
+
+    async def _begin(self, submission: Submission, media: Media) -> tuple[Job, bool]:
+        """Makes a job, and returns once it is committed with its inputs."""
+        kept = await self._keep(media)
+        draft = dataclasses.replace(submission.draft, inputs=media.inputs)
+        submission = dataclasses.replace(submission, draft=draft, warnings=media.notes, kept_inputs=kept)
         try:
             job, deduplicated = self._submit(submission)
+            if not deduplicated:
+                job, deduplicated = await self._acknowledged(job, submission)
+        except asyncio.CancelledError:
+            # the job is there
+            raise
         except BaseException:
-            self._engine.inputs.free(inputs)
+            await self._discard(media, kept)
             raise
         if deduplicated:
             # another call with this request_id was first, perhaps while the media of this one were decoded
-            self._engine.inputs.free(inputs)
+            await self._discard(media, kept)
         else:
             self._changes.notify()
-            if not ask.streaming and submission.cancel_on_disconnect:
-                # nobody watches yet, so the disconnect grace runs from here on
-                with self._engine.watching(job):
-                    pass
-        return Accepted(job, asked, deduplicated)
+        return job, deduplicated
+
+    async def _acknowledged(self, job: Job, submission: Submission) -> tuple[Job, bool]:
+        """The job once it is committed, or the one that another server has made of the same request."""
+        try:
+            with available():
+                await self._engine.storage.journal.acknowledged(job)
+        except Taken as taken:
+            self._engine.let_go(job)
+            with available():
+                earlier = await self._engine.jobs.find(taken.job_id, submission.tenant)
+            return same_request(earlier, submission.fingerprint), True
+        except Unavailable:
+            self._engine.let_go(job)
+            raise
+        except asyncio.CancelledError:
+            # the client has left: one that is tied to its watchers gets its disconnect grace
+            with self._engine.watching(job):
+                pass
+            raise
+        return job, False
+
+    async def _keep(self, media: Media) -> tuple[KeptInput, ...]:
+        """The inputs as they were sent, for a server that has to start over."""
+        if not self._engine.storage.durable:
+            return ()
+        kept: list[KeptInput] = []
+        try:
+            with available():
+                for file in media.files:
+                    blob = f"input-{secrets.token_hex(16)}"
+                    await self._engine.storage.blobs.put(blob, _whole(file.data))
+                    kept.append(KeptInput(blob=blob, path=file.path, name=file.name, mime_type=file.mime_type))
+        except BaseException:
+            await self._discard(media, kept)
+            raise
+        return tuple(kept)
+
+    async def _discard(self, media: Media, kept: Sequence[KeptInput]) -> None:
+        self._engine.inputs.free(media.inputs)
+        try:
+            await self._engine.storage.blobs.delete([one.blob for one in kept])
+        except StoreError as error:
+            logger.warning("inputs of a job that is not there stay until the next sweep: %s", error)
 
     def _submit(self, submission: Submission) -> tuple[Job, bool]:
         """In one go, so that no other call comes between a check of the quotas and the job that is charged for."""
@@ -96,3 +170,7 @@ class Intake:
         if not deduplicated:
             self._quotas.charge(tenant, job.request)
         return job, deduplicated
+
+
+async def _whole(data: bytes) -> AsyncIterator[bytes]:
+    yield data

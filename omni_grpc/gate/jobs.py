@@ -12,9 +12,10 @@ from omni_grpc.gate.audit import Audit
 from omni_grpc.gate.changes import Changes
 from omni_grpc.gate.follow import Update, check_cursor, follow
 from omni_grpc.gate.merge import Merged
-from omni_grpc.gate.pages import PageRequest, page
+from omni_grpc.gate.pages import MAX_SIZE, PageRequest
 from omni_grpc.gate.refusals import Refusals, refused
-from omni_grpc.gate.stored import Stored
+from omni_grpc.gate.stored import Stored, available
+from omni_grpc.store.records import JobQuery, place
 from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import OperationCancelled, Unavailable
 from omni_grpc.types.events import Cancelled
@@ -22,6 +23,10 @@ from omni_grpc.types.events import Cancelled
 T = TypeVar("T")
 
 MAX_REASON_CHARS = 1024
+OTHERS = 2.0
+"""Seconds between two looks for new jobs of other servers."""
+MOST_KNOWN = 10_000
+"""Jobs that a watch remembers that it has."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +64,17 @@ class JobGate:
         self._stored = stored
         self._heartbeat = engine.config.server.heartbeat_interval
 
-    def get(self, caller: Caller, job_id: str, *, action: str = "GetJob") -> Job:
+    async def get(self, caller: Caller, job_id: str, *, action: str = "GetJob") -> Job:
         """A job. `action`: what for, in the audit log."""
         with self._audit.refusals(caller, action, job_id=job_id):
             caller.require(Scope.READ, Scope.GENERATE, Scope.ADMIN)
-            return self._stored.job(caller, job_id)
+            return await self._stored.job(caller, job_id)
 
     def queue_position(self, job: Job) -> int:
         """The number of jobs ahead of this one in the queue; 0 once it has left the queue."""
         return self._engine.queue_position(job) if job.state is JobState.QUEUED else 0
 
-    def page(
+    async def page(
         self,
         caller: Caller,
         asked: PageRequest,
@@ -77,16 +82,30 @@ class JobGate:
         states: Collection[JobState] | None = None,
         model: str = "",
         labels: Mapping[str, str] | None = None,
-    ) -> tuple[list[Job], str]:
-        """A page of the caller's jobs, newest first, and the token of the next. `states`: None for all."""
+        created_from: float | None = None,
+        created_before: float | None = None,
+        tenant: str = "",
+    ) -> tuple[Sequence[Job], str]:
+        """A page of the caller's jobs, newest first, and the token of the next. `states`: None for all. The times are
+        in Unix seconds. `tenant`: only its jobs, for those who see every tenant's.
+        """
         with self._audit.refusals(caller, "ListJobs"):
             caller.require(Scope.READ, Scope.ADMIN)
-            jobs = [
-                job
-                for job in self._stored.jobs(caller, labels=labels)
-                if (states is None or job.state in states) and model in ("", job.request.model)
-            ]
-            return page(jobs, lambda job: (job.create_time, job.id), asked)
+            if tenant and caller.sees not in (None, tenant):
+                raise refused("tenant", "is another one than the caller's; only the scope `admin` sees other tenants")
+            if states is not None and not states:
+                return [], ""
+            query = JobQuery(
+                tenant=tenant or caller.sees,
+                states=states or (),
+                labels=labels or {},
+                model=model,
+                created_from=created_from,
+                created_before=created_before,
+                after=asked.after,
+                limit=asked.limit + 1,
+            )
+            return asked.cut(await self._stored.page(query), lambda job: place(job.record))
 
     async def watch(
         self, caller: Caller, job_id: str, after_seq: int = 0, *, interval: float = 0.0
@@ -95,7 +114,7 @@ class JobGate:
 
         Close it (aclosing) when the watcher leaves. Raises OutOfRange for a cursor that the job has not reached.
         """
-        job = self.get(caller, job_id, action="WatchJob")
+        job = await self.get(caller, job_id, action="WatchJob")
         check_cursor(job, after_seq)
         updates = follow(self._engine, job, after_seq, interval=interval, heartbeat=self._heartbeat)
         async with aclosing(updates):
@@ -107,7 +126,7 @@ class JobGate:
         stops. A job without a cursor begins with its snapshot.
         """
         with self._audit.refusals(caller, "WatchJobs"):
-            named = self._named(caller, watch)
+            named = await self._named(caller, watch)
         async with Merged[T]() as merged:
             for job in named:
                 merged.add(self._updates(job, watch, shown))
@@ -122,40 +141,52 @@ class JobGate:
                     return
                 yield update
 
-    def cancel(self, caller: Caller, job_id: str, reason: str) -> Job:
+    async def cancel(self, caller: Caller, job_id: str, reason: str) -> Job:
         """Stops a job before its next step. Idempotent: a job that has ended is returned as it is."""
         with self._audit.action(caller, "CancelJob", job_id=job_id):
             caller.require(Scope.GENERATE, Scope.ADMIN)
             refusals = Refusals()
             refusals.text("reason", reason, MAX_REASON_CHARS)
             refusals.check()
-            return self._engine.cancel(self._stored.job(caller, job_id).id, reason or "cancelled by the client")
+            job = await self._stored.job(caller, job_id)
+            reason = reason or "cancelled by the client"
+            if job.id in self._engine.jobs:
+                job = self._engine.cancel(job.id, reason)
+                with available():
+                    # what the caller is told is committed
+                    await self._engine.storage.journal.settled(job.id)
+            return job
 
-    def delete(self, caller: Caller, job_id: str) -> None:
+    async def delete(self, caller: Caller, job_id: str) -> None:
         """Forgets a finished job with its events and outputs. Raises FailedPrecondition while it runs."""
         with self._audit.action(caller, "DeleteJob", job_id=job_id):
             caller.require(Scope.GENERATE, Scope.ADMIN)
-            self._engine.delete(self._stored.job(caller, job_id).id)
+            job = await self._stored.job(caller, job_id)
+            with available():
+                await self._engine.storage.delete(job)
 
     # --- parts of a watch -----------------------------------------------------------------------------------------
 
-    def _named(self, caller: Caller, watch: Watch) -> Sequence[Job]:
+    async def _named(self, caller: Caller, watch: Watch) -> Sequence[Job]:
         """The jobs that a watch names. Raises every refusal of it."""
         caller.require(Scope.READ, Scope.ADMIN)
         if not watch.job_ids and not watch.labels:
             raise refused("job_ids, label_selector", "are both empty; set at least one of them")
-        named = [self._stored.job(caller, job_id) for job_id in dict.fromkeys(watch.job_ids)]
+        named = [await self._stored.job(caller, job_id) for job_id in dict.fromkeys(watch.job_ids)]
         for job_id, after_seq in watch.after_seq.items():
-            check_cursor(self._stored.job(caller, job_id), after_seq)
-        known = {job.id for job in (*named, *self._selected(caller, watch))}
+            check_cursor(await self._stored.job(caller, job_id), after_seq)
+        known = {job.id for job in (*named, *await self._selected(caller, watch))}
         if strays := watch.after_seq.keys() - known:
             raise refused(
                 "after_seq", f"names {', '.join(sorted(strays))}, which neither job_ids nor label_selector includes"
             )
         return named
 
-    def _selected(self, caller: Caller, watch: Watch) -> Sequence[Job]:
-        return self._stored.jobs(caller, labels=watch.labels) if watch.labels else []
+    async def _selected(self, caller: Caller, watch: Watch) -> Sequence[Job]:
+        """The newest of the jobs that have the labels of a watch, newest first."""
+        if not watch.labels:
+            return []
+        return await self._stored.page(JobQuery(tenant=caller.sees, labels=watch.labels, limit=MAX_SIZE))
 
     async def _updates(self, job: Job, watch: Watch, shown: Shown[T]) -> AsyncGenerator[T]:
         """The updates of one job: from a cursor on, or from a snapshot."""
@@ -175,29 +206,34 @@ class JobGate:
         self, caller: Caller, watch: Watch, newcomers: Newcomers, shown: Shown[T], merged: Merged[T]
     ) -> AsyncGenerator[T]:
         """Adds every job that has the labels to the watch, as it comes. Ends only with the server."""
+        here = False
         while self._engine.state is not EngineState.STOPPED:
             count = self._changes.count
-            for job in newcomers.among(self._selected(caller, watch)):
+            # new jobs of this server are here in full; for those of others only the store can be asked
+            found = self._stored.jobs(caller, labels=watch.labels) if here else await self._selected(caller, watch)
+            for job in newcomers.among(found):
                 merged.add(self._updates(job, watch, shown))
-            await self._changes.wait(count)
+            here = await self._changes.wait(count, OTHERS if self._engine.storage.store.shared else None)
         raise Unavailable("the server was stopped; watch again", reason="SERVER_STOPPED")
         yield  # never reached: it makes this a stream, like those it stands beside
 
 
 class Newcomers:
-    """Tells new jobs from those that a watch has already. It remembers no job longer than the server does."""
+    """Tells new jobs from those that a watch has already."""
 
     def __init__(self, known: Iterable[Job]) -> None:
-        self._known = {job.id for job in known}
+        self._known = dict.fromkeys(job.id for job in known)
 
     def __len__(self) -> int:
         return len(self._known)
 
     def among(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        """Those of all jobs that are watched (newest first) that were not there before, the oldest first."""
+        """Those of these jobs (newest first) that were not there before, the oldest first."""
         found = [job for job in reversed(jobs) if job.id not in self._known]
-        # a job that is gone does not come back
-        self._known = {job.id for job in jobs}
+        self._known |= dict.fromkeys(job.id for job in found)
+        while len(self._known) > MOST_KNOWN:
+            # ids begin with the time: what comes is newer
+            del self._known[next(iter(self._known))]
         return found
 
 

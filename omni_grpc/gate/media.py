@@ -8,6 +8,7 @@ operator lists.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 
 from omni_grpc.engine import Engine
@@ -32,6 +33,15 @@ they are decoded, so this bounds the memory that fetched media take.
 """
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Media:
+    """The decoded media of a request, how they were converted, and the files that they were."""
+
+    inputs: Inputs = Inputs()
+    notes: tuple[RequestWarning, ...] = ()
+    files: Sequence[InputFile] = ()
+
+
 class MediaReader:
     """Reads the media of requests. It belongs to one event loop, which it never holds up: threads wait for the
     processes.
@@ -48,7 +58,7 @@ class MediaReader:
         self._outbound = Outbound(engine.config.outbound)
         self._fetches = asyncio.Semaphore(FETCHES)
 
-    async def read(self, caller: Caller, media: Sequence[Medium]) -> tuple[Inputs, tuple[RequestWarning, ...]]:
+    async def read(self, caller: Caller, media: Sequence[Medium]) -> Media:
         """What the media hold, in shared memory, and how they were converted. Whoever gets it hands it to the engine,
         or frees it.
 
@@ -56,22 +66,24 @@ class MediaReader:
         ResourceExhausted (INPUTS_FULL) where there is no room, FailedPrecondition or Unavailable for a URL that cannot
         be fetched. Cancelled, it stops the fetching and the decoding.
         """
-        files = [self._file(caller, medium) for medium in media]
+        files = [await self._file(caller, medium) for medium in media]
         if not any(map(fetch.is_remote, files)):
-            return await self._decode(caller, files)
+            return await self.decode(files, caller.tenant)
         fetch.check(files, self._outbound)
         async with self._fetches:
             most = self._engine.config.limits.max_input_bytes
-            return await self._decode(caller, await fetch.fetched(files, self._outbound, max_bytes=most))
+            return await self.decode(await fetch.fetched(files, self._outbound, max_bytes=most), caller.tenant)
 
-    async def _decode(self, caller: Caller, files: list[InputFile]) -> tuple[Inputs, tuple[RequestWarning, ...]]:
+    async def decode(self, files: Sequence[InputFile], tenant: str) -> Media:
+        """What files hold whose bytes are here."""
         if not files:
-            return Inputs(), ()
+            return Media()
         decoder = await self._idle.get()
-        work = asyncio.ensure_future(asyncio.to_thread(decoder.decode, files, self._engine.inputs.of(caller.tenant)))
+        work = asyncio.ensure_future(asyncio.to_thread(decoder.decode, files, self._engine.inputs.of(tenant)))
         work.add_done_callback(lambda _: self._idle.put_nowait(decoder))
         try:
-            return await asyncio.shield(work)
+            inputs, notes = await asyncio.shield(work)
+            return Media(inputs, notes, files)
         except asyncio.CancelledError:
             decoder.kill()
             work.add_done_callback(self._discard)
@@ -88,10 +100,10 @@ class MediaReader:
         if work.exception() is None:
             self._engine.inputs.free(work.result()[0])
 
-    def _file(self, caller: Caller, medium: Medium) -> InputFile:
+    async def _file(self, caller: Caller, medium: Medium) -> InputFile:
         path, data, mime_type = medium.path, medium.data, medium.mime_type
         if medium.asset_id is not None:
-            data, stored_type = self._stored.medium(caller, f"{path}.asset_id", medium.asset_id)
+            data, stored_type = await self._stored.medium(caller, f"{path}.asset_id", medium.asset_id)
             mime_type = mime_type or stored_type
         elif medium.uri == "":
             raise refused(f"{path}.uri", "is empty")

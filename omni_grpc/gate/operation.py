@@ -29,9 +29,9 @@ LOAD_INTERVAL = 0.2
 """Shortest time in seconds between two messages about loading. The last message is not delayed."""
 PATHS = (
     "model", "lora", "gguf_model", "token_file", "jwt_jwks", "tls_cert", "tls_key", "tls_client_ca", "outbound_ca",
-    "audit_log", "tenant_limits",
+    "audit_log", "tenant_limits", "state_dir", "state_url", "artifact_url",
 )  # fmt: skip
-"""Settings that name paths on the server's machine."""
+"""Settings that name paths on the server's machine, or hold a password."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +98,17 @@ class OperationGate:
         return LoadView(
             queued=queued,
             running=sum(not job.state.terminal for job in jobs) - queued,
-            artifact_bytes=sum(artifact.size_bytes for _, artifact, _ in self._stored.artifacts(caller, None)),
+            artifact_bytes=self._artifact_bytes(caller),
             steps_per_second=_recent_steps(jobs, time.time() - WINDOW) / WINDOW,
             draining=self._engine.state in (EngineState.DRAINING, EngineState.STOPPED),
             device=self.device,
             model=self._engine.checkpoint.name,
             engine=stats,
         )
+
+    def _artifact_bytes(self, caller: Caller) -> int:
+        kept = self._engine.artifacts
+        return kept.size_bytes if caller.sees is None else kept.artifact_bytes(caller.sees)
 
     async def watch_load(self, caller: Caller, interval: float | None) -> AsyncGenerator[LoadView]:
         """The load every `interval` seconds, until the server stops."""

@@ -14,8 +14,6 @@ from omni_grpc.types.caller import Caller
 MAX_ID_CHARS = 128
 MAX_LABELS = 64
 MAX_PRIORITY = 100
-MAX_RETENTION = 24 * 3600.0
-"""Longest time, in seconds, that a request may have its job kept."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,9 +28,10 @@ class Asked:
     interval: float
 
 
-def read(ask: Ask, caller: Caller) -> Asked:
-    """What a caller asks for, with placeholders for its inputs. Raises InvalidArgument with every field that is wrong,
-    those that its stack found included.
+def read(ask: Ask, caller: Caller, *, max_retention: float) -> Asked:
+    """What a caller asks for, with placeholders for its inputs. `max_retention`: the longest that it may ask for.
+
+    Raises InvalidArgument with every field that is wrong, those that its stack found included.
     """
     refusals = Refusals(ask.violations)
     options = ask.options
@@ -55,7 +54,7 @@ def read(ask: Ask, caller: Caller) -> Asked:
         queue_timeout=options.queue_timeout,
         run_timeout=options.run_timeout,
         deadline=_deadline(refusals, options.deadline),
-        retention=_retention(refusals, options.retention),
+        retention=_retention(refusals, options.retention, max_retention),
         cancel_on_disconnect=cancels,
         disconnect_grace=options.disconnect_grace,
     )
@@ -82,9 +81,9 @@ def _date(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat().replace("+00:00", "Z")
 
 
-def _retention(refusals: Refusals, seconds: float | None) -> float | None:
-    if seconds is not None and seconds > MAX_RETENTION:
-        refusals.refuse("options.retention", f"{seconds:g} s is too long; nearest valid value: {MAX_RETENTION:g} s")
+def _retention(refusals: Refusals, seconds: float | None, most: float) -> float | None:
+    if seconds is not None and seconds > most:
+        refusals.refuse("options.retention", f"{seconds:g} s is too long; nearest valid value: {most:g} s")
     return seconds
 
 

@@ -8,15 +8,14 @@ import base64
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from omni_grpc.store.records import Position
 from omni_grpc.types.errors import InvalidArgument, Violation
 from omni_grpc.types.json_text import read_json
 
 T = TypeVar("T")
-Position = tuple[float, str]
-"""Where an item stands in its list: its time in unix seconds, then its id."""
 
 DEFAULT_SIZE = 50
 MAX_SIZE = 1000
@@ -31,21 +30,27 @@ class PageRequest:
     filters: bytes = b""
 
     @property
-    def digest(self) -> str:
+    def limit(self) -> int:
+        """The most items that are shown."""
+        return min(self.size, MAX_SIZE) or DEFAULT_SIZE
+
+    @property
+    def after(self) -> Position | None:
+        """Behind which place it begins; None for the first page. Raises InvalidArgument for a token that is not of this
+        list.
+        """
+        return _read(self.token, self._digest) if self.token else None
+
+    def cut(self, items: Sequence[T], place: Callable[[T], Position]) -> tuple[Sequence[T], str]:
+        """The page, and the token of the next one ("" on the last). `items`: those behind `after`, newest first, at
+        least one more than are shown if there are so many.
+        """
+        shown = items[: self.limit]
+        return shown, _write(place(shown[-1]), self._digest) if len(shown) < len(items) else ""
+
+    @property
+    def _digest(self) -> str:
         return hashlib.sha256(self.filters).hexdigest()[:16]
-
-
-def page(items: Iterable[T], place: Callable[[T], Position], request: PageRequest) -> tuple[list[T], str]:
-    """A page of `items`, newest first, and the token of the next one ("" on the last).
-
-    Raises InvalidArgument for a token that is not of this list.
-    """
-    rest = sorted(items, key=place, reverse=True)
-    if request.token:
-        after = _read(request.token, request.digest)
-        rest = [item for item in rest if place(item) < after]
-    shown = rest[: min(request.size, MAX_SIZE) or DEFAULT_SIZE]
-    return shown, _write(place(shown[-1]), request.digest) if len(shown) < len(rest) else ""
 
 
 def _write(place: Position, filters: str) -> str:

@@ -169,9 +169,9 @@ class Quotas:
         """Seconds until so many bytes of a tenant expire; None where that is not known yet."""
         now = time.time()
         ends = [
-            (job.expire_time - now, sum(artifact.size_bytes for artifact in job.artifacts))
+            (job.record.expire_time - now, sum(artifact.size_bytes for artifact in job.artifacts))
             for job in self._engine.jobs.newest(tenant=tenant)
-            if job.expire_time is not None
+            if job.record.expire_time is not None
         ]
         freed = 0
         for seconds, size in sorted(ends):

@@ -3,73 +3,102 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
+from typing import TypeVar
 
 from omni_grpc.engine import Engine, Job, JobState
 from omni_grpc.gate.refusals import refused
-from omni_grpc.store.records import Asset
+from omni_grpc.store.journal import refusal
+from omni_grpc.store.records import ArtifactRow, Asset, JobQuery, Position
+from omni_grpc.store.seam import StoreError
 from omni_grpc.types.caller import Caller
 from omni_grpc.types.errors import NotFound
-from omni_grpc.types.events import ArtifactReady
 from omni_grpc.types.results import Artifact
+
+T = TypeVar("T")
 
 
 class Stored:
-    """Jobs, outputs and assets by caller."""
+    """Jobs, outputs and assets by caller. Every function raises Unavailable (STORE_UNAVAILABLE) where they cannot be
+    read.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._files = engine.storage.store.files
 
-    def job(self, caller: Caller, job_id: str) -> Job:
+    async def job(self, caller: Caller, job_id: str) -> Job:
         """Raises InvalidArgument without an id, NotFound (JOB_NOT_FOUND) for a job that the caller has not."""
         if not job_id:
             raise refused("job_id", "is required")
-        return self._engine.jobs.get(job_id, caller.sees)
+        with available():
+            return await self._engine.jobs.find(job_id, caller.sees)
 
     def jobs(
         self, caller: Caller, *, states: Collection[JobState] = (), labels: Mapping[str, str] | None = None
     ) -> list[Job]:
-        """The caller's jobs, newest first."""
+        """The caller's jobs that are here in full, newest first: all that have not ended are."""
         return self._engine.jobs.newest(states=states, labels=labels, tenant=caller.sees)
 
-    def artifact(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact, bytes]:
-        """An output with its job and its bytes. Raises InvalidArgument without an id, NotFound (ARTIFACT_NOT_FOUND)."""
+    async def page(self, query: JobQuery) -> list[Job]:
+        """Jobs, newest first, wherever they are."""
+        with available():
+            return await self._engine.jobs.page(query)
+
+    async def artifact(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact]:
+        """An output with its job. Raises InvalidArgument without an id, NotFound (ARTIFACT_NOT_FOUND)."""
         if not artifact_id:
             raise refused("artifact_id", "is required")
-        return self._artifact(caller, artifact_id)
+        with available():
+            return await self._artifact(caller, artifact_id)
 
-    def _artifact(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact, bytes]:
-        artifact, data = self._engine.artifacts.get(artifact_id, caller.sees)
-        return self._engine.jobs.get(artifact.job_id), artifact, data
+    async def _artifact(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact]:
+        row = await self._engine.artifacts.find(artifact_id, caller.sees)
+        return await self._with_job(row)
 
-    def artifacts(self, caller: Caller, job: Job | None) -> Iterator[tuple[Job, Artifact, float]]:
-        """Outputs of one job, or of all that the caller has, whose bytes are still there, with the time of each."""
-        for one in self.jobs(caller) if job is None else (job,):
-            for artifact, stored in artifacts_of(one).items():
-                try:
-                    self._engine.artifacts.get(artifact.artifact_id)
-                except NotFound:
-                    continue
-                yield one, artifact, stored
+    async def _with_job(self, row: ArtifactRow) -> tuple[Job, Artifact]:
+        job = await self._engine.jobs.find(row.job_id)
+        return job, next(one for one in job.outputs if one.artifact_id == row.artifact_id)
 
-    def asset(self, caller: Caller, asset_id: str) -> tuple[Asset, bytes]:
+    async def artifacts(
+        self, caller: Caller, *, job_id: str = "", after: Position | None = None, limit: int
+    ) -> list[tuple[Job, Artifact, Position]]:
+        """Outputs of one job, or of all that the caller has, whose bytes are still there, newest first."""
+        with available():
+            rows = await self._files.artifacts(tenant=caller.sees, job_id=job_id, after=after, limit=limit)
+            return [(*await self._with_job(row), (row.create_time, row.artifact_id)) for row in rows]
+
+    async def asset(self, caller: Caller, asset_id: str) -> Asset:
         """An upload, whose expiry is extended. Raises NotFound (ASSET_NOT_FOUND)."""
-        return self._engine.assets.get(asset_id, caller.sees)
+        with available():
+            return await self._engine.assets.use(asset_id, caller.sees)
 
-    def medium(self, caller: Caller, path: str, name: str) -> tuple[bytes, str]:
+    async def medium(self, caller: Caller, path: str, name: str) -> tuple[bytes, str]:
         """Bytes and type of an uploaded asset or of an output of an earlier job, for the input at `path`."""
-        with contextlib.suppress(NotFound):
-            asset, data = self.asset(caller, name)
-            return data, asset.mime_type
-        try:
-            _, artifact, data = self._artifact(caller, name)
-            return data, artifact.mime_type
-        except NotFound:
-            raise self._engine.forgotten.not_found(
-                name, reason="ASSET_NOT_FOUND", tenant=caller.sees, path=path, hint="upload it again"
-            ) from None
+        with available():
+            with contextlib.suppress(NotFound):
+                asset = await self._engine.assets.use(name, caller.sees)
+                return await self._engine.assets.data(name), asset.mime_type
+            try:
+                _, artifact = await self._artifact(caller, name)
+                return await self._engine.artifacts.data(name), artifact.mime_type
+            except NotFound:
+                raise self._engine.forgotten.not_found(
+                    name, reason="ASSET_NOT_FOUND", tenant=caller.sees, path=path, hint="upload it again"
+                ) from None
 
 
-def artifacts_of(job: Job) -> dict[Artifact, float]:
-    """The outputs that a job has stored so far, by index, with the time of each."""
-    return {entry.event.artifact: entry.time for entry in job.entries if isinstance(entry.event, ArtifactReady)}
+@contextlib.contextmanager
+def available() -> Iterator[None]:
+    """Raises Unavailable (STORE_UNAVAILABLE) for what the store cannot do."""
+    try:
+        yield
+    except StoreError as error:
+        raise refusal(error) from error
+
+
+async def read(pieces: AsyncIterator[T]) -> AsyncGenerator[T]:
+    """The same pieces, with the refusal of a store that fails on the way."""
+    with available():
+        async for piece in pieces:
+            yield piece

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 
 from omni_grpc import wire
 from omni_grpc.gate import Gate, UploadHeader
@@ -22,17 +23,20 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
     async def DownloadArtifact(
         self, request: artifact_pb2.DownloadArtifactRequest, caller: Caller
     ) -> AsyncGenerator[artifact_pb2.DownloadArtifactResponse]:
-        job, artifact = self._gate.files.find(caller, request.artifact_id)
+        job, artifact = await self._gate.files.find(caller, request.artifact_id)
         most = request.max_bytes if request.HasField("max_bytes") else None
-        chunks = self._gate.files.chunks(caller, request.artifact_id, request.offset, most)
-        yield artifact_pb2.DownloadArtifactResponse(metadata=self._messages.artifact(job, artifact))
-        for chunk in chunks:
-            yield artifact_pb2.DownloadArtifactResponse(chunk=chunk_message(chunk))
+        async with aclosing(self._gate.files.chunks(caller, request.artifact_id, request.offset, most)) as chunks:
+            first = await anext(chunks, None)
+            yield artifact_pb2.DownloadArtifactResponse(metadata=self._messages.artifact(job, artifact))
+            if first is not None:
+                yield artifact_pb2.DownloadArtifactResponse(chunk=chunk_message(first))
+            async for chunk in chunks:
+                yield artifact_pb2.DownloadArtifactResponse(chunk=chunk_message(chunk))
 
     async def ListArtifacts(
         self, request: artifact_pb2.ListArtifactsRequest, caller: Caller
     ) -> artifact_pb2.ListArtifactsResponse:
-        shown, token = self._gate.files.page(caller, request.job_id, asked_page(request))
+        shown, token = await self._gate.files.page(caller, request.job_id, asked_page(request))
         return artifact_pb2.ListArtifactsResponse(
             artifacts=[self._messages.artifact(job, artifact) for job, artifact, _ in shown], next_page_token=token
         )
@@ -40,7 +44,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
     async def DeleteArtifact(
         self, request: artifact_pb2.DeleteArtifactRequest, caller: Caller
     ) -> artifact_pb2.DeleteArtifactResponse:
-        self._gate.files.delete(caller, request.artifact_id)
+        await self._gate.files.delete(caller, request.artifact_id)
         return artifact_pb2.DeleteArtifactResponse()
 
     async def UploadAsset(

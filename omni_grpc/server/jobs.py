@@ -38,10 +38,10 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         )
 
     async def GetJob(self, request: job_pb2.GetJobRequest, caller: Caller) -> job_pb2.GetJobResponse:
-        return job_pb2.GetJobResponse(job=self._messages.job(self._gate.jobs.get(caller, request.job_id)))
+        return job_pb2.GetJobResponse(job=self._messages.job(await self._gate.jobs.get(caller, request.job_id)))
 
     async def ListJobs(self, request: job_pb2.ListJobsRequest, caller: Caller) -> job_pb2.ListJobsResponse:
-        shown, token = self._gate.jobs.page(
+        shown, token = await self._gate.jobs.page(
             caller,
             asked_page(request),
             states=_states(request.states),
@@ -93,11 +93,11 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 yield update
 
     async def CancelJob(self, request: job_pb2.CancelJobRequest, caller: Caller) -> job_pb2.CancelJobResponse:
-        job = self._gate.jobs.cancel(caller, request.job_id, request.reason)
+        job = await self._gate.jobs.cancel(caller, request.job_id, request.reason)
         return job_pb2.CancelJobResponse(job=self._messages.job(job))
 
     async def DeleteJob(self, request: job_pb2.DeleteJobRequest, caller: Caller) -> job_pb2.DeleteJobResponse:
-        self._gate.jobs.delete(caller, request.job_id)
+        await self._gate.jobs.delete(caller, request.job_id)
         return job_pb2.DeleteJobResponse()
 
 

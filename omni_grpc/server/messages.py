@@ -10,7 +10,6 @@ from typing import Any
 from omni_grpc import wire
 from omni_grpc.config import NATIVE_CACHES
 from omni_grpc.gate import Chunk, Gate, Job, Update
-from omni_grpc.gate.stored import artifacts_of
 from omni_grpc.types.events import EncodeDone, Failed, Preempted, Retrying, Started, StepProgress
 from omni_grpc.types.results import Artifact, Effective, Stats
 from omni_grpc.types.step_cache import CacheCount
@@ -48,7 +47,7 @@ class Messages:
             seq=entry.seq,
             time=entry.time,
             coalesced=update.coalesced,
-            client_job_id=job.client_job_id,
+            client_job_id=job.record.client_job_id,
             event=entry.event,
         )
         if previews and isinstance(entry.event, StepProgress) and update.after < job.preview_seq <= entry.seq:
@@ -60,7 +59,7 @@ class Messages:
         return wire.build(
             event_pb2.JobEvent,
             job_id=job.id if job else "",
-            client_job_id=job.client_job_id if job else "",
+            client_job_id=job.record.client_job_id if job else "",
             time=time.time(),
             heartbeat=event_pb2.Heartbeat(),
         )
@@ -70,7 +69,7 @@ class Messages:
         return wire.build(
             event_pb2.JobEvent,
             job_id=job.id,
-            client_job_id=job.client_job_id,
+            client_job_id=job.record.client_job_id,
             time=update.entry.time,
             artifact_chunk=chunk_message(chunk),
         )
@@ -89,25 +88,25 @@ class Messages:
             state=job.state,
             model=job.request.model,
             task=job.request.task,
-            create_time=job.create_time,
-            start_time=job.start_time,
-            end_time=job.end_time,
-            expire_time=job.expire_time,
+            create_time=job.record.create_time,
+            start_time=job.record.start_time,
+            end_time=job.record.end_time,
+            expire_time=job.record.expire_time,
             step=job.step,
             total_steps=job.total_steps,
             eta=job.eta,
             queue_position=self._gate.jobs.queue_position(job),
             last_seq=job.last_seq,
-            artifacts=artifacts_of(job),
+            artifacts=job.outputs,
             error=job.failure,
             stats=job.stats,
-            labels=job.labels,
+            labels=job.record.labels,
             cancel_requested=job.cancel_requested,
             effective=job.effective,
             warnings=job.warnings,
-            client_job_id=job.client_job_id,
-            request_id=job.request_id,
-            priority=job.priority,
+            client_job_id=job.record.client_job_id,
+            request_id=job.record.request_id,
+            priority=job.record.priority,
             retryable=job.failure is not None and job.failure.retryable,
         )
 
@@ -137,7 +136,7 @@ def chunk_message(chunk: Chunk) -> media_pb2.ArtifactChunk:
 
 
 def _of_artifact(job: Job, artifact: Artifact, at: float) -> Mapping[str, Any]:
-    return {"create_time": artifacts_of(job)[artifact], "expire_time": job.expire_time}
+    return {"create_time": job.outputs[artifact], "expire_time": job.record.expire_time}
 
 
 def _of_cache(job: Job, count: CacheCount, at: float) -> Mapping[str, Any]:
@@ -150,6 +149,6 @@ def _of_cache(job: Job, count: CacheCount, at: float) -> Mapping[str, Any]:
 
 
 def _since_start(job: Job, event: EncodeDone | StepProgress, at: float) -> Mapping[str, Any]:
-    assert job.start_time is not None
+    assert job.record.start_time is not None
     # the clock may have been set back meanwhile
-    return {"elapsed": max(0.0, at - job.start_time)}
+    return {"elapsed": max(0.0, at - job.record.start_time)}

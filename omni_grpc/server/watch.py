@@ -33,7 +33,7 @@ class JobWatch:
 
         `interval` is in seconds, see `Pace`. Close it (aclosing) when the watcher leaves.
         """
-        job = self._gate.jobs.get(caller, job_id, action="WatchJob")
+        job = await self._gate.jobs.get(caller, job_id, action="WatchJob")
         updates = self._gate.jobs.watch(caller, job_id, after_seq, interval=interval)
         async with aclosing(updates):
             async for update in updates:
@@ -42,5 +42,7 @@ class JobWatch:
                     continue
                 yield self._messages.event(job, update, previews=previews)
                 if inline and isinstance(update.entry.event, ArtifactReady):
-                    for chunk in self._gate.files.chunks(caller, update.entry.event.artifact.artifact_id):
-                        yield self._messages.chunk_event(job, update, chunk)
+                    chunks = self._gate.files.chunks(caller, update.entry.event.artifact.artifact_id)
+                    async with aclosing(chunks):
+                        async for chunk in chunks:
+                            yield self._messages.chunk_event(job, update, chunk)

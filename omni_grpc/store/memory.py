@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Mapping, Sequence
 
 from omni_grpc.store.records import (
     ArtifactRow,
@@ -19,6 +19,8 @@ from omni_grpc.store.records import (
     Position,
     Rejected,
     StoredJob,
+    fits,
+    place,
 )
 from omni_grpc.store.seam import MissingBlob, Notice
 
@@ -32,6 +34,7 @@ class MemoryStore:
     """Rows in dictionaries. It implements `omni_grpc.store.seam.Store`."""
 
     durable = False
+    immediate = True
     shared = False
     name = "memory"
 
@@ -112,13 +115,12 @@ class MemoryJobs:
         return self._by_request_id.get((tenant, request_id))
 
     async def page(self, query: JobQuery) -> list[StoredJob]:
-        found = sorted(self._fitting(query), key=_place, reverse=True)
-        if query.after is not None:
-            found = [record for record in found if _place(record) < query.after]
+        found = sorted((record for record in self._records.values() if fits(record, query)), key=place, reverse=True)
         return [self._stored(record) for record in found[: query.limit]]
 
     async def count(self, query: JobQuery) -> int:
-        return sum(1 for _ in self._fitting(query))
+        every = dataclasses.replace(query, after=None)
+        return sum(fits(record, every) for record in self._records.values())
 
     async def unfinished(self, server: str) -> list[str]:
         return [record.id for record in self._unfinished() if record.server == server]
@@ -183,24 +185,7 @@ class MemoryJobs:
         return StoredJob(record, tuple(self._logs.get(record.id, ())))
 
     def _unfinished(self) -> list[JobRecord]:
-        return sorted((record for record in self._records.values() if not record.state.terminal), key=_place)
-
-    def _fitting(self, query: JobQuery) -> Iterator[JobRecord]:
-        wanted = query.labels.items()
-        for record in self._records.values():
-            if (
-                query.tenant in (None, record.tenant)
-                and (not query.states or record.state in query.states)
-                and query.model in ("", record.model)
-                and (query.created_from is None or query.created_from <= record.create_time)
-                and (query.created_before is None or record.create_time < query.created_before)
-                and wanted <= record.labels.items()
-            ):
-                yield record
-
-
-def _place(record: JobRecord) -> Position:
-    return record.create_time, record.id
+        return sorted((record for record in self._records.values() if not record.state.terminal), key=place)
 
 
 class MemoryFiles:
@@ -309,6 +294,7 @@ class MemoryBlobs:
     """Bytes in a dictionary. It implements `omni_grpc.store.seam.Blobs`."""
 
     durable = False
+    immediate = True
 
     def __init__(self) -> None:
         self._blobs: dict[str, tuple[bytes, float]] = {}

@@ -192,3 +192,21 @@ class JobQuery:
     created_before: float | None = None
     after: Position | None = None
     limit: int = 50
+
+
+def fits(record: JobRecord, query: JobQuery) -> bool:
+    """Whether a job is one of those that are asked for, `after` included."""
+    return (
+        query.tenant in (None, record.tenant)
+        and (not query.states or record.state in query.states)
+        and query.model in ("", record.model)
+        and (query.created_from is None or query.created_from <= record.create_time)
+        and (query.created_before is None or record.create_time < query.created_before)
+        and (query.after is None or place(record) < query.after)
+        and query.labels.items() <= record.labels.items()
+    )
+
+
+def place(record: JobRecord) -> Position:
+    """Where a job stands in a list."""
+    return record.create_time, record.id

@@ -7,8 +7,8 @@ A `Store` keeps rows: jobs with their logs, and what is known of outputs and upl
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from omni_grpc.store.records import (
     ArtifactRow,
@@ -23,6 +23,8 @@ from omni_grpc.store.records import (
     StoredJob,
 )
 
+T = TypeVar("T")
+
 
 class StoreError(Exception):
     """The store cannot do it now: it is full, read-only or away. Its text says what is wrong and how to mend it,
@@ -36,6 +38,17 @@ class StoreError(Exception):
 
 class MissingBlob(Exception):
     """There is no blob of this name."""
+
+
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    coroutine.close()
+    raise AssertionError("it waits for something")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +193,10 @@ class Store(Protocol):
         """Whether it outlives the process."""
 
     @property
+    def immediate(self) -> bool:
+        """Whether its coroutines wait for nothing, so that `at_once` can run them."""
+
+    @property
     def shared(self) -> bool:
         """Whether several servers can use it at the same time."""
 
@@ -212,6 +229,10 @@ class Blobs(Protocol):
     @property
     def durable(self) -> bool:
         """Whether they outlive the process."""
+
+    @property
+    def immediate(self) -> bool:
+        """Whether its coroutines wait for nothing but what they are given."""
 
     async def open(self) -> None:
         """Gets ready, and makes sure that it can write. Raises ConfigError where it cannot."""

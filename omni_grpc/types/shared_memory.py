@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -72,6 +72,46 @@ def take_all(handles: Sequence[SharedBytes], *, folder: Path = BLOCKS) -> list[b
     if missing is not None:
         raise missing
     return taken
+
+
+def move_all(handles: Sequence[SharedBytes], prefix: str, *, folder: Path = BLOCKS) -> list[SharedBytes]:
+    """Gives blocks other names, which begin with `prefix`: whoever sweeps what is left under the old ones finds none.
+    Raises FileNotFoundError where one is gone already; then all are.
+    """
+    moved = []
+    try:
+        for number, handle in enumerate(handles):
+            if handle.data is not None:
+                moved.append(handle)
+                continue
+            old, new = folder / handle.name, folder / f"{prefix}-{number}"
+            _track(new)
+            try:
+                old.rename(new)
+            except OSError:
+                _untrack(new)
+                raise
+            _untrack(old)
+            moved.append(SharedBytes(name=new.name, size=handle.size))
+    except OSError:
+        discard_all(handles, folder=folder)
+        discard_all(moved, folder=folder)
+        raise
+    return moved
+
+
+def pieces(handle: SharedBytes, size: int, *, folder: Path = BLOCKS) -> Iterator[bytes]:
+    """The bytes of a block, which stays, at most `size` at once. Raises FileNotFoundError where it is gone."""
+    with open(folder / handle.name, "rb", buffering=0) as block:
+        while piece := block.read(size):
+            yield piece
+
+
+def discard_all(handles: Sequence[SharedBytes], *, folder: Path = BLOCKS) -> None:
+    """As `discard`, for several. Those whose bytes are in the handle have none."""
+    for handle in handles:
+        if handle.data is None:
+            discard(handle.name, folder=folder)
 
 
 def discard(name: str, *, folder: Path = BLOCKS) -> None:

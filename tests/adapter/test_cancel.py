@@ -156,7 +156,7 @@ def test_the_caller_hears_of_it_while_the_worker_is_held_up(door, ending, tiny):
         await asyncio.sleep(0)
         await ended(following)
         held.remove()
-        files = [engine.artifacts.get(one.artifacts[0].artifact_id)[1] for one in (solo, following)]
+        files = [await engine.artifacts.data(one.artifacts[0].artifact_id) for one in (solo, following)]
         await engine.close()
         return last, passed, files
 

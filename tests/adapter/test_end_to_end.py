@@ -124,7 +124,7 @@ def test_jobs_in_a_worker_process_take_turns_and_cancel(tiny):
                     await job.wait(seq)
                     seq = job.last_seq
             assert [job.state for job in jobs] == [JobState.SUCCEEDED] * len(jobs)
-            return [engine.artifacts.get(job.artifacts[0].artifact_id)[1] for job in jobs]
+            return [await engine.artifacts.data(job.artifacts[0].artifact_id) for job in jobs]
 
         solo = [*await ended(one), *await ended(two)]
         long = Draft(**SMALL, steps=200)

@@ -35,7 +35,7 @@ async def test_every_option_arrives(run, server, service, tmp_path):
     )  # fmt: skip
     assert (done.code, done.err) == (0, "")
     (job,) = service.engine.jobs.newest()
-    assert (job.request_id, job.labels) == ("mine", {"team": "red"})
+    assert (job.record.request_id, job.record.labels) == ("mine", {"team": "red"})
     record = json.loads(done.out)
     assert record["job_id"] == job.id
     assert record["files"] == [str(tmp_path / "o-0.webp"), str(tmp_path / "o-1.webp")]
@@ -43,7 +43,7 @@ async def test_every_option_arrives(run, server, service, tmp_path):
     guidance = record["effective"]["guidance"]
     assert (guidance["scale"], guidance["true_cfg_scale"], guidance["norm"]) == (None, 2.5, "NONE")
     assert (guidance["rescale"], guidance["interval_start"], guidance["interval_end"]) == (0.5, 0.25, 0.75)
-    assert round(job.expire_time - job.end_time) == 30
+    assert round(job.record.expire_time - job.record.end_time) == 30
     assert (record["effective"]["width"], record["effective"]["height"], record["effective"]["steps"]) == (48, 16, 2)
     assert record["effective"]["output_format"] == "WEBP"
     assert job.request.scheduler == record["effective"]["scheduler"] == "ToyScheduler"
@@ -53,7 +53,7 @@ async def test_every_option_arrives(run, server, service, tmp_path):
         ("GUIDANCE_WITHOUT_EFFECT", "sampling.guidance.boundary_ratio", "0.5"),
         ("PRIORITY_WITHOUT_EFFECT", "options.priority", "3"),
     ]
-    assert job.priority == 3
+    assert job.record.priority == 3
     assert record["stats"]["steps_run"] == 2
     for number, seed in enumerate((5, 9)):
         assert (tmp_path / f"o-{number}.webp").read_bytes() == picture(48, 16, seed, ImageFormat.WEBP)

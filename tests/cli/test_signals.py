@@ -85,7 +85,7 @@ async def test_a_client_that_is_killed_keeps_its_job_for_the_grace(
     await process.communicate()
     (job,) = service.engine.jobs.newest()
     await until(lambda: "disconnect_grace" in service.engine._timers._handles.get(job.id, {}))
-    assert (job.state, job.disconnect_grace) == (JobState.RUNNING, 30.0)
+    assert (job.state, job.record.spec.disconnect_grace) == (JobState.RUNNING, 30.0)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/client.md", "docs/api.md"])

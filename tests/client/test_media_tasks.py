@@ -119,9 +119,9 @@ async def test_small_media_travel_inside_and_large_ones_are_uploaded(client, ser
     small, large = png(seed=1), png(1300, 1100)
     assert len(small) < INLINE_BYTES < len(large)
     await client.edit_image("blue", images=[small])
-    assert len(service.engine.assets) == 0
+    assert service.engine.assets.size_bytes == 0
     await client.edit_image("blue", images=[large, small], width=32, height=16)
-    assert len(service.engine.assets) == 2
+    assert len(await service.engine.storage.store.files.expired_assets(float("inf"), 9)) == 2
     images = service.executor.request.inputs.images
     assert [image.data for image in images] == [pixels(1300, 1100).tobytes(), pixels(seed=1).tobytes()]
 
@@ -129,7 +129,7 @@ async def test_small_media_travel_inside_and_large_ones_are_uploaded(client, ser
 async def test_an_upload_can_be_used_again(client, service, tmp_path):
     tmp_path.joinpath("a.mp4").write_bytes(mp4())
     stored = await client.upload(tmp_path / "a.mp4")
-    assert service.engine.assets.get(stored.asset_id)[0].mime_type == "video/mp4"
+    assert (await service.engine.assets.use(stored.asset_id)).mime_type == "video/mp4"
     for _ in range(2):
         await client.generate_video("a ball", source_video=stored)
         assert service.executor.request.inputs.source_video.num_frames == 5

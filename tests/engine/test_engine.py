@@ -5,7 +5,7 @@ import time
 import pytest
 
 from omni_grpc.engine import EngineState, JobState, Submission
-from omni_grpc.engine import retention as retention_module
+from omni_grpc.store import retention as retention_module
 from omni_grpc.types.errors import (
     Aborted,
     Code,
@@ -53,7 +53,7 @@ async def test_a_job_goes_through_the_phases_and_says_so():
     assert done.effective.defaults_used["width"] == "256"
     assert (done.stats.encode, done.stats.decode, done.stats.peak_memory_bytes) == (0.1, 0.2, 1000)
     assert [artifact.seed for artifact in done.artifacts] == [7, 8]
-    assert engine.artifacts.get(job.artifacts[1].artifact_id)[1] == png()
+    assert await engine.artifacts.data(job.artifacts[1].artifact_id) == png()
     assert job.state is JobState.SUCCEEDED
     assert engine.stats().running == 0
 
@@ -213,8 +213,7 @@ async def test_a_job_that_ends_in_time_keeps_no_timer():
     engine, worker = await started_engine()
     job = ask(engine, queue_timeout=60, run_timeout=60, deadline=time.time() + 60)
     run_through(worker, job)
-    assert engine._timers._handles.keys() == {job.id, "assets"}
-    assert engine._timers._handles[job.id].keys() == {"retention"}
+    assert engine._timers._handles == {}
 
 
 async def test_a_preempted_job_says_so_and_ends_with_all_its_steps():
@@ -351,9 +350,9 @@ async def test_finished_jobs_are_forgotten_after_their_retention():
     with pytest.raises(NotFound):
         engine.jobs.get(job.id)
     with pytest.raises(NotFound):
-        engine.artifacts.get(job.artifacts[0].artifact_id)
+        await engine.artifacts.find(job.artifacts[0].artifact_id)
     assert engine.artifacts.size_bytes == len(png())
-    assert engine.jobs.get(kept.id).expire_time == pytest.approx(time.time() + 60, abs=5)
+    assert engine.jobs.get(kept.id).record.expire_time == pytest.approx(time.time() + 60, abs=5)
 
 
 async def test_a_job_is_not_forgotten_under_its_reader(monkeypatch):
@@ -381,12 +380,12 @@ async def test_only_finished_jobs_can_be_deleted():
     engine, _ = await started_engine()
     job = ask(engine, request_id="r")
     with pytest.raises(FailedPrecondition) as caught:
-        engine.delete(job.id)
+        await engine.storage.delete(job)
     assert caught.value.reason == "JOB_NOT_FINISHED"
     engine.cancel(job.id, "x")
-    engine.delete(job.id)
+    await engine.storage.delete(job)
     with pytest.raises(NotFound):
-        engine.delete(job.id)
+        await engine.jobs.find(job.id)
     assert ask(engine, request_id="r") is not job
 
 

@@ -7,14 +7,17 @@ import pytest
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, JobState, Share
-from omni_grpc.engine.assets import Assets
 from omni_grpc.engine.inputs import InputStore
 from omni_grpc.engine.status import TenantStats
+from omni_grpc.store.assets import Assets
+from omni_grpc.store.forgotten import Forgotten
+from omni_grpc.store.memory import MemoryBlobs, MemoryStore
 from omni_grpc.types.errors import Aborted, ResourceExhausted
 from omni_grpc.types.plan import SharedBytes
 from tests.engine.manual import ask, png, run_through, started_engine
 from tests.server.fake_executor import FakeExecutor
 from tests.server.service import until
+from tests.store.test_assets import put
 from tests.toy import toy_checkpoint
 
 
@@ -22,14 +25,14 @@ async def test_two_tenants_use_one_request_id_and_never_see_each_others_job():
     engine, worker = await started_engine()
     one = ask(engine, tenant="a", subject="alice", request_id="r", fingerprint=b"1")
     other = ask(engine, tenant="b", request_id="r", fingerprint=b"2")
-    assert (one.tenant, one.subject, other.tenant, other.subject) == ("a", "alice", "b", "")
+    assert (one.tenant, one.record.subject, other.tenant, other.record.subject) == ("a", "alice", "b", "")
     assert one is not other
     assert ask(engine, tenant="b", request_id="r", fingerprint=b"2") is other
     with pytest.raises(Aborted) as caught:
         ask(engine, tenant="a", request_id="r", fingerprint=b"2")
     assert caught.value.failure.metadata["job_id"] == one.id
     run_through(worker, one)
-    engine.delete(one.id)
+    await engine.storage.delete(one)
     assert ask(engine, tenant="b", request_id="r", fingerprint=b"2") is other
     assert ask(engine, tenant="a", request_id="r", fingerprint=b"2") not in (one, other)
 
@@ -51,7 +54,7 @@ async def test_bytes_and_figures_are_counted_by_tenant_and_come_back_to_nothing(
     third = ask(engine, tenant="b")
     assert engine.stats().tenants == {"a": TenantStats(queued=1, running=1), "b": TenantStats(queued=1)}
     run_through(worker, first)
-    asset = engine.assets.put(b"12345", "image/png", tenant="b")
+    asset = await put(engine.assets, b"12345", "image/png", tenant="b")
     engine.inputs.of("b").reserve([SharedBytes("never-made", 7)])
     # a has had steps, b has not: it is b's turn
     assert engine.tenant_stats("a") == TenantStats(queued=1, artifact_bytes=len(png()))
@@ -61,25 +64,28 @@ async def test_bytes_and_figures_are_counted_by_tenant_and_come_back_to_nothing(
     assert engine.tenant_stats("nobody") == TenantStats()
     for job in (second, third):
         engine.cancel(job.id, "")
-    engine.delete(first.id)
-    engine.assets.delete(asset.id)
+    await engine.storage.delete(first)
+    await engine.assets.delete(asset.id)
     engine.inputs.of("b").free_blocks(["never-made"])
     await asyncio.to_thread(engine.inputs.close)
     assert engine.tenant_stats("a") == engine.tenant_stats("b") == TenantStats()
     assert engine.stats().tenants == {}
 
 
-def test_an_upload_counts_for_its_tenant_while_it_arrives_and_until_it_expires():
+async def test_an_upload_counts_for_its_tenant_while_it_arrives_and_until_it_expires():
     now = [0.0]
-    assets = Assets(100, 10.0, clock=lambda: now[0])
-    with assets.reserved(30, tenant="a"):
+    assets = Assets(
+        MemoryStore().files, MemoryBlobs(), Forgotten("here"), budget=100, retention=10.0, clock=lambda: now[0]
+    )
+    async with assets.reserved(30, tenant="a"):
         assert (assets.asset_bytes("a"), assets.asset_bytes("b")) == (30, 0)
     assert assets.asset_bytes("a") == 0
-    assert assets.put(bytes(20), "video/mp4", tenant="a").tenant == "a"
-    asset = assets.put(bytes(5), "video/mp4", tenant="b")
-    assert assets.get(asset.id)[0].tenant == "b"
+    assert (await put(assets, bytes(20), "video/mp4", tenant="a")).tenant == "a"
+    asset = await put(assets, bytes(5), "video/mp4", tenant="b")
+    assert (await assets.use(asset.id)).tenant == "b"
     assert (assets.asset_bytes("a"), assets.asset_bytes("b")) == (20, 5)
     now[0] = 11.0
+    await assets.sweep()
     assert (assets.asset_bytes("a"), assets.asset_bytes("b")) == (0, 0)
 
 

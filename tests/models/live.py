@@ -15,6 +15,7 @@ from torch import Tensor
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, Job, LocalExecutor, Submission
 from omni_grpc.pipeline.state import State
+from omni_grpc.store.seam import at_once
 from omni_grpc.types.events import Event
 from omni_grpc.types.request import Draft, Request
 from omni_grpc.types.spec import Checkpoint
@@ -78,7 +79,9 @@ class Live:
 
     def outcome(self, job: Job) -> tuple[list[Tensor], list[bytes]]:
         assert job.state == "SUCCEEDED", job.failure
-        return self.latents[job.id], [self.engine.artifacts.get(artifact.artifact_id)[1] for artifact in job.artifacts]
+        return self.latents[job.id], [
+            at_once(self.engine.artifacts.data(artifact.artifact_id)) for artifact in job.artifacts
+        ]
 
     def hold(self, phase: str, call: int = 1) -> Gate:
         """Makes the given call of a phase, counted from now, wait for `open`. Once for each phase."""

@@ -136,7 +136,7 @@ async def test_a_cancelled_task_inside_of_a_call_does_not_leave_its_client_waiti
         raise asyncio.CancelledError
 
     monkeypatch.setattr(service.engine, "submit", cancelled)
-    monkeypatch.setattr(service.engine.jobs, "get", cancelled)
+    monkeypatch.setattr(service.engine.jobs, "find", cancelled)
     for call in (service.generation.GenerateImage(image()).read(), service.get("x")):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await asyncio.wait_for(call, 10)

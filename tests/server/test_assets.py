@@ -7,6 +7,7 @@ from grpc import aio
 
 from omni_grpc.gate import files
 from omni_grpc.v1 import artifact_pb2, generation_pb2
+from tests.store.test_assets import get
 
 from .service import read_refusal, refusal
 from .studio import noise, png, serving_studio
@@ -47,7 +48,7 @@ async def upload_refusal(service, sent):
 async def test_an_upload_is_stored_with_its_hash_and_its_end(service):
     stored = await upload(service, DATA, "image/png")
     assert (stored.size_bytes, stored.sha256) == (3000, hashlib.sha256(DATA).digest())
-    asset, data = service.engine.assets.get(stored.asset_id)
+    asset, data = await get(service.engine.assets, stored.asset_id)
     assert (data, asset.mime_type) == (DATA, "image/png")
     assert abs(stored.expire_time.seconds - asset.create_time - 3600) < 5
 
@@ -81,7 +82,7 @@ async def test_what_is_wrong_is_refused_and_leaves_nothing(service, sent, field,
     error = await upload_refusal(service, sent)
     assert (error.code, error.fields) == ("INVALID_ARGUMENT", [field])
     assert text in error.message
-    assert len(service.engine.assets) == 0
+    assert service.engine.assets.size_bytes == 0
     # the room that it had is free again
     await upload(service, noise(2, 8000), "video/mp4")
 
@@ -95,13 +96,17 @@ async def test_a_full_store_refuses_and_a_deleted_asset_makes_room(service):
     await upload(service, noise(2, 6000), "image/png")
 
 
+async def expiry(service, stored):
+    return (await service.engine.storage.store.files.asset(stored.asset_id)).expire_time
+
+
 async def test_using_an_asset_puts_off_its_end(service):
     stored = await upload(service, png(), "image/png")
-    before = service.engine.assets._files[stored.asset_id][0].expire_time
+    before = await expiry(service, stored)
     body = {"model": "toy", "prompt": "x", "images": [{"asset_id": stored.asset_id}]}
     async for _ in service.generation.EditImage(generation_pb2.EditImageRequest(**body)):
         pass
-    assert service.engine.assets._files[stored.asset_id][0].expire_time > before
+    assert await expiry(service, stored) > before
 
 
 async def test_the_type_of_an_asset_is_held_against_its_bytes(service):

@@ -3,7 +3,7 @@
 import pytest
 
 from omni_grpc.engine.scheduler import Lane
-from omni_grpc.types.errors import Code, Failure
+from omni_grpc.types.errors import Code, Failure, NotFound
 from omni_grpc.v1 import event_pb2, job_pb2, sampling_pb2
 
 from .service import image, kinds, refusal, serving, until
@@ -212,4 +212,6 @@ async def test_a_job_can_be_deleted_once_it_has_ended(service):
     artifact_id = (await service.get(job.job_id)).artifacts[0].artifact_id
     await service.jobs.DeleteJob(request)
     assert (await refusal(service.jobs.DeleteJob(request))).reason == "JOB_NOT_FOUND"
-    assert artifact_id not in {artifact.artifact_id for artifact, _ in service.engine.artifacts._files.values()}
+    with pytest.raises(NotFound):
+        await service.engine.artifacts.find(artifact_id)
+    assert [name async for name in service.engine.storage.blobs.names("", float("inf"))] == []

@@ -57,7 +57,7 @@ async def test_an_unexpected_error_is_internal_and_can_be_found_in_the_log(servi
         raise ZeroDivisionError("secret detail")
 
     monkeypatch.setattr(service.engine, "submit", boom)
-    monkeypatch.setattr(service.engine.jobs, "get", boom)
+    monkeypatch.setattr(service.engine.jobs, "find", boom)
     calls = (
         lambda: service.generation.GenerateImage(image()),
         lambda: service.jobs.GetJob(job_pb2.GetJobRequest(job_id="x")),

@@ -131,7 +131,7 @@ async def test_a_drain_ends_in_time_though_the_worker_does_not_come_back():
         await service.executor.die()
         await asyncio.wait_for(stopping, 10)
         job = service.engine.jobs.get(waiting.job_id)
-        assert (job.failure.reason, job.start_time) == ("SERVER_STOPPED", None)
+        assert (job.failure.reason, job.record.start_time) == ("SERVER_STOPPED", None)
 
 
 async def test_a_worker_that_dies_as_the_server_stops_is_not_started_again(service):

@@ -14,12 +14,12 @@ from google.protobuf.message_factory import GetMessageClass
 
 from omni_grpc.client.progress import describe, progress_display
 from omni_grpc.config import LimitsConfig
-from omni_grpc.engine.jobs import Job
 from omni_grpc.gate.follow import Pace
 from omni_grpc.resolve.request import resolve_request
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.server.messages import Messages
-from omni_grpc.store.records import JobState
+from omni_grpc.store.job import Job, new_record
+from omni_grpc.store.records import JobSpec, JobState
 from omni_grpc.types import events
 from omni_grpc.types.events import Queued, Started
 from omni_grpc.types.request import Draft
@@ -80,7 +80,8 @@ def grown() -> Any:
 
 def test_a_new_event_needs_its_message_and_its_type_alone(grown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = ServingFacts(toy_checkpoint(), LimitsConfig())
-    job = Job(resolve_request(Draft(model="toy", prompt="x"), facts, id="job_1").request)
+    request = resolve_request(Draft(model="toy", prompt="x"), facts, id="job_1").request
+    job = Job(new_record(JobSpec(request=request)))
     heated = ReHeated(celsius=71.5, wait=0.25, nodes=("a", "b"), spent={"fan": 3})
     started = Started(model="toy", seeds=(1,), total_steps=2, width=8, height=8, queue_wait=0.0)
     job.append(Queued(position=0, queue_depth=1))
@@ -120,7 +121,8 @@ def test_an_event_without_an_arm_is_an_error() -> None:
         pass
 
     facts = ServingFacts(toy_checkpoint(), LimitsConfig())
-    job = Job(resolve_request(Draft(model="toy", prompt="x"), facts, id="job_1").request)
+    request = resolve_request(Draft(model="toy", prompt="x"), facts, id="job_1").request
+    job = Job(new_record(JobSpec(request=request)))
     update = Pace(interval=0.0).take(job.append(Misplaced()))  # type: ignore[arg-type]
     assert update is not None
     with pytest.raises(ValueError, match="misplaced"):

@@ -16,8 +16,8 @@ from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import EngineConfig
 from omni_grpc.config.sections import BUNDLED
 from omni_grpc.engine import Engine, ProcessExecutor, Submission
-from omni_grpc.engine.jobs import Job
 from omni_grpc.engine.status import EngineState
+from omni_grpc.store.job import Job
 from omni_grpc.store.records import JobState
 from omni_grpc.types.request import Draft
 from tests.worker.bad_kernel import AT_ONCE, LATER

@@ -1,11 +1,11 @@
-"""What this server process had and has no longer, so that "expired" and "never here" are told apart."""
+"""What a server had and has no longer, so that "expired" and "never here" are told apart."""
 
 from __future__ import annotations
 
 import collections
-import secrets
 
 from omni_grpc.store.records import Cause
+from omni_grpc.store.seam import FileRows
 from omni_grpc.types.errors import NotFound
 
 CAPACITY = 1 << 14
@@ -15,8 +15,8 @@ CAPACITY = 1 << 14
 class Forgotten:
     """The names of jobs, artifacts and assets that are gone. `instance_id` names this life of the server process."""
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
-        self.instance_id = secrets.token_hex(8)
+    def __init__(self, instance_id: str, capacity: int = CAPACITY) -> None:
+        self.instance_id = instance_id
         self._capacity = capacity
         self._gone: collections.OrderedDict[str, tuple[Cause, str]] = collections.OrderedDict()
         """Cause and tenant by name."""
@@ -29,6 +29,11 @@ class Forgotten:
         self._gone.setdefault(name, (cause, tenant))
         if len(self._gone) > self._capacity:
             self._gone.popitem(last=False)
+
+    async def look_up(self, name: str, files: FileRows) -> None:
+        """Learns from the store what became of a name that another life of the server, or another server, has had."""
+        if name not in self._gone and (gone := await files.cause(name)) is not None:
+            self.add(name, gone[0], tenant=gone[1])
 
     def not_found(self, name: str, *, reason: str, tenant: str | None, hint: str = "", path: str = "") -> NotFound:
         """The error of a job that is not here (JOB_NOT_FOUND), or of another kind of thing, with name, cause and

@@ -2,11 +2,12 @@ import asyncio
 
 import pytest
 
-from omni_grpc.config import LimitsConfig
-from omni_grpc.engine.jobs import Job, Jobs, new_job_id
+from omni_grpc.config import EngineConfig, LimitsConfig
 from omni_grpc.resolve.request import resolve_request
 from omni_grpc.resolve.rules import ServingFacts
-from omni_grpc.store.records import JobState
+from omni_grpc.store.job import Job, new_job_id, new_record
+from omni_grpc.store.records import JobSpec, JobState
+from omni_grpc.store.storage import Storage
 from omni_grpc.types.errors import FailedPrecondition
 from omni_grpc.types.events import Cancelled, Queued
 from omni_grpc.types.request import Draft
@@ -16,9 +17,8 @@ from tests.toy import toy_checkpoint
 
 def job(**options):
     draft = Draft(model="toy", prompt="x")
-    return Job(
-        resolve_request(draft, ServingFacts(toy_checkpoint(), LimitsConfig()), id=new_job_id()).request, **options
-    )
+    resolved = resolve_request(draft, ServingFacts(toy_checkpoint(), LimitsConfig()), id=new_job_id())
+    return Job(new_record(JobSpec(request=resolved.request), **options))
 
 
 END = Cancelled(reason="", completed_steps=0, stats=Stats())
@@ -57,7 +57,7 @@ async def test_waiting_gives_up_after_its_timeout_and_leaves_nothing_behind():
 
 
 def test_listing_is_newest_first_and_filters():
-    jobs = Jobs()
+    jobs = Storage(EngineConfig.from_settings(model="toy")).jobs
     first, second = job(labels={"team": "a", "x": "1"}), job(labels={"team": "b"})
     jobs.add(first)
     jobs.add(second)

@@ -1,0 +1,109 @@
+"""What a server keeps, as one thing: jobs, outputs and uploads over a store of rows and one of bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+
+from omni_grpc.config import EngineConfig
+from omni_grpc.store.artifacts import Artifacts
+from omni_grpc.store.assets import Assets
+from omni_grpc.store.forgotten import Forgotten
+from omni_grpc.store.job import Job
+from omni_grpc.store.jobs import Jobs
+from omni_grpc.store.journal import Journal
+from omni_grpc.store.memory import MemoryBlobs, MemoryStore
+from omni_grpc.store.records import Cause
+from omni_grpc.store.retention import Retention
+from omni_grpc.store.seam import Blobs, Store, StoreError
+from omni_grpc.types.errors import FailedPrecondition
+
+logger = logging.getLogger(__name__)
+
+ASSET_SWEEP = 30.0
+"""Seconds between two sweeps for expired assets, on a server without uploads."""
+LAST_WRITES = 10.0
+"""Seconds that the last events may take to be committed when a server stops."""
+
+
+class Storage:
+    """Made before any engine, and closed after all of them. It belongs to one event loop. Without a store, all that it
+    keeps is gone with the process.
+    """
+
+    def __init__(self, config: EngineConfig, store: Store | None = None, blobs: Blobs | None = None) -> None:
+        self.store: Store = MemoryStore() if store is None else store
+        self.blobs: Blobs = MemoryBlobs() if blobs is None else blobs
+        self.instance_id = secrets.token_hex(8)
+        """Names this life of the server process."""
+        self.forgotten = Forgotten(self.instance_id)
+        self.journal = Journal(self.store.jobs, server=self.instance_id, immediate=self.store.immediate)
+        self.jobs = Jobs(self.store, self.journal, self.forgotten)
+        self.artifacts = Artifacts(self.store.files, self.blobs, self.forgotten)
+        self.assets = Assets(
+            self.store.files,
+            self.blobs,
+            self.forgotten,
+            budget=config.keeping.asset_budget,
+            retention=config.jobs.asset_retention,
+        )
+        self.retention = Retention(
+            self.store,
+            self.blobs,
+            jobs=self.jobs,
+            artifacts=self.artifacts,
+            journal=self.journal,
+            forgotten=self.forgotten,
+            budget=config.keeping.artifact_budget,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def durable(self) -> bool:
+        """Whether jobs outlive the process."""
+        return self.store.durable
+
+    async def open(self) -> None:
+        """Connects, and starts to write and to sweep. Raises ConfigError for a store that cannot be used."""
+        await self.store.open()
+        await self.blobs.open()
+        await self.artifacts.count()
+        await self.assets.count()
+        self.start()
+
+    def start(self) -> None:
+        """Starts to write and to sweep, once the store is open. One in this process always is."""
+        if not self._tasks:
+            self.journal.start()
+            self._tasks = [
+                asyncio.create_task(self.retention.run(), name="omni_grpc-retention"),
+                asyncio.create_task(self._sweep_assets(), name="omni_grpc-assets"),
+            ]
+
+    async def close(self) -> None:
+        """Writes what waits, and lets go of the store."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.retention.stop()
+        try:
+            await self.journal.stop(LAST_WRITES)
+        except StoreError as error:
+            logger.error("the last events of jobs were not written: %s", error)
+        await self.blobs.close()
+        await self.store.close()
+
+    async def delete(self, job: Job) -> None:
+        """Forgets a finished job with its events and outputs. Raises FailedPrecondition while it runs."""
+        if not job.state.terminal:
+            raise FailedPrecondition(f"job {job.id} is {job.state}; cancel it first", reason="JOB_NOT_FINISHED")
+        await self.retention.forget([job], Cause.DELETED)
+
+    async def _sweep_assets(self) -> None:
+        while True:
+            await asyncio.sleep(ASSET_SWEEP)
+            try:
+                await self.assets.sweep()
+            except StoreError as error:
+                logger.warning("expired uploads stay for now: %s", error)
