@@ -21,6 +21,8 @@ from omni_grpc.types.results import Effective
 COMMAND_OF: Mapping[str, str] = {IMAGE: "generate", EDIT: "edit", VIDEO: "video", AUDIO: "audio"}
 """Kind of generation -> the command that makes it."""
 _MEDIA = ("MEDIA", "MEDIA_LIST")
+_LENGTH = frozenset({"num_frames", "duration", "fps", "output_fps"})
+"""Settings of a clip that follow from each other."""
 _SEEDS = ("seed", "seeds", "num_outputs")
 
 
@@ -51,6 +53,9 @@ def fill(args: argparse.Namespace, kind: str, options: Sequence[RequestOption]) 
     given = {option.name for option in options if getattr(args, option.name) is not None}
     # one seed makes this one output; whoever asks for other or more seeds means all of them
     beside = {other for pair in (*EXCLUSIVE, ("seeds", "num_outputs")) if given & set(pair) for other in pair}
+    known = {*(option.name for option in options), *_SEEDS, "output_format"}
+    for name in again.keys() - known:
+        print(f"warning: {args.like} has {name}, which this version does not know; it is left out", file=sys.stderr)
     for option in options:
         if option.name not in given | beside and option.type.name not in _MEDIA:
             setattr(args, option.name, again.get(option.name))
@@ -79,11 +84,13 @@ def refused(error: OmniError, found: Parameters, where: Path) -> None:
 def differences(found: Parameters, effective: Effective, given: Collection[str]) -> Iterator[str]:
     """What was done otherwise than for the file, although nobody asked for that."""
     now = read_json(json.dumps(dataclasses.asdict(effective)))
-    said = {*_SEEDS, "defaults_used", "output_format", *given}
+    said = {*_SEEDS, "defaults_used", "dropped_tokens", "output_format", *given}
+    if not _LENGTH.isdisjoint(given):
+        said |= _LENGTH
     if any(name.startswith(("guidance", "true_cfg", "boundary", "negative")) for name in given):
         said |= {"guidance", "evals"}
     for name, value in found.effective.items():
-        if name not in said and name != "seeds" and name in now and now[name] != value:
+        if name not in said and name in now and now[name] != value:
             yield f"{name} was {json.dumps(value)} and is {json.dumps(now[name])} now"
 
 
@@ -117,5 +124,10 @@ def _show(args: argparse.Namespace) -> int:
         lines = list(found.lines())
         width = max(len(name) for name, _ in lines)
         for name, value in lines:
-            print(f"{name:{width}}  {value}")
+            print(f"{name:{width}}  {_printable(value)}")
     return 0
+
+
+def _printable(text: str) -> str:
+    """Without what would steer the terminal: the file may be of somebody else."""
+    return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)

@@ -162,7 +162,7 @@ def read_parameters(text: str | bytes, where: str) -> Parameters:
             inputs={name: [_object(one) for one in media] for name, media in _object(record["inputs"]).items()},
             server=_text(record.get("server", "")),
         )
-        return Parameters(
+        found = Parameters(
             asked=asked,
             seed=_whole(record["seed"]),
             index=_whole(record["index"]),
@@ -170,8 +170,10 @@ def read_parameters(text: str | bytes, where: str) -> Parameters:
             effective=_object(record["effective"]),
             version=_text(record[MARK]),
         )
+        found.again()  # whether it can be repeated is known here, too
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise no_parameters(where, f"what it has is not ours, or damaged ({type(error).__name__}: {error})") from error
+    return found
 
 
 def no_parameters(where: str, why: str) -> FailedPrecondition:

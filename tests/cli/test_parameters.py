@@ -10,7 +10,7 @@ import PIL.Image
 import pytest
 
 from omni_grpc.cli.main import main
-from omni_grpc.client.embedding import parameters_in
+from omni_grpc.client.embedding import embedded, parameters_in
 from omni_grpc.types.media import ImageFormat
 from omni_grpc.types.version import __version__
 from tests.server.fake_executor import picture
@@ -168,6 +168,20 @@ async def test_inputs_must_be_given_again_by_name(run, tmp_path):
         swapped = await run("edit", *again, *address, *media[:2], *media[:2], *media[4:])
         assert f"warning: --image {tmp_path / 'a.png'} is not the file that" in swapped.err
     assert pixels(tmp_path / "again.png") == pixels(tmp_path / "out.png")
+
+
+async def test_a_file_of_somebody_else(run, server, tmp_path):
+    """Nothing in it steers the terminal, and what this version does not know is told."""
+    out = tmp_path / "a.png"
+    assert (await run("generate", "red \x1b[31m", "--out", out, *server, "--seed", 7, "--no-metadata")).code == 0
+    assert (await run("generate", "red \x1b[31m", "--out", tmp_path / "b.png", *server, "--seed", 7)).code == 0
+    record = parameters_in(tmp_path / "b.png").record()
+    record["options"]["warp"] = 9
+    out.write_bytes(embedded(out.read_bytes(), ImageFormat.PNG, json.dumps(record), ""))
+    shown = await run("show", out)
+    assert ("\x1b" in shown.out, "red \\x1b[31m" in shown.out) == (False, True)
+    done = await run("generate", "--like", out, "--out", tmp_path / "c.png", *server)
+    assert (done.code, f"warning: {out} has warp, which this version does not know" in done.err) == (0, True)
 
 
 def test_the_bundled_model_repeats_its_picture_to_the_byte(tmp_path, capsys):

@@ -168,9 +168,21 @@ def test_a_file_without_parameters_is_an_error(kind: OutputFormat, tmp_path: Pat
     assert (caught.value.reason, str(file) in str(caught.value)) == ("NO_PARAMETERS", True)
 
 
-@pytest.mark.parametrize("text", ['{"omni_grpc": "1"}', '{"omni_grpc": 1, "kind": "image"}', '{"omni_grpc": []}'])
-def test_damaged_parameters_are_an_error(text: str, tmp_path: Path) -> None:
+RECORD = PARAMETERS.record()
+DAMAGED: list[dict[str, Any]] = [
+    {"omni_grpc": "1"},
+    {"omni_grpc": []},
+    RECORD | {"kind": "film"},
+    RECORD | {"seed": "7"},
+    RECORD | {"inputs": [1]},
+    RECORD | {"effective": {"defaults_used": {"width": "wide"}}},
+    RECORD | {"effective": {"defaults_used": [1]}},
+]
+
+
+@pytest.mark.parametrize("record", DAMAGED)
+def test_damaged_parameters_are_an_error(record: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "a.png"
-    file.write_bytes(embedded(made(ImageFormat.PNG), ImageFormat.PNG, text, ""))
+    file.write_bytes(embedded(made(ImageFormat.PNG), ImageFormat.PNG, json.dumps(record), ""))
     with pytest.raises(FailedPrecondition, match="not ours, or damaged"):
         parameters_in(file)
