@@ -26,7 +26,7 @@ from omni_grpc.resolve.settings import apply_settings
 from omni_grpc.types.errors import ConfigError, InvalidArgument, Violation
 from omni_grpc.types.events import TERMINAL, Event
 from omni_grpc.types.media import ImageFormat, Inputs
-from omni_grpc.types.parameters import Asked
+from omni_grpc.types.parameters import Requested
 from omni_grpc.types.request import Draft, Task
 from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, checked_names, normalized, options_of
 from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
@@ -52,7 +52,7 @@ class Generation:
     stats: Stats
     artifacts: tuple[Artifact, ...] = ()
     """What there is to know of each output: size, number of frames, rates, playing time."""
-    asked: Asked | None = None
+    asked: Requested | None = None
     """What the caller asked for; None where it ran a Draft of its own."""
 
     @property
@@ -209,7 +209,7 @@ class Omni:
             raise InvalidArgument("; ".join(f"{v.field} {v.description}" for v in violations), violations=violations)
         inputs = {o.draft.removeprefix("inputs."): o.name for o in options_of(kind) if o.draft.startswith("inputs.")}
         media = {name: values[keyword] for name, keyword in inputs.items() if keyword in values}
-        asked = Asked(
+        asked = Requested(
             kind=kind,
             model=draft.model,
             prompt=draft.prompt,

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-from omni_grpc.types.parameters import Asked
+from omni_grpc.types.parameters import Requested
 from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, RequestOption, options_of
 from omni_grpc.v1.generation_pb2 import (
     EditImageRequest,
@@ -29,7 +29,7 @@ KINDS: Mapping[type[Message], str] = {
 """Message -> the kind of generation that it asks for."""
 
 
-def asked_of(request: Any) -> Asked:
+def asked_of(request: Any) -> Requested:
     """What a request asks for, without what is about its job. Called before its media are uploaded: it hashes them."""
     kind = KINDS[type(request)]
     options: dict[str, Any] = {}
@@ -42,7 +42,7 @@ def asked_of(request: Any) -> Asked:
             inputs[option.name] = [traits(one) for one in (value if option.type.name == "MEDIA_LIST" else [value])]
         else:
             options[option.name] = value
-    return Asked(kind=kind, model=request.model, prompt=request.prompt, options=options, inputs=inputs)
+    return Requested(kind=kind, model=request.model, prompt=request.prompt, options=options, inputs=inputs)
 
 
 def traits(media: MediaInput) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from omni_grpc.client.saving import save
 from omni_grpc.types.errors import InvalidArgument, OmniError
 from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
-from omni_grpc.types.parameters import Asked
+from omni_grpc.types.parameters import Requested
 from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class MediaResult:
     effective: Effective
     warnings: tuple[RequestWarning, ...]
     stats: Stats
-    asked: Asked | None = None
+    asked: Requested | None = None
     """What the client asked for; None for a job that it watched, whose request it does not know."""
 
     @property

@@ -11,7 +11,7 @@ from omni_grpc.client.embedding import embedded, has_place
 from omni_grpc.types.errors import InvalidArgument, Violation
 from omni_grpc.types.output_files import write_file
 from omni_grpc.types.output_names import ALL_EXTENSIONS, extensions_of, looks_like, output_paths, release, reserve
-from omni_grpc.types.parameters import Asked, NotEmbedded, Parameters
+from omni_grpc.types.parameters import NotEmbedded, Parameters, Requested
 from omni_grpc.types.results import Artifact, Effective
 
 
@@ -29,7 +29,7 @@ class Made(Protocol):
     @property
     def effective(self) -> Effective: ...
     @property
-    def asked(self) -> Asked | None: ...
+    def asked(self) -> Requested | None: ...
 
 
 def save(made: Made, path: Path, *, metadata: bool) -> list[Path]:

@@ -11,7 +11,7 @@ from omni_grpc.client.partial_artifact import PartialArtifact
 from omni_grpc.client.result import RESULTS, MediaResult
 from omni_grpc.types.errors import Code, Failure, InternalError, OmniError, OperationCancelled, Unavailable
 from omni_grpc.types.events import Completed
-from omni_grpc.types.parameters import Asked
+from omni_grpc.types.parameters import Requested
 from omni_grpc.v1.event_pb2 import JobEvent
 from omni_grpc.v1.job_pb2 import WatchJobRequest
 from omni_grpc.v1.media_pb2 import Artifact
@@ -39,7 +39,7 @@ class WatchState:
         *,
         job_id: str = "",
         after_seq: int = 0,
-        asked: Asked | None = None,
+        asked: Requested | None = None,
     ) -> None:
         self.job_id = job_id
         self.after_seq = after_seq

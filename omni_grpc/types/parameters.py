@@ -21,7 +21,7 @@ from omni_grpc.types.written import written
 MARK = "omni_grpc"
 """The member that tells our JSON from that of others; it is the version of the package that wrote it."""
 
-Inputs = Mapping[str, Sequence[Mapping[str, str]]]
+Traits = Mapping[str, Sequence[Mapping[str, str]]]
 """Option -> for each of its media what tells it from others: sha256 of the file, uri without its query, or asset_id."""
 
 
@@ -30,7 +30,7 @@ class NotEmbedded(Exception):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Requested:
     """What one generation was asked for. `kind`: image, edit, video or audio. `options`: by name, without media, those
     of the job and what was not set; all of them JSON. `server`: the version of the server, "" where nobody asked it.
     """
@@ -39,7 +39,7 @@ class Asked:
     model: str
     prompt: str
     options: Mapping[str, Any]
-    inputs: Inputs = dataclasses.field(default_factory=dict)
+    inputs: Traits = dataclasses.field(default_factory=dict)
     server: str = ""
 
 
@@ -49,7 +49,7 @@ class Parameters:
     that of the package that wrote the file.
     """
 
-    asked: Asked
+    asked: Requested
     seed: int
     index: int
     layer: int | None
@@ -57,7 +57,7 @@ class Parameters:
     version: str
 
     @classmethod
-    def of(cls, asked: Asked, effective: Effective, artifact: Artifact) -> Parameters:
+    def of(cls, asked: Requested, effective: Effective, artifact: Artifact) -> Parameters:
         return cls(
             asked=asked,
             seed=artifact.seed,
@@ -154,7 +154,7 @@ def read_parameters(text: str | bytes, where: str) -> Parameters:
     """
     try:
         record = read_json(text)
-        asked = Asked(
+        asked = Requested(
             kind=_one_of(ALL, record["kind"]),
             model=_text(record["model"]),
             prompt=_text(record["prompt"]),

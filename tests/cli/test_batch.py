@@ -226,6 +226,23 @@ async def test_every_kind_and_media_by_their_paths(run, file, folder, tmp_path):
         assert (changed.code, "line 1: was made of another request" in changed.err) == (2, True)
 
 
+async def test_media_that_vanish_fail_their_line_alone(run, file, folder, tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.png").write_bytes(png())
+    edit = {"kind": "edit", "prompt": "blue"}
+    batch = file(*(edit | {"images": [str(tmp_path / f"{name}.png")], "seed": 1} for name in ("a", "b", "c")))
+    async with serving_studio() as service:
+        service.executor.gates[Lane.STEP].close()
+        address = ("--server", f"127.0.0.1:{service.server.port}", "--concurrency", 1)
+        running = asyncio.create_task(run("batch", batch, "--output-dir", folder, *address))
+        await until(lambda: len(service.engine.jobs) == 1)
+        (tmp_path / "b.png").unlink()
+        service.executor.gates[Lane.STEP].open()
+        done = await running
+    assert (done.code, names(folder)) == (1, ["00001-1.png", "00003-1.png"])
+    assert f"line 2: error: FAILED_PRECONDITION FILE_NOT_READ: {tmp_path / 'b.png'}: there is no such file" in done.err
+
+
 async def test_media_that_are_uploaded_are_known_again(run, file, folder, tmp_path, monkeypatch):
     monkeypatch.setattr("omni_grpc.client.media.INLINE_BYTES", 10)
     (tmp_path / "a.png").write_bytes(png())

@@ -14,7 +14,7 @@ from omni_grpc.client import messages
 from omni_grpc.client.asked import asked_of
 from omni_grpc.client.embedding import parameters_in
 from omni_grpc.client.saving import ParametersNotWritten
-from omni_grpc.types.parameters import Asked
+from omni_grpc.types.parameters import Requested
 from omni_grpc.types.request_options import ALL, AUDIO, EDIT, IMAGE, VIDEO, options_of
 
 BUILD: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -71,7 +71,7 @@ def test_a_url_is_told_without_what_signs_it() -> None:
 
 async def test_saved_files_say_how_they_were_made_unless_told_not_to(client, tmp_path) -> None:
     made = await client.generate_image("a star", model="toy", steps=2, seed=7, num_outputs=2)
-    assert made.asked == Asked(
+    assert made.asked == Requested(
         kind=IMAGE, model="toy", prompt="a star", options={"steps": 2, "seed": 7, "num_outputs": 2}
     )
     paths = made.save(tmp_path)

@@ -21,12 +21,12 @@ from omni_grpc.media_in import MediaLimits
 from omni_grpc.media_in.image import decode_image
 from omni_grpc.types.errors import FailedPrecondition
 from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
-from omni_grpc.types.parameters import Asked, NotEmbedded, Parameters
+from omni_grpc.types.parameters import NotEmbedded, Parameters, Requested
 from omni_grpc.worker.media import encode, encode_audio, encode_video
 
 PROMPT = 'a red circle, \u7d05\u3044\u5186 & <b>"quoted"\nsecond line'
 PARAMETERS = Parameters(
-    asked=Asked(
+    asked=Requested(
         kind="image",
         model="toy",
         prompt=PROMPT,

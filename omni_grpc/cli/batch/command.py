@@ -12,9 +12,9 @@ from typing import Any
 
 from omni_grpc.cli import connect, destination
 from omni_grpc.cli.batch import limits
-from omni_grpc.cli.batch.lines import Line, prompts_as_json, read_lines
+from omni_grpc.cli.batch.lines import BatchLine, prompts_as_json, read_lines
 from omni_grpc.cli.batch.results import NAME, Results
-from omni_grpc.cli.batch.runner import Job, Runner
+from omni_grpc.cli.batch.runner import BatchRunner, Making
 from omni_grpc.client import MediaResult
 from omni_grpc.client.messages import only_model
 from omni_grpc.types.errors import ConfigError, NotFound, Violation
@@ -94,14 +94,14 @@ def _run(args: argparse.Namespace) -> int:
             results.begin(lines)
             todo = [line for line in lines if not results.done(line)]
             with _Told(args, len(lines), len(lines) - len(todo), folder).shown() as told:
-                job = Job(
+                job = Making(
                     model=model.name,
                     server=destination.asked_server(client) if args.metadata and todo else "",
                     metadata=args.metadata,
                     timeout=args.timeout,
                     tell=destination.tell,
                 )
-                Runner(client, results, job, told.ended).run(todo, args.concurrency)
+                BatchRunner(client, results, job, told.ended).run(todo, args.concurrency)
     told.summary(results.path)
     return 1 if told.failed else 0
 
@@ -150,7 +150,7 @@ class _Told:
     def _ended(self) -> int:
         return self._before + self.made + self.failed
 
-    def ended(self, line: Line, record: Mapping[str, Any], made: MediaResult | None) -> None:
+    def ended(self, line: BatchLine, record: Mapping[str, Any], made: MediaResult | None) -> None:
         if made is None:
             self.failed += 1
             error = record["error"]

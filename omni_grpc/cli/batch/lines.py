@@ -42,7 +42,7 @@ Fault = tuple[str, str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class BatchLine:
     """One request of a batch. `number` is that of the line in the file; `options` have a seed and an output format in
     any case; `key` stands for the content, the number and the model.
     """
@@ -60,7 +60,7 @@ class Line:
 
 def read_lines(
     text: str, where: str, model: str, shared: Mapping[str, Any], check: Callable[[str, str, Mapping[str, Any]], Any]
-) -> list[Line]:
+) -> list[BatchLine]:
     """The requests of a batch in JSON lines. `shared`: what a line gets where it does not say it itself. `check`:
     called with kind, prompt and options of each line for more faults.
 
@@ -101,11 +101,11 @@ def rows(text: str) -> list[str]:
     return text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
 
 
-def _read(number: int, record: Mapping[str, Any], model: str) -> tuple[Line, list[Fault]]:
+def _read(number: int, record: Mapping[str, Any], model: str) -> tuple[BatchLine, list[Fault]]:
     """A line, and what is wrong with it."""
     kind = record.get("kind", IMAGE)
     if kind not in ALL:
-        nobody = Line(number=number, kind=IMAGE, prompt="", options={}, key="")
+        nobody = BatchLine(number=number, kind=IMAGE, prompt="", options={}, key="")
         return nobody, [("kind", f"is {kind!r}, expected one of {', '.join(ALL)}")]
     known = {option.name: option for option in options_of(kind) if option.name != "request_id"}
     wrong = [
@@ -132,7 +132,7 @@ def _read(number: int, record: Mapping[str, Any], model: str) -> tuple[Line, lis
     key = _digest({"line": number, "model": model, "kind": kind, "prompt": prompt, **content})
     if "seed" not in options and "seeds" not in options:
         options["seed"] = int(key[:12], 16)  # 48 bits: the same at every run, and another for every line
-    return Line(number=number, kind=kind, prompt=str(prompt), options=options, key=key), wrong
+    return BatchLine(number=number, kind=kind, prompt=str(prompt), options=options, key=key), wrong
 
 
 def _digest(content: Mapping[str, Any]) -> str:

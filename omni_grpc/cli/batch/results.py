@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from omni_grpc.cli.batch.lines import Line
+from omni_grpc.cli.batch.lines import BatchLine
 from omni_grpc.types.errors import ConfigError, FailedPrecondition, OmniError, Violation
 from omni_grpc.types.json_text import read_json
 from omni_grpc.types.output_files import not_written
@@ -49,7 +49,7 @@ class Results:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         os.close(self._file)
 
-    def begin(self, lines: Iterable[Line]) -> None:
+    def begin(self, lines: Iterable[BatchLine]) -> None:
         """Starts the file where there is none. Raises ConfigError where outputs would overwrite files of others, or
         where a line was made before of another request.
         """
@@ -72,16 +72,16 @@ class Results:
             raise ConfigError(message, reason="FOLDER_TAKEN", violations=(Violation("output_dir", "is taken"),))
         self._append({_HEAD: 1, "omni_grpc": __version__})
 
-    def done(self, line: Line) -> bool:
+    def done(self, line: BatchLine) -> bool:
         """Whether the line has been made, and its files are still there."""
         record = self._done.get(line.number)
         return record is not None and all((self.folder / name).is_file() for name in record["files"])
 
-    def failures(self, line: Line) -> int:
+    def failures(self, line: BatchLine) -> int:
         """How often the line has failed: its next request needs an idempotency key that no failed job has."""
         return self._failures.get(line.key, 0)
 
-    def add(self, line: Line, record: Mapping[str, Any]) -> dict[str, Any]:
+    def add(self, line: BatchLine, record: Mapping[str, Any]) -> dict[str, Any]:
         """Appends the result of a line, and returns it as written."""
         whole = {"line": line.number, "key": line.key, "prompt": line.prompt, **record}
         self._append(whole)

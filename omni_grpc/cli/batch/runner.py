@@ -11,13 +11,14 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from omni_grpc.cli.batch.lines import Line
+from omni_grpc.cli.batch.lines import BatchLine
 from omni_grpc.cli.batch.results import Results, failed
 from omni_grpc.client import Client, JobStream, MediaResult
 from omni_grpc.client.asked import asked_of
 from omni_grpc.client.messages import audio_request, edit_request, image_request, video_request
 from omni_grpc.client.saving import with_parameters
-from omni_grpc.types.errors import Code, OmniError
+from omni_grpc.types.errors import Code, FailedPrecondition, OmniError
+from omni_grpc.types.os_errors import plain
 from omni_grpc.types.output_files import write_file
 from omni_grpc.types.output_names import numbered_names
 from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO
@@ -30,7 +31,7 @@ ENDS_ALL = frozenset({"SERVER_UNREACHABLE", "STREAM_LOST", "DISK_FULL", "FILE_NO
 """Reasons that would fail every other line as well: the batch stops, to be run again."""
 ENDS_ALL_CODES = frozenset({Code.UNAUTHENTICATED, Code.PERMISSION_DENIED})
 
-Ended = Callable[[Line, Mapping[str, Any], MediaResult | None], None]
+Ended = Callable[[BatchLine, Mapping[str, Any], MediaResult | None], None]
 """Called with each line that has ended: its record, and its result if it was made."""
 
 
@@ -53,7 +54,7 @@ class Stopped(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class Making:
     """How lines are made: of which model, and whether with parameters in the files. `server`: its version."""
 
     model: str
@@ -63,16 +64,16 @@ class Job:
     tell: Callable[[str], None]
 
 
-class Runner:
+class BatchRunner:
     """Makes the lines that are not made yet."""
 
-    def __init__(self, client: Client, results: Results, job: Job, ended: Ended) -> None:
-        self._client, self._results, self._job, self._ended = client, results, job, ended
+    def __init__(self, client: Client, results: Results, how: Making, ended: Ended) -> None:
+        self._client, self._results, self._how, self._ended = client, results, how, ended
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._running: set[str] = set()
 
-    def run(self, lines: Sequence[Line], concurrency: int) -> None:
+    def run(self, lines: Sequence[BatchLine], concurrency: int) -> None:
         """Returns when every line has ended. Raises the error that would have failed all of them; on an interrupt, the
         jobs that run are cancelled first.
         """
@@ -98,7 +99,7 @@ class Runner:
             except OmniError as error:
                 cause.add_note(f"job {job_id} could not be cancelled: {error}")
 
-    def _line(self, line: Line) -> None:
+    def _line(self, line: BatchLine) -> None:
         if self._stop.is_set():
             return
         try:
@@ -110,10 +111,12 @@ class Runner:
             if error.reason in ENDS_ALL or error.failure.code in ENDS_ALL_CODES:
                 raise
             made, record = None, failed(error)
+        except OSError as error:  # media that were there when the lines were checked
+            made, record = None, failed(FailedPrecondition(plain(error), reason="FILE_NOT_READ"))
         with self._lock:
             self._ended(line, self._results.add(line, record), made)
 
-    def _made(self, line: Line) -> MediaResult:
+    def _made(self, line: BatchLine) -> MediaResult:
         """The result of a line. A failure that may pass is met with another try, under another idempotency key."""
         first = self._results.failures(line)
         for attempt in range(first, first + TRIES):
@@ -135,8 +138,8 @@ class Runner:
         of_then = self._results.resumed and error.reason in ("JOB_CANCELLED", "ARTIFACT_NOT_FOUND")
         return of_then or error.failure.retryable
 
-    def _ask(self, line: Line, request_id: str) -> MediaResult:
-        options: Mapping[str, Any] = {"model": self._job.model, "request_id": request_id, **line.options}
+    def _ask(self, line: BatchLine, request_id: str) -> MediaResult:
+        options: Mapping[str, Any] = {"model": self._how.model, "request_id": request_id, **line.options}
         methods: Mapping[str, Callable[..., JobStream]] = {
             IMAGE: self._client.stream,
             EDIT: self._client.stream_edit,
@@ -145,7 +148,7 @@ class Runner:
         }
         method = methods[line.kind]
         try:
-            with self._client_stream(method(line.prompt, timeout=self._job.timeout, **options)) as stream:
+            with self._client_stream(method(line.prompt, timeout=self._how.timeout, **options)) as stream:
                 made = stream.result()
         except OmniError as error:
             # media that were uploaded again have other ids, so that the server takes it for another request; the key
@@ -153,10 +156,10 @@ class Runner:
             job_id = error.failure.metadata.get("job_id")
             if error.reason != "REQUEST_ID_REUSED" or job_id is None:
                 raise
-            with self._client_stream(self._client.watch_job(job_id, timeout=self._job.timeout), job_id) as stream:
+            with self._client_stream(self._client.watch_job(job_id, timeout=self._how.timeout), job_id) as stream:
                 made = stream.result()
-        asked = made.asked or asked_of(_BUILD[line.kind](self._job.model, line.prompt, line.options))
-        return dataclasses.replace(made, asked=dataclasses.replace(asked, server=self._job.server))
+        asked = made.asked or asked_of(_BUILD[line.kind](self._how.model, line.prompt, line.options))
+        return dataclasses.replace(made, asked=dataclasses.replace(asked, server=self._how.server))
 
     @contextlib.contextmanager
     def _client_stream(self, stream: JobStream, job_id: str = "") -> Iterator[JobStream]:
@@ -173,15 +176,15 @@ class Runner:
                 with self._lock:
                     self._running.discard(job_id)
 
-    def _write(self, line: Line, made: MediaResult) -> list[str]:
-        files = with_parameters(made, self._tell(line)) if self._job.metadata else made.files
+    def _write(self, line: BatchLine, made: MediaResult) -> list[str]:
+        files = with_parameters(made, self._tell(line)) if self._how.metadata else made.files
         names = numbered_names(line.number, made.seeds, made.effective.output_format)
         for name, data in zip(names, files, strict=True):
             write_file(self._results.folder / name, data)
         return names
 
-    def _tell(self, line: Line) -> Callable[[str], None]:
-        return lambda text: self._job.tell(f"line {line.number}: {text}")
+    def _tell(self, line: BatchLine) -> Callable[[str], None]:
+        return lambda text: self._how.tell(f"line {line.number}: {text}")
 
 
 def _about(made: MediaResult) -> dict[str, Any]:
