@@ -12,6 +12,7 @@ import dataclasses
 import io
 import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
@@ -25,6 +26,7 @@ from omni_grpc.resolve.settings import apply_settings
 from omni_grpc.types.errors import ConfigError, InvalidArgument, Violation
 from omni_grpc.types.events import TERMINAL, Event
 from omni_grpc.types.media import ImageFormat, Inputs
+from omni_grpc.types.parameters import Requested
 from omni_grpc.types.request import Draft, Task
 from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, checked_names, normalized, options_of
 from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
@@ -50,6 +52,8 @@ class Generation:
     stats: Stats
     artifacts: tuple[Artifact, ...] = ()
     """What there is to know of each output: size, number of frames, rates, playing time."""
+    asked: Requested | None = None
+    """What the caller asked for; None where it ran a Draft of its own."""
 
     @property
     def images(self) -> list[PIL.Image.Image]:
@@ -60,6 +64,16 @@ class Generation:
             size = (self.effective.width, self.effective.height)
             return [PIL.Image.frombytes("RGB", size, data) for data in self.files]
         return [PIL.Image.open(io.BytesIO(data)) for data in self.files]
+
+    def save(self, path: str | Path, *, metadata: bool = True) -> list[Path]:
+        """Writes the encoded outputs and returns their paths, as `MediaResult.save` of the client does: to `path`, to
+        path-0, path-1... if there are several, or into it if it is a folder; with their parameters in them, unless
+        `metadata` is False. Raises the same.
+        """
+        # here, because a client is worth loading only for those who write files
+        from omni_grpc.client.saving import save
+
+        return save(self, Path(path), metadata=metadata)
 
 
 ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store")
@@ -184,7 +198,8 @@ class Omni:
         if job := [option.name for option in options_of(kind) if option.of_job and given.get(option.name) is not None]:
             raise TypeError(f"{job[0]!r} means nothing without a server")
         faults: dict[str, str] = {}
-        values = normalized(kind, given, faults)
+        found = normalized(kind, given, faults)
+        values = dict(found)
         if prompt is not None and not isinstance(prompt, str):
             faults["prompt"] = f"is {prompt!r}, expected text"
         task = values.pop("task", None) or task_of(values)
@@ -192,25 +207,32 @@ class Omni:
         if faults:
             violations = tuple(Violation(path, fault) for path, fault in faults.items())
             raise InvalidArgument("; ".join(f"{v.field} {v.description}" for v in violations), violations=violations)
-        media = {
-            option.draft.removeprefix("inputs."): values[option.name]
-            for option in options_of(kind)
-            if option.draft.startswith("inputs.") and option.name in values
-        }
+        inputs = {o.draft.removeprefix("inputs."): o.name for o in options_of(kind) if o.draft.startswith("inputs.")}
+        media = {name: values[keyword] for name, keyword in inputs.items() if keyword in values}
+        asked = Requested(
+            kind=kind,
+            model=draft.model,
+            prompt=draft.prompt,
+            options={name: value for name, value in found.items() if name not in inputs.values()},
+        )
         if not media:
-            return self.run(draft, on_event)
+            return dataclasses.replace(self.run(draft, on_event), asked=asked)
         self._engine.check(draft.model, draft.task)
-        inputs, notes = self._decode(media)
-        return self._run(Submission(draft=dataclasses.replace(draft, inputs=inputs), warnings=notes), on_event)
+        decoded, notes, told = self._decode(media)
+        asked = dataclasses.replace(asked, inputs={inputs[name]: traits for name, traits in told.items()})
+        submission = Submission(draft=dataclasses.replace(draft, inputs=decoded), warnings=notes)
+        return dataclasses.replace(self._run(submission, on_event), asked=asked)
 
-    def _decode(self, media: Mapping[str, Any]) -> tuple[Inputs, tuple[RequestWarning, ...]]:
+    def _decode(self, media: Mapping[str, Any]) -> tuple[Inputs, tuple[RequestWarning, ...], dict[str, Any]]:
+        """The decoded media of a request, how they were converted, and by name what tells them from others."""
         # here, because codecs are worth loading only for those who bring media
+        from omni_grpc.client.asked import traits
         from omni_grpc.client.media import media_input, media_inputs
         from omni_grpc.client.pictures import NotMedia
         from omni_grpc.media_in import fetch
         from omni_grpc.media_in.inputs import InputFile, decode
 
-        files = []
+        files, told = [], {}
         for name, value in media.items():
             try:
                 several = name in ("images", "reference_images")
@@ -222,6 +244,7 @@ class Omni:
                     f"is a {type(value).__name__}, expected media: a path, bytes, a PIL image, an array or an artifact"
                 )
                 raise InvalidArgument(f"{name} {rule}", violations=(Violation(name, rule),)) from None
+            told[name] = [traits(one) for one in found]
             for i, one in enumerate(found):
                 data = self._call(self._engine.artifacts.data(one.asset_id)) if one.asset_id else one.data
                 path = f"{name}[{i}]" if several else name
@@ -229,7 +252,7 @@ class Omni:
         if any(map(fetch.is_remote, files)):
             fetch.check(files, self._outbound)
             files = self._fetch(fetch.fetched(files, self._outbound, max_bytes=self.config.limits.max_input_bytes))
-        return decode(files, self.config.limits)
+        return *decode(files, self.config.limits), told
 
     def _fetch(self, fetching: Coroutine[Any, Any, T]) -> T:
         """What is fetched on the engine's loop; an interrupt ends it."""

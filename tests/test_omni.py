@@ -3,11 +3,13 @@
 import asyncio
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from omni_grpc import InvalidArgument, NotFound, Omni
 from omni_grpc import omni as omni_module
 from omni_grpc.checkpoint.registry import open_checkpoint
+from omni_grpc.client.embedding import parameters_in
 from omni_grpc.config import EngineConfig, sections
 from omni_grpc.engine import Engine, ProcessExecutor, Submission
 from omni_grpc.types.errors import CheckpointError, ConfigError
@@ -45,6 +47,17 @@ def test_generate_returns_images_and_the_truth_about_them(omni):
     again = omni.generate("a red circle", width=48, height=32, steps=2, seed=0)
     assert result.files == again.files
     assert omni.generate("a red circle", width=48, height=32, steps=2, seed=1).files != result.files
+
+
+def test_outputs_are_saved_with_their_parameters(omni, tmp_path):
+    made = omni.generate("a red circle", negative_prompt="blur", width=48, height=32, steps=2, seeds=(5, 9))
+    paths = made.save(tmp_path)
+    assert [path.name for path in paths] == ["00001-5.png", "00001-9.png"]
+    found = parameters_in(paths[1])
+    assert (found.asked.prompt, found.asked.model, found.seed) == ("a red circle", omni.checkpoint.name, 9)
+    again = omni.generate(found.asked.prompt, **found.again()).images[0]
+    assert again.tobytes() == made.images[1].tobytes() == PIL.Image.open(paths[1]).tobytes()
+    assert made.save(tmp_path / "a.png", metadata=False)[0].read_bytes() == made.files[0]
 
 
 def test_without_a_model_the_bundled_one_is_loaded(tiny_qwen_image, monkeypatch):

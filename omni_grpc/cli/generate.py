@@ -7,16 +7,14 @@ import contextlib
 import dataclasses
 import enum
 import json
-import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omni_grpc.cli import connect
+from omni_grpc.cli import connect, destination, like
 from omni_grpc.client import MediaResult
 from omni_grpc.client.progress import progress_display, warning_line
-from omni_grpc.client.result import AUDIO_EXTENSIONS, EXTENSIONS, VIDEO_EXTENSIONS, output_paths
 from omni_grpc.config import EngineConfig, Option, model_of, options
 from omni_grpc.config.flags import SettingsParser
 from omni_grpc.config.settings import ALWAYS
@@ -25,7 +23,8 @@ from omni_grpc.types.errors import OmniError
 from omni_grpc.types.json_text import read_json
 from omni_grpc.types.library_logs import quiet_libraries
 from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
-from omni_grpc.types.output_files import check_writable, write_file
+from omni_grpc.types.output_names import AUDIO_EXTENSIONS, EXTENSIONS, VIDEO_EXTENSIONS
+from omni_grpc.types.parameters import Parameters
 from omni_grpc.types.request_options import (
     ALL,
     AUDIO,
@@ -81,66 +80,42 @@ def add_commands(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     command: Command = args.command
-    if (args.prompt is None) == (args.prompt_flag is None):
+    prompts = [prompt for prompt in (args.prompt, args.prompt_flag) if prompt is not None]
+    if len(prompts) > 1 or not (prompts or args.like):
         args.parser.error("give exactly one prompt: as a positional argument or with --prompt")
-    args.prompt = args.prompt_flag if args.prompt is None else args.prompt
-    suffix = args.out.suffix.lower()
-    if args.format is None and suffix not in command.extensions:
-        known = ", ".join(command.extensions)
-        args.parser.error(f"--out {args.out}: unknown extension {suffix!r}; use one of {known}, or give --format")
-    if not args.out.parent.is_dir():
-        args.parser.error(f"--out {args.out}: the folder {args.out.parent} does not exist")
-    chosen = args.format or command.extensions[suffix]
-    if command.extensions.get(suffix, chosen) is not _looks_like(chosen):
-        print(f"warning: {args.out} will contain {chosen}, because --format overrides its extension", file=sys.stderr)
+    args.prompt = prompts[0] if prompts else None
     if args.model is not None and not args.model.strip():
         args.parser.error(f"--model is {args.model!r}: give a model's name or a checkpoint folder, or leave it out")
+    chosen = destination.chosen_format(args, command.extensions)
     offline = args.server is None and args.model is not None and Path(model_of(args.model)).is_dir()
     _refuse_options(args, offline)
+    given = [option.name for option in command.options if getattr(args, option.name) is not None]
+    found = None
+    if args.like is not None:
+        found = like.fill(args, command.kind, command.options)
+        chosen = chosen or next((k for k in command.formats if k == found.effective.get("output_format")), None)
+    if command.kind == EDIT and args.images is None:
+        args.parser.error("the following arguments are required: --image")
     asked = {option.name: _value(args, option) for option in command.options} | {"output_format": chosen}
-    check_writable(args.out)
-    made = _here(args, asked) if offline else _there(args, asked)
-    _tell(args, made, _written(args, made))
+    destination.check(args)
+    made = _here(args, asked) if offline else _there(args, asked, found)
+    if found is not None:
+        _compare(args, made, found, given)
+    _tell(args, made, destination.write(args, made))
     return 0
 
 
-def _written(args: argparse.Namespace, made: MediaResult | Generation) -> list[Path]:
-    """Writes the outputs. The error of one that cannot be written comes with the way to have it and those after it."""
-    paths = output_paths(args.out, len(made.files))
-    for index, (path, data) in enumerate(zip(paths, made.files, strict=True)):
-        try:
-            write_file(path, data)
-        except OmniError as error:
-            for note in _how_to_have(args, made, paths, index):
-                error.add_note(note)
-            raise
-    return paths
-
-
-def _how_to_have(
-    args: argparse.Namespace, made: MediaResult | Generation, paths: list[Path], first: int
-) -> Iterator[str]:
-    """What to do for the outputs from `first` on, once they can be written."""
-    if first:
-        yield f"written: {', '.join(map(str, paths[:first]))}"
-    if isinstance(made, Generation):
-        yield f"run the command again once that is mended; the seed was {made.seeds[0]}"
-        return
-    yield f"job {made.job_id} is done, and its outputs are still on the server; once that is mended, fetch them with"
-    for artifact, path in list(zip(made.artifacts, paths, strict=True))[first:]:
-        words = ("download", artifact.artifact_id, "--server", args.server or args.default_server, "--out", str(path))
-        yield f"  python -m omni_grpc {shlex.join(words)}"
+def _compare(args: argparse.Namespace, made: MediaResult | Generation, found: Parameters, given: Sequence[str]) -> None:
+    """Tells what is not as it was for the file of --like."""
+    notes = [like.other_model(found, args.like, made.asked.model)] if made.asked is not None else []
+    for note in (*filter(None, notes), *like.differences(found, made.effective, given)):
+        destination.tell(note)
 
 
 def _value(args: argparse.Namespace, option: RequestOption) -> Any:
     """The value of an option; repeatable pairs come as a mapping."""
     value = getattr(args, option.name)
     return dict(value) if value and option.type in PAIRS else value
-
-
-def _looks_like(kind: OutputFormat) -> OutputFormat:
-    # a fragmented MP4 is an MP4 to whoever opens it
-    return VideoFormat.MP4 if kind is VideoFormat.FMP4 else kind
 
 
 def _refuse_options(args: argparse.Namespace, offline: bool) -> None:
@@ -150,22 +125,24 @@ def _refuse_options(args: argparse.Namespace, offline: bool) -> None:
     for name in names:
         if getattr(args, name) is not None:
             why = "has no effect without a server" if offline else "is a setting of the server, which is running"
-            flag = next((o.flags[0] for o in args.command.options if o.name == name and o.flags), f"--{name}")
+            flag = next((like.flag_of(o) for o in args.command.options if o.name == name), f"--{name}")
             args.parser.error(f"{flag.replace('_', '-')} {why}")
 
 
-def _there(args: argparse.Namespace, asked: Mapping[str, Any]) -> MediaResult:
+def _there(args: argparse.Namespace, asked: Mapping[str, Any], found: Parameters | None) -> MediaResult:
     try:
         with connect.connect(args, args.server or args.default_server) as client:
             made: MediaResult = getattr(client, args.command.method)(
                 args.prompt,
-                model=args.model,
+                model=args.model or (found and found.asked.model),
                 progress=not args.quiet,
                 timeout=args.timeout,
                 **asked,
             )
-            return made
+            return destination.with_server(made, destination.asked_server(client)) if args.metadata else made
     except OmniError as error:
+        if found is not None:
+            like.refused(error, found, args.like)
         if args.server is None and args.model is not None:
             where = f"so the request went to the server at {args.default_server}"
             error.add_note(f"{args.model} is not a folder on this machine, {where}")
@@ -225,25 +202,13 @@ def _record(made: MediaResult | Generation, paths: list[Path]) -> dict[str, Any]
 def _common(parser: SettingsParser, command: Command) -> None:
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="text prompt")
     parser.add_argument("--prompt", "--prompts", dest="prompt_flag", metavar="PROMPT", help="the prompt as a flag")
-    parser.add_argument(
-        "--out",
-        "--output",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="output file; several outputs get -0, -1... appended",
-    )
+    destination.add(parser, {"type": _format(command.formats), "choices": list(command.formats)})
+    like.add(parser)
     parser.add_argument("--server", type=connect.server_address, metavar="ADDRESS", help=connect.server_help())
     parser.add_argument(
         "--model",
         help="model of the server (default: its only one); without --server, a checkpoint folder to run locally, or "
         "demo, the bundled model",
-    )
-    parser.add_argument(
-        "--format",
-        type=_format(command.formats),
-        choices=list(command.formats),
-        help="output format (default: by the extension of --out)",
     )
     served = parser.add_argument_group("with a server")
     connect.add_credentials(served)
@@ -277,8 +242,6 @@ def _add(group: Any, option: RequestOption) -> None:
         more |= {"type": _choice(option.type.choices), "choices": list(option.type.choices)}
     else:
         more |= ARGUMENTS[option.type.name]
-    if option.name == "images":
-        more["required"] = True
     group.add_argument(*flags, **more)
     if earlier:
         group.add_argument(*earlier, **more | {"action": _Renamed, "help": argparse.SUPPRESS})

@@ -17,8 +17,9 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-from omni_grpc.cli import alone, connect, listing, serve, signals
+from omni_grpc.cli import alone, connect, like, listing, serve, signals
 from omni_grpc.cli import generate as making
+from omni_grpc.cli.batch import command as batch
 from omni_grpc.cli.bench import command as bench
 from omni_grpc.client import LoadEvent, ModelReady
 from omni_grpc.client.channel import Deadline
@@ -224,6 +225,8 @@ def _parser() -> SettingsParser:
     parser.add_argument("--version", action="version", version=f"omni-grpc {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     making.add_commands(commands)
+    batch.add(commands)
+    like.add_show(commands)
 
     models = commands.add_parser("models", help="list the native models, or the models of a server")
     models.set_defaults(run=_models)

@@ -10,6 +10,7 @@ from typing import Any, Unpack, cast
 import grpc
 
 from omni_grpc.client import messages
+from omni_grpc.client.asked import asked_of
 from omni_grpc.client.async_connection import AsyncConnection
 from omni_grpc.client.async_stream import AsyncJobStream, watch_job
 from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect
@@ -294,8 +295,9 @@ class AsyncClient:
     # --- internal ---------------------------------------------------------------------------------------------------
 
     async def _stream(self, rpc: Callable[..., Any], request: Any, deadline: Deadline) -> AsyncJobStream:
+        asked = asked_of(request)
         await self._upload_large_media(request, deadline)
-        watch = WatchState(self._connection.reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS)
+        watch = WatchState(self._connection.reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS, asked=asked)
         call = rpc(request, timeout=deadline.remaining())
         stream = AsyncJobStream(self._connection, call, watch, deadline, owner=True)
         try:

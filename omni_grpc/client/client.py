@@ -11,6 +11,7 @@ from typing import Any, Unpack, cast
 import grpc
 
 from omni_grpc.client import messages
+from omni_grpc.client.asked import asked_of
 from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect
 from omni_grpc.client.connection import Connection
 from omni_grpc.client.credentials import CredentialOptions
@@ -291,8 +292,9 @@ class Client:
     # --- internal ---------------------------------------------------------------------------------------------------
 
     def _stream(self, rpc: Callable[..., Any], request: Any, deadline: Deadline) -> JobStream:
+        asked = asked_of(request)
         self._upload_large_media(request, deadline)
-        watch = WatchState(self._connection.reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS)
+        watch = WatchState(self._connection.reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS, asked=asked)
         call = rpc(request, timeout=deadline.remaining())
         stream = JobStream(self._connection, call, watch, deadline, owner=True)
         try:

@@ -11,6 +11,7 @@ from omni_grpc.client.partial_artifact import PartialArtifact
 from omni_grpc.client.result import RESULTS, MediaResult
 from omni_grpc.types.errors import Code, Failure, InternalError, OmniError, OperationCancelled, Unavailable
 from omni_grpc.types.events import Completed
+from omni_grpc.types.parameters import Requested
 from omni_grpc.v1.event_pb2 import JobEvent
 from omni_grpc.v1.job_pb2 import WatchJobRequest
 from omni_grpc.v1.media_pb2 import Artifact
@@ -28,14 +29,22 @@ class WatchState:
     """The position in one job's event stream, and the output bytes received with it.
 
     `last` is the event that ended the job, None until it arrives. `job_id` may be empty: the first event sets it.
+    `asked` is what the job was made of, None where the client does not know.
     """
 
     def __init__(
-        self, reconnect: Reconnect, delivery: ArtifactDelivery, *, job_id: str = "", after_seq: int = 0
+        self,
+        reconnect: Reconnect,
+        delivery: ArtifactDelivery,
+        *,
+        job_id: str = "",
+        after_seq: int = 0,
+        asked: Requested | None = None,
     ) -> None:
         self.job_id = job_id
         self.after_seq = after_seq
         self.last: JobEvent | None = None
+        self._asked = asked
         self._reconnect = reconnect
         self._delivery = delivery
         self._connected = False
@@ -121,6 +130,7 @@ class WatchState:
             effective=done.effective,
             warnings=done.warnings,
             stats=done.stats,
+            asked=self._asked,
         )
 
     @property

@@ -14,7 +14,7 @@ from tests.server.fake_executor import picture
 
 async def test_an_image_its_progress_and_where_it_went(run, server, tmp_path):
     out = tmp_path / "out.png"
-    done = await run("generate", "a red circle", "--out", out, *server, "--steps", 3, "--seed", 7)
+    done = await run("generate", "a red circle", "--out", out, *server, "--steps", 3, "--seed", 7, "--no-metadata")
     assert done.code == 0
     assert out.read_bytes() == picture(64, 32, 7, ImageFormat.PNG)
     assert done.out.startswith(f"{out}  64 x 32  seed 7  3 steps  ")
@@ -31,7 +31,7 @@ async def test_every_option_arrives(run, server, service, tmp_path):
         "--guidance-rescale", 0.5, "--guidance-interval-start", 0.25, "--guidance-interval-end", 0.75, "--priority", 3,
         "--guidance-scale-low-noise", 1.5, "--boundary-ratio", 0.5,
         "--queue-timeout", 50, "--run-timeout", 40, "--retention", 30,
-        "--json", "--quiet",
+        "--json", "--quiet", "--no-metadata",
     )  # fmt: skip
     assert (done.code, done.err) == (0, "")
     (job,) = service.engine.jobs.newest()
@@ -62,8 +62,9 @@ async def test_every_option_arrives(run, server, service, tmp_path):
 async def test_names_of_vllm_omni_mean_the_same(run, server, tmp_path):
     out = tmp_path / "out.png"
     done = await run(
-        "generate", "--prompt", "a star", "--output", out, *server, "--num-inference-steps", 3, "--seed", 7
-    )
+        "generate", "--prompt", "a star", "--output", out, *server, "--num-inference-steps", 3, "--seed", 7,
+        "--no-metadata",
+    )  # fmt: skip
     assert (done.code, out.read_bytes()) == (0, picture(64, 32, 7, ImageFormat.PNG))
     assert "seed 7  3 steps" in done.out
     twice = await run("generate", "a star", "--prompts", "a star", "--out", out, *server)

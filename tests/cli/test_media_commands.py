@@ -30,6 +30,7 @@ async def test_edit(run, server, service, files):
     done = await run(
         "edit", "blue", "--image", files / "a.png", "--image", files / "b.png", "--mask", files / "m.png",
         "--strength", 0.5, "--out", out, *server, "--seed", 7, "--extra", "eta=0.5", "--extra", 'style="bold"',
+        "--no-metadata",
     )  # fmt: skip
     assert done.code == 0, done.err
     assert done.out.startswith(f"{out}  32 x 16  seed 7  2 steps  ")
@@ -48,7 +49,20 @@ async def test_video(run, server, service, files):
     asked = service.executor.request
     assert (asked.task, asked.num_frames, asked.inputs.source_video.num_frames) == (Task.VIDEO_TO_VIDEO, 9, 5)
     frames = ("--first-frame", files / "a.png", "--last-frame", files / "b.png", "--task", "image-to-video")
-    options = ("--num-frames", 5, "--fps", 16, "--output-fps", 30, "--format", "fmp4", "--seed", 3, "--json")
+    options = (
+        "--num-frames",
+        5,
+        "--fps",
+        16,
+        "--output-fps",
+        30,
+        "--format",
+        "fmp4",
+        "--seed",
+        3,
+        "--json",
+        "--no-metadata",
+    )
     done = await run("video", "a ball", *frames, *options, "--out", out, *server)
     assert (done.code, "warning" in done.err) == (0, False)
     record = json.loads(done.out)

@@ -175,9 +175,9 @@ NAMES = ["JPEG orientation 6", "CMYK TIFF", "GIF animation", "RGBA PNG"]
 @pytest.mark.parametrize("name", NAMES)
 def test_without_a_server_every_form_is_decoded_alike(name, tmp_path, tiny_omni):
     given = forms(FILES[name], tmp_path)
-    expected = tiny_omni._decode({"images": [FILES[name]]})
+    expected = tiny_omni._decode({"images": [FILES[name]]})[:2]
     for form, value in given.items():
-        assert tiny_omni._decode({"images": [value]}) == expected, form
+        assert tiny_omni._decode({"images": [value]})[:2] == expected, form
 
 
 @pytest.mark.service

@@ -1,0 +1,86 @@
+"""What a request asks for, read back from its message: the part of it that is written into the files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+
+from omni_grpc.types.parameters import Requested
+from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, RequestOption, options_of
+from omni_grpc.v1.generation_pb2 import (
+    EditImageRequest,
+    GenerateAudioRequest,
+    GenerateImageRequest,
+    GenerateVideoRequest,
+)
+from omni_grpc.v1.media_pb2 import MediaInput
+
+KINDS: Mapping[type[Message], str] = {
+    GenerateImageRequest: IMAGE,
+    EditImageRequest: EDIT,
+    GenerateVideoRequest: VIDEO,
+    GenerateAudioRequest: AUDIO,
+}
+"""Message -> the kind of generation that it asks for."""
+
+
+def asked_of(request: Any) -> Requested:
+    """What a request asks for, without what is about its job. Called before its media are uploaded: it hashes them."""
+    kind = KINDS[type(request)]
+    options: dict[str, Any] = {}
+    inputs: dict[str, list[Mapping[str, str]]] = {}
+    for option in options_of(kind):
+        value = None if option.of_job else _value(request, option)
+        if value is None:
+            continue
+        if option.type.name in ("MEDIA", "MEDIA_LIST"):
+            inputs[option.name] = [traits(one) for one in (value if option.type.name == "MEDIA_LIST" else [value])]
+        else:
+            options[option.name] = value
+    return Requested(kind=kind, model=request.model, prompt=request.prompt, options=options, inputs=inputs)
+
+
+def traits(media: MediaInput) -> Mapping[str, str]:
+    """What tells a medium from others. The query of a URI stays out, since it may hold a signature."""
+    match media.WhichOneof("source"):
+        case "data":
+            return {"sha256": hashlib.sha256(media.data).hexdigest()}
+        case "uri" if media.uri.lower().startswith("data:"):
+            return {"sha256 of its data URL": hashlib.sha256(media.uri.encode()).hexdigest()}
+        case "uri":
+            return {"uri": urlunsplit(urlsplit(media.uri)._replace(query="", fragment=""))}
+        case "asset_id":
+            return {"asset_id": media.asset_id}
+    return {}
+
+
+def _value(request: Message, option: RequestOption) -> Any:
+    """The value of an option as JSON, None where it is not set."""
+    *parents, leaf = option.path.split(".")
+    message: Any = request
+    for parent in parents:
+        if not message.HasField(parent):
+            return None
+        message = getattr(message, parent)
+    field = message.DESCRIPTOR.fields_by_name[leaf]
+    value = getattr(message, leaf)
+    if not (value if field.is_repeated or not field.has_presence else message.HasField(leaf)):
+        return None
+    match option.type.name:
+        case "SECONDS":
+            return value.ToTimedelta().total_seconds()
+        case "EXTRA":
+            return MessageToDict(value)
+        case "LORAS":
+            return {lora.lora_id: lora.scale for lora in value}
+        case "CHOICE":
+            names = field.enum_type.values_by_number
+            return names[value].name.removeprefix(names[0].name.removesuffix("UNSPECIFIED"))
+        case "SEEDS":
+            return list(value)
+    return value
