@@ -18,7 +18,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -40,6 +40,8 @@ STALE_SECONDS = 3600.0
 """A temporary file that nobody has written to for so long is what a killed process left."""
 _PROBE = bytes(4096)
 """What is written to see whether there is room: one block, since an empty file has room on a full disk."""
+_SMALL = 1 << 14
+"""Pieces of fewer bytes than that are put together before they are written."""
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _TEMPORARY = "~"
 _NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP})
@@ -76,17 +78,19 @@ class FolderBlobs:
 
     async def put(self, name: str, pieces: AsyncIterable[bytes]) -> int:
         file = _NewFile(self._place(checked(name)), self._root)
-        # one thread hop for each MiB, however small the pieces are
-        waiting = bytearray()
+        # one thread hop for each MiB, however small the pieces are; large ones are not copied on the way
+        waiting: list[bytes | bytearray] = []
+        size = 0
         try:
             await self._in_thread("write to", file.create)
             async for piece in pieces:
-                if len(piece) >= PIECE_BYTES and not waiting:
-                    await self._in_thread("write to", file.write, piece)
-                    continue
-                waiting += piece
-                if len(waiting) >= PIECE_BYTES:
-                    full, waiting = waiting, bytearray()
+                if len(piece) < _SMALL and waiting and isinstance(waiting[-1], bytearray):
+                    waiting[-1] += piece
+                else:
+                    waiting.append(piece if len(piece) >= _SMALL else bytearray(piece))
+                size += len(piece)
+                if size >= PIECE_BYTES:
+                    full, waiting, size = waiting, [], 0
                     await self._in_thread("write to", file.write, full)
             await self._in_thread("write to", file.finish, waiting)
             file.close()
@@ -139,7 +143,7 @@ class FolderBlobs:
             probe = _NewFile(self._root / "probe", self._root)
             try:
                 probe.create()
-                probe.write(_PROBE)
+                probe.write([_PROBE])
                 probe.sync()
             finally:
                 probe.discard()
@@ -198,11 +202,12 @@ class _NewFile:
             _sync_folder(self._root)
         self._file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
-    def write(self, data: bytes | bytearray) -> None:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
-        self.size += len(data)
+    def write(self, pieces: Iterable[bytes | bytearray]) -> None:
+        for piece in pieces:
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+            self.size += len(piece)
 
     def sync(self) -> None:
         # the time of this machine, by which `names` is asked: that of a network file system may be another
@@ -210,7 +215,7 @@ class _NewFile:
         os.utime(self._descriptor, ns=(now, now))
         os.fsync(self._descriptor)
 
-    def finish(self, last: bytearray) -> None:
+    def finish(self, last: Iterable[bytes | bytearray]) -> None:
         """Writes the rest, and moves it to its place once it is on the disk."""
         self.write(last)
         self.sync()
