@@ -1,6 +1,6 @@
 """Runs in a process of its own: puts blobs until it is killed, or tells how much memory a large one takes.
 
-python tests/store/child.py endless|large PLACE
+python tests/store/child.py endless|large PLACE [PROCESSES]
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ LARGE = 200
 
 async def endless(blobs: Blobs) -> None:
     """Each blob has the SHA-256 of its bytes as its name."""
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
+    os.write(1, f"{os.getpid()}\n".encode())
     while True:
         data = os.urandom(MIB) * 9 + os.urandom(17)
 
@@ -52,6 +51,17 @@ async def large(blobs: Blobs) -> None:
     sys.stdout.write(f"{grown >> 10} {written.digest() == found.digest()}\n")
 
 
+def forked(count: int) -> None:
+    """Goes on in so many processes; this one waits for their ends and writes the signals of them."""
+    children = []
+    for _ in range(count):
+        if (child := os.fork()) == 0:
+            return
+        children.append(child)
+    sys.stdout.write("".join(f"{os.WTERMSIG(os.waitpid(child, 0)[1])}\n" for child in children))
+    sys.exit()
+
+
 async def main() -> None:
     blobs = artifacts_at(sys.argv[2])
     await blobs.open()
@@ -59,4 +69,6 @@ async def main() -> None:
     await blobs.close()
 
 
+if len(sys.argv) > 3:
+    forked(int(sys.argv[3]))
 asyncio.run(main())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import random
 import signal
 import subprocess
@@ -18,20 +20,17 @@ KILLS = 10
 
 def killed_while_putting(place: str) -> None:
     """Ten processes put blobs at the same time; each is killed at a random moment."""
-    command = [sys.executable, str(CHILD), "endless", place]
-    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(KILLS)]
-    try:
-        for child in children:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
-        for child in children:
-            time.sleep(random.Random().uniform(0, 0.15))
-            child.send_signal(signal.SIGKILL)
-    finally:
-        for child in children:
-            child.kill()
-            child.communicate()
-    assert {child.returncode for child in children} == {-signal.SIGKILL}
+    command = [sys.executable, str(CHILD), "endless", place, str(KILLS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            for child in [int(process.stdout.readline()) for _ in range(KILLS)]:
+                time.sleep(random.Random().uniform(0, 0.15))
+                os.kill(child, signal.SIGKILL)
+            assert process.stdout.read().split() == [str(signal.SIGKILL.value)] * KILLS
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 async def whole(blobs: Blobs) -> int:

@@ -11,6 +11,7 @@ from omni_grpc.store.blobs.open import artifacts_at
 from omni_grpc.store.memory import MemoryBlobs
 from omni_grpc.store.seam import Blobs
 from tests.store.blob_conformance import BlobConformance, pieces
+from tests.store.conftest import S3Server
 
 BAD_NAMES = ("", ".", "..", "../a", "a/../b", "/a", "a/", "a//b", "a\0b", "a b", "a%2Fb", "\u00e9", "x" * 201)
 
@@ -49,3 +50,19 @@ class TestFolder(Durable):
 
     async def nothing_is_left(self) -> None:
         assert not [path for path in self.root.rglob("*") if path.is_file()]
+
+
+class TestBucket(Durable):
+    clock = 1.0  # S3 says whole seconds
+
+    @pytest.fixture
+    async def blobs(self, s3: S3Server) -> AsyncIterator[Blobs]:
+        self.server, self.bucket = s3, s3.bucket()
+        blobs = artifacts_at(s3.url(self.bucket))
+        await blobs.open()
+        yield blobs
+        await blobs.close()
+
+    async def nothing_is_left(self) -> None:
+        assert self.server.unfinished_uploads(self.bucket) == []
+        assert self.server.client.list_objects_v2(Bucket=self.bucket)["KeyCount"] == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import errno
 import functools
 import hashlib
@@ -22,7 +23,9 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, 
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from omni_grpc.store.blobs.finished import finished
 from omni_grpc.store.blobs.names import checked, valid
+from omni_grpc.store.blobs.pieces import regrouped
 from omni_grpc.store.memory import PIECE_BYTES
 from omni_grpc.store.seam import MissingBlob, StoreError
 from omni_grpc.types.errors import ConfigError
@@ -38,10 +41,9 @@ uses those of the event loop.
 """
 STALE_SECONDS = 3600.0
 """A temporary file that nobody has written to for so long is what a killed process left."""
+_PROBE_FOLDER = "00"
 _PROBE = bytes(4096)
 """What is written to see whether there is room: one block, since an empty file has room on a full disk."""
-_SMALL = 1 << 14
-"""Pieces of fewer bytes than that are put together before they are written."""
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _TEMPORARY = "~"
 _NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP})
@@ -70,7 +72,7 @@ class FolderBlobs:
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="blobs")
 
     async def open(self) -> None:
-        await _uncancelled(self._threads, self._open)
+        await self._done(self._open)
 
     async def close(self) -> None:
         # waits for what is being written, beside the loop
@@ -78,24 +80,22 @@ class FolderBlobs:
 
     async def put(self, name: str, pieces: AsyncIterable[bytes]) -> int:
         file = _NewFile(self._place(checked(name)), self._root)
-        # one thread hop for each MiB, however small the pieces are; large ones are not copied on the way
-        waiting: list[bytes | bytearray] = []
+        # one thread hop for each MiB, however small the pieces are
+        waiting: list[bytes] = []
         size = 0
         try:
             await self._in_thread("write to", file.create)
-            async for piece in pieces:
-                if len(piece) < _SMALL and waiting and isinstance(waiting[-1], bytearray):
-                    waiting[-1] += piece
-                else:
-                    waiting.append(piece if len(piece) >= _SMALL else bytearray(piece))
-                size += len(piece)
-                if size >= PIECE_BYTES:
-                    full, waiting, size = waiting, [], 0
-                    await self._in_thread("write to", file.write, full)
+            async with contextlib.aclosing(regrouped(pieces)) as source:
+                async for piece in source:
+                    waiting.append(piece)
+                    size += len(piece)
+                    if size >= PIECE_BYTES:
+                        full, waiting, size = waiting, [], 0
+                        await self._in_thread("write to", file.write, full)
             await self._in_thread("write to", file.finish, waiting)
             file.close()
         except BaseException:
-            await _uncancelled(self._threads, file.discard)
+            await self._done(file.discard)
             raise
         return file.size
 
@@ -127,10 +127,15 @@ class FolderBlobs:
     def _place(self, name: str) -> Path:
         return self._root / _shard(name) / name.replace("/", "%2F")
 
+    async def _done(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Does it beside the loop, and to its end: nothing is closed while a thread uses it."""
+        call = functools.partial(function, *args, **kwargs)
+        return await finished(asyncio.get_running_loop().run_in_executor(self._threads, call))
+
     async def _in_thread(self, doing: str, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Does it beside the loop. Raises StoreError for what the system says."""
         try:
-            return await _uncancelled(self._threads, function, *args, **kwargs)
+            return await self._done(function, *args, **kwargs)
         except OSError as error:
             raise StoreError(
                 f"cannot {doing} the folder of outputs: {reason(error)}; {_fix(error)}",
@@ -140,7 +145,7 @@ class FolderBlobs:
     def _open(self) -> None:
         try:
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            probe = _NewFile(self._root / "probe", self._root)
+            probe = _NewFile(self._root / _PROBE_FOLDER / "probe", self._root)
             try:
                 probe.create()
                 probe.write([_PROBE])
@@ -149,7 +154,6 @@ class FolderBlobs:
                 probe.discard()
             for shard in self._shards():
                 self._names_in(shard, "", float("-inf"))
-            self._remove_stale(self._root)
         except OSError as error:
             raise ConfigError(
                 f"artifact_url: cannot keep outputs in {self._root}: {reason(error)}; {_fix(error)}"
@@ -160,29 +164,22 @@ class FolderBlobs:
 
     def _names_in(self, shard: Path, prefix: str, before: float) -> list[str]:
         """The names of the blobs in one of the 256 folders; what killed processes left there is removed."""
-        self._remove_stale(shard)
-        found = []
+        oldest = time.time() - self._stale_seconds
+        found: list[str] = []
+        stale: list[str] = []
         with os.scandir(shard) as entries:
             for entry in entries:
                 name = entry.name.replace("%2F", "/")
+                temporary = name.startswith(_TEMPORARY)
                 # whatever else somebody has put there is nobody's blob
-                if not (name.startswith(prefix) and valid(name) and _shard(name) == shard.name):
+                if not temporary and not (name.startswith(prefix) and valid(name) and _shard(name) == shard.name):
                     continue
                 when = _modified(entry)
-                if when is not None and when < before:
-                    found.append(name)
+                if when is not None and when < (oldest if temporary else before):
+                    (stale if temporary else found).append(name)
+        for name in stale:
+            shard.joinpath(name).unlink(missing_ok=True)
         return found
-
-    def _remove_stale(self, folder: Path) -> None:
-        oldest = time.time() - self._stale_seconds
-        with os.scandir(folder) as entries:
-            stale = [
-                entry.path
-                for entry in entries
-                if entry.name.startswith(_TEMPORARY) and (when := _modified(entry)) is not None and when < oldest
-            ]
-        for path in stale:
-            Path(path).unlink(missing_ok=True)
 
 
 class _NewFile:
@@ -202,7 +199,7 @@ class _NewFile:
             _sync_folder(self._root)
         self._file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
-    def write(self, pieces: Iterable[bytes | bytearray]) -> None:
+    def write(self, pieces: Iterable[bytes]) -> None:
         for piece in pieces:
             rest = memoryview(piece)
             while rest:
@@ -215,7 +212,7 @@ class _NewFile:
         os.utime(self._descriptor, ns=(now, now))
         os.fsync(self._descriptor)
 
-    def finish(self, last: Iterable[bytes | bytearray]) -> None:
+    def finish(self, last: Iterable[bytes]) -> None:
         """Writes the rest, and moves it to its place once it is on the disk."""
         self.write(last)
         self.sync()
@@ -333,21 +330,3 @@ def _fix(error: OSError) -> str:
         case errno.EMFILE | errno.ENFILE | errno.ENOMEM | errno.EAGAIN:
             return "try again later"
     return "see to its disk, or name another folder (--artifact-url)"
-
-
-async def _uncancelled(
-    threads: concurrent.futures.Executor, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
-) -> _T:
-    """Does it in a thread. Who is cancelled meanwhile still waits for it: nothing is closed while a thread uses it."""
-    work = asyncio.get_running_loop().run_in_executor(threads, functools.partial(function, *args, **kwargs))
-    cancelled: asyncio.CancelledError | None = None
-    while not work.done():
-        try:
-            await asyncio.wait([work])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        if (failure := work.exception()) is not None:
-            logger.info("what was cancelled had failed: %s", plain(failure))
-        raise cancelled
-    return work.result()

@@ -9,11 +9,11 @@ from omni_grpc.store.blobs.folder import FolderBlobs
 from omni_grpc.store.seam import Blobs
 from omni_grpc.types.errors import ConfigError
 
-_POSSIBLE = "give a folder (/var/lib/omni, file:///var/lib/omni)"
+_POSSIBLE = "give a folder (/var/lib/omni, file:///var/lib/omni) or a bucket (s3://bucket/prefix?region=...)"
 
 
 def artifacts_at(place: str | Path) -> Blobs:
-    """Where outputs are kept: a path or a `file://` address is a folder. It is
+    """Where outputs are kept: a path or a `file://` address is a folder, `s3://` an S3-compatible object store. It is
     not opened. Raises ConfigError for anything else.
     """
     if isinstance(place, Path):
@@ -24,6 +24,12 @@ def artifacts_at(place: str | Path) -> Blobs:
     match scheme.lower():
         case "file":
             return FolderBlobs(_path_of(rest))
+        case "s3":
+            # its library is loaded where it is asked for alone
+            from omni_grpc.store.blobs.s3 import S3Blobs
+            from omni_grpc.store.blobs.s3_url import bucket_of
+
+            return S3Blobs(bucket_of(place))
     # not the whole address: it may hold a password
     named = f"{scheme}:// is not supported" if separator else "it names nothing"
     raise ConfigError(f"artifact_url: {named}; {_POSSIBLE}")
