@@ -13,6 +13,8 @@ from omni_grpc.store.seam import Store
 from omni_grpc.store.sql import SqlStore, tables
 from tests.store.postgres import Postgres, new_database, outside
 from tests.store.postgres import postgres as postgres
+from tests.store.s3 import s3 as s3
+from tests.store.s3 import s3_server as s3_server
 
 KINDS = ("memory", "sqlite", "postgresql")
 Opening = Callable[[], Awaitable[Store]]
