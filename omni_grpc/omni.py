@@ -62,7 +62,7 @@ class Generation:
         return [PIL.Image.open(io.BytesIO(data)) for data in self.files]
 
 
-ABOUT_CALLERS = ("server", "tls", "identity", "tenants", "audit")
+ABOUT_CALLERS = ("server", "tls", "identity", "tenants", "audit", "webhooks")
 """Sections of settings about who calls a server, and where. Here nobody does."""
 
 
