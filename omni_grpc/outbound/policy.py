@@ -109,6 +109,10 @@ class Policy:
         self._check_listed(target, field, instead)
         return target
 
+    def host(self, url: str) -> str:
+        """The host of a URL, listed or not: an ASCII name, or an address. Raises InvalidArgument for what is no URL."""
+        return _host(_parsed(url, "url", "", self._use.done), "url", "")[0]
+
     def redirect(self, source: Target, location: bytes, *, field: str, instead: str = "") -> Target:
         """Where a response sends the client to, checked like any URL. Raises InvalidArgument."""
         try:

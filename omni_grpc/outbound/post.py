@@ -62,6 +62,10 @@ class Poster:
         """
         return self._policy.check(url, field=field)
 
+    def host(self, url: str) -> str:
+        """The host of a URL that was checked before, whether it is still listed or not."""
+        return self._policy.host(url)
+
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, field: str) -> Answered:
         """What a receiver answers; a redirect is a status like another. Cancelled, it closes the connection.
 
