@@ -80,28 +80,33 @@ class MemoryJobs:
         self._records: dict[str, JobRecord] = {}
         self._logs: dict[str, list[Entry]] = collections.defaultdict(list)
         self._by_request_id: dict[tuple[str, str], str] = {}
+        self._inputs: collections.Counter[str] = collections.Counter()
+        """Blobs that jobs have as inputs, and how often."""
         self.artifacts: dict[str, ArtifactRow] = {}
+        self.assets: dict[str, Asset] = {}
 
     async def write(self, writes: Sequence[JobWrite]) -> Rejected:
         taken, lost = {}, []
         for write in writes:
             record = write.record
             key = (record.tenant, record.request_id)
-            if write.created and record.request_id and key in self._by_request_id:
+            before = self._records.get(record.id)
+            if before is None and write.created and record.request_id and key in self._by_request_id:
                 taken[record.id] = self._by_request_id[key]
                 continue
-            if not write.created and (
-                record.id not in self._records or self._records[record.id].server != record.server
-            ):
+            if before.server != record.server if before is not None else not write.created:
                 lost.append(record.id)
                 continue
-            if write.created and record.request_id:
-                self._by_request_id[key] = record.id
-            before = self._records.get(record.id)
-            if before is not None and record.cancel_reason is None:
+            if before is None:
+                self._inputs.update(kept.blob for kept in record.spec.inputs)
+                if record.request_id:
+                    self._by_request_id[key] = record.id
+            elif record.cancel_reason is None:
                 record = dataclasses.replace(record, cancel_reason=before.cancel_reason)
             self._records[record.id] = record
-            self._logs[record.id].extend(write.entries)
+            log = self._logs[record.id]
+            newest = log[-1].seq if log else 0
+            log += [entry for entry in write.entries if entry.seq > newest]
             self.artifacts |= {row.artifact_id: row for row in write.artifacts}
             self._deliveries.add(write.deliveries)
         return Rejected(taken=taken, lost=lost)
@@ -159,8 +164,11 @@ class MemoryJobs:
             for artifact_id in outputs:
                 del self.artifacts[artifact_id]
                 self._names.add(artifact_id, cause, record.tenant)
-            blobs += [*outputs, *(kept.blob for kept in record.spec.inputs)]
-        return blobs
+            inputs = [kept.blob for kept in record.spec.inputs]
+            self._inputs.subtract(inputs)
+            blobs += [*outputs, *inputs]
+        self._inputs += collections.Counter()  # without those that nobody has now
+        return list(dict.fromkeys(blob for blob in blobs if not self.owns(blob)))
 
     async def expired(self, now: float, limit: int) -> list[str]:
         due = [record for record in self._records.values() if record.expire_time is not None]
@@ -172,16 +180,16 @@ class MemoryJobs:
         ended = [self._records[job_id] for job_id in have if self._records[job_id].end_time is not None]
         return [record.id for record in sorted(ended, key=lambda one: one.end_time or 0)[:limit]]
 
-    def take_over(self, server: str, dead: Collection[str]) -> list[str]:
-        """Gives `server` what these have."""
-        taken = [record for record in self._unfinished() if record.server in dead]
+    def take_over(self, server: str, alive: Collection[str]) -> list[str]:
+        """Gives `server` what all but these have."""
+        taken = [record for record in self._unfinished() if record.server not in alive]
         for record in taken:
             self._records[record.id] = dataclasses.replace(record, server=server, restarts=record.restarts + 1)
         return [record.id for record in taken]
 
-    def inputs(self) -> set[str]:
-        """Blobs that jobs have as inputs."""
-        return {kept.blob for record in self._records.values() for kept in record.spec.inputs}
+    def owns(self, blob: str) -> bool:
+        """Whether a row names it."""
+        return blob in self.artifacts or blob in self.assets or blob in self._inputs
 
     def _stored(self, record: JobRecord) -> StoredJob:
         return StoredJob(record, tuple(self._logs.get(record.id, ())))
@@ -213,7 +221,7 @@ class MemoryFiles:
     def __init__(self, jobs: MemoryJobs, names: Names) -> None:
         self._jobs = jobs
         self._names = names
-        self._assets: dict[str, Asset] = {}
+        self._assets = jobs.assets
 
     async def artifact(self, artifact_id: str) -> ArtifactRow | None:
         return self._jobs.artifacts.get(artifact_id)
@@ -265,7 +273,7 @@ class MemoryFiles:
         self._names.forget(before)
 
     async def owned(self, blobs: Sequence[str]) -> set[str]:
-        return {*self._jobs.artifacts, *self._assets, *self._jobs.inputs()} & set(blobs)
+        return {blob for blob in blobs if self._jobs.owns(blob)}
 
 
 def _by_tenant(rows: Collection[ArtifactRow] | Collection[Asset]) -> Mapping[str, int]:
@@ -295,7 +303,7 @@ class MemoryServers:
         dead = {name for name, until in self._until.items() if until < now and name != server}
         for name in dead:
             del self._until[name]
-        return self._jobs.take_over(server, dead)
+        return self._jobs.take_over(server, {*self._until, server})
 
     async def alive(self, now: float) -> list[str]:
         return sorted(name for name, until in self._until.items() if until >= now)

@@ -63,6 +63,9 @@ class JobRows(Protocol):
         """Commits everything that it does not reject, in one transaction: when it returns, a crash of this process, of
         the database or of the machine loses none of it. At most one write per job. A record that says no
         `cancel_reason` leaves the one that is there.
+
+        After a StoreError it may have been committed or not, so it can be repeated: a job that its server has created
+        already is updated, and entries and outputs that are there stay as they are.
         """
 
     async def read(self, job_ids: Sequence[str]) -> list[StoredJob]:
@@ -98,7 +101,7 @@ class JobRows(Protocol):
 
     async def delete(self, job_ids: Collection[str], cause: Cause) -> list[str]:
         """Forgets jobs with their logs and the rows of their outputs, and remembers their names. Returns the names of
-        the blobs that are nobody's now: outputs and kept inputs. Unknown ids are passed over.
+        the blobs that are nobody's now: outputs and kept inputs that no other row names. Unknown ids are passed over.
         """
 
     async def expired(self, now: float, limit: int) -> list[str]:
@@ -194,8 +197,9 @@ class Servers(Protocol):
         """A server ends: whatever it has may be taken at once."""
 
     async def take_over(self, server: str, now: float) -> list[str]:
-        """Gives this server the unfinished jobs of all servers whose time has run out, and counts one more restart in
-        each. Their ids in order of creation. Two servers that do this at once share them out.
+        """Gives this server the unfinished jobs of all servers whose time has run out or that never beat, and counts
+        one more restart in each. Their ids in order of creation. Two servers that do this at once share them out. So a
+        server beats before it writes its first job.
         """
 
     async def alive(self, now: float) -> list[str]:

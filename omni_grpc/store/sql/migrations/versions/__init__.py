@@ -1,0 +1,1 @@
+"""In their order: v0001 makes the tables."""
