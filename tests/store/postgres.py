@@ -56,6 +56,12 @@ class Postgres:
     def stop(self, mode: str = "fast") -> None:
         self._call("pg_ctl", "-D", self._data, "-m", mode, "-w", "-t", "60", "stop")
 
+    def processes(self) -> list[int]:
+        """The ids of the server's process and of its children."""
+        parent = int(Path(self._data, "postmaster.pid").read_text("ascii").split()[0])
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text("ascii").split()
+        return [parent, *map(int, children)]
+
     def url(self, name: str) -> str:
         return f"postgresql://omni@/{name}?host={self._folder}"
 
@@ -112,8 +118,8 @@ def running() -> Iterator[Postgres]:
             server.stop("immediate")
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
+def started() -> Iterator[Postgres]:
+    """A running server, or the outcome of every test that needs one."""
     try:
         with running() as server:
             yield server
@@ -121,6 +127,11 @@ def postgres() -> Iterator[Postgres]:
         if os.environ.get(REQUIRED) == "1":
             pytest.fail(f"{error} ({REQUIRED}=1)")
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    yield from started()
 
 
 def new_database(postgres: Postgres) -> str:

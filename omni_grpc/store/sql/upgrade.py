@@ -25,7 +25,7 @@ def version(connection: sa.Connection) -> str | None:
     return found
 
 
-def upgrade(connection: sa.Connection, to: str = NEWEST) -> None:
+def upgrade(connection: sa.Connection, to: str = NEWEST, folder: Path = FOLDER) -> None:
     """Runs the migrations that are missing, within the transaction of this connection: all of them or none. Raises
     ConfigError for tables of a newer version, and for tables that are not ours.
     """
@@ -36,10 +36,11 @@ def upgrade(connection: sa.Connection, to: str = NEWEST) -> None:
         return
     import alembic.config
     import alembic.script
-    from alembic.runtime.environment import EnvironmentContext
+    from alembic.operations import Operations
+    from alembic.runtime.migration import MigrationContext
 
     config = alembic.config.Config()
-    config.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
+    config.set_main_option("script_location", str(folder).replace("%", "%%"))
     scripts = alembic.script.ScriptDirectory.from_config(config)
     known = [script.revision for script in scripts.walk_revisions()]
     if found is None and (foreign := set(sa.inspect(connection).get_table_names()) & set(METADATA.tables)):
@@ -55,6 +56,7 @@ def upgrade(connection: sa.Connection, to: str = NEWEST) -> None:
     def missing(revision: Any, context: Any) -> Any:
         return scripts._upgrade_revs(to, revision)
 
-    with EnvironmentContext(config, scripts, fn=missing, destination_rev=to) as environment:
-        environment.configure(connection=connection, version_table=VERSION_TABLE, transactional_ddl=True)
-        environment.run_migrations()
+    options = {"fn": missing, "version_table": VERSION_TABLE, "transactional_ddl": True}
+    context = MigrationContext.configure(connection, opts=options)
+    # given to each migration, since `alembic.op` is one for the whole process
+    context.run_migrations(op=Operations(context))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
+from alembic.operations import Operations
 
 revision = "0001"
 down_revision = None
@@ -30,10 +30,10 @@ INDEXES = (
 )
 
 
-def upgrade() -> None:
-    _jobs()
-    _beside_jobs()
-    _files()
+def upgrade(op: Operations) -> None:
+    _jobs(op)
+    _beside_jobs(op)
+    _files(op)
     where = sa.text("request_id <> ''")
     columns = ["tenant", "request_id"]
     op.create_index("jobs_by_request", "jobs", columns, unique=True, sqlite_where=where, postgresql_where=where)
@@ -42,7 +42,7 @@ def upgrade() -> None:
         op.create_index(name, table, list(indexed), sqlite_where=partial, postgresql_where=partial)
 
 
-def _jobs() -> None:
+def _jobs(op: Operations) -> None:
     op.create_table(
         "jobs",
         sa.Column("id", Key, primary_key=True),
@@ -69,7 +69,7 @@ def _jobs() -> None:
     )
 
 
-def _beside_jobs() -> None:
+def _beside_jobs(op: Operations) -> None:
     op.create_table(
         "events",
         sa.Column("job_id", Key, primary_key=True),
@@ -101,7 +101,7 @@ def _beside_jobs() -> None:
     )
 
 
-def _files() -> None:
+def _files(op: Operations) -> None:
     op.create_table(
         "artifacts",
         sa.Column("artifact_id", Key, primary_key=True),

@@ -1,0 +1,183 @@
+"""A database is brought to the version of the program, from each that there was."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import shutil
+import sqlite3
+import typing
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from omni_grpc.store.records import Cause, JobQuery, JobRecord, JobSpec, JobState
+from omni_grpc.store.sql import SqlStore, tables, upgrade
+from omni_grpc.types import events
+from omni_grpc.types.errors import ConfigError
+from omni_grpc.types.media import Inputs
+from tests.store import versions
+from tests.store.postgres import Postgres
+from tests.store.samples import full, new, record
+
+SECOND = '''
+"""A column with a default, as a later version may add."""
+import sqlalchemy as sa
+revision, down_revision = "0002", "0001"
+
+
+def upgrade(op):
+    op.add_column("jobs", sa.Column("later", sa.Text, nullable=False, server_default="x"))
+    {more}
+'''
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """A folder of migrations with a second one."""
+    folder = tmp_path / "migrations"
+    shutil.copytree(upgrade.FOLDER, folder)
+    (folder / "versions" / "v0002_later.py").write_text(SECOND.format(more=""))
+    return folder
+
+
+def schema(path: Path) -> dict[str, str]:
+    """The statement of every table and index, without spaces."""
+    with sqlite3.connect(path) as connection:
+        found = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    connection.close()
+    return {name: "".join(sql.split()) for name, sql in found if name != tables.VERSION_TABLE}
+
+
+async def test_the_tables_are_what_the_migrations_leave(tmp_path: Path) -> None:
+    store = SqlStore.sqlite(tmp_path / "migrated.db")
+    await store.open()
+    await store.close()
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'described.db'}")
+    tables.METADATA.create_all(engine)
+    engine.dispose()
+    assert schema(tmp_path / "migrated.db") == schema(tmp_path / "described.db")
+
+
+async def test_the_tables_are_the_same_in_postgresql(migrated: str) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.runtime.migration import MigrationContext
+
+    store = SqlStore.postgresql(migrated)
+    options = {"version_table": tables.VERSION_TABLE, "compare_type": True}
+
+    def compare(connection: sa.Connection) -> list:
+        found = compare_metadata(MigrationContext.configure(connection, opts=options), tables.METADATA)
+        sorted_by = sa.text("SELECT collation_name FROM information_schema.columns WHERE column_name = 'id'")
+        assert set(connection.scalars(sorted_by)) == {"C"}
+        return found
+
+    assert await store._database.write(compare) == []
+    await store.close()
+
+
+def test_the_newest_migration_is_the_one_that_the_program_names() -> None:
+    import alembic.script
+
+    scripts = alembic.script.ScriptDirectory(str(upgrade.FOLDER))
+    assert scripts.get_heads() == [upgrade.NEWEST]
+    assert set(versions.DUMPS) == {script.revision for script in scripts.walk_revisions()}
+
+
+async def check_version1(store: SqlStore) -> None:
+    (found,) = await store.jobs.read(["job-full"])
+    spec = full(JobSpec)
+    expected = dataclasses.replace(
+        full(JobRecord),
+        id="job-full",
+        spec=dataclasses.replace(spec, request=dataclasses.replace(spec.request, inputs=Inputs())),
+        server="one",
+        state=JobState.RUNNING,
+        request_id="r-1",
+        tenant="studio",
+        labels={"project": "x"},
+    )
+    assert found.record == expected
+    assert [entry.event for entry in found.entries] == [full(kind) for kind in typing.get_args(events.Event)]
+    assert await store.jobs.find("studio", "r-2") == "job-0002"
+    assert len(await store.jobs.page(JobQuery(tenant="studio", labels={"project": "x"}))) == 1
+    assert await store.files.cause("job-0003") == (Cause.EXPIRED, "")
+    assert (await store.files.asset_bytes(), await store.files.artifact_bytes()) == ({"studio": 7}, {"studio": 5})
+    assert await store.servers.take_over("two", 4e9) == ["job-0002", "job-full"]
+
+
+@pytest.mark.parametrize("revision", sorted(versions.DUMPS))
+async def test_a_file_of_every_version_can_be_used(revision: str, tmp_path: Path) -> None:
+    versions.sqlite_of(revision, tmp_path / "jobs.db")
+    store = SqlStore.sqlite(tmp_path / "jobs.db")
+    await store.open()
+    await check_version1(store)
+    await store.close()
+
+
+@pytest.mark.parametrize("revision", sorted(versions.DUMPS))
+async def test_a_database_of_every_version_can_be_used(revision: str, postgres: Postgres, tmp_path: Path) -> None:
+    url = await postgres.create()
+    await versions.postgresql_of(revision, url, tmp_path / "rows.db")
+    store = SqlStore.postgresql(url)
+    await store.open()
+    await check_version1(store)
+    await store.close()
+
+
+async def make(kind: str, postgres: Postgres, tmp_path: Path) -> SqlStore:
+    if kind == "sqlite":
+        return SqlStore.sqlite(tmp_path / "jobs.db")
+    return SqlStore.postgresql(await postgres.create())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_a_migration_keeps_the_rows_and_one_that_fails_changes_nothing(
+    kind: str, two: Path, postgres: Postgres, tmp_path: Path
+) -> None:
+    store = await make(kind, postgres, tmp_path)
+    await store.open()
+    await store.jobs.write(new(record(1)))
+    file = two / "versions" / "v0002_later.py"
+    whole = file.read_text()
+    file.write_text(SECOND.format(more="raise RuntimeError('halfway')"))
+    with pytest.raises(RuntimeError, match="halfway"):
+        await store._upgrading.write(lambda connection: upgrade.upgrade(connection, "0002", two))
+    columns = await store._database.read(lambda connection: sa.inspect(connection).get_columns("jobs"))
+    assert "later" not in {column["name"] for column in columns}
+    assert await store._database.read(upgrade.version) == "0001"
+    file.write_text(whole)
+    await store._upgrading.write(lambda connection: upgrade.upgrade(connection, "0002", two))
+    assert await store._database.read(lambda connection: connection.scalar(sa.text("SELECT later FROM jobs"))) == "x"
+    assert await store.jobs.count(JobQuery()) == 1
+    await store.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_a_newer_version_is_refused(kind: str, postgres: Postgres, tmp_path: Path) -> None:
+    store = await make(kind, postgres, tmp_path)
+    await store.open()
+    newer = sa.text(f"UPDATE {tables.VERSION_TABLE} SET version_num = '0999'")
+    await store._database.write(lambda connection: connection.execute(newer))
+    with pytest.raises(ConfigError, match=r"newer version.*0999.*knows 0001.*--state-url") as caught:
+        await store._bring_up()
+    assert "\n" not in str(caught.value)
+    await store.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_tables_of_others_are_left_alone(kind: str, postgres: Postgres, tmp_path: Path) -> None:
+    store = await make(kind, postgres, tmp_path)
+    await store._upgrading.write(lambda connection: connection.execute(sa.text("CREATE TABLE jobs (pay int)")))
+    with pytest.raises(ConfigError, match=r"not of omni_grpc \(jobs\)"):
+        await store.open()
+
+
+async def test_servers_that_start_at_once_migrate_once(postgres: Postgres) -> None:
+    url = await postgres.create()
+    stores = [SqlStore.postgresql(url) for _ in range(4)]
+    await asyncio.gather(*(store.open() for store in stores))
+    await stores[0].jobs.write(new(record(1)))
+    assert [await store.jobs.count(JobQuery()) for store in stores] == [1] * 4
+    await asyncio.gather(*(store.close() for store in stores))
