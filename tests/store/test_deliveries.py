@@ -1,20 +1,12 @@
 """What every store does with webhooks that are owed."""
 
+import asyncio
 import dataclasses
 
 import pytest
 
-from omni_grpc.store.memory import MemoryStore
 from omni_grpc.store.records import Cause, JobState, Outcome
 from tests.webhooks.owed import delivery, record, write
-
-
-@pytest.fixture(params=["memory"])
-async def store(request):
-    found = MemoryStore()
-    await found.open()
-    yield found
-    await found.close()
 
 
 async def claimed(store, now=10.0, host="hooks.test", **changes):
@@ -55,6 +47,23 @@ async def test_nobody_else_has_what_is_claimed_until_that_runs_out(store):
     assert await store.deliveries.hosts(49.9) == []
     assert await store.deliveries.hosts(50.0) == ["hooks.test"]
     assert await claimed(store, 50.0, owner="server-2") == ["job_1-succeeded"]
+
+
+async def test_servers_that_claim_at_once_share_them_out(opening):
+    stores = [await opening()]
+    if stores[0].shared:
+        stores.append(await opening())
+    await stores[0].jobs.write([write(delivery(f"job_{n}")) for n in range(40)])
+
+    async def all_of(name, store):
+        found = []
+        while some := await claimed(store, owner=name, limit=3):
+            found += some
+        return found
+
+    takers = [all_of(f"server-{n}", stores[n % len(stores)]) for n in range(4)]
+    found = [one for taken in await asyncio.gather(*takers) for one in taken]
+    assert sorted(found) == sorted(f"job_{n}-succeeded" for n in range(40))
 
 
 async def test_claims_are_given_back(store):
