@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import random
 import re
 import time
 from pathlib import Path
@@ -378,6 +379,32 @@ async def test_a_receiver_that_does_not_answer_starves_nobody(site, file):
         for number in range(20):
             assert (await ended(store, f"job_{number}")).outcome is Outcome.DELIVERED
         assert time.monotonic() - start < 3.0, "one time-out of those before, and its own calls"
+        # the six are known now, and have half of the calls: whoever comes late has the others at once
+        await asyncio.sleep(0.3)
+        assert 0 < site.open <= 4
+        await owe(hooks, store, site, "late")
+        assert (await ended(store, "late", seconds=0.5)).outcome is Outcome.DELIVERED
+
+
+async def test_hosts_take_turns(site, file):
+    """Four slow receivers, which answer and have much to get, hold all eight calls; a fifth one has its turn next."""
+
+    chance = random.Random(1)
+
+    async def slow(writer):
+        await asyncio.sleep(chance.uniform(0.05, 0.25))
+        await answer()(writer)
+
+    site.paths |= {"/slow": slow, "/hook": answer()}
+    store = MemoryStore()
+    async with running(site, store, file) as hooks:
+        for number in range(10):
+            for host in range(4):
+                await owe(hooks, store, site, f"slow_{host}_{number}", host=f"slow{host}.hooks.test", path="/slow")
+        await until(lambda: site.open == 8)
+        await owe(hooks, store, site)
+        await ended(store)
+        assert len(site.asked) < 20, "of 41"
 
 
 async def test_calls_are_bounded_in_all_and_by_host(site, file):
