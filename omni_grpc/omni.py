@@ -76,7 +76,7 @@ class Generation:
         return save(self, Path(path), metadata=metadata)
 
 
-ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store")
+ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store", "webhooks")
 """Sections of settings about who calls a server, and what outlives it. Here is none."""
 
 

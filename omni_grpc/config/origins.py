@@ -1,4 +1,4 @@
-"""Where outbound HTTP may go, as `--outbound-hosts` lists it."""
+"""Where outbound HTTP may go, as `--outbound-hosts` and `--webhook-hosts` list it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ PORTS: Mapping[str, int] = {"https": 443, "http": 80}
 """The schemes that are fetched, and the port that each has where none is named."""
 WIDEST: Mapping[int, int] = {4: 8, 6: 7}
 """The shortest prefix of a listed network, by IP version: what is wider is no list (10.0.0.0/8, fc00::/7)."""
-FORMS = "list NAME, *.NAME, ADDRESS or ADDRESS/BITS, each also with :PORT, and with http:// before it for plain HTTP"
+FORMS = "list NAME, *.NAME, ADDRESS or ADDRESS/BITS, each also with :PORT"
+PLAIN = ", and with http:// before it for plain HTTP"
 
 _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
@@ -50,9 +51,18 @@ class Origin:
         return scheme == self.scheme and port == (self.port or PORTS[self.scheme])
 
 
-def parse(entries: Sequence[str]) -> tuple[Origin, ...]:
-    """The entries of a list. Raises ConfigError that names the first which is none, with the forms that there are."""
-    return tuple(_origin(entry) for entry in entries)
+def parse(entries: Sequence[str], setting: str = "outbound_hosts", *, plain: bool = True) -> tuple[Origin, ...]:
+    """The entries of the list of a setting; `plain`: plain HTTP may be listed too. Raises ConfigError that names the
+    first which is none, with the forms that there are.
+    """
+    found = []
+    for entry in entries:
+        try:
+            found.append(_origin(entry, plain))
+        except ValueError as error:
+            message = f"--{setting.replace('_', '-')}: {entry!r} {error}"
+            raise ConfigError(message, violations=(Violation(setting, message),)) from None
+    return tuple(found)
 
 
 def is_name(host: str) -> bool:
@@ -62,25 +72,28 @@ def is_name(host: str) -> bool:
     return _NAME.fullmatch(host) is not None and _NUMBER.fullmatch(host.rpartition(".")[2]) is None
 
 
-def _origin(entry: str) -> Origin:
+def _origin(entry: str, plain: bool) -> Origin:
     text = entry.strip().lower()
     scheme, separator, rest = text.partition("://")
     if not separator:
         scheme, rest = "https", text
     if scheme not in PORTS:
-        raise _error(entry, f"has the scheme {scheme}; only https:// and http:// are fetched")
-    host, port = _split(entry, rest)
-    if (network := _network(entry, host)) is not None:
+        raise ValueError(f"has the scheme {scheme}; there are https://{' and http://' if plain else ' alone'}")
+    if scheme == "http" and not plain:
+        raise ValueError("is for plain HTTP, which is not used here; list it without http://")
+    forms = FORMS + (PLAIN if plain else "")
+    host, port = _split(rest)
+    if (network := _network(host, forms)) is not None:
         return Origin(scheme=scheme, network=network, port=port)
     name = host.removeprefix("*.")
     if not name.isascii():
-        raise _error(entry, f"is not ASCII; list the name as DNS has it{_as_dns_has_it(name)}")
+        raise ValueError(f"is not ASCII; list the name as DNS has it{_as_dns_has_it(name)}")
     if not is_name(name):
-        raise _error(entry, f"is no host; {FORMS}")
+        raise ValueError(f"is no host; {forms}")
     return Origin(scheme=scheme, name=name, subdomains=name != host, port=port)
 
 
-def _split(entry: str, text: str) -> tuple[str, int | None]:
+def _split(text: str) -> tuple[str, int | None]:
     """Host and port; an IPv6 address has brackets where it has a port."""
     if match := _BRACKETED.fullmatch(text):
         host, digits = match[1], match[2]
@@ -91,25 +104,25 @@ def _split(entry: str, text: str) -> tuple[str, int | None]:
     if digits is None:
         return host, None
     if not re.fullmatch(r"[0-9]{1,5}", digits) or not 1 <= int(digits) <= 65535:
-        raise _error(entry, f"has the port {digits!r}; ports are 1 to 65535")
+        raise ValueError(f"has the port {digits!r}; ports are 1 to 65535")
     return host, int(digits)
 
 
-def _network(entry: str, text: str) -> Network | None:
+def _network(text: str, forms: str) -> Network | None:
     """The network that this names, None if it is a name."""
     address, slash, _ = text.partition("/")
     try:
         network = ipaddress.ip_network(text, strict=False)
     except ValueError:
         if slash:
-            raise _error(entry, f"is no network; {FORMS}") from None
+            raise ValueError(f"is no network; {forms}") from None
         return None
     if slash and str(network.network_address) != str(ipaddress.ip_address(address)):
-        raise _error(entry, f"has bits set behind its prefix; list {network}, or the address {address} alone")
+        raise ValueError(f"has bits set behind its prefix; list {network}, or the address {address} alone")
     if network.version == 6 and network.network_address.ipv4_mapped is not None:
-        raise _error(entry, "is an IPv4 network written as IPv6; list it as IPv4")
+        raise ValueError("is an IPv4 network written as IPv6; list it as IPv4")
     if network.prefixlen < WIDEST[network.version]:
-        raise _error(entry, f"lists more than a /{WIDEST[network.version]}; list the networks that are meant")
+        raise ValueError(f"lists more than a /{WIDEST[network.version]}; list the networks that are meant")
     return network
 
 
@@ -118,8 +131,3 @@ def _as_dns_has_it(name: str) -> str:
         return f" ({name.encode('idna').decode('ascii')})"
     except UnicodeError:
         return " (xn--...)"
-
-
-def _error(entry: str, rule: str) -> ConfigError:
-    message = f"--outbound-hosts: {entry!r} {rule}"
-    return ConfigError(message, violations=(Violation("outbound_hosts", message),))

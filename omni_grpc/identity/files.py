@@ -50,6 +50,11 @@ class Reloaded(Generic[T]):
         self._reading: asyncio.Task[None] | None = None
         self._value = read(path)
 
+    @property
+    def value(self) -> T:
+        """What the file said when it was looked at last."""
+        return self._value
+
     async def current(self, *, look: bool = False) -> T:
         """What the file says, as of `look_every` seconds ago or later; as of now with `look`."""
         now = time.monotonic()

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import httpx2
 
-from omni_grpc.config import OutboundConfig
-from omni_grpc.config.origins import PORTS, Address, Network, is_name
+from omni_grpc.config.origins import PORTS, Address, Network, Origin, is_name
 from omni_grpc.types.errors import InvalidArgument, Violation
 
 URL_CHARS = 8192
@@ -67,17 +66,37 @@ class Target:
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """What a list of hosts is for, in the words of a refusal: the setting that has the list, and what is done with
+    URLs of those hosts. `plain`: it may list http too.
+    """
+
+    setting: str
+    done: str
+    plain: bool
+
+
+FETCHING = Use(setting="--outbound-hosts", done="fetched", plain=True)
+CALLING = Use(setting="--webhook-hosts", done="called", plain=False)
+
+
 class Policy:
-    """The rules of one configuration. Refusals are InvalidArgument with the path of the field that held the URL. They
+    """The rules of one list of hosts. Refusals are InvalidArgument with the path of the field that held the URL. They
     name the host and never the whole URL, which may hold a secret, and end with `instead`: what to do without a URL.
     """
 
-    def __init__(self, config: OutboundConfig) -> None:
-        self._origins = config.origins
+    def __init__(self, origins: Sequence[Origin], use: Use = FETCHING) -> None:
+        self._origins = tuple(origins)
+        self._use = use
+
+    @property
+    def lists_any(self) -> bool:
+        return bool(self._origins)
 
     def check(self, url: str, *, field: str, instead: str = "") -> Target:
         """The parts of a URL whose host is listed. Raises InvalidArgument."""
-        parsed = _parsed(url, field, instead)
+        parsed = _parsed(url, field, instead, self._use.done)
         host, address = _host(parsed, field, instead)
         target = Target(
             url=parsed,
@@ -89,6 +108,10 @@ class Policy:
         )
         self._check_listed(target, field, instead)
         return target
+
+    def host(self, url: str) -> str:
+        """The host of a URL, listed or not: an ASCII name, or an address. Raises InvalidArgument for what is no URL."""
+        return _host(_parsed(url, "url", "", self._use.done), "url", "")[0]
 
     def redirect(self, source: Target, location: bytes, *, field: str, instead: str = "") -> Target:
         """Where a response sends the client to, checked like any URL. Raises InvalidArgument."""
@@ -112,7 +135,7 @@ class Policy:
                 # the address is not told: names of an internal DNS are not for the caller
                 rule = (
                     f"names {target.host}, which has a private or reserved address; to allow that, the operator lists "
-                    "the address or its network too (--outbound-hosts)"
+                    f"the address or its network too ({self._use.setting})"
                 )
                 raise _refusal(field, "OUTBOUND_ADDRESS_NOT_ALLOWED", rule, instead)
         return addresses
@@ -125,23 +148,21 @@ class Policy:
             origins = [origin for origin in self._origins if origin.has_address(embedded(target.address))]
         if any(origin.has_port(scheme, target.port) for origin in origins):
             return
+        listed = self._use.setting
         entry = f"{'http://' if scheme == 'http' else ''}{target.authority}"
         if not origins and target.address is not None and not is_public(target.address):
-            rule = f"names {host}, a private or reserved address, which is not listed in --outbound-hosts"
+            rule = f"names {host}, a private or reserved address, which is not listed in {listed}"
             raise _refusal(field, "OUTBOUND_ADDRESS_NOT_ALLOWED", rule, instead)
-        if not origins and scheme == "http":
-            rule = "is an http URL; only https URLs are fetched"
+        if scheme == "http" and not (origins and self._use.plain):
+            rule = f"is an http URL; only https URLs are {self._use.done}"
             raise _refusal(field, "OUTBOUND_SCHEME_NOT_ALLOWED", rule, instead)
         if not origins:
-            rule = f"names the host {host}, which is not listed; the operator lists it with --outbound-hosts {entry}"
+            rule = f"names the host {host}, which is not listed; the operator lists it with {listed} {entry}"
             raise _refusal(field, "OUTBOUND_HOST_NOT_ALLOWED", rule, instead)
         if scheme not in {origin.scheme for origin in origins}:
-            rule = f"uses {scheme}, for which {host} is not listed; the operator lists it with --outbound-hosts {entry}"
+            rule = f"uses {scheme}, for which {host} is not listed; the operator lists it with {listed} {entry}"
             raise _refusal(field, "OUTBOUND_SCHEME_NOT_ALLOWED", rule, instead)
-        rule = (
-            f"uses port {target.port}, for which {host} is not listed; the operator lists it with --outbound-hosts "
-            f"{entry}"
-        )
+        rule = f"uses port {target.port}, for which {host} is not listed; the operator lists it with {listed} {entry}"
         raise _refusal(field, "OUTBOUND_PORT_NOT_ALLOWED", rule, instead)
 
     def _is_listed(self, address: Address, port: int) -> bool:
@@ -171,7 +192,7 @@ def is_public(address: Address) -> bool:
     return not any(inner in network for network in SPECIAL[inner.version])
 
 
-def _parsed(url: str, field: str, instead: str) -> httpx2.URL:
+def _parsed(url: str, field: str, instead: str, done: str) -> httpx2.URL:
     """The parts of a URL; what different programs would read differently is refused."""
 
     def invalid(rule: str) -> InvalidArgument:
@@ -181,7 +202,7 @@ def _parsed(url: str, field: str, instead: str) -> httpx2.URL:
         raise invalid(f"has {len(url)} characters; the maximum is {URL_CHARS}")
     scheme = _SCHEME.match(url)
     if scheme is not None and scheme[1].lower() not in PORTS:
-        rule = f"is a {scheme[1].lower()[:16]} URL; only https URLs are fetched"
+        rule = f"is a {scheme[1].lower()[:16]} URL; only https URLs are {done}"
         raise _refusal(field, "OUTBOUND_SCHEME_NOT_ALLOWED", rule, instead)
     match = _AUTHORITY.match(url)
     if match is None:

@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Mapping, Sequence
 
+from omni_grpc.store.memory_deliveries import MemoryDeliveries
 from omni_grpc.store.records import (
     ArtifactRow,
     Asset,
@@ -40,7 +41,8 @@ class MemoryStore:
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         names = Names(remembered)
-        self.jobs = MemoryJobs(names)
+        self.deliveries = MemoryDeliveries()
+        self.jobs = MemoryJobs(names, self.deliveries)
         self.files = MemoryFiles(self.jobs, names)
         self.servers = MemoryServers(self.jobs)
 
@@ -75,8 +77,9 @@ class Names:
 class MemoryJobs:
     """Jobs by id."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, deliveries: MemoryDeliveries) -> None:
         self._names = names
+        self._deliveries = deliveries
         self._records: dict[str, JobRecord] = {}
         self._logs: dict[str, list[Entry]] = collections.defaultdict(list)
         self._by_request_id: dict[tuple[str, str], str] = {}
@@ -108,6 +111,7 @@ class MemoryJobs:
             newest = log[-1].seq if log else 0
             log += [entry for entry in write.entries if entry.seq > newest]
             self.artifacts |= {row.artifact_id: row for row in write.artifacts}
+            self._deliveries.add(write.deliveries)
         return Rejected(taken=taken, lost=lost)
 
     async def read(self, job_ids: Sequence[str]) -> list[StoredJob]:

@@ -144,6 +144,40 @@ class Asset:
     tenant: str = ""
 
 
+class Outcome(enum.StrEnum):
+    """What became of a delivery."""
+
+    PENDING = "PENDING"
+    DELIVERED = "DELIVERED"
+    GIVEN_UP = "GIVEN_UP"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One call of a webhook: that a job has entered a state. `id` is the same at each attempt and on every server.
+    Times in Unix seconds.
+
+    `host` is that of the URL: hosts take turns. `body` is what is sent, the job as it was at `create_time`; nothing is
+    left of it after the end. `due`: when the next attempt may be made. `attempts` have been made, the last of which
+    failed for `last_error`.
+    """
+
+    id: str
+    job_id: str
+    tenant: str
+    state: JobState
+    url: str
+    host: str
+    secret_name: str
+    body: bytes
+    create_time: float
+    due: float
+    attempts: int = 0
+    last_error: str = ""
+    outcome: Outcome = Outcome.PENDING
+    end_time: float | None = None
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredJob:
     """A job with the kept part of its log, in order of seq."""
@@ -161,6 +195,7 @@ class JobWrite:
     record: JobRecord
     entries: tuple[Entry, ...] = ()
     artifacts: tuple[ArtifactRow, ...] = ()
+    deliveries: tuple[Delivery, ...] = ()
     created: bool = False
 
 

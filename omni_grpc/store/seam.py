@@ -1,7 +1,8 @@
 """The seam between what a server keeps and where it keeps it. `tests/store/conformance.py` says what every
 implementation does.
 
-A `Store` keeps rows: jobs with their logs, and what is known of outputs and uploads. `Blobs` keep bytes.
+A `Store` keeps rows: jobs with their logs, what is known of outputs and uploads, and webhooks that are owed. `Blobs`
+keep bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from omni_grpc.store.records import (
     ArtifactRow,
     Asset,
     Cause,
+    Delivery,
     Entry,
     JobQuery,
     JobRecord,
@@ -162,6 +164,40 @@ class FileRows(Protocol):
         """Those of these blobs that a row names: outputs, uploads, inputs of jobs."""
 
 
+class Deliveries(Protocol):
+    """Calls of webhooks that are owed. A delivery comes with the `JobWrite` of the event that it tells of, in the same
+    transaction; one with an id that is known is passed over, since that was told of already. It does not go with its
+    job.
+
+    Whoever makes an attempt claims the delivery before, so that no two do it at the same time. A claim holds until a
+    time: then others may have what a lost server has claimed.
+    """
+
+    async def hosts(self, now: float) -> list[str]:
+        """Hosts for which there is something to claim, the one that waits longest first."""
+
+    async def claim(self, host: str, now: float, *, owner: str, until: float, limit: int) -> list[Delivery]:
+        """Gives this owner what is due of a host and claimed by nobody, the longest due first, until that time."""
+
+    async def release(self, owner: str = "") -> None:
+        """Ends the claims of an owner; of every one where none is named."""
+
+    async def done(self, delivery_id: str, now: float, attempts: int) -> None:
+        """It has been delivered, whoever has claimed it meanwhile."""
+
+    async def retry(self, delivery_id: str, due: float, attempts: int, error: str, *, owner: str) -> None:
+        """An attempt failed, and another one is due then. Changes nothing unless the claim is still this owner's."""
+
+    async def give_up(self, delivery_id: str, now: float, attempts: int, error: str, *, owner: str) -> None:
+        """No more attempts. Changes nothing unless the claim is still this owner's."""
+
+    async def of(self, job_id: str) -> list[Delivery]:
+        """Those of a job, in order of creation; the ended ones too, without what was sent."""
+
+    async def forget(self, before: float) -> None:
+        """Forgets those that ended before this time."""
+
+
 class Servers(Protocol):
     """Several servers on one store: who is alive, who has which job, and what they tell each other."""
 
@@ -216,6 +252,9 @@ class Store(Protocol):
 
     @property
     def servers(self) -> Servers: ...
+
+    @property
+    def deliveries(self) -> Deliveries: ...
 
     async def open(self) -> None:
         """Connects, and brings the tables to this version. Raises ConfigError where it cannot be used as it is: a newer

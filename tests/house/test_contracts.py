@@ -30,6 +30,7 @@ FORBIDDEN: Mapping[str, tuple[str, str]] = {
     "The mapper imports protobuf, the stubs and the types alone": ("omni_grpc.wire", "import omni_grpc.config"),
     "Who a caller is depends on no stack": ("omni_grpc.identity", "import grpc"),
     "The store knows no stack, no engine and no rule": ("omni_grpc.store", "import omni_grpc.resolve.rules"),
+    "Webhooks know no stack and no engine": ("omni_grpc.webhooks", "import omni_grpc.engine"),
     "The client stands alone": ("omni_grpc.client", "import omni_grpc.engine"),
     "Model families do not know each other": ("omni_grpc.models.family", "import omni_grpc.models.other"),
     "Features do not know each other": ("omni_grpc.features.cache", "import omni_grpc.features.lora"),

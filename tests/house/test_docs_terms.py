@@ -50,6 +50,10 @@ TERMS: Mapping[str, tuple[str, ...]] = {
         *("CUDA graphs", "INT8 attention", "compute-sanitizer"),
     ),
     "docs/adapter.md": ("diffusers pipeline", "scheduler", "classifier-free guidance", "quantized"),
+    "docs/webhooks.md": (
+        *("webhook", "signature", "HMAC", "retry|tried again", "SSRF", "Retry-After", "at least once", "redirects"),
+        "Standard Webhooks",
+    ),
     "docs/media.md": ("audio", "frame rate", "data URL", "deterministic", "upload", "alpha|composited"),
     "docs/troubleshooting.md": ("out of memory", "packed rows", "varlen", "error codes"),
     "docs/bundled-model.md": ("prompt accuracy", "PSNR", "negative prompt"),

@@ -6,7 +6,7 @@ import pytest
 
 from omni_grpc.config import EngineConfig, OutboundConfig
 from omni_grpc.outbound import Policy
-from omni_grpc.outbound.policy import URL_CHARS, is_public, plain
+from omni_grpc.outbound.policy import CALLING, URL_CHARS, is_public, plain
 from omni_grpc.types.errors import ConfigError, InvalidArgument
 
 HOSTS = (
@@ -17,7 +17,7 @@ FIELD = "images[1].uri"
 
 
 def policy(*hosts):
-    return Policy(OutboundConfig(outbound_hosts=hosts or HOSTS))
+    return Policy(OutboundConfig(outbound_hosts=hosts or HOSTS).origins)
 
 
 def refused(call, reason):
@@ -120,7 +120,7 @@ def test_any_other_url_is_refused_with_the_fix(url, reason, text):
 
 
 def test_without_a_list_every_host_is_refused():
-    nothing = Policy(OutboundConfig())
+    nothing = Policy(())
     for url in ("https://example.com/", "https://8.8.8.8/", "https://[2606:4700::1]/"):
         refused(lambda url=url: nothing.check(url, field=FIELD), "OUTBOUND_HOST_NOT_ALLOWED")
 
@@ -241,7 +241,44 @@ def test_an_entry_that_is_no_host_is_an_error_at_the_start(entry, text):
     assert caught.value.violations[0].field == "outbound_hosts"
 
 
+def test_webhooks_have_a_list_of_their_own():
+    config = EngineConfig.from_settings(model="m", outbound_hosts="media.test", webhook_hosts="hooks.test,10.0.0.1")
+    hooks = Policy(config.webhooks.origins, CALLING)
+    assert hooks.check("https://hooks.test/a", field=FIELD).host == "hooks.test"
+    assert "--webhook-hosts media.test" in refused(
+        lambda: hooks.check("https://media.test/", field=FIELD), "OUTBOUND_HOST_NOT_ALLOWED"
+    )
+    assert "--webhook-hosts hooks.test:8443" in refused(
+        lambda: hooks.check("https://hooks.test:8443/", field=FIELD), "OUTBOUND_PORT_NOT_ALLOWED"
+    )
+    for url in ("http://hooks.test/", "http://other.test/", "ftp://hooks.test/"):
+        assert "only https URLs are called" in refused(
+            lambda url=url: hooks.check(url, field=FIELD), "OUTBOUND_SCHEME_NOT_ALLOWED"
+        )
+    private = refused(lambda: hooks.check("https://127.0.0.1/", field=FIELD), "OUTBOUND_ADDRESS_NOT_ALLOWED")
+    assert private.endswith("--webhook-hosts")
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [("http://hooks.test", "without http://"), ("ftp://hooks.test", "https:// alone"), ("1.2", "ADDRESS/BITS")],
+)
+def test_webhooks_are_never_plain_http(entry, text):
+    with pytest.raises(ConfigError, match="--webhook-hosts") as caught:
+        EngineConfig.from_settings(model="m", webhook_hosts=f"example.com,{entry}")
+    assert text in str(caught.value)
+    assert "plain HTTP;" not in str(caught.value)
+    assert caught.value.violations[0].field == "webhook_hosts"
+
+
+def test_secrets_without_hosts_are_refused():
+    with pytest.raises(ConfigError, match="--webhook-secrets has no effect without --webhook-hosts") as caught:
+        EngineConfig.from_settings(model="m", webhook_secrets="secrets.yaml")
+    assert caught.value.violations[0].field == "webhook_hosts"
+
+
 def test_nothing_is_listed_by_default():
     assert EngineConfig.from_settings(model="m").outbound == OutboundConfig(
         outbound_hosts=(), outbound_timeout=30.0, outbound_ca=None
     )
+    assert EngineConfig.from_settings(model="m").webhooks.origins == ()

@@ -10,19 +10,22 @@ from pathlib import Path
 
 import trustme
 
-from omni_grpc.config import OutboundConfig
+from omni_grpc.config import OutboundConfig, WebhooksConfig
 
 NAMES = ("media.test", "*.cdn.test", "xn--bcher-kva.test", "127.0.0.1", "::1")
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 class Web:
-    """`paths` says what is answered to which path; `asked` has the heads of the requests so far."""
+    """`paths` says what is answered to which path; `asked` has the heads of the requests so far, `bodies` what came
+    with them.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.port = 0
         self.paths: dict[str, Answer] = {}
         self.asked: list[str] = []
+        self.bodies: list[bytes] = []
         self.connections = 0
         self.open = 0
         self.authority = trustme.CA()
@@ -37,11 +40,18 @@ class Web:
         listed = tuple(host.format(self.port) for host in hosts or ("media.test:{}", "127.0.0.0/8"))
         return OutboundConfig(outbound_hosts=listed, outbound_ca=str(self.ca), **changes)
 
+    def hooks(self, *hosts: str, **changes: object) -> WebhooksConfig:
+        """The same for webhooks."""
+        return WebhooksConfig(webhook_hosts=self.config(*hosts).outbound_hosts, **changes)
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self.open += 1
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            lines = (line.partition(":") for line in head.split("\r\n"))
+            length = next((int(value) for name, _, value in lines if name.lower() == "content-length"), 0)
+            self.bodies.append(await reader.readexactly(length))
             self.asked.append(head)
             await self.paths[head.split(" ")[1].partition("?")[0]](writer)
             await writer.drain()

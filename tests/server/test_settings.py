@@ -60,6 +60,7 @@ COMPLETE = """
 tls: {tls_cert: c.pem, tls_key: k.pem, tls_client_ca: a.pem, tls_require_client_cert: true}
 identity: {jwt_issuer: i, jwt_audience: a, jwt_jwks: keys.json}
 store: {state_dir: kept}
+webhooks: {webhook_hosts: [example.com]}
 """
 """Settings that need each other; any one of them may be another."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from omni_grpc.store.records import Cause, JobQuery, JobRecord, JobSpec, JobState
+from omni_grpc.store.records import Cause, JobQuery, JobRecord, JobSpec, JobState, Outcome
 from omni_grpc.store.sql import SqlStore, tables, upgrade
 from omni_grpc.types import events
 from omni_grpc.types.errors import ConfigError
@@ -20,11 +20,13 @@ from omni_grpc.types.media import Inputs
 from tests.store import versions
 from tests.store.postgres import Postgres
 from tests.store.samples import full, new, record
+from tests.webhooks.owed import delivery
 
-SECOND = '''
+NEXT = f"{int(upgrade.NEWEST) + 1:04}"
+LATER = '''
 """A column with a default, as a later version may add."""
 import sqlalchemy as sa
-revision, down_revision = "0002", "0001"
+revision, down_revision = "{revision}", "{before}"
 
 
 def upgrade(op):
@@ -33,12 +35,17 @@ def upgrade(op):
 '''
 
 
+def later(more: str = "") -> str:
+    """A migration that is not there yet."""
+    return LATER.format(revision=NEXT, before=upgrade.NEWEST, more=more)
+
+
 @pytest.fixture
-def two(tmp_path: Path) -> Path:
-    """A folder of migrations with a second one."""
+def one_more(tmp_path: Path) -> Path:
+    """A folder of migrations with one more."""
     folder = tmp_path / "migrations"
     shutil.copytree(upgrade.FOLDER, folder)
-    (folder / "versions" / "v0002_later.py").write_text(SECOND.format(more=""))
+    (folder / "versions" / f"v{NEXT}_later.py").write_text(later())
     return folder
 
 
@@ -85,6 +92,23 @@ def test_the_newest_migration_is_the_one_that_the_program_names() -> None:
     assert set(versions.DUMPS) == {script.revision for script in scripts.walk_revisions()}
 
 
+async def check(store: SqlStore, revision: str) -> None:
+    """What the rows of each version are today."""
+    if revision >= "0002":
+        await check_deliveries(store)
+    await check_version1(store)
+
+
+async def check_deliveries(store: SqlStore) -> None:
+    told, owed = await store.deliveries.of("job-full")
+    assert told == delivery(
+        "job-full", JobState.QUEUED, create_time=4.0, attempts=1, outcome=Outcome.DELIVERED, end_time=6.5, body=b""
+    )
+    reason = "it answered with HTTP status 500"
+    assert owed == delivery("job-full", JobState.RUNNING, due=12.5, attempts=1, last_error=reason)
+    assert await store.deliveries.claim("hooks.test", 12.5, owner="two", until=50.0, limit=1) == [owed]
+
+
 async def check_version1(store: SqlStore) -> None:
     (found,) = await store.jobs.read(["job-full"])
     spec = full(JobSpec)
@@ -112,7 +136,7 @@ async def test_a_file_of_every_version_can_be_used(revision: str, tmp_path: Path
     versions.sqlite_of(revision, tmp_path / "jobs.db")
     store = SqlStore.sqlite(tmp_path / "jobs.db")
     await store.open()
-    await check_version1(store)
+    await check(store, revision)
     await store.close()
 
 
@@ -122,7 +146,7 @@ async def test_a_database_of_every_version_can_be_used(revision: str, postgres: 
     await versions.postgresql_of(revision, url, tmp_path / "rows.db")
     store = SqlStore.postgresql(url)
     await store.open()
-    await check_version1(store)
+    await check(store, revision)
     await store.close()
 
 
@@ -134,21 +158,21 @@ async def make(kind: str, postgres: Postgres, tmp_path: Path) -> SqlStore:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 async def test_a_migration_keeps_the_rows_and_one_that_fails_changes_nothing(
-    kind: str, two: Path, postgres: Postgres, tmp_path: Path
+    kind: str, one_more: Path, postgres: Postgres, tmp_path: Path
 ) -> None:
     store = await make(kind, postgres, tmp_path)
     await store.open()
     await store.jobs.write(new(record(1)))
-    file = two / "versions" / "v0002_later.py"
+    file = one_more / "versions" / f"v{NEXT}_later.py"
     whole = file.read_text()
-    file.write_text(SECOND.format(more="raise RuntimeError('halfway')"))
+    file.write_text(later("raise RuntimeError('halfway')"))
     with pytest.raises(RuntimeError, match="halfway"):
-        await store._upgrading.write(lambda connection: upgrade.upgrade(connection, "0002", two))
+        await store._upgrading.write(lambda connection: upgrade.upgrade(connection, NEXT, one_more))
     columns = await store._database.read(lambda connection: sa.inspect(connection).get_columns("jobs"))
     assert "later" not in {column["name"] for column in columns}
-    assert await store._database.read(upgrade.version) == "0001"
+    assert await store._database.read(upgrade.version) == upgrade.NEWEST
     file.write_text(whole)
-    await store._upgrading.write(lambda connection: upgrade.upgrade(connection, "0002", two))
+    await store._upgrading.write(lambda connection: upgrade.upgrade(connection, NEXT, one_more))
     assert await store._database.read(lambda connection: connection.scalar(sa.text("SELECT later FROM jobs"))) == "x"
     assert await store.jobs.count(JobQuery()) == 1
     await store.close()
@@ -160,7 +184,7 @@ async def test_a_newer_version_is_refused(kind: str, postgres: Postgres, tmp_pat
     await store.open()
     newer = sa.text(f"UPDATE {tables.VERSION_TABLE} SET version_num = '0999'")
     await store._database.write(lambda connection: connection.execute(newer))
-    with pytest.raises(ConfigError, match=r"newer version.*0999.*knows 0001.*--state-url") as caught:
+    with pytest.raises(ConfigError, match=rf"newer version.*0999.*knows {upgrade.NEWEST}.*--state-url") as caught:
         await store._bring_up()
     assert "\n" not in str(caught.value)
     await store.close()

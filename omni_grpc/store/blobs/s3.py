@@ -58,6 +58,7 @@ class S3Blobs:
     """
 
     durable = True
+    immediate = False
 
     def __init__(self, bucket: Bucket, *, timeout: float = TIMEOUT_SECONDS) -> None:
         self._bucket = bucket

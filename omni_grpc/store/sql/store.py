@@ -8,6 +8,7 @@ from pathlib import Path
 from omni_grpc.store.seam import StoreError
 from omni_grpc.store.sql import codec, postgresql, sqlite, upgrade
 from omni_grpc.store.sql.database import Database
+from omni_grpc.store.sql.deliveries import SqlDeliveries
 from omni_grpc.store.sql.files import SqlFiles
 from omni_grpc.store.sql.jobs import SqlJobs
 from omni_grpc.store.sql.notices import Channel
@@ -24,6 +25,7 @@ class SqlStore:
     """It implements `omni_grpc.store.seam.Store`. Made by `sqlite` or `postgresql`, and used once it is open."""
 
     durable = True
+    immediate = False
 
     def __init__(
         self,
@@ -44,6 +46,7 @@ class SqlStore:
         self.jobs = SqlJobs(database)
         self.files = SqlFiles(database)
         self.servers = SqlServers(database, channel)
+        self.deliveries = SqlDeliveries(database)
 
     @classmethod
     def sqlite(cls, path: Path, *, timeout: float = TIMEOUT) -> SqlStore:

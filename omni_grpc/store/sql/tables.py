@@ -18,6 +18,8 @@ QUEUED = sa.text("state = 'QUEUED'")
 ENDED = sa.text("end_time IS NOT NULL")
 EXPIRES = sa.text("expire_time IS NOT NULL")
 REQUESTED = sa.text("request_id <> ''")
+PENDING = sa.text("outcome = 'PENDING'")
+CLAIMED = sa.text("claimed_by <> ''")
 """Conditions of partial indexes: a query uses an index where it has the same words."""
 
 
@@ -152,4 +154,30 @@ servers = sa.Table(
     METADATA,
     sa.Column("name", Key, primary_key=True),
     sa.Column("until", sa.Double, nullable=False),
+)
+
+deliveries = sa.Table(
+    "deliveries",
+    METADATA,
+    sa.Column("id", Key, primary_key=True),
+    sa.Column("job_id", Key, nullable=False),
+    sa.Column("tenant", FreeText, nullable=False),
+    sa.Column("state", Key, nullable=False),
+    sa.Column("url", FreeText, nullable=False),
+    sa.Column("host", Key, nullable=False),
+    sa.Column("secret_name", FreeText, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Column("create_time", sa.Double, nullable=False),
+    sa.Column("due", sa.Double, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("last_error", FreeText, nullable=False),
+    sa.Column("outcome", Key, nullable=False),
+    sa.Column("end_time", sa.Double),
+    sa.Column("claimed_by", Key, nullable=False),
+    sa.Column("claimed_until", sa.Double, nullable=False),
+    _index("deliveries_due", "due", "host", where=PENDING),
+    _index("deliveries_by_host", "host", "due", "id", where=PENDING),
+    _index("deliveries_claimed", "claimed_by", where=CLAIMED),
+    _index("deliveries_ended", "end_time", where=ENDED),
+    _index("deliveries_by_job", "job_id", "create_time", "id"),
 )

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from omni_grpc.store.records import JobRecord, JobWrite, Rejected
 from omni_grpc.store.sql import codec, rows, tables
+from omni_grpc.store.sql.deliveries import delivery_row
 from omni_grpc.store.sql.dialect import insert
 
 jobs = tables.jobs
@@ -22,6 +23,7 @@ class _Encoded:
     columns: dict[str, Any]
     events: list[dict[str, Any]]
     artifacts: list[dict[str, Any]]
+    deliveries: list[dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Batch:
         written = created + updated
         insert(connection, tables.events, [row for write in written for row in write.events])
         insert(connection, tables.artifacts, [row for write in written for row in write.artifacts])
+        insert(connection, tables.deliveries, [row for write in written for row in write.deliveries])
         return Rejected(taken=taken, lost=lost)
 
     def _known(self, connection: sa.Connection) -> dict[str, _Known]:
@@ -85,6 +88,7 @@ def _encoded(write: JobWrite) -> _Encoded:
         columns=rows.job_columns(record) if write.created else rows.changing_columns(record),
         events=list(rows.event_rows(record.id, write.entries)),
         artifacts=[dataclasses.asdict(row) for row in write.artifacts],
+        deliveries=[delivery_row(one) for one in write.deliveries],
     )
 
 

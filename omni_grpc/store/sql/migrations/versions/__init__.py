@@ -1,1 +1,1 @@
-"""In their order: v0001 makes the tables."""
+"""In their order: v0001 makes the tables, v0002 that of webhooks."""
