@@ -21,6 +21,10 @@ TERMS: Mapping[str, tuple[str, ...]] = {
         *("health check", "reflection", "drain", "priority", "deadline", "preemption", "rate limit", "proxy"),
         *("authentication", "TLS", "Docker", "warm-up", "profiler", "worker crashes", "continuous batching"),
     ),
+    "docs/artifact-storage.md": (
+        *("S3", "bucket", "object store", "presigned", "credentials", "permissions", "lifecycle", "multipart", "range"),
+        *("network file system", "backup"),
+    ),
     "docs/security.md": (
         *("TLS", "mTLS", "client certificate", "bearer|token", "JWT", "JWKS", "scopes", "tenant", "Unix socket"),
         *("certificate", "revoke", "expire", "certificate authorities", "proxy"),

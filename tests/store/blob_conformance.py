@@ -56,24 +56,27 @@ async def names(blobs: Blobs, prefix: str = "", before: float | None = None) -> 
     return sorted([name async for name in blobs.names(prefix, time.time() + 60 if before is None else before)])
 
 
-async def stall_of(work: Callable[[], Coroutine[Any, Any, object]]) -> float:
+Clock = Callable[[], float]
+
+
+async def stall_of(work: Callable[[], Coroutine[Any, Any, object]], clock: Clock = time.perf_counter) -> float:
     """The longest time for which work keeps the loop from all else, beyond that of a loop that only waits: other
     processes of this machine hold up both. Of up to five rounds the best, since what blocks the loop does so in each.
     """
     stalls: list[float] = []
     while len(stalls) < 5 and not (stalls and min(stalls) < STALL_SECONDS):
-        idle = await _longest_stall(asyncio.sleep(0.1))
-        stalls.append(await _longest_stall(work()) - idle)
+        idle = await _longest_stall(asyncio.sleep(0.1), clock)
+        stalls.append(await _longest_stall(work(), clock) - idle)
     return min(stalls)
 
 
-async def _longest_stall(work: Coroutine[Any, Any, object]) -> float:
+async def _longest_stall(work: Coroutine[Any, Any, object], clock: Clock) -> float:
     task = asyncio.ensure_future(work)
     longest = 0.0
     while not task.done():
-        before = time.perf_counter()
+        before = clock()
         await asyncio.sleep(0.001)
-        longest = max(longest, time.perf_counter() - before - 0.001)
+        longest = max(longest, clock() - before - 0.001)
     await task
     return longest
 

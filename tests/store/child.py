@@ -10,6 +10,7 @@ import hashlib
 import os
 import resource
 import sys
+import zlib
 from collections.abc import AsyncIterator
 
 from omni_grpc.store.blobs.open import artifacts_at
@@ -41,14 +42,14 @@ async def large(blobs: Blobs) -> None:
 
     await blobs.put("small", pieces(2))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    written, found = hashlib.sha256(), hashlib.sha256()
+    written = found = 0
     async for piece in pieces(LARGE):
-        written.update(piece)
+        written = zlib.crc32(piece, written)
     await blobs.put("large", pieces(LARGE))
     async for piece in blobs.read("large"):
-        found.update(piece)
+        found = zlib.crc32(piece, found)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    sys.stdout.write(f"{grown >> 10} {written.digest() == found.digest()}\n")
+    sys.stdout.write(f"{grown >> 10} {written == found}\n")
 
 
 def forked(count: int) -> None:

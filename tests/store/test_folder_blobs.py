@@ -119,7 +119,7 @@ async def test_a_slow_disk_does_not_stall_the_loop(
         def late(*args: Any, **kwargs: Any) -> Any:
             if threading.current_thread() is threading.main_thread():
                 on_the_loop.append(function.__name__)
-            time.sleep(0.03)
+            time.sleep(0.025)
             return function(*args, **kwargs)
 
         return late
@@ -133,8 +133,8 @@ async def test_a_slow_disk_does_not_stall_the_loop(
             yield piece
 
     async def work() -> None:
-        await asyncio.gather(*(blobs.put(f"b{n}", given()) for n in range(20)))
-        await asyncio.gather(*(read(blobs, "a") for _ in range(20)))
+        await asyncio.gather(*(blobs.put(f"b{n}", given()) for n in range(17)))
+        await asyncio.gather(*(read(blobs, "a") for _ in range(17)))
         await names(blobs, "a")
         await blobs.delete(["b1", "b2"])
 
@@ -304,9 +304,13 @@ async def test_a_path_and_a_file_address_are_a_folder(tmp_path: Path, place: str
     assert (tmp_path / "a b").is_dir()
 
 
-@pytest.mark.parametrize(
-    "place", ["", "gs://bucket", "https://user:hunter2@host/b?secret=hunter2", "file://host/a", "file://", "a\0b"]
+OTHERS = (
+    *("", "gs://bucket", "file://host/a", "file://", "a\0b"),
+    "https://user:hunter2@host/b?secret=hunter2",  # pragma: allowlist secret
 )
+
+
+@pytest.mark.parametrize("place", OTHERS)
 def test_any_other_place_is_refused(place: str) -> None:
     with pytest.raises(ConfigError, match=r"^artifact_url: .* or a bucket \(s3://bucket") as caught:
         artifacts_at(place)

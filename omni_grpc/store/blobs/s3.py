@@ -47,7 +47,7 @@ LONGEST_SIGNED = 7 * 24 * 3600.0
 _FAILURES = (BaseError, OSError, ValueError)
 """What obstore raises: its own errors, and FileNotFoundError, TimeoutError and ValueError."""
 _READ_FOR = datetime.timedelta(days=1)
-"""How long one answer may take to be read, by a reader that is slow: a store that is slow is noticed by each MiB."""
+"""How long one answer may take to be read, by a reader that is slow. The store's own time is that for each MiB."""
 
 
 class S3Blobs:
@@ -107,7 +107,7 @@ class S3Blobs:
                             await self._give(feed, upload, one)
                         head = []
             if upload is None:
-                data = b"".join(head)
+                data = await asyncio.to_thread(b"".join, head)
                 upload = asyncio.ensure_future(obstore.put_async(self._store, name, data, use_multipart=False))
             else:
                 await feed.give(None)
@@ -291,7 +291,6 @@ def _store(bucket: Bucket, timeout: float, answer_within: datetime.timedelta) ->
         client_options={
             "allow_http": bucket.allow_http,
             "connect_timeout": min(datetime.timedelta(seconds=5), half),
-            "read_timeout": half,
             "timeout": answer_within,
         },
         retry_config={"retry_timeout": half},
