@@ -1,0 +1,220 @@
+"""The jobs that an engine has: taken, limited in time, stopped, ended and left. What the worker does with them is in
+`engine.py`.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from omni_grpc.config import EngineConfig
+from omni_grpc.engine.admission import stopped_first
+from omni_grpc.engine.fairness import ShareOf
+from omni_grpc.engine.outputs import Outputs
+from omni_grpc.engine.run import JobRun
+from omni_grpc.engine.standing import Standing
+from omni_grpc.engine.submission import Submission, claim_of, new_run
+from omni_grpc.engine.timers import Timers
+from omni_grpc.resolve.advice import advise_priority
+from omni_grpc.resolve.frames import segments
+from omni_grpc.resolve.request import resolve_request
+from omni_grpc.store.job import Job, new_job_id
+from omni_grpc.store.storage import Storage
+from omni_grpc.types.errors import Code, Failure
+from omni_grpc.types.events import Cancelled, Event, Failed, Queued
+from omni_grpc.types.media import Inputs
+from omni_grpc.types.os_errors import plain
+from omni_grpc.types.request import Request
+from omni_grpc.types.spec import Checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+class Holding(Standing, abc.ABC):
+    """Jobs and their runs. `on_end` observers are called on the loop with each job that has ended."""
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, storage: Storage | None = None) -> None:
+        super().__init__(config, checkpoint, storage)
+        self.on_end: list[Callable[[Job], None]] = []
+        self._runs: dict[str, JobRun] = {}
+        self._timers = Timers(self._on_timer_error)
+        self._outputs = Outputs(self.artifacts, immediate=self.storage.store.immediate)
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @abc.abstractmethod
+    def _tick(self) -> None:
+        """Has the worker do what can be done now."""
+
+    @abc.abstractmethod
+    def _on_timer_error(self, owner: str, name: str, error: Exception) -> None:
+        """A timer's call has raised."""
+
+    def submit(self, submission: Submission, *, approve: Callable[[Request], None] | None = None) -> tuple[Job, bool]:
+        """Accepts a request. Returns its job, and True if an earlier call with this `request_id` created that job.
+
+        Raises every refusal: Unavailable while loading, draining or stopped, ResourceExhausted when the queue is full,
+        Aborted for a request_id that was used with another body, and the errors of `resolve_request`. While a dead
+        worker is being restarted, jobs wait in the queue. `approve` sees the complete request before there is a job of
+        it, and may refuse it too.
+        """
+        if (earlier := self.check_submission(submission)) is not None:
+            return earlier, True
+        resolved = resolve_request(submission.draft, self.facts, id=new_job_id())
+        if approve is not None:
+            approve(resolved.request)
+        run = new_run(
+            submission,
+            resolved,
+            self.config,
+            warnings=self.ready_warnings
+            + submission.warnings
+            + resolved.warnings
+            + advise_priority(submission.priority, self.config.scheduler.policy),
+            segments=segments(resolved.request.num_frames, self.checkpoint.limits),
+        )
+        self._take(run)
+        return run.job, False
+
+    def resume(self, job: Job, *, lost: Failure | None) -> None:
+        """Goes on with a job that the store has, from its beginning. `lost`: what it was lost with, if it had started;
+        None for one that was waiting.
+        """
+        self._take(JobRun(job), kept=True, lost=lost)
+        if not job.watchers and (grace := job.record.spec.disconnect_grace) is not None:
+            # one that is tied to its watchers: they have lost it through no fault of theirs
+            grace = max(grace, self.config.jobs.disconnect_grace)
+            self._timers.set(job.id, "disconnect_grace", grace, self._abandon)
+
+    def settle(self, job: Job, event: Event) -> None:
+        """Ends a job that the store has, and that nobody goes on with."""
+        self.jobs.add(job, kept=True)
+        job.on_end = self._tell_end
+        job.append(event)
+        self.storage.retention.keep(job)
+
+    def _take(self, run: JobRun, *, kept: bool = False, lost: Failure | None = None) -> None:
+        job = run.job
+        self._scheduler.add(job.request, claim_of(job.record), job.tenant, segments=job.segments, room=kept)
+        self.jobs.add(job, kept=kept)
+        job.on_end = self._tell_end
+        self._runs[job.id] = run
+        self._idle.clear()
+        if lost is not None:
+            job.append(run.retrying(lost, 0.0))
+        self._queued(run)
+        self._tick()
+
+    def let_go(self, job: Job) -> None:
+        """Stops to work on a job, without an event: it is not this server's any more."""
+        if (run := self._runs.get(job.id)) is not None:
+            self._leave([run])
+        self.jobs.drop(job)
+        self._tick()
+
+    def cancel(self, job_id: str, reason: str) -> Job:
+        """Stops a job before its next step. Idempotent: a job that has ended is returned as it is. Raises NotFound."""
+        job = self.jobs.get(job_id)
+        if (run := self._runs.get(job_id)) is not None and not job.ended:
+            self._drop(run)
+            job.append(Cancelled(reason=reason, completed_steps=run.step, stats=run.stats()))
+            self._end(run)
+            self._tick()
+        return job
+
+    def share_by(self, share_of: ShareOf) -> None:
+        """From now on `share_of` says what each tenant may have. To be called again when it says something else, so
+        that jobs that waited for that start at once.
+        """
+        self._scheduler.share_of = share_of
+        self._tick()
+
+    @contextlib.contextmanager
+    def watching(self, job: Job) -> Iterator[None]:
+        """Counts a watcher. When the last one leaves, a job that is tied to its watchers gets its disconnect grace."""
+        job.watchers += 1
+        self._timers.clear(job.id, "disconnect_grace")
+        try:
+            yield
+        finally:
+            job.watchers -= 1
+            if not job.watchers and job.id in self._runs:
+                self._timers.set(job.id, "disconnect_grace", job.record.spec.disconnect_grace, self._abandon)
+
+    def _abandon(self, job_id: str, limit: str, seconds: float) -> None:
+        self.cancel(job_id, f"no client watched the job for {seconds:g} s")
+
+    def _expire(self, job_id: str, limit: str, seconds: float) -> None:
+        run = self._runs[job_id]
+        message = f"{limit} of {seconds:g} s expired after {run.step} of {run.job.total_steps} steps"
+        self._fail(run, Failure(code=Code.DEADLINE_EXCEEDED, reason=limit.upper(), message=message))
+        self._tick()
+
+    @contextlib.contextmanager
+    def _blamed(self, job_ids: Iterable[str], doing: str) -> Iterator[None]:
+        """Whatever goes wrong inside is the failure of these jobs. The engine and the other jobs go on."""
+        try:
+            yield
+        except Exception as error:
+            logger.exception("unexpected error while %s of %s", doing, ", ".join(job_ids) or "no job")
+            message = f"{type(error).__name__} while {doing}: {plain(error)}"
+            for run in filter(None, map(self._runs.get, job_ids)):
+                self._fail(run, Failure(code=Code.INTERNAL, reason="ENGINE_ERROR", message=message))
+
+    def _queued(self, run: JobRun) -> None:
+        job_id, spec = run.job.id, run.job.record.spec
+        run.job.append(Queued(position=self._scheduler.position(job_id), queue_depth=self._scheduler.waiting))
+        self._timers.set(job_id, "queue_timeout", spec.queue_timeout, self._expire)
+        if spec.deadline is not None:
+            self._timers.set(job_id, "deadline", max(0.0, spec.deadline - time.time()), self._expire)
+
+    def _fail(self, run: JobRun, failure: Failure) -> None:
+        self._drop(run)
+        if not run.job.ended:
+            run.job.append(Failed(failure=failure, stats=run.stats()))
+        self._end(run)
+
+    def _drop(self, run: JobRun) -> None:
+        self._outputs.stop(run.job.id)
+        if run.job.id in self._scheduler:
+            self._scheduler.remove(run.job.id)
+
+    def _leave(self, runs: Iterable[JobRun]) -> None:
+        """Leaves jobs as they are in the store."""
+        for run in runs:
+            self._drop(run)
+            self._part_with(run)
+            run.job.release()
+
+    def _stop_all(self) -> None:
+        """The server ends before its jobs: those that the next one starts over are left to it."""
+        if self.storage.durable:
+            self._leave(run for run in list(self._runs.values()) if run.job.record.spec.requeue)
+        self._fail_all(stopped_first())
+
+    def _fail_all(self, failure: Failure) -> None:
+        for run in list(self._runs.values()):
+            self._fail(run, failure)
+
+    def _end(self, run: JobRun) -> None:
+        self._part_with(run)
+        self.storage.retention.keep(run.job)
+
+    def _part_with(self, run: JobRun) -> None:
+        self._runs.pop(run.job.id, None)
+        # decoded media are large, and the record of a job does not show them
+        self.inputs.free(run.job.request.inputs)
+        run.job.request = dataclasses.replace(run.job.request, inputs=Inputs())
+        self._timers.clear_all(run.job.id)
+        if not self._runs:
+            self._idle.set()
+
+    def _tell_end(self, job: Job) -> None:
+        for observer in self.on_end:
+            with self._blamed((), "telling of the end of a job"):
+                observer(job)
