@@ -53,12 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _run(config: EngineConfig) -> int:
     # imported here because the worker is spawned: spawn imports this module again, and the worker has no use for grpc
     from omni_grpc.engine import Engine, HubExecutor, ProcessExecutor
+    from omni_grpc.store.open import open_storage
 
     if on_hub(config.model):
         checkpoint = unfetched(config.model)
-        return await serve(Engine(config, checkpoint, HubExecutor(config, checkpoint)))
+        return await serve(Engine(config, checkpoint, HubExecutor(config, checkpoint), open_storage(config)))
     checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
-    return await serve(Engine(config, checkpoint, ProcessExecutor(config, checkpoint)))
+    return await serve(Engine(config, checkpoint, ProcessExecutor(config, checkpoint), open_storage(config)))
 
 
 async def serve(engine: Engine) -> int:

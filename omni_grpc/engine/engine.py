@@ -63,8 +63,7 @@ class Engine(Holding):
     async def start(self) -> None:
         """Returns when the worker is ready. Raises the error that kept it from loading."""
         self._started = asyncio.get_running_loop().create_future()
-        if self._owns_storage:
-            await self.storage.open()
+        await self.storage.open()
         self._executor.start(self._on_report)
         await self._started
 

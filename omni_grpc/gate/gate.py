@@ -11,10 +11,13 @@ from omni_grpc.gate.entry import Entry
 from omni_grpc.gate.files import FileGate
 from omni_grpc.gate.intake import Intake
 from omni_grpc.gate.jobs import JobGate
+from omni_grpc.gate.media import MediaReader
 from omni_grpc.gate.models import ModelGate
 from omni_grpc.gate.operation import OperationGate
 from omni_grpc.gate.quotas import Quotas
-from omni_grpc.gate.stored import Stored
+from omni_grpc.gate.recovery import Recovery
+from omni_grpc.gate.sharing import Sharing
+from omni_grpc.gate.stored import Stored, available
 
 
 class Gate:
@@ -34,8 +37,11 @@ class Gate:
         quotas = Quotas(engine, engine.config.tenants.tenant_limits)
         self._changes = changes
         self._quotas = quotas
-        self.intake = Intake(engine, changes, stored, quotas, self.audit)
-        self.jobs = JobGate(engine, changes, stored, self.audit)
+        self._media = MediaReader(engine, stored)
+        self._recovery = Recovery(engine, self._media)
+        self._sharing = Sharing(engine, self._recovery)
+        self.intake = Intake(engine, changes, stored, quotas, self.audit, self._media)
+        self.jobs = JobGate(engine, changes, stored, self.audit, self._sharing)
         self.files = FileGate(engine, stored, quotas, self.audit)
         self.models = ModelGate(engine, stored, quotas, self.audit)
         self.operation = OperationGate(engine, changes, stored, self.models, self.audit)
@@ -55,13 +61,18 @@ class Gate:
         return self._engine.on_state
 
     async def prepare(self) -> None:
-        """Gets ready for calls. To be awaited before the first one."""
+        """Gets ready for calls, before the first one. Raises ConfigError for a store that cannot be used."""
+        await self._engine.storage.open()
         await self._entry.prepare()
 
     async def start(self) -> None:
         """Returns when the model is ready. Raises the error that kept it from loading."""
         self.on_state.append(self._on_state)
         await self._quotas.refresh()
+        with available():
+            await self._sharing.start()
+        # those that waited before go first
+        await self._recovery.caught_up()
         await self._engine.start()
 
     async def drain(self, seconds: float) -> None:
@@ -72,7 +83,10 @@ class Gate:
 
     async def close(self) -> None:
         """Ends what the gate has started, once the engine has stopped."""
-        self.intake.close()
+        self._recovery.close()
+        self._media.close()
+        await self._sharing.stop()
+        await self._engine.storage.close()
         await self.audit.close()
 
     def _on_state(self, state: EngineState) -> None:

@@ -39,16 +39,14 @@ class Accepted:
 class Intake:
     """Hands requests to the engine and notifies `changes` of every new job."""
 
-    def __init__(self, engine: Engine, changes: Changes, stored: Stored, quotas: Quotas, audit: Audit) -> None:
+    def __init__(
+        self, engine: Engine, changes: Changes, stored: Stored, quotas: Quotas, audit: Audit, media: MediaReader
+    ) -> None:
         self._engine = engine
         self._quotas = quotas
         self._audit = audit
         self._changes = changes
-        self._media = MediaReader(engine, stored)
-
-    def close(self) -> None:
-        """Ends what it has started."""
-        self._media.close()
+        self._media = media
 
     def check(self, caller: Caller, model: str, task: Task) -> None:
         """What is known without a look at the rest of a request, which a stack may ask before it translates a large
@@ -147,8 +145,16 @@ class Intake:
             with available():
                 for file in media.files:
                     blob = f"input-{secrets.token_hex(16)}"
-                    await self._engine.storage.blobs.put(blob, _whole(file.data))
-                    kept.append(KeptInput(blob=blob, path=file.path, name=file.name, mime_type=file.mime_type))
+                    kept.append(
+                        KeptInput(
+                            blob=blob,
+                            path=file.path,
+                            name=file.name,
+                            mime_type=file.mime_type,
+                            as_uri=bool(file.uri),
+                        )
+                    )
+                    await self._engine.storage.blobs.put(blob, _whole(file.uri.encode() or file.data))
         except BaseException:
             await self._discard(media, kept)
             raise

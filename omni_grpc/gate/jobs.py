@@ -14,6 +14,7 @@ from omni_grpc.gate.follow import Update, check_cursor, follow
 from omni_grpc.gate.merge import Merged
 from omni_grpc.gate.pages import MAX_SIZE, PageRequest
 from omni_grpc.gate.refusals import Refusals, refused
+from omni_grpc.gate.sharing import Sharing
 from omni_grpc.gate.stored import Stored, available
 from omni_grpc.store.records import JobQuery, place
 from omni_grpc.types.caller import Caller, Scope
@@ -57,8 +58,9 @@ class JobGate:
     caller has not.
     """
 
-    def __init__(self, engine: Engine, changes: Changes, stored: Stored, audit: Audit) -> None:
+    def __init__(self, engine: Engine, changes: Changes, stored: Stored, audit: Audit, sharing: Sharing) -> None:
         self._engine = engine
+        self._sharing = sharing
         self._audit = audit
         self._changes = changes
         self._stored = stored
@@ -70,8 +72,13 @@ class JobGate:
             caller.require(Scope.READ, Scope.GENERATE, Scope.ADMIN)
             return await self._stored.job(caller, job_id)
 
-    def queue_position(self, job: Job) -> int:
-        """The number of jobs ahead of this one in the queue; 0 once it has left the queue."""
+    async def queue_position(self, job: Job) -> int:
+        """The number of jobs that go before this one, on any server of the store; 0 once it has left the queue."""
+        with available():
+            return await self._sharing.queue_position(job)
+
+    def queue_position_here(self, job: Job) -> int:
+        """The same among the jobs of this server."""
         return self._engine.queue_position(job) if job.state is JobState.QUEUED else 0
 
     async def page(
@@ -155,6 +162,9 @@ class JobGate:
                 with available():
                     # what the caller is told is committed
                     await self._engine.storage.journal.settled(job.id)
+            elif not job.state.terminal:
+                with available():
+                    await self._sharing.cancel(job, reason)
             return job
 
     async def delete(self, caller: Caller, job_id: str) -> None:
@@ -164,6 +174,7 @@ class JobGate:
             job = await self._stored.job(caller, job_id)
             with available():
                 await self._engine.storage.delete(job)
+            self._sharing.deleted(job)
 
     # --- parts of a watch -----------------------------------------------------------------------------------------
 

@@ -32,13 +32,15 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         accepted = await submit(self._gate, caller, getattr(request, arm), streaming=False)
         return wire.build(
             job_pb2.CreateJobResponse,
-            job=self._messages.job(accepted.job),
+            job=await self._messages.whole_job(accepted.job),
             deduplicated=accepted.deduplicated,
             warnings=accepted.job.warnings,
         )
 
     async def GetJob(self, request: job_pb2.GetJobRequest, caller: Caller) -> job_pb2.GetJobResponse:
-        return job_pb2.GetJobResponse(job=self._messages.job(await self._gate.jobs.get(caller, request.job_id)))
+        return job_pb2.GetJobResponse(
+            job=await self._messages.whole_job(await self._gate.jobs.get(caller, request.job_id))
+        )
 
     async def ListJobs(self, request: job_pb2.ListJobsRequest, caller: Caller) -> job_pb2.ListJobsResponse:
         shown, token = await self._gate.jobs.page(
@@ -48,7 +50,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             model=request.model,
             labels=request.label_selector,
         )
-        return job_pb2.ListJobsResponse(jobs=[self._messages.job(job) for job in shown], next_page_token=token)
+        return job_pb2.ListJobsResponse(
+            jobs=[await self._messages.whole_job(job) for job in shown], next_page_token=token
+        )
 
     async def WatchJob(
         self, request: job_pb2.WatchJobRequest, caller: Caller

@@ -79,6 +79,12 @@ class Messages:
     def artifact(self, job: Job, artifact: Artifact) -> media_pb2.Artifact:
         return wire.to_message(artifact, media_pb2.Artifact, self._extra(job))
 
+    async def whole_job(self, job: Job) -> job_pb2.Job:
+        """The job's current record, with its place in the queue of all servers."""
+        message = self.job(job)
+        message.queue_position = await self._gate.jobs.queue_position(job)
+        return message
+
     def job(self, job: Job) -> job_pb2.Job:
         """The job's current record."""
         return wire.build(
@@ -95,7 +101,7 @@ class Messages:
             step=job.step,
             total_steps=job.total_steps,
             eta=job.eta,
-            queue_position=self._gate.jobs.queue_position(job),
+            queue_position=self._gate.jobs.queue_position_here(job),
             last_seq=job.last_seq,
             artifacts=job.outputs,
             error=job.failure,

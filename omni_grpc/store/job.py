@@ -115,12 +115,7 @@ class Job:
     def restored(cls, stored: StoredJob) -> Job:
         """A job as it is kept."""
         job = cls(stored.record)
-        for entry in stored.entries:
-            job.show(entry)
-        # what was seen after its last kept event, if it has not ended, had a seq up to this one
-        job._appended = job.last_seq if job.state.terminal else max(job.last_seq, stored.record.reserved_seq)
-        job.ended = job.state.terminal
-        job.record = stored.record
+        job.catch_up(stored)
         return job
 
     # --- its record -------------------------------------------------------------------------------------------------
@@ -190,6 +185,16 @@ class Job:
         self._notify()
         if self.state.terminal:
             self.on_end(self)
+
+    def catch_up(self, stored: StoredJob) -> None:
+        """Shows what the store has of a job that another server runs, or has run until now."""
+        for entry in stored.entries:
+            if entry.seq > self.last_seq:
+                self.show(entry)
+        self.record = stored.record
+        # what was seen after its last kept event, if it has not ended, had a seq up to this one
+        self._appended = max(self.last_seq, 0 if self.state.terminal else stored.record.reserved_seq)
+        self.ended = self.state.terminal
 
     def release(self) -> None:
         """Nothing more is appended here."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping
+import weakref
+from collections.abc import Collection, Mapping
 
 from omni_grpc.store.forgotten import Forgotten
 from omni_grpc.store.job import Job
 from omni_grpc.store.journal import Journal
-from omni_grpc.store.records import Cause, JobQuery, JobRecord, JobState, fits, place
+from omni_grpc.store.records import Cause, JobQuery, JobRecord, JobState, StoredJob, fits, place
 from omni_grpc.store.seam import Store
 from omni_grpc.types.errors import Aborted, NotFound
 
@@ -31,8 +32,8 @@ class Jobs:
         """By tenant and request_id: no tenant learns of another's."""
         self._finished: dict[str, Job] = {}
         """In the order in which they ended."""
-        self.remote: Callable[[Job], None] = lambda job: None
-        """Told of a job that has not ended and is another server's, whenever it is read."""
+        self._elsewhere: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
+        """Jobs of other servers that somebody here looks at."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -48,12 +49,10 @@ class Jobs:
         else:
             self._journal.create(job)
 
-    def show(self, job: Job) -> None:
-        """A job of another server that somebody watches here."""
-        self._here(job)
-
     def _here(self, job: Job) -> None:
+        job.released = False
         self._jobs[job.id] = job
+        self._elsewhere.pop(job.id, None)
         if job.record.request_id:
             self._by_request_id[job.tenant, job.record.request_id] = job
 
@@ -124,8 +123,7 @@ class Jobs:
             return self.get(job_id, tenant)
         if _is_over(stored[0].record):
             raise self._expired(Job(stored[0].record), tenant)
-        # while it was read somebody else may have brought it here
-        return self._jobs.get(job_id) or self._restored(Job.restored(stored[0]))
+        return self.restore(stored[0])
 
     async def find_earlier(self, request_id: str, fingerprint: bytes, tenant: str = "") -> Job | None:
         """As `earlier`."""
@@ -142,7 +140,7 @@ class Jobs:
         more = query
         while len(found) < query.limit:
             stored = await self._store.jobs.page(more)
-            found += [self._restored(Job.restored(one)) for one in stored if one.record.id not in self._jobs]
+            found += [self.restore(one) for one in stored if one.record.id not in self._jobs]
             if len(stored) < query.limit:
                 break
             more = dataclasses.replace(query, after=place(stored[-1].record))
@@ -150,10 +148,30 @@ class Jobs:
         found += [job for job in self._jobs.values() if fits(job.record, query)]
         return sorted(found, key=lambda job: place(job.record), reverse=True)[: query.limit]
 
-    def _restored(self, job: Job) -> Job:
+    def restore(self, stored: StoredJob) -> Job:
+        """A job as the store has it. Of one that has not ended and is not here there is a single object, which whoever
+        watches it shares.
+        """
+        record = stored.record
+        if (job := self._jobs.get(record.id)) is not None:
+            # somebody else has brought it here while it was read
+            return job
+        if (job := self._elsewhere.get(record.id)) is not None:
+            job.catch_up(stored)
+            return job
+        job = Job.restored(stored)
         if not job.ended:
-            self.remote(job)
+            self._elsewhere[record.id] = job
         return job
+
+    @property
+    def elsewhere(self) -> list[Job]:
+        """Jobs of other servers that somebody here looks at."""
+        return list(self._elsewhere.values())
+
+    def followed(self, job_id: str) -> Job | None:
+        """One of them."""
+        return self._elsewhere.get(job_id)
 
     def _expired(self, job: Job, tenant: str | None) -> NotFound:
         self._forgotten.add(job.id, Cause.EXPIRED, tenant=job.tenant)

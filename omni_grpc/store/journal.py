@@ -60,7 +60,7 @@ class Line:
 
 class Journal:
     """The only writer of a server's jobs. `on_lost` is told of jobs that another server has taken over, `on_written` of
-    jobs whose log has grown in the store.
+    jobs whose log has grown in the store, `on_progress` of events that are not kept, once they are shown.
     """
 
     def __init__(self, rows: JobRows, *, server: str, immediate: bool) -> None:
@@ -81,6 +81,7 @@ class Journal:
         """Why the last write was not done."""
         self.on_lost: Callable[[Job], None] = lambda job: None
         self.on_written: Callable[[Job, int], None] = lambda job, seq: None
+        self.on_progress: Callable[[Job, Entry], None] = lambda job, entry: None
 
     # --- what engines do ----------------------------------------------------------------------------------------------
 
@@ -105,7 +106,7 @@ class Journal:
             return
         progress = isinstance(entry.event, PROGRESS)
         if progress and line is None and entry.seq <= self._reserved.get(job.id, 0):
-            job.show(entry)
+            self._reveal(job, entry)
             if entry.seq > self._reserved[job.id] - RESERVED // 2:
                 self._write_soon(self._line(job))
             return
@@ -278,7 +279,12 @@ class Journal:
             entry = line.waiting[0]
             if entry.seq > written and not (isinstance(entry.event, PROGRESS) and entry.seq <= reserved):
                 return
-            line.job.show(line.waiting.popleft())
+            self._reveal(line.job, line.waiting.popleft())
+
+    def _reveal(self, job: Job, entry: Entry) -> None:
+        job.show(entry)
+        if isinstance(entry.event, PROGRESS):
+            self.on_progress(job, entry)
 
     def _append_now(self, job: Job, entry: Entry, *, created: bool) -> None:
         record = advanced(job.record, entry)

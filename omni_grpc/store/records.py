@@ -45,14 +45,15 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class KeptInput:
-    """A medium of a request as it was sent: its bytes are the blob `blob`. `path` is its place in the request, `name`
-    the field of Inputs that it goes to.
+    """A medium of a request as it was sent: its bytes, or with `as_uri` its `data:` URI, are the blob `blob`. `path` is
+    its place in the request, `name` the field of Inputs that it goes to.
     """
 
     blob: str
     path: str
     name: str
     mime_type: str = ""
+    as_uri: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,8 +58,8 @@ class Notice:
     """What one server tells the others, of one job. Nothing is lost with a notice that does not arrive: whoever waits
     for it looks at the rows too, every few seconds.
 
-    `seq`: events up to this one are committed. `progress`: a step, which is not kept. `cancel`: somebody asked for its
-    end. `gone`: it was deleted.
+    `watched`: somebody watches it at the server that says so. `seq`: events up to this one are committed. `progress`: a
+    step, which is not kept. `cancel`: somebody asked for its end. `gone`: it was deleted.
     """
 
     job_id: str
@@ -67,6 +67,7 @@ class Notice:
     progress: Entry | None = None
     cancel: bool = False
     gone: bool = False
+    watched: bool = False
 
 
 class JobRows(Protocol):
@@ -209,10 +210,10 @@ class Servers(Protocol):
     async def leave(self, server: str) -> None:
         """A server ends: whatever it has may be taken at once."""
 
-    async def take_over(self, server: str, now: float) -> list[str]:
-        """Gives this server the unfinished jobs of all servers whose time has run out or that never beat, and counts
-        one more restart in each. Their ids in order of creation. Two servers that do this at once share them out. So a
-        server beats before it writes its first job.
+    async def take_over(self, server: str, now: float, *, model: str = "") -> list[str]:
+        """Gives this server the unfinished jobs (of this model, if one is named) of all servers whose time has run out
+        or that never beat, and counts one more restart in each. Their ids in order of creation. Two servers that do
+        this at once share them out. So a server beats before it writes its first job.
         """
 
     async def alive(self, now: float) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.store.artifacts import Artifacts
@@ -23,6 +24,12 @@ logger = logging.getLogger(__name__)
 
 ASSET_SWEEP = 30.0
 """Seconds between two sweeps for expired assets, on a server without uploads."""
+ORPHAN_SWEEP = 6 * 3600.0
+"""Seconds between two looks for bytes that no row names."""
+ORPHAN_AGE = 3600.0
+"""Seconds after which bytes that no row names are nobody's."""
+ORPHANS_AT_ONCE = 500
+"""Names that are looked up in one query."""
 LAST_WRITES = 10.0
 """Seconds that the last events may take to be committed when a server stops."""
 
@@ -65,27 +72,29 @@ class Storage:
         return self.store.durable
 
     async def open(self) -> None:
-        """Connects, and starts to write and to sweep. Raises ConfigError for a store that cannot be used."""
+        """Connects, and starts to write and to sweep; nothing where that has been done. Raises ConfigError for a store
+        that cannot be used.
+        """
+        if self._tasks:
+            return
         await self.store.open()
         await self.blobs.open()
         await self.artifacts.count()
         await self.assets.count()
-        self.start()
-
-    def start(self) -> None:
-        """Starts to write and to sweep, once the store is open. One in this process always is."""
-        if not self._tasks:
-            self.journal.start()
-            self._tasks = [
-                asyncio.create_task(self.retention.run(), name="omni_grpc-retention"),
-                asyncio.create_task(self._sweep_assets(), name="omni_grpc-assets"),
-            ]
+        self.journal.start()
+        self._tasks = [
+            asyncio.create_task(self.retention.run(), name="omni_grpc-retention"),
+            asyncio.create_task(self._sweep(), name="omni_grpc-sweep"),
+        ]
 
     async def close(self) -> None:
         """Writes what waits, and lets go of the store."""
+        if not self._tasks:
+            return
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
         self.retention.stop()
         try:
             await self.journal.stop(LAST_WRITES)
@@ -100,10 +109,29 @@ class Storage:
             raise FailedPrecondition(f"job {job.id} is {job.state}; cancel it first", reason="JOB_NOT_FINISHED")
         await self.retention.forget([job], Cause.DELETED)
 
-    async def _sweep_assets(self) -> None:
+    async def _sweep(self) -> None:
+        next_orphans = 0.0
         while True:
             await asyncio.sleep(ASSET_SWEEP)
             try:
                 await self.assets.sweep()
+                if self.durable and time.monotonic() >= next_orphans:
+                    next_orphans = time.monotonic() + ORPHAN_SWEEP
+                    await self.sweep_orphans()
             except StoreError as error:
-                logger.warning("expired uploads stay for now: %s", error)
+                logger.warning("what nobody needs stays for now: %s", error)
+
+    async def sweep_orphans(self, age: float = ORPHAN_AGE) -> int:
+        """Deletes bytes that no row names, of a put whose job or upload never came to be, and says how many. `age`:
+        seconds since it was put; a row may be on its way.
+        """
+        found = [name async for name in self.blobs.names("", time.time() - age)]
+        swept = 0
+        for start in range(0, len(found), ORPHANS_AT_ONCE):
+            some = found[start : start + ORPHANS_AT_ONCE]
+            owned = await self.store.files.owned(some)
+            await self.blobs.delete(orphans := [name for name in some if name not in owned])
+            swept += len(orphans)
+        if swept:
+            logger.info("%d files that belonged to nothing are deleted", swept)
+        return swept

@@ -102,7 +102,7 @@ def decode_labels(body: str) -> Mapping[str, str]:
 def encode_notice(notice: Notice, sender: str, limit: int) -> str:
     """A notice on one line of ASCII, of fewer than `limit` bytes: without its progress where it would be longer."""
     content = {"sender": sender, "job_id": notice.job_id, "seq": notice.seq}
-    content |= {"cancel": notice.cancel, "gone": notice.gone}
+    content |= {"cancel": notice.cancel, "gone": notice.gone, "watched": notice.watched}
     if notice.progress is not None:
         name, body = encode_event(notice.progress.event)
         whole = json.dumps({**content, "progress": [notice.progress.seq, notice.progress.time, name, body]})
@@ -125,6 +125,7 @@ def decode_notice(text: str) -> tuple[str, Notice]:
             progress=progress,
             cancel=content["cancel"],
             gone=content["gone"],
+            watched=content["watched"],
         )
         return content["sender"], notice
     except (ValueError, TypeError, KeyError) as error:

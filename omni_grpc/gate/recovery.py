@@ -1,0 +1,141 @@
+"""Goes on with jobs of a server that is gone: this one before its restart, or another one of the same store."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+from omni_grpc.engine import Engine, Job, JobState
+from omni_grpc.gate.media import MediaReader
+from omni_grpc.media_in.inputs import InputFile
+from omni_grpc.store.records import KeptInput, StoredJob
+from omni_grpc.store.seam import Blobs, MissingBlob, StoreError
+from omni_grpc.types.errors import Code, Failure, OmniError
+from omni_grpc.types.events import Cancelled, Failed, Retrying
+from omni_grpc.types.media import Inputs
+from omni_grpc.types.results import Stats
+
+logger = logging.getLogger(__name__)
+
+RESTARTED = "SERVER_RESTARTED"
+RETRY_SECONDS = 1.0
+"""Between two tries to find room for the inputs of a job, or to reach the store."""
+
+
+class Recovery:
+    """Takes jobs that are in the store, in their order. Those that waited go on waiting; those that had started start
+    over, once, if their request says so, and fail as retryable if not.
+    """
+
+    def __init__(self, engine: Engine, media: MediaReader) -> None:
+        self._engine = engine
+        self._media = media
+        self._jobs: asyncio.Queue[str] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._held_up = asyncio.Event()
+
+    def take(self, job_ids: Sequence[str]) -> None:
+        """Jobs that are this server's from now on."""
+        if not job_ids:
+            return
+        logger.info("%d jobs of a server that is gone: going on with them", len(job_ids))
+        for job_id in job_ids:
+            self._jobs.put_nowait(job_id)
+        if self._task is None or self._task.done():
+            self._held_up.clear()
+            self._task = asyncio.create_task(self._run(), name="omni_grpc-recovery")
+
+    async def caught_up(self) -> None:
+        """Returns once all have been taken that need not wait for others to give room."""
+        if self._task is not None:
+            held_up = asyncio.ensure_future(self._held_up.wait())
+            await asyncio.wait({self._task, held_up}, return_when=asyncio.FIRST_COMPLETED)
+            held_up.cancel()
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while not self._jobs.empty():
+            job_id = self._jobs.get_nowait()
+            while True:
+                try:
+                    for stored in await self._engine.storage.store.jobs.read([job_id]):
+                        await self._take(stored)
+                    break
+                except StoreError as error:
+                    logger.warning("job %s is not taken yet: %s", job_id, error)
+                self._held_up.set()
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _take(self, stored: StoredJob) -> None:
+        job = self._engine.jobs.restore(stored)
+        if job.state.terminal or job.id in self._engine.jobs:
+            return
+        if job.record.cancel_reason is not None:
+            event = Cancelled(reason=job.record.cancel_reason, completed_steps=job.step, stats=Stats())
+            self._engine.settle(job, event)
+            return
+        lost = None if job.state is JobState.QUEUED else _lost()
+        failure = self._hopeless(job, lost)
+        if failure is None:
+            try:
+                inputs = await self._inputs(job)
+            except OmniError as error:
+                failure = error.failure
+            else:
+                job.request = dataclasses.replace(job.request, inputs=inputs)
+                self._engine.resume(job, lost=lost)
+                return
+        self._engine.settle(job, Failed(failure=failure, stats=Stats()))
+
+    def _hopeless(self, job: Job, lost: Failure | None) -> Failure | None:
+        """Why a job is not started again."""
+        spec, model = job.record.spec, self._engine.checkpoint.name
+        again = any(isinstance(one.event, Retrying) and one.event.failure.reason == RESTARTED for one in job.entries)
+        if lost is not None and (again or not spec.requeue):
+            return lost
+        if job.record.model != model:
+            message = (
+                f"the server was started again with model {model!r}, and not {job.record.model!r}: send it elsewhere"
+            )
+            return Failure(code=Code.FAILED_PRECONDITION, reason="MODEL_NOT_SERVED", message=message)
+        return None
+
+    async def _inputs(self, job: Job) -> Inputs:
+        """The decoded inputs of a job. Raises what they are refused for."""
+        spec = job.record.spec
+        if not spec.inputs:
+            return Inputs()
+        files = [await _file(self._engine.storage.blobs, kept) for kept in spec.inputs]
+        while True:
+            try:
+                return (await self._media.decode(files, job.tenant)).inputs
+            except OmniError as error:
+                if error.failure.reason != "INPUTS_FULL":
+                    raise
+            # those that start give theirs back
+            self._held_up.set()
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+def _lost() -> Failure:
+    message = "the server was lost while this job ran; send the request again"
+    return Failure(code=Code.UNAVAILABLE, reason=RESTARTED, message=message)
+
+
+async def _file(blobs: Blobs, kept: KeptInput) -> InputFile:
+    try:
+        data = b"".join([piece async for piece in blobs.read(kept.blob)])
+    except MissingBlob:
+        failure = Failure(
+            code=Code.NOT_FOUND,
+            reason="INPUT_LOST",
+            message=f"{kept.path}: is not where inputs are kept any more; send the request again",
+        )
+        raise failure.error() from None
+    content = {"uri": data.decode()} if kept.as_uri else {"data": data}
+    return InputFile(path=kept.path, name=kept.name, mime_type=kept.mime_type, **content)
