@@ -25,6 +25,7 @@ from . import (
     resume,
     slow_watcher,
     soak,
+    store,
     throughput,
     watchers,
 )
@@ -45,6 +46,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "kills": kills.run,
     "fairness": fairness.run,
     "auth": auth.run,
+    "store": store.run,
     "soak": soak.run,
     "endure": endure.run,
     "fuzz": fuzz.run,
@@ -64,12 +66,21 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=fuzz.Numbers.count, help="fuzz: how many requests")
     parser.add_argument("--seed", type=int, default=fuzz.Numbers.seed, help="fuzz: what the mutations are made from")
     parser.add_argument("--what", choices=fuzz.PARTS, help="fuzz: one part alone, `count` times (default: all)")
+    parser.add_argument("--jobs", type=int, default=store.Numbers.jobs, help="store: how many jobs are kept")
+    parser.add_argument(
+        "--state-url", default="", help="store: an empty database of PostgreSQL, measured beside SQLite"
+    )
     options = parser.parse_args()
     if unknown := set(options.names) - BENCHMARKS.keys():
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
     checkpoint = options.checkpoint or kept_checkpoint()
     numbers = fuzz.Numbers(count=options.count, seed=options.seed, what=(options.what,) if options.what else fuzz.PARTS)
-    runs = {**BENCHMARKS, "fuzz": lambda checkpoint: fuzz.run(checkpoint, numbers)}
+    kept_jobs = store.Numbers(jobs=options.jobs, state_url=options.state_url)
+    runs = {
+        **BENCHMARKS,
+        "fuzz": lambda checkpoint: fuzz.run(checkpoint, numbers),
+        "store": lambda checkpoint: store.measure(kept_jobs),
+    }
     kept = [_run(name, runs[name], checkpoint, options.out) for name in options.names or BENCHMARKS]
     return 0 if all(kept) else 1
 

@@ -24,12 +24,15 @@ from benchmarks.service import (
     resume,
     slow_watcher,
     soak,
+    store,
     throughput,
     watchers,
 )
 from benchmarks.service.arrivals import Arrival, in_order
 from benchmarks.service.report import Result, load, quantile, spread, write
 from benchmarks.service.server import Server, served
+from tests.store.postgres import Postgres, new_database
+from tests.store.postgres import postgres as postgres
 
 pytestmark = pytest.mark.service
 
@@ -221,3 +224,14 @@ def test_endure_kills_a_worker_and_finds_everything_back(server: Server) -> None
     figures = check(endure.measure(server, numbers)).figures
     assert sum(figures["ends"].values()) > 2
     assert [look["kills"] for look in figures["looks"]][-1] >= 1
+
+
+def test_the_store_is_measured_on_both_databases(postgres: Postgres) -> None:
+    url = new_database(postgres)
+    result = check(store.measure(store.Numbers(jobs=40, pages=2, opens=1, seconds=0.05, state_url=url)))
+    assert result.figures["databases"].keys() == {"SQLite", "PostgreSQL"}
+    for figures in result.figures["databases"].values():
+        assert figures["page_ms"]["no filter, one tenant"]["jobs"] > 0
+        assert figures["writes"][64]["jobs_per_second"] > 0
+    with pytest.raises(SystemExit, match="has jobs already"):
+        store.measure(store.Numbers(jobs=40, state_url=url))

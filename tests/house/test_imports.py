@@ -75,6 +75,13 @@ def test_the_package_loads_no_grpc() -> None:
     assert "grpc" not in loaded_by("import omni_grpc")
 
 
+def test_a_server_without_a_database_loads_none() -> None:
+    """What SQLAlchemy and pydantic take to load is a third of a second."""
+    databases = {"sqlalchemy", "alembic", "pydantic", "aiosqlite", "asyncpg"}
+    assert not loaded_by("import omni_grpc.store.memory, omni_grpc.server, omni_grpc.serve") & databases
+    assert {"sqlalchemy", "pydantic", "asyncpg"} <= loaded_by("import omni_grpc.store.sql")
+
+
 def test_tokens_are_managed_without_grpc() -> None:
     assert "grpc" not in loaded_by("from omni_grpc.cli import token")
 

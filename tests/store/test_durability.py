@@ -11,39 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from omni_grpc.store.records import JobState, JobWrite
-from omni_grpc.store.sql import SqlStore
-from tests.store.samples import queued, record
+from omni_grpc.store.records import JobState
+from tests.store.killed import made, write_until_killed
+from tests.store.samples import queued
 
 KILLS = 10
 LONGEST = 0.25
 """Seconds that a process writes before it is killed, at most."""
-
-
-def made(place: str) -> SqlStore:
-    return SqlStore.postgresql(place) if "://" in place else SqlStore.sqlite(Path(place))
-
-
-def write_until_killed(place: str, life: int, acknowledged: multiprocessing.connection.Connection) -> None:
-    asyncio.run(_write(made(place), life, acknowledged))
-
-
-async def _write(store: SqlStore, life: int, acknowledged: multiprocessing.connection.Connection) -> None:
-    """Sends the ids of each batch after its jobs are created, and again after they have ended. The first batches are
-    slow, and the parent waits for them.
-    """
-    await store.open()
-    await store.servers.beat(f"life-{life}", 1.0, 4e9)
-    for number in range(10_000):
-        jobs = [record(life * 100_000 + number * 10 + one, server=f"life-{life}") for one in range(number % 7 + 1)]
-        await store.jobs.write([JobWrite(record=job, entries=(queued(1),), created=True) for job in jobs])
-        acknowledged.send([("created", job.id) for job in jobs])
-        ended = [
-            record(int(job.id[4:]), server=job.server, state=JobState.SUCCEEDED, end_time=2.0, reserved_seq=2)
-            for job in jobs
-        ]
-        await store.jobs.write([JobWrite(record=job, entries=(queued(2),)) for job in ended])
-        acknowledged.send([("ended", job.id) for job in ended])
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
@@ -55,7 +29,7 @@ async def test_every_acknowledged_job_outlives_kill_9(
     else:
         place = await request.getfixturevalue("postgres").create()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["omni_grpc.store.sql", "tests.store.samples", "alembic.runtime.migration"])
+    context.set_forkserver_preload(["tests.store.killed"])
     acknowledged: list[tuple[str, str]] = []
     chance = random.Random(7)
     for life in range(1, KILLS + 1):

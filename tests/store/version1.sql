@@ -26,10 +26,7 @@ CREATE TABLE events (
 	kind TEXT NOT NULL, 
 	body TEXT NOT NULL, 
 	PRIMARY KEY (job_id, seq)
-)
- WITHOUT ROWID
-
-;
+);
 INSERT INTO "events" VALUES('job-full',1,1786300001.0,'Queued','{"position":3,"queue_depth":4}');
 INSERT INTO "events" VALUES('job-full',2,1786300002.0,'Started','{"model":"text 3","seeds":[4],"width":5,"height":6,"total_steps":7,"queue_wait":8.25,"warnings":[{"code":"text 9","field":"text 10","message":"text 11","requested":"text 12","applied":"text 13"}],"attempt":10}');
 INSERT INTO "events" VALUES('job-full',3,1786300003.0,'Retrying','{"failure":{"code":"NOT_FOUND","reason":"text 4","message":"text 5","violations":[{"field":"text 6","description":"text 7"}],"retry_after":7.25,"metadata":{"key 8":"text 8"}},"attempt":4,"max_attempts":5,"delay":6.25}');
@@ -49,7 +46,7 @@ CREATE TABLE gone (
 	time DOUBLE NOT NULL, 
 	PRIMARY KEY (name)
 );
-INSERT INTO "gone" VALUES('job-0003','EXPIRED','',1.79597283343230986591e+09);
+INSERT INTO "gone" VALUES('job-0003','EXPIRED','',1.79597348110015463834e+09);
 CREATE TABLE inputs (
 	job_id TEXT NOT NULL, 
 	blob TEXT NOT NULL, 

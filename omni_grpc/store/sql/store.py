@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from omni_grpc.store.seam import StoreError
-from omni_grpc.store.sql import postgresql, sqlite, upgrade
+from omni_grpc.store.sql import codec, postgresql, sqlite, upgrade
 from omni_grpc.store.sql.database import Database
 from omni_grpc.store.sql.deliveries import SqlDeliveries
 from omni_grpc.store.sql.files import SqlFiles
@@ -86,6 +87,7 @@ class SqlStore:
             self._file.leave()
 
     async def _bring_up(self) -> None:
+        await asyncio.to_thread(codec.prepare)
         if await self._database.read(upgrade.version) != upgrade.NEWEST:
             await self._upgrading.write(upgrade.upgrade)
             await self._upgrading.close()

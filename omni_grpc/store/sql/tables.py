@@ -88,8 +88,8 @@ events = sa.Table(
     sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("time", sa.Double, nullable=False),
     sa.Column("kind", sa.Text, nullable=False),
+    # not WITHOUT ROWID, as the narrow tables are: a body of more than a quarter of a page would take one of its own
     sa.Column("body", sa.Text, nullable=False),
-    sqlite_with_rowid=False,
 )
 
 labels = sa.Table(

@@ -77,7 +77,6 @@ def _beside_jobs(op: Operations) -> None:
         sa.Column("time", sa.Double, nullable=False),
         sa.Column("kind", sa.Text, nullable=False),
         sa.Column("body", sa.Text, nullable=False),
-        sqlite_with_rowid=False,
     )
     op.create_table(
         "labels",
