@@ -38,8 +38,8 @@ CREATE TABLE deliveries (
 	claimed_until DOUBLE NOT NULL, 
 	PRIMARY KEY (id)
 );
-INSERT INTO "deliveries" VALUES('job-full-running','job-full','studio','RUNNING','https://hooks.test/a','hooks.test','a',X'7B2261223A20317DFF',5.0,12.5,1,'it answered with HTTP status 500','PENDING',NULL,'',0.0);
-INSERT INTO "deliveries" VALUES('job-full-queued','job-full','studio','QUEUED','https://hooks.test/a','hooks.test','a',X'',4.0,5.0,1,'','DELIVERED',6.5,'',0.0);
+INSERT INTO "deliveries" VALUES('job-full-running','job-full','studio','RUNNING','https://hooks.test/a','hooks.test','studio',X'7B2261223A20317DFF',5.0,12.5,1,'it answered with HTTP status 500','PENDING',NULL,'',0.0);
+INSERT INTO "deliveries" VALUES('job-full-queued','job-full','studio','QUEUED','https://hooks.test/a','hooks.test','studio',X'',4.0,5.0,1,'','DELIVERED',6.5,'',0.0);
 CREATE TABLE events (
 	job_id TEXT NOT NULL, 
 	seq BIGINT NOT NULL, 

@@ -29,7 +29,7 @@ def record(
 def delivery(job_id: str = "job_1", state: JobState = JobState.SUCCEEDED, **changes: object) -> Delivery:
     fields = {
         "id": f"{job_id}-{state.lower()}", "job_id": job_id, "tenant": "studio", "state": state,
-        "url": "https://hooks.test/a", "host": "hooks.test", "secret_name": "a", "body": b'{"a": 1}\xff',
+        "url": "https://hooks.test/a", "host": "hooks.test", "secret_name": "studio", "body": b'{"a": 1}\xff',
         "create_time": 5.0, "due": 5.0,
     }  # fmt: skip
     return Delivery(**fields | changes)

@@ -7,30 +7,14 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from omni_grpc.store.memory import MemoryStore
 from omni_grpc.store.records import JobState, Outcome
 from omni_grpc.store.sql import SqlStore
-from tests.outbound.web import answer, silence, web
+from tests.outbound.web import answer, silence
+from tests.webhooks.hooks import ended, headers_of, running, until
 from tests.webhooks.owed import delivery, write
-from tests.webhooks.test_webhooks import ended, headers_of, running, until
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-async def site(tmp_path):
-    async with web(tmp_path, names=("hooks.test",)) as running_site:
-        yield running_site
-
-
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "secrets.yaml"
-    path.write_text("- {name: a, secret: whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw}\n", encoding="utf-8")
-    path.chmod(0o600)
-    return path
 
 
 @contextlib.asynccontextmanager
