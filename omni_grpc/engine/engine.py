@@ -76,8 +76,7 @@ class Engine(Holding):
         if self._closing is None:
             self._enter(EngineState.DRAINING)
             self._closing = asyncio.ensure_future(self._close())
-            if self.storage.durable:
-                self._leave(run for run in list(self._runs.values()) if self._scheduler.is_waiting(run.job.id))
+            self._leave_waiting()
         if not self._closing.done():
             self._timers.set(_DRAIN, "drain_timeout", drain_timeout, lambda *_: self._stop_all())
         await asyncio.shield(self._closing)
@@ -87,6 +86,7 @@ class Engine(Holding):
         self._timers.stop()
         if self._started is not None:
             await self._executor.close()
+        await self._outputs.close()
         await asyncio.to_thread(self.inputs.close)
         if self._owns_storage:
             await self.storage.close()
@@ -244,6 +244,7 @@ class Engine(Holding):
         starting = self._started is not None and not self._started.done()
         if final or starting:
             self._enter(EngineState.FAILED)
+            self._leave_waiting()
             self._fail_all(failure)
             if self._started is not None and starting:
                 self._started.set_exception(failure.error())
