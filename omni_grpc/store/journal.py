@@ -329,7 +329,11 @@ class Journal:
         after = advanced(record, log[-1])
         if after.spec.webhook is not None and (after.state is not record.state or len(log) == 1):
             # as it will be when this is committed
-            owed.extend(self.owed(Job.restored(StoredJob(after, tuple(log)))))
+            try:
+                owed.extend(self.owed(Job.restored(StoredJob(after, tuple(log)))))
+            except Exception:
+                # the job goes on: it is not at fault
+                logger.exception("nobody is told that job %s is %s", job.id, after.state)
         return after
 
     def _lose(self, job: Job) -> None:

@@ -311,6 +311,23 @@ async def test_a_database_that_goes_away_is_used_again(postgres, template, tmp_p
         assert ticking.worst < LOOP
 
 
+async def test_a_folder_that_may_not_be_written(alone):
+    life = await alone.start()
+    before = await life.finished()
+    files = Path(life.engine.config.store.state_dir) / "files"
+    moved = files.rename(files.with_name("moved"))
+    files.write_bytes(b"in the way")
+    job = await life.finished()
+    assert (reason(job), job.retryable) == ("OUTPUT_NOT_STORED", True)
+    assert "--artifact-url" in job.error.message
+    request = artifact_pb2.DownloadArtifactRequest(artifact_id=before.artifacts[0].artifact_id)
+    check_refused(await refusal(life.artifacts.DownloadArtifact(request)))
+    files.unlink()
+    moved.rename(files)
+    assert len(await data(life, before.artifacts[0].artifact_id)) == before.artifacts[0].size_bytes
+    assert (await life.finished()).state == event_pb2.JOB_STATE_SUCCEEDED
+
+
 @pytest.fixture
 def small_disk():
     """A folder on a file system of its own, of 4 MiB."""

@@ -11,14 +11,14 @@ from omni_grpc.store import journal as journal_module
 from omni_grpc.store.job import Job
 from omni_grpc.store.journal import PROGRESS, RESERVED, Journal, Taken
 from omni_grpc.store.memory import MemoryStore
-from omni_grpc.store.records import Cause, JobState
+from omni_grpc.store.records import Cause, JobState, Webhook
 from omni_grpc.store.seam import StoreError
 from omni_grpc.types.errors import Unavailable
 from omni_grpc.types.events import Cancelled, EncodeDone, Queued, Started, StepProgress
 from omni_grpc.types.results import Stats
 from tests.server.service import until
 from tests.store.failing import Trouble, Troubled
-from tests.store.samples import record
+from tests.store.samples import SPEC, record
 
 QUEUED = Queued(position=0, queue_depth=1)
 STARTED = Started(model="tiny", seeds=(7,), width=64, height=64, total_steps=4, queue_wait=0.0)
@@ -263,6 +263,18 @@ async def test_what_goes_wrong_with_one_job_keeps_no_other_from_being_written(de
     assert "cannot be written" in caplog.text
     assert "an observer's fault" in caplog.text
     assert (await desk.made(2)).state is JobState.QUEUED
+
+
+async def test_a_webhook_that_cannot_be_written_is_not_the_fault_of_its_job(desk, caplog):
+    def faulty(job):
+        raise RuntimeError("a body that cannot be rendered")
+
+    desk.journal.owed = faulty
+    spec = dataclasses.replace(SPEC, webhook=Webhook(url="https://example.com/hook", states=(JobState.CANCELLED,)))
+    job = await desk.made(spec=spec)
+    job.append(END)
+    assert await desk.kept(job) == [Queued, Cancelled]
+    assert "a body that cannot be rendered" in caplog.text
 
 
 async def test_a_new_job_that_cannot_be_encoded_is_told_so(desk):
