@@ -70,6 +70,7 @@ async def serve(engine: Engine) -> int:
     from omni_grpc.server import Server
 
     server = Server(gate := Gate(engine), engine.config)
+    logger.info("%s", engine.storage.info)
     signals = _signals()
     if gate.audit.on:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gate.audit.reopen)

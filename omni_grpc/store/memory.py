@@ -37,7 +37,7 @@ class MemoryStore:
     durable = False
     immediate = True
     shared = False
-    name = "memory"
+    kind = name = "memory"
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         names = Names(remembered)
@@ -308,6 +308,7 @@ class MemoryBlobs:
 
     durable = False
     immediate = True
+    kind = "memory"
 
     def __init__(self) -> None:
         self._blobs: dict[str, tuple[bytes, float]] = {}
