@@ -35,6 +35,8 @@ STOPPED, WORKER_FAILED, BAD_SETTINGS = 0, 1, 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP, and returns the exit code."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # each step of making the tables of --state-dir
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     asked: Given | None = None
     try:
         asked = given(
