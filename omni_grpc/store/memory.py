@@ -309,6 +309,7 @@ class MemoryBlobs:
     durable = False
     immediate = True
     kind = "memory"
+    signs = False
 
     def __init__(self) -> None:
         self._blobs: dict[str, tuple[bytes, float]] = {}
