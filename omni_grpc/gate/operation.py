@@ -30,7 +30,7 @@ LOAD_INTERVAL = 0.2
 """Shortest time in seconds between two messages about loading. The last message is not delayed."""
 PATHS = (
     "model", "lora", "gguf_model", "token_file", "jwt_jwks", "tls_cert", "tls_key", "tls_client_ca", "outbound_ca",
-    "audit_log", "tenant_limits", "state_dir", "state_url", "artifact_url",
+    "audit_log", "tenant_limits", "state_dir", "state_url", "artifact_url", "webhook_secrets",
 )  # fmt: skip
 """Settings that name paths on the server's machine, or hold a password."""
 
