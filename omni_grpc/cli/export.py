@@ -25,8 +25,6 @@ from omni_grpc.v1.sampling_pb2 import Task
 from omni_grpc.wire import from_status
 from omni_grpc.wire.known import seconds
 
-WORDS: Sequence[str] = ("jobs", "export")
-"""How its command line begins."""
 TOLD_EVERY = 100
 """Jobs between two updates of the progress on a terminal."""
 
@@ -50,8 +48,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="omni-grpc jobs export",
+    jobs = Parser(prog="omni-grpc jobs", description="Without a command, it lists jobs.")
+    commands = jobs.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    parser = commands.add_parser(
+        "export",
+        help="write all jobs",
         description="Writes all jobs that fit, newest first, to stdout or a file, and their number to stderr. Jobs "
         "that are made meanwhile are not among them. It changes nothing, so it can be repeated. A job has no prompt.",
     )
@@ -70,7 +71,7 @@ def _parser() -> Parser:
         metavar="FILE",
         help="file to write, which is replaced once all jobs are in the new one (default: stdout)",
     )
-    return parser
+    return jobs
 
 
 @contextlib.contextmanager

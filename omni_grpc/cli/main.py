@@ -53,8 +53,8 @@ def _run(arguments: list[str]) -> int:
     try:
         if command == "bench":
             return bench.main(arguments[1:])
-        if tuple(arguments[:2]) == export.WORDS:
-            return export.main(arguments[2:])
+        if command == "jobs" and arguments[1:2] and not arguments[1].startswith("-"):
+            return export.main(arguments[1:])
         args = _parser().parse_args(arguments)
         code: int = args.run(args)
     except OmniError as error:
