@@ -81,7 +81,11 @@ ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store", "webh
 
 
 def _refuse_without_effect(settings: Mapping[str, Any]) -> None:
-    idle = [option.name for option in options() if option.section in ABOUT_SERVERS and option.name in settings]
+    idle = [
+        option.name
+        for option in options()
+        if option.name in settings and (option.section in ABOUT_SERVERS or option.name == "data_parallel_size")
+    ]
     if idle:
         violations = tuple(Violation(name, "has no effect without a server; leave it out") for name in idle)
         raise ConfigError(f"{', '.join(idle)}: no effect without a server; leave it out", violations=violations)

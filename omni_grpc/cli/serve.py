@@ -55,14 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _run(config: EngineConfig) -> int:
     # imported here because the worker is spawned: spawn imports this module again, and the worker has no use for grpc
-    from omni_grpc.engine import Engine, HubExecutor, ProcessExecutor
+    from omni_grpc.engine import Engine
+    from omni_grpc.engine.workers import executors
     from omni_grpc.store.open import open_storage
 
     if on_hub(config.model):
         checkpoint = unfetched(config.model)
-        return await serve(Engine(config, checkpoint, HubExecutor(config, checkpoint), open_storage(config)))
-    checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
-    return await serve(Engine(config, checkpoint, ProcessExecutor(config, checkpoint), open_storage(config)))
+    else:
+        checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
+    first, *more = executors(config, checkpoint)
+    return await serve(Engine(config, checkpoint, first, open_storage(config), more=more))
 
 
 async def serve(engine: Engine) -> int:
