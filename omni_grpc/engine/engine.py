@@ -85,8 +85,7 @@ class Engine(Holding):
         if self._closing is None:
             self._enter(EngineState.DRAINING)
             self._closing = asyncio.ensure_future(self._close())
-            if self.storage.durable:
-                self._leave(run for run in list(self._runs.values()) if self._books.is_waiting(run.job.id))
+            self._leave_waiting()
         if not self._closing.done():
             self._timers.set(_DRAIN, "drain_timeout", drain_timeout, lambda *_: self._stop_all())
         await asyncio.shield(self._closing)
@@ -96,6 +95,7 @@ class Engine(Holding):
         self._timers.stop()
         if self._started is not None:
             await asyncio.gather(*(replica.executor.close() for replica in self._replicas))
+        await self._outputs.close()
         await asyncio.to_thread(self.inputs.close)
         if self._owns_storage:
             await self.storage.close()
@@ -262,6 +262,7 @@ class Engine(Holding):
             replica.state = ReplicaState.FAILED
             if starting or not any(one.state is not ReplicaState.FAILED for one in self._replicas):
                 self._enter(EngineState.FAILED)
+                self._leave_waiting()
                 self._fail_all(failure)
             if self._started is not None and starting:
                 self._started.set_exception(failure.error())

@@ -20,6 +20,7 @@ from omni_grpc.engine.outputs import Outputs
 from omni_grpc.engine.run import JobRun
 from omni_grpc.engine.scheduler import Scheduler
 from omni_grpc.engine.standing import Standing
+from omni_grpc.engine.status import EngineState
 from omni_grpc.engine.submission import Submission, claim_of, new_run
 from omni_grpc.engine.timers import Timers
 from omni_grpc.resolve.advice import advise_priority
@@ -91,13 +92,20 @@ class Holding(Standing, abc.ABC):
 
     def resume(self, job: Job, *, lost: Failure | None) -> None:
         """Goes on with a job that the store has, from its beginning. `lost`: what it was lost with, if it had started;
-        None for one that was waiting.
+        None for one that was waiting. Nothing where this server ends too: it is left as it is.
         """
+        if not self.takes_over:
+            return
         self._take(JobRun(job), kept=True, lost=lost)
         if not job.watchers and (grace := job.record.spec.disconnect_grace) is not None:
             # one that is tied to its watchers: they have lost it through no fault of theirs
             grace = max(grace, self.config.jobs.disconnect_grace)
             self._timers.set(job.id, "disconnect_grace", grace, self._abandon)
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether jobs of other servers can be gone on with here."""
+        return self.state in (EngineState.STARTING, EngineState.READY, EngineState.RESTARTING)
 
     def settle(self, job: Job, event: Event) -> None:
         """Ends a job that the store has, and that nobody goes on with."""
@@ -205,6 +213,11 @@ class Holding(Standing, abc.ABC):
             self._drop(run)
             self._part_with(run)
             run.job.release()
+
+    def _leave_waiting(self) -> None:
+        """What waits is not lost with a store that outlives the process."""
+        if self.storage.durable:
+            self._leave(run for run in list(self._runs.values()) if self._books.is_waiting(run.job.id))
 
     def _stop_all(self) -> None:
         """The server ends before its jobs: those that the next one starts over are left to it."""

@@ -130,6 +130,9 @@ class JobRun:
 
     def artifact(self, media: Media) -> Artifact:
         parts = [str(part) for part in (media.index, media.layer) if part is not None]
+        # a server that was thought dead may store, or throw away, the output that it made itself
+        if restarts := self.job.record.restarts:
+            parts.insert(0, f"r{restarts}")
         artifact = Artifact(
             artifact_id="_".join(["art", self.job.id.removeprefix("job_"), *parts]),
             job_id=self.job.id,

@@ -22,7 +22,7 @@ from omni_grpc.store.journal import Taken
 from omni_grpc.store.records import KeptInput
 from omni_grpc.store.seam import StoreError
 from omni_grpc.types.caller import Caller, Scope
-from omni_grpc.types.errors import Unavailable
+from omni_grpc.types.errors import NotFound
 from omni_grpc.types.request import Task
 from omni_grpc.webhooks import Webhooks
 
@@ -113,9 +113,17 @@ class Intake:
     async def _earlier(self, submission: Submission) -> Job | None:
         """The job that this request_id has made already, wherever it is."""
         with available():
-            return await self._engine.jobs.find_earlier(
-                submission.request_id, submission.fingerprint, submission.tenant
-            )
+            try:
+                earlier = await self._engine.jobs.find_earlier(
+                    submission.request_id, submission.fingerprint, submission.tenant
+                )
+            except NotFound:
+                # it has expired, and holds its request_id until it is swept
+                await self._engine.storage.retention.sweep()
+                return None
+        if earlier is not None and earlier.id in self._engine.jobs:
+            earlier, _ = await self._acknowledged(earlier, submission)
+        return earlier
 
     async def _begin(self, submission: Submission, media: Media) -> tuple[Job, bool]:
         """Makes a job, and returns once it is committed with its inputs."""
@@ -124,12 +132,16 @@ class Intake:
         submission = dataclasses.replace(
             submission, draft=draft, warnings=submission.warnings + media.notes, kept_inputs=kept
         )
+        deduplicated = False
         try:
             job, deduplicated = self._submit(submission)
-            if not deduplicated:
-                job, deduplicated = await self._acknowledged(job, submission)
+            # of two calls with one request_id at the same time, neither is told of a job before it is committed
+            job, other = await self._acknowledged(job, submission)
+            deduplicated = deduplicated or other
         except asyncio.CancelledError:
-            # the job is there
+            # the job is there, unless it is another call's
+            if deduplicated:
+                await self._discard(media, kept)
             raise
         except BaseException:
             await self._discard(media, kept)
@@ -147,13 +159,9 @@ class Intake:
             with available():
                 await self._engine.storage.journal.acknowledged(job)
         except Taken as taken:
-            self._engine.let_go(job)
             with available():
                 earlier = await self._engine.jobs.find(taken.job_id, submission.tenant)
             return same_request(earlier, submission.fingerprint), True
-        except Unavailable:
-            self._engine.let_go(job)
-            raise
         except asyncio.CancelledError:
             # the client has left: one that is tied to its watchers gets its disconnect grace
             with self._engine.watching(job):

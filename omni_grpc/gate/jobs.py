@@ -132,6 +132,7 @@ class JobGate:
         """
         job = await self.get(caller, job_id, action="WatchJob")
         check_cursor(job, after_seq)
+        self._sharing.watched(job)
         updates = follow(self._engine, job, after_seq, interval=interval, heartbeat=self._heartbeat)
         async with aclosing(updates):
             async for update in updates:
@@ -166,7 +167,7 @@ class JobGate:
             refusals.check()
             job = await self._stored.job(caller, job_id)
             reason = reason or "cancelled by the client"
-            if job.id in self._engine.jobs:
+            if job.id in self._engine.jobs and not job.released:
                 job = self._engine.cancel(job.id, reason)
                 with available():
                     # what the caller is told is committed
@@ -183,7 +184,6 @@ class JobGate:
             job = await self._stored.job(caller, job_id)
             with available():
                 await self._engine.storage.delete(job)
-            self._sharing.deleted(job)
 
     # --- parts of a watch -----------------------------------------------------------------------------------------
 
@@ -210,6 +210,7 @@ class JobGate:
 
     async def _updates(self, job: Job, watch: Watch, shown: Shown[T]) -> AsyncGenerator[T]:
         """The updates of one job: from a cursor on, or from a snapshot."""
+        self._sharing.watched(job)
         after_seq = watch.after_seq.get(job.id)
         if after_seq is None:
             # taken together, so that the events go on exactly where the snapshot ends

@@ -163,6 +163,6 @@ def _of_cache(job: Job, count: CacheCount, at: float) -> Mapping[str, Any]:
 
 
 def _since_start(job: Job, event: EncodeDone | StepProgress, at: float) -> Mapping[str, Any]:
-    assert job.record.start_time is not None
-    # the clock may have been set back meanwhile
-    return {"elapsed": max(0.0, at - job.record.start_time)}
+    # since the start that it belongs to: a job may have been started again since then. Clocks may be set back
+    began = [start for start in job.starts if start <= at] or job.starts[:1]
+    return {"elapsed": max(0.0, at - began[-1]) if began else 0.0}

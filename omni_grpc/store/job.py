@@ -16,6 +16,7 @@ from omni_grpc.types.events import (
     ArtifactReady,
     Cancelled,
     Completed,
+    DecodeProgress,
     Event,
     Failed,
     Preempted,
@@ -28,6 +29,8 @@ from omni_grpc.types.media import PreviewImage
 from omni_grpc.types.request import Request
 from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 
+PROGRESS = (StepProgress, DecodeProgress)
+"""Events that change no state: a store that outlives the process does not keep them."""
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Crockford's base 32: no letter that reads as a digit."""
 
@@ -107,6 +110,12 @@ class Job:
         """Called when its last event has been shown."""
         self.released = False
         """Its server has stopped and left it as it is: whoever watches it comes back when it runs again."""
+        self.gone = False
+        """It was deleted by another server: nothing more comes."""
+        self.kept_seq = 0
+        """The seq of the newest shown event that a store keeps."""
+        self.starts: list[float] = []
+        """When it was started, each time, in Unix seconds."""
         self._appended = 0
         self._entries: list[Entry] = []
         self._waiters: set[asyncio.Future[None]] = set()
@@ -180,6 +189,8 @@ class Job:
         """Advances the state by an event and wakes all waiters."""
         self._entries.append(entry)
         self._appended = max(self._appended, entry.seq)
+        if not isinstance(entry.event, PROGRESS):
+            self.kept_seq = entry.seq
         self.record = advanced(self.record, entry)
         self._follow(entry)
         self._notify()
@@ -187,9 +198,13 @@ class Job:
             self.on_end(self)
 
     def catch_up(self, stored: StoredJob) -> None:
-        """Shows what the store has of a job that another server runs, or has run until now."""
+        """Shows what the store has of a job that another server runs, or has run until now. What was read before
+        something newer was shown changes nothing.
+        """
+        if stored.entries and stored.entries[-1].seq < self.kept_seq:
+            return
         for entry in stored.entries:
-            if entry.seq > self.last_seq:
+            if entry.seq > self.kept_seq:
                 self.show(entry)
         self.record = stored.record
         # what was seen after its last kept event, if it has not ended, had a seq up to this one
@@ -201,6 +216,11 @@ class Job:
         self.released = True
         self._notify()
 
+    def vanish(self) -> None:
+        """It is not anywhere any more."""
+        self.gone = True
+        self._notify()
+
     def _notify(self) -> None:
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
@@ -209,6 +229,8 @@ class Job:
 
     def _follow(self, entry: Entry) -> None:
         match entry.event:
+            case Started():
+                self.starts.append(entry.time)
             case Preempted():
                 self.eta = None
             case StepProgress() as event:
@@ -227,10 +249,10 @@ class Job:
             self.step = max(self.step, self.stats.steps_run if self.stats is not None else 0)
 
     async def wait(self, after_seq: int, timeout: float | None = None) -> bool:
-        """True as soon as an entry with seq > `after_seq` exists, or it is released; False when `timeout` seconds pass
-        first.
+        """True as soon as an entry with seq > `after_seq` exists, or it is released or gone; False when `timeout`
+        seconds pass first.
         """
-        while self.last_seq <= after_seq and not self.released:
+        while self.last_seq <= after_seq and not self.released and not self.gone:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.add(waiter)
             try:

@@ -94,9 +94,14 @@ class Storage:
         if self._tasks:
             return
         await self.store.open()
-        await self.blobs.open()
-        await self.artifacts.count()
-        await self.assets.count()
+        try:
+            await self.blobs.open()
+            await self.artifacts.count()
+            await self.assets.count()
+        except BaseException:
+            # nobody closes what was not opened
+            await self.store.close()
+            raise
         self.journal.start()
         self._tasks = [
             asyncio.create_task(self.retention.run(), name="omni_grpc-retention"),
@@ -112,12 +117,16 @@ class Storage:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         self.retention.stop()
+        await self.finish()
+        await self.blobs.close()
+        await self.store.close()
+
+    async def finish(self) -> None:
+        """Writes what waits, as far as the store takes it. Nothing is written after that."""
         try:
             await self.journal.stop(LAST_WRITES)
         except StoreError as error:
             logger.error("the last events of jobs were not written: %s", error)
-        await self.blobs.close()
-        await self.store.close()
 
     async def delete(self, job: Job) -> None:
         """Forgets a finished job with its events and outputs. Raises FailedPrecondition while it runs."""
@@ -131,16 +140,22 @@ class Storage:
             await asyncio.sleep(ASSET_SWEEP)
             try:
                 await self.assets.sweep()
+                if self.store.shared:
+                    await self.assets.count()
                 if self.durable and time.monotonic() >= next_orphans:
                     next_orphans = time.monotonic() + ORPHAN_SWEEP
                     await self.sweep_orphans()
             except StoreError as error:
                 logger.warning("what nobody needs stays for now: %s", error)
+            except Exception:
+                logger.exception("unexpected error while looking for what nobody needs")
 
     async def sweep_orphans(self, age: float = ORPHAN_AGE) -> int:
         """Deletes bytes that no row names, of a put whose job or upload never came to be, and says how many. `age`:
-        seconds since it was put; a row may be on its way.
+        seconds since it was put; a row may be on its way. Nothing while rows cannot be written.
         """
+        if self.journal.failure is not None:
+            return 0
         found = [name async for name in self.blobs.names("", time.time() - age)]
         swept = 0
         for start in range(0, len(found), ORPHANS_AT_ONCE):
