@@ -81,10 +81,10 @@ class Reader(Refusals):
         return known.seconds(value)
 
     def options(self, request: Any, kind: str) -> dict[str, Any]:
-        """The options of a generation that are set, by name; neither its media nor what belongs to the job."""
+        """The options of a generation that are set, by name; neither its media nor what belongs to the job alone."""
         found = {}
         for option in options_of(kind):
-            if option.of_job or option.name == "task" or option.type in (MEDIA, MEDIA_LIST):
+            if option.needs_server or option.name == "task" or option.type in (MEDIA, MEDIA_LIST):
                 continue
             if (value := self._option(request, option)) is not None:
                 found[option.name] = value
