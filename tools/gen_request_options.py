@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from omni_grpc.types.media import AudioFormat, ImageFormat, VideoFormat
-from omni_grpc.types.request import GuidanceNorm, Task
+from omni_grpc.types.request import GuidanceNorm, RestartPolicy, Task
 
 if TYPE_CHECKING:
     from omni_grpc.client.media import MediaSource

@@ -7,6 +7,7 @@ A model of the hub is fetched first; the server listens meanwhile, and reports p
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -35,6 +36,8 @@ STOPPED, WORKER_FAILED, BAD_SETTINGS = 0, 1, 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP, and returns the exit code."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # it tells of every part that it loads
+    logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
     asked: Given | None = None
     try:
         asked = given(
@@ -81,6 +84,10 @@ async def serve(engine: Engine) -> int:
         await asyncio.gather(starting, return_exceptions=True)
         return STOPPED
     await starting
+    # what is here now stays: a full collection that goes through all of it would hold up every stream for a tenth of a
+    # second
+    gc.collect()
+    gc.freeze()
     _announce(engine, server)
     await asked
     await _stop(server, engine.config.server.drain_timeout, signals)

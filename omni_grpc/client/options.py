@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from omni_grpc.types.media import AudioFormat, ImageFormat, VideoFormat
-from omni_grpc.types.request import GuidanceNorm, Task
+from omni_grpc.types.request import GuidanceNorm, RestartPolicy, Task
 
 if TYPE_CHECKING:
     from omni_grpc.client.media import MediaSource
@@ -68,6 +68,12 @@ class JobOptions(TypedDict, total=False):
     """Seconds from its start after which a job fails."""
     retention: float | None
     """Seconds that the server keeps the job and its outputs after its end."""
+    on_server_restart: RestartPolicy | str | None
+    """What becomes of the job if the server is lost while it runs: REQUEUE starts it over, FAIL ends it."""
+    webhook_url: str | None
+    """HTTPS address that is told when the job ends."""
+    webhook_secret_name: str | None
+    """Name of the server's secret that signs what is sent to webhook_url."""
 
 
 class ImageSampling(Sampling, total=False):

@@ -33,6 +33,9 @@ class StoreConfig:
         "where outputs and uploads are kept: a folder, or s3://BUCKET/PREFIX (default: in --state-dir)",
         empty="give an address, or leave it out",
     )
+    signed_url_seconds: float = setting(
+        3600.0, "seconds for which an address of ARTIFACT_DELIVERY_SIGNED_URL can be used", minimum=1
+    )
     lease_seconds: float = setting(
         10.0,
         "several servers: seconds without a sign of life after which the others take over the jobs of one",

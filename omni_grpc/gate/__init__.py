@@ -1,7 +1,7 @@
 """The gate: what callers may do, whatever stack they come through. No grpc, no protobuf, no torch."""
 
 from omni_grpc.engine import EngineState, Job, JobState
-from omni_grpc.gate.ask import Ask, JobOptions, Medium
+from omni_grpc.gate.ask import Ask, Delivery, JobOptions, Medium
 from omni_grpc.gate.files import Chunk, UploadHeader
 from omni_grpc.gate.follow import Update
 from omni_grpc.gate.gate import Gate
@@ -10,11 +10,14 @@ from omni_grpc.gate.jobs import Shown, Watch
 from omni_grpc.gate.models import ModelView
 from omni_grpc.gate.operation import LoadView, ServerView
 from omni_grpc.gate.pages import PageRequest
+from omni_grpc.webhooks import AskedWebhook
 
 __all__ = [
     "Accepted",
     "Ask",
+    "AskedWebhook",
     "Chunk",
+    "Delivery",
     "EngineState",
     "Gate",
     "Job",

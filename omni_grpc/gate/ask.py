@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 
 from omni_grpc.types.errors import Violation
 from omni_grpc.types.media import ImageInput, Inputs
-from omni_grpc.types.request import Draft
+from omni_grpc.types.request import Draft, RestartPolicy
+from omni_grpc.webhooks import AskedWebhook
 
 PLACEHOLDER = ImageInput(width=0, height=0, channels=0, data=b"")
 """Stands for an input of any kind before it is decoded."""
@@ -28,12 +30,21 @@ class Medium:
     sha256: bytes = b""
 
 
+class Delivery(enum.StrEnum):
+    """How outputs reach a watcher: their bytes on the stream, by their ids, or by addresses that anybody can get them
+    at for a while.
+    """
+
+    INLINE_CHUNKS = "INLINE_CHUNKS"
+    REFERENCE = "REFERENCE"
+    SIGNED_URL = "SIGNED_URL"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
     """How a job is to be run and told of. Times in seconds, `deadline` in Unix seconds; None: not given.
 
-    `cancels`: whether it ends with its watchers; `inline`: whether the bytes of outputs are sent on the stream;
-    `interval`: the shortest time between progress events.
+    `cancels`: whether it ends with its watchers; `interval`: the shortest time between progress events.
     """
 
     request_id: str = ""
@@ -46,7 +57,9 @@ class JobOptions:
     retention: float | None = None
     cancels: bool | None = None
     disconnect_grace: float | None = None
-    inline: bool | None = None
+    delivery: Delivery | None = None
+    restart: RestartPolicy | None = None
+    webhook: AskedWebhook | None = None
     interval: float | None = None
 
 

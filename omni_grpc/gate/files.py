@@ -93,6 +93,13 @@ class FileGate:
                     yield Chunk(artifact_id, start, data, start + len(data) == size)
                     start += len(data)
 
+    async def signed_url(self, artifact: Artifact) -> str:
+        """An address at which anybody can get the bytes of an output for a while."""
+        with available():
+            url = await self._engine.artifacts.signed_url(artifact, self._engine.config.store.signed_url_seconds)
+        assert url is not None, "asked of a store without addresses"
+        return url
+
     async def page(
         self, caller: Caller, job_id: str, asked: PageRequest
     ) -> tuple[Sequence[tuple[Job, Artifact, Position]], str]:

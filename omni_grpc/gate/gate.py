@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from omni_grpc.engine import Engine, EngineState
+from omni_grpc.engine import Engine, EngineState, Job
 from omni_grpc.gate.audit import Audit
 from omni_grpc.gate.changes import Changes
 from omni_grpc.gate.entry import Entry
@@ -18,6 +18,7 @@ from omni_grpc.gate.quotas import Quotas
 from omni_grpc.gate.recovery import Recovery
 from omni_grpc.gate.sharing import Sharing
 from omni_grpc.gate.stored import Stored, available
+from omni_grpc.webhooks import Webhooks
 
 
 class Gate:
@@ -40,7 +41,18 @@ class Gate:
         self._media = MediaReader(engine, stored)
         self._recovery = Recovery(engine, self._media)
         self._sharing = Sharing(engine, self._recovery)
-        self.intake = Intake(engine, changes, stored, quotas, self.audit, self._media)
+        self.render: Callable[[Job], bytes] | None = None
+        """The body of a webhook: a stack's, which knows how jobs are written."""
+        self._webhooks = Webhooks(
+            engine.config.webhooks,
+            engine.config.outbound,
+            engine.storage.store,
+            self._render,
+            server=engine.storage.instance_id,
+        )
+        engine.storage.journal.owed = self._webhooks.deliveries_for
+        engine.storage.journal.on_owed = self._webhooks.wake
+        self.intake = Intake(engine, changes, stored, quotas, self.audit, self._media, self._webhooks)
         self.jobs = JobGate(engine, changes, stored, self.audit, self._sharing)
         self.files = FileGate(engine, stored, quotas, self.audit)
         self.models = ModelGate(engine, stored, quotas, self.audit)
@@ -71,6 +83,7 @@ class Gate:
         await self._quotas.refresh()
         with available():
             await self._sharing.start()
+            await self._webhooks.start()
         # those that waited before go first
         await self._recovery.caught_up()
         await self._engine.start()
@@ -85,9 +98,14 @@ class Gate:
         """Ends what the gate has started, once the engine has stopped."""
         self._recovery.close()
         self._media.close()
+        await self._webhooks.stop()
         await self._sharing.stop()
         await self._engine.storage.close()
         await self.audit.close()
+
+    def _render(self, job: Job) -> bytes:
+        assert self.render is not None, "no stack has said how jobs are written"
+        return self.render(job)
 
     def _on_state(self, state: EngineState) -> None:
         self._changes.notify()

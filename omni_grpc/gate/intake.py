@@ -9,12 +9,13 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 
 from omni_grpc.engine import Engine, Job, Submission
-from omni_grpc.gate.ask import Ask
+from omni_grpc.gate.ask import Ask, Delivery
 from omni_grpc.gate.audit import Audit, about_job
 from omni_grpc.gate.changes import Changes
 from omni_grpc.gate.media import Media, MediaReader
-from omni_grpc.gate.options import Asked, read
+from omni_grpc.gate.options import Asked, OptionRules, check_delivery, read
 from omni_grpc.gate.quotas import Quotas
+from omni_grpc.gate.refusals import Refusals
 from omni_grpc.gate.stored import Stored, available
 from omni_grpc.store.jobs import same_request
 from omni_grpc.store.journal import Taken
@@ -23,6 +24,7 @@ from omni_grpc.store.seam import StoreError
 from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import Unavailable
 from omni_grpc.types.request import Task
+from omni_grpc.webhooks import Webhooks
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +42,27 @@ class Intake:
     """Hands requests to the engine and notifies `changes` of every new job."""
 
     def __init__(
-        self, engine: Engine, changes: Changes, stored: Stored, quotas: Quotas, audit: Audit, media: MediaReader
+        self,
+        engine: Engine,
+        changes: Changes,
+        stored: Stored,
+        quotas: Quotas,
+        audit: Audit,
+        media: MediaReader,
+        webhooks: Webhooks,
     ) -> None:
         self._engine = engine
         self._quotas = quotas
         self._audit = audit
         self._changes = changes
         self._media = media
+        self._webhooks = webhooks
+        self.rules = OptionRules(
+            max_retention=engine.config.keeping.max_retention,
+            durable=engine.storage.durable,
+            signs=engine.storage.blobs.signs,
+            webhooks=webhooks,
+        )
 
     def check(self, caller: Caller, model: str, task: Task) -> None:
         """What is known without a look at the rest of a request, which a stack may ask before it translates a large
@@ -60,6 +76,12 @@ class Intake:
         caller.require(Scope.GENERATE)
         self._engine.check(model, task)
 
+    def check_delivery(self, field: str, delivery: Delivery) -> None:
+        """Raises InvalidArgument for a way of delivery that this server has not."""
+        refusals = Refusals()
+        check_delivery(refusals, field, delivery, self.rules)
+        refusals.check()
+
     async def submit(self, caller: Caller, ask: Ask) -> Accepted:
         """Makes a job of a request. Raises every refusal. Those that need nothing of what is in the media come
         first: the caller's scope, the state of the server, the rules, the queue.
@@ -72,7 +94,8 @@ class Intake:
     async def _accept(self, caller: Caller, ask: Ask) -> Accepted:
         await self._quotas.refresh()
         self._check(caller, ask.draft.model, ask.draft.task)
-        asked = read(ask, caller, max_retention=self._engine.config.keeping.max_retention)
+        await self._webhooks.refresh()
+        asked = read(ask, caller, self.rules)
         submission = asked.submission
         if (earlier := await self._earlier(submission)) is not None:
             return Accepted(earlier, asked, True)
@@ -98,7 +121,9 @@ class Intake:
         """Makes a job, and returns once it is committed with its inputs."""
         kept = await self._keep(media)
         draft = dataclasses.replace(submission.draft, inputs=media.inputs)
-        submission = dataclasses.replace(submission, draft=draft, warnings=media.notes, kept_inputs=kept)
+        submission = dataclasses.replace(
+            submission, draft=draft, warnings=submission.warnings + media.notes, kept_inputs=kept
+        )
         try:
             job, deduplicated = self._submit(submission)
             if not deduplicated:

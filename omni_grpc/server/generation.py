@@ -49,7 +49,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def _generate(self, request: GenerationRequest, caller: Caller, response: type[T]) -> AsyncGenerator[T]:
         accepted = await submit(self._gate, caller, request, streaming=True)
         job, asked = accepted.job, accepted.asked
-        events = self._watch.events(caller, job.id, 0, inline=asked.inline, interval=asked.interval)
+        events = self._watch.events(caller, job.id, 0, delivery=asked.delivery, interval=asked.interval)
         async with aclosing(events):
             async for event in events:
                 yield response(event=event)

@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
 from omni_grpc import wire
-from omni_grpc.gate import Gate, JobState, Shown, Watch
+from omni_grpc.gate import Delivery, Gate, JobState, Shown, Watch
 from omni_grpc.gate.refusals import refused
 from omni_grpc.server.fields import Reader
 from omni_grpc.server.intake import submit
 from omni_grpc.server.messages import Messages
 from omni_grpc.server.pages import asked_page
-from omni_grpc.server.requests import JOB_STATES, read_inline
+from omni_grpc.server.requests import JOB_STATES, read_delivery
 from omni_grpc.server.watch import JobWatch
 from omni_grpc.types.caller import Caller
 from omni_grpc.v1 import event_pb2, job_pb2, job_pb2_grpc
@@ -58,14 +58,15 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.WatchJobRequest, caller: Caller
     ) -> AsyncGenerator[job_pb2.WatchJobResponse]:
         reader = Reader()
-        inline = read_inline("delivery", request.delivery, reader)
+        delivery = read_delivery("delivery", request.delivery, reader) or Delivery.REFERENCE
         interval = reader.seconds("min_progress_interval", request) or 0.0
         reader.check()
+        self._gate.intake.check_delivery("delivery", delivery)
         events = self._watch.events(
             caller,
             request.job_id,
             request.after_seq,
-            inline=bool(inline),
+            delivery=delivery,
             interval=interval,
             previews=not request.omit_previews,
         )

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from google.protobuf import json_format
+
 from omni_grpc import wire
 from omni_grpc.config import NATIVE_CACHES
 from omni_grpc.gate import Chunk, Gate, Job, Update
@@ -84,6 +86,10 @@ class Messages:
         message = self.job(job)
         message.queue_position = await self._gate.jobs.queue_position(job)
         return message
+
+    def as_json(self, job: Job) -> bytes:
+        """The job's current record as JSON, as protobuf writes it."""
+        return json_format.MessageToJson(self.job(job), indent=None).encode()
 
     def job(self, job: Job) -> job_pb2.Job:
         """The job's current record."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 
-from omni_grpc.gate import Ask, JobOptions, Medium
+from omni_grpc.gate import Ask, AskedWebhook, Delivery, JobOptions, Medium
 from omni_grpc.resolve.draft import make_draft
 from omni_grpc.server.fields import Reader, given, members
 from omni_grpc.server.served import refuse_unserved
 from omni_grpc.types.media import ImageFormat, Preview
-from omni_grpc.types.request import Task
+from omni_grpc.types.request import RestartPolicy, Task
 from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, served_paths
 from omni_grpc.types.step_cache import CacheDraft
 from omni_grpc.types.written import written
@@ -24,11 +24,8 @@ CANCELS: Mapping[int, bool | None] = {
     options_pb2.DISCONNECT_POLICY_CANCEL: True,
     options_pb2.DISCONNECT_POLICY_KEEP: False,
 }
-INLINE: Mapping[int, bool | None] = {
-    options_pb2.ARTIFACT_DELIVERY_UNSPECIFIED: None,
-    options_pb2.ARTIFACT_DELIVERY_INLINE_CHUNKS: True,
-    options_pb2.ARTIFACT_DELIVERY_REFERENCE: False,
-}
+DELIVERIES: Mapping[int, Delivery | None] = members(Delivery, options_pb2.ArtifactDelivery)
+RESTARTS: Mapping[int, RestartPolicy | None] = members(RestartPolicy, options_pb2.RestartPolicy)
 PREVIEWS: Mapping[int, bool] = {
     options_pb2.PREVIEW_METHOD_UNSPECIFIED: False,
     options_pb2.PREVIEW_METHOD_NONE: False,
@@ -89,9 +86,9 @@ def read(request: GenerationRequest, task: Task, *, streaming: bool) -> Ask:
     )
 
 
-def read_inline(field: str, value: int, reader: Reader) -> bool | None:
-    """Whether the bytes of outputs are sent on the stream; None if that is not said."""
-    return reader.choice(field, options_pb2.ArtifactDelivery, value, INLINE)
+def read_delivery(field: str, value: int, reader: Reader) -> Delivery | None:
+    """How outputs reach a watcher; None if that is not said."""
+    return reader.choice(field, options_pb2.ArtifactDelivery, value, DELIVERIES)
 
 
 def _cache(options: sampling_pb2.CacheOptions) -> CacheDraft | None:
@@ -138,9 +135,19 @@ def _job_options(options: options_pb2.JobOptions, reader: Reader) -> JobOptions:
         retention=reader.seconds("options.retention", options),
         cancels=reader.choice("options.on_disconnect", options_pb2.DisconnectPolicy, options.on_disconnect, CANCELS),
         disconnect_grace=reader.seconds("options.disconnect_grace", options),
-        inline=read_inline("options.delivery", options.delivery, reader),
+        delivery=read_delivery("options.delivery", options.delivery, reader),
+        restart=reader.choice(
+            "options.on_server_restart", options_pb2.RestartPolicy, options.on_server_restart, RESTARTS
+        ),
+        webhook=_webhook(options.webhook) if options.HasField("webhook") else None,
         interval=reader.seconds("options.min_progress_interval", options),
     )
+
+
+def _webhook(webhook: options_pb2.Webhook) -> AskedWebhook:
+    # what is no state keeps its number, and is refused by it
+    states = tuple(JOB_STATES.get(value, str(value)) for value in webhook.states)
+    return AskedWebhook(url=webhook.url, secret_name=webhook.secret_name, states=states)
 
 
 def _media(request: GenerationRequest) -> Iterator[Medium]:

@@ -142,6 +142,7 @@ class Server:
 
     def _servicers(self) -> Mapping[type, object]:
         messages = Messages(self._gate)
+        self._gate.render = messages.as_json
         watch = JobWatch(self._gate, messages)
         return {
             GenerationService: GenerationService(self._gate, watch),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from omni_grpc.gate import Gate
+from omni_grpc.gate import Delivery, Gate
 from omni_grpc.server.messages import Messages
 from omni_grpc.types.caller import Caller
-from omni_grpc.types.events import ArtifactReady
+from omni_grpc.types.events import ArtifactReady, Completed, Event
 from omni_grpc.v1 import event_pb2
 
 
@@ -25,11 +25,11 @@ class JobWatch:
         job_id: str,
         after_seq: int,
         *,
-        inline: bool,
+        delivery: Delivery,
         interval: float,
         previews: bool = True,
     ) -> AsyncGenerator[event_pb2.JobEvent]:
-        """Events with a greater seq until the job has ended, a heartbeat in every silence, and with `inline` the bytes.
+        """Events with a greater seq until the job has ended, a heartbeat in every silence, and outputs by `delivery`.
 
         `interval` is in seconds, see `Pace`. Close it (aclosing) when the watcher leaves.
         """
@@ -40,9 +40,21 @@ class JobWatch:
                 if update is None:
                     yield self._messages.heartbeat(job)
                     continue
-                yield self._messages.event(job, update, previews=previews)
-                if inline and isinstance(update.entry.event, ArtifactReady):
+                message = self._messages.event(job, update, previews=previews)
+                if delivery is Delivery.SIGNED_URL:
+                    await self._sign(update.entry.event, message)
+                yield message
+                if delivery is Delivery.INLINE_CHUNKS and isinstance(update.entry.event, ArtifactReady):
                     chunks = self._gate.files.chunks(caller, update.entry.event.artifact.artifact_id)
                     async with aclosing(chunks):
                         async for chunk in chunks:
                             yield self._messages.chunk_event(job, update, chunk)
+
+    async def _sign(self, event: Event, message: event_pb2.JobEvent) -> None:
+        """Gives the outputs of an event their addresses."""
+        match event:
+            case ArtifactReady(artifact=artifact):
+                message.artifact_ready.artifact.download_uri = await self._gate.files.signed_url(artifact)
+            case Completed(artifacts=artifacts):
+                for artifact, shown in zip(artifacts, message.completed.artifacts, strict=True):
+                    shown.download_uri = await self._gate.files.signed_url(artifact)

@@ -15,10 +15,10 @@ import collections
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from omni_grpc.store.job import Job, advanced
-from omni_grpc.store.records import ArtifactRow, Cause, Entry, JobRecord, JobWrite, Rejected
+from omni_grpc.store.records import ArtifactRow, Cause, Delivery, Entry, JobRecord, JobWrite, Rejected, StoredJob
 from omni_grpc.store.seam import JobRows, StoreError, at_once
 from omni_grpc.types.errors import Unavailable
 from omni_grpc.types.events import ArtifactReady, DecodeProgress, StepProgress
@@ -54,13 +54,15 @@ class Line:
     created: asyncio.Future[None] | None = None
     waiting: collections.deque[Entry] = dataclasses.field(default_factory=collections.deque)
     unwritten: list[Entry] = dataclasses.field(default_factory=list)
+    owed: list[Delivery] = dataclasses.field(default_factory=list)
     dirty: bool = False
     written: int = 0
 
 
 class Journal:
     """The only writer of a server's jobs. `on_lost` is told of jobs that another server has taken over, `on_written` of
-    jobs whose log has grown in the store, `on_progress` of events that are not kept, once they are shown.
+    jobs whose log has grown in the store, `on_progress` of events that are not kept, once they are shown. `owed` says
+    who is to be told that a job has entered its state, and `on_owed` is told when that is committed.
     """
 
     def __init__(self, rows: JobRows, *, server: str, immediate: bool) -> None:
@@ -80,6 +82,8 @@ class Journal:
         self.failure: StoreError | None = None
         """Why the last write was not done."""
         self.on_lost: Callable[[Job], None] = lambda job: None
+        self.owed: Callable[[Job], tuple[Delivery, ...]] = lambda job: ()
+        self.on_owed: Callable[[], None] = lambda: None
         self.on_written: Callable[[Job, int], None] = lambda job, seq: None
         self.on_progress: Callable[[Job, Entry], None] = lambda job, entry: None
 
@@ -114,7 +118,7 @@ class Journal:
         line.waiting.append(entry)
         if not progress:
             line.unwritten.append(entry)
-            line.record = advanced(line.record, entry)
+            line.record = self._advance(job, line.record, [*job.entries, *line.waiting], line.owed)
         # progress at the front of what waits need not wait
         self._show(line, 0)
         if not progress or entry.seq > self._reserved.get(job.id, 0):
@@ -220,6 +224,7 @@ class Journal:
             record=record,
             entries=tuple(line.unwritten),
             artifacts=tuple(filter(None, (artifact_row(record, entry) for entry in line.unwritten))),
+            deliveries=tuple(line.owed),
             created=line.created is not None and not line.created.done(),
         )
 
@@ -238,6 +243,9 @@ class Journal:
             return
         self._reserved[job_id] = write.record.reserved_seq
         del line.unwritten[: len(write.entries)]
+        del line.owed[: len(write.deliveries)]
+        if write.deliveries:
+            self.on_owed()
         if line.created is not None and not line.created.done():
             line.created.set_result(None)
         self._show(line, line.written)
@@ -287,11 +295,28 @@ class Journal:
             self.on_progress(job, entry)
 
     def _append_now(self, job: Job, entry: Entry, *, created: bool) -> None:
-        record = advanced(job.record, entry)
+        owed: list[Delivery] = []
+        record = self._advance(job, job.record, [*job.entries, entry], owed)
         row = artifact_row(record, entry)
-        write = JobWrite(record=record, entries=(entry,), artifacts=(row,) if row else (), created=created)
+        write = JobWrite(
+            record=record,
+            entries=(entry,),
+            artifacts=(row,) if row else (),
+            deliveries=tuple(owed),
+            created=created,
+        )
         at_once(self._rows.write([write]))
         job.show(entry)
+        if owed:
+            self.on_owed()
+
+    def _advance(self, job: Job, record: JobRecord, log: Sequence[Entry], owed: list[Delivery]) -> JobRecord:
+        """The record once the last event of a log has happened, and what is owed for that."""
+        after = advanced(record, log[-1])
+        if after.spec.webhook is not None and (after.state is not record.state or len(log) == 1):
+            # as it will be when this is committed
+            owed.extend(self.owed(Job.restored(StoredJob(after, tuple(log)))))
+        return after
 
     def _drop(self, job_id: str) -> None:
         if (line := self._lines.pop(job_id, None)) is not None:

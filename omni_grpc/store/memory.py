@@ -308,6 +308,7 @@ class MemoryBlobs:
 
     durable = False
     immediate = True
+    signs = False
 
     def __init__(self) -> None:
         self._blobs: dict[str, tuple[bytes, float]] = {}

@@ -278,6 +278,10 @@ class Blobs(Protocol):
     def immediate(self) -> bool:
         """Whether its coroutines wait for nothing but what they are given."""
 
+    @property
+    def signs(self) -> bool:
+        """Whether there are addresses, as `signed_url` makes them."""
+
     async def open(self) -> None:
         """Gets ready, and makes sure that it can write. Raises ConfigError where it cannot."""
 

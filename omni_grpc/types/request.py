@@ -36,6 +36,15 @@ class Task(enum.StrEnum):
         return Modality.AUDIO if self is Task.TEXT_TO_AUDIO else seen
 
 
+class RestartPolicy(enum.StrEnum):
+    """What becomes of a job that was running when its server was lost. The names are those of the API's enum without
+    its prefix.
+    """
+
+    FAIL = "FAIL"
+    REQUEUE = "REQUEUE"
+
+
 class GuidanceNorm(enum.StrEnum):
     """What happens to the length of the guided prediction, token by token.
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from omni_grpc.types.media import AudioFormat, ImageFormat, VideoFormat
-from omni_grpc.types.request import MAX_SEED, GuidanceNorm, Task
+from omni_grpc.types.request import MAX_SEED, GuidanceNorm, RestartPolicy, Task
 
 MAX_UINT32 = 2**32 - 1
 MAX_INT32 = 2**31 - 1
@@ -308,6 +308,23 @@ OPTIONS: tuple[RequestOption, ...] = (
     _job("queue_timeout", SECONDS, "Seconds after which a job that has not started fails, whoever waits for it."),
     _job("run_timeout", SECONDS, "Seconds from its start after which a job fails."),
     _job("retention", SECONDS, "Seconds that the server keeps the job and its outputs after its end."),
+    _job(
+        "on_server_restart",
+        _one_of(RestartPolicy),
+        "What becomes of the job if the server is lost while it runs: REQUEUE starts it over, FAIL ends it.",
+    ),
+    RequestOption(
+        name="webhook_url",
+        path="options.webhook.url",
+        type=TEXT,
+        doc="HTTPS address that is told when the job ends.",
+    ),
+    RequestOption(
+        name="webhook_secret_name",
+        path="options.webhook.secret_name",
+        type=TEXT,
+        doc="Name of the server's secret that signs what is sent to webhook_url.",
+    ),
 )
 """Every option that Python and the command line have."""
 
@@ -322,6 +339,7 @@ API_ONLY: Mapping[str, tuple[str, ...]] = {
     "options.on_disconnect": ALL,
     "options.disconnect_grace": ALL,
     "options.delivery": ALL,
+    "options.webhook.states": ALL,
     "options.min_progress_interval": ALL,
     "options.deadline": ALL,
     "options.preview.method": PICTURES,

@@ -3,6 +3,6 @@
 from omni_grpc.webhooks.schedule import Schedule
 from omni_grpc.webhooks.secrets_file import Secret, Secrets, read_secrets
 from omni_grpc.webhooks.signature import signed
-from omni_grpc.webhooks.webhooks import Asked, Webhooks
+from omni_grpc.webhooks.webhooks import AskedWebhook, Webhooks
 
-__all__ = ["Asked", "Schedule", "Secret", "Secrets", "Webhooks", "read_secrets", "signed"]
+__all__ = ["AskedWebhook", "Schedule", "Secret", "Secrets", "Webhooks", "read_secrets", "signed"]

@@ -11,15 +11,16 @@ from omni_grpc.config import OutboundConfig, WebhooksConfig
 from omni_grpc.identity.files import Reloaded
 from omni_grpc.outbound import Poster
 from omni_grpc.outbound.connections import Resolve
-from omni_grpc.store.records import Delivery, JobRecord, JobState, Webhook
+from omni_grpc.store.job import Job
+from omni_grpc.store.records import Delivery, JobState, Webhook
 from omni_grpc.store.seam import Store
 from omni_grpc.types.errors import InvalidArgument, Violation
 from omni_grpc.webhooks.schedule import Schedule
 from omni_grpc.webhooks.secrets_file import Secrets, read_secrets
 from omni_grpc.webhooks.sender import LOOK_EVERY, Sender
 
-Render = Callable[[str, JobState], bytes]
-"""The body that tells of a job, by its id, as it stands now that it has entered this state."""
+Render = Callable[[Job], bytes]
+"""The body that tells of a job as it stands."""
 
 STATES = tuple(state for state in JobState if state.terminal)
 """What is told of where a request does not say."""
@@ -28,7 +29,7 @@ GRACE = 5.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class AskedWebhook:
     """A webhook as a request has it. `states` are names, which may be those of no state; none: the three that end a
     job.
     """
@@ -91,22 +92,23 @@ class Webhooks:
         """The secrets as their file has them, as of a second ago or later; `check` knows them from then on."""
         return Secrets() if self._file is None else await self._file.current()
 
-    def check(self, asked: Asked, tenant: str, *, field: str = "options.webhook") -> tuple[Violation, ...]:
+    def check(self, asked: AskedWebhook, tenant: str, *, field: str = "options.webhook") -> tuple[Violation, ...]:
         """What is wrong with a webhook of a tenant's request, by field and with the fix."""
         if not self._on:
             rule = "this server calls no webhooks; the operator lists the hosts that it may call with --webhook-hosts"
             return (Violation(field, rule),)
         return tuple(self._violations(asked, tenant, field))
 
-    def accepted(self, asked: Asked) -> Webhook:
+    def accepted(self, asked: AskedWebhook) -> Webhook:
         """A webhook that `check` finds nothing wrong with, as it is kept with its job."""
         states = tuple(JobState(name) for name in asked.states) or STATES
         return Webhook(url=asked.url, secret_name=asked.secret_name, states=states)
 
-    def deliveries_for(self, record: JobRecord, state: JobState) -> tuple[Delivery, ...]:
-        """What is owed because a job has entered a state: none, or one, for the JobWrite that has this event. Call
+    def deliveries_for(self, job: Job) -> tuple[Delivery, ...]:
+        """What is owed because a job has entered its state: none, or one, for the JobWrite that has this event. Call
         `wake` once that is committed.
         """
+        record, state = job.record, job.state
         webhook = record.spec.webhook
         if webhook is None or state not in webhook.states:
             return ()
@@ -120,7 +122,7 @@ class Webhooks:
             url=webhook.url,
             host=self._poster.host(webhook.url),
             secret_name=webhook.secret_name,
-            body=self._render(record.id, state),
+            body=self._render(job),
             create_time=now,
             due=now,
         )
@@ -130,7 +132,7 @@ class Webhooks:
         """Has the sender look at once for what is owed, and not up to a second later."""
         self._sender.wake()
 
-    def _violations(self, asked: Asked, tenant: str, field: str) -> Iterator[Violation]:
+    def _violations(self, asked: AskedWebhook, tenant: str, field: str) -> Iterator[Violation]:
         if asked.url:
             try:
                 self._poster.check(asked.url, field=f"{field}.url")

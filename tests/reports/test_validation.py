@@ -149,7 +149,7 @@ async def test_a_blank_prompt_is_refused_everywhere(service, prompt):
         ({"output_format": 99}, "output_format"),
         ({"sampling": {"loras": [{"lora_id": "foo"}]}}, "sampling.loras.lora_id"),
         ({"sampling": {"scheduler": "euler"}}, "sampling.scheduler"),
-        ({"options": {"delivery": "ARTIFACT_DELIVERY_SIGNED_URL"}}, "options.delivery"),
+        ({"options": {"on_server_restart": 9}}, "options.on_server_restart"),
     ],
 )
 async def test_malformed_fields_are_refused_by_name(service, changes, field):

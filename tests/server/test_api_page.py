@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from omni_grpc.gate.recovery import RESTARTED
 from omni_grpc.media_in import refusal
 from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, unserved_paths
 from omni_grpc.server.server import SERVICES, unserved_methods
@@ -104,6 +105,8 @@ def test_every_reason_that_a_call_or_a_job_can_end_with_is_on_the_page():
     listed = {reason for _, reason in reasons()}
     assert raised - NEVER_ON_A_CALL <= listed
     composed = {"INVALID_ARGUMENT", "NOT_YET_SERVED", "QUEUE_TIMEOUT", "RUN_TIMEOUT", "DEADLINE", "TOKEN_NOT_YET_VALID"}
+    composed.add(RESTARTED)
+    composed |= {RESTARTED}
     states = {f"ENGINE_{state}" for state in ("DRAINING", "STOPPED", "FAILED")}
     assert listed - raised == composed | states, "a reason that nothing raises"
 

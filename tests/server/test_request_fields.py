@@ -123,10 +123,9 @@ async def test_every_refused_field_is_named_at_once(service):
     request.sampling.sigmas.append(1.0)
     request.sampling.shift = 0.0
     request.sampling.cache.mag_cache.threshold = 0.2
-    request.options.webhook.url = ""
     error = await refusal(service.generation.GenerateImage(request))
     assert (error.code, error.reason) == ("INVALID_ARGUMENT", "FIELD_NOT_SUPPORTED")
-    assert sorted(error.fields) == ["options.webhook", "sampling.cache.mag_cache", "sampling.shift", "sampling.sigmas"]
+    assert sorted(error.fields) == ["sampling.cache.mag_cache", "sampling.shift", "sampling.sigmas"]
     assert "sampling.sigmas is not yet served" in error.message
 
 
@@ -165,8 +164,10 @@ BAD: Mapping[str, tuple[dict[str, Any], str]] = {
     "sampling.guidance.norm": ({"sampling": {"guidance": {"norm": 99}}}, "99 is not supported"),
     "options.delivery": (
         {"options": {"delivery": "ARTIFACT_DELIVERY_SIGNED_URL"}},
-        "ARTIFACT_DELIVERY_SIGNED_URL is not supported",
+        "ARTIFACT_DELIVERY_SIGNED_URL needs a store that has addresses",
     ),
+    "options.on_server_restart": ({"options": {"on_server_restart": 7}}, "7 is not supported"),
+    "options.webhook": ({"options": {"webhook": {"url": "https://there.test/"}}}, "--webhook-hosts"),
     "options.on_disconnect": ({"options": {"on_disconnect": 7}}, "7 is not supported"),
     "options.disconnect_grace": ({"options": {"disconnect_grace": {"seconds": -1}}}, "-1 s is negative"),
     "options.min_progress_interval": ({"options": {"min_progress_interval": {"nanos": -1}}}, "is negative"),
@@ -231,12 +232,12 @@ def test_the_enums_have_no_value_that_the_tables_do_not_know():
     for option in OPTIONS:
         if option.type.choices is not None:
             wire = getattr(sampling_pb2, option.type.choices.__name__, None) or getattr(
-                media_pb2, option.type.choices.__name__
+                media_pb2, option.type.choices.__name__, options_pb2.RestartPolicy
             )
             assert members(option.type.choices, wire).keys() == set(wire.values())
     assert requests.CANCELS.keys() == set(options_pb2.DisconnectPolicy.values())
-    signed = options_pb2.ARTIFACT_DELIVERY_SIGNED_URL
-    assert requests.INLINE.keys() == set(options_pb2.ArtifactDelivery.values()) - {signed}
+    assert requests.DELIVERIES.keys() == set(options_pb2.ArtifactDelivery.values())
+    assert requests.RESTARTS.keys() == set(options_pb2.RestartPolicy.values())
     unserved = {options_pb2.PREVIEW_METHOD_TINY_VAE, options_pb2.PREVIEW_METHOD_FULL_VAE}
     assert requests.PREVIEWS.keys() == set(options_pb2.PreviewMethod.values()) - unserved
     assert requests.PREVIEW_FORMATS.keys() == set(media_pb2.ImageFormat.values()) - {media_pb2.IMAGE_FORMAT_RAW_RGB8}

@@ -145,6 +145,10 @@ def unused_port() -> int:
         ("postgresql://u:{secret}@127.0.0.1:{port}/jobs", "does not answer"),
         ("postgres://u:{secret}@127.0.0.1:port/jobs", "percent-encode"),
         ("postgresql://u:{secret}@127.0.0.1:{port}/jobs?sslmode=perhaps", "is not an address"),
+        ("postgresql://u:s3cret/w@127.0.0.1:{port}/jobs", "percent-encode"),
+        ("postgresql://u:5432/s3cret@127.0.0.1:{port}/jobs", "percent-encode"),
+        ("postgresql://u:5432?s3cret@127.0.0.1:{port}/jobs", "percent-encode"),
+        ("postgresql://u:5432#s3cret@127.0.0.1:{port}/jobs", "percent-encode"),
         ("postgresql+asyncpg://u:{secret}@127.0.0.1:{port}/jobs?sslmode=require", "does not answer"),
     ],
 )
@@ -165,9 +169,20 @@ async def test_what_the_database_refuses_is_said_without_the_password(postgres: 
         await SqlStore.postgresql(f"postgresql://nobody:{SECRET}@/postgres?host={folder}").open()
 
 
-def test_its_name_has_no_password() -> None:
-    store = SqlStore.postgresql(f"postgres://user:{SECRET}@db.example.org:6000/jobs?sslmode=require")
-    assert store.name == "postgresql://db.example.org:6000/jobs"
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        (f"postgres://user:{SECRET}@db.example.org:6000/jobs?sslmode=require", "db.example.org:6000/jobs"),
+        (f"postgresql://user:{SECRET}@[::1]:6000/jobs", "[::1]:6000/jobs"),
+        (f"postgresql://user:{SECRET}@one:6000,two:6001/jobs", "one:6000,two:6001/jobs"),
+        (f"postgresql://user:s3cret@word@one/jobs?application_name={SECRET}", "one/jobs"),
+        (f"postgresql://?host=somewhere&password={SECRET}", ""),
+        ("postgresql:///jobs", "/jobs"),
+    ],
+)
+def test_its_name_has_no_password(url: str, name: str) -> None:
+    store = SqlStore.postgresql(url)
+    assert store.name == f"postgresql://{name}"
     assert (store.durable, store.shared) == (True, True)
 
 

@@ -7,8 +7,9 @@ import re
 import time
 from pathlib import Path
 
+from omni_grpc.store.job import Job
 from omni_grpc.store.records import JobState, JobWrite, Outcome
-from omni_grpc.webhooks import Asked, Schedule, Webhooks
+from omni_grpc.webhooks import AskedWebhook, Schedule, Webhooks
 from tests.webhooks.owed import record
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -17,8 +18,8 @@ FAST = Schedule(first=0.02, factor=1.5, longest=0.1, attempts=4, longest_asked=0
 PAGE = Path(__file__).parents[2] / "docs" / "webhooks.md"
 
 
-def render(job_id, state):
-    return json.dumps({"jobId": job_id, "state": f"JOB_STATE_{state}"}).encode()
+def render(job):
+    return json.dumps({"jobId": job.id, "state": f"JOB_STATE_{job.state}"}).encode()
 
 
 async def loopback(host, port):
@@ -46,9 +47,9 @@ async def running(*args, **options):
 
 async def owe(hooks, store, site, job_id="job_1", *, state=JobState.SUCCEEDED, host="hooks.test", path="/hook"):
     """Writes a state of a job with a webhook, with what is owed for it."""
-    webhook = hooks.accepted(Asked(url=site.url(path, host=host), secret_name="studio"))
+    webhook = hooks.accepted(AskedWebhook(url=site.url(path, host=host), secret_name="studio"))
     one = record(job_id, webhook=webhook, state=state)
-    await store.jobs.write([JobWrite(record=one, deliveries=hooks.deliveries_for(one, state), created=True)])
+    await store.jobs.write([JobWrite(record=one, deliveries=hooks.deliveries_for(Job(one)), created=True)])
     hooks.wake()
 
 

@@ -8,10 +8,11 @@ import time
 import pytest
 
 from omni_grpc.config import OutboundConfig, WebhooksConfig
+from omni_grpc.store.job import Job
 from omni_grpc.store.memory import MemoryStore
 from omni_grpc.store.records import JobState, Outcome, Webhook
 from omni_grpc.types.errors import ConfigError
-from omni_grpc.webhooks import Asked, Schedule, Webhooks
+from omni_grpc.webhooks import AskedWebhook, Schedule, Webhooks
 from tests.outbound.web import answer, endless, moved, silence
 from tests.webhooks.hooks import (
     FAST,
@@ -52,7 +53,7 @@ from tests.webhooks.owed import delivery, record, write
 )
 async def test_a_webhook_is_refused_by_field_with_the_fix(site, file, changes, field, text):
     hooks = make(site, MemoryStore(), file)
-    asked = Asked(**{"url": site.url("/hook", host="hooks.test"), "secret_name": "studio"} | changes)
+    asked = AskedWebhook(**{"url": site.url("/hook", host="hooks.test"), "secret_name": "studio"} | changes)
     (violation,) = hooks.check(asked, "studio")
     assert violation.field == f"options.webhook.{field}"
     assert text in violation.description
@@ -62,14 +63,14 @@ async def test_a_webhook_is_refused_by_field_with_the_fix(site, file, changes, f
 
 async def test_everything_that_is_wrong_is_told_at_once(site, file):
     hooks = make(site, MemoryStore(), file)
-    found = hooks.check(Asked(url="", secret_name="x", states=("x", "y")), "studio", field="hook")
+    found = hooks.check(AskedWebhook(url="", secret_name="x", states=("x", "y")), "studio", field="hook")
     assert [one.field for one in found] == ["hook.url", "hook.secret_name", "hook.states[0]", "hook.states[1]"]
     await hooks.stop()
 
 
 async def test_a_secret_is_for_its_tenants_alone(site, file):
     hooks = make(site, MemoryStore(), file)
-    asked = Asked(url=site.url("/hook", host="hooks.test"), secret_name="studio")
+    asked = AskedWebhook(url=site.url("/hook", host="hooks.test"), secret_name="studio")
     assert hooks.check(asked, "studio") == ()
     (violation,) = hooks.check(asked, "shop")
     assert violation.field == "options.webhook.secret_name"
@@ -79,7 +80,7 @@ async def test_a_secret_is_for_its_tenants_alone(site, file):
 
 async def test_webhooks_are_off_unless_hosts_are_listed():
     hooks = Webhooks(WebhooksConfig(), OutboundConfig(), MemoryStore(), render, server="a")
-    (violation,) = hooks.check(Asked(url="https://hooks.test/"), "")
+    (violation,) = hooks.check(AskedWebhook(url="https://hooks.test/"), "")
     assert violation.field == "options.webhook"
     assert "--webhook-hosts" in violation.description
     await hooks.stop()
@@ -88,7 +89,7 @@ async def test_webhooks_are_off_unless_hosts_are_listed():
 async def test_a_new_secret_is_known_while_nothing_is_sent(site, file):
     store = MemoryStore()
     async with running(site, store, file) as hooks:
-        asked = Asked(url=site.url("/hook", host="hooks.test"), secret_name="new")
+        asked = AskedWebhook(url=site.url("/hook", host="hooks.test"), secret_name="new")
         assert hooks.check(asked, "studio") != ()
         file.write_text(f"- {{name: new, secret: {SECRET}}}\n", encoding="utf-8")
         await until(lambda: hooks.check(asked, "studio") == ())
@@ -105,16 +106,16 @@ def test_a_file_that_cannot_be_used_is_refused_at_the_start(tmp_path):
 
 async def test_states_that_were_asked_for_are_told_of(site, file):
     hooks = make(site, MemoryStore(), file, clock=lambda: 7.5)
-    ends = hooks.accepted(Asked(url="https://B\u00fccher.hooks.test/a"))
+    ends = hooks.accepted(AskedWebhook(url="https://B\u00fccher.hooks.test/a"))
     assert ends.states == (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
-    starts = hooks.accepted(Asked(url="https://hooks.test/a", secret_name="studio", states=("RUNNING",)))
+    starts = hooks.accepted(AskedWebhook(url="https://hooks.test/a", secret_name="studio", states=("RUNNING",)))
     assert starts == Webhook(url="https://hooks.test/a", secret_name="studio", states=(JobState.RUNNING,))
-    (owed,) = hooks.deliveries_for(record(webhook=ends), JobState.FAILED)
+    (owed,) = hooks.deliveries_for(Job(record(webhook=ends, state=JobState.FAILED)))
     assert (owed.id, owed.host, owed.create_time, owed.due) == ("job_1-failed", "xn--bcher-kva.hooks.test", 7.5, 7.5)
     assert json.loads(owed.body) == {"jobId": "job_1", "state": "JOB_STATE_FAILED"}
-    assert hooks.deliveries_for(record(webhook=ends), JobState.RUNNING) == ()
-    assert hooks.deliveries_for(record(webhook=starts), JobState.FAILED) == ()
-    assert hooks.deliveries_for(record(), JobState.FAILED) == ()
+    assert hooks.deliveries_for(Job(record(webhook=ends, state=JobState.RUNNING))) == ()
+    assert hooks.deliveries_for(Job(record(webhook=starts, state=JobState.FAILED))) == ()
+    assert hooks.deliveries_for(Job(record(state=JobState.FAILED))) == ()
     await hooks.stop()
 
 
@@ -165,7 +166,9 @@ async def test_without_its_secret_nothing_is_sent(site, file):
     store = MemoryStore()
     async with running(site, store, file, schedule=Schedule(first=0.05, factor=1.0, attempts=1000)) as hooks:
         file.write_text("[]", encoding="utf-8")
-        await until(lambda: hooks.check(Asked(url=site.url(host="hooks.test"), secret_name="studio"), "studio") != ())
+        await until(
+            lambda: hooks.check(AskedWebhook(url=site.url(host="hooks.test"), secret_name="studio"), "studio") != ()
+        )
         await owe(hooks, store, site)
         await asyncio.sleep(0.3)
         (found,) = await store.deliveries.of("job_1")
@@ -261,7 +264,7 @@ async def test_a_private_address_is_refused_at_each_attempt(site, file):
     config = site.hooks("hooks.test:{}", webhook_secrets=str(file))
     hooks = Webhooks(config, site.config(), store, render, server="a", schedule=FAST, look_every=0.05, resolve=loopback)
     await hooks.start()
-    assert hooks.check(Asked(url=site.url(host="hooks.test")), "studio") == ()
+    assert hooks.check(AskedWebhook(url=site.url(host="hooks.test")), "studio") == ()
     await owe(hooks, store, site)
     found = await ended(store)
     await hooks.stop()

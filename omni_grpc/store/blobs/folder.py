@@ -66,6 +66,7 @@ class FolderBlobs:
 
     durable = True
     immediate = False
+    signs = False
 
     def __init__(self, root: Path, *, stale_seconds: float = STALE_SECONDS) -> None:
         self._root = root

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import urllib.parse
+import re
 from typing import Any
 
 import asyncpg
@@ -14,6 +14,10 @@ from omni_grpc.types.errors import ConfigError
 
 CONNECTIONS = 8
 """Of one server, beside the one that listens."""
+HOST = r"([\w.-]+|\[[\da-fA-F:.]+\])?(:\d+)?"
+MALFORMED = (
+    "--state-url is not an address of PostgreSQL; percent-encode what is special in the password (@ is %40, / is %2F)"
+)
 SCHEMES = ("postgresql", "postgres", "postgresql+asyncpg")
 
 logger = logging.getLogger(__name__)
@@ -47,10 +51,7 @@ class Address:
             )
         except (ValueError, asyncpg.ClientConfigurationError) as error:
             # its text may quote the password
-            raise ConfigError(
-                f"--state-url is not an address of PostgreSQL ({type(error).__name__}); percent-encode special"
-                " characters of the password (@ is %40, / is %2F)"
-            ) from None
+            raise ConfigError(f"{MALFORMED} [{type(error).__name__}]") from None
 
     def engine(self) -> AsyncEngine:
         return create_async_engine(
@@ -76,13 +77,10 @@ def prepare(connection: sa.Connection) -> str:
 
 
 def _name(dsn: str) -> str:
-    """Host and database, without user and password."""
-    try:
-        parts = urllib.parse.urlsplit(dsn)
-        host, port = parts.hostname or "", f":{parts.port}" if parts.port else ""
-    except ValueError:
-        raise ConfigError(
-            "--state-url is not an address of PostgreSQL; percent-encode special characters of the password (@ is"
-            " %40, / is %2F)"
-        ) from None
-    return f"postgresql://{host}{port}{parts.path}"
+    """Hosts and database, without user and password. Raises ConfigError for an address of which it cannot be said what
+    is a password and what is not.
+    """
+    found = re.fullmatch(r"postgresql://(?:[^/?#]*@)?([^/?#@]*)(/[^/?#@]*)?(\?[^@#]*)?", dsn)
+    if found is None or not re.fullmatch(rf"{HOST}(,{HOST})*", found[1]):
+        raise ConfigError(MALFORMED)
+    return f"postgresql://{found[1]}{found[2] or ''}"

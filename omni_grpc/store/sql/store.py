@@ -90,8 +90,10 @@ class SqlStore:
     async def _bring_up(self) -> None:
         await asyncio.to_thread(codec.prepare)
         if await self._database.read(upgrade.version) != upgrade.NEWEST:
-            await self._upgrading.write(upgrade.upgrade)
-            await self._upgrading.close()
+            try:
+                await self._upgrading.write(upgrade.upgrade)
+            finally:
+                await self._upgrading.close()
         if self._channel is not None:
             self._channel.open(await self._database.read(postgresql.prepare))
         else:
