@@ -98,7 +98,7 @@ class Intake:
         asked = read(ask, caller, self.rules)
         submission = asked.submission
         if (earlier := await self._earlier(submission)) is not None:
-            return Accepted(earlier, asked, True)
+            return Accepted(await self._earlier_kept(earlier, submission), asked, True)
         media = Media()
         if self._engine.check_submission(submission) is None:
             self._quotas.check(submission)
@@ -126,7 +126,9 @@ class Intake:
         )
         try:
             job, deduplicated = self._submit(submission)
-            if not deduplicated:
+            if deduplicated:
+                job = await self._earlier_kept(job, submission)
+            else:
                 job, deduplicated = await self._acknowledged(job, submission)
         except asyncio.CancelledError:
             # the job is there
@@ -137,29 +139,50 @@ class Intake:
         if deduplicated:
             # another call with this request_id was first, perhaps while the media of this one were decoded
             await self._discard(media, kept)
-        else:
-            self._changes.notify()
         return job, deduplicated
 
     async def _acknowledged(self, job: Job, submission: Submission) -> tuple[Job, bool]:
         """The job once it is committed, or the one that another server has made of the same request."""
+        committing = asyncio.ensure_future(self._committed(job, submission))
         try:
-            with available():
-                await self._engine.storage.journal.acknowledged(job)
-        except Taken as taken:
-            self._engine.let_go(job)
-            with available():
-                earlier = await self._engine.jobs.find(taken.job_id, submission.tenant)
-            return same_request(earlier, submission.fingerprint), True
-        except Unavailable:
-            self._engine.let_go(job)
-            raise
+            return await asyncio.shield(committing)
         except asyncio.CancelledError:
             # the client has left: one that is tied to its watchers gets its disconnect grace
             with self._engine.watching(job):
                 pass
+            # an error is nobody's then; the job is let go of all the same
+            committing.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
-        return job, False
+
+    async def _committed(self, job: Job, submission: Submission) -> tuple[Job, bool]:
+        try:
+            await self._kept(job)
+            self._changes.notify()
+            return job, False
+        except Taken as taken:
+            self._engine.let_go(job)
+            return await self._other(taken, submission), True
+        except Unavailable:
+            self._engine.let_go(job)
+            raise
+
+    async def _earlier_kept(self, job: Job, submission: Submission) -> Job:
+        """A job that another call has made, once it is committed: it may still be on its way."""
+        try:
+            return await self._kept(job)
+        except Taken as taken:
+            return await self._other(taken, submission)
+
+    async def _kept(self, job: Job) -> Job:
+        """The job once it is committed. Raises Unavailable or Taken where it is not."""
+        with available():
+            await self._engine.storage.journal.acknowledged(job)
+        return job
+
+    async def _other(self, taken: Taken, submission: Submission) -> Job:
+        with available():
+            earlier = await self._engine.jobs.find(taken.job_id, submission.tenant)
+        return same_request(earlier, submission.fingerprint)
 
     async def _keep(self, media: Media) -> tuple[KeptInput, ...]:
         """The inputs as they were sent, for a server that has to start over."""

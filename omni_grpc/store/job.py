@@ -95,6 +95,8 @@ class Job:
         self.effective: Effective | None = None
         self.failure: Failure | None = None
         self.stats: Stats | None = None
+        self.starts: tuple[float, ...] = ()
+        """When it has left the queue, in Unix seconds: once for each attempt."""
         self.watchers = 0
         self.previews: tuple[PreviewImage, ...] = ()
         self.preview_seq = 0
@@ -105,6 +107,8 @@ class Job:
         """Where appended events go: it shows them."""
         self.on_end: Callable[[Job], None] = lambda job: None
         """Called when its last event has been shown."""
+        self.known = True
+        """Whether anybody but its creator may know of it: it is committed, if it is to be."""
         self.released = False
         """Its server has stopped and left it as it is: whoever watches it comes back when it runs again."""
         self._appended = 0
@@ -209,8 +213,12 @@ class Job:
 
     def _follow(self, entry: Entry) -> None:
         match entry.event:
+            case Started():
+                self.starts += (entry.time,)
             case Preempted():
                 self.eta = None
+            case Retrying():
+                self.step, self.eta = 0, None
             case StepProgress() as event:
                 self.step, self.eta = event.step, event.eta
             case ArtifactReady() as event:

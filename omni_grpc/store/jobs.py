@@ -90,11 +90,11 @@ class Jobs:
         labels: Mapping[str, str] | None = None,
         tenant: str | None = None,
     ) -> list[Job]:
-        """Newest first; with `states`, only jobs in one of them; with `labels`, only jobs that carry all of them; with
-        `tenant`, only jobs of this one.
+        """Newest first, without those that are not committed yet; with `states`, only jobs in one of them; with
+        `labels`, only jobs that carry all of them; with `tenant`, only jobs of this one.
         """
         query = JobQuery(states=states, labels=labels or {}, tenant=tenant)
-        return [job for job in reversed(self._jobs.values()) if fits(job.record, query)]
+        return [job for job in reversed(self._jobs.values()) if job.known and fits(job.record, query)]
 
     def finished(self) -> list[Job]:
         """Finished jobs, in the order in which they ended."""
@@ -145,7 +145,7 @@ class Jobs:
                 break
             more = dataclasses.replace(query, after=place(stored[-1].record))
         found = [job for job in found if job.id not in self._jobs]
-        found += [job for job in self._jobs.values() if fits(job.record, query)]
+        found += [job for job in self._jobs.values() if job.known and fits(job.record, query)]
         return sorted(found, key=lambda job: place(job.record), reverse=True)[: query.limit]
 
     def restore(self, stored: StoredJob) -> Job:

@@ -96,6 +96,7 @@ class Journal:
         line = self._lines[job.id] = Line(job, job.record)
         if not self._immediate:
             line.created = asyncio.get_running_loop().create_future()
+            job.known = False
 
     def adopt(self, job: Job) -> None:
         """A job that the store has, and that is this server's from now on."""
@@ -131,6 +132,9 @@ class Journal:
         line = self._lines.get(job.id)
         if line is not None and line.created is not None:
             await asyncio.shield(line.created)
+        elif not job.known:
+            # whoever made it is about to let go of it
+            raise self.failure or StoreError("it was not written")
 
     def check(self) -> None:
         """Raises Unavailable (STORE_UNAVAILABLE) while nothing can be written. Once in a while a new job may try."""
@@ -248,6 +252,7 @@ class Journal:
             self.on_owed()
         if line.created is not None and not line.created.done():
             line.created.set_result(None)
+            line.job.known = True
         self._show(line, line.written)
         if write.entries:
             self.on_written(line.job, write.entries[-1].seq)
