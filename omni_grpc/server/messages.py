@@ -161,6 +161,6 @@ def _of_cache(job: Job, count: CacheCount, at: float) -> Mapping[str, Any]:
 
 
 def _since_start(job: Job, event: EncodeDone | StepProgress, at: float) -> Mapping[str, Any]:
-    assert job.record.start_time is not None
-    # the clock may have been set back meanwhile
-    return {"elapsed": max(0.0, at - job.record.start_time)}
+    # of the attempt that it belongs to: a job that is queued again has no start, and then another one. The clock may
+    # have been set back meanwhile
+    return {"elapsed": at - max((start for start in job.starts if start <= at), default=at)}
