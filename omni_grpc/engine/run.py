@@ -130,6 +130,9 @@ class JobRun:
 
     def artifact(self, media: Media) -> Artifact:
         parts = [str(part) for part in (media.index, media.layer) if part is not None]
+        if self.job.record.restarts:
+            # a server that was thought dead may still store what it has made: under another name, it replaces nothing
+            parts.insert(0, f"r{self.job.record.restarts}")
         artifact = Artifact(
             artifact_id="_".join(["art", self.job.id.removeprefix("job_"), *parts]),
             job_id=self.job.id,

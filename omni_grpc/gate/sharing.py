@@ -73,8 +73,8 @@ class Sharing:
         if job.state is not JobState.QUEUED:
             return 0
         ahead = self._engine.queue_position(job)
-        if self._store.shared and job.id in self._engine.jobs:
-            return ahead + await self._store.jobs.queued_before(job.record)
+        if job.id in self._engine.jobs:
+            return ahead + (await self._store.jobs.queued_before(job.record) if self._others else 0)
         if self._store.shared:
             record = job.record
             query = JobQuery(states=(JobState.QUEUED,), model=record.model, created_before=record.create_time)
@@ -110,8 +110,10 @@ class Sharing:
 
     async def _find_lost(self) -> None:
         """This server was thought dead, and others have taken its jobs."""
+        # looked at first: one that is made meanwhile is not in the answer, and is not lost
+        held = self._engine.jobs.newest()
         mine = set(await self._store.jobs.unfinished(self._me))
-        lost = [job for job in self._engine.jobs.newest() if not job.ended and job.id not in mine]
+        lost = [job for job in held if not job.ended and job.id not in mine]
         logger.error("this server gave no sign of life for %g s: others have taken %d jobs", self._lease, len(lost))
         for job in lost:
             self._engine.let_go(job)
