@@ -34,7 +34,7 @@ from .ledger import ENDED, Known, Ledger
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
 """What a call ends with whose server is killed."""
 CALL_SECONDS = 30.0
-POLICIES = (options_pb2.RESTART_POLICY_UNSPECIFIED,)
+POLICIES = (options_pb2.RESTART_POLICY_FAIL, options_pb2.RESTART_POLICY_REQUEUE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class Habits:
 
     creators: int = 4
     watchers: int = 4
-    open_jobs: int = 24
-    ended_jobs: int = 40
+    open_jobs: int = 20
+    ended_jobs: int = 20
     steps: tuple[int, int] = (2, 40)
     inputs: float = 0.1
     size: int = 64
@@ -232,9 +232,8 @@ def repeat(client: Client, ledger: Ledger, known: Known) -> None:
     """Sends a request again: it must give the same job."""
     response = client.create(known.request)
     ledger.counts["repeated requests"] += 1
-    if response.job.job_id != known.job_id or not response.deduplicated:
-        if "delete" not in known.asked:
-            ledger.report(f"{known.job_id}: its request_id gave another job, {response.job.job_id}")
+    if (response.job.job_id != known.job_id or not response.deduplicated) and "delete" not in known.asked:
+        ledger.report(f"{known.job_id}: its request_id gave another job, {response.job.job_id}")
 
 
 def make(habits: Habits, chance: random.Random, assets: Sequence[str]) -> job_pb2.CreateJobRequest:

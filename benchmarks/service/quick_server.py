@@ -1,5 +1,5 @@
-"""`python -m benchmarks.service.quick_server`: `python -m omni_grpc.serve` with the worker of `quick_worker`. All else is
-the same: flags, gRPC, store, processes.
+"""`python -m benchmarks.service.quick_server`: `python -m omni_grpc.serve` with the worker of `quick_worker`. All else
+is the same: flags, gRPC, store, processes.
 """
 
 from __future__ import annotations

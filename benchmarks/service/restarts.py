@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import random
 import tempfile
 import time
@@ -27,16 +28,21 @@ from omni_grpc.v1 import event_pb2
 
 from .clients import Client, Crowd, Habits, repeat
 from .ledger import ENDED, Known, Ledger, was_lost
-from .lives import FSYNC, QUICK, REAL, SQLITE, Life, Place, place
+from .lives import FSYNC, POSTGRESQL, QUICK, REAL, SQLITE, Life, Place, place
 from .report import Result, spread
 
 HABITS: Mapping[str, Habits] = {
     QUICK: Habits(),
     REAL: Habits(model="demo", steps=(1, 6), inputs=0.0, open_jobs=12, size=128),
 }
-FLAGS = ("--retention", "86400", "--max-num-seqs", "4", "--restart-backoff", "0", "--max-queue", "4096")
 END_SECONDS = 120.0
 """What the jobs that are left get to end, once nobody kills any more."""
+LEASE = 1.0
+"""Seconds after which a server of PostgreSQL counts as lost: until then nobody may have its jobs."""
+FLAGS = (
+    *("--lease-seconds", f"{LEASE:g}", "--retention", "86400", "--max-queue", "4096"),
+    *("--max-num-seqs", "4", "--restart-backoff", "0"),
+)
 DURABLE = "durable_jobs"
 """The feature of GetServerInfo that says whether jobs outlive the server."""
 
@@ -100,6 +106,7 @@ class _Course:
         self._waiting: list[Known] = []
         """Those that waited when the server had started."""
         self._born = 0.0
+        self._died = 0.0
         self._kills = 0
 
     def result(self) -> Result:
@@ -121,13 +128,17 @@ class _Course:
     def _life(self) -> Life:
         return Life(self._numbers.worker, (*FLAGS, *self._where.flags), self._log, {})
 
+    def _kill(self, life: Life) -> None:
+        life.kill()
+        self._kills += 1
+        self._died = time.monotonic()
+
     def _kill_early(self) -> None:
         """Kills a server while it starts: also among its first words to the store."""
         life = self._life()
         usual = self._starts[-1] if self._starts else 2.0
         life.address(self._chance.uniform(0.2, 1.0) * usual)
-        life.kill()
-        self._kills += 1
+        self._kill(life)
         self._ledger.counts["kills during the start"] += 1
 
     def _live(self) -> None:
@@ -137,8 +148,7 @@ class _Course:
             crowd.start()
             time.sleep(self._chance.uniform(0.05, self._numbers.longest))
         finally:
-            life.kill()
-        self._kills += 1
+            self._kill(life)
         crowd.stop()
         client.close()
 
@@ -155,6 +165,9 @@ class _Course:
             said = client.features().get(DURABLE)
             if said != str(self._where.durable).lower():
                 self._ledger.report(f"GetServerInfo says {DURABLE}: {said}")
+            if self._where.store == POSTGRESQL:
+                # until its lease is over, and the next look at leases
+                time.sleep(max(0.0, self._died + 1.25 * LEASE + 0.3 - time.monotonic()))
             self._verify(client)
         except BaseException:
             life.kill()
@@ -166,6 +179,8 @@ class _Course:
 
     def _verify(self, client: Client) -> None:
         waited, self._waiting = self._waiting, []
+        if not self._where.durable:
+            self._ledger.assets.clear()
         for known in self._ledger.some(lambda known: True):
             self._look_at(client, known)
         self._check_order(waited)
@@ -196,7 +211,9 @@ class _Course:
             return
         if "cancel" in known.told and job.state != event_pb2.JOB_STATE_CANCELLED:
             ledger.report(f"{known.job_id}: was cancelled, and is {event_pb2.JobState.Name(job.state)}")
-        self._check_policy(known, ran=ran, failed=was_lost(job), again=known.restarts > before, ended=job.state in ENDED)
+        self._check_policy(
+            known, ran=ran, failed=was_lost(job), again=known.restarts > before, ended=job.state in ENDED
+        )
         if job.state not in ENDED:
             self._waiting.append(known)
 
@@ -245,7 +262,7 @@ class _Course:
             began = next((at for at in sorted(starts) if at / 1e9 >= self._born), None)
             if began is not None or known.ended is None:
                 order.append((known, began))
-        for (first, one), (second, two) in zip(order, order[1:], strict=False):
+        for (first, one), (second, two) in itertools.pairwise(order):
             self._ledger.counts["neighbors in the queue"] += 1
             if two is not None and (one is None or one > two):
                 self._ledger.report(f"{second.job_id} started before {first.job_id}, which was created before it")
