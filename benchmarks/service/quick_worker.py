@@ -1,7 +1,7 @@
 """A worker without a model, for benchmarks of what is around one: it starts in half a second and takes its time for
 steps by sleeping. Outputs follow from their seeds alone, so that whoever runs a job again makes the same bytes.
 
-Its environment says how it is: OMNI_GRPC_QUICK_STEP is the seconds of a step; with 0 jobs are prepared and then never
+Its environment says how it is: OMNI_QUICK_STEP is the seconds of a step; with 0 jobs are prepared and then never
 take a step, so that a queue only grows.
 """
 
@@ -22,7 +22,7 @@ from omni_grpc.types.request import Guidance, Request, Task
 from omni_grpc.types.shared_inputs import read_inputs
 from omni_grpc.types.spec import Checkpoint, Configs, Defaults, GuidanceKind, Limits, ModelSpec
 
-STEP = "OMNI_GRPC_QUICK_STEP"
+STEP = "OMNI_QUICK_STEP"
 MODEL = "quick"
 OUTPUT_BYTES = 20_000
 

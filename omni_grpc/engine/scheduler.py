@@ -130,9 +130,13 @@ class Scheduler:
 
     def position(self, job_id: str) -> int:
         """The number of jobs that leave the queue before this one; 0 for a job that has left it."""
+        if not self.is_waiting(job_id):
+            return 0
+        if (place := self._queue.place(self._items[job_id])) is not None:
+            return place
         if self._places is None:
             self._places = {item.request.id: place for place, item in enumerate(self._leaving())}
-        return self._places.get(job_id, 0)
+        return self._places[job_id]
 
     def expected_wait(self, tenant: str, *, prepare_ms: float = 0.0, decode_ms: float = 0.0) -> float:
         """Milliseconds until the next waiting job of a tenant leaves the queue, or where none waits, until one that
