@@ -67,9 +67,13 @@ class Books:
 
     def position(self, job_id: str) -> int:
         """The number of jobs that leave the queue before this one; 0 for a job that has left it."""
+        if not self.is_waiting(job_id):
+            return 0
+        if (place := self.queue.place(self.items[job_id])) is not None:
+            return place
         if self._position is None:
             self._position = {item.request.id: place for place, item in enumerate(self.leaving())}
-        return self._position.get(job_id, 0)
+        return self._position[job_id]
 
     def leaving(self) -> Iterator[Item]:
         """The waiting jobs, in the order in which they leave."""
