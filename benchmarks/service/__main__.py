@@ -11,6 +11,7 @@ from tools.tiny.kept import kept_checkpoint
 
 from . import __doc__ as description
 from . import (
+    accept,
     auth,
     cancel,
     endure,
@@ -19,9 +20,11 @@ from . import (
     inputs,
     kills,
     lanes,
+    lives,
     overhead,
     preempt,
     recovery,
+    restarts,
     resume,
     slow_watcher,
     soak,
@@ -47,10 +50,14 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "fairness": fairness.run,
     "auth": auth.run,
     "store": store.run,
+    "restarts": restarts.run,
+    "accept": accept.run,
     "soak": soak.run,
     "endure": endure.run,
     "fuzz": fuzz.run,
 }
+
+WITHOUT_CHECKPOINT = frozenset({"store", "restarts", "accept"})
 
 
 def main() -> int:
@@ -68,21 +75,52 @@ def main() -> int:
     parser.add_argument("--what", choices=fuzz.PARTS, help="fuzz: one part alone, `count` times (default: all)")
     parser.add_argument("--jobs", type=int, default=store.Numbers.jobs, help="store: how many jobs are kept")
     parser.add_argument(
-        "--state-url", default="", help="store: an empty database of PostgreSQL, measured beside SQLite"
+        "--state-url",
+        default="",
+        help="an empty database of PostgreSQL (store: measured beside SQLite; others start one where none is given)",
     )
+    parser.add_argument("--kills", type=int, default=restarts.Numbers.kills, help="restarts: how often")
+    parser.add_argument(
+        "--store",
+        type=_listed,
+        default=(),
+        help=f"of {', '.join(lives.STORES)}; restarts: one (default {restarts.Numbers.store}), accept: several (all)",
+    )
+    parser.add_argument("--clients", type=_listed, default=(), help="accept: how many at a time, such as 1,16,64")
+    parser.add_argument("--worker", choices=lives.COMMANDS, default=lives.QUICK, help="restarts: whose worker")
     options = parser.parse_args()
     if unknown := set(options.names) - BENCHMARKS.keys():
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
-    checkpoint = options.checkpoint or kept_checkpoint()
+    names = options.names or list(BENCHMARKS)
+    # building it takes a while
+    checkpoint = options.checkpoint or (Path() if WITHOUT_CHECKPOINT.issuperset(names) else kept_checkpoint())
     numbers = fuzz.Numbers(count=options.count, seed=options.seed, what=(options.what,) if options.what else fuzz.PARTS)
     kept_jobs = store.Numbers(jobs=options.jobs, state_url=options.state_url)
+    killed = restarts.Numbers(
+        kills=options.kills,
+        store=options.store[0] if options.store else restarts.Numbers.store,
+        worker=options.worker,
+        state_url=options.state_url,
+        seed=options.seed,
+    )
+    accepted = accept.Numbers(
+        stores=options.store or accept.Numbers.stores,
+        clients=tuple(map(int, options.clients)) or accept.Numbers.clients,
+        state_url=options.state_url,
+    )
     runs = {
         **BENCHMARKS,
         "fuzz": lambda checkpoint: fuzz.run(checkpoint, numbers),
         "store": lambda checkpoint: store.measure(kept_jobs),
+        "restarts": lambda checkpoint: restarts.measure(killed),
+        "accept": lambda checkpoint: accept.measure(accepted),
     }
-    kept = [_run(name, runs[name], checkpoint, options.out) for name in options.names or BENCHMARKS]
+    kept = [_run(name, runs[name], checkpoint, options.out) for name in names]
     return 0 if all(kept) else 1
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def _run(name: str, benchmark: Callable[[Path], Result], checkpoint: Path, out: Path) -> bool:

@@ -20,12 +20,17 @@ from omni_grpc.types.output_files import write_file
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """`rows` are the table's cells; `figures` go to the results file; `problems` are promises that were not kept."""
+    """`rows` are the table's cells; `figures` go to the results file; `problems` are promises that were not kept.
+
+    `variant` is a part of that file's name, for a benchmark that is run in several ways; `arguments` how this was run.
+    """
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     figures: Mapping[str, Any]
     problems: Sequence[str] = ()
+    variant: str = ""
+    arguments: str = ""
 
     def table(self) -> str:
         """As Markdown."""
@@ -57,14 +62,14 @@ def load() -> Iterator[Load]:
 def write(folder: Path, name: str, result: Result, meanwhile: Load) -> Path:
     """Writes the results file of a benchmark and returns its path."""
     content = {
-        **provenance.about(f"python -m benchmarks.service {name}"),
+        **provenance.about(f"python -m benchmarks.service {name} {result.arguments}".rstrip()),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
         "load": dataclasses.asdict(meanwhile),
         "problems": list(result.problems),
         "figures": result.figures,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"cpu-service-{name}.json"
+    path = folder / f"cpu-service-{name}{result.variant and '-'}{result.variant}.json"
     write_file(path, (json.dumps(_rounded(content), indent=1) + "\n").encode())
     return path
 

@@ -201,8 +201,13 @@ def _record(name: str, at: float, number: int, **changes: Any) -> JobRecord:
     )
 
 
+def new_record(name: str) -> JobRecord:
+    """A job that waits."""
+    return _record(name, time.time(), 1, state=JobState.QUEUED)
+
+
 def _new(name: str) -> JobWrite:
-    record = _record(name, time.time(), 1, state=JobState.QUEUED)
+    record = new_record(name)
     return JobWrite(record=record, entries=(Entry(1, 1.0, events.Queued(position=1, queue_depth=2)),), created=True)
 
 

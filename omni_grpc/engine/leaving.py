@@ -41,6 +41,18 @@ class Queue:
             del self.ranks[item.rank]
         self._count -= 1
 
+    def place(self, item: Item) -> int | None:
+        """The number of jobs that leave before this one, without a look at them: one tenant's go by rank and arrival,
+        whatever its limit. None where several tenants wait, whose turns depend on more than the queue.
+        """
+        place = 0
+        for rank, tenants in self.ranks.items():
+            if tenants.keys() != {item.tenant}:
+                return None
+            if rank < item.rank:
+                place += len(tenants[item.tenant])
+        return place + bisect.bisect_left(self.ranks[item.rank][item.tenant], item.arrival, key=_arrival)
+
     def count(self, tenant: str) -> int:
         """The number of one tenant's jobs."""
         return sum(len(tenants.get(tenant, ())) for tenants in self.ranks.values())

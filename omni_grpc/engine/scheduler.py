@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 
-from omni_grpc.engine.estimate import Estimate
-from omni_grpc.engine.fairness import Share, ShareOf, Turns, equal_shares
+from omni_grpc.engine.books import Books, TurnsOf
+from omni_grpc.engine.fairness import Share, ShareOf
 from omni_grpc.engine.items import Item, Lane, Phase
-from omni_grpc.engine.leaving import Places, Queue, View, leaving
-from omni_grpc.engine.policy import POLICIES, Claim
-from omni_grpc.engine.wait import Pace, expected_wait
+from omni_grpc.engine.leaving import Places
+from omni_grpc.engine.policy import Claim
+from omni_grpc.engine.wait import Pace
 from omni_grpc.resolve.work import pixels
-from omni_grpc.types.errors import ResourceExhausted
 from omni_grpc.types.plan import CostModel, Plan
 from omni_grpc.types.request import Request
 
@@ -43,9 +41,9 @@ class Accounts:
     """
 
     services: dict[str, float]
-    shares: dict[str, Share]
-    clocks: dict[str, float]
-    turns: dict[tuple[Lane, float], Turns]
+    shares: Mapping[str, Share]
+    clocks: Mapping[str, float]
+    turns: TurnsOf
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,91 +66,116 @@ class Scheduler:
     """
 
     def __init__(
-        self, max_queue: int, max_num_seqs: int, *, policy: str = "fcfs", max_step_ms: float | None = None
+        self,
+        max_queue: int,
+        max_num_seqs: int,
+        *,
+        policy: str = "fcfs",
+        max_step_ms: float | None = None,
+        books: Books | None = None,
     ) -> None:
-        self.max_queue = max_queue
+        """`books`: those of the model, where it has other replicas; `max_queue` and `policy` are theirs then."""
+        self.books = Books(max_queue, policy=policy) if books is None else books
+        self.books.places += max_num_seqs
         self.max_num_seqs = max_num_seqs
         self.max_step_ms = max_step_ms
-        self.cost = CostModel()
         self.exclusive = False
         """One job at a time, from its prepare to the end of its decode."""
-        self.share_of: ShareOf = equal_shares
-        """The share of a tenant, asked at each plan."""
-        self._rank = POLICIES[policy]
-        self._items: dict[str, Item] = {}
-        self._queue = Queue()
+        self._cost = CostModel()
         self._active: dict[str, Item] = {}
-        """Those that have left the queue."""
-        self._shares: dict[str, Share] = {}
-        self._arrivals = itertools.count()
-        self._clocks: dict[str, float] = {}
-        """By tenant: the service of a job of it that had always received its fair share."""
-        self._turns: dict[tuple[Lane, float], Turns] = {}
-        """Of tenants, by lane and rank."""
-        self._estimate = Estimate()
-        self._places: dict[str, int] | None = None
-        """Positions in the queue by id, until something changes."""
+        """Those that have left the queue for this replica."""
+        self._clocks: Mapping[str, float] = {}
+        """By tenant: the service of a job of it here that had always received its fair share."""
         self._busy: set[Lane] = set()
         self._dropped: list[str] = []
 
     def __contains__(self, job_id: str) -> bool:
-        return job_id in self._items
+        return job_id in self.books.items
 
-    def is_waiting(self, job_id: str) -> bool:
-        """Whether a job is in the queue."""
-        return job_id in self._items and self._items[job_id].phase is Phase.WAITING
+    @property
+    def cost(self) -> CostModel:
+        """What a step takes here."""
+        return self._cost
+
+    @cost.setter
+    def cost(self, cost: CostModel) -> None:
+        # the replicas of a model run on equal devices: the newest fit is as good as any
+        self._cost = self.books.cost = cost
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the cost is one that was measured."""
+        return self._cost != CostModel()
+
+    @property
+    def share_of(self) -> ShareOf:
+        """The share of a tenant, asked at each plan."""
+        return self.books.share_of
+
+    @share_of.setter
+    def share_of(self, share_of: ShareOf) -> None:
+        self.books.share_of = share_of
+
+    @property
+    def max_queue(self) -> int:
+        return self.books.max_queue
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        return self.books.waiting
 
     @property
     def active(self) -> int:
-        """The number of jobs that have left the queue and are not finished."""
-        return len(self._active)
+        """The number of jobs that have left the queue, for any replica, and are not finished."""
+        return len(self.books.active)
 
     @property
     def tenants(self) -> list[str]:
         """Those that have jobs here."""
-        waiting = {tenant for tenants in self._queue.ranks.values() for tenant in tenants}
-        return sorted(waiting.union(item.tenant for item in self._active.values()))
+        return self.books.tenants
+
+    @property
+    def work_ms(self) -> float:
+        """Predicted milliseconds of all that the jobs of this replica have still to do."""
+        return sum(map(self.books.work, self._active.values()))
+
+    def has(self, job_id: str) -> bool:
+        """Whether a job has left the queue for this replica."""
+        return job_id in self._active
+
+    def is_waiting(self, job_id: str) -> bool:
+        """Whether a job is in the queue."""
+        return self.books.is_waiting(job_id)
 
     def queued_of(self, tenant: str) -> int:
         """The number of a tenant's jobs in the queue."""
-        return self._queue.count(tenant)
+        return self.books.queue.count(tenant)
 
     def running_of(self, tenant: str) -> int:
         """The number of a tenant's jobs that have left the queue and are not finished."""
-        return sum(item.tenant == tenant for item in self._active.values())
+        return self.books.running_of(tenant)
 
     def busy(self, lane: Lane) -> bool:
         return lane in self._busy
 
     def position(self, job_id: str) -> int:
         """The number of jobs that leave the queue before this one; 0 for a job that has left it."""
-        if self._places is None:
-            self._places = {item.request.id: place for place, item in enumerate(self._leaving())}
-        return self._places.get(job_id, 0)
+        return self.books.position(job_id)
 
     def expected_wait(self, tenant: str, *, prepare_ms: float = 0.0, decode_ms: float = 0.0) -> float:
         """Milliseconds until the next waiting job of a tenant leaves the queue, or where none waits, until one that
         runs ends: `wait.expected_wait`. `prepare_ms` and `decode_ms` are what those phases take of a job.
         """
-        self._follow()
-        pace = Pace(prepare_ms=prepare_ms, decode_ms=decode_ms, exclusive=self.exclusive)
-        return expected_wait(tenant, self._queue, self._active.values(), self._view, pace)
+        return self.books.expected_wait(
+            tenant, Pace(prepare_ms=prepare_ms, decode_ms=decode_ms, exclusive=self.exclusive)
+        )
 
     def phase(self, job_id: str) -> Phase:
-        return self._items[job_id].phase
+        return self.books.items[job_id].phase
 
     def check_room(self) -> None:
         """Raises ResourceExhausted (QUEUE_FULL) where there is no room in the queue."""
-        if self.waiting >= self.max_queue:
-            raise ResourceExhausted(
-                f"the queue is full: {self.max_queue} jobs are waiting (--max-queue); retry later",
-                reason="QUEUE_FULL",
-                retry_after=1.0,
-            )
+        self.books.check_room()
 
     def add(
         self,
@@ -168,16 +191,12 @@ class Scheduler:
         """
         if not room:
             self.check_room()
-        item = self._items[request.id] = Item(
-            request, self._rank(claim), next(self._arrivals), tenant, left=request.steps * segments, segments=segments
-        )
-        self._queue.add(item)
-        self._follow()
+        self.books.add(request, claim, tenant, segments=segments)
 
     def plan(self) -> Decision:
         """Work for every free lane. The lanes that it fills are busy until `free`."""
         services = {item.request.id: item.service for item in self._in(Phase.RUNNING)}
-        before = Accounts(services, self._shares, self._clocks, self._turns)
+        before = Accounts(services, self.books.shares, self._clocks, self.books.turns)
         self._follow()
         admit = self._admit() if Lane.PREPARE not in self._busy else ()
         taken, preempted = self._step() if Lane.STEP not in self._busy else ([], [])
@@ -196,16 +215,16 @@ class Scheduler:
         """
         plan, before = decision.plan, decision.before
         for job_id in decision.preempted + decision.resumed:
-            self._items[job_id].preempted = job_id in decision.resumed
+            self.books.items[job_id].preempted = job_id in decision.resumed
         for job_id, service in before.services.items():
-            self._items[job_id].service = service
-        self._shares, self._clocks, self._turns = before.shares, before.clocks, before.turns
+            self.books.items[job_id].service = service
+        self.books.shares, self.books.turns, self._clocks = before.shares, before.turns, before.clocks
         for request in plan.admit:
-            self._return(self._items[request.id])
+            self._return(self.books.items[request.id])
         for job_id in plan.decode:
-            self._items[job_id].phase = Phase.DECODE_QUEUED
+            self.books.items[job_id].phase = Phase.DECODE_QUEUED
         for job_id in plan.decode_parts:
-            self._items[job_id].part_ready = True
+            self.books.items[job_id].part_ready = True
         self._dropped[:0] = plan.drop
         for lane in lanes(plan):
             self._busy.remove(lane)
@@ -216,36 +235,37 @@ class Scheduler:
 
     def prepared(self, job_id: str, rows: tuple[int, ...]) -> None:
         """A job can take steps; `rows` are the tokens of each of its rows. Ignored for a removed job."""
-        if (item := self._items.get(job_id)) is not None:
+        if (item := self.books.items.get(job_id)) is not None:
             item.phase, item.rows, item.service = Phase.RUNNING, rows, self._clocks[item.tenant]
-            self._estimate.learn(item.request, rows)
+            self.books.estimate.learn(item.request, rows)
 
     def stepped(self, job_id: str, left: int, evals: int) -> None:
         """A job has taken a step of `evals` forwards and has `left` to take. Ignored for a removed job."""
-        if (item := self._items.get(job_id)) is not None:
+        if (item := self.books.items.get(job_id)) is not None:
             item.left, item.evals = left, max(item.evals, evals)
 
     def denoised(self, job_id: str) -> None:
         """A job has taken its last step. Ignored for a removed job."""
-        if (item := self._items.get(job_id)) is not None:
+        if (item := self.books.items.get(job_id)) is not None:
             item.phase = Phase.DECODE_QUEUED
 
     def part_ready(self, job_id: str) -> None:
         """Part of a job's output can be decoded while the job goes on. Ignored for a removed job."""
-        if (item := self._items.get(job_id)) is not None:
+        if (item := self.books.items.get(job_id)) is not None:
             item.part_ready = True
 
     def finish(self, job_id: str) -> None:
         """A job is over in the worker too: it ended, or it failed and its state was dropped there."""
-        if (item := self._items.pop(job_id, None)) is not None:
-            self._forget(item)
-        self._places = None
+        if (item := self._active.pop(job_id, None)) is not None:
+            self.books.forget(item)
 
     def remove(self, job_id: str) -> Phase:
-        """Removes a job and returns its phase. The next plan tells the worker to drop the job's state."""
-        item = self._items.pop(job_id)
-        self._forget(item)
-        if item.phase is not Phase.WAITING:
+        """Removes a job that waits, or that this replica has, and returns its phase. The next plan tells the worker to
+        drop the job's state.
+        """
+        item = self.books.items[job_id]
+        self.books.forget(item)
+        if self._active.pop(job_id, None) is not None:
             self._dropped.append(job_id)
         return item.phase
 
@@ -260,11 +280,11 @@ class Scheduler:
         for item in back:
             self._return(item)
             item.final = True
-        lost = [job_id for job_id, item in self._items.items() if item.phase is not Phase.WAITING]
-        for job_id in lost:
-            self._forget(self._items.pop(job_id))
+        lost = list(self._active)
+        for item in self._active.values():
+            self.books.forget(item)
+        self._active.clear()
         self._busy.clear()
-        self._places = None
         self._dropped.clear()
         return lost, list(_ids(back))
 
@@ -275,81 +295,46 @@ class Scheduler:
 
     def predicted_ms(self, job_ids: Iterable[str]) -> float:
         """The milliseconds that the cost model predicts for a step of these jobs; 0 for none."""
-        rows = [tokens for job_id in job_ids for tokens in self._items[job_id].rows]
+        rows = [tokens for job_id in job_ids for tokens in self.books.items[job_id].rows]
         return self.cost.step_ms(rows) if rows else 0.0
 
     def _return(self, item: Item) -> None:
         """To its place in the queue."""
         del self._active[item.request.id]
-        item.phase = Phase.WAITING
-        self._queue.add(item)
-        self._places = None
-
-    def _forget(self, item: Item) -> None:
-        if self._active.pop(item.request.id, None) is None:
-            self._queue.remove(item)
-        self._places = None
+        self.books.put_back(item)
 
     def _follow(self) -> None:
-        """Asks for the shares, and tells turns and clocks who has work: of a tenant at its limit, waiting jobs are
-        none.
-        """
-        self._places = None
-        self._shares = {tenant: self.share_of(tenant) for tenant in self.tenants}
-        active: dict[tuple[Lane, float], set[str]] = {}
-        for rank, tenants in self._queue.ranks.items():
-            if able := {tenant for tenant in tenants if self._may_leave(tenant)}:
-                active[Lane.STEP, rank] = able
-        for item in self._active.values():
-            if item.inside:
-                active.setdefault((Lane.STEP, item.rank), set()).add(item.tenant)
-            if item.part_ready or item.phase in (Phase.DECODE_QUEUED, Phase.DECODING):
-                active.setdefault((Lane.DECODE, item.rank), set()).add(item.tenant)
-        # where nobody has work, nobody is ahead
-        self._turns = {key: self._turns.get(key, Turns()).follow(able) for key, able in active.items()}
-        self._clocks = {tenant: self._clocks.get(tenant, 0.0) for tenant in self._shares}
-
-    def _may_leave(self, tenant: str) -> bool:
-        """Whether its limit lets one more job of a tenant run."""
-        limit = self._shares[tenant].max_running
-        return limit is None or self.running_of(tenant) < limit
-
-    def _tag(self, rank: float, tenant: str) -> float:
-        return self._turns[Lane.STEP, rank].tag(tenant) if (Lane.STEP, rank) in self._turns else 0.0
-
-    def _work(self, item: Item) -> float:
-        """Predicted milliseconds of the steps that a job has still to take, each alone."""
-        return item.left * item.evals * self._step_ms(item)
-
-    def _step_ms(self, item: Item) -> float:
-        return self.cost.step_ms(item.rows or self._estimate.rows(item.request))
-
-    @property
-    def _view(self) -> View:
-        return View(total=self.max_num_seqs, shares=self._shares, tag=self._tag, step=self._step_ms, work=self._work)
-
-    def _leaving(self) -> Iterator[Item]:
-        return leaving(self._queue, self._active.values(), self._view)
+        """Asks who has work now."""
+        self.books.follow()
+        self._clocks = {tenant: self._clocks.get(tenant, 0.0) for tenant in self.books.shares}
 
     def _admit(self) -> tuple[Request, ...]:
         """The first job in the queue, if it may leave and there is a place for it: one is free, a job of a lower rank
         has it, or a tenant that has more of them than is its part.
         """
-        if not self._queue or (self.exclusive and self._active):
+        books = self.books
+        if not books.queue or (self.exclusive and self._active):
             return ()
         if sum(item.inside for item in self._active.values()) >= 2 * self.max_num_seqs:
             return ()
-        first = next(self._leaving())
-        if not self._may_leave(first.tenant):
+        first = next(books.leaving())
+        if not books.may_leave(first.tenant):
             return ()
-        places = Places(self._queue, self._active.values(), first.rank, self._view)
+        places = Places(books.queue, books.active.values(), first.rank, books.view)
         if places.full and not places.entitled(first.tenant):
             return ()
-        self._queue.remove(first)
+        if not places.full and self._is_full(first.rank):
+            # there is a place, at another replica
+            return ()
+        books.take(first)
         self._active[first.request.id] = first
         first.phase = Phase.PREPARING
         self._busy.add(Lane.PREPARE)
         return (first.request,)
+
+    def _is_full(self, rank: float) -> bool:
+        """Whether jobs of this rank and above have all places of this replica."""
+        return sum(item.inside and item.rank <= rank for item in self._active.values()) >= self.max_num_seqs
 
     def _step(self) -> tuple[list[Item], list[Item]]:
         """The jobs of the next step, and those that are preempted by it."""
@@ -361,7 +346,7 @@ class Scheduler:
         """Those that were not left out because their tenant has had its share: that is no preemption."""
         ends: dict[float, float] = {}
         for item in self._in_turn(running):
-            turns = self._turns[Lane.STEP, item.rank]
+            turns = self.books.turns[Lane.STEP, item.rank]
             end = ends.setdefault(item.rank, turns[item.tenant] + self._by_weight(item))
             if turns[item.tenant] > end:
                 continue
@@ -385,14 +370,14 @@ class Scheduler:
         for item in sorted(running, key=turn):
             first.setdefault((item.rank, item.tenant), item)
         tenants = {
-            (rank, tenant): (rank, self._turns[Lane.STEP, rank][tenant] + self._by_weight(item), item.arrival)
+            (rank, tenant): (rank, self.books.turns[Lane.STEP, rank][tenant] + self._by_weight(item), item.arrival)
             for (rank, tenant), item in first.items()
         }
         return sorted(running, key=lambda item: (*tenants[item.rank, item.tenant], *turn(item)))
 
     def _by_weight(self, item: Item) -> float:
         """How far a step alone moves the tag of its job's tenant."""
-        return self.cost.step_ms(item.rows) / self._shares[item.tenant].weight
+        return self.cost.step_ms(item.rows) / self.books.shares[item.tenant].weight
 
     def _charge(self, chosen: list[Item]) -> None:
         """Divides the time of a step among those who take it: what it takes whoever is in it among the tenants by their
@@ -404,7 +389,7 @@ class Scheduler:
         by_tenant: dict[str, list[Item]] = {}
         for item in chosen:
             by_tenant.setdefault(item.tenant, []).append(item)
-        weights = {tenant: self._shares[tenant].weight for tenant in by_tenant}
+        weights = {tenant: self.books.shares[tenant].weight for tenant in by_tenant}
         jobs = collections.Counter(item.tenant for item in self._in(Phase.RUNNING))
         for tenant, items in by_tenant.items():
             rows = [tokens for item in items for tokens in item.rows]
@@ -413,14 +398,11 @@ class Scheduler:
             alone = [self.cost.step_ms(item.rows) for item in items]
             for item, own in zip(items, alone, strict=True):
                 cost = part * own / (sum(alone) or 1.0)
-                self._move((Lane.STEP, item.rank), tenant, cost)
+                self.books.charge((Lane.STEP, item.rank), tenant, cost)
                 # a job without rows is one that runs alone, so that there is no other to take turns with
                 item.service += cost if rows else 0.0
-            self._clocks[tenant] += part / jobs[tenant] if rows else 0.0
-
-    def _move(self, key: tuple[Lane, float], tenant: str, cost: float) -> None:
-        """A tenant received this much of a lane, at a rank."""
-        self._turns[key] = self._turns[key].charge(tenant, cost / self._shares[tenant].weight)
+            if rows:
+                self._clocks = {**self._clocks, tenant: self._clocks[tenant] + part / jobs[tenant]}
 
     def _fits(self, items: list[Item]) -> bool:
         """Whether these may share a step; the first is the one whose turn it is."""
@@ -436,7 +418,7 @@ class Scheduler:
         if not queue:
             return (), ()
         first = min(queue, key=self._decode_turn(queue))
-        self._move((Lane.DECODE, first.rank), first.tenant, _decode_cost(first))
+        self.books.charge((Lane.DECODE, first.rank), first.tenant, _decode_cost(first))
         self._busy.add(Lane.DECODE)
         if first.phase is Phase.RUNNING:
             first.part_ready = False
@@ -448,8 +430,8 @@ class Scheduler:
         """The order of decodes: as of steps, by the size of what is decoded; a tenant's own in order of arrival."""
         ends: dict[tuple[float, str], float] = {}
         for item in sorted(queue, key=lambda item: item.order):
-            tag = self._turns[Lane.DECODE, item.rank][item.tenant]
-            ends.setdefault((item.rank, item.tenant), tag + _decode_cost(item) / self._shares[item.tenant].weight)
+            tag = self.books.turns[Lane.DECODE, item.rank][item.tenant]
+            ends.setdefault((item.rank, item.tenant), tag + _decode_cost(item) / self.books.shares[item.tenant].weight)
         return lambda item: (item.rank, ends[item.rank, item.tenant], item.arrival)
 
     def _in(self, *phases: Phase) -> list[Item]:

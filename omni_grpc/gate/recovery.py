@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from omni_grpc.engine import Engine, Job, JobState
 from omni_grpc.gate.media import MediaReader
@@ -15,6 +16,7 @@ from omni_grpc.store.seam import Blobs, MissingBlob, StoreError
 from omni_grpc.types.errors import Code, Failure, OmniError
 from omni_grpc.types.events import Cancelled, Failed, Retrying
 from omni_grpc.types.media import Inputs
+from omni_grpc.types.os_errors import plain
 from omni_grpc.types.results import Stats
 
 logger = logging.getLogger(__name__)
@@ -64,16 +66,28 @@ class Recovery:
             while self._engine.takes_over:
                 try:
                     for stored in await self._engine.storage.store.jobs.read([job_id]):
-                        await self._take(stored)
+                        with self._blamed(stored):
+                            await self._take(stored)
                     break
                 except StoreError as error:
                     logger.warning("job %s is not taken yet: %s", job_id, error)
-                except Exception:
-                    # the others need not wait for it
-                    logger.exception("unexpected error while taking job %s: it stays where it is", job_id)
-                    break
                 self._held_up.set()
                 await asyncio.sleep(RETRY_SECONDS)
+
+    @contextlib.contextmanager
+    def _blamed(self, stored: StoredJob) -> Iterator[None]:
+        """Whatever goes wrong inside with one job is its failure: those behind it are taken all the same."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except Exception as error:
+            job = self._engine.jobs.restore(stored)
+            logger.exception("unexpected error while going on with job %s", job.id)
+            message = f"{type(error).__name__} while going on with it: {plain(error)}"
+            failure = Failure(code=Code.INTERNAL, reason="ENGINE_ERROR", message=message)
+            if not job.ended:
+                self._engine.settle(job, Failed(failure=failure, stats=Stats()))
 
     async def _take(self, stored: StoredJob) -> None:
         job = self._engine.jobs.restore(stored)

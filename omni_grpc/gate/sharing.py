@@ -83,7 +83,7 @@ class Sharing:
         query = JobQuery(states=(JobState.QUEUED,), model=record.model, created_before=record.create_time)
         try:
             if job.id in self._engine.jobs:
-                return ahead + await self._store.jobs.queued_before(record)
+                return ahead + (await self._store.jobs.queued_before(record) if self._others else 0)
             return await self._store.jobs.count(query)
         except StoreError as error:
             # a job that is known is not refused for the want of an estimate

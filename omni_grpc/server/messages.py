@@ -117,7 +117,9 @@ class Messages:
             effective=job.effective,
             warnings=job.warnings,
             client_job_id=job.record.client_job_id,
+            tenant=job.tenant,
             request_id=job.record.request_id,
+            replica=self._gate.jobs.replica(job),
             priority=job.record.priority,
             retryable=job.failure is not None and job.failure.retryable,
         )

@@ -233,6 +233,8 @@ class Job:
                 self.starts.append(entry.time)
             case Preempted():
                 self.eta = None
+            case Retrying():
+                self.step, self.eta = 0, None
             case StepProgress() as event:
                 self.step, self.eta = event.step, event.eta
             case ArtifactReady() as event:

@@ -37,7 +37,7 @@ class MemoryStore:
     durable = False
     immediate = True
     shared = False
-    name = "memory"
+    kind = name = "memory"
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         names = Names(remembered)
@@ -310,6 +310,7 @@ class MemoryBlobs:
 
     durable = False
     immediate = True
+    kind = "memory"
     signs = False
 
     def __init__(self) -> None:

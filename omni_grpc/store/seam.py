@@ -244,6 +244,10 @@ class Store(Protocol):
         """Whether several servers can use it at the same time."""
 
     @property
+    def kind(self) -> str:
+        """What it is, as callers are told: "memory", "sqlite" or "postgresql"."""
+
+    @property
     def name(self) -> str:
         """What it is, for people: without passwords."""
 
@@ -275,6 +279,10 @@ class Blobs(Protocol):
     @property
     def durable(self) -> bool:
         """Whether they outlive the process."""
+
+    @property
+    def kind(self) -> str:
+        """Where they are, as callers are told: "memory", "folder" or "s3"."""
 
     @property
     def immediate(self) -> bool:

@@ -19,6 +19,7 @@ from omni_grpc.store.records import Cause
 from omni_grpc.store.retention import Retention
 from omni_grpc.store.seam import Blobs, Store, StoreError
 from omni_grpc.types.errors import FailedPrecondition
+from omni_grpc.types.storage_info import StorageInfo
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Storage:
     def __init__(self, config: EngineConfig, store: Store | None = None, blobs: Blobs | None = None) -> None:
         self.store: Store = MemoryStore() if store is None else store
         self.blobs: Blobs = MemoryBlobs() if blobs is None else blobs
+        self._limits = config.keeping
         self.instance_id = secrets.token_hex(8)
         """Names this life of the server process."""
         self.forgotten = Forgotten(self.instance_id)
@@ -70,6 +72,20 @@ class Storage:
     def durable(self) -> bool:
         """Whether jobs outlive the process."""
         return self.store.durable
+
+    @property
+    def info(self) -> StorageInfo:
+        """Where things are kept and for how long, as anybody may know."""
+        return StorageInfo(
+            durable=self.store.durable and self.blobs.durable,
+            shared=self.store.shared,
+            rows=self.store.kind,
+            files=self.blobs.kind,
+            retention=self._limits.retention,
+            max_retention=self._limits.max_retention,
+            artifact_budget_bytes=self._limits.artifact_budget,
+            asset_budget_bytes=self._limits.asset_budget,
+        )
 
     async def open(self) -> None:
         """Connects, and starts to write and to sweep; nothing where that has been done. Raises ConfigError for a store

@@ -7,7 +7,7 @@ import multiprocessing.connection
 from pathlib import Path
 
 import sqlalchemy.dialects.postgresql.asyncpg
-import sqlalchemy.dialects.sqlite.aiosqlite  # noqa: F401
+import sqlalchemy.dialects.sqlite.pysqlite  # noqa: F401
 
 from omni_grpc.store.records import JobState, JobWrite
 from omni_grpc.store.sql import SqlStore, codec

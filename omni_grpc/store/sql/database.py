@@ -1,7 +1,7 @@
 """Transactions on a database that may hang, be full, or go away: bounded in time, with errors in words.
 
-Work is a plain function of a connection, which runs as a whole (`AsyncConnection.run_sync`): it is fewer switches than
-one for each statement.
+Work is a plain function of a connection, which runs as a whole (`AsyncConnection.run_sync`, or in a thread): it is
+fewer switches than one for each statement.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from omni_grpc.store.seam import StoreError
 from omni_grpc.store.sql.faults import ERRORS, RETRIED, fault, sqlstate
+from omni_grpc.store.sql.threads import Threads
 
 T = TypeVar("T")
+
+Connections = AsyncEngine | Threads
 
 TRIES = 3
 """How often a transaction is run that another one got in the way of."""
@@ -32,7 +35,7 @@ class Database:
     still be committed then, so what is written again must do no harm.
     """
 
-    def __init__(self, readers: AsyncEngine, writers: AsyncEngine, *, timeout: float, abandons: bool) -> None:
+    def __init__(self, readers: Connections, writers: Connections, *, timeout: float, abandons: bool) -> None:
         """`abandons`: a transaction that has taken too long is cancelled, which closes its connection. One of SQLite
         is in a system call, so its connection could not be closed either.
         """
@@ -63,9 +66,11 @@ class Database:
         for engine in {self._readers, self._writers}:
             await engine.dispose()
 
-    async def _transaction(self, engine: AsyncEngine, work: Callable[[sa.Connection], T]) -> T:
+    async def _transaction(self, engine: Connections, work: Callable[[sa.Connection], T]) -> T:
         for left in reversed(range(TRIES)):
             try:
+                if isinstance(engine, Threads):
+                    return await engine.run(work)
                 async with engine.begin() as connection:
                     return await connection.run_sync(work)
             except ERRORS as error:

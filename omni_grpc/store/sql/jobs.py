@@ -15,7 +15,8 @@ from omni_grpc.store.records import Cause, Entry, JobQuery, JobRecord, JobWrite,
 from omni_grpc.store.sql import codec, pages, rows, tables
 from omni_grpc.store.sql.database import Database
 from omni_grpc.store.sql.dialect import insert
-from omni_grpc.store.sql.writing import Batch, delete_labels
+from omni_grpc.store.sql.together import Together
+from omni_grpc.store.sql.writing import Batch, delete_labels, requested
 
 DECODED = 8
 """Jobs with their logs that are decoded before others may use the loop: about 1 ms."""
@@ -35,6 +36,7 @@ class SqlJobs:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._finding: Together[tuple[str, str], str] = Together(self._find)
 
     async def write(self, writes: Sequence[JobWrite]) -> Rejected:
         return await self._database.write(Batch(writes)) if writes else Rejected()
@@ -54,8 +56,10 @@ class SqlJobs:
         return list(rows.entries(await self._database.read(lambda connection: connection.execute(select).all())))
 
     async def find(self, tenant: str, request_id: str) -> str | None:
-        wanted = (jobs.c.tenant == tenant, jobs.c.request_id == request_id, tables.REQUESTED)
-        return await self._database.read(lambda connection: connection.scalar(sa.select(jobs.c.id).where(*wanted)))
+        return await self._finding.of((tenant, request_id))
+
+    async def _find(self, asked: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+        return await self._database.read(lambda connection: requested(connection, asked))
 
     async def page(self, query: JobQuery) -> list[StoredJob]:
         def work(connection: sa.Connection) -> _Found:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from omni_grpc.store.sql.threads import Threads
 from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.os_errors import plain
 
@@ -68,14 +68,14 @@ def _open(path: Path) -> int:
     return descriptor
 
 
-def engines(path: Path, timeout: float) -> tuple[AsyncEngine, AsyncEngine]:
+def engines(path: Path, timeout: float) -> tuple[Threads, Threads]:
     """One that reads and one that writes. Half of `timeout` (seconds) is for programs that hold the file."""
     return _engine(path, READERS, "BEGIN", timeout), _engine(path, 1, "BEGIN IMMEDIATE", timeout)
 
 
-def _engine(path: Path, connections: int, begin: str, timeout: float) -> AsyncEngine:
-    engine = create_async_engine(
-        sa.URL.create("sqlite+aiosqlite", database=str(path)),
+def _engine(path: Path, connections: int, begin: str, timeout: float) -> Threads:
+    engine = sa.create_engine(
+        sa.URL.create("sqlite+pysqlite", database=str(path)),
         pool_size=connections,
         max_overflow=0,
         pool_timeout=timeout,
@@ -84,15 +84,15 @@ def _engine(path: Path, connections: int, begin: str, timeout: float) -> AsyncEn
         connect_args={"isolation_level": None, "timeout": timeout / 2},
     )
 
-    @sa.event.listens_for(engine.sync_engine, "connect")
+    @sa.event.listens_for(engine, "connect")
     def connected(connection: Any, record: Any) -> None:
         cursor = connection.cursor()
         for pragma in PRAGMAS:
             cursor.execute(pragma)
         cursor.close()
 
-    @sa.event.listens_for(engine.sync_engine, "begin")
+    @sa.event.listens_for(engine, "begin")
     def began(connection: sa.Connection) -> None:
         connection.exec_driver_sql(begin)
 
-    return engine
+    return Threads(engine, connections)

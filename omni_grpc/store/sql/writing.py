@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -96,19 +96,25 @@ def _create(connection: sa.Connection, new: Sequence[_Encoded]) -> dict[str, str
     """Inserts new jobs; those whose request_id is another's, with the id of that."""
     insert(connection, jobs, [write.columns for write in new])
     asked = {(write.record.tenant, write.record.request_id) for write in new if write.record.request_id}
-    if not asked:
-        return {}
+    owners = requested(connection, asked)
+    return {
+        write.record.id: owner
+        for write in new
+        if (owner := owners.get((write.record.tenant, write.record.request_id), write.record.id)) != write.record.id
+    }
+
+
+def requested(connection: sa.Connection, asked: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """The ids of the jobs that were made with these request_ids, by tenant and request_id. It may say more than that of
+    other tenants that are asked for.
+    """
     owners: dict[tuple[str, str], str] = {}
     for some in rows.chunks(sorted({request_id for _, request_id in asked})):
         select = sa.select(jobs.c.tenant, jobs.c.request_id, jobs.c.id).where(
             jobs.c.tenant.in_(sorted({tenant for tenant, _ in asked})), jobs.c.request_id.in_(some), tables.REQUESTED
         )
         owners |= {(row.tenant, row.request_id): row.id for row in connection.execute(select)}
-    return {
-        write.record.id: owner
-        for write in new
-        if (owner := owners.get((write.record.tenant, write.record.request_id), write.record.id)) != write.record.id
-    }
+    return owners
 
 
 def _update(connection: sa.Connection, updated: Sequence[_Encoded], known: dict[str, _Known]) -> None:

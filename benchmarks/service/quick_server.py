@@ -1,0 +1,35 @@
+"""`python -m benchmarks.service.quick_server`: `python -m omni_grpc.serve` with the worker of `quick_worker`. All else
+is the same: flags, gRPC, store, processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+from omni_grpc.cli.serve import serve
+from omni_grpc.config.settings import given
+
+from .quick_worker import checkpoint
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return asyncio.run(_run())
+
+
+async def _run() -> int:
+    # as in omni_grpc.cli.serve: the worker imports this module again, and has no use for these
+    from omni_grpc.engine import Engine, ProcessExecutor
+    from omni_grpc.store.open import open_storage
+
+    config = given(sys.argv[1:], os.environ, prog="quick_server", description=__doc__ or "").config()
+    found = checkpoint()
+    executor = ProcessExecutor(config, found, worker="benchmarks.service.quick_worker:serve")
+    return await serve(Engine(config, found, executor, open_storage(config)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

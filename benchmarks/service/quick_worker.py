@@ -1,0 +1,107 @@
+"""A worker without a model, for benchmarks of what is around one: it starts in half a second and takes its time for
+steps by sleeping. Outputs follow from their seeds alone, so that whoever runs a job again makes the same bytes.
+
+Its environment says how it is: OMNI_QUICK_STEP is the seconds of a step; with 0 jobs are prepared and then never
+take a step, so that a queue only grows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import random
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from omni_grpc.config import EngineConfig
+from omni_grpc.types import shared_memory as shared
+from omni_grpc.types.plan import Decoded, Media, Plan, Prepared, Ready, RequestStep, Stepped
+from omni_grpc.types.request import Guidance, Request, Task
+from omni_grpc.types.shared_inputs import read_inputs
+from omni_grpc.types.spec import Checkpoint, Configs, Defaults, GuidanceKind, Limits, ModelSpec
+
+STEP = "OMNI_QUICK_STEP"
+MODEL = "quick"
+OUTPUT_BYTES = 20_000
+
+
+def checkpoint() -> Checkpoint:
+    """Text to image, and edits of one image."""
+    spec = ModelSpec(
+        name="QuickPipeline",
+        family="quick",
+        tasks=(Task.TEXT_TO_IMAGE, Task.IMAGE_EDIT),
+        pipeline="benchmarks.service.quick_worker:none",
+        guidance=(GuidanceKind.TRUE_CFG,),
+        takes=frozenset({"images"}),
+        limits=_limits,
+        defaults=_defaults,
+    )
+    return Checkpoint(name=MODEL, path=Path(MODEL), spec=spec, configs={"scheduler": {"_class_name": "Quick"}})
+
+
+def _limits(configs: Configs) -> Limits:
+    return Limits(
+        size_multiple=16, min_size=16, max_size=1024, max_pixels=512 * 512, max_prompt_tokens=77, max_input_images=1
+    )
+
+
+def _defaults(configs: Configs) -> Defaults:
+    return Defaults(width=64, height=64, steps=4, guidance=Guidance(true_cfg_scale=4.0))
+
+
+def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> None:
+    """Body of the process."""
+    worker = _Worker(connection, prefix, float(os.environ.get(STEP, "0.02")))
+    connection.send(Ready(pid=os.getpid(), device="cpu", dtype="float32", load_seconds=0.0, weight_bytes=0))
+    while (plan := connection.recv()) is not None:
+        worker.carry_out(plan)
+
+
+class _Worker:
+    def __init__(self, connection: Connection, prefix: str, step_seconds: float) -> None:
+        self._connection = connection
+        self._names = (f"{prefix}{i}" for i in itertools.count())
+        self._step_seconds = step_seconds
+        self._requests: dict[str, Request] = {}
+        self._steps: dict[str, int] = {}
+
+    def carry_out(self, plan: Plan) -> None:
+        for job_id in plan.drop:
+            self._requests.pop(job_id, None)
+        for request in plan.admit:
+            # as a worker does before it prepares a request
+            read_inputs(request.inputs)
+            self._requests[request.id], self._steps[request.id] = request, 0
+            self._connection.send(Prepared(id=request.id, elapsed=0.0, prompt_tokens=1, rows=(64,)))
+        running = [job_id for job_id in plan.step if job_id in self._requests]
+        if running and self._step_seconds:
+            time.sleep(self._step_seconds)
+            progress = tuple(self._progress(job_id) for job_id in running)
+            self._connection.send(Stepped(elapsed=self._step_seconds, progress=progress))
+        for job_id in plan.decode:
+            if (request := self._requests.pop(job_id, None)) is not None:
+                media = tuple(self._output(request, index) for index in range(request.num_outputs))
+                self._connection.send(Decoded(id=job_id, elapsed=0.0, media=media))
+
+    def _progress(self, job_id: str) -> RequestStep:
+        self._steps[job_id] += 1
+        step, total = self._steps[job_id], self._requests[job_id].steps
+        sigma = 1 - (step - 1) / total
+        return RequestStep(
+            id=job_id, step=step, total=total, sigma=sigma, timestep=1000 * sigma, rows=1, finished=step == total
+        )
+
+    def _output(self, request: Request, index: int) -> Media:
+        data = random.Random(request.seeds[index]).randbytes(OUTPUT_BYTES)
+        return Media(
+            index=index,
+            data=shared.put(data, next(self._names)),
+            mime_type=request.output_format.mime_type,
+            width=request.width,
+            height=request.height,
+            seed=request.seeds[index],
+            sha256=hashlib.sha256(data).hexdigest(),
+        )
