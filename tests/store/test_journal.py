@@ -158,6 +158,14 @@ async def test_of_a_new_job_that_is_not_written_nothing_is_left(desk):
     assert (await desk.made(1)).state is JobState.QUEUED
 
 
+async def test_who_asks_after_the_commit_has_failed_is_told_so(desk):
+    desk.trouble.fail("jobs.write")
+    job = desk.create()
+    await until(lambda: desk.lost == [job.id])
+    with pytest.raises(StoreError):
+        await desk.journal.acknowledged(job)
+
+
 async def test_running_jobs_keep_their_events_in_order_until_the_store_is_back(desk):
     job = await desk.made()
     desk.trouble.fail("jobs.write")
