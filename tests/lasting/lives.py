@@ -172,10 +172,13 @@ async def edited(life: Life, *images: dict[str, Any]) -> job_pb2.Job:
 
 
 class Ticking:
-    """The longest time in seconds for which the loop did not come to a task that waits for a millisecond."""
+    """What keeps a loop from a task that waits for a millisecond, in seconds, at worst: `busy` with its work, `late`
+    for whatever reason. Other programs of a machine that is shared make it late, but not busy.
+    """
 
     def __init__(self) -> None:
-        self.worst = 0.0
+        self.busy = 0.0
+        self.late = 0.0
 
     async def __aenter__(self) -> Ticking:
         self._task = asyncio.create_task(self._tick())
@@ -187,6 +190,7 @@ class Ticking:
 
     async def _tick(self) -> None:
         while True:
-            before = time.perf_counter()
+            wall, used = time.perf_counter(), time.thread_time()
             await asyncio.sleep(0.001)
-            self.worst = max(self.worst, time.perf_counter() - before - 0.001)
+            self.busy = max(self.busy, time.thread_time() - used)
+            self.late = max(self.late, time.perf_counter() - wall - 0.001)

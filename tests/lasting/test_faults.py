@@ -76,14 +76,14 @@ async def test_while_nothing_can_be_written_new_jobs_are_refused_and_others_end(
         assert kept(await asyncio.wait_for(life.watch(running.job_id), 5)) == [*FIRST, "artifact_ready", "completed"]
         job = await taken_again(life)
         assert (await life.watch(job.job_id))[-1].WhichOneof("event") == "completed"
-    assert ticking.worst < LOOP
+    assert ticking.busy < LOOP
     second = await restarted(alone, life)
     assert len((await second.jobs.ListJobs(job_pb2.ListJobsRequest())).jobs) == 2
     assert kept(await second.watch(running.job_id)) == [*FIRST, "artifact_ready", "completed"]
 
 
-LOOP = 0.06
-"""Seconds for which the loop may be held up: three times what it takes, since the tests' machines are shared."""
+LOOP = 0.02
+"""Seconds of work that may keep the loop from other jobs."""
 
 
 async def test_a_job_whose_commit_was_not_answered_is_withdrawn(alone):
@@ -275,13 +275,14 @@ async def test_what_is_deleted_twice_at_once_is_counted_once(lasting):
 async def test_a_slow_store_holds_up_neither_the_loop_nor_other_jobs(alone):
     life = await alone.start()
     await life.finished()
-    life.trouble.delay = 0.2
+    life.trouble.delay = 0.3
     async with Ticking() as ticking:
         began = time.monotonic()
         jobs = await asyncio.gather(*(life.finished(sampling={"seed": seed}) for seed in range(12)))
     assert {job.state for job in jobs} == {event_pb2.JOB_STATE_SUCCEEDED}
-    assert time.monotonic() - began < 4, "commits are shared"
-    assert ticking.worst < LOOP
+    assert time.monotonic() - began < 6, "commits are shared"
+    assert ticking.busy < LOOP
+    assert ticking.late < life.trouble.delay
     life.trouble.delay = 0.0
 
 
@@ -308,7 +309,8 @@ async def test_a_database_that_goes_away_is_used_again(postgres, template, tmp_p
             ]  # fmt: skip
             job = await taken_again(life)
             assert (await life.watch(job.job_id))[-1].WhichOneof("event") == "completed"
-        assert ticking.worst < LOOP
+        assert ticking.busy < LOOP
+        assert ticking.late < 1
 
 
 async def test_a_folder_that_may_not_be_written(alone):

@@ -70,10 +70,10 @@ async def test_its_outputs_can_be_had(lasting):
     assert second.engine.stats().artifact_bytes == sum(one.size_bytes for one in job.artifacts)
 
 
-async def test_lists_go_on(lasting):
-    first = await lasting.start()
+async def test_lists_go_on(alone):
+    first = await alone.start()
     made = [await first.finished(options={"labels": {"n": str(n)}}) for n in range(4)]
-    second = await restarted(lasting, first)
+    second = await restarted(alone, first)
     made.append(await second.finished(options={"labels": {"n": "4"}}))
     page = await second.jobs.ListJobs(job_pb2.ListJobsRequest(page_size=3))
     rest = await second.jobs.ListJobs(job_pb2.ListJobsRequest(page_size=3, page_token=page.next_page_token))
@@ -93,14 +93,14 @@ async def test_a_request_id_makes_one_job_in_all_lives(lasting):
     assert (await refusal(second.jobs.CreateJob(other))).reason == "REQUEST_ID_REUSED"
 
 
-async def test_expired_deleted_and_unknown_are_told_apart(lasting):
-    first = await lasting.start()
+async def test_expired_deleted_and_unknown_are_told_apart(alone):
+    first = await alone.start()
     deleted, expired, later = [
         await first.finished(options={"retention": {"seconds": seconds}}) for seconds in (600, 1, 3)
     ]
     await first.jobs.DeleteJob(job_pb2.DeleteJobRequest(job_id=deleted.job_id))
     await until(lambda: expired.job_id not in first.engine.jobs)
-    second = await restarted(lasting, first)
+    second = await restarted(alone, first)
     assert (await second.get(later.job_id)).job_id == later.job_id
     await until(lambda: time.time() > later.expire_time.seconds + later.expire_time.nanos / 1e9)
     for name, cause in ((deleted, "DELETED"), (expired, "EXPIRED"), (later, "EXPIRED")):
@@ -111,7 +111,7 @@ async def test_expired_deleted_and_unknown_are_told_apart(lasting):
     for one, cause in ((deleted, "DELETED"), (expired, "EXPIRED")):
         request = artifact_pb2.DownloadArtifactRequest(artifact_id=one.artifacts[0].artifact_id)
         assert (await refusal(second.artifacts.DownloadArtifact(request))).metadata["cause"] == cause
-    third = await restarted(lasting, second)
+    third = await restarted(alone, second)
     assert (await refusal(third.jobs.GetJob(job_pb2.GetJobRequest(job_id=later.job_id)))).metadata["cause"] == "EXPIRED"
 
 
@@ -182,15 +182,33 @@ async def test_a_job_that_asked_for_it_starts_over_once(lasting):
     assert await data(second, rest[-1].completed.artifacts[0].artifact_id) == picture(32, 16, 7, ImageFormat.PNG)
 
 
-async def test_and_fails_when_its_next_server_is_lost_too(lasting):
-    first = await lasting.start()
+async def test_the_log_of_the_first_attempt_can_be_read_before_the_second_begins(alone):
+    first = await alone.start()
     first.executor.gates[Lane.STEP].close()
     running = await first.create(options={"on_server_restart": "RESTART_POLICY_REQUEUE"})
     await stepping(first, running.job_id)
     await first.abandon()
-    second = await lasting.start(before=lambda life: life.executor.gates[Lane.STEP].close())
+    second = await alone.start(max_num_seqs=1, before=lambda life: life.executor.gates[Lane.PREPARE].close())
+    await until(lambda: second.engine.jobs.get(running.job_id).last_seq > 3)
+    # as it is while it waits in the queue again
+    job = second.engine.jobs.get(running.job_id)
+    job.record = dataclasses.replace(job.record, start_time=None)
+    call = second.jobs.WatchJob(job_pb2.WatchJobRequest(job_id=running.job_id))
+    events = [(await call.read()).event for _ in range(5)]
+    assert kinds(events) == [*FIRST, "retrying", "queued"]
+    assert 0 <= events[2].encode_done.elapsed.ToTimedelta().total_seconds() < 5
+    call.cancel()
+
+
+async def test_and_fails_when_its_next_server_is_lost_too(alone):
+    first = await alone.start()
+    first.executor.gates[Lane.STEP].close()
+    running = await first.create(options={"on_server_restart": "RESTART_POLICY_REQUEUE"})
+    await stepping(first, running.job_id)
+    await first.abandon()
+    second = await alone.start(before=lambda life: life.executor.gates[Lane.STEP].close())
     await stepping(second, running.job_id)
-    third = await restarted(lasting, second)
+    third = await restarted(alone, second)
     assert kept(await third.watch(running.job_id)) == [*FIRST, "retrying", *FIRST, "failed"]
     assert reason(await third.get(running.job_id)) == "SERVER_RESTARTED"
 
@@ -210,27 +228,27 @@ async def test_a_cancel_that_was_asked_for_is_carried_out(lasting):
     assert not [plan for plan in second.executor.plans if plan.admit]
 
 
-async def test_a_deadline_holds_in_all_lives(lasting):
-    first = await lasting.start()
+async def test_a_deadline_holds_in_all_lives(alone):
+    first = await alone.start()
     first.executor.gates[Lane.PREPARE].close()
     await first.create()
     deadline = time.time() + 1
     late = await first.create(options={"deadline": {"seconds": int(deadline), "nanos": int(deadline % 1 * 1e9)}})
     await first.abandon()
     await until(lambda: time.time() > deadline)
-    second = await lasting.start()
+    second = await alone.start()
     last = (await second.watch(late.job_id))[-1]
     assert (reason(last), last.failed.status.code) == ("DEADLINE", 4)
 
 
-async def test_a_job_that_is_tied_to_its_watchers_gets_its_grace_anew(lasting):
-    first = await lasting.start()
+async def test_a_job_that_is_tied_to_its_watchers_gets_its_grace_anew(alone):
+    first = await alone.start()
     first.executor.gates[Lane.PREPARE].close()
     options = {"on_disconnect": "DISCONNECT_POLICY_CANCEL", "disconnect_grace": {"seconds": 1}}
     await first.create()
     watched, unwatched = await first.create(options=options), await first.create(options=options)
     await first.abandon()
-    second = await lasting.start(disconnect_grace=1, before=lambda life: life.executor.gates[Lane.PREPARE].close())
+    second = await alone.start(disconnect_grace=1, before=lambda life: life.executor.gates[Lane.PREPARE].close())
     await until(lambda: unwatched.job_id in second.engine.jobs)
     began = time.monotonic()
     call = second.jobs.WatchJob(job_pb2.WatchJobRequest(job_id=watched.job_id))
@@ -255,11 +273,11 @@ async def test_jobs_of_a_model_that_is_not_served_any_more_say_so(alone):
     assert "'other'" in failure.message
 
 
-async def test_uploads_survive(lasting):
-    first = await lasting.start(checkpoint=studio(), executor=StudioExecutor())
+async def test_uploads_survive(alone):
+    first = await alone.start(checkpoint=studio(), executor=StudioExecutor())
     kept_one, deleted = await upload(first, png(), "image/png"), await upload(first, png(seed=2), "image/png")
     await first.artifacts.DeleteArtifact(artifact_pb2.DeleteArtifactRequest(artifact_id=deleted.asset_id))
-    second = await restarted(lasting, first, checkpoint=studio(), executor=StudioExecutor())
+    second = await restarted(alone, first, checkpoint=studio(), executor=StudioExecutor())
     job = await edited(second, {"asset_id": kept_one.asset_id})
     assert (await second.watch(job.job_id))[-1].WhichOneof("event") == "completed"
     gone = await refusal(edited(second, {"asset_id": deleted.asset_id}))
@@ -271,8 +289,8 @@ def pixels_of(encoded):
     return PIL.Image.open(io.BytesIO(encoded)).convert("RGB").tobytes()
 
 
-async def test_inputs_wait_with_their_jobs(lasting):
-    first = await lasting.start(checkpoint=studio(), executor=StudioExecutor())
+async def test_inputs_wait_with_their_jobs(alone):
+    first = await alone.start(checkpoint=studio(), executor=StudioExecutor())
     output = (await first.finished(sampling={"seed": 3})).artifacts[0].artifact_id
     asset = await upload(first, png(seed=4), "image/png")
     first.executor.gates[Lane.PREPARE].close()
@@ -286,7 +304,7 @@ async def test_inputs_wait_with_their_jobs(lasting):
     ]
     await first.artifacts.DeleteArtifact(artifact_pb2.DeleteArtifactRequest(artifact_id=asset.asset_id))
     await first.artifacts.DeleteArtifact(artifact_pb2.DeleteArtifactRequest(artifact_id=output))
-    second = await restarted(lasting, first, checkpoint=studio(), executor=StudioExecutor())
+    second = await restarted(alone, first, checkpoint=studio(), executor=StudioExecutor())
     for job in jobs:
         assert (await second.watch(job.job_id))[-1].WhichOneof("event") == "completed", job
     asked = {request.id: request for plan in second.executor.plans for request in plan.admit}
@@ -362,14 +380,14 @@ class Unloadable(FakeExecutor):
         self._deliver(Died(failure=Failure(code=Code.UNAVAILABLE, reason="WORKER_DIED", message="out of memory")))
 
 
-async def test_a_model_that_does_not_load_takes_no_job_with_it(lasting):
-    first = await lasting.start()
+async def test_a_model_that_does_not_load_takes_no_job_with_it(alone):
+    first = await alone.start()
     first.executor.gates[Lane.PREPARE].close()
     await first.create()
     waiting = await first.create()
     await first.abandon()
 
     with pytest.raises(Unavailable, match="out of memory"):
-        await lasting.start(executor=Unloadable())
-    third = await lasting.start()
+        await alone.start(executor=Unloadable())
+    third = await alone.start()
     assert kept(await third.watch(waiting.job_id))[-1] == "completed"
