@@ -11,7 +11,7 @@ from typing import Any
 
 from omni_grpc.engine import Engine, Job
 from omni_grpc.gate.recovery import Recovery
-from omni_grpc.store.records import JobQuery, JobState
+from omni_grpc.store.records import Entry, JobQuery, JobState
 from omni_grpc.store.seam import Notice, StoreError
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Sharing:
         journal.on_lost = self._engine.let_go
         if self._store.shared:
             journal.on_written = lambda job, seq: self._tell("seq", Notice(job_id=job.id, seq=seq))
-            journal.on_progress = lambda job, entry: self._tell("progress", Notice(job_id=job.id, progress=entry))
+            journal.on_progress = self._tell_progress
             self._store.servers.listen(self._hear)
             self._tasks = [
                 asyncio.create_task(self._every(self._lease / 4, self._beat), name="omni_grpc-lease"),
@@ -127,9 +127,15 @@ class Sharing:
                 self._tell("watched", Notice(job_id=job.id, watched=True))
                 await self._refresh(job)
 
-    async def _refresh(self, job: Job) -> None:
+    async def _refresh(self, job: Job, progress: Entry | None = None) -> None:
+        """Shows what the store has of a job of another server, and then the progress that was told of meanwhile."""
         for stored in await self._store.jobs.read([job.id]):
+            if job.id in self._engine.jobs:
+                # it has been taken over meanwhile, and goes its own way
+                return
             job.catch_up(stored)
+            if progress is not None and progress.seq > job.last_seq and not job.state.terminal:
+                job.show(progress)
 
     async def _every(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
@@ -143,6 +149,9 @@ class Sharing:
         if self._others:
             self._notices[notice.job_id, kind] = notice
             self._told.set()
+
+    def _tell_progress(self, job: Job, entry: Entry) -> None:
+        self._tell("progress", Notice(job_id=job.id, seq=job.kept_seq, progress=entry))
 
     async def _send(self) -> None:
         while True:
@@ -174,7 +183,11 @@ class Sharing:
 
     def _hear_of_another(self, job: Job, notice: Notice) -> None:
         if notice.progress is not None and notice.progress.seq > job.last_seq and not job.state.terminal:
-            job.show(notice.progress)
+            if notice.seq <= job.kept_seq:
+                job.show(notice.progress)
+            else:
+                # what happened before it is not here yet, and would be left out behind it
+                self._soon(self._refresh(job, notice.progress))
         elif notice.seq > job.last_seq:
             self._soon(self._refresh(job))
 

@@ -16,6 +16,7 @@ from omni_grpc.types.events import (
     ArtifactReady,
     Cancelled,
     Completed,
+    DecodeProgress,
     Event,
     Failed,
     Preempted,
@@ -28,6 +29,8 @@ from omni_grpc.types.media import PreviewImage
 from omni_grpc.types.request import Request
 from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 
+PROGRESS = (StepProgress, DecodeProgress)
+"""Events that change no state: a store that outlives the process does not keep them."""
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Crockford's base 32: no letter that reads as a digit."""
 
@@ -112,6 +115,7 @@ class Job:
         self.released = False
         """Its server has stopped and left it as it is: whoever watches it comes back when it runs again."""
         self._appended = 0
+        self._kept = 0
         self._entries: list[Entry] = []
         self._waiters: set[asyncio.Future[None]] = set()
 
@@ -162,6 +166,11 @@ class Job:
         return self._entries[-1].seq if self._entries else 0
 
     @property
+    def kept_seq(self) -> int:
+        """The seq of the newest event that has been shown and that a store keeps."""
+        return self._kept
+
+    @property
     def appended_seq(self) -> int:
         """No event with a greater seq was ever appended."""
         return self._appended
@@ -184,6 +193,8 @@ class Job:
         """Advances the state by an event and wakes all waiters."""
         self._entries.append(entry)
         self._appended = max(self._appended, entry.seq)
+        if not isinstance(entry.event, PROGRESS):
+            self._kept = entry.seq
         self.record = advanced(self.record, entry)
         self._follow(entry)
         self._notify()
@@ -192,6 +203,9 @@ class Job:
 
     def catch_up(self, stored: StoredJob) -> None:
         """Shows what the store has of a job that another server runs, or has run until now."""
+        if stored.entries and stored.entries[-1].seq < self._kept:
+            # read before what is here already
+            return
         for entry in stored.entries:
             if entry.seq > self.last_seq:
                 self.show(entry)

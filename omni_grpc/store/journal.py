@@ -17,16 +17,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from omni_grpc.store.job import Job, advanced
+from omni_grpc.store.job import PROGRESS, Job, advanced
 from omni_grpc.store.records import ArtifactRow, Cause, Delivery, Entry, JobRecord, JobWrite, Rejected, StoredJob
 from omni_grpc.store.seam import JobRows, StoreError, at_once
 from omni_grpc.types.errors import Unavailable
-from omni_grpc.types.events import ArtifactReady, DecodeProgress, StepProgress
+from omni_grpc.types.events import ArtifactReady
 
 logger = logging.getLogger(__name__)
 
-PROGRESS = (StepProgress, DecodeProgress)
-"""Events that change no state: a store that outlives the process does not keep them."""
 RESERVED = 256
 """Seqs of progress that may be shown beyond the last one that is committed."""
 BATCH = 64
