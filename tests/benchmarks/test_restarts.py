@@ -19,7 +19,7 @@ pytestmark = pytest.mark.service
 
 
 def check(result: Result) -> Result:
-    assert result.problems == []
+    assert list(result.problems) == []
     assert {len(row) for row in result.rows} == {len(result.columns)}
     json.dumps(result.figures)
     return result
