@@ -26,9 +26,9 @@ from omni_grpc.resolve.settings import apply_settings
 from omni_grpc.types.errors import ConfigError, InvalidArgument, Violation
 from omni_grpc.types.events import TERMINAL, Event
 from omni_grpc.types.media import ImageFormat, Inputs
-from omni_grpc.types.parameters import Requested
 from omni_grpc.types.request import Draft, Task
 from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, checked_names, normalized, options_of
+from omni_grpc.types.requested import Requested
 from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 from omni_grpc.types.spec import Checkpoint
 
@@ -81,7 +81,11 @@ ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store", "webh
 
 
 def _refuse_without_effect(settings: Mapping[str, Any]) -> None:
-    idle = [option.name for option in options() if option.section in ABOUT_SERVERS and option.name in settings]
+    idle = [
+        option.name
+        for option in options()
+        if option.name in settings and (option.section in ABOUT_SERVERS or option.name == "data_parallel_size")
+    ]
     if idle:
         violations = tuple(Violation(name, "has no effect without a server; leave it out") for name in idle)
         raise ConfigError(f"{', '.join(idle)}: no effect without a server; leave it out", violations=violations)
@@ -195,7 +199,8 @@ class Omni:
     ) -> Generation:
         """Runs one generation of a kind. What the model cannot do is refused before its media are decoded."""
         given = checked_names(kind, options)
-        if job := [option.name for option in options_of(kind) if option.of_job and given.get(option.name) is not None]:
+        served = [option.name for option in options_of(kind) if option.needs_server]
+        if job := [name for name in served if given.get(name) is not None]:
             raise TypeError(f"{job[0]!r} means nothing without a server")
         faults: dict[str, str] = {}
         found = normalized(kind, given, faults)
@@ -213,20 +218,25 @@ class Omni:
             kind=kind,
             model=draft.model,
             prompt=draft.prompt,
-            options={name: value for name, value in found.items() if name not in inputs.values()},
+            options={
+                option.name: found[option.name]
+                for option in options_of(kind)
+                if option.name in found and option.name not in inputs.values() and not option.of_job
+            },
         )
         if not media:
             return dataclasses.replace(self.run(draft, on_event), asked=asked)
         self._engine.check(draft.model, draft.task)
         decoded, notes, told = self._decode(media)
         asked = dataclasses.replace(asked, inputs={inputs[name]: traits for name, traits in told.items()})
-        submission = Submission(draft=dataclasses.replace(draft, inputs=decoded), warnings=notes)
+        draft = dataclasses.replace(draft, inputs=decoded, input_traits=asked.inputs)
+        submission = Submission(draft=draft, warnings=notes)
         return dataclasses.replace(self._run(submission, on_event), asked=asked)
 
     def _decode(self, media: Mapping[str, Any]) -> tuple[Inputs, tuple[RequestWarning, ...], dict[str, Any]]:
         """The decoded media of a request, how they were converted, and by name what tells them from others."""
         # here, because codecs are worth loading only for those who bring media
-        from omni_grpc.client.asked import traits
+        from omni_grpc.client.asked import medium_traits
         from omni_grpc.client.media import media_input, media_inputs
         from omni_grpc.client.pictures import NotMedia
         from omni_grpc.media_in import fetch
@@ -244,7 +254,7 @@ class Omni:
                     f"is a {type(value).__name__}, expected media: a path, bytes, a PIL image, an array or an artifact"
                 )
                 raise InvalidArgument(f"{name} {rule}", violations=(Violation(name, rule),)) from None
-            told[name] = [traits(one) for one in found]
+            told[name] = [medium_traits(one) for one in found]
             for i, one in enumerate(found):
                 data = self._call(self._engine.artifacts.data(one.asset_id)) if one.asset_id else one.data
                 path = f"{name}[{i}]" if several else name

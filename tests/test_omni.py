@@ -1,6 +1,7 @@
 """Offline use, and that it gives what the server's worker gives."""
 
 import asyncio
+import dataclasses
 
 import numpy as np
 import PIL.Image
@@ -9,12 +10,13 @@ import pytest
 from omni_grpc import InvalidArgument, NotFound, Omni
 from omni_grpc import omni as omni_module
 from omni_grpc.checkpoint.registry import open_checkpoint
-from omni_grpc.client.embedding import parameters_in
 from omni_grpc.config import EngineConfig, sections
 from omni_grpc.engine import Engine, ProcessExecutor, Submission
+from omni_grpc.metadata import parameters_in
 from omni_grpc.types.errors import CheckpointError, ConfigError
 from omni_grpc.types.events import Cancelled, Completed, StepProgress
 from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.parameters import Parameters
 from omni_grpc.types.request import Draft, GuidanceDraft
 
 DRAFT = Draft(
@@ -58,6 +60,24 @@ def test_outputs_are_saved_with_their_parameters(omni, tmp_path):
     again = omni.generate(found.asked.prompt, **found.again()).images[0]
     assert again.tobytes() == made.images[1].tobytes() == PIL.Image.open(paths[1]).tobytes()
     assert made.save(tmp_path / "a.png", metadata=False)[0].read_bytes() == made.files[0]
+
+
+def test_the_worker_writes_the_parameters_that_the_result_has(omni, tmp_path):
+    options = {"negative_prompt": "blur", "true_cfg_scale": 2.0, "width": 48, "height": 32, "steps": 3, "seeds": (5, 9)}
+    made = omni.generate("a red circle", **options, embed_parameters=True)
+    assert made.asked.options == options
+    for index, path in enumerate(made.save(tmp_path)):
+        assert path.read_bytes() == made.files[index], "the client does not write them again"
+        written = dataclasses.replace(made.asked, options=options | {"seeds": [5, 9]})
+        assert parameters_in(path) == Parameters.of(
+            written, made.effective, seed=(5, 9)[index], index=index, layer=None
+        )
+    assert made.images[0].tobytes() == omni.generate("a red circle", **options).images[0].tobytes()
+
+
+def test_parameters_have_no_place_in_raw_pixels(omni):
+    with pytest.raises(InvalidArgument, match=r"options\.embed_parameters"):
+        omni.generate("x", output_format="RAW_RGB8", embed_parameters=True)
 
 
 def test_without_a_model_the_bundled_one_is_loaded(tiny_qwen_image, monkeypatch):

@@ -1,5 +1,6 @@
 """Files of the user's: whole or not at all, with the reason in words."""
 
+import contextlib
 import errno
 import os
 import stat
@@ -9,7 +10,7 @@ import pytest
 
 from omni_grpc.types.errors import FailedPrecondition, OmniError, ResourceExhausted
 from omni_grpc.types.os_errors import plain
-from omni_grpc.types.output_files import check_writable, write_file
+from omni_grpc.types.output_files import check_writable, new_file, write_file
 from tests.full_disk import mounted, small_files
 
 DATA = bytes(range(256)) * 256
@@ -23,6 +24,31 @@ def test_a_file_is_written_whole_in_place_of_the_one_before(tmp_path):
     write_file(path, DATA)
     assert path.read_bytes() == DATA
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def written_in_parts(path, data=DATA):
+    with new_file(path) as file:
+        for start in range(0, len(data), 1000):
+            file.write(data[start : start + 1000])
+
+
+def test_a_file_that_is_written_in_parts_takes_its_place_at_the_end(tmp_path):
+    path = tmp_path / "jobs.csv"
+    written_in_parts(path, b"first")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()
+    path.chmod(0o640)
+    with new_file(path) as file:
+        file.write(DATA)
+        assert path.read_bytes() == b"first"
+    assert path.read_bytes() == DATA
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    with contextlib.suppress(KeyboardInterrupt), new_file(path) as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    with small_files(8192), pytest.raises(ResourceExhausted, match=f"{path}: the file is larger"):
+        written_in_parts(path)
+    assert path.read_bytes() == DATA
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -72,9 +98,9 @@ def test_a_read_only_disk_is_told_before_the_work(tmp_path):
         ("file/out.png", "is a file and not a folder"),
     ],
 )
-def test_what_cannot_be_written_is_refused_by_both(tmp_path, path, why):
+def test_what_cannot_be_written_is_refused_by_all(tmp_path, path, why):
     (tmp_path / "file").touch()
-    for write in (check_writable, lambda path: write_file(path, b"x")):
+    for write in (check_writable, lambda path: write_file(path, b"x"), written_in_parts):
         with pytest.raises(OmniError, match=why):
             write(tmp_path / path)
 
@@ -96,8 +122,9 @@ def test_a_link_stays_a_link_and_a_pipe_or_device_is_written_as_it_is(tmp_path):
     reader.join()
     assert got == [DATA]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
-    with pytest.raises(ResourceExhausted, match="cannot write /dev/full: the disk is full"):
-        write_file(tmp_path.__class__("/dev/full"), DATA)
+    for write in (write_file, written_in_parts):
+        with pytest.raises(ResourceExhausted, match="cannot write /dev/full: the disk is full"):
+            write(tmp_path.__class__("/dev/full"), DATA)
     assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
 
 

@@ -3,7 +3,8 @@
     python -m tools.demo
 
 Nothing in it is staged: the server is `python -m omni_grpc.serve` in a process of its own, the client is `python -m
-omni_grpc generate`, and what the picture shows is measured.
+omni_grpc generate`, and what the picture shows is measured. The server keeps its jobs in .demo/jobs, where they outlive
+it; the next demo begins with an empty one, and `make clean` removes it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import os
 import queue
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +30,7 @@ from omni_grpc.scenes.wish import Noun, Wish
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGE = ROOT / "demo.png"
+KEPT = ROOT / ".demo" / "jobs"
 PROMPT = "a red circle left of a blue square"
 WISH = Wish((Noun(colour="red", shape="circle"), Noun(colour="blue", shape="square")), "left of")
 WIDTH = HEIGHT = 128
@@ -42,6 +45,8 @@ class DemoError(Exception):
 def main() -> int:
     try:
         IMAGE.unlink(missing_ok=True)
+        if KEPT.exists():
+            shutil.rmtree(KEPT)
         with served() as address:
             generate(address)
         picture = check_image()
@@ -50,6 +55,8 @@ def main() -> int:
         return 1
     say(f"{IMAGE} is a {WIDTH} x {HEIGHT} PNG")
     say(verdict(picture))
+    kept = KEPT.relative_to(ROOT)
+    say(f"its job is kept in {kept}: python -m omni_grpc.serve --state-dir {kept} goes on with it")
     return 0
 
 
@@ -59,7 +66,7 @@ def served() -> Iterator[str]:
 
     Raises DemoError where it does not start, and where it does not stop cleanly when asked to.
     """
-    arguments = ["--host", "127.0.0.1", "--port", "0"]
+    arguments = ["--host", "127.0.0.1", "--port", "0", "--state-dir", str(KEPT)]
     say("starting the server")
     server = subprocess.Popen(
         [sys.executable, "-m", "omni_grpc.serve", *arguments],

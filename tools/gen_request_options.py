@@ -82,7 +82,7 @@ def generate() -> str:
 
 
 def _of(options: Iterable[RequestOption], *, job: bool) -> Iterator[RequestOption]:
-    return (option for option in options if option.of_job == job)
+    return (option for option in options if option.needs_server == job)
 
 
 def _class(name: str, bases: str, doc: str, options: Iterable[RequestOption]) -> str:

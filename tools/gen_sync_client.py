@@ -34,6 +34,7 @@ REPLACEMENTS: Mapping[str, str] = {
     r"\baclose\b": "close",
     r"\bAsyncGenerator\[(\w+), None\]": r"Generator[\1, None, None]",
     r"\bAsync(Generator|Iterator)\b": r"\1",
+    r"for (\w+) in ([\w.]+):\n +yield \1\n": r"yield from \2\n",
     # this package
     r"\bAsync(Client|Connection|JobStream)\b": r"\1",
     r"\basync_(client|connection|stream)\b": r"\1",

@@ -33,11 +33,15 @@ from omni_grpc.worker.failure import failure
 
 @dataclasses.dataclass(slots=True)
 class _Held:
-    """A request that is in the worker, and how many of its previews were due and could be made."""
+    """A request that is in the worker: how many steps were reported, by field of the prompt the tokens that did not
+    fit, and how many of its previews were due and could be made.
+    """
 
     session: Session
     request: Request
     member: Member
+    dropped: Mapping[str, int]
+    steps: int = 0
     due: int = 0
     made: int = 0
 
@@ -45,12 +49,21 @@ class _Held:
 class SessionRunner(Runner):
     """Holds the pipeline with its siblings, and the session that runs one of them."""
 
-    def __init__(self, found: Sequence[Member], setting: RunnerContext, cache: caches.Cache | None = None) -> None:
-        self._members = found
-        self._delivery = delivery.Delivery(setting.prefix)
+    def __init__(
+        self,
+        members: Sequence[Member],
+        setting: RunnerContext,
+        cache: caches.Cache | None = None,
+        *,
+        scheduler: str = "",
+        found: WorkerFindings | None = None,
+    ) -> None:
+        """`scheduler` and `found` are for the parameters in files, see `Delivery`."""
+        self._members = members
+        self._delivery = delivery.Delivery(setting.prefix, scheduler=scheduler, found=found)
         self._cache = cache
         # components are shared
-        self._pipeline = found[0].pipeline
+        self._pipeline = members[0].pipeline
         self._denoisers = loading.denoisers(self._pipeline)
         self._schedulers = loading.schedulers(self._pipeline)
         self._dtypes = loading.vae_dtypes(self._pipeline)
@@ -71,7 +84,7 @@ class SessionRunner(Runner):
         cache, asked = None, setting.config.cache
         if asked is not None and asked.cache_backend is not None:
             cache = caches.Cache(pipeline, denoisers, asked.cache_backend, asked.cache_config or {})
-        found, checkpoint = members(pipeline, setting.checkpoint, adapter.diffusers_call_kwargs or {}, cache)
+        siblings, checkpoint = members(pipeline, setting.checkpoint, adapter.diffusers_call_kwargs or {}, cache)
         roles = setting.config.model.attention
         named = AUTO if roles is None else roles.default.backend
         attention = backends.choose(
@@ -81,12 +94,13 @@ class SessionRunner(Runner):
             device=setting.device,
             dtype=setting.dtype,
         )
+        found = WorkerFindings(
+            attention_backend=attention.name, fixed_cache=None if cache is None else FixedCache(cache.name)
+        )
         return LoadedModel(
-            runner=cls(found, setting, cache),
+            runner=cls(siblings, setting, cache, scheduler=checkpoint.scheduler, found=found),
             weight_bytes=loading.weight_bytes(list(pipeline.components.values())),
-            found=WorkerFindings(
-                attention_backend=attention.name, fixed_cache=None if cache is None else FixedCache(cache.name)
-            ),
+            found=found,
             warnings=attention.warnings,
             checkpoint=checkpoint,
             components={name: part for name, part in pipeline.components.items() if part is not None},
@@ -127,7 +141,7 @@ class SessionRunner(Runner):
             randomness=Randomness(request.seeds),
         )
         with self._lock:
-            self._sessions[request.id] = _Held(session, request, member)
+            self._sessions[request.id] = _Held(session, request, member, dict(dropped))
         try:
             session.start()
         except (ValueError, TypeError) as error:
@@ -175,14 +189,17 @@ class SessionRunner(Runner):
             self._check_wanted(request_id)
             files.append(delivery.encode(output, request, fps=rate, sample_rate=rate_hz))
         self._check_wanted(request_id)
+        course = delivery.Course(steps=session.steps, evals=held.steps, dropped_tokens=held.dropped)
+        delivered = self._delivery.put(request, files, course)
         return Decoded(
             id=request_id,
-            media=self._delivery.put(request, files),
+            media=delivered.media,
             elapsed=time.monotonic() - began,
             peak_memory_bytes=media.peak_memory_bytes(),
             warnings=(
                 *results.warnings(member, request, outputs, result, previews=held.made > 0 or not held.due),
                 *results.of_randomness(member, request, shared=session.shared_randomness),
+                *delivered.warnings,
             ),
             steps=session.steps,
         )
@@ -221,6 +238,7 @@ def _refused(pipeline: Any, error: BaseException) -> bool:
 
 def _progress(held: _Held, moved: CallProgress) -> RequestStep:
     request = held.request
+    held.steps += 1
     previews: tuple[PreviewImage, ...] = ()
     if request.preview is not None and moved.step % request.preview.every_steps == 0:
         previews = held.member.previews.make(request, moved.latents)

@@ -127,7 +127,11 @@ class Case:
     host: Host
 
     def placement(self, config: EngineConfig) -> Placement:
-        return place(config.model, Machine(cuda=bool(self.host.gpus), cores=self.host.cores))
+        return place(
+            config.model,
+            Machine(cuda=bool(self.host.gpus), cores=self.host.cores),
+            replicas=config.worker.data_parallel_size,
+        )
 
     def need(self, config: EngineConfig) -> Need:
         """The memory that a server with this configuration needs: weights as loaded, and an estimate of the rest."""

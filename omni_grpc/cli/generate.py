@@ -44,7 +44,7 @@ from omni_grpc.types.results import Artifact
 T = TypeVar("T", bound=enum.StrEnum)
 
 PAIRS = (LORAS, EXTRA, LABELS)
-SERVER_ONLY = ("timeout", *connect.FLAGS, *(option.name for option in OPTIONS if option.of_job and option.cli))
+SERVER_ONLY = ("timeout", *connect.FLAGS, *(option.name for option in OPTIONS if option.needs_server and option.cli))
 """Arguments without effect when there is no server."""
 
 
@@ -120,6 +120,8 @@ def _value(args: argparse.Namespace, option: RequestOption) -> Any:
 
 def _refuse_options(args: argparse.Namespace, offline: bool) -> None:
     """Refuses options without effect, so that none is silently ignored: some need a server, some need its absence."""
+    if args.embed_parameters and not args.metadata:
+        args.parser.error("--embed-parameters writes what --no-metadata leaves out; give one of them")
     shared = {option.name for option in args.command.options}
     names = SERVER_ONLY if offline else tuple(o.name for o in _offline_options() if o.name not in shared)
     for name in names:
@@ -220,7 +222,8 @@ def _common(parser: SettingsParser, command: Command) -> None:
     for option in command.options:
         if option.name in settings:
             continue  # added below, where it is a setting of a worker too
-        group = served if option.of_job else sampling if option.of == ALL else parser
+        own = option.of_job or option.of != ALL
+        group = served if option.needs_server else parser if own else sampling
         if pair := pair_of.get(option.name):
             group = pairs[pair] = pairs.get(pair) or group.add_mutually_exclusive_group()
         _add(group, option)
@@ -350,6 +353,7 @@ def _member(kind: type[T], text: str) -> T:
 
 
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    "FLAG": {"action": "store_true", "default": None},
     "TEXT": {"metavar": "TEXT"},
     "COUNT": {"type": int, "metavar": "N"},
     "SIGNED": {"type": int, "metavar": "N"},

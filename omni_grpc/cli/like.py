@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_grpc.client.embedding import parameters_in
+from omni_grpc.metadata import parameters_in
 from omni_grpc.types.errors import OmniError
 from omni_grpc.types.json_text import read_json
 from omni_grpc.types.parameters import Parameters

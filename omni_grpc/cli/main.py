@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
-
-from omni_grpc.cli import alone, connect, like, listing, serve, signals
+from omni_grpc.cli import alone, connect, export, info, jobs, like, listing, serve, signals
 from omni_grpc.cli import generate as making
 from omni_grpc.cli.batch import command as batch
 from omni_grpc.cli.bench import command as bench
+from omni_grpc.cli.printing import as_dict, print_json, print_table
 from omni_grpc.client import LoadEvent, ModelReady
 from omni_grpc.client.channel import Deadline
 from omni_grpc.client.messages import state_name
@@ -31,7 +30,6 @@ from omni_grpc.types.errors import ConfigError, OmniError, Unavailable
 from omni_grpc.types.os_errors import plain
 from omni_grpc.types.output_files import check_writable, write_file
 from omni_grpc.types.version import __version__
-from omni_grpc.v1.event_pb2 import JobState
 from omni_grpc.v1.model_pb2 import Model, ModelState
 from omni_grpc.v1.sampling_pb2 import Task
 from omni_grpc.wire import read_event
@@ -55,11 +53,17 @@ def _run(arguments: list[str]) -> int:
     try:
         if command == "bench":
             return bench.main(arguments[1:])
+        if command == "jobs" and arguments[1:2] and not arguments[1].startswith("-"):
+            return export.main(arguments[1:])
         args = _parser().parse_args(arguments)
         code: int = args.run(args)
     except OmniError as error:
         _complain(error)
         return USAGE_ERROR if isinstance(error, ConfigError) else 1
+    except BrokenPipeError:
+        # whoever reads stdout has had enough: what is still buffered goes nowhere, and not to an error at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except OSError as error:
         print(f"error: {plain(error)}", file=sys.stderr)
         return 1
@@ -76,19 +80,19 @@ def _models(args: argparse.Namespace) -> int:
     with connect.connect(args) as client:
         models = client.list_models()
     if args.json:
-        _print_json([_as_dict(model) for model in models])
+        print_json([as_dict(model) for model in models])
         return 0
-    _table(("MODEL", "STATE", "FAMILY", "TASKS", "SIZE", "STEPS"), [_model_row(model) for model in models])
+    print_table(("MODEL", "STATE", "FAMILY", "TASKS", "SIZE", "STEPS"), [_model_row(model) for model in models])
     return 0
 
 
 def _native_models(args: argparse.Namespace) -> int:
     records = listing.native_models(features=args.features)
     if args.json:
-        _print_json(records)
+        print_json(records)
         return 0
     head, *rows = listing.features_table(records) if args.features else listing.models_table(records)
-    _table(head, rows)
+    print_table(head, rows)
     return 0
 
 
@@ -104,32 +108,12 @@ def _model_row(model: Model) -> tuple[str, ...]:
     )
 
 
-def _jobs(args: argparse.Namespace) -> int:
-    with connect.connect(args) as client:
-        jobs = client.list_jobs(states=args.state or (), labels=dict(args.label or ()), limit=args.limit)
-    if args.json:
-        _print_json([_as_dict(job) for job in jobs])
-        return 0
-    rows = [
-        (
-            job.job_id,
-            state_name(job.state),
-            job.model,
-            f"{job.step}/{job.total_steps}",
-            job.create_time.ToDatetime().isoformat(" ", "seconds"),
-        )
-        for job in jobs
-    ]
-    _table(("JOB", "STATE", "MODEL", "STEP", "CREATED (UTC)"), rows)
-    return 0
-
-
 def _watch(args: argparse.Namespace) -> int:
     with connect.connect(args) as client, client.watch_job(args.job_id, args.after_seq) as stream:
         for message in stream:
             event = read_event(message)
             if args.json:
-                print(json.dumps(_as_dict(message)), flush=True)
+                print(json.dumps(as_dict(message)), flush=True)
             else:
                 line = message.WhichOneof("event") if event is None else describe(event)
                 print(f"{message.seq:>5}  {line}", flush=True)
@@ -200,20 +184,6 @@ def _complain(error: OmniError) -> None:
     print(*lines, sep="\n", file=sys.stderr)
 
 
-def _as_dict(message: Message) -> dict[str, Any]:
-    return MessageToDict(message, preserving_proto_field_name=True)
-
-
-def _print_json(content: Any) -> None:
-    print(json.dumps(content, indent=2))
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    for row in (head, *rows):
-        print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
@@ -241,18 +211,8 @@ def _parser() -> SettingsParser:
     models.add_argument("--json", action="store_true", help="print JSON")
     connect.add_credentials(models)
 
-    jobs = commands.add_parser("jobs", help="list jobs, newest first")
-    jobs.set_defaults(run=_jobs)
-    connect.add_server(jobs)
-    states = [name.removeprefix("JOB_STATE_") for name in JobState.keys()[1:]]
-    jobs.add_argument(
-        "--state", action="append", type=str.upper, choices=states, help="only jobs in this state; repeatable"
-    )
-    jobs.add_argument(
-        "--label", action="append", type=making.label, metavar="KEY=VALUE", help="only jobs with this label"
-    )
-    jobs.add_argument("--limit", type=int, default=50, help="most jobs to list (default: 50)")
-    jobs.add_argument("--json", action="store_true", help="print JSON")
+    jobs.add(commands)
+    info.add(commands)
 
     watch = commands.add_parser("watch", help="follow a job to its end")
     watch.set_defaults(run=_watch)

@@ -36,8 +36,8 @@ STOPPED, WORKER_FAILED, BAD_SETTINGS = 0, 1, 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP, and returns the exit code."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # it tells of every part that it loads
-    logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
+    # it tells of every part that it loads, and of each step of making the tables of a new store
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     asked: Given | None = None
     try:
         asked = given(
@@ -55,14 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _run(config: EngineConfig) -> int:
     # imported here because the worker is spawned: spawn imports this module again, and the worker has no use for grpc
-    from omni_grpc.engine import Engine, HubExecutor, ProcessExecutor
+    from omni_grpc.engine import Engine
+    from omni_grpc.engine.workers import executors
     from omni_grpc.store.open import open_storage
 
     if on_hub(config.model):
         checkpoint = unfetched(config.model)
-        return await serve(Engine(config, checkpoint, HubExecutor(config, checkpoint), open_storage(config)))
-    checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
-    return await serve(Engine(config, checkpoint, ProcessExecutor(config, checkpoint), open_storage(config)))
+    else:
+        checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
+    first, *more = executors(config, checkpoint)
+    return await serve(Engine(config, checkpoint, first, open_storage(config), more=more))
 
 
 async def serve(engine: Engine) -> int:
@@ -73,6 +75,7 @@ async def serve(engine: Engine) -> int:
     from omni_grpc.server import Server
 
     server = Server(gate := Gate(engine), engine.config)
+    logger.info("%s", engine.storage.info)
     signals = _signals()
     if gate.audit.on:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gate.audit.reopen)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from omni_grpc.cli.times import ahead, now
 from omni_grpc.config.command_line import Parser
 from omni_grpc.identity import certificates, tokens
-from omni_grpc.identity.records import Record, is_name, read_records, scopes_of, time_of
+from omni_grpc.identity.records import Record, is_name, read_records, scopes_of
 from omni_grpc.types.caller import Scope
 from omni_grpc.types.errors import OmniError
 from omni_grpc.types.os_errors import plain
-
-UNITS: Mapping[str, str] = {"d": "days", "h": "hours", "m": "minutes"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +39,7 @@ def _new(args: argparse.Namespace) -> int:
         scopes=args.scopes,
         expires=args.expires,
         name=args.name,
-        now=_now(),
+        now=now(),
     )
     print(token)
     until = "never expires" if record.expires is None else f"expires {_date(record.expires)}"
@@ -70,7 +68,7 @@ def _row(record: Record) -> tuple[str, ...]:
         record.tenant,
         ",".join(sorted(record.scopes)),
         "-" if record.created is None else _date(record.created),
-        f"{expires} (expired)" if record.expired(_now()) else expires,
+        f"{expires} (expired)" if record.expired(now()) else expires,
         "token" if record.certificate is None else record.certificate,
     )
 
@@ -84,10 +82,6 @@ def _revoke(args: argparse.Namespace) -> int:
 def _names(args: argparse.Namespace) -> int:
     print(*certificates.names(args.certificate.read_text(encoding="utf-8", errors="replace")), sep="\n")
     return 0
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
 
 
 def _date(moment: datetime.datetime) -> str:
@@ -112,7 +106,7 @@ def _parser() -> Parser:
         "--scopes", type=_scopes, required=True, metavar="SCOPE,...", help=f"what it may do: {', '.join(Scope)}"
     )
     new.add_argument(
-        "--expires", type=_expires, metavar="WHEN", help="30d, 12h, 45m, or a date such as 2026-12-31 (default: never)"
+        "--expires", type=ahead, metavar="WHEN", help="30d, 12h, 45m, or a date such as 2026-12-31 (default: never)"
     )
     new.add_argument("--name", type=_name, help="name of the record (default: the subject, numbered where it is taken)")
     _file(new)
@@ -147,16 +141,3 @@ def _scopes(text: str) -> frozenset[Scope]:
         return scopes_of(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _expires(text: str) -> datetime.datetime:
-    try:
-        match = re.fullmatch(r"([1-9]\d{0,5})([dhm])", text)
-        moment = _now() + datetime.timedelta(**{UNITS[match[2]]: int(match[1])}) if match else time_of(text)
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a time: expected 30d, 12h, 45m, or a date such as 2026-12-31"
-        ) from None
-    if moment <= _now():
-        raise argparse.ArgumentTypeError(f"{text} has passed")
-    return moment

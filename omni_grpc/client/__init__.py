@@ -4,13 +4,13 @@ from omni_grpc.client.async_client import AsyncClient
 from omni_grpc.client.async_stream import AsyncJobStream
 from omni_grpc.client.channel import Reconnect
 from omni_grpc.client.client import Client
-from omni_grpc.client.embedding import parameters_in
 from omni_grpc.client.load import Loaded, LoadEvent, ModelReady
 from omni_grpc.client.media import MediaSource
 from omni_grpc.client.options import AudioOptions, EditOptions, ImageOptions, VideoOptions
 from omni_grpc.client.result import AudioResult, ImageResult, MediaResult, VideoResult
 from omni_grpc.client.saving import ParametersNotWritten
 from omni_grpc.client.stream import JobStream
+from omni_grpc.metadata import parameters_in
 from omni_grpc.types.load_progress import Loading, LoadPhase
 
 __all__ = [

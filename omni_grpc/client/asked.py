@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-from omni_grpc.types.parameters import Requested
 from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, RequestOption, options_of
+from omni_grpc.types.requested import Requested, traits
 from omni_grpc.v1.generation_pb2 import (
     EditImageRequest,
     GenerateAudioRequest,
@@ -39,24 +37,18 @@ def asked_of(request: Any) -> Requested:
         if value is None:
             continue
         if option.type.name in ("MEDIA", "MEDIA_LIST"):
-            inputs[option.name] = [traits(one) for one in (value if option.type.name == "MEDIA_LIST" else [value])]
+            inputs[option.name] = [
+                medium_traits(one) for one in (value if option.type.name == "MEDIA_LIST" else [value])
+            ]
         else:
             options[option.name] = value
     return Requested(kind=kind, model=request.model, prompt=request.prompt, options=options, inputs=inputs)
 
 
-def traits(media: MediaInput) -> Mapping[str, str]:
-    """What tells a medium from others. The query of a URI stays out, since it may hold a signature."""
-    match media.WhichOneof("source"):
-        case "data":
-            return {"sha256": hashlib.sha256(media.data).hexdigest()}
-        case "uri" if media.uri.lower().startswith("data:"):
-            return {"sha256 of its data URL": hashlib.sha256(media.uri.encode()).hexdigest()}
-        case "uri":
-            return {"uri": urlunsplit(urlsplit(media.uri)._replace(query="", fragment=""))}
-        case "asset_id":
-            return {"asset_id": media.asset_id}
-    return {}
+def medium_traits(media: MediaInput) -> Mapping[str, str]:
+    """What tells a medium from others."""
+    source = media.WhichOneof("source")
+    return traits(**{source: getattr(media, source)}) if source else {}
 
 
 def _value(request: Message, option: RequestOption) -> Any:

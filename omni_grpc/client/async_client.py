@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack, cast
@@ -221,13 +221,11 @@ class AsyncClient:
         job: Job = reply.job
         return job
 
-    async def list_jobs(
-        self, *, states: Collection[str] = (), labels: Mapping[str, str] | None = None, limit: int = 50
-    ) -> list[Job]:
-        """The newest `limit` jobs, newest first. `states` ("RUNNING") selects the jobs in one of these states, `labels`
-        those that have all of these labels.
+    async def list_jobs(self, *, limit: int = 50, **filters: Unpack[messages.JobFilters]) -> list[Job]:
+        """The newest `limit` jobs that fit, newest first. `states` (["RUNNING"]) selects the jobs in one of these
+        states, `labels` those that have all of these labels; see `JobFilters`.
         """
-        request = messages.list_jobs_request(states, labels or {}, limit)
+        request = messages.list_jobs_request(filters, limit)
         jobs: list[Job] = []
         while len(jobs) < limit:
             page = await self._connection.unary(self._connection.jobs.ListJobs, request)
@@ -236,6 +234,22 @@ class AsyncClient:
             if not page.next_page_token:
                 break
         return jobs[:limit]
+
+    async def iter_jobs(self, **filters: Unpack[messages.JobFilters]) -> AsyncGenerator[Job, None]:
+        """All jobs that fit, newest first, page by page: as many as there are, a page of them in memory. Jobs that are
+        made meanwhile are not among them.
+
+        async for job in client.iter_jobs(states=["FAILED"]):
+            print(job.job_id)
+        """
+        request = messages.list_jobs_request(filters, page=messages.MAX_PAGE)
+        while True:
+            page = await self._connection.unary(self._connection.jobs.ListJobs, request)
+            for job in page.jobs:
+                yield job
+            if not (token := page.next_page_token):
+                return
+            request.page_token = token
 
     def watch_job(self, job_id: str, after_seq: int = 0, *, timeout: float | None = None) -> AsyncJobStream:
         """The events of a job with a seq greater than `after_seq`: those so far, then those to come, to its end."""

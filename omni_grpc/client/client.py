@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack, cast
@@ -220,13 +220,11 @@ class Client:
         job: Job = reply.job
         return job
 
-    def list_jobs(
-        self, *, states: Collection[str] = (), labels: Mapping[str, str] | None = None, limit: int = 50
-    ) -> list[Job]:
-        """The newest `limit` jobs, newest first. `states` ("RUNNING") selects the jobs in one of these states, `labels`
-        those that have all of these labels.
+    def list_jobs(self, *, limit: int = 50, **filters: Unpack[messages.JobFilters]) -> list[Job]:
+        """The newest `limit` jobs that fit, newest first. `states` (["RUNNING"]) selects the jobs in one of these
+        states, `labels` those that have all of these labels; see `JobFilters`.
         """
-        request = messages.list_jobs_request(states, labels or {}, limit)
+        request = messages.list_jobs_request(filters, limit)
         jobs: list[Job] = []
         while len(jobs) < limit:
             page = self._connection.unary(self._connection.jobs.ListJobs, request)
@@ -235,6 +233,21 @@ class Client:
             if not page.next_page_token:
                 break
         return jobs[:limit]
+
+    def iter_jobs(self, **filters: Unpack[messages.JobFilters]) -> Generator[Job, None, None]:
+        """All jobs that fit, newest first, page by page: as many as there are, a page of them in memory. Jobs that are
+        made meanwhile are not among them.
+
+        for job in client.iter_jobs(states=["FAILED"]):
+            print(job.job_id)
+        """
+        request = messages.list_jobs_request(filters, page=messages.MAX_PAGE)
+        while True:
+            page = self._connection.unary(self._connection.jobs.ListJobs, request)
+            yield from page.jobs
+            if not (token := page.next_page_token):
+                return
+            request.page_token = token
 
     def watch_job(self, job_id: str, after_seq: int = 0, *, timeout: float | None = None) -> JobStream:
         """The events of a job with a seq greater than `after_seq`: those so far, then those to come, to its end."""

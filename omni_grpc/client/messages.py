@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from omni_grpc.client.media import MediaSource, media_input, media_inputs
 from omni_grpc.client.options import AudioOptions, EditOptions, ImageOptions, VideoOptions
@@ -35,8 +36,9 @@ from omni_grpc.v1.generation_pb2 import (
 from omni_grpc.v1.job_pb2 import ListJobsRequest
 from omni_grpc.v1.model_pb2 import Model
 
-PAGE = 100
-"""Jobs that are asked for at once."""
+PAGE, MAX_PAGE = 100, 1000
+"""Jobs that are asked for at once, where a caller waits for the first ones and where for all."""
+Moment = datetime.datetime | Timestamp
 
 
 def image_request(model: str, prompt: str, options: ImageOptions) -> GenerateImageRequest:
@@ -113,17 +115,51 @@ def only_model(models: Sequence[Model]) -> str:
     raise InvalidArgument(f"model {rule}", reason="MODEL_REQUIRED", violations=(Violation("model", rule),))
 
 
-def list_jobs_request(states: Collection[str], labels: Mapping[str, str], limit: int) -> ListJobsRequest:
-    """`states` are names without their prefix, in any case. Raises InvalidArgument for one that does not exist."""
+class JobFilters(TypedDict, total=False):
+    """Which jobs: those in one of these `states` ("RUNNING", in any case), that have all of these `labels`, of this
+    `model`, of this `tenant` (for callers who see several), created at `created_from` or later, and before
+    `created_before`. A time is that of a job as it is, or a datetime with a time zone. Left out: all.
+    """
+
+    states: Collection[str]
+    labels: Mapping[str, str]
+    model: str
+    tenant: str
+    created_from: Moment | None
+    created_before: Moment | None
+
+
+def list_jobs_request(filters: JobFilters, limit: int = MAX_PAGE, page: int = PAGE) -> ListJobsRequest:
+    """Raises InvalidArgument for a filter that cannot be sent, naming it, TypeError for one that does not exist."""
     if limit < 1:
         raise InvalidArgument(f"limit is {limit}, expected 1 or more", violations=(Violation("limit", "is below 1"),))
+    if unknown := filters.keys() - JobFilters.__annotations__.keys():
+        raise TypeError(f"unknown filter {', '.join(map(repr, sorted(unknown)))}")
+    states = filters.get("states", ())
     known = [name.removeprefix("JOB_STATE_") for name in JobState.keys()[1:]]
     for state in states:
         if state.upper() not in known:
             rule = f"has {state!r}, expected some of {', '.join(known)}"
             raise InvalidArgument(f"states {rule}", violations=(Violation("states", rule),))
-    names = [f"JOB_STATE_{state.upper()}" for state in states]
-    return ListJobsRequest(page_size=min(limit, PAGE), label_selector=labels, states=names)
+    request = ListJobsRequest(page_size=min(limit, page), states=[f"JOB_STATE_{state.upper()}" for state in states])
+    request.label_selector.update(filters.get("labels", {}))
+    request.model = filters.get("model", "")
+    request.tenant = filters.get("tenant", "")
+    for name in ("created_from", "created_before"):
+        if (moment := filters.get(name)) is not None:
+            getattr(request, name).CopyFrom(_timestamp(name, moment))
+    return request
+
+
+def _timestamp(name: str, moment: Any) -> Timestamp:
+    if isinstance(moment, Timestamp):
+        return moment
+    if not isinstance(moment, datetime.datetime) or moment.tzinfo is None:
+        rule = f"is {moment!r}, expected a datetime with a time zone, or the time of a job"
+        raise InvalidArgument(f"{name} {rule}", violations=(Violation(name, rule),))
+    result = Timestamp()
+    result.FromDatetime(moment)
+    return result
 
 
 def state_name(state: event_pb2.JobState) -> str:

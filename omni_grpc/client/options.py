@@ -51,6 +51,9 @@ class Sampling(TypedDict, total=False):
     """LoRA adapters that are loaded, by name, each with its scale."""
     extra: Mapping[str, Any] | None
     """Parameters of this one model, by name."""
+    embed_parameters: bool | None
+    """Write the parameters (prompt, seed, settings) into the output files where they are made, and not only when they
+    are saved."""
 
 
 class JobOptions(TypedDict, total=False):

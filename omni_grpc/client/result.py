@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from omni_grpc.client.saving import save
 from omni_grpc.types.errors import InvalidArgument, OmniError
 from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
-from omni_grpc.types.parameters import Requested
+from omni_grpc.types.requested import Requested
 from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ class MediaResult:
 
         With `metadata`, the parameters of the generation are written into the files, where `asked` is known and the
         format has a place for them; a warning (ParametersNotWritten) says where they could not be. Pixels and samples
-        stay as they are. Without it, the files are written as received.
+        stay as they are. A file into which the server wrote them (`embed_parameters`) is written as received. Without
+        `metadata`, all are.
 
         Raises InvalidArgument if the extension of `path` is that of another format, ResourceExhausted (DISK_FULL) or
         FailedPrecondition (FILE_NOT_WRITTEN) if a file cannot be written; then no part of it is left, and its bytes are

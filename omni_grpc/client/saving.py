@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from omni_grpc.client.embedding import embedded, has_place
+from omni_grpc.metadata import embedded, has_parameters
 from omni_grpc.types.errors import InvalidArgument, Violation
 from omni_grpc.types.output_files import write_file
 from omni_grpc.types.output_names import ALL_EXTENSIONS, extensions_of, looks_like, output_paths, release, reserve
-from omni_grpc.types.parameters import NotEmbedded, Parameters, Requested
+from omni_grpc.types.parameters import NotEmbedded, Parameters, has_place
+from omni_grpc.types.requested import Requested
 from omni_grpc.types.results import Artifact, Effective
 
 
@@ -62,16 +63,22 @@ def check_extension(made: Made, path: Path) -> None:
 
 
 def with_parameters(made: Made, tell: Callable[[str], None]) -> Sequence[bytes]:
-    """The files with their parameters in them, where these are known and the format has a place for them. `tell` is
-    called with what keeps a file as it was.
+    """The files with their parameters in them, where these are known and the format has a place for them. A file that
+    has them already, since the server wrote them, stays as it is, and keeps its SHA-256. `tell` is called with what
+    keeps a file as it was.
     """
     kind, asked = made.effective.output_format, made.asked
     if asked is None or not has_place(kind):
         return made.files
     files = []
     for data, artifact in zip(made.files, made.artifacts, strict=True):
+        if has_parameters(data):
+            files.append(data)
+            continue
         try:
-            parameters = Parameters.of(asked, made.effective, artifact)
+            parameters = Parameters.of(
+                asked, made.effective, seed=artifact.seed, index=artifact.index, layer=artifact.layer
+            )
             files.append(embedded(data, kind, parameters.text(), parameters.infotext()))
         except NotEmbedded as error:
             tell(f"output {artifact.index} is written without its parameters: {error}")

@@ -11,7 +11,7 @@ from omni_grpc.client.partial_artifact import PartialArtifact
 from omni_grpc.client.result import RESULTS, MediaResult
 from omni_grpc.types.errors import Code, Failure, InternalError, OmniError, OperationCancelled, Unavailable
 from omni_grpc.types.events import Completed
-from omni_grpc.types.parameters import Requested
+from omni_grpc.types.requested import Requested
 from omni_grpc.v1.event_pb2 import JobEvent
 from omni_grpc.v1.job_pb2 import WatchJobRequest
 from omni_grpc.v1.media_pb2 import Artifact

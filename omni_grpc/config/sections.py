@@ -234,8 +234,11 @@ class LimitsConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """When a worker counts as dead, how it is restarted, and what it prepares."""
+    """How many workers, when one counts as dead, how it is restarted, and what it prepares."""
 
+    data_parallel_size: int = setting(
+        1, "replicas of the model, each in a worker of its own, on a GPU of its own where there are GPUs", minimum=1
+    )
     worker_timeout: float = setting(30.0, "seconds without a heartbeat after which a worker is killed", minimum=1)
     phase_timeout: float = setting(
         1800.0, "seconds that one prepare, step or decode may take before the worker is killed as hung", minimum=1

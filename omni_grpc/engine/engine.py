@@ -14,6 +14,7 @@ from omni_grpc.engine.admission import not_started, restart_pause
 from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.holding import Holding
 from omni_grpc.engine.items import Lane
+from omni_grpc.engine.replica import Replica, ReplicaState
 from omni_grpc.engine.run import JobRun
 from omni_grpc.engine.scheduler import Decision, lanes
 from omni_grpc.engine.status import EngineState
@@ -42,29 +43,37 @@ from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
 
-_WORKER, _DRAIN = "worker", "drain"
-"""Owners of the timers that belong to no job."""
+_DRAIN = "drain"
+"""Owner of a timer that belongs to no job and to no replica."""
 
 
 class Engine(Holding):
-    """One model, one worker, many jobs. `on_state` observers are called on the loop at each change of state."""
+    """One model, one or more workers (replicas), many jobs. `on_state` observers are called on the loop at each change
+    of state.
+    """
 
     def __init__(
-        self, config: EngineConfig, checkpoint: Checkpoint, executor: Executor, storage: Storage | None = None
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        executor: Executor,
+        storage: Storage | None = None,
+        *,
+        more: Sequence[Executor] = (),
     ) -> None:
-        super().__init__(config, checkpoint, storage)
+        """`executor` runs the first replica, `more` the others."""
+        super().__init__(config, checkpoint, (executor, *more), storage)
         self.on_state: list[Callable[[EngineState], None]] = []
-        self._executor = executor
         self._owns_storage = storage is None
         self._started: asyncio.Future[None] | None = None
         self._closing: asyncio.Future[None] | None = None
-        self._failures = 0
 
     async def start(self) -> None:
-        """Returns when the worker is ready. Raises the error that kept it from loading."""
+        """Returns when a worker is ready. Raises the error that kept the first one that ended from loading."""
         self._started = asyncio.get_running_loop().create_future()
         await self.storage.open()
-        self._executor.start(self._on_report)
+        for replica in self._replicas:
+            replica.start(self._on_report)
         await self._started
 
     async def close(self, drain_timeout: float = 0.0) -> None:
@@ -76,8 +85,7 @@ class Engine(Holding):
         if self._closing is None:
             self._enter(EngineState.DRAINING)
             self._closing = asyncio.ensure_future(self._close())
-            if self.storage.durable:
-                self._leave(run for run in list(self._runs.values()) if self._scheduler.is_waiting(run.job.id))
+            self._leave_waiting()
         if not self._closing.done():
             self._timers.set(_DRAIN, "drain_timeout", drain_timeout, lambda *_: self._stop_all())
         await asyncio.shield(self._closing)
@@ -86,7 +94,8 @@ class Engine(Holding):
         await self._idle.wait()
         self._timers.stop()
         if self._started is not None:
-            await self._executor.close()
+            await asyncio.gather(*(replica.executor.close() for replica in self._replicas))
+        await self._outputs.close()
         await asyncio.to_thread(self.inputs.close)
         if self._owns_storage:
             await self.storage.close()
@@ -101,91 +110,98 @@ class Engine(Holding):
             with self._blamed((), "telling of a change of state"):
                 observer(state)
 
-    # --- what callers do --------------------------------------------------------------------------------------------
+    def _follow_replicas(self) -> None:
+        """The engine is ready as long as one replica is."""
+        if self._closing is not None:
+            return
+        states = {replica.state for replica in self._replicas}
+        if ReplicaState.READY in states or ReplicaState.DRAINING in states:
+            self._enter(EngineState.READY)
+        elif states == {ReplicaState.FAILED}:
+            self._enter(EngineState.FAILED)
+        elif self.ready is not None:
+            self._enter(EngineState.RESTARTING)
 
-    # --- what the worker says ---------------------------------------------------------------------------------------
+    # --- what the workers say -----------------------------------------------------------------------------------------
 
-    def _on_report(self, report: Report) -> None:
+    def _on_report(self, replica: Replica, report: Report) -> None:
         with self._blamed(requests_of(report), f"handling {type(report).__name__}"):
-            self._handle(report)
+            self._handle(replica, report)
         self._tick()
 
     def _on_timer_error(self, owner: str, name: str, error: Exception) -> None:
         with self._blamed((owner,), f"the timer {name}"):
             raise error
-        if (owner, name) == (_WORKER, "restart"):
-            self._on_died(not_started(error))
+        for replica in self._replicas:
+            if (owner, name) == (replica.owner, "restart"):
+                self._on_died(replica, not_started(error))
         self._tick()
 
-    def _handle(self, report: Report) -> None:
+    def _handle(self, replica: Replica, report: Report) -> None:
         match report:
             case Loading():
-                self.loading = report
+                replica.loading = report
             case Fetched():
                 self.checkpoint = report.checkpoint
             case Ready():
-                self._on_ready(report)
+                self._on_ready(replica, report)
             case Prepared():
-                self._on_prepared(report)
+                self._on_prepared(replica, report)
             case Stepped():
-                self._on_stepped(report)
+                self._on_stepped(replica, report)
             case DecodedPart():
-                self._on_decoded_part(report)
+                self._on_decoded_part(replica, report)
             case Decoded():
-                self._on_decoded(report)
+                self._on_decoded(replica, report)
             case Broken():
-                self._free(Lane(report.phase))
-                self._on_broken(report)
+                self._free(replica, Lane(report.phase))
+                self._on_broken(replica, report)
             case Died():
-                self._on_died(report.failure, final=report.final)
+                self._on_died(replica, report.failure, final=report.final)
 
-    def _on_ready(self, report: Ready) -> None:
-        self.ready, self.failure = report, None
+    def _on_ready(self, replica: Replica, report: Ready) -> None:
         if report.checkpoint is not None:
             self.checkpoint = report.checkpoint
-        self._scheduler.exclusive = self.checkpoint.spec.exclusive
-        self._failures = 0
-        self._scheduler.cost = report.cost
-        if self.state is not EngineState.DRAINING:
-            self._enter(EngineState.READY)
+        replica.on_ready(report, exclusive=self.checkpoint.spec.exclusive)
+        self._follow_replicas()
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
 
-    def _on_prepared(self, report: Prepared) -> None:
-        self._free(Lane.PREPARE)
-        self._meter.prepare.add(report.elapsed)
+    def _on_prepared(self, replica: Replica, report: Prepared) -> None:
+        self._free(replica, Lane.PREPARE)
+        replica.meter.prepare.add(report.elapsed)
         if (run := self._runs.get(report.id)) is not None:
             run.job.append(run.encoded(report))
-            self._scheduler.prepared(report.id, report.rows)
+            replica.scheduler.prepared(report.id, report.rows)
             self.inputs.free(run.job.request.inputs)
 
-    def _on_stepped(self, report: Stepped) -> None:
-        self._free(Lane.STEP)
-        self._meter.stepped(report.elapsed)
+    def _on_stepped(self, replica: Replica, report: Stepped) -> None:
+        self._free(replica, Lane.STEP)
+        replica.meter.stepped(report.elapsed)
         for progress in report.progress:
             if (run := self._runs.get(progress.id)) is not None:
                 with self._blamed((progress.id,), "handling a step"):
-                    self._on_progress(run, progress, report.elapsed)
+                    self._on_progress(replica, run, progress, report.elapsed)
         for broken in report.broken:
             with self._blamed((broken.id,), "handling Broken"):
-                self._on_broken(broken)
+                self._on_broken(replica, broken)
 
-    def _on_progress(self, run: JobRun, progress: RequestStep, elapsed: float) -> None:
+    def _on_progress(self, replica: Replica, run: JobRun, progress: RequestStep, elapsed: float) -> None:
         run.take_step(progress, elapsed)
-        self._scheduler.stepped(progress.id, progress.total - progress.step, progress.evals)
+        replica.scheduler.stepped(progress.id, progress.total - progress.step, progress.evals)
         if progress.part_ready:
-            self._scheduler.part_ready(progress.id)
+            replica.scheduler.part_ready(progress.id)
         if progress.finished:
-            self._scheduler.denoised(progress.id)
+            replica.scheduler.denoised(progress.id)
 
-    def _on_decoded_part(self, report: DecodedPart) -> None:
-        self._free(Lane.DECODE)
+    def _on_decoded_part(self, replica: Replica, report: DecodedPart) -> None:
+        self._free(replica, Lane.DECODE)
         if (run := self._runs.get(report.id)) is not None:
             run.job.append(run.decoded_part(report))
 
-    def _on_decoded(self, report: Decoded) -> None:
-        self._free(Lane.DECODE)
-        self._meter.decode.add(report.elapsed)
+    def _on_decoded(self, replica: Replica, report: Decoded) -> None:
+        self._free(replica, Lane.DECODE)
+        replica.meter.decode.add(report.elapsed)
         # the blocks are taken even for a job that was cancelled meanwhile: whoever gets a handle frees its block
         blocks = self._outputs.take([media.data for media in report.media])
         if (run := self._runs.get(report.id)) is None or run.job.ended:
@@ -194,7 +210,7 @@ class Engine(Holding):
         artifacts = [run.artifact(media) for media in report.media]
         completed = run.done(report, self.checkpoint.scheduler, self.facts.found)
         # the worker is done with it; nothing is stored before all that can fail is done
-        self._scheduler.finish(run.job.id)
+        replica.scheduler.finish(run.job.id)
         storing = self._store(run, artifacts, blocks, completed)
         if self._outputs.immediate:
             at_once(storing)
@@ -216,22 +232,22 @@ class Engine(Holding):
                 run.job.append(completed)
                 self._end(run)
 
-    def _on_broken(self, report: Broken) -> None:
+    def _on_broken(self, replica: Replica, report: Broken) -> None:
         if (run := self._runs.get(report.id)) is not None:
             logger.error("job %s failed in %s: %s", report.id, report.phase, report.failure.message)
-            self._scheduler.finish(report.id)
+            replica.scheduler.finish(report.id)
             run.job.append(Failed(failure=report.failure, stats=run.stats()))
             self._end(run)
 
-    def _on_died(self, failure: Failure, *, final: bool = False) -> None:
-        """Fails the jobs that the worker held, unless they lost nothing with it. Queued jobs wait for a new worker,
-        which is started after a growing delay; if this one was `final`, they fail too.
+    def _on_died(self, replica: Replica, failure: Failure, *, final: bool = False) -> None:
+        """Fails the jobs that a worker held, unless they lost nothing with it. Queued jobs wait for a new worker, which
+        is started after a growing delay, or go to another replica; if this was the last one, and `final`, they fail.
         """
         logger.error("%s", failure.message)
-        self.failure = failure
-        self._timers.clear_all(_WORKER)
-        pause = restart_pause(self.config.worker.restart_backoff, self._failures)
-        lost, back = self._scheduler.reset()
+        replica.failure = failure
+        self._timers.clear_all(replica.owner)
+        pause = restart_pause(self.config.worker.restart_backoff, replica.failures)
+        lost, back = replica.scheduler.reset()
         for job_id in lost:
             with self._blamed((job_id,), "failing it with its worker"):
                 self._fail(self._runs[job_id], failure)
@@ -243,55 +259,66 @@ class Engine(Holding):
                 self._queued(run)
         starting = self._started is not None and not self._started.done()
         if final or starting:
-            self._enter(EngineState.FAILED)
-            self._fail_all(failure)
+            replica.state = ReplicaState.FAILED
+            if starting or not any(one.state is not ReplicaState.FAILED for one in self._replicas):
+                self._enter(EngineState.FAILED)
+                self._leave_waiting()
+                self._fail_all(failure)
             if self._started is not None and starting:
                 self._started.set_exception(failure.error())
             return
-        if self._closing is None:
-            self._enter(EngineState.RESTARTING)
-        elif not self._runs:
+        replica.state = ReplicaState.RESTARTING
+        self._follow_replicas()
+        if self._closing is not None and not self._runs:
             # it stops, and nobody waits for a worker
             return
-        self._failures += 1
-        self._timers.set(_WORKER, "restart", pause, self._restart)
+        replica.failures += 1
+        self._timers.set(replica.owner, "restart", pause, lambda *_: self._restart(replica))
 
-    def _restart(self, name: str, limit: str, seconds: float) -> None:
-        self._restarts += 1
-        self.loading = Loading()
-        logger.warning("restarting the worker, attempt %d", self._failures)
-        self._executor.start(self._on_report)
+    def _restart(self, replica: Replica) -> None:
+        replica.restarts += 1
+        logger.warning("restarting worker %d, attempt %d", replica.number, replica.failures)
+        replica.start(self._on_report)
 
     # --- the tick ---------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         # a drain may lack its worker: what waits then is kept for the next one
-        while self.state in (EngineState.READY, EngineState.DRAINING) and self.failure is None:
-            decision = self._scheduler.plan()
+        if self.state not in (EngineState.READY, EngineState.DRAINING):
+            return
+        several = len(self._replicas) > 1
+        # whoever has the least to do is the first to take from the queue
+        for replica in sorted(self._replicas, key=lambda one: one.scheduler.work_ms) if several else self._replicas:
+            self._give_work(replica)
+
+    def _give_work(self, replica: Replica) -> None:
+        while replica.open:
+            decision = replica.scheduler.plan()
             if not decision.plan:
                 return
-            if self._send(decision):
+            if self._send(replica, decision):
                 self._announce(decision)
                 return
 
-    def _send(self, decision: Decision) -> bool:
+    def _send(self, replica: Replica, decision: Decision) -> bool:
         """Sends a plan; False if the worker is gone, which may be known here before its Died report arrives."""
         plan = decision.plan
         try:
-            self._executor.submit(plan)
+            replica.executor.submit(plan)
         except Unavailable as error:
-            self.failure = error.failure
-            self._scheduler.undo(decision)
+            replica.failure = error.failure
+            replica.scheduler.undo(decision)
             return False
         except Exception as error:
             if jobs := [request.id for request in plan.admit] or plan.running:
-                self._scheduler.undo(decision)
+                replica.scheduler.undo(decision)
             with self._blamed(jobs, "handing it to the worker"):
                 raise error
             return False
-        self._meter.planned(self._scheduler.predicted_ms(plan.step))
+        replica.meter.planned(replica.scheduler.predicted_ms(plan.step))
         for lane in lanes(plan):
-            self._timers.set(_WORKER, lane, self.config.worker.phase_timeout, self._hung)
+            limit = self.config.worker.phase_timeout
+            self._timers.set(replica.owner, lane, limit, lambda _, lane, seconds: self._hung(replica, lane, seconds))
         return True
 
     def _announce(self, decision: Decision) -> None:
@@ -309,12 +336,12 @@ class Engine(Holding):
             with self._blamed((job_id,), "resuming it"):
                 self._runs[job_id].job.append(self._runs[job_id].resumed())
 
-    def _free(self, lane: Lane) -> None:
-        self._timers.clear(_WORKER, lane)
-        self._scheduler.free(lane)
+    def _free(self, replica: Replica, lane: Lane) -> None:
+        self._timers.clear(replica.owner, lane)
+        replica.scheduler.free(lane)
 
-    def _hung(self, name: str, lane: str, seconds: float) -> None:
+    def _hung(self, replica: Replica, lane: str, seconds: float) -> None:
         logger.error("the worker's %s lane has not reported for %g s, killing the worker", lane, seconds)
         if lane == Lane.PREPARE:
-            self._scheduler.blame()
-        self._executor.kill()
+            replica.scheduler.blame()
+        replica.executor.kill()

@@ -69,23 +69,39 @@ def _resolve(path: str) -> Callable[..., object]:
     return target
 
 
-def _run(worker: str, connection: Connection, config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> None:
+def _run(
+    worker: str,
+    connection: Connection,
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    prefix: str,
+    environment: Mapping[str, str],
+) -> None:
     """Body of the worker process. Ctrl-C, a terminal that closes and a service manager that stops the group reach every
     process of it; the parent decides what they mean. It ends the worker by SIGKILL, and the worker ends with the pipe.
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    os.environ.update(environment)
     for name, value in WORKER_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     _resolve(worker)(connection, config, checkpoint, prefix)
 
 
 class ProcessExecutor:
-    """A worker in a spawned process of its own. Spawn, never fork: grpc's threads do not survive a fork."""
+    """A worker in a spawned process of its own. Spawn, never fork: grpc's threads do not survive a fork. `environment`:
+    variables of that process alone.
+    """
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, *, worker: str = WORKER) -> None:
-        self._arguments = (worker, config, checkpoint)
-
+    def __init__(
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        *,
+        worker: str = WORKER,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._arguments = (worker, config, checkpoint, environment or {})
         self._process: WorkerProcess | None = None
 
     @property
@@ -121,9 +137,16 @@ class HubExecutor:
     """
 
     def __init__(
-        self, config: EngineConfig, checkpoint: Checkpoint, *, fetcher: str = FETCHER, worker: str = WORKER
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        *,
+        fetcher: str = FETCHER,
+        worker: str = WORKER,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._config = config
+        self._environment = environment
         self._worker = worker
         self._closed = False
         self._fetcher = ProcessExecutor(config, checkpoint, worker=fetcher)
@@ -152,7 +175,9 @@ class HubExecutor:
             case Fetched(checkpoint=checkpoint):
                 if self._closed:
                     return
-                self._inner = ProcessExecutor(self._config, checkpoint, worker=self._worker)
+                self._inner = ProcessExecutor(
+                    self._config, checkpoint, worker=self._worker, environment=self._environment
+                )
                 self._deliver(report)
                 self._deliver(Loading())
                 self._inner.start(self._deliver)
@@ -166,7 +191,14 @@ class HubExecutor:
 class WorkerProcess:
     """One life of a worker: a process, the pipe to it, and the thread that reads its reports."""
 
-    def __init__(self, worker: str, config: EngineConfig, checkpoint: Checkpoint, deliver: Deliver) -> None:
+    def __init__(
+        self,
+        worker: str,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        environment: Mapping[str, str],
+        deliver: Deliver,
+    ) -> None:
         self._timeout = config.worker.worker_timeout
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
@@ -176,7 +208,10 @@ class WorkerProcess:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=_run, args=(worker, theirs, config, checkpoint, self._prefix), name="omni_grpc-worker", daemon=True
+            target=_run,
+            args=(worker, theirs, config, checkpoint, self._prefix, environment),
+            name="omni_grpc-worker",
+            daemon=True,
         )
         self._process.start()
         # the worker holds the only other end: its death is an end of file here

@@ -10,14 +10,17 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine.admission import stopped_first
+from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.fairness import ShareOf
 from omni_grpc.engine.outputs import Outputs
 from omni_grpc.engine.run import JobRun
+from omni_grpc.engine.scheduler import Scheduler
 from omni_grpc.engine.standing import Standing
+from omni_grpc.engine.status import EngineState
 from omni_grpc.engine.submission import Submission, claim_of, new_run
 from omni_grpc.engine.timers import Timers
 from omni_grpc.resolve.advice import advise_priority
@@ -38,8 +41,14 @@ logger = logging.getLogger(__name__)
 class Holding(Standing, abc.ABC):
     """Jobs and their runs. `on_end` observers are called on the loop with each job that has ended."""
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, storage: Storage | None = None) -> None:
-        super().__init__(config, checkpoint, storage)
+    def __init__(
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        executors: Sequence[Executor],
+        storage: Storage | None = None,
+    ) -> None:
+        super().__init__(config, checkpoint, executors, storage)
         self.on_end: list[Callable[[Job], None]] = []
         self._runs: dict[str, JobRun] = {}
         self._timers = Timers(self._on_timer_error)
@@ -83,13 +92,20 @@ class Holding(Standing, abc.ABC):
 
     def resume(self, job: Job, *, lost: Failure | None) -> None:
         """Goes on with a job that the store has, from its beginning. `lost`: what it was lost with, if it had started;
-        None for one that was waiting.
+        None for one that was waiting. Nothing where this server ends too: it is left as it is.
         """
+        if not self.takes_over:
+            return
         self._take(JobRun(job), kept=True, lost=lost)
         if not job.watchers and (grace := job.record.spec.disconnect_grace) is not None:
             # one that is tied to its watchers: they have lost it through no fault of theirs
             grace = max(grace, self.config.jobs.disconnect_grace)
             self._timers.set(job.id, "disconnect_grace", grace, self._abandon)
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether jobs of other servers can be gone on with here."""
+        return self.state in (EngineState.STARTING, EngineState.READY, EngineState.RESTARTING)
 
     def settle(self, job: Job, event: Event) -> None:
         """Ends a job that the store has, and that nobody goes on with."""
@@ -100,7 +116,9 @@ class Holding(Standing, abc.ABC):
 
     def _take(self, run: JobRun, *, kept: bool = False, lost: Failure | None = None) -> None:
         job = run.job
-        self._scheduler.add(job.request, claim_of(job.record), job.tenant, segments=job.segments, room=kept)
+        if not kept:
+            self._books.check_room()
+        self._books.add(job.request, claim_of(job.record), job.tenant, segments=job.segments)
         self.jobs.add(job, kept=kept)
         job.on_end = self._tell_end
         self._runs[job.id] = run
@@ -131,7 +149,7 @@ class Holding(Standing, abc.ABC):
         """From now on `share_of` says what each tenant may have. To be called again when it says something else, so
         that jobs that waited for that start at once.
         """
-        self._scheduler.share_of = share_of
+        self._books.share_of = share_of
         self._tick()
 
     @contextlib.contextmanager
@@ -168,7 +186,7 @@ class Holding(Standing, abc.ABC):
 
     def _queued(self, run: JobRun) -> None:
         job_id, spec = run.job.id, run.job.record.spec
-        run.job.append(Queued(position=self._scheduler.position(job_id), queue_depth=self._scheduler.waiting))
+        run.job.append(Queued(position=self._books.position(job_id), queue_depth=self._books.waiting))
         self._timers.set(job_id, "queue_timeout", spec.queue_timeout, self._expire)
         if spec.deadline is not None:
             self._timers.set(job_id, "deadline", max(0.0, spec.deadline - time.time()), self._expire)
@@ -181,8 +199,13 @@ class Holding(Standing, abc.ABC):
 
     def _drop(self, run: JobRun) -> None:
         self._outputs.stop(run.job.id)
-        if run.job.id in self._scheduler:
-            self._scheduler.remove(run.job.id)
+        if run.job.id in self._books.items:
+            self._scheduler_of(run.job.id).remove(run.job.id)
+
+    def _scheduler_of(self, job_id: str) -> Scheduler:
+        """That of the replica that has a job; for one that waits, any."""
+        found = (replica.scheduler for replica in self._replicas if replica.scheduler.has(job_id))
+        return next(found, self._replicas[0].scheduler)
 
     def _leave(self, runs: Iterable[JobRun]) -> None:
         """Leaves jobs as they are in the store."""
@@ -190,6 +213,11 @@ class Holding(Standing, abc.ABC):
             self._drop(run)
             self._part_with(run)
             run.job.release()
+
+    def _leave_waiting(self) -> None:
+        """What waits is not lost with a store that outlives the process."""
+        if self.storage.durable:
+            self._leave(run for run in list(self._runs.values()) if self._books.is_waiting(run.job.id))
 
     def _stop_all(self) -> None:
         """The server ends before its jobs: those that the next one starts over are left to it."""

@@ -55,10 +55,7 @@ class Outputs:
                 await self._patiently(artifact, block, tenant)
                 stored.append(artifact)
         except BaseException:
-            try:
-                await self._artifacts.discard(stored, tenant=tenant)
-            except StoreError as error:
-                logger.warning("outputs that nobody wants stay until the next sweep: %s", error)
+            await self._artifacts.discard(stored, tenant=tenant)
             raise
         finally:
             shared.discard_all(blocks)
@@ -83,8 +80,13 @@ class Outputs:
 
     def stop(self, job_id: str) -> None:
         """The outputs of a job are not wanted any more."""
-        if (task := self._tasks.get(job_id)) is not None:
+        # not the one that says so itself
+        if (task := self._tasks.get(job_id)) is not None and task is not asyncio.current_task():
             task.cancel()
+
+    async def close(self) -> None:
+        """Returns when nothing is being stored any more, and what was not wanted is gone."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._tasks

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from omni_grpc.store.job import Job
+from omni_grpc.types.effective import effective
 from omni_grpc.types.errors import Failure
 from omni_grpc.types.events import (
     Completed,
@@ -18,9 +19,8 @@ from omni_grpc.types.events import (
     StepProgress,
 )
 from omni_grpc.types.findings import WorkerFindings
-from omni_grpc.types.lora import Adapter, AppliedLora, Lora
 from omni_grpc.types.plan import Decoded, DecodedPart, Media, Prepared, RequestStep
-from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
+from omni_grpc.types.results import Artifact, RequestWarning, Stats
 from omni_grpc.types.step_cache import CacheCount, tally
 
 MAX_ATTEMPTS = 2
@@ -70,7 +70,9 @@ class JobRun:
 
     def retrying(self, failure: Failure, delay: float) -> Retrying:
         self.attempt += 1
-        self.step = 0
+        # what the lost attempt did is not what was done for the result
+        self.step = self._evals = self._steps_cached = 0
+        self._cache = {}
         return Retrying(failure=failure, attempt=self.attempt, max_attempts=MAX_ATTEMPTS, delay=delay)
 
     def encoded(self, report: Prepared) -> EncodeDone:
@@ -130,9 +132,9 @@ class JobRun:
 
     def artifact(self, media: Media) -> Artifact:
         parts = [str(part) for part in (media.index, media.layer) if part is not None]
-        if self.job.record.restarts:
-            # a server that was thought dead may still store what it has made: under another name, it replaces nothing
-            parts.insert(0, f"r{self.job.record.restarts}")
+        # a server that was thought dead may store, or throw away, the output that it made itself
+        if restarts := self.job.record.restarts:
+            parts.insert(0, f"r{restarts}")
         artifact = Artifact(
             artifact_id="_".join(["art", self.job.id.removeprefix("job_"), *parts]),
             job_id=self.job.id,
@@ -159,34 +161,19 @@ class JobRun:
         self._peak_memory = report.peak_memory_bytes
         self._stage_durations = report.stage_durations
         self._late_warnings = report.warnings
-        request = self.job.request
-        # what came out is the truth about its size and length, whatever was asked for
-        first = self._artifacts[0] if self._artifacts else None
-        effective = Effective(
-            width=first.width if first else request.width,
-            height=first.height if first else request.height,
+        done = effective(
+            self.job.request,
+            self._artifacts[0] if self._artifacts else None,
             # those of each part: what it takes to ask for the same again
             steps=self.step // self.job.segments if report.steps is None else report.steps,
             evals=self._evals,
-            seeds=request.seeds,
-            guidance=request.guidance,
-            scheduler=request.scheduler or scheduler,
-            output_format=request.output_format,
-            strength=request.strength,
-            layers=request.layers or 0,
-            num_frames=first.num_frames if first else 0,
-            fps=request.fps or 0.0,
-            output_fps=first.fps if first else 0.0,
-            duration=first.duration if first else 0.0,
-            sample_rate_hz=first.sample_rate_hz if first else 0,
-            cache=request.cache or found.fixed_cache,
-            loras=_applied(request.loras, found.loras),
+            scheduler=scheduler,
+            found=found,
             defaults_used=self.job.record.spec.defaults_used,
             dropped_tokens=self._dropped_tokens,
-            **found.execution(),
         )
         return Completed(
-            artifacts=tuple(self._artifacts), effective=effective, warnings=self._warnings(), stats=self.stats()
+            artifacts=tuple(self._artifacts), effective=done, warnings=self._warnings(), stats=self.stats()
         )
 
     def _warnings(self) -> tuple[RequestWarning, ...]:
@@ -216,21 +203,3 @@ class JobRun:
             peak_memory_bytes=self._peak_memory,
             stage_durations=self._stage_durations,
         )
-
-
-def _applied(loras: Sequence[Lora], adapters: Sequence[Adapter]) -> tuple[AppliedLora, ...]:
-    """The adapters of a request as they were applied: one entry per adapter and component that it changes."""
-    found = {adapter.id: adapter for adapter in adapters}
-    return tuple(
-        AppliedLora(
-            lora_id=lora.lora_id,
-            scale=lora.scale,
-            target=component,
-            keys_applied=found[lora.lora_id].applied[component],
-            keys_skipped=len(found[lora.lora_id].skipped),
-        )
-        for lora in loras
-        if lora.lora_id in found
-        for component in found[lora.lora_id].targets
-        if lora.target in ("", component)
-    )

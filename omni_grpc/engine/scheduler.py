@@ -103,6 +103,11 @@ class Scheduler:
         self._cost = self.books.cost = cost
 
     @property
+    def is_fitted(self) -> bool:
+        """Whether the cost is one that was measured."""
+        return self._cost != CostModel()
+
+    @property
     def share_of(self) -> ShareOf:
         """The share of a tenant, asked at each plan."""
         return self.books.share_of
@@ -110,6 +115,10 @@ class Scheduler:
     @share_of.setter
     def share_of(self, share_of: ShareOf) -> None:
         self.books.share_of = share_of
+
+    @property
+    def max_queue(self) -> int:
+        return self.books.max_queue
 
     @property
     def waiting(self) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine.admission import check_loaded, check_open
+from omni_grpc.engine.books import Books
+from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.inputs import InputStore
-from omni_grpc.engine.meter import Meter
-from omni_grpc.engine.scheduler import Scheduler
+from omni_grpc.engine.replica import Replica
 from omni_grpc.engine.status import EngineState, EngineStats, TenantStats
 from omni_grpc.engine.submission import Submission
 from omni_grpc.resolve.request import check_draft, check_model, check_task
@@ -16,7 +19,7 @@ from omni_grpc.store.job import Job
 from omni_grpc.store.storage import Storage
 from omni_grpc.types.errors import Failure
 from omni_grpc.types.load_progress import Loading
-from omni_grpc.types.plan import CostModel, Ready
+from omni_grpc.types.plan import Ready
 from omni_grpc.types.request import Task
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint
@@ -25,7 +28,13 @@ from omni_grpc.types.spec import Checkpoint
 class Standing:
     """The state of one engine. `Engine` is what moves it."""
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, storage: Storage | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        executors: Sequence[Executor],
+        storage: Storage | None = None,
+    ) -> None:
         self.config = config
         self.checkpoint = checkpoint
         self.storage = Storage(config) if storage is None else storage
@@ -35,19 +44,29 @@ class Standing:
         self.assets = self.storage.assets
         self.inputs = InputStore(config.limits.input_budget)
         self.state = EngineState.STARTING
-        self.loading = Loading()
-        """Progress of loading, until the worker is ready."""
-        self.ready: Ready | None = None
-        self.failure: Failure | None = None
-        """Why there is no worker at the moment."""
-        self._scheduler = Scheduler(
-            config.scheduler.max_queue,
-            config.scheduler.max_num_seqs,
-            policy=config.scheduler.policy,
-            max_step_ms=config.scheduler.max_step_ms,
-        )
-        self._meter = Meter()
-        self._restarts = 0
+        self._books = Books(config.scheduler.max_queue, policy=config.scheduler.policy)
+        self._replicas = [Replica(number, executor, self._books, config) for number, executor in enumerate(executors)]
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        return self._replicas
+
+    @property
+    def ready(self) -> Ready | None:
+        """What the first replica that is ready has told; where none is, what one had told before it was lost."""
+        known = [replica for replica in self._replicas if replica.ready is not None]
+        return next((replica.ready for replica in known if replica.open), known[0].ready if known else None)
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why there is no worker at the moment; None while there is one."""
+        failures = [replica.failure for replica in self._replicas]
+        return None if None in failures else failures[0]
+
+    @property
+    def loading(self) -> Loading:
+        """Progress of loading, until a worker is ready: that of the first."""
+        return self._replicas[0].loading
 
     @property
     def start_failure(self) -> Failure | None:
@@ -83,44 +102,40 @@ class Standing:
             check_open(self.state, self.failure)
             self.storage.journal.check()
             check_draft(submission.draft, self.facts)
-            self._scheduler.check_room()
+            self._books.check_room()
         return earlier
 
     def queue_position(self, job: Job) -> int:
         """The number of jobs ahead of this one in the queue; 0 once it has left the queue."""
-        return self._scheduler.position(job.id)
+        return self._books.position(job.id)
 
     def expected_wait(self, tenant: str) -> float:
         """Seconds until the next waiting job of a tenant leaves the queue, or where none waits, until one that runs
         ends; 0 without either. An upper bound as long as no other job comes and the worker lives, by the cost model and
         what was measured lately.
         """
-        meter, cost = self._meter, self._scheduler.cost
-        # what was never fitted says one millisecond for any step
-        scale = meter.step.ms if cost == CostModel() else max(1.0, meter.cost_error)
-        scale = scale or 1.0
+        first = self._replicas[0]
         # the scheduler counts in predicted milliseconds
-        lanes = {"prepare_ms": meter.prepare.ms / scale, "decode_ms": meter.decode.ms / scale}
-        return self._scheduler.expected_wait(tenant, **lanes) * scale / 1000
+        return first.scheduler.expected_wait(tenant, **first.expected_lanes()) * first.scale / 1000
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            queued=self._scheduler.waiting,
-            running=self._scheduler.active,
+            queued=self._books.waiting,
+            running=len(self._books.active),
             max_queue=self.config.scheduler.max_queue,
             jobs=len(self.jobs),
             artifact_bytes=self.artifacts.size_bytes,
-            cost=self._scheduler.cost,
-            cost_error=self._meter.cost_error,
-            worker_restarts=self._restarts,
-            tenants={tenant: self.tenant_stats(tenant) for tenant in self._scheduler.tenants},
+            cost=self._books.cost,
+            cost_error=self._replicas[0].meter.cost_error,
+            worker_restarts=sum(replica.restarts for replica in self._replicas),
+            tenants={tenant: self.tenant_stats(tenant) for tenant in self._books.tenants},
         )
 
     def tenant_stats(self, tenant: str) -> TenantStats:
         """What one tenant has here; zeros for one that has nothing."""
         return TenantStats(
-            queued=self._scheduler.queued_of(tenant),
-            running=self._scheduler.running_of(tenant),
+            queued=self._books.queue.count(tenant),
+            running=self._books.running_of(tenant),
             artifact_bytes=self.artifacts.artifact_bytes(tenant),
             asset_bytes=self.assets.asset_bytes(tenant),
             input_bytes=self.inputs.input_bytes(tenant),

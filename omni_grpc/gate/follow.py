@@ -7,7 +7,8 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 from omni_grpc.engine import Engine, Entry, Job
-from omni_grpc.types.errors import OutOfRange, Unavailable
+from omni_grpc.store.records import Cause
+from omni_grpc.types.errors import NotFound, OutOfRange, Unavailable
 from omni_grpc.types.events import DecodeProgress, StepProgress
 
 MAX_BEHIND = 8
@@ -99,6 +100,15 @@ def left_behind(job: Job) -> Unavailable:
     )
 
 
+def deleted(job: Job) -> NotFound:
+    """The end of a stream whose job was deleted before its end arrived here."""
+    return NotFound(
+        f"job {job.id!r} was deleted while it was watched",
+        reason="JOB_NOT_FOUND",
+        metadata={"name": job.id, "cause": Cause.DELETED.value},
+    )
+
+
 async def follow(
     engine: Engine, job: Job, after_seq: int, *, interval: float, heartbeat: float | None
 ) -> AsyncGenerator[Update | None]:
@@ -122,6 +132,8 @@ async def follow(
                     yield update
             if job.state.terminal and seq == job.last_seq:
                 return
+            if job.gone and seq == job.last_seq:
+                raise deleted(job)
             if job.released and seq == job.last_seq:
                 raise left_behind(job)
             due = pace.due()

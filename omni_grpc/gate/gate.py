@@ -99,6 +99,8 @@ class Gate:
         self._recovery.close()
         self._media.close()
         await self._webhooks.stop()
+        # others may take what this server still has from then on: not what has ended here
+        await self._engine.storage.finish()
         await self._sharing.stop()
         await self._engine.storage.close()
         await self.audit.close()

@@ -22,7 +22,7 @@ from omni_grpc.store.journal import Taken
 from omni_grpc.store.records import KeptInput
 from omni_grpc.store.seam import StoreError
 from omni_grpc.types.caller import Caller, Scope
-from omni_grpc.types.errors import Unavailable
+from omni_grpc.types.errors import NotFound
 from omni_grpc.types.request import Task
 from omni_grpc.webhooks import Webhooks
 
@@ -98,7 +98,7 @@ class Intake:
         asked = read(ask, caller, self.rules)
         submission = asked.submission
         if (earlier := await self._earlier(submission)) is not None:
-            return Accepted(await self._earlier_kept(earlier, submission), asked, True)
+            return Accepted(earlier, asked, True)
         media = Media()
         if self._engine.check_submission(submission) is None:
             self._quotas.check(submission)
@@ -113,9 +113,17 @@ class Intake:
     async def _earlier(self, submission: Submission) -> Job | None:
         """The job that this request_id has made already, wherever it is."""
         with available():
-            return await self._engine.jobs.find_earlier(
-                submission.request_id, submission.fingerprint, submission.tenant
-            )
+            try:
+                earlier = await self._engine.jobs.find_earlier(
+                    submission.request_id, submission.fingerprint, submission.tenant
+                )
+            except NotFound:
+                # it has expired, and holds its request_id until it is swept
+                await self._engine.storage.retention.sweep()
+                return None
+        if earlier is not None and earlier.id in self._engine.jobs:
+            earlier, _ = await self._acknowledged(earlier, submission)
+        return earlier
 
     async def _begin(self, submission: Submission, media: Media) -> tuple[Job, bool]:
         """Makes a job, and returns once it is committed with its inputs."""
@@ -124,14 +132,16 @@ class Intake:
         submission = dataclasses.replace(
             submission, draft=draft, warnings=submission.warnings + media.notes, kept_inputs=kept
         )
+        deduplicated = False
         try:
             job, deduplicated = self._submit(submission)
-            if deduplicated:
-                job = await self._earlier_kept(job, submission)
-            else:
-                job, deduplicated = await self._acknowledged(job, submission)
+            # of two calls with one request_id at the same time, neither is told of a job before it is committed
+            job, other = await self._acknowledged(job, submission)
+            deduplicated = deduplicated or other
         except asyncio.CancelledError:
-            # the job is there
+            # the job is there, unless it is another call's
+            if deduplicated:
+                await self._discard(media, kept)
             raise
         except BaseException:
             await self._discard(media, kept)
@@ -139,50 +149,25 @@ class Intake:
         if deduplicated:
             # another call with this request_id was first, perhaps while the media of this one were decoded
             await self._discard(media, kept)
+        else:
+            self._changes.notify()
         return job, deduplicated
 
     async def _acknowledged(self, job: Job, submission: Submission) -> tuple[Job, bool]:
         """The job once it is committed, or the one that another server has made of the same request."""
-        committing = asyncio.ensure_future(self._committed(job, submission))
         try:
-            return await asyncio.shield(committing)
+            with available():
+                await self._engine.storage.journal.acknowledged(job)
+        except Taken as taken:
+            with available():
+                earlier = await self._engine.jobs.find(taken.job_id, submission.tenant)
+            return same_request(earlier, submission.fingerprint), True
         except asyncio.CancelledError:
             # the client has left: one that is tied to its watchers gets its disconnect grace
             with self._engine.watching(job):
                 pass
-            # an error is nobody's then; the job is let go of all the same
-            committing.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
-
-    async def _committed(self, job: Job, submission: Submission) -> tuple[Job, bool]:
-        try:
-            await self._kept(job)
-            self._changes.notify()
-            return job, False
-        except Taken as taken:
-            self._engine.let_go(job)
-            return await self._other(taken, submission), True
-        except Unavailable:
-            self._engine.let_go(job)
-            raise
-
-    async def _earlier_kept(self, job: Job, submission: Submission) -> Job:
-        """A job that another call has made, once it is committed: it may still be on its way."""
-        try:
-            return await self._kept(job)
-        except Taken as taken:
-            return await self._other(taken, submission)
-
-    async def _kept(self, job: Job) -> Job:
-        """The job once it is committed. Raises Unavailable or Taken where it is not."""
-        with available():
-            await self._engine.storage.journal.acknowledged(job)
-        return job
-
-    async def _other(self, taken: Taken, submission: Submission) -> Job:
-        with available():
-            earlier = await self._engine.jobs.find(taken.job_id, submission.tenant)
-        return same_request(earlier, submission.fingerprint)
+        return job, False
 
     async def _keep(self, media: Media) -> tuple[KeptInput, ...]:
         """The inputs as they were sent, for a server that has to start over."""

@@ -16,7 +16,8 @@ from omni_grpc.gate.pages import MAX_SIZE, PageRequest
 from omni_grpc.gate.refusals import Refusals, refused
 from omni_grpc.gate.sharing import Sharing
 from omni_grpc.gate.stored import Stored, available
-from omni_grpc.store.records import JobQuery, place
+from omni_grpc.identity.records import LONGEST_NAME, is_name
+from omni_grpc.store.records import JobQuery, Position, place
 from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import OperationCancelled, Unavailable
 from omni_grpc.types.events import Cancelled
@@ -81,6 +82,10 @@ class JobGate:
         """The same among the jobs of this server."""
         return self._engine.queue_position(job) if job.state is JobState.QUEUED else 0
 
+    def replica(self, job: Job) -> str:
+        """The server that has a job, or had it last, by its instance_id; "" where the store is not shared."""
+        return job.record.server if self._engine.storage.store.shared else ""
+
     async def page(
         self,
         caller: Caller,
@@ -100,6 +105,10 @@ class JobGate:
             caller.require(Scope.READ, Scope.ADMIN)
             if tenant and caller.sees not in (None, tenant):
                 raise refused("tenant", "is another one than the caller's; only the scope `admin` sees other tenants")
+            if tenant and not is_name(tenant):
+                raise refused("tenant", f"is no name of a tenant: expected 1 to {LONGEST_NAME} printable characters")
+            if created_from is not None and created_before is not None and created_before <= created_from:
+                raise refused("created_before", "is not later than created_from; swap them, or leave one out")
             if states is not None and not states:
                 return [], ""
             query = JobQuery(
@@ -112,7 +121,7 @@ class JobGate:
                 after=asked.after,
                 limit=asked.limit + 1,
             )
-            return asked.cut(await self._stored.page(query), lambda job: place(job.record))
+            return asked.cut(await self._stored.page(query), job_place)
 
     async def watch(
         self, caller: Caller, job_id: str, after_seq: int = 0, *, interval: float = 0.0
@@ -123,6 +132,7 @@ class JobGate:
         """
         job = await self.get(caller, job_id, action="WatchJob")
         check_cursor(job, after_seq)
+        self._sharing.watched(job)
         updates = follow(self._engine, job, after_seq, interval=interval, heartbeat=self._heartbeat)
         async with aclosing(updates):
             async for update in updates:
@@ -157,7 +167,7 @@ class JobGate:
             refusals.check()
             job = await self._stored.job(caller, job_id)
             reason = reason or "cancelled by the client"
-            if job.id in self._engine.jobs:
+            if job.id in self._engine.jobs and not job.released:
                 job = self._engine.cancel(job.id, reason)
                 with available():
                     # what the caller is told is committed
@@ -174,7 +184,6 @@ class JobGate:
             job = await self._stored.job(caller, job_id)
             with available():
                 await self._engine.storage.delete(job)
-            self._sharing.deleted(job)
 
     # --- parts of a watch -----------------------------------------------------------------------------------------
 
@@ -201,6 +210,7 @@ class JobGate:
 
     async def _updates(self, job: Job, watch: Watch, shown: Shown[T]) -> AsyncGenerator[T]:
         """The updates of one job: from a cursor on, or from a snapshot."""
+        self._sharing.watched(job)
         after_seq = watch.after_seq.get(job.id)
         if after_seq is None:
             # taken together, so that the events go on exactly where the snapshot ends
@@ -246,6 +256,11 @@ class Newcomers:
             # ids begin with the time: what comes is newer
             del self._known[next(iter(self._known))]
         return found
+
+
+def job_place(job: Job) -> Position:
+    """Where a job stands in a list."""
+    return place(job.record)
 
 
 def raise_outcome(job: Job) -> None:

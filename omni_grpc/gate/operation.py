@@ -19,6 +19,7 @@ from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import Unavailable
 from omni_grpc.types.events import StepProgress
 from omni_grpc.types.load_progress import Loading
+from omni_grpc.types.storage_info import StorageInfo
 from omni_grpc.types.written import written
 
 WINDOW = 10.0
@@ -29,20 +30,24 @@ LOAD_INTERVAL = 0.2
 """Shortest time in seconds between two messages about loading. The last message is not delayed."""
 PATHS = (
     "model", "lora", "gguf_model", "token_file", "jwt_jwks", "tls_cert", "tls_key", "tls_client_ca", "outbound_ca",
-    "audit_log", "tenant_limits", "state_dir", "state_url", "artifact_url",
+    "audit_log", "tenant_limits", "state_dir", "state_url", "artifact_url", "webhook_secrets",
 )  # fmt: skip
 """Settings that name paths on the server's machine, or hold a password."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServerView:
-    """What a server runs. `features`: its settings by name, and what the worker chose for "auto"."""
+    """What a server runs. `features`: its settings by name, and what the worker chose for "auto". `replica` names it
+    among the servers that share its store; "" where there are none.
+    """
 
     instance_id: str
     start_time: float
     device: str | None
     config: EngineConfig
     features: Mapping[str, str]
+    storage: StorageInfo
+    replica: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +86,15 @@ class OperationGate:
     def info(self, caller: Caller) -> ServerView:
         with self._audit.refusals(caller, "GetServerInfo"):
             caller.require(*Scope)
+        storage = self._engine.storage
         return ServerView(
-            instance_id=self._engine.forgotten.instance_id,
+            instance_id=storage.instance_id,
             start_time=self._start_time,
             device=self.device,
             config=self._engine.config,
             features=self._features(),
+            storage=storage.info,
+            replica=storage.instance_id if storage.info.shared else "",
         )
 
     def load(self, caller: Caller, *, action: str = "GetServerStats") -> LoadView:

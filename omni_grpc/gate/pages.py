@@ -46,7 +46,11 @@ class PageRequest:
         least one more than are shown if there are so many.
         """
         shown = items[: self.limit]
-        return shown, _write(place(shown[-1]), self._digest) if len(shown) < len(items) else ""
+        return shown, self.token_after(place(shown[-1])) if len(shown) < len(items) else ""
+
+    def token_after(self, place: Position) -> str:
+        """The token of a page that begins behind this place."""
+        return _write(place, self._digest)
 
     @property
     def _digest(self) -> str:

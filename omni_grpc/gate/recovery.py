@@ -63,7 +63,7 @@ class Recovery:
     async def _run(self) -> None:
         while not self._jobs.empty():
             job_id = self._jobs.get_nowait()
-            while True:
+            while self._engine.takes_over:
                 try:
                     for stored in await self._engine.storage.store.jobs.read([job_id]):
                         with self._blamed(stored):
@@ -107,8 +107,18 @@ class Recovery:
             else:
                 job.request = dataclasses.replace(job.request, inputs=inputs)
                 self._engine.resume(job, lost=lost)
+                if job.id not in self._engine.jobs:
+                    self._engine.inputs.free(inputs)
+                elif job.record.spec.inputs:
+                    await self._look_again(job)
                 return
         self._engine.settle(job, Failed(failure=failure, stats=Stats()))
+
+    async def _look_again(self, job: Job) -> None:
+        """Stops a job whose end was asked for while its inputs were read."""
+        for stored in await self._engine.storage.store.jobs.read([job.id]):
+            if (reason := stored.record.cancel_reason) is not None and job.id in self._engine.jobs:
+                self._engine.cancel(job.id, reason)
 
     def _hopeless(self, job: Job, lost: Failure | None) -> Failure | None:
         """Why a job is not started again."""
@@ -145,15 +155,18 @@ def _lost() -> Failure:
     return Failure(code=Code.UNAVAILABLE, reason=RESTARTED, message=message)
 
 
+def _input_lost(code: Code, what: str) -> OmniError:
+    return Failure(code=code, reason="INPUT_LOST", message=f"{what}; send the request again").error()
+
+
 async def _file(blobs: Blobs, kept: KeptInput) -> InputFile:
     try:
         data = b"".join([piece async for piece in blobs.read(kept.blob)])
     except MissingBlob:
-        failure = Failure(
-            code=Code.NOT_FOUND,
-            reason="INPUT_LOST",
-            message=f"{kept.path}: is not where inputs are kept any more; send the request again",
-        )
-        raise failure.error() from None
+        raise _input_lost(Code.NOT_FOUND, f"{kept.path}: is not where inputs are kept any more") from None
+    except StoreError as error:
+        if error.retryable:
+            raise
+        raise _input_lost(Code.UNAVAILABLE, f"{kept.path}: {error}") from error
     content = {"uri": data.decode()} if kept.as_uri else {"data": data}
     return InputFile(path=kept.path, name=kept.name, mime_type=kept.mime_type, **content)

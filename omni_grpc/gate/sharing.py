@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from omni_grpc.engine import Engine, Job
+from omni_grpc.engine import Engine, Entry, Job
 from omni_grpc.gate.recovery import Recovery
-from omni_grpc.store.records import Entry, JobQuery, JobState
+from omni_grpc.store.records import JobQuery, JobState
 from omni_grpc.store.seam import Notice, StoreError
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Sharing:
         self._notices: dict[tuple[str, str], Notice] = {}
         self._told = asyncio.Event()
         self._others = False
+        self._stopped = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -50,6 +52,7 @@ class Sharing:
         if self._store.shared:
             journal.on_written = lambda job, seq: self._tell("seq", Notice(job_id=job.id, seq=seq))
             journal.on_progress = self._tell_progress
+            self._engine.storage.retention.on_forgotten = self._deleted
             self._store.servers.listen(self._hear)
             self._tasks = [
                 asyncio.create_task(self._every(self._lease / 4, self._beat), name="omni_grpc-lease"),
@@ -59,6 +62,7 @@ class Sharing:
 
     async def stop(self) -> None:
         """What this server still has may be taken at once."""
+        self._stopped = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -73,30 +77,41 @@ class Sharing:
         if job.state is not JobState.QUEUED:
             return 0
         ahead = self._engine.queue_position(job)
-        if job.id in self._engine.jobs:
-            return ahead + (await self._store.jobs.queued_before(job.record) if self._others else 0)
-        if self._store.shared:
-            record = job.record
-            query = JobQuery(states=(JobState.QUEUED,), model=record.model, created_before=record.create_time)
+        if not self._store.shared:
+            return ahead
+        record = job.record
+        query = JobQuery(states=(JobState.QUEUED,), model=record.model, created_before=record.create_time)
+        try:
+            if job.id in self._engine.jobs:
+                return ahead + (await self._store.jobs.queued_before(record) if self._others else 0)
             return await self._store.jobs.count(query)
-        return ahead
+        except StoreError as error:
+            # a job that is known is not refused for the want of an estimate
+            logger.warning("the queue of the other servers is not known: %s", error)
+            return ahead
 
     async def cancel(self, job: Job, reason: str) -> None:
-        """Has another server stop a job. Returns when it has, or after a few seconds."""
+        """Has another server stop a job. Returns when it has, or after a few seconds; at once for a job that this
+        server has left to the next.
+        """
         record = await self._store.jobs.request_cancel(job.id, reason)
-        if record is None or record.state.terminal:
+        if job.released and record is not None:
+            job.record = dataclasses.replace(job.record, cancel_reason=record.cancel_reason)
+        if job.released or record is None:
             return
-        job.record = record
+        await self._refresh(job)
+        if job.state.terminal:
+            return
         self._tell("cancel", Notice(job_id=job.id, cancel=True))
         with contextlib.suppress(TimeoutError), self._engine.watching(job):
             async with asyncio.timeout(CANCEL_WAIT):
-                while not job.state.terminal:
+                while not (job.state.terminal or job.gone or job.released):
                     await job.wait(job.last_seq)
 
-    def deleted(self, job: Job) -> None:
-        """Tells the others that a job is gone."""
-        if self._store.shared:
-            self._tell("gone", Notice(job_id=job.id, gone=True))
+    def watched(self, job: Job) -> None:
+        """Somebody begins to watch a job here: its server, if it is another one, need not wait for the next look."""
+        if self._engine.jobs.followed(job.id) is job:
+            self._tell("watched", Notice(job_id=job.id, watched=True))
 
     # --- what this server does ----------------------------------------------------------------------------------------
 
@@ -104,16 +119,17 @@ class Sharing:
         now = time.time()
         if not await self._store.servers.beat(self._me, now, now + self._lease) and self._tasks:
             await self._find_lost()
-        model = self._engine.checkpoint.name if self._store.shared else ""
-        self._recovery.take(await self._store.servers.take_over(self._me, now, model=model))
+        if self._engine.takes_over:
+            model = self._engine.checkpoint.name if self._store.shared else ""
+            self._recovery.take(await self._store.servers.take_over(self._me, now, model=model))
         self._others = self._store.shared and len(await self._store.servers.alive(now)) > 1
 
     async def _find_lost(self) -> None:
         """This server was thought dead, and others have taken its jobs."""
-        # looked at first: one that is made meanwhile is not in the answer, and is not lost
-        held = self._engine.jobs.newest()
+        # those that are made meanwhile are this server's
+        here = [job for job in self._engine.jobs.newest() if not job.ended]
         mine = set(await self._store.jobs.unfinished(self._me))
-        lost = [job for job in held if not job.ended and job.id not in mine]
+        lost = [job for job in here if job.id not in mine and not job.ended]
         logger.error("this server gave no sign of life for %g s: others have taken %d jobs", self._lease, len(lost))
         for job in lost:
             self._engine.let_go(job)
@@ -128,14 +144,17 @@ class Sharing:
                 await self._refresh(job)
 
     async def _refresh(self, job: Job, progress: Entry | None = None) -> None:
-        """Shows what the store has of a job of another server, and then the progress that was told of meanwhile."""
-        for stored in await self._store.jobs.read([job.id]):
-            if job.id in self._engine.jobs:
-                # it has been taken over meanwhile, and goes its own way
-                return
+        """Shows what the store has of a job of another server, and then what is not kept."""
+        found = await self._store.jobs.read([job.id])
+        if self._engine.jobs.followed(job.id) is not job:
+            # it has come here meanwhile
+            return
+        for stored in found:
             job.catch_up(stored)
-            if progress is not None and progress.seq > job.last_seq and not job.state.terminal:
-                job.show(progress)
+        if not found:
+            job.vanish()
+        if progress is not None:
+            _show_progress(job, progress)
 
     async def _every(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
@@ -150,9 +169,6 @@ class Sharing:
             self._notices[notice.job_id, kind] = notice
             self._told.set()
 
-    def _tell_progress(self, job: Job, entry: Entry) -> None:
-        self._tell("progress", Notice(job_id=job.id, seq=job.kept_seq, progress=entry))
-
     async def _send(self) -> None:
         while True:
             await self._told.wait()
@@ -165,7 +181,16 @@ class Sharing:
                 logger.warning("the other servers are not told: %s", error)
             await asyncio.sleep(TELL)
 
+    def _tell_progress(self, job: Job, entry: Entry) -> None:
+        # whoever hears it shows what was before it first
+        self._tell("progress", Notice(job_id=job.id, seq=job.kept_seq, progress=entry))
+
+    def _deleted(self, job: Job) -> None:
+        self._tell("gone", Notice(job_id=job.id, gone=True))
+
     def _hear(self, notice: Notice) -> None:
+        if self._stopped:
+            return
         if notice.job_id in self._engine.jobs:
             self._hear_of_mine(self._engine.jobs.get(notice.job_id), notice)
         elif (job := self._engine.jobs.followed(notice.job_id)) is not None:
@@ -182,14 +207,12 @@ class Sharing:
                 pass
 
     def _hear_of_another(self, job: Job, notice: Notice) -> None:
-        if notice.progress is not None and notice.progress.seq > job.last_seq and not job.state.terminal:
-            if notice.seq <= job.kept_seq:
-                job.show(notice.progress)
-            else:
-                # what happened before it is not here yet, and would be left out behind it
-                self._soon(self._refresh(job, notice.progress))
-        elif notice.seq > job.last_seq:
-            self._soon(self._refresh(job))
+        if notice.gone:
+            job.vanish()
+        elif notice.seq > job.kept_seq:
+            self._soon(self._refresh(job, notice.progress))
+        elif notice.progress is not None:
+            _show_progress(job, notice.progress)
 
     def _soon(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(_reported(work))
@@ -202,3 +225,11 @@ async def _reported(work: Coroutine[Any, Any, None]) -> None:
         await work
     except StoreError as error:
         logger.warning("the store is away: %s", error)
+    except Exception:
+        # it is tried again: a server that says no more that it is alive loses its jobs
+        logger.exception("unexpected error in what servers do together")
+
+
+def _show_progress(job: Job, entry: Entry) -> None:
+    if entry.seq > job.last_seq and not job.state.terminal:
+        job.show(entry)

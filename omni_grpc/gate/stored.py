@@ -54,19 +54,34 @@ class Stored:
 
     async def _artifact(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact]:
         row = await self._engine.artifacts.find(artifact_id, caller.sees)
-        return await self._with_job(row)
+        found = await self._with_job(row)
+        if found is None:
+            raise self._engine.forgotten.not_found(artifact_id, reason="ARTIFACT_NOT_FOUND", tenant=caller.sees)
+        return found
 
-    async def _with_job(self, row: ArtifactRow) -> tuple[Job, Artifact]:
-        job = await self._engine.jobs.find(row.job_id)
-        return job, next(one for one in job.outputs if one.artifact_id == row.artifact_id)
+    async def _with_job(self, row: ArtifactRow) -> tuple[Job, Artifact] | None:
+        """None for an output whose job is about to go, or which its log does not show yet."""
+        try:
+            job = await self._engine.jobs.find(row.job_id)
+        except NotFound:
+            return None
+        return next(((job, one) for one in job.outputs if one.artifact_id == row.artifact_id), None)
 
     async def artifacts(
         self, caller: Caller, *, job_id: str = "", after: Position | None = None, limit: int
     ) -> list[tuple[Job, Artifact, Position]]:
         """Outputs of one job, or of all that the caller has, whose bytes are still there, newest first."""
+        shown: list[tuple[Job, Artifact, Position]] = []
         with available():
-            rows = await self._files.artifacts(tenant=caller.sees, job_id=job_id, after=after, limit=limit)
-            return [(*await self._with_job(row), (row.create_time, row.artifact_id)) for row in rows]
+            while len(shown) < limit:
+                rows = await self._files.artifacts(tenant=caller.sees, job_id=job_id, after=after, limit=limit)
+                for row in rows:
+                    after = (row.create_time, row.artifact_id)
+                    if (found := await self._with_job(row)) is not None:
+                        shown.append((*found, after))
+                if len(rows) < limit:
+                    break
+        return shown[:limit]
 
     async def asset(self, caller: Caller, asset_id: str) -> Asset:
         """An upload, whose expiry is extended. Raises NotFound (ASSET_NOT_FOUND)."""

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from omni_grpc.types.lora import Lora
+from omni_grpc.types.media import Modality
 from omni_grpc.types.request import Draft, GuidanceDraft, Task
-from omni_grpc.types.request_options import exclusive_faults, options_of
+from omni_grpc.types.request_options import (
+    AUDIO,
+    EDIT,
+    IMAGE,
+    LORAS,
+    MEDIA,
+    MEDIA_LIST,
+    VIDEO,
+    exclusive_faults,
+    options_of,
+)
+from omni_grpc.types.requested import Requested
 
 Refuse = Callable[[str, str], None]
 """Records a field that is refused, by its path in the API, and why."""
@@ -31,6 +45,33 @@ def make_draft(kind: str, model: str, prompt: str, task: Task, given: Mapping[st
         (guidance if parent == "guidance" else fields)[field] = _drafted(option.name, given[option.name])
     draft = Draft(model=model, prompt=prompt, task=task, guidance=GuidanceDraft(**guidance), **fields)
     return _with_end(draft, given["end"], refuse) if "end" in given else draft
+
+
+def requested(draft: Draft, model: str) -> Requested:
+    """What a draft asks for, as it is written into files: the options from which `make_draft` makes it. `model` is the
+    name of the model that it is for.
+    """
+    kind, unset = kind_of(draft.task), Draft(model="", prompt="")
+    options: dict[str, Any] = {} if kind in (IMAGE, AUDIO) else {"task": draft.task.value}
+    if draft.seeds:
+        options |= {"seed": draft.seeds[0]} if len(draft.seeds) == 1 else {"seeds": list(draft.seeds)}
+    for option in options_of(kind):
+        if not option.draft or option.draft == "seeds" or option.of_job or option.type in (MEDIA, MEDIA_LIST):
+            continue
+        value = operator.attrgetter(option.draft)(draft)
+        if value == operator.attrgetter(option.draft)(unset):
+            continue
+        if option.type is LORAS:
+            value = {lora.lora_id: lora.scale for lora in value}
+        options[option.name] = value.value if isinstance(value, enum.Enum) else value
+    return Requested(kind=kind, model=model, prompt=draft.prompt, options=options, inputs=draft.input_traits)
+
+
+def kind_of(task: Task) -> str:
+    """The kind of generation that a task belongs to."""
+    if task.modality is not Modality.IMAGE:
+        return VIDEO if task.modality is Modality.VIDEO else AUDIO
+    return IMAGE if task is Task.TEXT_TO_IMAGE else EDIT
 
 
 def _drafted(name: str, value: Any) -> Any:

@@ -15,11 +15,13 @@ from typing import Any, TypeVar
 
 from omni_grpc.config import LimitsConfig
 from omni_grpc.resolve.advice import ADVICE, CFG_FIELDS
+from omni_grpc.resolve.draft import requested
 from omni_grpc.resolve.frames import count_frames, frames_within, nearest_frames
 from omni_grpc.resolve.rules import MEDIA_RULES, OUTPUT_FORMATS, REQUIRED, RULES, Rule, ServingFacts, takes
 from omni_grpc.types.errors import FailedPrecondition, InvalidArgument, NotFound, Violation
 from omni_grpc.types.media import ImageInput, Inputs, Modality, OutputFormat
 from omni_grpc.types.request import MAX_SEED, Draft, Guidance, GuidanceDraft, Request, Task, has_negative
+from omni_grpc.types.requested import Embedding
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint, GuidanceKind
 from omni_grpc.types.step_cache import TeaCache
@@ -49,8 +51,11 @@ def resolve_request(draft: Draft, facts: ServingFacts, *, id: str) -> Resolved:
     check_task(draft.model, draft.task, facts.checkpoint)
     facts = dataclasses.replace(facts, checkpoint=facts.checkpoint.of(draft.task))
     _check_rules(draft, facts, RULES)
+    asked = requested(draft, facts.checkpoint.name) if draft.embed_parameters else None
     draft, rounded = count_frames(draft, facts.checkpoint)
     request, defaults_used = _complete(draft, facts, id)
+    if asked is not None:
+        request = dataclasses.replace(request, embedding=Embedding(asked=asked, defaults_used=defaults_used))
     warnings = rounded + tuple(warning for advice in ADVICE if (warning := advice(draft, request, facts)))
     return Resolved(request=request, warnings=warnings, defaults_used=defaults_used)
 

@@ -15,6 +15,7 @@ from omni_grpc.resolve.frames import counts_frames, duration_fault, nearest_fram
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.lora import MAX_LORA_SCALE, MAX_LORAS, Lora
 from omni_grpc.types.media import AudioFormat, ImageFormat, Modality, OutputFormat, VideoFormat
+from omni_grpc.types.parameters import has_place
 from omni_grpc.types.request import MAX_SEED, Draft, Task
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.types.step_cache import TeaCache, coefficients_fault, threshold_fault
@@ -253,6 +254,14 @@ def _format(draft: Draft, facts: ServingFacts) -> str:
     return f"{draft.output_format} is not a format for {draft.task}; use one of {', '.join(kind)}"
 
 
+def _embedding(draft: Draft, facts: ServingFacts) -> str:
+    chosen = draft.output_format
+    if not draft.embed_parameters or chosen is None or has_place(chosen):
+        return ""
+    formats = ", ".join(kind for kind in type(chosen) if has_place(kind))
+    return f"{chosen} has no place for texts; choose the output_format {formats}, or leave embed_parameters out"
+
+
 def _loras(draft: Draft, facts: ServingFacts) -> str:
     if len(draft.loras) > MAX_LORAS:
         return f"has {len(draft.loras)} entries; the maximum is {MAX_LORAS}"
@@ -349,6 +358,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("start", _between("start", 0.0, lambda facts: 3600.0)),
     ("sample_rate_hz", _between("sample_rate_hz", 8000, lambda facts: 192_000)),
     ("output_format", _format),
+    ("options.embed_parameters", _embedding),
     ("sampling.guidance.scale", _scale("scale", 0.0, 100.0)),
     ("sampling.guidance.true_cfg_scale", _scale("true_cfg_scale", 0.0, 100.0)),
     ("sampling.guidance.scale_low_noise", _scale("scale_low_noise", 0.0, 100.0)),

@@ -115,8 +115,10 @@ class Placement:
     cpu_threads: int | None
 
 
-def place(config: ModelConfig, machine: Machine) -> Placement:
-    """Decides every "auto" of a worker. Raises ConfigError for a device that is not there."""
+def place(config: ModelConfig, machine: Machine, *, replicas: int = 1) -> Placement:
+    """Decides every "auto" of a worker, one of `replicas` on this machine. Raises ConfigError for a device that is not
+    there.
+    """
     if config.device == "cuda" and not machine.cuda:
         rule = "is 'cuda', but torch sees no CUDA device; use --device cpu"
         raise ConfigError(f"--device {rule}", reason="NO_DEVICE", violations=(Violation("device", rule),))
@@ -125,5 +127,5 @@ def place(config: ModelConfig, machine: Machine) -> Placement:
     threads = config.cpu_threads
     if device == "cpu" and threads is None:
         # one core stays with the server, so that events stay smooth while a step runs
-        threads = max(1, machine.cores - 1)
+        threads = max(1, (machine.cores - 1) // replicas)
     return Placement(device="cuda:0" if device == "cuda" else device, dtype=dtype, cpu_threads=threads)

@@ -43,6 +43,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             features=view.features,
             start_time=view.start_time,
             instance_id=view.instance_id,
+            replica=view.replica,
+            storage=view.storage,
             unserved_rpcs=sorted(method.removeprefix(PACKAGE) for method in self._guard.unserved),
         )
 

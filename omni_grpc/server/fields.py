@@ -14,6 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct, Value
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from omni_grpc.gate.refusals import Refusals
 from omni_grpc.types.lora import Lora
@@ -28,9 +29,13 @@ from omni_grpc.types.request_options import (
     options_of,
 )
 from omni_grpc.v1 import sampling_pb2
+from omni_grpc.wire import known
 
 T = TypeVar("T")
 E = TypeVar("E", bound=enum.StrEnum)
+
+FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
+"""Of a Timestamp: the years 1 to 9999, in Unix seconds."""
 
 
 def members(kind: type[E], wire: EnumTypeWrapper) -> dict[int, E | None]:
@@ -66,11 +71,20 @@ class Reader(Refusals):
             self.refuse(field, f"{value.seconds + value.nanos / 1e9:g} s is negative; nearest valid value: 0 s")
         return value.seconds + value.nanos / 1e9
 
+    def moment(self, field: str, message: Message) -> float | None:
+        """A Timestamp field in Unix seconds, None if it is not set. What is no time of a calendar is refused."""
+        if not message.HasField(field):
+            return None
+        value: Timestamp = getattr(message, field)
+        if not FIRST_SECOND <= value.seconds <= LAST_SECOND or not 0 <= value.nanos < 1_000_000_000:
+            self.refuse(field, f"{value.seconds} s and {value.nanos} ns is no time between the years 1 and 9999")
+        return known.seconds(value)
+
     def options(self, request: Any, kind: str) -> dict[str, Any]:
-        """The options of a generation that are set, by name; neither its media nor what belongs to the job."""
+        """The options of a generation that are set, by name; neither its media nor what belongs to the job alone."""
         found = {}
         for option in options_of(kind):
-            if option.of_job or option.name == "task" or option.type in (MEDIA, MEDIA_LIST):
+            if option.needs_server or option.name == "task" or option.type in (MEDIA, MEDIA_LIST):
                 continue
             if (value := self._option(request, option)) is not None:
                 found[option.name] = value

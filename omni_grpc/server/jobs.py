@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 from omni_grpc import wire
 from omni_grpc.gate import Delivery, Gate, JobState, Shown, Watch
+from omni_grpc.gate.jobs import job_place
 from omni_grpc.gate.refusals import refused
 from omni_grpc.server.fields import Reader
 from omni_grpc.server.intake import submit
@@ -16,6 +17,11 @@ from omni_grpc.server.requests import JOB_STATES, read_delivery
 from omni_grpc.server.watch import JobWatch
 from omni_grpc.types.caller import Caller
 from omni_grpc.v1 import event_pb2, job_pb2, job_pb2_grpc
+
+MAX_PAGE_BYTES = 3 << 20
+"""Of the jobs of a page, if they are several: a client takes 4 MiB unless it is told otherwise, and the labels and
+warnings of a job may be long.
+"""
 
 
 class JobService(job_pb2_grpc.JobServiceServicer):
@@ -43,16 +49,31 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         )
 
     async def ListJobs(self, request: job_pb2.ListJobsRequest, caller: Caller) -> job_pb2.ListJobsResponse:
+        reader = Reader()
+        created_from = reader.moment("created_from", request)
+        created_before = reader.moment("created_before", request)
+        reader.check()
+        asked = asked_page(request)
         shown, token = await self._gate.jobs.page(
             caller,
-            asked_page(request),
+            asked,
             states=_states(request.states),
             model=request.model,
             labels=request.label_selector,
+            created_from=created_from,
+            created_before=created_before,
+            tenant=request.tenant,
         )
-        return job_pb2.ListJobsResponse(
-            jobs=[await self._messages.whole_job(job) for job in shown], next_page_token=token
-        )
+        page = job_pb2.ListJobsResponse(next_page_token=token)
+        size = 0
+        for i, job in enumerate(shown):
+            message = await self._messages.whole_job(job)
+            size += message.ByteSize()
+            if i and size > MAX_PAGE_BYTES:
+                page.next_page_token = asked.token_after(job_place(shown[i - 1]))
+                break
+            page.jobs.append(message)
+        return page
 
     async def WatchJob(
         self, request: job_pb2.WatchJobRequest, caller: Caller

@@ -117,7 +117,9 @@ class Messages:
             effective=job.effective,
             warnings=job.warnings,
             client_job_id=job.record.client_job_id,
+            tenant=job.tenant,
             request_id=job.record.request_id,
+            replica=self._gate.jobs.replica(job),
             priority=job.record.priority,
             retryable=job.failure is not None and job.failure.retryable,
         )
@@ -161,6 +163,6 @@ def _of_cache(job: Job, count: CacheCount, at: float) -> Mapping[str, Any]:
 
 
 def _since_start(job: Job, event: EncodeDone | StepProgress, at: float) -> Mapping[str, Any]:
-    # of the attempt that it belongs to: a job that is queued again has no start, and then another one. The clock may
-    # have been set back meanwhile
-    return {"elapsed": at - max((start for start in job.starts if start <= at), default=at)}
+    # since the start that it belongs to: a job may have been started again since then. Clocks may be set back
+    began = [start for start in job.starts if start <= at] or job.starts[:1]
+    return {"elapsed": max(0.0, at - began[-1]) if began else 0.0}

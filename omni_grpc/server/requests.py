@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from omni_grpc.gate import Ask, AskedWebhook, Delivery, JobOptions, Medium
 from omni_grpc.resolve.draft import make_draft
@@ -12,6 +13,7 @@ from omni_grpc.server.served import refuse_unserved
 from omni_grpc.types.media import ImageFormat, Preview
 from omni_grpc.types.request import RestartPolicy, Task
 from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, served_paths
+from omni_grpc.types.requested import Traits, traits
 from omni_grpc.types.step_cache import CacheDraft
 from omni_grpc.types.written import written
 from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, options_pb2, sampling_pb2
@@ -71,16 +73,20 @@ def read(request: GenerationRequest, task: Task, *, streaming: bool) -> Ask:
     kind = KINDS[type(request)]
     refuse_unserved(request, served_paths(kind))
     reader = Reader()
+    media = tuple(_media(request))
     asked = reader.options(request, kind)
     asked["preview"] = _preview(request.options.preview, reader)
     asked["cache"] = _cache(request.sampling.cache)
     if isinstance(request, generation_pb2.GenerateVideoRequest):
         _check_sound(request, task, reader)
+    draft = make_draft(kind, request.model, request.prompt, task, asked, reader.refuse)
+    if draft.embed_parameters:
+        draft = dataclasses.replace(draft, input_traits=_traits(media))
     return Ask(
-        draft=make_draft(kind, request.model, request.prompt, task, asked, reader.refuse),
+        draft=draft,
         options=_job_options(request.options, reader),
         streaming=streaming,
-        media=tuple(_media(request)),
+        media=media,
         fingerprint=hashlib.sha256(request.SerializeToString(deterministic=True)).digest(),
         violations=reader.found,
     )
@@ -160,6 +166,15 @@ def _media(request: GenerationRequest) -> Iterator[Medium]:
                 yield _medium(f"{field.name}[{i}]", field.name, entry)
         else:
             yield _medium(field.name, field.name, value)
+
+
+def _traits(media: Sequence[Medium]) -> Traits:
+    """What tells the inputs of a request from others, by field."""
+    found: dict[str, list[Mapping[str, str]]] = {}
+    for one in media:
+        told = traits(data=one.data, uri=one.uri, asset_id=one.asset_id)
+        found.setdefault(one.path.partition("[")[0], []).append(told)
+    return found
 
 
 def _medium(path: str, name: str, message: media_pb2.MediaInput) -> Medium:

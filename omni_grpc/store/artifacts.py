@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterable, AsyncIterator, Collection
 
 from omni_grpc.store.forgotten import Forgotten
 from omni_grpc.store.records import ArtifactRow, Cause
-from omni_grpc.store.seam import Blobs, FileRows, MissingBlob
+from omni_grpc.store.seam import Blobs, FileRows, MissingBlob, StoreError
 from omni_grpc.store.tally import Tally
 from omni_grpc.types.errors import NotFound
 from omni_grpc.types.results import Artifact
+
+logger = logging.getLogger(__name__)
 
 
 class Artifacts:
@@ -72,14 +75,14 @@ class Artifacts:
     async def delete(self, artifact_id: str, cause: Cause = Cause.DELETED) -> None:
         """Raises NotFound like `find`."""
         row = await self.find(artifact_id)
-        await self._files.delete_artifact(artifact_id, cause)
-        await self._blobs.delete([artifact_id])
-        self.gone(row.tenant, artifact_id, row.size_bytes, cause)
+        if await self._files.delete_artifact(artifact_id, cause):
+            self.gone(row.tenant, artifact_id, row.size_bytes, cause)
+        await delete_blobs(self._blobs, [artifact_id])
 
     async def discard(self, artifacts: Collection[Artifact], *, tenant: str) -> None:
         """Deletes outputs that no log tells of."""
-        await self._blobs.delete([artifact.artifact_id for artifact in artifacts])
         self._held.add(tenant, -sum(artifact.size_bytes for artifact in artifacts))
+        await delete_blobs(self._blobs, [artifact.artifact_id for artifact in artifacts])
 
     def gone(self, tenant: str, artifact_id: str, size: int, cause: Cause) -> None:
         """An output is not kept any more."""
@@ -88,3 +91,11 @@ class Artifacts:
 
     def _not_found(self, artifact_id: str, tenant: str | None) -> NotFound:
         return self._forgotten.not_found(artifact_id, reason="ARTIFACT_NOT_FOUND", tenant=tenant)
+
+
+async def delete_blobs(blobs: Blobs, names: Collection[str]) -> None:
+    """Deletes bytes that no row names any more: that is done, whatever becomes of them."""
+    try:
+        await blobs.delete(names)
+    except StoreError as error:
+        logger.warning("%d files that nobody needs stay until the next sweep: %s", len(names), error)

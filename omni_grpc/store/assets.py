@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 
+from omni_grpc.store.artifacts import delete_blobs
 from omni_grpc.store.forgotten import Forgotten
 from omni_grpc.store.records import Asset, Cause
 from omni_grpc.store.seam import Blobs, FileRows, MissingBlob
@@ -42,7 +43,7 @@ class Assets:
         self._retention = retention
         self._clock = clock
         self._held = Tally()
-        """With what is about to arrive."""
+        self._arriving = Tally()
 
     async def count(self) -> None:
         """Learns from the store who keeps how much."""
@@ -50,11 +51,12 @@ class Assets:
 
     @property
     def size_bytes(self) -> int:
-        return self._held.total
+        """With what is about to arrive."""
+        return self._held.total + self._arriving.total
 
     def asset_bytes(self, tenant: str) -> int:
         """The size of one tenant's assets, with those that are about to arrive."""
-        return self._held[tenant]
+        return self._held[tenant] + self._arriving[tenant]
 
     @contextlib.asynccontextmanager
     async def reserved(self, size: int, *, tenant: str = "") -> AsyncIterator[None]:
@@ -67,11 +69,11 @@ class Assets:
 
     @contextlib.contextmanager
     def _counted(self, size: int, tenant: str) -> Iterator[None]:
-        self._held.add(tenant, size)
+        self._arriving.add(tenant, size)
         try:
             yield
         finally:
-            self._held.add(tenant, -size)
+            self._arriving.add(tenant, -size)
 
     async def put(
         self,
@@ -101,7 +103,7 @@ class Assets:
             )
             await self._files.put_asset(asset)
         except BaseException:
-            await self._blobs.delete([name])
+            await delete_blobs(self._blobs, [name])
             raise
         self._held.add(tenant, size)
         return asset
@@ -145,17 +147,17 @@ class Assets:
         return asset
 
     async def _drop(self, asset: Asset, cause: Cause) -> None:
-        await self._files.delete_asset(asset.id, cause)
-        await self._blobs.delete([asset.id])
-        self._forgotten.add(asset.id, cause, tenant=asset.tenant)
-        self._held.add(asset.tenant, -asset.size_bytes)
+        if await self._files.delete_asset(asset.id, cause):
+            self._forgotten.add(asset.id, cause, tenant=asset.tenant)
+            self._held.add(asset.tenant, -asset.size_bytes)
+        await delete_blobs(self._blobs, [asset.id])
 
     async def _require_room(self, size: int) -> None:
         if size > self._budget:
             message = f"the asset has {size} bytes, but the store holds only {self._budget}; raise --asset-budget"
             raise ResourceExhausted(message, reason="ASSET_TOO_LARGE")
         await self.sweep()
-        free = self._budget - self._held.total
+        free = self._budget - self.size_bytes
         if size > free:
             wait = await self._next_expiry()
             message = (

@@ -98,8 +98,6 @@ class Job:
         self.effective: Effective | None = None
         self.failure: Failure | None = None
         self.stats: Stats | None = None
-        self.starts: tuple[float, ...] = ()
-        """When it has left the queue, in Unix seconds: once for each attempt."""
         self.watchers = 0
         self.previews: tuple[PreviewImage, ...] = ()
         self.preview_seq = 0
@@ -110,12 +108,15 @@ class Job:
         """Where appended events go: it shows them."""
         self.on_end: Callable[[Job], None] = lambda job: None
         """Called when its last event has been shown."""
-        self.known = True
-        """Whether anybody but its creator may know of it: it is committed, if it is to be."""
         self.released = False
         """Its server has stopped and left it as it is: whoever watches it comes back when it runs again."""
+        self.gone = False
+        """It was deleted by another server: nothing more comes."""
+        self.kept_seq = 0
+        """The seq of the newest shown event that a store keeps."""
+        self.starts: list[float] = []
+        """When it was started, each time, in Unix seconds."""
         self._appended = 0
-        self._kept = 0
         self._entries: list[Entry] = []
         self._waiters: set[asyncio.Future[None]] = set()
 
@@ -166,11 +167,6 @@ class Job:
         return self._entries[-1].seq if self._entries else 0
 
     @property
-    def kept_seq(self) -> int:
-        """The seq of the newest event that has been shown and that a store keeps."""
-        return self._kept
-
-    @property
     def appended_seq(self) -> int:
         """No event with a greater seq was ever appended."""
         return self._appended
@@ -194,7 +190,7 @@ class Job:
         self._entries.append(entry)
         self._appended = max(self._appended, entry.seq)
         if not isinstance(entry.event, PROGRESS):
-            self._kept = entry.seq
+            self.kept_seq = entry.seq
         self.record = advanced(self.record, entry)
         self._follow(entry)
         self._notify()
@@ -202,12 +198,13 @@ class Job:
             self.on_end(self)
 
     def catch_up(self, stored: StoredJob) -> None:
-        """Shows what the store has of a job that another server runs, or has run until now."""
-        if stored.entries and stored.entries[-1].seq < self._kept:
-            # read before what is here already
+        """Shows what the store has of a job that another server runs, or has run until now. What was read before
+        something newer was shown changes nothing.
+        """
+        if stored.entries and stored.entries[-1].seq < self.kept_seq:
             return
         for entry in stored.entries:
-            if entry.seq > self.last_seq:
+            if entry.seq > self.kept_seq:
                 self.show(entry)
         self.record = stored.record
         # what was seen after its last kept event, if it has not ended, had a seq up to this one
@@ -219,6 +216,11 @@ class Job:
         self.released = True
         self._notify()
 
+    def vanish(self) -> None:
+        """It is not anywhere any more."""
+        self.gone = True
+        self._notify()
+
     def _notify(self) -> None:
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
@@ -228,7 +230,7 @@ class Job:
     def _follow(self, entry: Entry) -> None:
         match entry.event:
             case Started():
-                self.starts += (entry.time,)
+                self.starts.append(entry.time)
             case Preempted():
                 self.eta = None
             case Retrying():
@@ -249,10 +251,10 @@ class Job:
             self.step = max(self.step, self.stats.steps_run if self.stats is not None else 0)
 
     async def wait(self, after_seq: int, timeout: float | None = None) -> bool:
-        """True as soon as an entry with seq > `after_seq` exists, or it is released; False when `timeout` seconds pass
-        first.
+        """True as soon as an entry with seq > `after_seq` exists, or it is released or gone; False when `timeout`
+        seconds pass first.
         """
-        while self.last_seq <= after_seq and not self.released:
+        while self.last_seq <= after_seq and not self.released and not self.gone:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.add(waiter)
             try:

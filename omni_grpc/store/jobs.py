@@ -90,11 +90,11 @@ class Jobs:
         labels: Mapping[str, str] | None = None,
         tenant: str | None = None,
     ) -> list[Job]:
-        """Newest first, without those that are not committed yet; with `states`, only jobs in one of them; with
-        `labels`, only jobs that carry all of them; with `tenant`, only jobs of this one.
+        """Newest first; with `states`, only jobs in one of them; with `labels`, only jobs that carry all of them; with
+        `tenant`, only jobs of this one.
         """
         query = JobQuery(states=states, labels=labels or {}, tenant=tenant)
-        return [job for job in reversed(self._jobs.values()) if job.known and fits(job.record, query)]
+        return [job for job in reversed(self._jobs.values()) if self._is_shown(job) and fits(job.record, query)]
 
     def finished(self) -> list[Job]:
         """Finished jobs, in the order in which they ended."""
@@ -117,7 +117,7 @@ class Jobs:
                 # it waits for the next sweep
                 raise self._expired(job, tenant)
             return self.get(job_id, tenant)
-        stored = await self._store.jobs.read([job_id])
+        stored = [] if self._journal.withdrawn(job_id) else await self._store.jobs.read([job_id])
         if not stored or tenant not in (None, stored[0].record.tenant):
             await self._forgotten.look_up(job_id, self._store.files)
             return self.get(job_id, tenant)
@@ -130,7 +130,7 @@ class Jobs:
         if not request_id or (tenant, request_id) in self._by_request_id:
             return self.earlier(request_id, fingerprint, tenant)
         job_id = await self._store.jobs.find(tenant, request_id)
-        if job_id is None:
+        if job_id is None or self._journal.withdrawn(job_id):
             return None
         return same_request(await self.find(job_id, tenant), fingerprint)
 
@@ -140,12 +140,12 @@ class Jobs:
         more = query
         while len(found) < query.limit:
             stored = await self._store.jobs.page(more)
-            found += [self.restore(one) for one in stored if one.record.id not in self._jobs]
+            found += [self.restore(one) for one in stored if self._is_elsewhere(one.record)]
             if len(stored) < query.limit:
                 break
             more = dataclasses.replace(query, after=place(stored[-1].record))
         found = [job for job in found if job.id not in self._jobs]
-        found += [job for job in self._jobs.values() if job.known and fits(job.record, query)]
+        found += [job for job in self._jobs.values() if self._is_shown(job) and fits(job.record, query)]
         return sorted(found, key=lambda job: place(job.record), reverse=True)[: query.limit]
 
     def restore(self, stored: StoredJob) -> Job:
@@ -172,6 +172,13 @@ class Jobs:
     def followed(self, job_id: str) -> Job | None:
         """One of them."""
         return self._elsewhere.get(job_id)
+
+    def _is_shown(self, job: Job) -> bool:
+        """Whether there is such a job for callers: it is committed, and has not expired."""
+        return not self._journal.creating(job.id) and (bool(job.watchers) or not _is_over(job.record))
+
+    def _is_elsewhere(self, record: JobRecord) -> bool:
+        return not (record.id in self._jobs or self._journal.withdrawn(record.id) or _is_over(record))
 
     def _expired(self, job: Job, tenant: str | None) -> NotFound:
         self._forgotten.add(job.id, Cause.EXPIRED, tenant=job.tenant)

@@ -58,9 +58,10 @@ class Line:
 
 
 class Journal:
-    """The only writer of a server's jobs. `on_lost` is told of jobs that another server has taken over, `on_written` of
-    jobs whose log has grown in the store, `on_progress` of events that are not kept, once they are shown. `owed` says
-    who is to be told that a job has entered its state, and `on_owed` is told when that is committed.
+    """The only writer of a server's jobs. `on_lost` is told of jobs that another server has taken over and of new ones
+    that are not kept, `on_written` of jobs whose log has grown in the store, `on_progress` of events that are not kept,
+    once they are shown. `owed` says who is to be told that a job has entered its state, and `on_owed` is told when that
+    is committed.
     """
 
     def __init__(self, rows: JobRows, *, server: str, immediate: bool) -> None:
@@ -94,7 +95,6 @@ class Journal:
         line = self._lines[job.id] = Line(job, job.record)
         if not self._immediate:
             line.created = asyncio.get_running_loop().create_future()
-            job.known = False
 
     def adopt(self, job: Job) -> None:
         """A job that the store has, and that is this server's from now on."""
@@ -130,18 +130,26 @@ class Journal:
         line = self._lines.get(job.id)
         if line is not None and line.created is not None:
             await asyncio.shield(line.created)
-        elif not job.known:
-            # whoever made it is about to let go of it
-            raise self.failure or StoreError("it was not written")
 
     def check(self) -> None:
         """Raises Unavailable (STORE_UNAVAILABLE) while nothing can be written. Once in a while a new job may try."""
         if self.failure is not None and (self._dirty or time.monotonic() < self._failed_at + self._pause):
             raise refusal(self.failure, self._pause)
 
+    def creating(self, job_id: str) -> bool:
+        """Whether a new job is not committed yet: there is none for anybody but its maker."""
+        line = self._lines.get(job_id)
+        return line is not None and line.created is not None and not line.created.done()
+
+    def withdrawn(self, job_id: str) -> bool:
+        """Whether a job was refused that the store may have all the same: it is about to be deleted there."""
+        return job_id in self._withdrawn
+
     async def settled(self, job_id: str) -> None:
-        """Returns when all that happened to a job is committed."""
+        """Returns when all that happened to a job is committed. Raises StoreError where it cannot be now."""
         while job_id in self._lines:
+            if self.failure is not None:
+                raise self.failure
             self._settled.clear()
             await self._settled.wait()
 
@@ -156,13 +164,13 @@ class Journal:
         if self._task is None:
             return
         deadline = time.monotonic() + timeout
-        while self._lines and time.monotonic() < deadline:
+        while (self._lines or self._withdrawn) and time.monotonic() < deadline:
             self._wake.set()
             await asyncio.sleep(0.005)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
-        if self._lines:
+        if self._lines or self._withdrawn:
             raise self.failure or StoreError(f"{len(self._lines)} jobs were not written in {timeout:g} s")
 
     def _write_soon(self, line: Line) -> None:
@@ -202,7 +210,7 @@ class Journal:
                     line.created.set_exception(error)
                     line.created.exception()
                 self._drop(line.job.id)
-                self.on_lost(line.job)
+                self._lose(line.job)
 
     async def _write(self, batch: list[Line]) -> None:
         if self._withdrawn:
@@ -234,7 +242,7 @@ class Journal:
         job_id = line.job.id
         if job_id in rejected.lost:
             self._drop(job_id)
-            self.on_lost(line.job)
+            self._lose(line.job)
             return
         if (other := rejected.taken.get(job_id)) is not None:
             assert line.created is not None
@@ -242,6 +250,7 @@ class Journal:
             # read by `acknowledged`, if anybody still waits
             line.created.exception()
             self._drop(job_id)
+            self._lose(line.job)
             return
         self._reserved[job_id] = write.record.reserved_seq
         del line.unwritten[: len(write.entries)]
@@ -250,7 +259,6 @@ class Journal:
             self.on_owed()
         if line.created is not None and not line.created.done():
             line.created.set_result(None)
-            line.job.known = True
         self._show(line, line.written)
         if write.entries:
             self.on_written(line.job, write.entries[-1].seq)
@@ -271,9 +279,12 @@ class Journal:
                 self._drop(line.job.id)
                 # it may be there all the same: a commit whose answer was lost
                 self._withdrawn.append(line.job.id)
+                # whoever made it may have left, and does not wait for it
+                self._lose(line.job)
             else:
                 line.dirty = True
                 self._dirty[line.job.id] = line
+        self._settled.set()
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -320,6 +331,13 @@ class Journal:
             # as it will be when this is committed
             owed.extend(self.owed(Job.restored(StoredJob(after, tuple(log)))))
         return after
+
+    def _lose(self, job: Job) -> None:
+        """What goes wrong for one job must not keep the others from being written."""
+        try:
+            self.on_lost(job)
+        except Exception:
+            logger.exception("unexpected error while letting go of job %s", job.id)
 
     def _drop(self, job_id: str) -> None:
         if (line := self._lines.pop(job_id, None)) is not None:

@@ -37,7 +37,7 @@ class MemoryStore:
     durable = False
     immediate = True
     shared = False
-    name = "memory"
+    kind = name = "memory"
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         names = Names(remembered)
@@ -224,9 +224,10 @@ class MemoryFiles:
         ]
         return sorted(found, key=lambda row: (row.create_time, row.artifact_id), reverse=True)[:limit]
 
-    async def delete_artifact(self, artifact_id: str, cause: Cause) -> None:
+    async def delete_artifact(self, artifact_id: str, cause: Cause) -> bool:
         if (row := self._jobs.artifacts.pop(artifact_id, None)) is not None:
             self._names.add(artifact_id, cause, row.tenant)
+        return row is not None
 
     async def artifact_bytes(self) -> Mapping[str, int]:
         return _by_tenant(self._jobs.artifacts.values())
@@ -241,9 +242,10 @@ class MemoryFiles:
         if (asset := self._assets.get(asset_id)) is not None:
             self._assets[asset_id] = dataclasses.replace(asset, expire_time=expire_time)
 
-    async def delete_asset(self, asset_id: str, cause: Cause) -> None:
+    async def delete_asset(self, asset_id: str, cause: Cause) -> bool:
         if (asset := self._assets.pop(asset_id, None)) is not None:
             self._names.add(asset_id, cause, asset.tenant)
+        return asset is not None
 
     async def expired_assets(self, now: float, limit: int) -> list[str]:
         due = [asset for asset in self._assets.values() if asset.expire_time <= now]
@@ -308,6 +310,7 @@ class MemoryBlobs:
 
     durable = False
     immediate = True
+    kind = "memory"
     signs = False
 
     def __init__(self) -> None:

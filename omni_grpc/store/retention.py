@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
-from omni_grpc.store.artifacts import Artifacts
+from omni_grpc.store.artifacts import Artifacts, delete_blobs
 from omni_grpc.store.forgotten import Forgotten
 from omni_grpc.store.job import Job
 from omni_grpc.store.jobs import Jobs
@@ -24,6 +24,8 @@ SWEEP = 1.0
 """Seconds between two looks for what has expired in the store."""
 FORGET = 3600.0
 """Seconds between two looks for names that are remembered for too long."""
+RECOUNT = 15.0
+"""Seconds between two counts of what is kept, where other servers add to it and delete some too."""
 SWEPT_AT_ONCE = 200
 """Most jobs that are deleted in one transaction."""
 REMEMBERED = 7 * 24 * 3600.0
@@ -53,6 +55,10 @@ class Retention:
         self._journal = journal
         self._forgotten = forgotten
         self._budget = budget
+        self.on_forgotten: Callable[[Job], None] = lambda job: None
+        """Called with each job that was removed from the store."""
+        self._forgetting = asyncio.Lock()
+        """Of one job, the outputs are counted once."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -66,18 +72,21 @@ class Retention:
             self._do(self._make_room())
 
     async def forget(self, jobs: Collection[Job], cause: Cause = Cause.EXPIRED) -> None:
-        """Removes finished jobs with their events, outputs and inputs. Raises StoreError; they are invisible then."""
+        """Removes finished jobs with their events, outputs and inputs. Raises StoreError; they are as before then."""
+        async with self._forgetting:
+            for job in jobs:
+                await self._journal.settled(job.id)
+            names = [row for job in jobs for row in await self._outputs(job)]
+            blobs = await self._store.jobs.delete([job.id for job in jobs], cause)
+            for tenant, name, size in names:
+                self._artifacts.gone(tenant, name, size, cause)
         for job in jobs:
             if (timer := self._timers.pop(job.id, None)) is not None:
                 timer.cancel()
             self._jobs.drop(job)
             self._forgotten.add(job.id, cause, tenant=job.tenant)
-            await self._journal.settled(job.id)
-        names = [row for job in jobs for row in await self._outputs(job)]
-        blobs = await self._store.jobs.delete([job.id for job in jobs], cause)
-        for tenant, name, size in names:
-            self._artifacts.gone(tenant, name, size, cause)
-        await self._blobs.delete(blobs)
+            self.on_forgotten(job)
+        await delete_blobs(self._blobs, blobs)
 
     async def _outputs(self, job: Job) -> list[tuple[str, str, int]]:
         rows = await self._store.files.artifacts(job_id=job.id, limit=1000)
@@ -93,7 +102,7 @@ class Retention:
 
     async def run(self) -> None:
         """Sweeps until it is cancelled."""
-        forget_at = 0.0
+        forget_at, recount_at = 0.0, time.monotonic() + RECOUNT
         while True:
             await asyncio.sleep(SWEEP)
             try:
@@ -101,10 +110,15 @@ class Retention:
                 if time.monotonic() >= forget_at:
                     await self._store.files.forget_names(time.time() - REMEMBERED)
                     forget_at = time.monotonic() + FORGET
+                if self._store.shared and time.monotonic() >= recount_at:
+                    await self._artifacts.count()
+                    recount_at = time.monotonic() + RECOUNT
                 if self._artifacts.size_bytes > self._budget:
                     await self._make_room()
             except StoreError as error:
                 logger.warning("what has expired stays for now: %s", error)
+            except Exception:
+                logger.exception("unexpected error while looking for what has expired")
 
     def stop(self) -> None:
         for timer in self._timers.values():
@@ -113,6 +127,9 @@ class Retention:
             task.cancel()
 
     async def _make_room(self) -> None:
+        if self._store.shared:
+            # others may have made room already
+            await self._artifacts.count()
         while self._artifacts.size_bytes > self._budget and (job := await self._oldest()) is not None:
             await self.forget([job])
 
@@ -152,3 +169,5 @@ class Retention:
             await work
         except StoreError as error:
             logger.warning("what was to be deleted stays for now: %s", error)
+        except Exception:
+            logger.exception("unexpected error while deleting")

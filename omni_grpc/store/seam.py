@@ -135,7 +135,8 @@ class FileRows(Protocol):
     ) -> list[ArtifactRow]:
         """Outputs whose bytes are there, newest first (by create_time, then id)."""
 
-    async def delete_artifact(self, artifact_id: str, cause: Cause) -> None: ...
+    async def delete_artifact(self, artifact_id: str, cause: Cause) -> bool:
+        """Whether it was there: of several who delete it at once, one is told so."""
 
     async def artifact_bytes(self) -> Mapping[str, int]:
         """Bytes of outputs by tenant."""
@@ -147,7 +148,8 @@ class FileRows(Protocol):
     async def touch_asset(self, asset_id: str, expire_time: float) -> None:
         """Moves the expiry of an upload."""
 
-    async def delete_asset(self, asset_id: str, cause: Cause) -> None: ...
+    async def delete_asset(self, asset_id: str, cause: Cause) -> bool:
+        """As `delete_artifact`."""
 
     async def expired_assets(self, now: float, limit: int) -> list[str]:
         """The ids of uploads whose expire_time has come, the earliest first."""
@@ -242,6 +244,10 @@ class Store(Protocol):
         """Whether several servers can use it at the same time."""
 
     @property
+    def kind(self) -> str:
+        """What it is, as callers are told: "memory", "sqlite" or "postgresql"."""
+
+    @property
     def name(self) -> str:
         """What it is, for people: without passwords."""
 
@@ -273,6 +279,10 @@ class Blobs(Protocol):
     @property
     def durable(self) -> bool:
         """Whether they outlive the process."""
+
+    @property
+    def kind(self) -> str:
+        """Where they are, as callers are told: "memory", "folder" or "s3"."""
 
     @property
     def immediate(self) -> bool:

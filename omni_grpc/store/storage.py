@@ -19,6 +19,7 @@ from omni_grpc.store.records import Cause
 from omni_grpc.store.retention import Retention
 from omni_grpc.store.seam import Blobs, Store, StoreError
 from omni_grpc.types.errors import FailedPrecondition
+from omni_grpc.types.storage_info import StorageInfo
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Storage:
     def __init__(self, config: EngineConfig, store: Store | None = None, blobs: Blobs | None = None) -> None:
         self.store: Store = MemoryStore() if store is None else store
         self.blobs: Blobs = MemoryBlobs() if blobs is None else blobs
+        self._limits = config.keeping
         self.instance_id = secrets.token_hex(8)
         """Names this life of the server process."""
         self.forgotten = Forgotten(self.instance_id)
@@ -71,6 +73,20 @@ class Storage:
         """Whether jobs outlive the process."""
         return self.store.durable
 
+    @property
+    def info(self) -> StorageInfo:
+        """Where things are kept and for how long, as anybody may know."""
+        return StorageInfo(
+            durable=self.store.durable and self.blobs.durable,
+            shared=self.store.shared,
+            rows=self.store.kind,
+            files=self.blobs.kind,
+            retention=self._limits.retention,
+            max_retention=self._limits.max_retention,
+            artifact_budget_bytes=self._limits.artifact_budget,
+            asset_budget_bytes=self._limits.asset_budget,
+        )
+
     async def open(self) -> None:
         """Connects, and starts to write and to sweep; nothing where that has been done. Raises ConfigError for a store
         that cannot be used.
@@ -78,9 +94,14 @@ class Storage:
         if self._tasks:
             return
         await self.store.open()
-        await self.blobs.open()
-        await self.artifacts.count()
-        await self.assets.count()
+        try:
+            await self.blobs.open()
+            await self.artifacts.count()
+            await self.assets.count()
+        except BaseException:
+            # nobody closes what was not opened
+            await self.store.close()
+            raise
         self.journal.start()
         self._tasks = [
             asyncio.create_task(self.retention.run(), name="omni_grpc-retention"),
@@ -96,12 +117,16 @@ class Storage:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         self.retention.stop()
+        await self.finish()
+        await self.blobs.close()
+        await self.store.close()
+
+    async def finish(self) -> None:
+        """Writes what waits, as far as the store takes it. Nothing is written after that."""
         try:
             await self.journal.stop(LAST_WRITES)
         except StoreError as error:
             logger.error("the last events of jobs were not written: %s", error)
-        await self.blobs.close()
-        await self.store.close()
 
     async def delete(self, job: Job) -> None:
         """Forgets a finished job with its events and outputs. Raises FailedPrecondition while it runs."""
@@ -115,16 +140,22 @@ class Storage:
             await asyncio.sleep(ASSET_SWEEP)
             try:
                 await self.assets.sweep()
+                if self.store.shared:
+                    await self.assets.count()
                 if self.durable and time.monotonic() >= next_orphans:
                     next_orphans = time.monotonic() + ORPHAN_SWEEP
                     await self.sweep_orphans()
             except StoreError as error:
                 logger.warning("what nobody needs stays for now: %s", error)
+            except Exception:
+                logger.exception("unexpected error while looking for what nobody needs")
 
     async def sweep_orphans(self, age: float = ORPHAN_AGE) -> int:
         """Deletes bytes that no row names, of a put whose job or upload never came to be, and says how many. `age`:
-        seconds since it was put; a row may be on its way.
+        seconds since it was put; a row may be on its way. Nothing while rows cannot be written.
         """
+        if self.journal.failure is not None:
+            return 0
         found = [name async for name in self.blobs.names("", time.time() - age)]
         swept = 0
         for start in range(0, len(found), ORPHANS_AT_ONCE):

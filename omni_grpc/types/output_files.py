@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from omni_grpc.types.errors import FailedPrecondition, OmniError, ResourceExhausted
 from omni_grpc.types.os_errors import FULL, reason
@@ -50,6 +53,31 @@ def write_file(path: Path, data: bytes) -> None:
             part.replace(target)
         except BaseException:
             part.unlink()
+            raise
+    except OSError as error:
+        raise not_written(path, error) from error
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """As `write_file`, for what is written little by little: a file to write to, which takes its place at the end of
+    the block. Nothing is left of it if the block is left by an error.
+    """
+    try:
+        target = _target(path)
+        if _is_stream(target):
+            with target.open("ab") as stream:
+                yield stream
+            return
+        part = _part(target)
+        try:
+            with part.open("xb") as stream:
+                yield stream
+            if target.exists():
+                part.chmod(stat.S_IMODE(target.stat().st_mode))
+            part.replace(target)
+        except BaseException:
+            part.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise not_written(path, error) from error

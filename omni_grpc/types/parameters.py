@@ -13,34 +13,19 @@ from typing import Any
 
 from omni_grpc.types.errors import FailedPrecondition
 from omni_grpc.types.json_text import read_json
+from omni_grpc.types.media import ImageFormat, OutputFormat
 from omni_grpc.types.request_options import ALL, EXCLUSIVE, options_of
-from omni_grpc.types.results import Artifact, Effective
+from omni_grpc.types.requested import Requested
+from omni_grpc.types.results import Effective
 from omni_grpc.types.version import __version__
 from omni_grpc.types.written import written
 
 MARK = "omni_grpc"
 """The member that tells our JSON from that of others; it is the version of the package that wrote it."""
 
-Traits = Mapping[str, Sequence[Mapping[str, str]]]
-"""Option -> for each of its media what tells it from others: sha256 of the file, uri without its query, or asset_id."""
-
 
 class NotEmbedded(Exception):
     """A file that its parameters cannot be put into. Its text says why."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Requested:
-    """What one generation was asked for. `kind`: image, edit, video or audio. `options`: by name, without media, those
-    of the job and what was not set; all of them JSON. `server`: the version of the server, "" where nobody asked it.
-    """
-
-    kind: str
-    model: str
-    prompt: str
-    options: Mapping[str, Any]
-    inputs: Traits = dataclasses.field(default_factory=dict)
-    server: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +42,12 @@ class Parameters:
     version: str
 
     @classmethod
-    def of(cls, asked: Requested, effective: Effective, artifact: Artifact) -> Parameters:
+    def of(cls, asked: Requested, effective: Effective, *, seed: int, index: int, layer: int | None) -> Parameters:
         return cls(
             asked=asked,
-            seed=artifact.seed,
-            index=artifact.index,
-            layer=artifact.layer,
+            seed=seed,
+            index=index,
+            layer=layer,
             effective=read_json(json.dumps(dataclasses.asdict(effective))),
             version=__version__,
         )
@@ -147,6 +132,11 @@ _NOT_KEPT = frozenset(
 )
 
 
+def has_place(kind: OutputFormat) -> bool:
+    """Whether a file of this format has a place for its parameters. Raw pixels have none."""
+    return kind is not ImageFormat.RAW_RGB8
+
+
 def read_parameters(text: str | bytes, where: str) -> Parameters:
     """The parameters in a text of ours. `where` names the file for the error.
 
@@ -180,7 +170,7 @@ def no_parameters(where: str, why: str) -> FailedPrecondition:
     """The error for a file without parameters."""
     message = (
         f"{where} has no parameters of a generation: {why}; they are written by the command line and the Python client "
-        "unless --no-metadata or metadata=False"
+        "unless --no-metadata or metadata=False, and by the server for requests with embed_parameters"
     )
     return FailedPrecondition(message, reason="NO_PARAMETERS", metadata={"path": where})
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from omni_grpc.types.lora import Lora
 from omni_grpc.types.media import Inputs, Modality, OutputFormat, Preview
+from omni_grpc.types.requested import Embedding, Traits
 from omni_grpc.types.step_cache import CacheDraft, TeaCache
 
 MAX_SEED = 2**53 - 1
@@ -128,7 +129,8 @@ class Draft(_Options):
     """One generation as it was asked for. None means "not given", which is never the same as zero or the empty string.
 
     `seeds` has one entry per output; with a single entry s, output i uses s + i. Sizes are in pixels.
-    `resolve.resolve_request` makes a Request of it, or refuses.
+    `resolve.resolve_request` makes a Request of it, or refuses. With `embed_parameters` the outputs say how they were
+    made; `input_traits` is what they say of the inputs.
     """
 
     model: str
@@ -143,6 +145,8 @@ class Draft(_Options):
     num_outputs: int | None = None
     output_format: OutputFormat | None = None
     cache: CacheDraft | None = None
+    embed_parameters: bool = False
+    input_traits: Traits = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +155,7 @@ class Request(_Options):
 
     `negative_prompt` is None exactly where classifier-free guidance is off, or where `extra` has its embeddings.
     `seeds` has one entry per output. Width and height are 0 for sound. `cache` is None where no step cache may answer
-    for it.
+    for it, `embedding` where nothing is written into the outputs.
     """
 
     id: str
@@ -167,6 +171,7 @@ class Request(_Options):
     num_outputs: int
     output_format: OutputFormat
     cache: TeaCache | None = None
+    embedding: Embedding | None = None
 
 
 def has_negative(of: Draft | Request) -> bool:

@@ -102,6 +102,12 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(value)
+    return value
+
+
 def _one_of(kind: type[enum.StrEnum]) -> ValueType:
     return ValueType(
         name="CHOICE",
@@ -115,6 +121,7 @@ def _one_of(kind: type[enum.StrEnum]) -> ValueType:
 _SEED_TEXT = f"an integer from 0 to {MAX_SEED}"
 _MEDIA_TEXT = "a path, bytes, a PIL image, a uint8 array, an uploaded asset or an artifact"
 
+FLAG = ValueType(name="FLAG", annotation="bool", expected="True or False", normalize=_flag)
 TEXT = ValueType(name="TEXT", annotation="str", expected="text", normalize=_text)
 COUNT = ValueType(
     name="COUNT", annotation="int", expected=f"an integer from 0 to {MAX_UINT32}", normalize=_whole(0, MAX_UINT32)
@@ -155,9 +162,9 @@ class RequestOption:
 
     name: its keyword in Python, and with hyphens its flag. path: its field in the API's messages, relative to the
     request. of: the kinds of generation that have it. draft: its field in a Draft; "" where it is read by hand or
-    belongs to the job (its priority, say). flags: its spellings on the command line where they are not just the name;
-    `cli` False: it has an argument of another kind there, or none. renamed: names that it had in earlier versions,
-    which are taken with a warning until the next one.
+    belongs to the job alone (its priority, say). flags: its spellings on the command line where they are not just the
+    name; `cli` False: it has an argument of another kind there, or none. renamed: names that it had in earlier
+    versions, which are taken with a warning until the next one.
     """
 
     name: str
@@ -172,8 +179,13 @@ class RequestOption:
 
     @property
     def of_job(self) -> bool:
-        """Whether it sets how a server treats the job, and so has no effect without a server."""
+        """Whether it is about the job or its files, and not about what is made: no parameter of the generation."""
         return self.path.startswith("options.")
+
+    @property
+    def needs_server(self) -> bool:
+        """Whether it sets how a server treats the job, and so has no effect without a server."""
+        return self.of_job and not self.draft
 
 
 def _guidance(name: str, field: str, type: ValueType, doc: str, *renamed: str) -> RequestOption:
@@ -312,6 +324,13 @@ OPTIONS: tuple[RequestOption, ...] = (
         "on_server_restart",
         _one_of(RestartPolicy),
         "What becomes of the job if the server is lost while it runs: REQUEUE starts it over, FAIL ends it.",
+    ),
+    _job(
+        "embed_parameters",
+        FLAG,
+        "Write the parameters (prompt, seed, settings) into the output files where they are made, and not only when "
+        "they are saved.",
+        draft="embed_parameters",
     ),
     RequestOption(
         name="webhook_url",

@@ -158,7 +158,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "git_sha", "gpus", "max_queue", "max_message_bytes", "features", "start_time", "replica", "unserved_rpcs", "instance_id")
+    __slots__ = ("version", "git_sha", "gpus", "max_queue", "max_message_bytes", "features", "start_time", "replica", "unserved_rpcs", "instance_id", "storage")
     class FeaturesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +176,7 @@ class GetServerInfoResponse(_message.Message):
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     UNSERVED_RPCS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_FIELD_NUMBER: _ClassVar[int]
     version: str
     git_sha: str
     gpus: _containers.RepeatedCompositeFieldContainer[GpuInfo]
@@ -186,7 +187,28 @@ class GetServerInfoResponse(_message.Message):
     replica: str
     unserved_rpcs: _containers.RepeatedScalarFieldContainer[str]
     instance_id: str
-    def __init__(self, version: _Optional[str] = ..., git_sha: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[GpuInfo, _Mapping]]] = ..., max_queue: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., features: _Optional[_Mapping[str, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., replica: _Optional[str] = ..., unserved_rpcs: _Optional[_Iterable[str]] = ..., instance_id: _Optional[str] = ...) -> None: ...
+    storage: StorageInfo
+    def __init__(self, version: _Optional[str] = ..., git_sha: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[GpuInfo, _Mapping]]] = ..., max_queue: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., features: _Optional[_Mapping[str, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., replica: _Optional[str] = ..., unserved_rpcs: _Optional[_Iterable[str]] = ..., instance_id: _Optional[str] = ..., storage: _Optional[_Union[StorageInfo, _Mapping]] = ...) -> None: ...
+
+class StorageInfo(_message.Message):
+    __slots__ = ("durable", "shared", "rows", "files", "retention", "max_retention", "artifact_budget_bytes", "asset_budget_bytes")
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
+    MAX_RETENTION_FIELD_NUMBER: _ClassVar[int]
+    ARTIFACT_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ASSET_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    durable: bool
+    shared: bool
+    rows: str
+    files: str
+    retention: _duration_pb2.Duration
+    max_retention: _duration_pb2.Duration
+    artifact_budget_bytes: int
+    asset_budget_bytes: int
+    def __init__(self, durable: bool = ..., shared: bool = ..., rows: _Optional[str] = ..., files: _Optional[str] = ..., retention: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_retention: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., artifact_budget_bytes: _Optional[int] = ..., asset_budget_bytes: _Optional[int] = ...) -> None: ...
 
 class ServerStats(_message.Message):
     __slots__ = ("queued", "running", "max_queue", "est_queue_delay", "steps_per_second", "open_streams", "draining", "gpus", "queued_by_model", "artifact_bytes", "time", "worker_restarts", "step_cost")

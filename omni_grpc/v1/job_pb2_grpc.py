@@ -97,7 +97,9 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """Jobs of the caller's tenant, newest first, page by page.
+        """Jobs of the caller's tenant (of every tenant, for the scope `admin`), newest first, page by page. Of several servers
+        that share a store, each lists the jobs of all. Jobs that come while a list is paged through are not in it, and move
+        nothing in it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

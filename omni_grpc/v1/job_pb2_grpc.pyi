@@ -42,7 +42,10 @@ class JobServiceStub:
     GetJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.GetJobResponse]
     """The job as it stands."""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListJobsRequest, _job_pb2.ListJobsResponse]
-    """Jobs of the caller's tenant, newest first, page by page."""
+    """Jobs of the caller's tenant (of every tenant, for the scope `admin`), newest first, page by page. Of several servers
+    that share a store, each lists the jobs of all. Jobs that come while a list is paged through are not in it, and move
+    nothing in it.
+    """
     WatchJob: _grpc.UnaryStreamMultiCallable[_job_pb2.WatchJobRequest, _job_pb2.WatchJobResponse]
     """Sends the kept events with seq > after_seq, then follows the job to its last event."""
     WatchJobs: _grpc.UnaryStreamMultiCallable[_job_pb2.WatchJobsRequest, _job_pb2.WatchJobsResponse]
@@ -68,7 +71,10 @@ class JobServiceAsyncStub(JobServiceStub):
     GetJob: _aio.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.GetJobResponse]  # type: ignore[assignment]
     """The job as it stands."""
     ListJobs: _aio.UnaryUnaryMultiCallable[_job_pb2.ListJobsRequest, _job_pb2.ListJobsResponse]  # type: ignore[assignment]
-    """Jobs of the caller's tenant, newest first, page by page."""
+    """Jobs of the caller's tenant (of every tenant, for the scope `admin`), newest first, page by page. Of several servers
+    that share a store, each lists the jobs of all. Jobs that come while a list is paged through are not in it, and move
+    nothing in it.
+    """
     WatchJob: _aio.UnaryStreamMultiCallable[_job_pb2.WatchJobRequest, _job_pb2.WatchJobResponse]  # type: ignore[assignment]
     """Sends the kept events with seq > after_seq, then follows the job to its last event."""
     WatchJobs: _aio.UnaryStreamMultiCallable[_job_pb2.WatchJobsRequest, _job_pb2.WatchJobsResponse]  # type: ignore[assignment]
@@ -106,7 +112,10 @@ class JobServiceServicer:
         request: _job_pb2.ListJobsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.ListJobsResponse, _abc.Awaitable[_job_pb2.ListJobsResponse]]:
-        """Jobs of the caller's tenant, newest first, page by page."""
+        """Jobs of the caller's tenant (of every tenant, for the scope `admin`), newest first, page by page. Of several servers
+        that share a store, each lists the jobs of all. Jobs that come while a list is paged through are not in it, and move
+        nothing in it.
+        """
 
     def WatchJob(
         self,

@@ -28,7 +28,7 @@ from omni_grpc.v1 import event_pb2 as omni__grpc_dot_v1_dot_event__pb2
 from omni_grpc.v1 import media_pb2 as omni__grpc_dot_v1_dot_media__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aomni_grpc/v1/options.proto\x12\x0comni_grpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18omni_grpc/v1/event.proto\x1a\x18omni_grpc/v1/media.proto\"\xe5\x05\n\nJobOptions\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\x08priority\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x30\n\rqueue_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0brun_timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\ron_disconnect\x18\x05 \x01(\x0e\x32\x1e.omni_grpc.v1.DisconnectPolicy\x12-\n\x07preview\x18\x06 \x01(\x0b\x32\x1c.omni_grpc.v1.PreviewOptions\x12\x30\n\x08\x64\x65livery\x18\x07 \x01(\x0e\x32\x1e.omni_grpc.v1.ArtifactDelivery\x12\x38\n\x15min_progress_interval\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x06labels\x18\t \x03(\x0b\x32$.omni_grpc.v1.JobOptions.LabelsEntry\x12\x33\n\x10\x64isconnect_grace\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x08\x64\x65\x61\x64line\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12&\n\x07webhook\x18\x0c \x01(\x0b\x32\x15.omni_grpc.v1.Webhook\x12\x36\n\x11on_server_restart\x18\r \x01(\x0e\x32\x1b.omni_grpc.v1.RestartPolicy\x12,\n\tretention\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rclient_job_id\x18\x0f \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_priority\"\xbc\x01\n\x0ePreviewOptions\x12+\n\x06method\x18\x01 \x01(\x0e\x32\x1b.omni_grpc.v1.PreviewMethod\x12\x18\n\x0b\x65very_steps\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0bmax_edge_px\x18\x03 \x01(\rH\x01\x88\x01\x01\x12)\n\x06\x66ormat\x18\x04 \x01(\x0e\x32\x19.omni_grpc.v1.ImageFormatB\x0e\n\x0c_every_stepsB\x0e\n\x0c_max_edge_px\"S\n\x07Webhook\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x13\n\x0bsecret_name\x18\x02 \x01(\t\x12&\n\x06states\x18\x03 \x03(\x0e\x32\x16.omni_grpc.v1.JobState*o\n\x10\x44isconnectPolicy\x12!\n\x1d\x44ISCONNECT_POLICY_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x44ISCONNECT_POLICY_CANCEL\x10\x01\x12\x1a\n\x16\x44ISCONNECT_POLICY_KEEP\x10\x02*d\n\rRestartPolicy\x12\x1e\n\x1aRESTART_POLICY_UNSPECIFIED\x10\x00\x12\x17\n\x13RESTART_POLICY_FAIL\x10\x01\x12\x1a\n\x16RESTART_POLICY_REQUEUE\x10\x02*\x9d\x01\n\x10\x41rtifactDelivery\x12!\n\x1d\x41RTIFACT_DELIVERY_UNSPECIFIED\x10\x00\x12#\n\x1f\x41RTIFACT_DELIVERY_INLINE_CHUNKS\x10\x01\x12\x1f\n\x1b\x41RTIFACT_DELIVERY_REFERENCE\x10\x02\x12 \n\x1c\x41RTIFACT_DELIVERY_SIGNED_URL\x10\x03*\xa1\x01\n\rPreviewMethod\x12\x1e\n\x1aPREVIEW_METHOD_UNSPECIFIED\x10\x00\x12\x17\n\x13PREVIEW_METHOD_NONE\x10\x01\x12\x1d\n\x19PREVIEW_METHOD_LATENT_RGB\x10\x02\x12\x1b\n\x17PREVIEW_METHOD_TINY_VAE\x10\x03\x12\x1b\n\x17PREVIEW_METHOD_FULL_VAE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aomni_grpc/v1/options.proto\x12\x0comni_grpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18omni_grpc/v1/event.proto\x1a\x18omni_grpc/v1/media.proto\"\xff\x05\n\nJobOptions\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\x08priority\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x30\n\rqueue_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0brun_timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\ron_disconnect\x18\x05 \x01(\x0e\x32\x1e.omni_grpc.v1.DisconnectPolicy\x12-\n\x07preview\x18\x06 \x01(\x0b\x32\x1c.omni_grpc.v1.PreviewOptions\x12\x30\n\x08\x64\x65livery\x18\x07 \x01(\x0e\x32\x1e.omni_grpc.v1.ArtifactDelivery\x12\x38\n\x15min_progress_interval\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x06labels\x18\t \x03(\x0b\x32$.omni_grpc.v1.JobOptions.LabelsEntry\x12\x33\n\x10\x64isconnect_grace\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x08\x64\x65\x61\x64line\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12&\n\x07webhook\x18\x0c \x01(\x0b\x32\x15.omni_grpc.v1.Webhook\x12\x36\n\x11on_server_restart\x18\r \x01(\x0e\x32\x1b.omni_grpc.v1.RestartPolicy\x12,\n\tretention\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rclient_job_id\x18\x0f \x01(\t\x12\x18\n\x10\x65mbed_parameters\x18\x10 \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_priority\"\xbc\x01\n\x0ePreviewOptions\x12+\n\x06method\x18\x01 \x01(\x0e\x32\x1b.omni_grpc.v1.PreviewMethod\x12\x18\n\x0b\x65very_steps\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0bmax_edge_px\x18\x03 \x01(\rH\x01\x88\x01\x01\x12)\n\x06\x66ormat\x18\x04 \x01(\x0e\x32\x19.omni_grpc.v1.ImageFormatB\x0e\n\x0c_every_stepsB\x0e\n\x0c_max_edge_px\"S\n\x07Webhook\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x13\n\x0bsecret_name\x18\x02 \x01(\t\x12&\n\x06states\x18\x03 \x03(\x0e\x32\x16.omni_grpc.v1.JobState*o\n\x10\x44isconnectPolicy\x12!\n\x1d\x44ISCONNECT_POLICY_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x44ISCONNECT_POLICY_CANCEL\x10\x01\x12\x1a\n\x16\x44ISCONNECT_POLICY_KEEP\x10\x02*d\n\rRestartPolicy\x12\x1e\n\x1aRESTART_POLICY_UNSPECIFIED\x10\x00\x12\x17\n\x13RESTART_POLICY_FAIL\x10\x01\x12\x1a\n\x16RESTART_POLICY_REQUEUE\x10\x02*\x9d\x01\n\x10\x41rtifactDelivery\x12!\n\x1d\x41RTIFACT_DELIVERY_UNSPECIFIED\x10\x00\x12#\n\x1f\x41RTIFACT_DELIVERY_INLINE_CHUNKS\x10\x01\x12\x1f\n\x1b\x41RTIFACT_DELIVERY_REFERENCE\x10\x02\x12 \n\x1c\x41RTIFACT_DELIVERY_SIGNED_URL\x10\x03*\xa1\x01\n\rPreviewMethod\x12\x1e\n\x1aPREVIEW_METHOD_UNSPECIFIED\x10\x00\x12\x17\n\x13PREVIEW_METHOD_NONE\x10\x01\x12\x1d\n\x19PREVIEW_METHOD_LATENT_RGB\x10\x02\x12\x1b\n\x17PREVIEW_METHOD_TINY_VAE\x10\x03\x12\x1b\n\x17PREVIEW_METHOD_FULL_VAE\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,20 +37,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOBOPTIONS_LABELSENTRY']._loaded_options = None
   _globals['_JOBOPTIONS_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_DISCONNECTPOLICY']._serialized_start=1181
-  _globals['_DISCONNECTPOLICY']._serialized_end=1292
-  _globals['_RESTARTPOLICY']._serialized_start=1294
-  _globals['_RESTARTPOLICY']._serialized_end=1394
-  _globals['_ARTIFACTDELIVERY']._serialized_start=1397
-  _globals['_ARTIFACTDELIVERY']._serialized_end=1554
-  _globals['_PREVIEWMETHOD']._serialized_start=1557
-  _globals['_PREVIEWMETHOD']._serialized_end=1718
+  _globals['_DISCONNECTPOLICY']._serialized_start=1207
+  _globals['_DISCONNECTPOLICY']._serialized_end=1318
+  _globals['_RESTARTPOLICY']._serialized_start=1320
+  _globals['_RESTARTPOLICY']._serialized_end=1420
+  _globals['_ARTIFACTDELIVERY']._serialized_start=1423
+  _globals['_ARTIFACTDELIVERY']._serialized_end=1580
+  _globals['_PREVIEWMETHOD']._serialized_start=1583
+  _globals['_PREVIEWMETHOD']._serialized_end=1744
   _globals['_JOBOPTIONS']._serialized_start=162
-  _globals['_JOBOPTIONS']._serialized_end=903
-  _globals['_JOBOPTIONS_LABELSENTRY']._serialized_start=845
-  _globals['_JOBOPTIONS_LABELSENTRY']._serialized_end=890
-  _globals['_PREVIEWOPTIONS']._serialized_start=906
-  _globals['_PREVIEWOPTIONS']._serialized_end=1094
-  _globals['_WEBHOOK']._serialized_start=1096
-  _globals['_WEBHOOK']._serialized_end=1179
+  _globals['_JOBOPTIONS']._serialized_end=929
+  _globals['_JOBOPTIONS_LABELSENTRY']._serialized_start=871
+  _globals['_JOBOPTIONS_LABELSENTRY']._serialized_end=916
+  _globals['_PREVIEWOPTIONS']._serialized_start=932
+  _globals['_PREVIEWOPTIONS']._serialized_end=1120
+  _globals['_WEBHOOK']._serialized_start=1122
+  _globals['_WEBHOOK']._serialized_end=1205
 # @@protoc_insertion_point(module_scope)

@@ -56,7 +56,7 @@ PREVIEW_METHOD_TINY_VAE: PreviewMethod
 PREVIEW_METHOD_FULL_VAE: PreviewMethod
 
 class JobOptions(_message.Message):
-    __slots__ = ("request_id", "priority", "queue_timeout", "run_timeout", "on_disconnect", "preview", "delivery", "min_progress_interval", "labels", "disconnect_grace", "deadline", "webhook", "on_server_restart", "retention", "client_job_id")
+    __slots__ = ("request_id", "priority", "queue_timeout", "run_timeout", "on_disconnect", "preview", "delivery", "min_progress_interval", "labels", "disconnect_grace", "deadline", "webhook", "on_server_restart", "retention", "client_job_id", "embed_parameters")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class JobOptions(_message.Message):
     ON_SERVER_RESTART_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    EMBED_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     priority: int
     queue_timeout: _duration_pb2.Duration
@@ -94,7 +95,8 @@ class JobOptions(_message.Message):
     on_server_restart: RestartPolicy
     retention: _duration_pb2.Duration
     client_job_id: str
-    def __init__(self, request_id: _Optional[str] = ..., priority: _Optional[int] = ..., queue_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., run_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., on_disconnect: _Optional[_Union[DisconnectPolicy, str]] = ..., preview: _Optional[_Union[PreviewOptions, _Mapping]] = ..., delivery: _Optional[_Union[ArtifactDelivery, str]] = ..., min_progress_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., disconnect_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., webhook: _Optional[_Union[Webhook, _Mapping]] = ..., on_server_restart: _Optional[_Union[RestartPolicy, str]] = ..., retention: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., client_job_id: _Optional[str] = ...) -> None: ...
+    embed_parameters: bool
+    def __init__(self, request_id: _Optional[str] = ..., priority: _Optional[int] = ..., queue_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., run_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., on_disconnect: _Optional[_Union[DisconnectPolicy, str]] = ..., preview: _Optional[_Union[PreviewOptions, _Mapping]] = ..., delivery: _Optional[_Union[ArtifactDelivery, str]] = ..., min_progress_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., disconnect_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., webhook: _Optional[_Union[Webhook, _Mapping]] = ..., on_server_restart: _Optional[_Union[RestartPolicy, str]] = ..., retention: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., client_job_id: _Optional[str] = ..., embed_parameters: bool = ...) -> None: ...
 
 class PreviewOptions(_message.Message):
     __slots__ = ("method", "every_steps", "max_edge_px", "format")

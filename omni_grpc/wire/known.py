@@ -5,6 +5,7 @@ Values are written as dicts of fields: protobuf fills a field from a dict faster
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,8 +32,10 @@ def timestamp(seconds: float | None, extra: object = None) -> dict[str, int] | N
     """A Timestamp of Unix seconds, in whole nanoseconds."""
     if seconds is None:
         return None
-    nanos = round(seconds * 1e9)
-    return {"seconds": nanos // _NANOS, "nanos": nanos % _NANOS}
+    # apart, since today in nanoseconds is a float that is exact to 256 of them: a time that comes back must be the same
+    whole = math.floor(seconds)
+    carry, nanos = divmod(round((seconds - whole) * 1e9), _NANOS)
+    return {"seconds": whole + carry, "nanos": nanos}
 
 
 def seconds(message: Any) -> float:

@@ -29,7 +29,7 @@ def build(
 ) -> tuple[Runner, Ready]:
     """Loads the runner of a checkpoint. Raises ConfigError for a missing device, CheckpointError by name."""
     began = time.monotonic()
-    placement = place(config.model, machine())
+    placement = place(config.model, machine(), replicas=config.worker.data_parallel_size)
     device, dtype = torch.device(placement.device), getattr(torch, placement.dtype)
     if placement.cpu_threads is not None:
         torch.set_num_threads(placement.cpu_threads)

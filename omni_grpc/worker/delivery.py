@@ -3,26 +3,56 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+from omni_grpc.metadata import embedded
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.types import shared_memory as shared
+from omni_grpc.types.effective import effective
+from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.media import AudioFormat, ImageFormat, VideoFormat
+from omni_grpc.types.parameters import NotEmbedded, Parameters
 from omni_grpc.types.plan import Media
 from omni_grpc.types.request import Request
+from omni_grpc.types.requested import Embedding
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.worker import media
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedOutput:
-    """An encoded output. `about` are the fields of Media that say what is in it."""
+    """An encoded output, and what is in it: pixels, frames per second, Hz, seconds."""
 
     data: bytes
-    about: dict[str, Any]
+    width: int = 0
+    height: int = 0
+    num_frames: int = 0
+    fps: float = 0.0
+    sample_rate_hz: int = 0
+    duration: float = 0.0
+    has_alpha: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """How a request went in the worker: steps of each part, denoiser forwards of all, and by field of the prompt the
+    tokens that did not fit.
+    """
+
+    steps: int
+    evals: int
+    dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Delivered:
+    """The files of a request in shared memory, and what to tell about them."""
+
+    media: tuple[Media, ...]
+    warnings: tuple[RequestWarning, ...]
 
 
 def encode(output: Output, request: Request, *, fps: float = 0.0, sample_rate: int = 0) -> EncodedOutput:
@@ -34,25 +64,31 @@ def encode(output: Output, request: Request, *, fps: float = 0.0, sample_rate: i
             assert output.pixels is not None
             height, width, channels = output.pixels.shape
             has_alpha = channels == 4 and media.keeps_alpha(image)
-            about: dict[str, Any] = {"width": width, "height": height, "has_alpha": has_alpha}
-            return EncodedOutput(media.encode(output.pixels, image), about)
+            return EncodedOutput(
+                data=media.encode(output.pixels, image), width=width, height=height, has_alpha=has_alpha
+            )
         case VideoFormat() as video:
             assert output.pixels is not None
             frames, height, width, _ = output.pixels.shape
             rate = request.output_fps or request.fps or fps
             sound = None if output.samples is None else (output.samples, sample_rate)
             width, height = media.encoded_size(width, height, video)
-            about = {"width": width, "height": height, "num_frames": frames, "duration": frames / rate}
-            about["fps"] = float(media.frame_rate(rate))
-            if sound is not None:
-                about["sample_rate"] = media.encoded_rate(video, sound[1])
-            return EncodedOutput(media.encode_video(output.pixels[..., :3], rate, video, sound), about)
+            return EncodedOutput(
+                data=media.encode_video(output.pixels[..., :3], rate, video, sound),
+                width=width,
+                height=height,
+                num_frames=frames,
+                fps=float(media.frame_rate(rate)),
+                sample_rate_hz=0 if sound is None else media.encoded_rate(video, sound[1]),
+                duration=frames / rate,
+            )
         case AudioFormat() as audio:
             assert output.samples is not None
-            target = media.encoded_rate(audio, request.sample_rate_hz or sample_rate)
-            data = media.encode_audio(output.samples, sample_rate, audio, request.sample_rate_hz)
-            duration = output.samples.shape[1] / sample_rate
-            return EncodedOutput(data, {"width": 0, "height": 0, "sample_rate": target, "duration": duration})
+            return EncodedOutput(
+                data=media.encode_audio(output.samples, sample_rate, audio, request.sample_rate_hz),
+                sample_rate_hz=media.encoded_rate(audio, request.sample_rate_hz or sample_rate),
+                duration=output.samples.shape[1] / sample_rate,
+            )
 
 
 def rounded(output: Output, request: Request) -> tuple[RequestWarning, ...]:
@@ -71,26 +107,92 @@ def rounded(output: Output, request: Request) -> tuple[RequestWarning, ...]:
     return (warning,)
 
 
-class Delivery:
-    """Puts the files of one runner into shared memory. `prefix` begins the name of every block."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Which output of a request a file is, and which layer of it; None where there are no layers."""
 
-    def __init__(self, prefix: str) -> None:
+    output: int
+    layer: int | None
+
+
+class Delivery:
+    """Puts the files of one runner into shared memory. `prefix` begins the name of every block; `scheduler` is the
+    checkpoint's own, and `found` what was found out about the model, for the parameters in files.
+    """
+
+    def __init__(self, prefix: str, *, scheduler: str = "", found: WorkerFindings | None = None) -> None:
         self._prefix = prefix
+        self._scheduler = scheduler
+        self._found = found or WorkerFindings()
         self._blocks = itertools.count()
 
-    def put(self, request: Request, files: Sequence[EncodedOutput]) -> tuple[Media, ...]:
-        """All files of a request, output by output; where there are several for each, they are its layers."""
+    def put(self, request: Request, files: Sequence[EncodedOutput], course: Course) -> Delivered:
+        """All files of a request, output by output; where there are several for each, they are its layers. Where the
+        request asks for it, they have the parameters of their generation in them.
+        """
         each = -(-len(files) // request.num_outputs)
-        places = [divmod(index, each) for index in range(len(files))]
-        return tuple(
-            Media(
-                index=output,
-                layer=layer if each > 1 or request.layers else None,
-                data=shared.put(file.data, f"{self._prefix}{next(self._blocks)}"),
-                mime_type=request.output_format.mime_type,
-                seed=request.seeds[output],
-                sha256=hashlib.sha256(file.data).hexdigest(),
-                **file.about,
-            )
-            for (output, layer), file in zip(places, files, strict=True)
+        layered = each > 1 or bool(request.layers)
+        places = [Place(index // each, index % each if layered else None) for index in range(len(files))]
+        warnings: tuple[RequestWarning, ...] = ()
+        if request.embedding is not None:
+            # before any is put in shared memory: a block belongs to a report
+            files, warnings = self._embed(request, request.embedding, files, places, course)
+        return Delivered(tuple(map(functools.partial(self._media, request), files, places)), warnings)
+
+    def _media(self, request: Request, file: EncodedOutput, place: Place) -> Media:
+        return Media(
+            index=place.output,
+            layer=place.layer,
+            data=shared.put(file.data, f"{self._prefix}{next(self._blocks)}"),
+            mime_type=request.output_format.mime_type,
+            width=file.width,
+            height=file.height,
+            seed=request.seeds[place.output],
+            sha256=hashlib.sha256(file.data).hexdigest(),
+            num_frames=file.num_frames,
+            fps=file.fps,
+            sample_rate=file.sample_rate_hz,
+            duration=file.duration,
+            has_alpha=file.has_alpha,
         )
+
+    def _embed(
+        self,
+        request: Request,
+        embedding: Embedding,
+        files: Sequence[EncodedOutput],
+        places: Sequence[Place],
+        course: Course,
+    ) -> tuple[list[EncodedOutput], tuple[RequestWarning, ...]]:
+        """The files with their parameters, and a warning for each that cannot take them and stays as it is."""
+        done = effective(
+            request,
+            files[0],
+            steps=course.steps,
+            evals=course.evals,
+            scheduler=self._scheduler,
+            found=self._found,
+            defaults_used=embedding.defaults_used,
+            dropped_tokens=course.dropped_tokens,
+        )
+        written, warnings = [], []
+        for file, place in zip(files, places, strict=True):
+            try:
+                parameters = Parameters.of(
+                    embedding.asked, done, seed=request.seeds[place.output], index=place.output, layer=place.layer
+                )
+                data = embedded(file.data, request.output_format, parameters.text(), parameters.infotext())
+            except NotEmbedded as error:
+                warnings.append(_not_embedded(place, error))
+                data = file.data
+            written.append(dataclasses.replace(file, data=data))
+        return written, tuple(warnings)
+
+
+def _not_embedded(place: Place, error: NotEmbedded) -> RequestWarning:
+    which = f"output {place.output}" if place.layer is None else f"layer {place.layer} of output {place.output}"
+    return RequestWarning(
+        code="PARAMETERS_NOT_EMBEDDED",
+        field="options.embed_parameters",
+        message=f"{which} is without its parameters: {error}",
+    )

@@ -25,6 +25,7 @@ from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.preview import latent_preview, predict_x0
 from omni_grpc.pipeline.state import State
 from omni_grpc.types.errors import InternalError, OperationCancelled
+from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.media import PreviewImage
 from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, RequestStep, Stepped
@@ -46,14 +47,15 @@ class RunningRequest:
 
     states: one per output. finished: for each output, the latents of its segments that wait to be decoded. parts: for
     each output, its decoded segments. evals, seconds, reports: what the current step has taken so far, and what
-    features have reported of it, by (output, feature, branch). origins: for each output, the latents at the start of
-    the current step, where previews are asked for.
+    features have reported of it, by (output, feature, branch); all_evals: those of the steps before as well. origins:
+    for each output, the latents at the start of the current step, where previews are asked for.
     """
 
     states: list[State]
     finished: list[list[Tensor]]
     parts: list[list[list[Output]]]
     evals: int = 0
+    all_evals: int = 0
     seconds: float = 0.0
     reports: dict[tuple[int, str, str], Any] = dataclasses.field(default_factory=dict)
     origins: list[Tensor] = dataclasses.field(default_factory=list)
@@ -61,6 +63,7 @@ class RunningRequest:
     def predicted(self) -> None:
         """Counts another evaluation of the current step, and adds what features reported of it."""
         self.evals += 1
+        self.all_evals += 1
         for state in self.states:
             for (feature, branch), report in state.reports.items():
                 tally(self.reports, (state.output, feature, branch), report)
@@ -103,10 +106,14 @@ class PackedRunner(Runner):
         latent_rgb: LatentRgb | None = None,
         lanes: Lanes | None = None,
         warnings: Sequence[RequestWarning] = (),
+        scheduler: str = "",
+        found: WorkerFindings | None = None,
     ) -> None:
-        """`warnings` belong to every reply. Those given here are reported with the load; features may add more."""
+        """`warnings` belong to every reply. Those given here are reported with the load; features may add more.
+        `scheduler` and `found` are for the parameters in files, see `Delivery`.
+        """
         self._pipeline = pipeline
-        self._delivery = delivery.Delivery(prefix)
+        self._delivery = delivery.Delivery(prefix, scheduler=scheduler, found=found)
         self._latent_rgb = latent_rgb
         self._layouts = LayoutCache(device)
         self._lanes = lanes or Lanes()
@@ -127,7 +134,16 @@ class PackedRunner(Runner):
         effects.report(attention_backend=described(in_use(pipeline, device, setting.dtype)))
         rgb, warnings = checkpoint.latent_rgb, effects.warnings
         return LoadedModel(
-            runner=cls(pipeline, device, setting.prefix, latent_rgb=rgb, lanes=lanes, warnings=warnings),
+            runner=cls(
+                pipeline,
+                device,
+                setting.prefix,
+                latent_rgb=rgb,
+                lanes=lanes,
+                warnings=warnings,
+                scheduler=checkpoint.scheduler,
+                found=effects.found,
+            ),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
             cost=cost,
             found=effects.found,
@@ -207,10 +223,12 @@ class PackedRunner(Runner):
             ]
         request = held.states[0].request
         files = [delivery.encode(output, request) for output in outputs]
+        delivered = self._delivery.put(request, files, _course(held))
+        warnings = (*delivery.rounded(outputs[0], request), *delivered.warnings, *self._warnings[self._told :])
         return Decoded(
             id=request_id,
-            media=self._delivery.put(request, files),
-            warnings=(*delivery.rounded(outputs[0], request), *self._warnings[self._told :]),
+            media=delivered.media,
+            warnings=warnings,
             elapsed=time.monotonic() - began,
             peak_memory_bytes=media.peak_memory_bytes(),
         )
@@ -335,6 +353,13 @@ def load_pipeline(parts: Loader, effects: Effects) -> Pipeline:
     pipeline = kind.load(parts)
     effects.check()
     return pipeline
+
+
+def _course(held: RunningRequest) -> delivery.Course:
+    first = held.states[0]
+    return delivery.Course(
+        steps=first.steps_done // first.segments, evals=held.all_evals, dropped_tokens=first.dropped_tokens
+    )
 
 
 def _latents(it: StepOutcome) -> list[Tensor]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.resolve.settings import place
+from omni_grpc.resolve.settings import Placement, place
 from omni_grpc.types.plan import Broken, Died, Plan, Report, Stepped
 from omni_grpc.types.request import Request
 from omni_grpc.types.shared_inputs import read_inputs
@@ -72,7 +72,10 @@ class Worker:
         failed = isinstance(report, Broken) or (isinstance(report, Stepped) and report.broken)
         if failed and (lost := device_lost()) is not None:
             report = Died(failure=lost)
-        self._send_report(advised(report, self._config, self._checkpoint, lambda: place(self._config.model, machine())))
+        self._send_report(advised(report, self._config, self._checkpoint, self._placement))
+
+    def _placement(self) -> Placement:
+        return place(self._config.model, machine(), replicas=self._config.worker.data_parallel_size)
 
     def _enter(self, lane: ThreadPoolExecutor, work: Callable[..., None], *arguments: object) -> None:
         lane.submit(work, *arguments).add_done_callback(self._check)

@@ -7,7 +7,9 @@ import inspect
 import numpy as np
 import PIL.Image
 import pytest
+import torch
 
+from omni_grpc.metadata import has_parameters, parameters_in
 from omni_grpc.types.errors import FailedPrecondition, InternalError, InvalidArgument, OperationCancelled
 from omni_grpc.types.media import ImageFormat, ImageInput, Inputs
 from omni_grpc.types.request import GuidanceDraft, Task
@@ -297,3 +299,23 @@ def test_tokens_that_do_not_fit_are_counted(load):
     assert short.prepared.dropped_tokens == ()
     assert long.prepared.prompt_tokens == 122
     assert long.prepared.dropped_tokens == (("prompt", 45),)
+
+
+def test_parameters_are_written_into_the_files_where_they_are_asked_for(load, tmp_path):
+    """Here with an array among the options, which only a caller in the same process can have."""
+    adapter = load("stable_diffusion")
+    plain = adapter.run(**SMALL, steps=3, seeds=(7,), num_outputs=2)
+    made = adapter.run(**SMALL, steps=3, seeds=(7,), num_outputs=2, embed_parameters=True)
+    assert not any(map(has_parameters, plain.files))
+    for index, data in enumerate(made.files):
+        (tmp_path / "a.png").write_bytes(data)
+        found = parameters_in(tmp_path / "a.png")
+        assert (found.asked.prompt, found.seed) == ("a red cat", 7 + index)
+        assert (found.effective["steps"], found.effective["evals"]) == (len(made.progress),) * 2
+        assert found.effective["scheduler"] == adapter.checkpoint.scheduler
+        assert found.effective["attention_backend"] == adapter.loaded.found.attention_backend != ""
+    assert equal(made.output, plain.output)
+    latents = np.zeros((1, 4, 8, 8), np.float32)
+    kept = adapter.run(**SMALL, seeds=(7,), extra={"latents": torch.from_numpy(latents)}, embed_parameters=True)
+    assert not has_parameters(kept.files[0])
+    assert "JSON cannot hold" in kept.warnings["PARAMETERS_NOT_EMBEDDED"].message

@@ -21,7 +21,22 @@ SCRIPTS = sorted(
     if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
 )
 COMMANDS = (
-    *("generate", "edit", "video", "audio", "models", "jobs", "watch", "wait", "cancel", "download", "show", "batch"),
+    *(
+        "generate",
+        "edit",
+        "video",
+        "audio",
+        "models",
+        "jobs",
+        "jobs export",
+        "info",
+        "watch",
+        "wait",
+        "cancel",
+        "download",
+        "show",
+        "batch",
+    ),
     *("serve", "doctor", "bench", "bench prompt-accuracy", "pull", "convert"),
     *("token", "token new", "token list", "token revoke", "token names"),
 )

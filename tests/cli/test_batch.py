@@ -15,9 +15,9 @@ import PIL.Image
 import pytest
 
 from omni_grpc.client import Client
-from omni_grpc.client.embedding import parameters_in
 from omni_grpc.engine import JobState
 from omni_grpc.engine.scheduler import Lane
+from omni_grpc.metadata import parameters_in
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.media import ImageFormat
 from tests.server.fake_executor import picture

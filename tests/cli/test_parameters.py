@@ -10,7 +10,7 @@ import PIL.Image
 import pytest
 
 from omni_grpc.cli.main import main
-from omni_grpc.client.embedding import embedded, parameters_in
+from omni_grpc.metadata import embedded, parameters_in
 from omni_grpc.types.media import ImageFormat
 from omni_grpc.types.version import __version__
 from tests.server.fake_executor import picture

@@ -12,10 +12,10 @@ import pytest
 
 from omni_grpc.client import messages
 from omni_grpc.client.asked import asked_of
-from omni_grpc.client.embedding import parameters_in
 from omni_grpc.client.saving import ParametersNotWritten
-from omni_grpc.types.parameters import Requested
+from omni_grpc.metadata import parameters_in
 from omni_grpc.types.request_options import ALL, AUDIO, EDIT, IMAGE, VIDEO, options_of
+from omni_grpc.types.requested import Requested
 
 BUILD: dict[str, Callable[[dict[str, Any]], Any]] = {
     IMAGE: lambda options: messages.image_request("m", "p", options),

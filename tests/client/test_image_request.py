@@ -143,12 +143,12 @@ def test_the_only_model_is_taken_and_a_choice_is_not_made():
 
 
 def test_states_are_names_in_any_case():
-    request = messages.list_jobs_request(["running", "FAILED"], {"a": "b"}, 7)
+    request = messages.list_jobs_request({"states": ["running", "FAILED"], "labels": {"a": "b"}}, 7)
     assert request == ListJobsRequest(page_size=7, states=[2, 5], label_selector={"a": "b"})
     with pytest.raises(InvalidArgument, match="expected some of QUEUED, RUNNING"):
-        messages.list_jobs_request(["UNSPECIFIED"], {}, 7)
+        messages.list_jobs_request({"states": ["UNSPECIFIED"]}, 7)
     with pytest.raises(InvalidArgument, match="limit is 0"):
-        messages.list_jobs_request([], {}, 0)
+        messages.list_jobs_request({}, 0)
 
 
 def test_a_state_of_a_newer_server_has_a_name_too():

@@ -121,12 +121,12 @@ async def test_a_plan_that_cannot_be_sent_preempts_nobody_and_costs_nobody_a_ste
         send(plan)
 
     worker.submit = submit
-    clock = engine._scheduler._clocks[""]
+    clock = engine.replicas[0].scheduler._clocks[""]
     worker.stepped({low.id: 1})
     assert_failed(high, "cannot pickle")
     assert worker.last.step == (low.id,)
     # one step of the one job that is left, and not half of one more
-    assert engine._scheduler._clocks[""] == clock + engine._scheduler.predicted_ms([low.id])
+    assert engine.replicas[0].scheduler._clocks[""] == clock + engine.replicas[0].scheduler.predicted_ms([low.id])
     worker.stepped({low.id: 2})
     worker.decoded(low.id)
     assert low.state is JobState.SUCCEEDED

@@ -305,17 +305,19 @@ class Worker(RuleBasedStateMachine):
 
     def _state(self):
         """What a plan changes. Of the order in which jobs leave, not whether it has been asked for already."""
-        scheduler = self.scheduler
-        plain = {name: value for name, value in vars(scheduler).items() if name not in ("_arrivals", "_estimate")}
-        ranks = scheduler._queue.ranks.items()
+        scheduler, books = self.scheduler, self.scheduler.books
+        both = vars(books) | vars(scheduler)
+        plain = {name: value for name, value in both.items() if name not in ("_arrivals", "estimate", "books")}
+        ranks = books.queue.ranks.items()
         queue = {rank: {name: [job.request.id for job in jobs] for name, jobs in of.items()} for rank, of in ranks}
         return copy.deepcopy(
             plain
             | {
-                "_items": [dataclasses.asdict(item) for item in scheduler._items.values()],
+                "items": [dataclasses.asdict(item) for item in books.items.values()],
+                "active": list(books.active),
                 "_active": list(scheduler._active),
-                "_queue": (len(scheduler._queue), queue),
-                "_places": {name: scheduler.position(name) for name in scheduler._items},
+                "queue": (len(books.queue), queue),
+                "_position": {name: scheduler.position(name) for name in books.items},
             }
         )
 

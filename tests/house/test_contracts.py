@@ -27,6 +27,7 @@ FORBIDDEN: Mapping[str, tuple[str, str]] = {
     "Outbound HTTP imports the settings, the types and its library alone": ("omni_grpc.outbound", "import grpc"),
     "The shared rooms are layered": ("omni_grpc.types", "import omni_grpc.config"),
     "The shared rooms import the standard library and each other alone": ("omni_grpc.config", "import yaml"),
+    "Texts in media files need the types, Pillow and av alone": ("omni_grpc.metadata", "import omni_grpc.config"),
     "The mapper imports protobuf, the stubs and the types alone": ("omni_grpc.wire", "import omni_grpc.config"),
     "Who a caller is depends on no stack": ("omni_grpc.identity", "import grpc"),
     "The store knows no stack, no engine and no rule": ("omni_grpc.store", "import omni_grpc.resolve.rules"),

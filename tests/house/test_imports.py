@@ -19,6 +19,7 @@ CONTROL = (
     "omni_grpc",
     "omni_grpc.server",
     "omni_grpc.client",
+    "omni_grpc.metadata.remuxing",
     "omni_grpc.engine",
     "omni_grpc.identity",
     "omni_grpc.store",

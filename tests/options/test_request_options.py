@@ -38,7 +38,7 @@ MESSAGES = {
     VIDEO: generation_pb2.GenerateVideoRequest,
     AUDIO: generation_pb2.GenerateAudioRequest,
 }
-BY_HAND = {"model", "prompt", "task", "guidance", "inputs", "preview", "cache"}
+BY_HAND = {"model", "prompt", "task", "guidance", "inputs", "preview", "cache", "input_traits"}
 """Fields of a Draft that are no option by themselves: who makes a draft gives them."""
 
 
@@ -83,7 +83,7 @@ def test_the_typed_keywords_are_those_of_the_table():
     ):
         names = {option.name for option in options_of(kind)} - {"images"}
         assert set(all_options.__annotations__) == names
-        own = {option.name for option in options_of(kind) if not option.of_job} - {"images"}
+        own = {option.name for option in options_of(kind) if not option.needs_server} - {"images"}
         assert set(sampling.__annotations__) == own
 
 

@@ -20,6 +20,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
 from omni_grpc.gate import Gate
 from omni_grpc.server import Server
+from omni_grpc.store.open import open_storage
 from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.plan import Ready
 from omni_grpc.types.request import Guidance, GuidanceNorm
@@ -90,7 +91,7 @@ class Service:
 async def serving(ready: Ready = READY, **settings: Any) -> AsyncIterator[Service]:
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0, "restart_backoff": 0} | settings))
     executor = FakeExecutor(ready)
-    engine = Engine(config, CHECKPOINT, executor)
+    engine = Engine(config, CHECKPOINT, executor, open_storage(config))
     server = Server(Gate(engine), config)
     await server.start()
     service = Service(engine, server, executor)

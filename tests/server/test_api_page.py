@@ -1,5 +1,6 @@
 """docs/api.md says what this version serves and how it fails: its tables are compared with the code."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from omni_grpc.gate.recovery import RESTARTED
 from omni_grpc.media_in import refusal
 from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, unserved_paths
 from omni_grpc.server.server import SERVICES, unserved_methods
+from omni_grpc.types import errors
+from omni_grpc.types.errors import Code
 from omni_grpc.types.events import Event
 from omni_grpc.v1 import event_pb2, generation_pb2
 from omni_grpc.wire import arm
@@ -106,7 +109,6 @@ def test_every_reason_that_a_call_or_a_job_can_end_with_is_on_the_page():
     assert raised - NEVER_ON_A_CALL <= listed
     composed = {"INVALID_ARGUMENT", "NOT_YET_SERVED", "QUEUE_TIMEOUT", "RUN_TIMEOUT", "DEADLINE", "TOKEN_NOT_YET_VALID"}
     composed.add(RESTARTED)
-    composed |= {RESTARTED}
     states = {f"ENGINE_{state}" for state in ("DRAINING", "STOPPED", "FAILED")}
     assert listed - raised == composed | states, "a reason that nothing raises"
 
@@ -123,3 +125,29 @@ def test_the_details_on_the_page_come_with_their_codes():
     assert {code.value for code in _DETAILS} == always.keys()
     assert {code: names(cell)[0] for code, cell in rows.items() if code in always} == always
     assert {code for code, _ in reasons()} <= rows.keys()
+
+
+def coded(*rooms: str) -> Iterator[tuple[str, str]]:
+    """Reason and code of every error that is written out where it is raised."""
+    kinds = {name: kind.code for name, kind in vars(errors).items() if isinstance(getattr(kind, "code", None), Code)}
+    for path in (path for room in rooms for path in (ROOT / "omni_grpc" / room).rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+                continue
+            given = {keyword.arg: keyword.value for keyword in call.keywords}
+            reason, code = given.get("reason"), given.get("code")
+            if not isinstance(reason, ast.Constant):
+                continue
+            if call.func.id in kinds:
+                yield reason.value, kinds[call.func.id].value
+            elif isinstance(code, ast.Attribute):
+                yield reason.value, code.attr
+
+
+def test_reasons_stand_below_the_code_that_they_come_with():
+    found: dict[str, set[str]] = {}
+    for reason, code in coded("gate", "identity", "server", "media_in", "store", "engine"):
+        found.setdefault(reason, set()).add(code)
+    assert len(found) > 40
+    wrong = {reason: code for code, reason in reasons() if reason in found and code not in found[reason]}
+    assert wrong == {}

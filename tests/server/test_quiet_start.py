@@ -48,7 +48,7 @@ def test_a_model_through_diffusers_starts_without_a_word_of_the_libraries(tmp_pa
     from tools.tiny.images import build_stable_diffusion  # here, so that the other tests do not load torch
 
     folder = build_stable_diffusion(tmp_path / "sd")
-    with served(folder, tmp_path, "--warm-up-seconds", "0") as server:
+    with served(folder, tmp_path, "--warm-up-seconds", "0", "--state-dir", str(tmp_path / "jobs")) as server:
         server.generate(steps=2)
         assert server.stop() == (0, "")
         log = server.log.read_text()

@@ -185,7 +185,7 @@ async def test_the_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
 
 async def test_weights_reach_the_scheduler(tmp_path: Path) -> None:
     async with limited(tmp_path, {"tenants": {"a": {"weight": 3, "max_running": 4}}}) as service:
-        share = service.engine._scheduler.share_of
+        share = service.engine.replicas[0].scheduler.share_of
         assert (share("a").weight, share("a").max_running, share("b").weight) == (3.0, 4, 1.0)
 
 

@@ -46,6 +46,11 @@ def test_a_generation_comes_step_by_step_and_is_the_same_again(server):
     assert data_of(server.generate(seed=8)) != data_of(events)
 
 
+def test_the_log_says_that_a_restart_loses_jobs_before_any_is_lost(server):
+    before, _, _ = server.log.read_text().partition("listening on ")
+    assert "jobs are kept in memory: a restart loses them (--state-dir keeps them)" in before
+
+
 def test_a_second_client_can_watch_resume_and_download(server):
     call = server.generation.GenerateImage(server.image())
     events = [message.event for message in call]

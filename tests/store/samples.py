@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omni_grpc.store.records import Entry, JobRecord, JobSpec, JobState, JobWrite
@@ -60,6 +60,8 @@ def full(kind: Any, number: int = 3) -> Any:
         return full(next(one for one in inner if one is not type(None)), number)
     if origin is tuple:
         return tuple(full(one, number + at) for at, one in enumerate(one for one in inner if one is not Ellipsis))
+    if origin is Sequence:
+        return [full(inner[0], number)]
     if origin is not None and issubclass(origin, Mapping):
         return {f"key {number}": full(inner[1], number)}
     if dataclasses.is_dataclass(kind):

@@ -7,7 +7,7 @@ import enum
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -52,6 +52,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return st.one_of(*map(values, inner))
     if origin is tuple and inner[1:] == (Ellipsis,):
         return st.lists(values(inner[0]), max_size=2).map(tuple)
+    if origin is Sequence:
+        return st.lists(values(inner[0]), max_size=2)
     if origin is not None and issubclass(origin, Mapping):
         return st.dictionaries(values(inner[0]), values(inner[1]), max_size=2)
     if dataclasses.is_dataclass(kind):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
+from fractions import Fraction
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ from omni_grpc.types.request import Guidance
 from omni_grpc.v1 import admin_pb2, event_pb2, media_pb2, options_pb2, sampling_pb2
 from omni_grpc.wire import build, from_message, read_event, to_message
 from omni_grpc.wire.known import duration, timestamp
+from omni_grpc.wire.known import seconds as read_seconds
 
 from .records import FAILURES, records
 
@@ -131,9 +133,15 @@ def test_seconds_are_rounded_to_nanoseconds_as_protobuf_does(seconds: float) -> 
     expected = Duration()
     expected.FromNanoseconds(round(seconds * 1e9))
     assert Duration(**duration(seconds)) == expected
-    time = Timestamp()
-    time.FromNanoseconds(round(seconds * 1e9))
-    assert Timestamp(**timestamp(seconds)) == time
+    time = Timestamp(**timestamp(seconds))
+    assert abs(time.ToNanoseconds() - Fraction(seconds) * 10**9) <= 1
+    assert 0 <= time.nanos < 1_000_000_000
+
+
+@given(st.floats(min_value=1e9, max_value=4e9))
+def test_a_time_comes_back_as_it_was(seconds: float) -> None:
+    """Whoever asks for jobs from that of one on gets that job too."""
+    assert read_seconds(Timestamp(**timestamp(seconds))) == seconds
 
 
 @given(records(events.Failed), FAILURES)

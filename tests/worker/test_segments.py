@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from omni_grpc.metadata import parameters_in
 from omni_grpc.nn.rows import Row, Rows
 from omni_grpc.pipeline.base import Finished, Outcome, Pipeline, SegmentFinished, advance
 from omni_grpc.pipeline.outputs import Output
@@ -19,6 +21,7 @@ from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.media import VideoFormat
 from omni_grpc.types.plan import RequestStep
 from omni_grpc.types.request import Guidance, Request, Task
+from omni_grpc.types.requested import Embedding, Requested
 from omni_grpc.worker.packed import PackedRunner
 
 EULER = {"_class_name": "FlowMatchEulerDiscreteScheduler"}
@@ -143,3 +146,18 @@ def test_parts_are_decoded_while_the_next_ones_are_made_and_joined_in_the_end() 
     first = pipeline.decoded[0]
     assert pipeline.decoded == pytest.approx([first, first, first + 1, first + 1, first - 1, first - 1])
     assert pipeline.batches[::2] == [[0, 0], [1, 1], [2, 2]], "the constants of a part are those of the part"
+
+
+def test_the_file_says_steps_of_each_part_and_predictions_of_all(tmp_path: Path) -> None:
+    """As the reply does: what it takes to ask for the same again, and what it took."""
+    runner = PackedRunner(Chunks("FlowMatchHeunDiscreteScheduler", segments=2), torch.device("cpu"), "omni-test-told-")
+    asked = Requested(kind="video", model="toy", prompt="a star", options={})
+    runner.prepare(dataclasses.replace(request(3), embedding=Embedding(asked=asked, defaults_used={"fps": "8"})))
+    steps = run(runner)
+    (made,) = runner.decode("job").media
+    (tmp_path / "a.mp4").write_bytes(shared.take(made.data))
+    found = parameters_in(tmp_path / "a.mp4")
+    assert (found.asked, found.effective["defaults_used"]) == (asked, {"fps": "8"})
+    assert (found.effective["steps"], found.effective["evals"]) == (3, sum(it.evals for it in steps)) == (3, 10)
+    told = [found.effective[name] for name in ("num_frames", "output_fps", "duration")]
+    assert told == [made.num_frames, made.fps, made.duration]

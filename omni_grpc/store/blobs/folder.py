@@ -66,6 +66,7 @@ class FolderBlobs:
 
     durable = True
     immediate = False
+    kind = "folder"
     signs = False
 
     def __init__(self, root: Path, *, stale_seconds: float = STALE_SECONDS) -> None:

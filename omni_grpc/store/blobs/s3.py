@@ -59,6 +59,7 @@ class S3Blobs:
 
     durable = True
     immediate = False
+    kind = "s3"
     signs = True
 
     def __init__(self, bucket: Bucket, *, timeout: float = TIMEOUT_SECONDS) -> None:

@@ -41,8 +41,8 @@ class SqlFiles:
         found = await self._database.read(lambda connection: connection.execute(select).all())
         return [rows.artifact(row) for row in found]
 
-    async def delete_artifact(self, artifact_id: str, cause: Cause) -> None:
-        await self._delete(artifacts.c.artifact_id, artifact_id, cause)
+    async def delete_artifact(self, artifact_id: str, cause: Cause) -> bool:
+        return await self._delete(artifacts.c.artifact_id, artifact_id, cause)
 
     async def artifact_bytes(self) -> Mapping[str, int]:
         return await self._bytes(artifacts)
@@ -59,8 +59,8 @@ class SqlFiles:
         moved = sa.update(assets).where(assets.c.id == asset_id).values(expire_time=expire_time)
         await self._database.write(lambda connection: connection.execute(moved))
 
-    async def delete_asset(self, asset_id: str, cause: Cause) -> None:
-        await self._delete(assets.c.id, asset_id, cause)
+    async def delete_asset(self, asset_id: str, cause: Cause) -> bool:
+        return await self._delete(assets.c.id, asset_id, cause)
 
     async def expired_assets(self, now: float, limit: int) -> list[str]:
         select = sa.select(assets.c.id).where(assets.c.expire_time <= now)
@@ -81,13 +81,15 @@ class SqlFiles:
     async def owned(self, blobs: Sequence[str]) -> set[str]:
         return await self._database.read(lambda connection: owned(connection, blobs))
 
-    async def _delete(self, key: sa.Column[str], name: str, cause: Cause) -> None:
-        def work(connection: sa.Connection) -> None:
+    async def _delete(self, key: sa.Column[str], name: str, cause: Cause) -> bool:
+        def work(connection: sa.Connection) -> bool:
             tenant = connection.scalar(sa.select(key.table.c.tenant).where(key == name))
-            if tenant is not None and connection.execute(sa.delete(key.table).where(key == name)).rowcount:
-                remember(connection, [(name, tenant)], cause)
+            if tenant is None or not connection.execute(sa.delete(key.table).where(key == name)).rowcount:
+                return False
+            remember(connection, [(name, tenant)], cause)
+            return True
 
-        await self._database.write(work)
+        return await self._database.write(work)
 
     async def _bytes(self, table: sa.Table) -> Mapping[str, int]:
         select = sa.select(table.c.tenant, sa.func.sum(table.c.size_bytes)).group_by(table.c.tenant)

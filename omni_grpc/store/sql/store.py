@@ -42,6 +42,7 @@ class SqlStore:
         self._channel = channel
         self._file = file
         self.shared = file is None
+        self.kind = "postgresql" if file is None else "sqlite"
         self.name = name
         self.jobs = SqlJobs(database)
         self.files = SqlFiles(database)

@@ -15,13 +15,14 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from omni_grpc.client.embedding import embedded, has_place, parameters_in
 from omni_grpc.config import LimitsConfig
 from omni_grpc.media_in import MediaLimits
 from omni_grpc.media_in.image import decode_image
+from omni_grpc.metadata import embedded, parameters_in
 from omni_grpc.types.errors import FailedPrecondition
 from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
-from omni_grpc.types.parameters import NotEmbedded, Parameters, Requested
+from omni_grpc.types.parameters import NotEmbedded, Parameters, has_place
+from omni_grpc.types.requested import Requested
 from omni_grpc.worker.media import encode, encode_audio, encode_video
 
 PROMPT = 'a red circle, \u7d05\u3044\u5186 & <b>"quoted"\nsecond line'

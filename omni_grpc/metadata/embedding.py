@@ -33,11 +33,6 @@ _TEXT_BYTES = 16 << 20
 """The longest text chunk that is read."""
 
 
-def has_place(kind: OutputFormat) -> bool:
-    """Whether a file of this format has a place for texts. Raw pixels have none."""
-    return kind is not ImageFormat.RAW_RGB8
-
-
 def embedded(data: bytes, kind: OutputFormat, text: str, infotext: str) -> bytes:
     """The file with `text` (ASCII) in it, and in pictures `infotext` beside it.
 
@@ -54,11 +49,19 @@ def embedded(data: bytes, kind: OutputFormat, text: str, infotext: str) -> bytes
             case ImageFormat.RAW_RGB8:
                 raise NotEmbedded("raw pixels have no place for them")
         # here, because codecs are worth loading only where there is video or sound
-        from omni_grpc.client.remuxing import remuxed
+        from omni_grpc.metadata.remuxing import remuxed
 
         return remuxed(data, kind, text)
     except (struct.error, IndexError) as error:
         raise NotEmbedded(f"the file is not {kind}, or damaged") from error
+
+
+def has_parameters(data: bytes) -> bool:
+    """Whether a file has a text of ours, whole or not. A file that cannot be read has none."""
+    try:
+        return any(is_ours(text) for text in _texts(data))
+    except _NoMedia:
+        return False
 
 
 def parameters_in(path: Path) -> Parameters:
@@ -66,25 +69,32 @@ def parameters_in(path: Path) -> Parameters:
     file that cannot be read.
     """
     data = path.read_bytes()
-    text = next((text for text in _texts(data, str(path)) if is_ours(text)), None)
+    try:
+        text = next((text for text in _texts(data) if is_ours(text)), None)
+    except _NoMedia as error:
+        raise no_parameters(str(path), str(error)) from error
     if text is None:
         raise no_parameters(str(path), "there is no text of ours in it")
     return read_parameters(text, str(path))
 
 
-def _texts(data: bytes, where: str) -> Iterator[str | bytes]:
-    """The texts of a file in which ours may be. Raises FailedPrecondition (NO_PARAMETERS) for what is no media file."""
+class _NoMedia(Exception):
+    """A file that is no picture, video or sound, or is damaged. Its text says which."""
+
+
+def _texts(data: bytes) -> Iterator[str | bytes]:
+    """The texts of a file in which ours may be. Raises _NoMedia."""
     if data.startswith(PNG):
         yield from _png_texts(data)
     elif data.startswith(b"\xff\xd8\xff") or (data[:4] == b"RIFF" and data[8:12] == b"WEBP"):
-        yield from _exif_texts(data, where)
+        yield from _exif_texts(data)
     else:
-        from omni_grpc.client.remuxing import comments
+        from omni_grpc.metadata.remuxing import comments
 
         try:
             yield from comments(data)
         except ValueError as error:
-            raise no_parameters(where, f"it is no picture, video or sound that can be read ({error})") from error
+            raise _NoMedia(f"it is no picture, video or sound that can be read ({error})") from error
 
 
 # --- PNG --------------------------------------------------------------------------------------------------------------
@@ -178,13 +188,13 @@ def _riff(name: bytes, content: bytes) -> bytes:
     return name + struct.pack("<I", len(content)) + content + b"\0" * (len(content) % 2)
 
 
-def _exif_texts(data: bytes, where: str) -> Iterator[str]:
+def _exif_texts(data: bytes) -> Iterator[str]:
     import PIL.Image
 
     try:
         with PIL.Image.open(io.BytesIO(data)) as image:
             found: Any = image.getexif().get(_DESCRIPTION)
     except Exception as error:  # a decoder raises anything for a file that is damaged
-        raise no_parameters(where, f"it is damaged ({plain(error)})") from error
+        raise _NoMedia(f"it is damaged ({plain(error)})") from error
     if isinstance(found, str):
         yield found
