@@ -29,6 +29,7 @@ from . import (
     slow_watcher,
     soak,
     store,
+    takeover,
     throughput,
     watchers,
 )
@@ -52,12 +53,13 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "store": store.run,
     "restarts": restarts.run,
     "accept": accept.run,
+    "takeover": takeover.run,
     "soak": soak.run,
     "endure": endure.run,
     "fuzz": fuzz.run,
 }
 
-WITHOUT_CHECKPOINT = frozenset({"store", "restarts", "accept"})
+WITHOUT_CHECKPOINT = frozenset({"store", "restarts", "accept", "takeover"})
 
 
 def main() -> int:

@@ -70,7 +70,9 @@ class JobRun:
 
     def retrying(self, failure: Failure, delay: float) -> Retrying:
         self.attempt += 1
-        self.step = 0
+        # what the lost attempt did is not what was done for the result
+        self.step = self._evals = self._steps_cached = 0
+        self._cache = {}
         return Retrying(failure=failure, attempt=self.attempt, max_attempts=MAX_ATTEMPTS, delay=delay)
 
     def encoded(self, report: Prepared) -> EncodeDone:

@@ -59,7 +59,7 @@ class Notice:
     for it looks at the rows too, every few seconds.
 
     `watched`: somebody watches it at the server that says so. `seq`: events up to this one are committed. `progress`: a
-    step, which is not kept. `cancel`: somebody asked for its end. `gone`: it was deleted.
+    step, which is not kept, behind the kept event `seq`. `cancel`: somebody asked for its end. `gone`: it was deleted.
     """
 
     job_id: str

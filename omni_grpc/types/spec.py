@@ -325,6 +325,9 @@ class Checkpoint:
     @property
     def defaults(self) -> Defaults:
         usual = self.spec.defaults(self.configs)
+        if not (self.preferences.guidance or self.preferences.defaults):
+            # asked for ten times for each request
+            return usual
         guidance = dataclasses.replace(usual.guidance, **self.preferences.guidance)
         return dataclasses.replace(usual, guidance=guidance, **self.preferences.defaults)
 

@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 import math
+import random
 
 import pytest
 from hypothesis import settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from omni_grpc.config import LimitsConfig
+from omni_grpc.engine.fairness import Share
 from omni_grpc.engine.policy import POLICIES, Claim
 from omni_grpc.engine.scheduler import Lane, Phase, Scheduler
 from omni_grpc.resolve.request import resolve_request
@@ -37,6 +39,25 @@ def test_the_queue_is_first_come_first_served_and_bounded():
     assert scheduler.plan().plan.admit[0].id == "a"
     scheduler.add(request("c"))
     assert (scheduler.waiting, scheduler.active) == (2, 1)
+
+
+@pytest.mark.parametrize("max_running", [None, 2])
+def test_the_place_in_the_queue_is_that_of_the_order_in_which_jobs_leave(max_running):
+    chance = random.Random(7)
+    scheduler = Scheduler(max_queue=1000, max_num_seqs=3, policy="priority")
+    scheduler.share_of = lambda tenant: Share(max_running=max_running)
+    for number in range(60):
+        scheduler.add(request(f"{number}"), Claim(priority=chance.randrange(3)), "one")
+        if chance.random() < 0.3 and not scheduler.busy(Lane.PREPARE):
+            scheduler.plan()
+        if chance.random() < 0.2:
+            scheduler.remove(chance.choice([name for name in map(str, range(number + 1)) if name in scheduler]))
+        order = [item.request.id for item in scheduler.books.leaving()]
+        assert [scheduler.position(name) for name in order] == list(range(len(order)))
+    scheduler.add(request("other"), Claim(), "two")
+    order = [item.request.id for item in scheduler.books.leaving()]
+    assert [scheduler.position(name) for name in order] == list(range(len(order)))
+    assert scheduler.waiting == len(order) > 30
 
 
 def running(policy="fcfs", max_num_seqs=8, max_step_ms=None, **jobs):
