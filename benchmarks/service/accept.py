@@ -51,12 +51,11 @@ class Numbers:
 
     stores: Sequence[str] = STORES
     clients: Sequence[int] = (1, 16, 64)
-    seconds: float = 8.0
+    seconds: float = 5.0
     settle: float = 1.0
     jobs: int = 16
     steps: int = 1000
     pause: float = 0.002
-    state_url: str = ""
 
 
 def run(checkpoint: Path) -> Result:
@@ -64,11 +63,14 @@ def run(checkpoint: Path) -> Result:
 
 
 def measure(numbers: Numbers) -> Result:
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for store in numbers.stores:
-        with place(store, numbers.state_url) as where:
-            found[store] = _accepting(where, numbers)
-        with place(store, numbers.state_url) as where:
+        found[store] = {"clients": {}}
+        for count in numbers.clients:
+            # a server of its own, so that each begins with an empty queue
+            with place(store) as where:
+                found[store]["clients"][count] = _accepting(where, count, numbers)
+        with place(store) as where:
             found[store]["event"] = asyncio.run(_events(where, numbers))
     return result(numbers, found)
 
@@ -76,15 +78,11 @@ def measure(numbers: Numbers) -> Result:
 # --- new jobs ---------------------------------------------------------------------------------------------------------
 
 
-def _accepting(where: Place, numbers: Numbers) -> dict[str, Any]:
+def _accepting(where: Place, count: int, numbers: Numbers) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         flags = (*FLAGS, *where.flags)
         with started(QUICK, flags, Path(folder) / "log", {STEP: "0"}) as (life, address):
-            return {
-                "clients": {
-                    count: asyncio.run(_clients(address, count, numbers, life.pid)) for count in numbers.clients
-                }
-            }
+            return asyncio.run(_clients(address, count, numbers, life.pid))
 
 
 async def _clients(address: str, count: int, numbers: Numbers, server: int) -> dict[str, float]:
@@ -234,7 +232,7 @@ def result(numbers: Numbers, found: Mapping[str, Mapping[str, Any]]) -> Result:
         columns=("what", "store", "found", "CPU time of the server for one"),
         rows=rows,
         figures={
-            "numbers": dataclasses.asdict(numbers) | {"state_url": bool(numbers.state_url)},
+            "numbers": dataclasses.asdict(numbers),
             "fsync": {store: FSYNC[store] for store in found},
             "stores": found,
             "goals_of_sqlite_reached": goals,

@@ -203,11 +203,7 @@ class Crowd:
         found = self._ledger.some(lambda known: known.ended is not None and "delete" not in known.asked)
         if len(found) <= self._habits.ended_jobs:
             return
-        known = found[0]
-        known.asked.add("delete")
-        client.jobs.DeleteJob(job_pb2.DeleteJobRequest(job_id=known.job_id), timeout=CALL_SECONDS)
-        known.told.add("delete")
-        self._ledger.counts["deleted"] += 1
+        delete(client, self._ledger, found[0])
 
     def _look(self, client: Client, chance: random.Random) -> None:
         found = self._ledger.some(lambda known: "delete" not in known.asked)
@@ -234,6 +230,14 @@ def repeat(client: Client, ledger: Ledger, known: Known) -> None:
     ledger.counts["repeated requests"] += 1
     if (response.job.job_id != known.job_id or not response.deduplicated) and "delete" not in known.asked:
         ledger.report(f"{known.job_id}: its request_id gave another job, {response.job.job_id}")
+
+
+def delete(client: Client, ledger: Ledger, known: Known) -> None:
+    """Deletes a job that has ended."""
+    known.asked.add("delete")
+    client.jobs.DeleteJob(job_pb2.DeleteJobRequest(job_id=known.job_id), timeout=CALL_SECONDS)
+    known.told.add("delete")
+    ledger.counts["deleted"] += 1
 
 
 def make(habits: Habits, chance: random.Random, assets: Sequence[str]) -> job_pb2.CreateJobRequest:

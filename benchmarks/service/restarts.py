@@ -26,7 +26,7 @@ import grpc
 
 from omni_grpc.v1 import event_pb2
 
-from .clients import Client, Crowd, Habits, repeat
+from .clients import Client, Crowd, Habits, delete, repeat
 from .ledger import ENDED, Known, Ledger, was_lost
 from .lives import FSYNC, POSTGRESQL, QUICK, REAL, SQLITE, Life, Place, place
 from .report import Result, spread
@@ -185,6 +185,7 @@ class _Course:
             self._look_at(client, known)
         self._check_order(waited)
         self._repeat(client)
+        self._trim(client)
 
     def _look_at(self, client: Client, known: Known) -> None:
         ledger = self._ledger
@@ -278,6 +279,12 @@ class _Course:
             self._ledger.acknowledge(request, response)
         for known in self._ledger.some(lambda known: bool(known.request_id) and not known.asked & {"delete"})[-10:]:
             repeat(client, self._ledger, known)
+
+    def _trim(self, client: Client) -> None:
+        """Deletes the oldest jobs that have ended, beyond those that are to be looked at after the next kill."""
+        found = self._ledger.some(lambda known: known.ended is not None and "delete" not in known.asked)
+        for known in found[: max(0, len(found) - self._habits.ended_jobs)]:
+            delete(client, self._ledger, known)
 
     def _ending(self, client: Client) -> None:
         """Nobody kills any more: all that is left must end."""
