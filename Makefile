@@ -14,12 +14,15 @@ ARGS   ?=
 SPREAD := -n auto --maxprocesses 4 --dist loadfile
 # what takes long, or processes of its own: several ranks, a compiler, benchmarks, training; `test` leaves it to `test-long`
 LONG   := tests/parallel tests/scenes tests/benchmarks/test_service.py tests/benchmarks/test_fuzz.py tests/benchmarks/test_restarts.py \
-          tests/ops/test_build.py tests/features/test_each.py tests/features/test_pairs.py tests/features/test_cuda_graphs.py
+          tests/ops/test_build.py tests/features/test_each.py tests/features/test_pairs.py tests/features/test_cuda_graphs.py \
+          tests/house/test_contracts.py
+# what needs a database, an object store or a receiver beside the server
+SERVICES := tests/store tests/lasting tests/webhooks
 WHOLE  := $(filter tests,$(TESTS))
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gen-setup serve demo test test-long lint commit-lint audit house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
+.PHONY: help setup gen-setup serve demo test test-long test-services lint commit-lint audit house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -34,11 +37,14 @@ demo: setup ## serve the small model and generate one image with streamed progre
 	@$(BIN)/python -m tools.demo
 
 test: setup ## run the tests that need no GPU and little time (TESTS=tests/engine narrows them)
-	$(BIN)/python -m pytest -m "not gpu" $(if $(WHOLE),$(SPREAD) $(LONG:%=--ignore=%)) $(strip $(TESTS) $(ARGS))
-	@$(if $(WHOLE),echo "left out: make test-long ($(LONG)); make gpu-test (what needs a GPU)")
+	$(BIN)/python -m pytest -m "not gpu" $(if $(WHOLE),$(SPREAD) $(LONG:%=--ignore=%) $(SERVICES:%=--ignore=%)) $(strip $(TESTS) $(ARGS))
+	@$(if $(WHOLE),echo "left out: make test-services ($(SERVICES)); make test-long ($(LONG)); make gpu-test (what needs a GPU)")
 
 test-long: setup ## run the tests that `test` leaves out and that need no GPU: ranks, benchmarks, compilers, pairs
 	$(BIN)/python -m pytest -m "not gpu" $(SPREAD) $(LONG) $(ARGS)
+
+test-services: setup ## run the tests of what lasts: SQLite, PostgreSQL (skipped where it is not), S3, webhooks, restarts
+	$(BIN)/python -m pytest -m "not gpu" $(SPREAD) $(SERVICES) $(ARGS)
 
 lint: setup ## ruff, mypy, the import contracts, buf and the commit messages
 	@failed=0; for check in "ruff check ." "ruff format --check ." mypy lint-imports "buf lint"; do \
@@ -46,7 +52,10 @@ lint: setup ## ruff, mypy, the import contracts, buf and the commit messages
 	done; \
 	$(BIN)/python tools/commit_lint.py || failed=1; exit $$failed
 
-commit-lint: setup ## check the messages of the commits since the newest version tag
+commit-test-services: setup ## run the tests of what lasts: SQLite, PostgreSQL (skipped where it is not), S3, webhooks, restarts
+	$(BIN)/python -m pytest -m "not gpu" $(SPREAD) $(SERVICES) $(ARGS)
+
+lint: setup ## check the messages of the commits since the newest version tag
 	@$(BIN)/python tools/commit_lint.py
 
 audit: setup ## look for secrets in the files (ARGS=--vulnerabilities: and for known ones in what is installed)

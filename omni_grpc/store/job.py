@@ -102,6 +102,8 @@ class Job:
         self.previews: tuple[PreviewImage, ...] = ()
         self.preview_seq = 0
         """The seq of the step event that the newest previews belong to. Older ones are not kept."""
+        self.committed: asyncio.Future[None] | None = None
+        """Whether it is in its store, where that takes time: done once it is, or once it is known that it is not."""
         self.ended = False
         """Its last event was appended, and may not be committed yet."""
         self.journal: Callable[[Job, Entry], None] = Job.show

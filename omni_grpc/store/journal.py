@@ -100,7 +100,7 @@ class Journal:
         job.journal = self.append
         line = self._lines[job.id] = Line(job, job.record)
         if not self._immediate:
-            line.created = asyncio.get_running_loop().create_future()
+            line.created = job.committed = asyncio.get_running_loop().create_future()
 
     def adopt(self, job: Job) -> None:
         """A job that the store has, and that is this server's from now on."""
@@ -133,9 +133,8 @@ class Journal:
         """Returns when a job that was created here is committed. Raises StoreError or Taken where it is not: nothing of
         it is kept then.
         """
-        line = self._lines.get(job.id)
-        if line is not None and line.created is not None:
-            await asyncio.shield(line.created)
+        if job.committed is not None:
+            await asyncio.shield(job.committed)
 
     def check(self) -> None:
         """Raises Unavailable (STORE_UNAVAILABLE) while nothing can be written. Once in a while a new job may try."""
@@ -339,7 +338,11 @@ class Journal:
         after = advanced(record, log[-1])
         if after.spec.webhook is not None and (after.state is not record.state or len(log) == 1):
             # as it will be when this is committed
-            owed.extend(self.owed(Job.restored(StoredJob(after, tuple(log)))))
+            try:
+                owed.extend(self.owed(Job.restored(StoredJob(after, tuple(log)))))
+            except Exception:
+                # the job goes on: it is not at fault
+                logger.exception("nobody is told that job %s is %s", job.id, after.state)
         return after
 
     def _lose(self, job: Job) -> None:

@@ -44,7 +44,7 @@ class Trouble:
 
     def hold(self, name: str) -> None:
         """From now on these calls wait for `mend`."""
-        self._held[name] = asyncio.Event()
+        self._held.setdefault(name, asyncio.Event())
 
     def sever(self) -> None:
         """No call returns any more, as those of a process that was killed."""
