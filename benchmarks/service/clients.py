@@ -104,8 +104,11 @@ class Client:
         asset_id: str = self.artifacts.UploadAsset(iter(parts), timeout=CALL_SECONDS).asset_id
         return asset_id
 
-    def features(self) -> dict[str, str]:
-        return dict(self.admin.GetServerInfo(admin_pb2.GetServerInfoRequest(), timeout=CALL_SECONDS).features)
+    def storage(self) -> admin_pb2.StorageInfo:
+        """What the server says of where jobs are kept."""
+        asked = admin_pb2.GetServerInfoRequest()
+        storage: admin_pb2.StorageInfo = self.admin.GetServerInfo(asked, timeout=CALL_SECONDS).storage
+        return storage
 
     def close(self) -> None:
         self.channel.close()

@@ -43,8 +43,6 @@ FLAGS = (
     *("--lease-seconds", f"{LEASE:g}", "--retention", "86400", "--max-queue", "4096"),
     *("--max-num-seqs", "4", "--restart-backoff", "0"),
 )
-DURABLE = "durable_jobs"
-"""The feature of GetServerInfo that says whether jobs outlive the server."""
 
 COUNTED = (
     "kills during the start",
@@ -162,9 +160,9 @@ class _Course:
                 raise RuntimeError("the server did not start")
             self._starts.append(time.monotonic() - began)
             client = Client(address)
-            said = client.features().get(DURABLE)
-            if said != str(self._where.durable).lower():
-                self._ledger.report(f"GetServerInfo says {DURABLE}: {said}")
+            said = client.storage()
+            if (said.durable, said.rows) != (self._where.durable, self._where.store):
+                self._ledger.report(f"GetServerInfo says of where jobs are kept: {said}")
             if self._where.store == POSTGRESQL:
                 # until its lease is over, and the next look at leases
                 time.sleep(max(0.0, self._died + 1.25 * LEASE + 0.3 - time.monotonic()))
