@@ -108,7 +108,6 @@ def main() -> int:
     accepted = accept.Numbers(
         stores=options.store or accept.Numbers.stores,
         clients=tuple(map(int, options.clients)) or accept.Numbers.clients,
-        state_url=options.state_url,
     )
     runs = {
         **BENCHMARKS,

@@ -104,8 +104,11 @@ class Client:
         asset_id: str = self.artifacts.UploadAsset(iter(parts), timeout=CALL_SECONDS).asset_id
         return asset_id
 
-    def features(self) -> dict[str, str]:
-        return dict(self.admin.GetServerInfo(admin_pb2.GetServerInfoRequest(), timeout=CALL_SECONDS).features)
+    def storage(self) -> admin_pb2.StorageInfo:
+        """What the server says of where jobs are kept."""
+        asked = admin_pb2.GetServerInfoRequest()
+        storage: admin_pb2.StorageInfo = self.admin.GetServerInfo(asked, timeout=CALL_SECONDS).storage
+        return storage
 
     def close(self) -> None:
         self.channel.close()
@@ -203,11 +206,7 @@ class Crowd:
         found = self._ledger.some(lambda known: known.ended is not None and "delete" not in known.asked)
         if len(found) <= self._habits.ended_jobs:
             return
-        known = found[0]
-        known.asked.add("delete")
-        client.jobs.DeleteJob(job_pb2.DeleteJobRequest(job_id=known.job_id), timeout=CALL_SECONDS)
-        known.told.add("delete")
-        self._ledger.counts["deleted"] += 1
+        delete(client, self._ledger, found[0])
 
     def _look(self, client: Client, chance: random.Random) -> None:
         found = self._ledger.some(lambda known: "delete" not in known.asked)
@@ -234,6 +233,14 @@ def repeat(client: Client, ledger: Ledger, known: Known) -> None:
     ledger.counts["repeated requests"] += 1
     if (response.job.job_id != known.job_id or not response.deduplicated) and "delete" not in known.asked:
         ledger.report(f"{known.job_id}: its request_id gave another job, {response.job.job_id}")
+
+
+def delete(client: Client, ledger: Ledger, known: Known) -> None:
+    """Deletes a job that has ended."""
+    known.asked.add("delete")
+    client.jobs.DeleteJob(job_pb2.DeleteJobRequest(job_id=known.job_id), timeout=CALL_SECONDS)
+    known.told.add("delete")
+    ledger.counts["deleted"] += 1
 
 
 def make(habits: Habits, chance: random.Random, assets: Sequence[str]) -> job_pb2.CreateJobRequest:

@@ -26,7 +26,7 @@ import grpc
 
 from omni_grpc.v1 import event_pb2
 
-from .clients import Client, Crowd, Habits, repeat
+from .clients import Client, Crowd, Habits, delete, repeat
 from .ledger import ENDED, Known, Ledger, was_lost
 from .lives import FSYNC, POSTGRESQL, QUICK, REAL, SQLITE, Life, Place, place
 from .report import Result, spread
@@ -43,8 +43,6 @@ FLAGS = (
     *("--lease-seconds", f"{LEASE:g}", "--retention", "86400", "--max-queue", "4096"),
     *("--max-num-seqs", "4", "--restart-backoff", "0"),
 )
-DURABLE = "durable_jobs"
-"""The feature of GetServerInfo that says whether jobs outlive the server."""
 
 COUNTED = (
     "kills during the start",
@@ -162,9 +160,9 @@ class _Course:
                 raise RuntimeError("the server did not start")
             self._starts.append(time.monotonic() - began)
             client = Client(address)
-            said = client.features().get(DURABLE)
-            if said != str(self._where.durable).lower():
-                self._ledger.report(f"GetServerInfo says {DURABLE}: {said}")
+            said = client.storage()
+            if (said.durable, said.rows) != (self._where.durable, self._where.store):
+                self._ledger.report(f"GetServerInfo says of where jobs are kept: {said}")
             if self._where.store == POSTGRESQL:
                 # until its lease is over, and the next look at leases
                 time.sleep(max(0.0, self._died + 1.25 * LEASE + 0.3 - time.monotonic()))
@@ -185,6 +183,7 @@ class _Course:
             self._look_at(client, known)
         self._check_order(waited)
         self._repeat(client)
+        self._trim(client)
 
     def _look_at(self, client: Client, known: Known) -> None:
         ledger = self._ledger
@@ -278,6 +277,12 @@ class _Course:
             self._ledger.acknowledge(request, response)
         for known in self._ledger.some(lambda known: bool(known.request_id) and not known.asked & {"delete"})[-10:]:
             repeat(client, self._ledger, known)
+
+    def _trim(self, client: Client) -> None:
+        """Deletes the oldest jobs that have ended, beyond those that are to be looked at after the next kill."""
+        found = self._ledger.some(lambda known: known.ended is not None and "delete" not in known.asked)
+        for known in found[: max(0, len(found) - self._habits.ended_jobs)]:
+            delete(client, self._ledger, known)
 
     def _ending(self, client: Client) -> None:
         """Nobody kills any more: all that is left must end."""

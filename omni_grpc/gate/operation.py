@@ -167,8 +167,6 @@ class OperationGate:
             for name, value in values.items()
             if value is not None and not (isinstance(value, str) and is_unix(value))
         }
-        # whether jobs and outputs outlive this process: what a client may build on
-        features["durable_jobs"] = written(self._engine.storage.durable)
         if (ready := self._engine.ready) is not None:
             features |= {"device": ready.device, "dtype": ready.dtype}
         return features

@@ -78,7 +78,7 @@ def test_the_package_loads_no_grpc() -> None:
 
 def test_a_server_without_a_database_loads_none() -> None:
     """What SQLAlchemy and pydantic take to load is a third of a second."""
-    databases = {"sqlalchemy", "alembic", "pydantic", "aiosqlite", "asyncpg"}
+    databases = {"sqlalchemy", "alembic", "pydantic", "asyncpg"}
     assert not loaded_by("import omni_grpc.store.memory, omni_grpc.server, omni_grpc.serve") & databases
     assert {"sqlalchemy", "pydantic", "asyncpg"} <= loaded_by("import omni_grpc.store.sql")
 

@@ -22,7 +22,7 @@ from omni_grpc.store.records import Entry, JobState, JobWrite, KeptInput, Stored
 from omni_grpc.store.seam import Notice, StoreError
 from omni_grpc.types import events
 from omni_grpc.types.errors import Code, Failure
-from omni_grpc.v1 import admin_pb2, job_pb2
+from omni_grpc.v1 import job_pb2
 from tests.store.samples import record
 
 from .fake_executor import FakeExecutor
@@ -203,11 +203,6 @@ async def test_a_look_at_a_job_that_was_taken_over_changes_nothing(service: Serv
     before = job.appended_seq
     await service.server._gate._sharing._refresh(job)
     assert job.appended_seq == before
-
-
-async def test_the_server_says_whether_jobs_outlive_it(service: Service) -> None:
-    info = await service.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())
-    assert info.features["durable_jobs"] == "true"
 
 
 def step(number: int) -> events.StepProgress:

@@ -9,6 +9,8 @@ from typing import Any, Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+GATHER = 0.002
+"""Seconds that a transaction waits for more questions, where the one before it had more than one."""
 AT_ONCE = 200
 """Most questions in one transaction."""
 
@@ -34,8 +36,13 @@ class Together(Generic[K, V]):
         return await asyncio.shield(answer)
 
     async def _run(self) -> None:
+        count = 0
         while self._waiting:
+            if count > 1:
+                # where several come at a time, more of them are about to
+                await asyncio.sleep(GATHER)
             asked = {key: self._waiting.pop(key) for key in list(self._waiting)[:AT_ONCE]}
+            count = len(asked)
             asking = asyncio.ensure_future(self._ask(list(asked)))
             await asyncio.wait({asking})
             for key, answer in asked.items():
