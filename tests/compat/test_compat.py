@@ -14,6 +14,7 @@ import pytest
 
 from omni_grpc import compat
 from omni_grpc.engine import JobState
+from omni_grpc.engine.replica import Replica
 from omni_grpc.types.errors import Code, ConfigError, InvalidArgument, OmniError
 from omni_grpc.types.events import Event
 from omni_grpc.types.plan import Stepped
@@ -179,9 +180,9 @@ def test_max_num_seqs_is_how_many_take_their_steps_together(
         meet.wait(timeout=30)
         return generate(*args, **options)
 
-    def count(report: Stepped) -> None:
+    def count(replica: Replica, report: Stepped) -> None:
         batches.append(len(report.progress))
-        stepped(report)
+        stepped(replica, report)
 
     monkeypatch.setattr(omni.omni, "generate", watched)
     monkeypatch.setattr(engine, "_on_stepped", count)

@@ -40,7 +40,7 @@ def checkpoint(tiny_qwen_image: Path) -> Checkpoint:
 @pytest.fixture(scope="package")
 def pipeline(omni: Omni) -> Pipeline:
     """The one that `omni` runs; it keeps no state of a request."""
-    return omni._engine._executor._worker._runner._pipeline
+    return omni._engine.replicas[0].executor._worker._runner._pipeline
 
 
 @pytest.fixture

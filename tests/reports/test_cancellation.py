@@ -163,7 +163,7 @@ def test_a_cancelled_run_frees_its_memory(omni):
     stream.close()
     # the lanes work in order: once this one is through, what was dropped before is gone
     omni.generate("next", width=32, height=32, steps=1)
-    runner = omni._engine._executor._worker._runner
+    runner = omni._engine.replicas[0].executor._worker._runner
     assert (runner._held, runner._rows) == ({}, None)
 
 

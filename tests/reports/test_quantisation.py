@@ -33,7 +33,7 @@ def small(omni: Omni, **changes: object):
 
 
 def denoiser(omni: Omni) -> torch.nn.Module:
-    return omni._engine._executor._worker._runner._pipeline.transformer
+    return omni._engine.replicas[0].executor._worker._runner._pipeline.transformer
 
 
 # report B057

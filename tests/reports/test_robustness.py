@@ -110,7 +110,7 @@ def test_after_memory_has_run_out_the_same_request_succeeds(omni, pipeline, monk
         out_of_memory(patch, pipeline, "predict")
         with pytest.raises(ResourceExhausted, match="ask for fewer outputs or a smaller size"):
             small(omni)
-    assert omni._engine._executor._worker._runner._held == {}
+    assert omni._engine.replicas[0].executor._worker._runner._held == {}
     assert small(omni).files == before.files
 
 
