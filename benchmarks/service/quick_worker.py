@@ -17,7 +17,7 @@ from pathlib import Path
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.types import shared_memory as shared
-from omni_grpc.types.plan import Decoded, Media, Plan, Prepared, Ready, RequestStep, Stepped
+from omni_grpc.types.plan import Beat, Decoded, Media, Plan, Prepared, Ready, RequestStep, Stepped
 from omni_grpc.types.request import Guidance, Request, Task
 from omni_grpc.types.shared_inputs import read_inputs
 from omni_grpc.types.spec import Checkpoint, Configs, Defaults, GuidanceKind, Limits, ModelSpec
@@ -25,6 +25,7 @@ from omni_grpc.types.spec import Checkpoint, Configs, Defaults, GuidanceKind, Li
 STEP = "OMNI_QUICK_STEP"
 MODEL = "quick"
 OUTPUT_BYTES = 20_000
+BEAT_SECONDS = 1.0
 
 
 def checkpoint() -> Checkpoint:
@@ -56,7 +57,12 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
     """Body of the process."""
     worker = _Worker(connection, prefix, float(os.environ.get(STEP, "0.02")))
     connection.send(Ready(pid=os.getpid(), device="cpu", dtype="float32", load_seconds=0.0, weight_bytes=0))
-    while (plan := connection.recv()) is not None:
+    while True:
+        # signs of life, as a worker gives them
+        while not connection.poll(BEAT_SECONDS):
+            connection.send(Beat())
+        if (plan := connection.recv()) is None:
+            return
         worker.carry_out(plan)
 
 

@@ -108,18 +108,25 @@ class _Course:
         self._kills = 0
 
     def result(self) -> Result:
-        while self._kills < self._numbers.kills:
-            if self._kills and self._chance.random() < self._numbers.starting:
-                self._kill_early()
-            else:
-                self._live()
+        try:
+            while self._kills < self._numbers.kills:
+                if self._kills and self._chance.random() < self._numbers.starting:
+                    self._kill_early()
+                else:
+                    self._live()
+            self._last_life()
+        except grpc.RpcError as error:
+            # what was found until then is not lost with it
+            self._ledger.report(f"ended after {self._kills} kills: {error.code()}: {error.details()}")  # type: ignore[attr-defined]
+        return self._result()
+
+    def _last_life(self) -> None:
         life, client = self._start()
         try:
             self._ending(client)
         finally:
             client.close()
             life.kill()
-        return self._result()
 
     # --- lives --------------------------------------------------------------------------------------------------------
 
@@ -297,7 +304,7 @@ class _Course:
             left = [known for known in left if known.ended is None]
         for known in left:
             self._ledger.report(f"{known.job_id} does not end")
-        for known in self._ledger.some(lambda known: known.ended is not None):
+        for known in self._ledger.some(lambda known: known.ended is not None and "delete" not in known.asked):
             known.downloaded = False
             for problem in known.replayed(client.log(known.job_id, client.job(known.job_id).last_seq)):
                 self._ledger.report(problem)

@@ -29,7 +29,7 @@ RESERVED = 256
 """Seqs of progress that may be shown beyond the last one that is committed."""
 BATCH = 64
 """Jobs in one transaction: what is encoded for it at once must not hold up the loop."""
-GATHER = 0.002
+GATHER = 0.005
 """Seconds that a transaction waits for more jobs, where the one before it had more than one: it costs as much as ten
 jobs in it.
 """

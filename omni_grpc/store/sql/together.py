@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-GATHER = 0.002
+GATHER = 0.005
 """Seconds that a transaction waits for more questions, where the one before it had more than one."""
 AT_ONCE = 200
 """Most questions in one transaction."""
