@@ -52,10 +52,7 @@ lint: setup ## ruff, mypy, the import contracts, buf and the commit messages
 	done; \
 	$(BIN)/python tools/commit_lint.py || failed=1; exit $$failed
 
-commit-test-services: setup ## run the tests of what lasts: SQLite, PostgreSQL (skipped where it is not), S3, webhooks, restarts
-	$(BIN)/python -m pytest -m "not gpu" $(SPREAD) $(SERVICES) $(ARGS)
-
-lint: setup ## check the messages of the commits since the newest version tag
+commit-lint: setup ## check the messages of the commits since the newest version tag
 	@$(BIN)/python tools/commit_lint.py
 
 audit: setup ## look for secrets in the files (ARGS=--vulnerabilities: and for known ones in what is installed)

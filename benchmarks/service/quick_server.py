@@ -9,10 +9,9 @@ import logging
 import os
 import sys
 
+from benchmarks.service.quick_worker import checkpoint
 from omni_grpc.cli.serve import serve
 from omni_grpc.config.settings import given
-
-from .quick_worker import checkpoint
 
 
 def main() -> int:

@@ -249,7 +249,7 @@ async def test_a_preempted_request_ends_as_if_it_had_been_alone(model: Model) ->
         assert [type(event) for event in events if isinstance(event, Preempted | Resumed)] == [Preempted, Resumed]
         (aside,) = (event for event in events if isinstance(event, Preempted))
         assert aside.completed_steps == 4
-        assert high.end_time < low.end_time
+        assert high.record.end_time < low.record.end_time
         for draft, job in ((long, low), (short, high)):
             (alone,) = model.run(draft)
             close(torch.stack(it.outcome(job)[0]), alone.latents)

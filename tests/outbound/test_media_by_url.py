@@ -182,7 +182,7 @@ async def test_without_a_server_the_same_rules_hold(site, tiny_qwen_image):
 
     def decode(**more):
         with Omni(str(tiny_qwen_image), **settings, **more) as omni:
-            return omni._decode({"images": [address]})
+            return omni._decode({"images": [address]})[:2]
 
     inputs, _ = await asyncio.to_thread(decode, outbound_hosts=f"{LOCAL}:{site.port}", outbound_ca=str(site.ca))
     assert isinstance(inputs, Inputs)

@@ -1,5 +1,5 @@
 """A server of PostgreSQL for tests: the `postgres` fixture. Where it is not installed they are skipped, or fail if
-OMNI_GRPC_REQUIRE_POSTGRES=1 says that it must be there.
+TESTS_REQUIRE_POSTGRES=1 says that it must be there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 
 T = TypeVar("T")
 
-REQUIRED = "OMNI_GRPC_REQUIRE_POSTGRES"
+REQUIRED = "TESTS_REQUIRE_POSTGRES"
 SETTINGS = ("listen_addresses=''", "fsync=on", "shared_buffers=16MB", "max_connections=80", "logging_collector=off")
 USERS = ("postgres", "nobody")
 """Who runs it where the tests run as root, whom it refuses."""

@@ -42,8 +42,8 @@ class S3Server:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
-        if os.environ.get("OMNI_GRPC_REQUIRE_S3") == "1":
-            pytest.fail("OMNI_GRPC_REQUIRE_S3=1, and moto[server] is not installed")
+        if os.environ.get("TESTS_REQUIRE_S3") == "1":
+            pytest.fail("TESTS_REQUIRE_S3=1, and moto[server] is not installed")
         pytest.skip("moto[server] is not installed: there is no S3 server to test with")
     import boto3
 

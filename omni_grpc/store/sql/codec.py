@@ -18,6 +18,7 @@ import pydantic
 from omni_grpc.store.records import Entry, JobSpec
 from omni_grpc.store.seam import Notice
 from omni_grpc.types.events import Event
+from omni_grpc.types.json_text import read_json
 
 CONFIG = pydantic.ConfigDict(
     ser_json_inf_nan="constants", ser_json_bytes="base64", val_json_bytes="base64", arbitrary_types_allowed=True
@@ -95,7 +96,7 @@ def encode_labels(labels: Mapping[str, str]) -> str:
 
 
 def decode_labels(body: str) -> Mapping[str, str]:
-    labels: dict[str, str] = json.loads(body)
+    labels: dict[str, str] = read_json(body)
     return labels
 
 
@@ -114,7 +115,7 @@ def encode_notice(notice: Notice, sender: str, limit: int) -> str:
 def decode_notice(text: str) -> tuple[str, Notice]:
     """The sender and the notice. Raises Unreadable for what is none, and for a progress that is unknown here."""
     try:
-        content = json.loads(text)
+        content = read_json(text)
         progress = None
         if "progress" in content:
             seq, time, name, body = content["progress"]
