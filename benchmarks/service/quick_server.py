@@ -10,13 +10,18 @@ import os
 import sys
 
 from benchmarks.service.quick_worker import checkpoint
-from omni_grpc.cli.serve import serve
+from omni_grpc.cli.serve import BAD_SETTINGS, serve
 from omni_grpc.config.settings import given
+from omni_grpc.types.errors import OmniError
 
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return asyncio.run(_run())
+    try:
+        return asyncio.run(_run())
+    except OmniError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_SETTINGS
 
 
 async def _run() -> int:
