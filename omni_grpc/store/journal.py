@@ -123,7 +123,7 @@ class Journal:
         line.waiting.append(entry)
         if not progress:
             line.unwritten.append(entry)
-            line.record = self._advance(job, line.record, [*job.entries, *line.waiting], line.owed)
+            line.record = self._advance(job, line.record, line.waiting, line.owed)
         # progress at the front of what waits need not wait
         self._show(line, 0)
         if not progress or entry.seq > self._reserved.get(job.id, 0):
@@ -319,7 +319,7 @@ class Journal:
 
     def _append_now(self, job: Job, entry: Entry, *, created: bool) -> None:
         owed: list[Delivery] = []
-        record = self._advance(job, job.record, [*job.entries, entry], owed)
+        record = self._advance(job, job.record, (entry,), owed)
         row = artifact_row(record, entry)
         write = JobWrite(
             record=record,
@@ -333,13 +333,14 @@ class Journal:
         if owed:
             self.on_owed()
 
-    def _advance(self, job: Job, record: JobRecord, log: Sequence[Entry], owed: list[Delivery]) -> JobRecord:
-        """The record once the last event of a log has happened, and what is owed for that."""
-        after = advanced(record, log[-1])
-        if after.spec.webhook is not None and (after.state is not record.state or len(log) == 1):
+    def _advance(self, job: Job, record: JobRecord, waiting: Sequence[Entry], owed: list[Delivery]) -> JobRecord:
+        """The record once the last of the events that wait has happened, and what is owed for that."""
+        after = advanced(record, waiting[-1])
+        first = not job.entries and len(waiting) == 1
+        if after.spec.webhook is not None and (after.state is not record.state or first):
             # as it will be when this is committed
             try:
-                owed.extend(self.owed(Job.restored(StoredJob(after, tuple(log)))))
+                owed.extend(self.owed(Job.restored(StoredJob(after, (*job.entries, *waiting)))))
             except Exception:
                 # the job goes on: it is not at fault
                 logger.exception("nobody is told that job %s is %s", job.id, after.state)
