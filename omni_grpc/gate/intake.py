@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
 
@@ -17,16 +16,14 @@ from omni_grpc.gate.options import Asked, OptionRules, check_delivery, read
 from omni_grpc.gate.quotas import Quotas
 from omni_grpc.gate.refusals import Refusals
 from omni_grpc.gate.stored import Stored, available
+from omni_grpc.store.artifacts import delete_blobs
 from omni_grpc.store.jobs import same_request
 from omni_grpc.store.journal import Taken
 from omni_grpc.store.records import KeptInput
-from omni_grpc.store.seam import StoreError
 from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import NotFound
 from omni_grpc.types.request import Task
 from omni_grpc.webhooks import Webhooks
-
-logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -195,10 +192,7 @@ class Intake:
 
     async def _discard(self, media: Media, kept: Sequence[KeptInput]) -> None:
         self._engine.inputs.free(media.inputs)
-        try:
-            await self._engine.storage.blobs.delete([one.blob for one in kept])
-        except StoreError as error:
-            logger.warning("inputs of a job that is not there stay until the next sweep: %s", error)
+        await delete_blobs(self._engine.storage.blobs, [one.blob for one in kept])
 
     def _submit(self, submission: Submission) -> tuple[Job, bool]:
         """In one go, so that no other call comes between a check of the quotas and the job that is charged for."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 from omni_grpc.engine import Engine, Job, JobState
 from omni_grpc.gate.refusals import refused
 from omni_grpc.store.journal import refusal
-from omni_grpc.store.records import ArtifactRow, Asset, JobQuery, Position
+from omni_grpc.store.records import ArtifactRow, JobQuery, Position
 from omni_grpc.store.seam import StoreError
 from omni_grpc.types.caller import Caller
 from omni_grpc.types.errors import NotFound
@@ -82,11 +82,6 @@ class Stored:
                 if len(rows) < limit:
                     break
         return shown[:limit]
-
-    async def asset(self, caller: Caller, asset_id: str) -> Asset:
-        """An upload, whose expiry is extended. Raises NotFound (ASSET_NOT_FOUND)."""
-        with available():
-            return await self._engine.assets.use(asset_id, caller.sees)
 
     async def medium(self, caller: Caller, path: str, name: str) -> tuple[bytes, str]:
         """Bytes and type of an uploaded asset or of an output of an earlier job, for the input at `path`."""

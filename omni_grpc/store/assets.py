@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 
 from omni_grpc.store.artifacts import delete_blobs
 from omni_grpc.store.forgotten import Forgotten
@@ -64,11 +64,6 @@ class Assets:
         ASSET_TOO_LARGE if it exceeds the whole budget, else ASSETS_FULL (with `retry_after`).
         """
         await self._require_room(size)
-        with self._counted(size, tenant):
-            yield
-
-    @contextlib.contextmanager
-    def _counted(self, size: int, tenant: str) -> Iterator[None]:
         self._arriving.add(tenant, size)
         try:
             yield
