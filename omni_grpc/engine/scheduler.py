@@ -130,11 +130,6 @@ class Scheduler:
         return len(self.books.active)
 
     @property
-    def tenants(self) -> list[str]:
-        """Those that have jobs here."""
-        return self.books.tenants
-
-    @property
     def work_ms(self) -> float:
         """Predicted milliseconds of all that the jobs of this replica have still to do."""
         return sum(map(self.books.work, self._active.values()))
@@ -142,18 +137,6 @@ class Scheduler:
     def has(self, job_id: str) -> bool:
         """Whether a job has left the queue for this replica."""
         return job_id in self._active
-
-    def is_waiting(self, job_id: str) -> bool:
-        """Whether a job is in the queue."""
-        return self.books.is_waiting(job_id)
-
-    def queued_of(self, tenant: str) -> int:
-        """The number of a tenant's jobs in the queue."""
-        return self.books.queue.count(tenant)
-
-    def running_of(self, tenant: str) -> int:
-        """The number of a tenant's jobs that have left the queue and are not finished."""
-        return self.books.running_of(tenant)
 
     def busy(self, lane: Lane) -> bool:
         return lane in self._busy
@@ -184,13 +167,9 @@ class Scheduler:
         tenant: str = "",
         *,
         segments: int = 1,
-        room: bool = False,
     ) -> None:
-        """Puts a job in the queue. Raises like `check_room`, unless there is `room` for it whatever waits. `segments`:
-        parts of its output, each with all steps.
-        """
-        if not room:
-            self.check_room()
+        """Puts a job in the queue. Raises like `check_room`. `segments`: parts of its output, each with all steps."""
+        self.check_room()
         self.books.add(request, claim, tenant, segments=segments)
 
     def plan(self) -> Decision:
