@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,21 @@ def stamp_of(path: Path) -> Stamp | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def guarded_text(path: Path, *, forbidden: int, risk: str, fix: str) -> str:
+    """The text of a file whose mode has none of the bits `forbidden`. Raises ValueError, in words for its owner, for
+    one that has (`risk` says what that lets others do, `fix` the mode to give it) and for what is no UTF-8; OSError.
+    """
+    with path.open("rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if mode & forbidden:
+            raise ValueError(f"{path} {risk.format(mode=f'(mode {stat.S_IMODE(mode):o})')}: chmod {fix} {path}")
+        data = file.read()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text, at byte {error.start}") from None
 
 
 class Reloaded(Generic[T]):

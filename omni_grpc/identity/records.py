@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from typing import Any
 import yaml
 
 from omni_grpc.config.command_line import meant
+from omni_grpc.identity.files import guarded_text
 from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import ConfigError, Violation
 
@@ -77,17 +77,11 @@ def read_records(path: Path) -> Records:
 
 def read_text(path: Path) -> str:
     """The text of a file that nobody but its owner may write. Raises ConfigError."""
+    risk = "may be written by others than its owner {mode}, who could give themselves a token"
     try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise _wrong(
-                    f"{path} may be written by others than its owner (mode {stat.S_IMODE(mode):o}), who could give "
-                    f"themselves a token: chmod go-w {path}"
-                )
-            return file.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _wrong(f"{path} is not UTF-8 text, at byte {error.start}") from None
+        return guarded_text(path, forbidden=stat.S_IWGRP | stat.S_IWOTH, risk=risk, fix="go-w")
+    except ValueError as error:
+        raise _wrong(str(error)) from None
     except OSError as error:
         hint = "; `omni-grpc token new --file FILE` makes one" if isinstance(error, FileNotFoundError) else ""
         raise _wrong(f"--token-file {path}: {error.strerror}{hint}") from error

@@ -16,7 +16,6 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
-import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from omni_grpc.identity.files import guarded_text
 from omni_grpc.identity.records import is_name
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.os_errors import plain
@@ -86,17 +86,11 @@ def read_secrets(path: Path) -> Secrets:
 
 
 def _text(path: Path) -> str:
+    risk = "may be read by everybody or written by others than its owner {mode}"
     try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if mode & (stat.S_IWGRP | stat.S_IRWXO):
-                raise _wrong(
-                    f"{path} may be read by everybody or written by others than its owner (mode "
-                    f"{stat.S_IMODE(mode):o}): chmod 600 {path}"
-                )
-            return file.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _wrong(f"{path} is not UTF-8 text, at byte {error.start}") from None
+        return guarded_text(path, forbidden=stat.S_IWGRP | stat.S_IRWXO, risk=risk, fix="600")
+    except ValueError as error:
+        raise _wrong(str(error)) from None
     except OSError as error:
         raise _wrong(f"--webhook-secrets {plain(error)}") from error
 
