@@ -6,6 +6,7 @@ import time
 import pytest
 
 from omni_grpc.engine.scheduler import Lane
+from omni_grpc.gate import sharing
 from omni_grpc.store.records import Cause
 from omni_grpc.types.media import ImageFormat
 from omni_grpc.v1 import artifact_pb2, event_pb2, job_pb2
@@ -107,6 +108,24 @@ async def test_a_job_is_cancelled_at_the_other(pair):
         assert (await first.watch(job.job_id))[-1].cancelled.reason == "enough"
     again = await second.jobs.CancelJob(job_pb2.CancelJobRequest(job_id=running.job_id, reason="again"))
     assert again.job.state == event_pb2.JOB_STATE_CANCELLED
+
+
+@pytest.fixture
+def without_looks(monkeypatch):
+    """Servers that do not look at the rows of others: what they are not told they do not learn."""
+    monkeypatch.setattr(sharing, "LOOK", 3600.0)
+
+
+@pytest.mark.usefixtures("without_looks")
+async def test_servers_tell_each_other_what_happens_and_what_is_to_happen(pair):
+    first, second = pair
+    held(first)
+    job = await first.create()
+    task = await following(second, job.job_id)
+    await stepping(first, job.job_id)
+    answer = await second.jobs.CancelJob(job_pb2.CancelJobRequest(job_id=job.job_id, reason="enough"))
+    assert answer.job.state == event_pb2.JOB_STATE_CANCELLED
+    assert (await asyncio.wait_for(task, 10))[-1].cancelled.reason == "enough"
 
 
 async def test_a_job_is_deleted_at_the_other(pair):
