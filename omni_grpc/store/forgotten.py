@@ -13,10 +13,13 @@ CAPACITY = 1 << 14
 
 
 class Forgotten:
-    """The names of jobs, artifacts and assets that are gone. `instance_id` names this life of the server process."""
+    """The names of jobs, artifacts and assets that are gone. `instance_id` names this life of the server process, which
+    has a store that remembers what was before it if that is `durable`.
+    """
 
-    def __init__(self, instance_id: str, capacity: int = CAPACITY) -> None:
+    def __init__(self, instance_id: str, capacity: int = CAPACITY, *, durable: bool = False) -> None:
         self.instance_id = instance_id
+        self._durable = durable
         self._capacity = capacity
         self._gone: collections.OrderedDict[str, tuple[Cause, str]] = collections.OrderedDict()
         """Cause and tenant by name."""
@@ -29,6 +32,12 @@ class Forgotten:
         self._gone.setdefault(name, (cause, tenant))
         if len(self._gone) > self._capacity:
             self._gone.popitem(last=False)
+
+    @property
+    def _where(self) -> str:
+        if self._durable:
+            return f"server's store (instance {self.instance_id}): was it another store, or very long ago?"
+        return f"server process (instance {self.instance_id}): was it another process, or one before a restart?"
 
     async def look_up(self, name: str, files: FileRows) -> None:
         """Learns from the store what became of a name that another life of the server, or another server, has had."""
@@ -47,8 +56,7 @@ class Forgotten:
         what = {
             Cause.EXPIRED: f"{kind} {name!r} has expired",
             Cause.DELETED: f"{kind} {name!r} was deleted",
-            Cause.UNKNOWN: f"there is no {kind} {name!r}, and none is remembered by this server process "
-            f"(instance {self.instance_id}): was it another process, or one before a restart?",
+            Cause.UNKNOWN: f"there is no {kind} {name!r}, and none is remembered by this {self._where}",
         }[cause]
         message = f"{path and path + ': '}{what}{hint and '; ' + hint}"
         metadata = {"name": name, "cause": cause.value, "instance_id": self.instance_id}

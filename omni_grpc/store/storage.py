@@ -46,7 +46,7 @@ class Storage:
         self._limits = config.keeping
         self.instance_id = secrets.token_hex(8)
         """Names this life of the server process."""
-        self.forgotten = Forgotten(self.instance_id)
+        self.forgotten = Forgotten(self.instance_id, durable=self.store.durable)
         self.journal = Journal(self.store.jobs, server=self.instance_id, immediate=self.store.immediate)
         self.jobs = Jobs(self.store, self.journal, self.forgotten)
         self.artifacts = Artifacts(self.store.files, self.blobs, self.forgotten)

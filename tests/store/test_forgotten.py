@@ -2,10 +2,12 @@
 
 import pytest
 
+from omni_grpc.config import EngineConfig
 from omni_grpc.engine import JobState
 from omni_grpc.gate.stored import Stored
 from omni_grpc.store.forgotten import Forgotten
 from omni_grpc.store.records import Cause
+from omni_grpc.store.storage import Storage
 from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import NotFound
 from tests.engine.manual import ask, run_through, started_engine
@@ -108,3 +110,10 @@ def test_the_newest_names_are_remembered_and_no_more():
     errors = [forgotten.not_found(f"job_{i}", reason="JOB_NOT_FOUND", tenant=None) for i in (96, 97, 99)]
     causes = [error.failure.metadata["cause"] for error in errors]
     assert causes == ["UNKNOWN", "EXPIRED", "EXPIRED"]
+
+
+def test_a_store_that_lasts_is_not_asked_about_a_restart():
+    error = Forgotten("here", durable=True).not_found("job_1", reason="JOB_NOT_FOUND", tenant=None)
+    assert "remembered by this server's store (instance here)" in str(error)
+    assert "restart" not in str(error)
+    assert Storage(EngineConfig.from_settings(model="toy")).forgotten._where.endswith("one before a restart?")
