@@ -23,7 +23,7 @@ from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, Failure, Unavailable
 from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.os_errors import plain
-from omni_grpc.types.plan import Beat, Died, Fetched, Plan, Ready, Report
+from omni_grpc.types.plan import Beat, Died, Fetched, Order, Plan, Ready, Report
 from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,9 @@ class Executor(Protocol):
 
     def submit(self, plan: Plan) -> None:
         """Hands over work and returns at once. Raises Unavailable where the worker is gone; Died follows."""
+
+    def order(self, order: Order) -> None:
+        """Has the worker move its model. Raises like `submit`."""
 
     def kill(self) -> None:
         """Kills a worker that hangs. Its Died report follows."""
@@ -120,7 +123,12 @@ class ProcessExecutor:
     def submit(self, plan: Plan) -> None:
         if self._process is None:
             raise _gone()
-        self._process.submit(plan)
+        self._process.send(plan)
+
+    def order(self, order: Order) -> None:
+        if self._process is None:
+            raise _gone()
+        self._process.send(order)
 
     def kill(self) -> None:
         if self._process is not None:
@@ -162,6 +170,9 @@ class HubExecutor:
 
     def submit(self, plan: Plan) -> None:
         self._inner.submit(plan)
+
+    def order(self, order: Order) -> None:
+        self._inner.order(order)
 
     def kill(self) -> None:
         self._inner.kill()
@@ -227,9 +238,9 @@ class WorkerProcess:
     def pid(self) -> int | None:
         return self._process.pid
 
-    def submit(self, plan: Plan) -> None:
+    def send(self, message: Plan | Order) -> None:
         try:
-            self._connection.send(plan)
+            self._connection.send(message)
         except OSError:
             # the reader sees the same end of file and delivers Died, which is where a death is handled
             raise _gone() from None
@@ -350,6 +361,9 @@ class LocalExecutor:
 
     def submit(self, plan: Plan) -> None:
         self._worker.submit(plan)  # type: ignore[attr-defined]
+
+    def order(self, order: Order) -> None:
+        self._worker.order(order)  # type: ignore[attr-defined]
 
     def kill(self) -> None:
         # a thread cannot be killed: the caller's process is the worker's, and it is the caller's to end

@@ -1,14 +1,18 @@
-"""The two messages between engine and worker: the engine sends a `Plan`, the worker answers with `Report`s.
+"""The messages between engine and worker: the engine sends a `Plan` or an `Order`, the worker answers with `Report`s.
 
 A plan says what to do now in each of the three phases (prepare, step, decode) and which requests to drop. Each phase
 has a lane of its own in the worker, so a plan is answered by several reports, one as each piece of work ends, in any
 order: each admitted or decoded request gets Prepared, DecodedPart, Decoded or Broken, each step gets Stepped, whether
 or not a request was dropped meanwhile. So a report always frees exactly one lane.
+
+An order moves the model itself, and comes only while the worker has no request and no work: it is answered by Slept,
+Woken or Unmoved.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping, Sequence
 
 from omni_grpc.types.errors import Failure
@@ -40,6 +44,28 @@ class Plan:
     def running(self) -> tuple[str, ...]:
         """The requests that the worker has and works on."""
         return (*self.step, *self.decode_parts, *self.decode)
+
+
+class SleepLevel(enum.StrEnum):
+    """What a sleeping worker keeps of its model: all weights in host memory, or nothing but the process."""
+
+    KEEP_WEIGHTS = "KEEP_WEIGHTS"
+    DROP_WEIGHTS = "DROP_WEIGHTS"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sleep:
+    """Give the device memory of the model back. Answered by Slept."""
+
+    level: SleepLevel = SleepLevel.KEEP_WEIGHTS
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wake:
+    """Take the model back into device memory. Answered by Woken."""
+
+
+Order = Sleep | Wake
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,6 +128,7 @@ class Ready:
     `warnings` belong to every reply of this worker (a fallback that was allowed, for example). `checkpoint` replaces
     the engine's where only loading the model tells what it can do, as with a pipeline that is not native.
     `found` is what the worker found out while it loaded the model, for the rules of requests and for every reply.
+    `device_bytes`: of the weights, what is in device memory while the worker is awake and at rest.
     """
 
     pid: int
@@ -113,6 +140,7 @@ class Ready:
     found: WorkerFindings = dataclasses.field(default_factory=WorkerFindings)
     warnings: tuple[RequestWarning, ...] = ()
     checkpoint: Checkpoint | None = None
+    device_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +243,33 @@ class Died:
     final: bool = False
 
 
-Report = Loading | Fetched | Ready | Prepared | Stepped | DecodedPart | Decoded | Broken | Died
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Slept:
+    """The model sleeps: `freed_bytes` of device memory were given back, in `elapsed` seconds."""
+
+    freed_bytes: int
+    elapsed: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Woken:
+    """The model is awake again, after `elapsed` seconds. `ready`: what loading it anew has told, where its weights had
+    been dropped.
+    """
+
+    elapsed: float
+    ready: Ready | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Unmoved:
+    """An order could not be carried out; the model is as it was."""
+
+    failure: Failure
+
+
+Moved = Slept | Woken | Unmoved
+Report = Loading | Fetched | Ready | Prepared | Stepped | DecodedPart | Decoded | Broken | Died | Moved
 
 
 def requests_of(report: Report) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from omni_grpc.types.plan import Ready
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.worker.base import LoadedModel, Runner, RunnerContext
 from omni_grpc.worker.profiler import profiled
+from omni_grpc.worker.residency import Residency
 
 
 def machine() -> Machine:
@@ -26,8 +27,10 @@ def machine() -> Machine:
 
 def build(
     config: EngineConfig, checkpoint: Checkpoint, prefix: str, tell: Callable[[Loading], None]
-) -> tuple[Runner, Ready]:
-    """Loads the runner of a checkpoint. Raises ConfigError for a missing device, CheckpointError by name."""
+) -> tuple[Runner, Residency, Ready]:
+    """Loads the runner of a checkpoint, and says where its weights are. Raises ConfigError for a missing device,
+    CheckpointError by name.
+    """
     began = time.monotonic()
     placement = place(config.model, machine(), replicas=config.worker.data_parallel_size)
     device, dtype = torch.device(placement.device), getattr(torch, placement.dtype)
@@ -38,7 +41,8 @@ def build(
         RunnerContext(config=config, checkpoint=checkpoint, device=device, dtype=dtype, prefix=prefix, tell=tell)
     )
     profiler = config.profiler
-    return loaded.runner if profiler is None else profiled(loaded, profiler, device), Ready(
+    residency = Residency(loaded.components, device)
+    ready = Ready(
         pid=os.getpid(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         dtype=placement.dtype,
@@ -48,4 +52,6 @@ def build(
         found=loaded.found,
         warnings=loaded.warnings,
         checkpoint=loaded.checkpoint,
+        device_bytes=residency.device_bytes,
     )
+    return loaded.runner if profiler is None else profiled(loaded, profiler, device), residency, ready

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from omni_grpc.config import EngineConfig
 from omni_grpc.types.library_logs import quiet_libraries
 from omni_grpc.types.os_errors import plain
-from omni_grpc.types.plan import Beat, Died, Report
+from omni_grpc.types.plan import Beat, Died, Plan, Report
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.worker.failure import failure
 from omni_grpc.worker.worker import Worker
@@ -44,7 +44,10 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
                 continue
             if (plan := connection.recv()) is None:
                 break
-            worker.submit(plan)
+            if isinstance(plan, Plan):
+                worker.submit(plan)
+            else:
+                worker.order(plan)
     except (EOFError, OSError) as error:
         # an end of file, also in the middle of a message, or nobody who reads
         logger.info("the engine is gone, ending: %s", "end of file" if isinstance(error, EOFError) else plain(error))

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.resolve.settings import Placement, place
-from omni_grpc.types.plan import Broken, Died, Plan, Report, Stepped
+from omni_grpc.types.plan import (
+    Broken,
+    Died,
+    Order,
+    Plan,
+    Ready,
+    Report,
+    Sleep,
+    SleepLevel,
+    Slept,
+    Stepped,
+    Unmoved,
+    Woken,
+)
 from omni_grpc.types.request import Request
 from omni_grpc.types.shared_inputs import read_inputs
 from omni_grpc.types.spec import Checkpoint
@@ -35,6 +50,8 @@ class Worker:
         self._prefix = prefix
         self._lock = threading.Lock()
         self._wanted: set[str] = set()
+        self._dropped = False
+        """Whether its weights were dropped: waking loads them anew."""
         self._prepare, self._step, self._decode = (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"omni_grpc-{lane}")
             for lane in ("prepare", "step", "decode")
@@ -43,6 +60,13 @@ class Worker:
     def start(self) -> None:
         """Begins to load. The report is Ready, or Died with the reason."""
         self._enter(self._step, self._load)
+
+    def order(self, order: Order) -> None:
+        """Moves the model, on the step lane. The worker has no request then."""
+        if isinstance(order, Sleep):
+            self._enter(self._step, self._sleep, order.level)
+        else:
+            self._enter(self._step, self._wake)
 
     def submit(self, plan: Plan) -> None:
         """Passes each part of the plan to its lane. The memory of a dropped request is freed once its lane is done with
@@ -93,12 +117,41 @@ class Worker:
 
     def _load(self) -> None:
         try:
-            self._runner, ready = build(self._config, self._checkpoint, self._prefix, self._send)
+            ready = self._build()
         except Exception as error:  # noqa: BLE001 - whatever keeps the model from loading is reported, not raised in a lane
             self._send(Died(failure=failure(error, f"loading {self._checkpoint.path}")))
         else:
-            self._checkpoint = ready.checkpoint or self._checkpoint
             self._send(ready)
+
+    def _build(self) -> Ready:
+        self._runner, self._residency, ready = build(self._config, self._checkpoint, self._prefix, self._send)
+        self._checkpoint = ready.checkpoint or self._checkpoint
+        return ready
+
+    def _sleep(self, level: SleepLevel) -> None:
+        began = time.monotonic()
+        try:
+            freed = self._residency.sleep()
+        except Exception as error:  # noqa: BLE001 - an order that fails is answered, as a request is
+            self._send(Unmoved(failure=failure(error, "putting the model to sleep")))
+            return
+        if level is SleepLevel.DROP_WEIGHTS:
+            del self._runner, self._residency
+            gc.collect()
+        self._dropped = level is SleepLevel.DROP_WEIGHTS
+        self._send(Slept(freed_bytes=freed, elapsed=time.monotonic() - began))
+
+    def _wake(self) -> None:
+        began, ready = time.monotonic(), None
+        try:
+            if self._dropped:
+                ready = self._build()
+            else:
+                self._residency.wake()
+        except Exception as error:  # noqa: BLE001 - an order that fails is answered, as a request is
+            self._send(Unmoved(failure=failure(error, "waking the model")))
+            return
+        self._send(Woken(elapsed=time.monotonic() - began, ready=ready))
 
     def _run_prepare(self, request: Request) -> None:
         try:

@@ -1,5 +1,6 @@
 """The worker's lanes, with a real model."""
 
+import dataclasses
 import queue
 import secrets
 
@@ -12,7 +13,21 @@ from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.load_progress import Loading, LoadPhase
-from omni_grpc.types.plan import Broken, Decoded, Died, Plan, Prepared, Ready, Stepped
+from omni_grpc.types.plan import (
+    Broken,
+    Decoded,
+    Died,
+    Plan,
+    Prepared,
+    Ready,
+    Sleep,
+    SleepLevel,
+    Slept,
+    Stepped,
+    Unmoved,
+    Wake,
+    Woken,
+)
 from omni_grpc.types.request import Draft
 from omni_grpc.worker.worker import Worker
 
@@ -58,6 +73,52 @@ def test_a_request_goes_through_the_lanes(worker):
     assert isinstance(decoded, Decoded)
     assert len(shared.take(decoded.media[0].data)) == decoded.media[0].data.size
     assert (it._runner._held, it._wanted) == ({}, set())
+
+
+def _result(it, reports, checkpoint, config):
+    it.submit(Plan(admit=(request(checkpoint, config),)))
+    reports.get(timeout=60)
+    for _ in range(2):
+        it.submit(Plan(step=("job_1",)))
+        reports.get(timeout=60)
+    it.submit(Plan(decode=("job_1",)))
+    return bytes(shared.take(reports.get(timeout=60).media[0].data))
+
+
+def _next(reports):
+    while isinstance(report := reports.get(timeout=60), Loading):
+        pass
+    return report
+
+
+@pytest.mark.parametrize("level", SleepLevel)
+def test_a_worker_that_has_slept_makes_what_it_made_before(worker, level):
+    it, reports, checkpoint, config = worker
+    loaded = reports.get(timeout=60)
+    before = _result(it, reports, checkpoint, config)
+    it.order(Sleep(level=level))
+    assert isinstance(_next(reports), Slept)
+    assert hasattr(it, "_runner") == (level is SleepLevel.KEEP_WEIGHTS)
+    it.order(Wake())
+    woken = _next(reports)
+    assert isinstance(woken, Woken)
+    # only what was loaded anew has something new to tell
+    assert (woken.ready is not None) == (level is SleepLevel.DROP_WEIGHTS)
+    assert woken.ready is None or woken.ready.weight_bytes == loaded.weight_bytes
+    assert _result(it, reports, checkpoint, config) == before
+
+
+def test_a_model_that_cannot_be_loaded_again_stays_asleep_and_its_worker_alive(worker):
+    it, reports, checkpoint, _ = worker
+    reports.get(timeout=60)
+    it.order(Sleep(level=SleepLevel.DROP_WEIGHTS))
+    _next(reports)
+    it._checkpoint = dataclasses.replace(checkpoint, path=checkpoint.path / "gone")
+    it.order(Wake())
+    assert isinstance(_next(reports), Unmoved)
+    it._checkpoint = checkpoint
+    it.order(Wake())
+    assert isinstance(_next(reports), Woken)
 
 
 def test_a_request_dropped_before_its_decode_is_reported_and_logged_as_no_defect(worker, caplog):
