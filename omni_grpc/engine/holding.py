@@ -16,6 +16,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.engine.admission import stopped_first
 from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.fairness import ShareOf
+from omni_grpc.engine.inputs import InputStore
 from omni_grpc.engine.outputs import Outputs
 from omni_grpc.engine.run import JobRun
 from omni_grpc.engine.scheduler import Scheduler
@@ -47,9 +48,12 @@ class Holding(Standing, abc.ABC):
         checkpoint: Checkpoint,
         executors: Sequence[Executor],
         storage: Storage | None = None,
+        inputs: InputStore | None = None,
     ) -> None:
-        super().__init__(config, checkpoint, executors, storage)
+        super().__init__(config, checkpoint, executors, storage, inputs)
         self.on_end: list[Callable[[Job], None]] = []
+        self.on_work: Callable[[], None] = lambda: None
+        """Called when a job has come to wait, or has left."""
         self._runs: dict[str, JobRun] = {}
         self._timers = Timers(self._on_timer_error)
         self._outputs = Outputs(self.artifacts, immediate=self.storage.store.immediate)
@@ -105,7 +109,17 @@ class Holding(Standing, abc.ABC):
     @property
     def takes_over(self) -> bool:
         """Whether jobs of other servers can be gone on with here."""
-        return self.state in (EngineState.STARTING, EngineState.READY, EngineState.RESTARTING)
+        return self.state in (EngineState.STARTING, EngineState.READY, EngineState.RESTARTING, EngineState.ASLEEP)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has jobs that wait or run."""
+        return bool(self._runs)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a job waits in its queue."""
+        return self._books.waiting > 0
 
     def settle(self, job: Job, event: Event) -> None:
         """Ends a job that the store has, and that nobody goes on with."""
@@ -190,6 +204,7 @@ class Holding(Standing, abc.ABC):
         self._timers.set(job_id, "queue_timeout", spec.queue_timeout, self._expire)
         if spec.deadline is not None:
             self._timers.set(job_id, "deadline", max(0.0, spec.deadline - time.time()), self._expire)
+        self._used()
 
     def _fail(self, run: JobRun, failure: Failure) -> None:
         self._drop(run)
@@ -241,6 +256,11 @@ class Holding(Standing, abc.ABC):
         self._timers.clear_all(run.job.id)
         if not self._runs:
             self._idle.set()
+        self._used()
+
+    def _used(self) -> None:
+        self.last_used = time.monotonic()
+        self.on_work()
 
     def _tell_end(self, job: Job) -> None:
         for observer in self.on_end:

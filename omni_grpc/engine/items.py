@@ -28,7 +28,8 @@ class Lane(enum.StrEnum):
 class Item:
     """A job in the scheduler. `service`: predicted milliseconds of steps it has received, counted from its fair start;
     `left`: steps that it has still to take; `evals`: forwards that one of them takes, as far as is known; `segments`:
-    parts that its output is made in; `final`: it is not requeued when its worker is lost.
+    parts that its output is made in; `final`: it is not requeued when its worker is lost; `closing`: the replica that
+    has it takes no more jobs.
     """
 
     request: Request
@@ -44,6 +45,7 @@ class Item:
     preempted: bool = False
     part_ready: bool = False
     final: bool = False
+    closing: bool = False
 
     @property
     def order(self) -> tuple[float, int]:

@@ -88,9 +88,33 @@ class Scheduler:
         """By tenant: the service of a job of it here that had always received its fair share."""
         self._busy: set[Lane] = set()
         self._dropped: list[str] = []
+        self._closed = False
 
     def __contains__(self, job_id: str) -> bool:
         return job_id in self.books.items
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more jobs from the queue. Those that it has go on."""
+        return self._closed
+
+    @closed.setter
+    def closed(self, closed: bool) -> None:
+        if closed is not self._closed:
+            self._closed = closed
+            self.books.places += -self.max_num_seqs if closed else self.max_num_seqs
+            for item in self._active.values():
+                item.closing = closed
+
+    @property
+    def quiet(self) -> bool:
+        """Whether its worker has nothing, and nothing to do."""
+        return not (self._active or self._busy or self._dropped)
+
+    @property
+    def held(self) -> list[str]:
+        """The jobs that have left the queue for this replica."""
+        return list(self._active)
 
     @property
     def cost(self) -> CostModel:
@@ -133,6 +157,20 @@ class Scheduler:
     def work_ms(self) -> float:
         """Predicted milliseconds of all that the jobs of this replica have still to do."""
         return sum(map(self.books.work, self._active.values()))
+
+    @property
+    def has_place(self) -> bool:
+        """Whether one more job could take steps beside those that do."""
+        inside = sum(item.inside for item in self._active.values())
+        return inside < self.max_num_seqs and not (self.exclusive and self._active)
+
+    @property
+    def work_before_ms(self) -> float:
+        """Predicted milliseconds until a place is free: with jobs that share steps, until the one with the least work
+        has been served in turn with the others.
+        """
+        work = [self.books.work(item) for item in self._active.values() if item.inside]
+        return 0.0 if len(work) < self.max_num_seqs and not self.exclusive else sum(min(work) for _ in work)
 
     def has(self, job_id: str) -> bool:
         """Whether a job has left the queue for this replica."""
@@ -292,7 +330,7 @@ class Scheduler:
         has it, or a tenant that has more of them than is its part.
         """
         books = self.books
-        if not books.queue or (self.exclusive and self._active):
+        if self._closed or not books.queue or (self.exclusive and self._active):
             return ()
         if sum(item.inside for item in self._active.values()) >= 2 * self.max_num_seqs:
             return ()
