@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_grpc.config import backends, exposure, roles
+from omni_grpc.config.fleet import FleetConfig
 from omni_grpc.config.keeping import JobsConfig, KeepingLimits, StoreConfig
 from omni_grpc.config.options import Option, options_of, sections_of, setting, unknown_settings
 from omni_grpc.config.service_sections import (
@@ -42,7 +43,8 @@ class ModelConfig:
     model: str = setting(
         dataclasses.MISSING,
         "checkpoint folder in the diffusers layout, or ORG/NAME on the Hugging Face hub (default: demo, the bundled "
-        "model)",
+        "model); as NAME=FOLDER with its name in requests, for a server several times",
+        repeats=True,
         empty="give a checkpoint folder or ORG/NAME of the hub, or leave it out for the bundled model",
     )
     served_model_name: str | None = setting(
@@ -239,6 +241,12 @@ class WorkerConfig:
     data_parallel_size: int = setting(
         1, "replicas of the model, each in a worker of its own, on a GPU of its own where there are GPUs", minimum=1
     )
+    devices: tuple[str, ...] = setting(
+        (), "GPUs of the replicas, by number, separated by commas (default: the first ones; with one replica, all)"
+    )
+    load_later: bool = setting(
+        False, "know the model, and load it only when AdminService.LoadModel asks for it (among several models)"
+    )
     worker_timeout: float = setting(30.0, "seconds without a heartbeat after which a worker is killed", minimum=1)
     phase_timeout: float = setting(
         1800.0, "seconds that one prepare, step or decode may take before the worker is killed as hung", minimum=1
@@ -273,6 +281,7 @@ class EngineConfig:
     profiler: ProfilerConfig | None = None
     scheduler: SchedulerConfig = SchedulerConfig()
     limits: LimitsConfig = LimitsConfig()
+    fleet: FleetConfig = dataclasses.field(default_factory=FleetConfig)
     jobs: JobsConfig = dataclasses.field(default_factory=JobsConfig)
     store: StoreConfig = dataclasses.field(default_factory=StoreConfig)
     worker: WorkerConfig = WorkerConfig()

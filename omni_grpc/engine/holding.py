@@ -159,6 +159,24 @@ class Holding(Standing, abc.ABC):
             self._tick()
         return job
 
+    def fail_waiting(self, failure: Failure) -> None:
+        """Fails all jobs that wait in the queue."""
+        for run in [run for run in self._runs.values() if self._books.is_waiting(run.job.id)]:
+            self._fail(run, failure)
+        self._tick()
+
+    def look(self) -> None:
+        """To be called when something outside has changed that jobs may wait for."""
+        self._tick()
+
+    def running_of(self, tenant: str) -> int:
+        """The number of a tenant's jobs that have left the queue and are not finished."""
+        return self._books.running_of(tenant)
+
+    def elsewhere_of(self, elsewhere: Callable[[str], int]) -> None:
+        """From now on `elsewhere` says how many jobs of a tenant run that count against its limit too."""
+        self._books.elsewhere = elsewhere
+
     def share_by(self, share_of: ShareOf) -> None:
         """From now on `share_of` says what each tenant may have. To be called again when it says something else, so
         that jobs that waited for that start at once.
