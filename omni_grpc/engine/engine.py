@@ -174,6 +174,8 @@ class Engine(Holding):
             run.job.append(run.encoded(report))
             replica.scheduler.prepared(report.id, report.rows)
             self.inputs.free(run.job.request.inputs)
+            if (failure := replica.scheduler.too_large(report.id)) is not None:
+                self._fail(run, failure)
 
     def _on_stepped(self, replica: Replica, report: Stepped) -> None:
         self._free(replica, Lane.STEP)

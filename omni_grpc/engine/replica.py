@@ -69,6 +69,7 @@ class Replica:
         self.state = ReplicaState.READY
         self.scheduler.exclusive = exclusive
         self.scheduler.cost = report.cost
+        self.scheduler.memory = report.memory
 
     def expected_lanes(self) -> dict[str, float]:
         """What a prepare and a decode take, in the scheduler's predicted milliseconds."""
