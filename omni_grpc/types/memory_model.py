@@ -19,6 +19,8 @@ was not measured.
 """
 PREPROCESSED = 12
 """Bytes of an input's pixel as the VAE reads it: three channels in float32."""
+BLENDED = 40.0
+"""Bytes of a pixel that tiles are blended into: three channels in float32, and their way to 8 bits."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +38,14 @@ class StepLaw:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLaw:
-    """row + token * n for each row of n tokens."""
+    """row + token * n for each row of n tokens, and step for each step of a prompt: what is computed ahead of it."""
 
     row: float = 0.0
     token: float = 0.0
+    step: float = 0.0
 
-    def of(self, rows: Sequence[int]) -> float:
-        return self.row * len(rows) + self.token * sum(rows)
+    def of(self, rows: Sequence[int], steps: int) -> float:
+        return self.row * len(rows) + self.token * sum(rows) + self.step * steps
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +84,11 @@ class MemoryModel:
     infinite where nothing was measured (on a CPU, without a warm-up, for diffusers pipelines): then nothing is refused
     and nothing waits for memory.
 
-    `row`: the tokens of a row. `prepare` does not count what stays afterwards, which is `held`. `encode` is what
-    encoding inputs takes where the requests that were measured had none. `decode` is of one output, whole; `tiled` the
-    same in tiles of `tile_area` pixels, where the model can do that. Outputs are decoded in tiles where the whole one
-    would not fit, and where `always_tiled`. Videos longer than `segment_frames` are made in segments of so many, if it
-    is not 0.
+    `row`: the tokens of a row. `prepare` does not count what stays afterwards, which is `held`; `prepare_step` comes to
+    it for each step. `encode` is what encoding inputs takes where the requests that were measured had none. `decode` is
+    of one output. Outputs are decoded in tiles of `tile_area` pixels (0: never) where the whole one would not fit, and
+    where `always_tiled`: then it is that of a tile, and `blended` for each pixel of a tile and of the output. Videos
+    longer than `segment_frames` are made in segments of so many, if it is not 0.
     """
 
     capacity: float = math.inf
@@ -93,9 +96,10 @@ class MemoryModel:
     step: StepLaw = StepLaw()
     held: HeldLaw = HeldLaw()
     prepare: PixelLaw = PixelLaw()
+    prepare_step: float = 0.0
     encode: PixelLaw = PixelLaw()
     decode: PixelLaw = PixelLaw()
-    tiled: PixelLaw | None = None
+    blended: float = BLENDED
     tile_area: int = 0
     always_tiled: bool = False
     segment_frames: int = 0
@@ -106,19 +110,17 @@ class MemoryModel:
 
     def rows(self, request: Request) -> tuple[int, ...]:
         """The tokens of each row that a request will have at most, unless its inputs bring some."""
-        branches = 1 + has_negative(request)
         tokens = math.ceil(self.row.of(*self._size(request)) - 1e-6)
-        return (tokens,) * (branches * request.num_outputs)
+        return (tokens,) * (_branches(request) * request.num_outputs)
 
     def in_tiles(self, request: Request) -> bool:
         """Whether its outputs are decoded in tiles. It depends on the request alone, never on what runs beside it."""
         area, volume = self._size(request)
-        if self.tiled is None or area <= self.tile_area:
+        if not self.tile_area or area <= self.tile_area:
             return False
         whole = self.decode.of(area, volume)
-        if self.always_tiled:
-            return True
-        return self.held.of(self.rows(request)) + whole > self.capacity and self.tiled.of(area, volume) < whole
+        held = self.held.of(self.rows(request), _steps(request))
+        return self.always_tiled or (held + whole > self.capacity and self._tiled(area, volume) < whole)
 
     def need(self, request: Request, rows: tuple[int, ...] = ()) -> Need:
         """`rows`: the tokens of its rows, once they are known."""
@@ -128,17 +130,21 @@ class MemoryModel:
         area, volume = self._size(request)
         seen = [(area, volume), *((one.width * one.height, _pixels(one)) for one in _pictures(request.inputs))]
         widest, everything = max(a for a, _ in seen), sum(v for _, v in seen)
-        prepare = self.prepare.of(area, volume)
+        steps = _steps(request)
+        prepare = self.prepare.of(widest, max(v for _, v in seen)) + self.prepare_step * steps
         if len(seen) > 1:
             prepare += self.encode.of(widest, everything) + PREPROCESSED * everything
-        decode = self.tiled if self.tiled is not None and self.in_tiles(request) else self.decode
         return Need(
             rows=rows,
-            held=self.held.of(rows),
+            held=self.held.of(rows, steps),
             prepare=prepare,
             step=self.step.of(rows),
-            decode=decode.of(area, volume),
+            decode=self._tiled(area, volume) if self.in_tiles(request) else self.decode.of(area, volume),
         )
+
+    def _tiled(self, area: float, volume: float) -> float:
+        tile = self.tile_area * volume / area
+        return self.decode.of(self.tile_area, tile) + self.blended * (tile + volume)
 
     def _size(self, request: Request) -> tuple[float, float]:
         """Pixels of a frame, and of all frames that are made at once."""
@@ -147,6 +153,15 @@ class MemoryModel:
             frames = min(frames, self.segment_frames)
         area = float(request.width * request.height)
         return area, area * frames
+
+
+def _branches(request: Request) -> int:
+    return 1 + has_negative(request)
+
+
+def _steps(request: Request) -> int:
+    """Steps, counted for each prompt."""
+    return request.steps * _branches(request)
 
 
 def _pictures(inputs: Inputs) -> Iterator[ImageInput | VideoInput]:
