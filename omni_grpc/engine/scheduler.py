@@ -119,6 +119,11 @@ class Scheduler:
         self._memory = self.books.memory = memory
 
     @property
+    def memory_taken(self) -> float:
+        """Bytes beyond the weights that all that is in the worker is predicted to take now."""
+        return self._room.taken
+
+    @property
     def is_fitted(self) -> bool:
         """Whether the cost is one that was measured."""
         return self._cost != CostModel()
