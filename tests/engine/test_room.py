@@ -1,13 +1,15 @@
 """What is predicted never exceeds the memory, and nobody waits for ever because of it."""
 
+import dataclasses
 import random
 
 import pytest
 
 from omni_grpc.engine.fairness import Share
-from omni_grpc.engine.items import Lane
-from omni_grpc.types.memory_model import HeldLaw, MemoryModel, PixelLaw, StepLaw
-from tests.engine.simulation import PIXELS_A_TOKEN, Simulation
+from omni_grpc.engine.items import Item, Lane, Phase
+from omni_grpc.engine.room import Room
+from omni_grpc.types.memory_model import HeldLaw, MemoryModel, Need, PixelLaw, StepLaw
+from tests.engine.simulation import BASE, PIXELS_A_TOKEN, Simulation
 
 ROW = PixelLaw(area=1 / PIXELS_A_TOKEN)
 ROUNDING = 1e-6
@@ -178,3 +180,33 @@ def test_a_job_that_was_cancelled_keeps_its_memory_until_its_lane_reports():
     simulation.run()
     assert second.ended is not None
     assert simulation.most <= memory.capacity
+
+
+def item(name, phase, **need):
+    request = dataclasses.replace(BASE, id=name)
+    return Item(request, rank=0.0, arrival=0, phase=phase, need=Need(**need))
+
+
+def test_lanes_wait_for_one_another_where_jobs_are_larger_than_was_predicted():
+    memory = MemoryModel(step=StepLaw(token=1.0), capacity=100)
+    running = item("a", Phase.RUNNING, rows=(60,), step=60)
+    ended = item("b", Phase.DECODE_QUEUED, decode=50)
+    both = [running, ended]
+    assert Room(memory, both, {}).decodes(ended)
+    assert not Room(memory, both, {Lane.STEP: [running]}).decodes(ended)
+    assert not Room(memory, both, {Lane.DECODE: [ended]}).steps([running])
+    assert Room(memory, both, {}).steps([running]), "the decode waits then"
+    assert Room(memory, [running], {Lane.PREPARE: [item("c", Phase.PREPARING, prepare=40)]}).steps([running])
+    assert not Room(memory, [running], {Lane.PREPARE: [item("c", Phase.PREPARING, prepare=41)]}).steps([running])
+    huge = item("d", Phase.RUNNING, rows=(500,), step=500)
+    assert Room(memory, [huge], {}).steps([huge]), "nothing would come of waiting"
+
+
+def test_a_job_in_segments_is_stepped_and_decoded_at_once():
+    memory = MemoryModel(step=StepLaw(token=1.0), capacity=100)
+    small = item("a", Phase.RUNNING, rows=(10,), step=10, decode=10)
+    new = item("b", Phase.WAITING)
+    need = Need(rows=(60,), step=60, decode=50)
+    assert Room(memory, [small], {}).admits(new, need)
+    new.segments = 2
+    assert not Room(memory, [small], {}).admits(new, need)
