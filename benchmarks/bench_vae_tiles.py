@@ -47,6 +47,7 @@ def main() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("--size", type=int, default=1024, help="pixels along each edge")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     checkpoint = open_checkpoint(BUNDLED, name="demo")
     vae = CausalVae(load_module(checkpoint, "vae", device="cpu", dtype=torch.float32))
     given = picture(options.size)
@@ -55,7 +56,7 @@ def main() -> None:
     whole = to_uint8(vae.decode(latents)[0])
     seconds = time.perf_counter() - began
     print(provenance.text("benchmarks/bench_vae_tiles.py"))
-    print(f"{options.size} x {options.size} pixels, float32 on a CPU\n")
+    print(f"{options.size} x {options.size} pixels, float32, one thread of a CPU\n")
     print(f"{'tile':>5} {'overlap':>7} {'seconds':>8} {'PSNR':>7} {'mean':>8} {'largest':>8}")
     for tiling in TILINGS:
         vae.tiling = tiling

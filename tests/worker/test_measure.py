@@ -272,3 +272,17 @@ def test_an_engine_refuses_by_what_its_worker_has_measured_and_makes_what_it_nam
         width, height = map(int, named.removeprefix("the same shape fits as ").split(" x "))
         assert width == 2 * height < 1024
         assert omni.generate("a star", width=width, height=height, steps=1).images[0].size == (width, height)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_request_takes_no_more_than_is_predicted_of_it(tiny_qwen_image):
+    torch.cuda.empty_cache()
+    with Omni(str(tiny_qwen_image), device="cuda", warm_up_seconds=5, cuda_graph_tokens=0) as omni:
+        memory = omni._engine.replicas[0].scheduler.memory
+        assert 0 < memory.capacity < torch.cuda.get_device_properties(0).total_memory
+        request = placeholder(omni.checkpoint, size=1536, outputs=2)
+        rest = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        omni.generate("a star", width=1536, height=1536, steps=2, num_outputs=2, true_cfg_scale=1.0, seed=1)
+        took = torch.cuda.max_memory_allocated() - rest
+        assert 0.8 < memory.need(request).alone / took < 4
