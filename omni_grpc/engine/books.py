@@ -12,6 +12,7 @@ from omni_grpc.engine.leaving import Queue, View, leaving
 from omni_grpc.engine.policy import POLICIES, Claim
 from omni_grpc.engine.wait import Pace, expected_wait
 from omni_grpc.types.errors import ResourceExhausted
+from omni_grpc.types.memory_model import MemoryModel
 from omni_grpc.types.plan import CostModel
 from omni_grpc.types.request import Request
 
@@ -31,6 +32,7 @@ class Books:
         self.max_queue = max_queue
         self.places = 0
         self.cost = CostModel()
+        self.memory = MemoryModel()
         self.share_of: ShareOf = equal_shares
         """The share of a tenant, asked at each plan."""
         self.elsewhere: Callable[[str], int] = lambda tenant: 0

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine.admission import not_started, restart_pause
+from omni_grpc.engine.decision import Decision, lanes
 from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.inputs import InputStore
 from omni_grpc.engine.items import Lane
 from omni_grpc.engine.replica import Replica, ReplicaState
 from omni_grpc.engine.resting import Resting
 from omni_grpc.engine.run import JobRun
-from omni_grpc.engine.scheduler import Decision, lanes
 from omni_grpc.engine.status import EngineState
 from omni_grpc.store.seam import at_once
 from omni_grpc.store.storage import Storage
@@ -190,6 +190,8 @@ class Engine(Resting):
             run.job.append(run.encoded(report))
             replica.scheduler.prepared(report.id, report.rows)
             self.inputs.free(run.job.request.inputs)
+            if (failure := replica.scheduler.too_large(report.id)) is not None:
+                self._fail(run, failure)
 
     def _on_stepped(self, replica: Replica, report: Stepped) -> None:
         self._free(replica, Lane.STEP)

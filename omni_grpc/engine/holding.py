@@ -26,6 +26,7 @@ from omni_grpc.engine.submission import Submission, claim_of, new_run
 from omni_grpc.engine.timers import Timers
 from omni_grpc.resolve.advice import advise_priority
 from omni_grpc.resolve.frames import segments
+from omni_grpc.resolve.memory_fit import check_memory
 from omni_grpc.resolve.request import resolve_request
 from omni_grpc.store.job import Job, new_job_id
 from omni_grpc.store.storage import Storage
@@ -79,6 +80,7 @@ class Holding(Standing, abc.ABC):
         if (earlier := self.check_submission(submission)) is not None:
             return earlier, True
         resolved = resolve_request(submission.draft, self.facts, id=new_job_id())
+        check_memory(resolved.request, self._books.memory, self.checkpoint.limits)
         if approve is not None:
             approve(resolved.request)
         run = new_run(

@@ -84,6 +84,7 @@ class Replica:
         self._has_worker = True
         self.scheduler.exclusive = exclusive
         self.scheduler.cost = report.cost
+        self.scheduler.memory = report.memory
         self._settle(None)
 
     def pause(self, paused: bool) -> None:
