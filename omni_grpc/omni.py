@@ -78,13 +78,15 @@ class Generation:
 
 ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store", "webhooks")
 """Sections of settings about who calls a server, and what outlives it. Here is none."""
+OF_SEVERAL = ("data_parallel_size", "distributed_executor_backend", "ray_address", "ray_placement_timeout")
+"""Settings about workers beside this process. Here the worker is a thread of it."""
 
 
 def _refuse_without_effect(settings: Mapping[str, Any]) -> None:
     idle = [
         option.name
         for option in options()
-        if option.name in settings and (option.section in ABOUT_SERVERS or option.name == "data_parallel_size")
+        if option.name in settings and (option.section in ABOUT_SERVERS or option.name in OF_SEVERAL)
     ]
     if idle:
         violations = tuple(Violation(name, "has no effect without a server; leave it out") for name in idle)
