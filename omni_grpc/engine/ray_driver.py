@@ -18,6 +18,7 @@ import dataclasses
 import logging
 import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0
 CLOSE_SECONDS = 6.0
 """How long running work gets to end. After that the actor is killed by Ray, or this process by its executor."""
+CONNECT_SECONDS = 30.0
+"""How long a cluster gets to answer at all."""
 CALLS = 3
 """Most calls at a time: of `feed`, `reports` and `close`, one each."""
 
@@ -181,16 +184,30 @@ class _Replica:
         import ray
 
         address = self._config.worker.ray_address or os.environ["RAY_ADDRESS"]
+
+        def failure(why: str) -> Failure:
+            message = (
+                f"no Ray cluster at {address!r} can be used from this machine: {why}; start a node here with "
+                "`ray start`, or check --ray-address"
+            )
+            return _unusable("RAY_NOT_REACHED", message)
+
+        # Ray itself tries for minutes: what it is at does not end with this, but this process does
+        late = failure(f"there was no answer for {CONNECT_SECONDS:g} s")
+        watch = threading.Timer(CONNECT_SECONDS, self._end, (Died(failure=late),))
+        watch.daemon = True
+        watch.start()
         try:
+            if ":" in address:
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
             # it warns that signals are handled elsewhere, as they are
             logging.getLogger("ray").setLevel(logging.ERROR)
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True)
         except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
-            message = (
-                f"no Ray cluster at {address!r} can be used from this machine: {_told(error)}; start a node here with "
-                "`ray start`, or check --ray-address"
-            )
-            raise Ended(_unusable("RAY_NOT_REACHED", message)) from error
+            raise Ended(failure(_told(error))) from error
+        finally:
+            watch.cancel()
         self._connected = True
 
     def _place(self) -> Any:

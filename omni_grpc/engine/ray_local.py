@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 KEEPER = "omni_grpc.engine.ray_local:serve"
 START_SECONDS = 90.0
+ANSWER_SECONDS = 5.0
+"""How long the GCS of this machine gets to answer. One that has ended does not come back, as that of a cluster may."""
 OBJECT_STORE_BYTES = 256 << 20
 """Shared memory for what is under way between processes. What does not fit goes to the folder of the session."""
 USAGE = "RAY_USAGE_STATS_ENABLED"
@@ -55,7 +58,7 @@ class LocalRay:
         Unavailable (RAY_NOT_STARTED).
         """
         with self._lock:
-            if self._process is None or not self._process.is_alive():
+            if self._process is None or not self._process.is_alive() or not self._answers():
                 self._clear()
                 try:
                     self._boot()
@@ -72,11 +75,22 @@ class LocalRay:
             if self._holders == 0:
                 self._clear()
 
+    def _answers(self) -> bool:
+        """Whether its GCS is there: what holds Ray notices only after a while that it is not."""
+        host, _, port = self._environment["RAY_ADDRESS"].rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+        except OSError as error:
+            logger.warning("Ray on this machine, at %s:%s, is gone: %s", host, port, plain(error))
+            return False
+        return True
+
     def _boot(self) -> None:
         environment = {
             USAGE: os.environ.get(USAGE, "0"),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_gcs_rpc_server_reconnect_timeout_s": f"{ANSWER_SECONDS:g}",
             # what Ray calls so is whether nodes have an address that others reach: 0 is the loopback interface
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         }

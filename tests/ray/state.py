@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 
 import ray
 from ray._private.state import actors
@@ -11,4 +12,4 @@ if __name__ == "__main__":
     ray.init(logging_level=logging.ERROR)
     living = [one for one in actors().values() if one["State"] not in ("DEAD", "DEPENDENCIES_UNREADY")]
     groups = [one for one in placement_group_table().values() if one["state"] != "REMOVED"]
-    print(json.dumps({"actors": len(living), "groups": len(groups)}))
+    sys.stdout.write(json.dumps({"actors": len(living), "groups": len(groups)}) + "\n")

@@ -1,4 +1,4 @@
-"""What crosses between an engine and an actor: bytes inside of the messages, and no setting that a worker does not read."""
+"""What crosses between an engine and an actor: bytes inside of messages, and no setting that a worker does not read."""
 
 import asyncio
 import dataclasses
@@ -14,7 +14,7 @@ from omni_grpc.engine.ray_actor import BUNDLED_MODEL, Assignment
 from omni_grpc.engine.ray_executor import RayExecutor
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Unavailable
-from omni_grpc.types.media import DecodedImage, Inputs
+from omni_grpc.types.media import ImageInput, Inputs
 from omni_grpc.types.plan import Broken, Decoded, Plan, Prepared, Ready
 from tests.engine.test_executor import request
 from tests.toy import toy_checkpoint
@@ -44,7 +44,7 @@ async def test_inputs_and_outputs_cross_without_shared_memory_and_in_order(clust
     assert ready.pid not in (os.getpid(), executor.pid)
     data, name = random.Random(7).randbytes(BYTES), f"omni-test-{os.getpid()}"
     shared.store(data, name)
-    image = DecodedImage(data=b"", width=1, height=1, block=name)
+    image = ImageInput(width=1, height=1, channels=3, data=b"", block=name)
     wanted = dataclasses.replace(request(), inputs=Inputs(images=(image,)))
     plans = [Plan(admit=(wanted,)), *[Plan(step=(f"job_{number}",)) for number in range(50)], Plan(decode=("job_1",))]
     for plan in plans:
@@ -69,13 +69,12 @@ async def test_inputs_and_outputs_cross_without_shared_memory_and_in_order(clust
 
 def test_what_a_worker_does_not_read_stays_with_the_server(tmp_path):
     config = EngineConfig.from_settings(
-        state_url="postgresql://user:secret@db/omni",
+        state_url="postgresql://user:hunter2@db/omni",
         artifact_url=str(tmp_path),
-        webhook_secrets=str(tmp_path / "secrets"),
         distributed_executor_backend="ray",
         max_steps=12,
     )
     sent = Assignment.of(config, device="cpu")
-    assert "secret" not in repr(sent)
+    assert "hunter2" not in repr(sent)
     assert (sent.config.limits.max_steps, sent.config.model.device) == (12, "cpu")
     assert (config.model.model, sent.model) == (str(BUNDLED), BUNDLED_MODEL), "it is elsewhere on another node"
