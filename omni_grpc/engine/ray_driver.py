@@ -57,6 +57,7 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s ray: %(message)s")
     # a call after the cluster was left would enter it again
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+    os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     lock = threading.Lock()
 
     def send(report: Report | Beat) -> None:
@@ -135,11 +136,11 @@ class _Replica:
             self._connect()
             self._actor = self._place()
             arrival: Arrival = self._call(self._actor.start, self._assignment)
-            self._where = f"node {arrival.node}"
+            self._where = f"node {arrival.node} (process {arrival.pid})"
             if arrival.version != __version__:
                 message = f"{self._where} has omni_grpc {arrival.version}, this server {__version__}; install the same"
                 raise Ended(_unusable("RAY_VERSION_MISMATCH", message))
-            logger.info("the worker is process %d of %s", arrival.pid, self._where)
+            logger.info("the worker is process %d of node %s", arrival.pid, arrival.node)
             threading.Thread(target=self._feed, name="omni_grpc-feed", daemon=True).start()
             self._fetch()
 
@@ -256,7 +257,7 @@ class _Replica:
                 raise Ended(Failure(code=Code.UNAVAILABLE, reason="WORKER_HUNG", message=message))
             return ray.get(answer)
         except ray.exceptions.RayError as error:
-            message = f"the worker on {self._where} died: {_told(error)}"
+            message = f"the worker on {self._where} died: {_told(error)}; the log of that node says more"
             raise Ended(Failure(code=Code.UNAVAILABLE, reason="WORKER_DIED", message=message)) from error
 
     # --- plans and reports --------------------------------------------------------------------------------------------
@@ -319,4 +320,6 @@ def _told(error: BaseException) -> str:
     """What an error of Ray says, on one line and without the ids of its objects."""
     lines = [line.strip() for line in plain(error).splitlines() if line.strip()]
     said = [line for line in lines if line.startswith(("The actor is dead because", "The actor died because"))]
-    return " ".join(said or lines)[:400].rstrip(".") or type(error).__name__
+    # what follows is a list of guesses
+    text = " ".join(said or lines).partition(" Some common causes include")[0]
+    return text[:400].rstrip(".") or type(error).__name__

@@ -131,7 +131,8 @@ async def test_a_killed_actor_takes_no_job_along_that_was_not_begun(cluster, tmp
         assert sorted(await ended(*jobs)) == ["SUCCEEDED", "WORKER_DIED"]
         (lost,) = [job for job in jobs if job.failure is not None]
         assert lost.failure.retryable
-        assert "died" in lost.failure.message
+        assert "died: The actor is dead because" in lost.failure.message
+        assert f"process {dead}" in lost.failure.message
         assert "\n" not in lost.failure.message
         assert await ended(*waiting) == ["SUCCEEDED"] * 4
         assert [digest(job) for job in waiting] == [made_of(seed) for seed in range(2, 6)]
