@@ -18,6 +18,7 @@ import dataclasses
 import logging
 import os
 import queue
+import re
 import socket
 import threading
 import time
@@ -55,6 +56,8 @@ def serve(
 ) -> None:
     """Body of the process. Runs until the engine sends None or is gone."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s ray: %(message)s")
+    # Ray prints here what actors print; the server's stdout is for whoever started it
+    os.dup2(2, 1)
     # a call after the cluster was left would enter it again
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     os.environ.setdefault("RAY_COLOR_PREFIX", "0")
@@ -294,7 +297,7 @@ class _Replica:
         except OSError as error:
             # its job has ended, or somebody clears the mount; the worker would have said the same
             message = f"an input of {request.id} is gone: {plain(error)}"
-            failure = Failure(code=Code.INTERNAL, reason="INPUT_LOST", message=message)
+            failure = Failure(code=Code.INTERNAL, reason="WORKER_ERROR", message=message)
             self._send(Broken(id=request.id, phase="prepare", failure=failure))
             return None
 
@@ -317,9 +320,9 @@ def _cluster() -> str:
 
 
 def _told(error: BaseException) -> str:
-    """What an error of Ray says, on one line and without the ids of its objects."""
-    lines = [line.strip() for line in plain(error).splitlines() if line.strip()]
-    said = [line for line in lines if line.startswith(("The actor is dead because", "The actor died because"))]
-    # what follows is a list of guesses
-    text = " ".join(said or lines).partition(" Some common causes include")[0]
+    """What an error of Ray says, on one line: of a dead actor the cause alone, without ids and guesses."""
+    text = " ".join(plain(error).split())
+    if cause := re.search(r"The actor is dead because (.+?)(?:\. |\.?$)", text):
+        kind = re.search(r"Worker exit type: (\w+)", text)
+        return cause[1] + (f" ({kind[1]})" if kind else "")
     return text[:400].rstrip(".") or type(error).__name__

@@ -17,8 +17,10 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine.executor import CLOSE_SECONDS, run_body
@@ -128,8 +130,18 @@ class LocalRay:
                 self._process.join()
             self._process = None
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            _remove(self._folder)
             self._folder = ""
+
+
+def _remove(folder: str) -> None:
+    """Removes the files of a session. What has just been killed may still write its last line."""
+    until = time.monotonic() + CLOSE_SECONDS
+    while Path(folder).exists() and time.monotonic() < until:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.05)
+    if Path(folder).exists():
+        logger.warning("the files of Ray in %s could not be removed", folder)
 
 
 def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, folder: str) -> None:
@@ -163,4 +175,4 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
             connection.recv()
     finally:
         ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)

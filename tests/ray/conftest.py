@@ -95,10 +95,11 @@ def of(folder: str) -> list[psutil.Process]:
 
 def gone(pid: int, seconds: float = 15) -> bool:
     """Whether a process ends in time."""
-    return _within(seconds, lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    return within(seconds, lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
-def _within(seconds: float, condition: Callable[[], bool]) -> bool:
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Whether it is so in time."""
     until = time.monotonic() + seconds
     while not (met := condition()) and time.monotonic() < until:
         time.sleep(0.05)

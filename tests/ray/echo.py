@@ -1,6 +1,7 @@
 """A worker in an actor that tells what it has got: the size of its inputs, and their bytes as outputs."""
 
 import os
+import sys
 
 from omni_grpc.engine import ray_driver
 from omni_grpc.types import shared_memory as shared
@@ -18,6 +19,8 @@ class Echo:
         self.send = send
         self.prefix = prefix
         self.data = b""
+        sys.stdout.write("printed in an actor\n")
+        sys.stdout.flush()
 
     def start(self) -> None:
         self.send(Ready(pid=os.getpid(), device="cpu", dtype="float32", load_seconds=0.0, weight_bytes=0))

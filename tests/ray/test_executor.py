@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import os
 import random
+import time
 
 import pytest
 
@@ -62,9 +63,23 @@ async def test_inputs_and_outputs_cross_without_shared_memory_and_in_order(clust
     executor.submit(Plan(admit=(wanted,)))
     broken = await reports.get()
     assert isinstance(broken, Broken)
-    assert (broken.id, broken.phase, broken.failure.reason) == ("job_1", "prepare", "INPUT_LOST")
+    assert (broken.id, broken.phase, broken.failure.reason) == ("job_1", "prepare", "WORKER_ERROR")
+    assert "an input of job_1 is gone" in broken.failure.message
     await executor.close()
     assert reports.empty()
+
+
+async def test_what_an_actor_prints_goes_to_the_log_and_not_to_stdout(cluster, capfd):
+    executor, reports = await started(cluster)
+    await reports.get()
+    out, err, until = "", "", time.monotonic() + 20
+    while "printed in an actor" not in out + err and time.monotonic() < until:
+        await asyncio.sleep(0.2)
+        more = capfd.readouterr()
+        out, err = out + more.out, err + more.err
+    assert "printed in an actor" in err
+    assert out == ""
+    await executor.close()
 
 
 def test_what_a_worker_does_not_read_stays_with_the_server(tmp_path):

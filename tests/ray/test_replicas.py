@@ -131,7 +131,7 @@ async def test_a_killed_actor_takes_no_job_along_that_was_not_begun(cluster, tmp
         assert sorted(await ended(*jobs)) == ["SUCCEEDED", "WORKER_DIED"]
         (lost,) = [job for job in jobs if job.failure is not None]
         assert lost.failure.retryable
-        assert "died: The actor is dead because" in lost.failure.message
+        assert "died: its worker process has died (SYSTEM_ERROR); the log of that node" in lost.failure.message
         assert f"process {dead}" in lost.failure.message
         assert "\n" not in lost.failure.message
         assert await ended(*waiting) == ["SUCCEEDED"] * 4

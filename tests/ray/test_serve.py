@@ -1,8 +1,11 @@
 """The server as its users run it, with the bundled model in actors of a Ray of its own."""
 
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import psutil
@@ -11,7 +14,7 @@ from benchmarks.service.server import served
 from omni_grpc.client import Client
 from omni_grpc.config.sections import BUNDLED
 from omni_grpc.engine.ray_local import USAGE
-from tests.ray.conftest import gone, of
+from tests.ray.conftest import ROOT, gone, of, within
 
 FLAGS = ("--distributed-executor-backend", "ray", "--device", "cpu", "--warm-up-seconds", "0")
 PLACE = re.compile(r"with its files in (\S+)")
@@ -43,13 +46,13 @@ def test_a_real_server_with_two_replicas_survives_the_death_of_one_and_ends_with
 
 
 def test_kill_9_of_the_server_ends_all_of_ray():
-    with served(BUNDLED, *FLAGS) as server:
-        (actor,) = (int(pid) for pid in found(server, ACTOR))
-        (folder,) = found(server, PLACE)
-        os.kill(server.pid, signal.SIGKILL)
-        assert gone(actor)
-        assert of(folder) == []
-        assert not os.path.exists(folder)
+    command = [sys.executable, "-m", "tests.ray.alone"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        said = json.loads(process.stdout.readline())
+        process.kill()
+    assert gone(said["actor"])
+    assert of(said["folder"]) == []
+    assert within(15, lambda: not os.path.exists(said["folder"]))
 
 
 def processes(folder):
