@@ -47,6 +47,8 @@ CLOSE_SECONDS = 6.0
 """How long running work gets to end. After that the actor is killed by Ray, or this process by its executor."""
 CONNECT_SECONDS = 30.0
 """How long a cluster gets to answer at all."""
+NOT_IMPORTED = "failed to import on the worker"
+"""How Ray says that it cannot make an actor on a node, since its class is not there."""
 CALLS = 3
 """Most calls at a time: of `feed`, `reports` and `close`, one each."""
 
@@ -260,6 +262,10 @@ class _Replica:
                 raise Ended(Failure(code=Code.UNAVAILABLE, reason="WORKER_HUNG", message=message))
             return ray.get(answer)
         except ray.exceptions.RayError as error:
+            if NOT_IMPORTED in str(error):
+                why = re.findall(r"(?:ModuleNotFound|Import|Attribute)Error: .*", str(error))[-1:]
+                message = f"a node lacks omni_grpc {__version__} ({' '.join(why)}); install the same on each node"
+                raise Ended(_unusable("RAY_VERSION_MISMATCH", message)) from error
             message = f"the worker on {self._where} died: {_told(error)}; the log of that node says more"
             raise Ended(Failure(code=Code.UNAVAILABLE, reason="WORKER_DIED", message=message)) from error
 
@@ -322,7 +328,9 @@ def _cluster() -> str:
 def _told(error: BaseException) -> str:
     """What an error of Ray says, on one line: of a dead actor the cause alone, without ids and guesses."""
     text = " ".join(plain(error).split())
-    if cause := re.search(r"The actor is dead because (.+?)(?:\. |\.?$)", text):
+    if cause := re.search(r"The actor (?:is dead|died) because (.+?)(?:\. |\.?$)", text):
         kind = re.search(r"Worker exit type: (\w+)", text)
         return cause[1] + (f" ({kind[1]})" if kind else "")
+    if cause := re.search(r"is temporarily unavailable: (?:RpcError: )?(.+?)(?: rpc_code|$)", text):
+        return f"its node cannot be reached ({cause[1]})"
     return text[:400].rstrip(".") or type(error).__name__
