@@ -55,8 +55,8 @@ class Cluster:
 def has_ray() -> None:
     if importlib.util.find_spec("ray") is None:
         if os.environ.get(REQUIRED) == "1":
-            pytest.fail(f"{REQUIRED}=1, and ray is not installed: pip install -e '.[ray]'")
-        pytest.skip("ray is not installed: pip install -e '.[ray]'")
+            pytest.fail(f"{REQUIRED}=1, and ray is not installed: make ray-setup")
+        pytest.skip("ray is not installed: make ray-setup")
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import sys
 
 from omni_grpc.engine import ray_driver
 from omni_grpc.types import shared_memory as shared
-from omni_grpc.types.plan import Decoded, Media, Prepared, Ready
+from omni_grpc.types.plan import Decoded, Media, Prepared, Ready, Sleep, Slept, Woken
 from omni_grpc.types.shared_inputs import media_of
 
 
@@ -36,5 +36,8 @@ class Echo:
             assert handle.data is not None
             media = Media(index=0, data=handle, mime_type="x", width=1, height=1, seed=0, sha256="")
             self.send(Decoded(id=job_id, elapsed=0.0, media=(media,)))
+
+    def order(self, order) -> None:
+        self.send(Slept(freed_bytes=7, elapsed=0.0) if isinstance(order, Sleep) else Woken(elapsed=0.0))
 
     def close(self) -> None: ...

@@ -16,7 +16,7 @@ from omni_grpc.engine.ray_executor import RayExecutor
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Unavailable
 from omni_grpc.types.media import ImageInput, Inputs
-from omni_grpc.types.plan import Broken, Decoded, Plan, Prepared, Ready
+from omni_grpc.types.plan import Broken, Decoded, Plan, Prepared, Ready, Sleep, Slept, Wake, Woken
 from tests.engine.test_executor import request
 from tests.toy import toy_checkpoint
 
@@ -65,6 +65,9 @@ async def test_inputs_and_outputs_cross_without_shared_memory_and_in_order(clust
     assert isinstance(broken, Broken)
     assert (broken.id, broken.phase, broken.failure.reason) == ("job_1", "prepare", "WORKER_ERROR")
     assert "an input of job_1 is gone" in broken.failure.message
+    executor.order(Sleep())
+    executor.order(Wake())
+    assert [await reports.get(), await reports.get()] == [Slept(freed_bytes=7, elapsed=0.0), Woken(elapsed=0.0)]
     await executor.close()
     assert reports.empty()
 

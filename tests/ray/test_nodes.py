@@ -43,7 +43,7 @@ def one(cluster):
     return running(cluster, data_parallel_size=1, max_steps=5000)
 
 
-async def test_a_replica_goes_to_another_node_when_its_own_is_lost(cluster):
+async def test_a_replica_goes_to_another_node_and_the_server_outlives_the_head(cluster):
     async with (
         nodes(cluster.environment) as (other, say),
         one(other) as engine,
@@ -61,22 +61,19 @@ async def test_a_replica_goes_to_another_node_when_its_own_is_lost(cluster):
         await say("add")
         assert await ended(waiting) == ["SUCCEEDED"], "it waits for a place on the new one"
         assert digest(waiting) == made_of(5)
+        await loses_its_head(engine, say)
 
 
-async def test_the_server_outlives_the_head_of_its_cluster_and_keeps_its_queue(cluster):
-    async with (
-        nodes(cluster.environment) as (other, say),
-        one(other) as engine,
-    ):
-        job, waiting = ask(engine, steps=2000), ask(engine)
-        await stepping(job)
-        await say("head")
-        assert await ended(job) == ["WORKER_DIED"]
-        assert "Ray ends that process when the head of its cluster" in job.failure.message
-        assert engine.state is EngineState.RESTARTING
-        assert not waiting.state.terminal
-        await until(lambda: engine.failure.reason == "RAY_NOT_REACHED")
-        assert not waiting.state.terminal
+async def loses_its_head(engine, say):
+    """The GCS goes, and does not come back: the server keeps its queue, and tries again."""
+    job, waiting = ask(engine, steps=2000), ask(engine)
+    await stepping(job)
+    await say("head")
+    assert await ended(job) == ["WORKER_DIED"]
+    assert "Ray ends that process when the head of its cluster" in job.failure.message
+    assert engine.state is EngineState.RESTARTING
+    await until(lambda: engine.failure.reason == "RAY_NOT_REACHED")
+    assert not waiting.state.terminal
 
 
 async def test_a_node_without_this_package_is_told_so(cluster, tmp_path, monkeypatch):

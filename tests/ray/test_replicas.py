@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.service.quick_worker import OUTPUT_BYTES
 from benchmarks.service.ray_worker import DRIVER
-from omni_grpc.checkpoint.registry import open_model
+from omni_grpc.checkpoint.registry import on_hub, open_model, unfetched
 from omni_grpc.config import EngineConfig
 from omni_grpc.config.sections import BUNDLED
 from omni_grpc.engine import Engine, EngineState, JobState, Submission
@@ -27,7 +27,7 @@ from omni_grpc.types.errors import OmniError
 from omni_grpc.types.events import ArtifactReady
 from omni_grpc.types.request import Draft
 from tests.engine.manual import names
-from tests.ray.conftest import gone, of
+from tests.ray.conftest import gone
 from tests.server.service import until
 
 NOTHING = {"actors": 0, "groups": 0}
@@ -44,7 +44,10 @@ def made(cluster, **settings):
         "ray_address": cluster and cluster.address,
     }
     config = EngineConfig.from_settings(**(defaults | settings))
-    checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
+    if on_hub(config.model):
+        checkpoint = unfetched(config.model)
+    else:
+        checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
     first, *more = ray_executors(config, checkpoint, driver=DRIVER)
     return Engine(config, checkpoint, first, open_storage(config), more=more)
 
@@ -165,25 +168,6 @@ async def test_a_phase_that_never_ends_ends_with_its_actor(cluster):
         engine._replicas[0].executor.kill()
         assert (await ended(job)) == ["WORKER_HUNG"]
         assert gone(threads.pid)
-
-
-async def test_the_server_outlives_the_end_of_its_own_ray():
-    """The GCS and the Ray node of the machine are gone with it, and drivers end with them."""
-    async with running(None, data_parallel_size=1) as engine:
-        local = engine._replicas[0].executor._local
-        job, first, folder = ask(engine, steps=200), local.pid, local._folder
-        await stepping(job)
-        for process in psutil.Process(first).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        later = ask(engine)
-        assert await ended(job) == ["WORKER_DIED"]
-        assert await ended(later) == ["SUCCEEDED"], "another one is started"
-        assert local.pid != first
-        assert of(folder) == []
-        folder = local._folder
-    assert of(folder) == []
-    assert of(folder) == []
 
 
 async def test_without_a_place_the_start_ends_and_tells_what_the_cluster_has(cluster):
