@@ -120,7 +120,11 @@ class AdapterConfig:
     )
     vae_use_slicing: bool = setting(False, "VAE slicing: decode one output after the other, as native models always do")
     vae_use_tiling: bool = setting(False, "VAE tiling: decode in tiles to save memory")
-    enable_cpu_offload: bool = setting(False, "CPU offload: keep one component at a time on the device")
+    enable_cpu_offload: bool = setting(
+        False,
+        "CPU offload: keep one component at a time on the device; of native models, text encoders and VAE are there "
+        "only while they run, and the denoiser stays",
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +180,18 @@ class OffloadConfig:
     )
     layerwise_resident_blocks: int = setting(
         0, "with --enable-layerwise-offload, number of blocks per stack that stay on the device", minimum=0
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig:
+    """How much of a device the weights of a model and the work on them may take."""
+
+    gpu_memory_budget: float | None = setting(
+        None,
+        "memory budget of a worker on its GPU, in GiB: what does not fit is offloaded, first text encoders and VAE "
+        "between phases, then blocks; on a CPU nothing is (default: all of the GPU, and no offload)",
+        minimum=0.001,
     )
 
 
@@ -270,6 +286,7 @@ class EngineConfig:
     quantization: QuantizationConfig | None = None
     loras: LoraConfig | None = None
     offload: OffloadConfig | None = None
+    memory: MemoryConfig = MemoryConfig()
     profiler: ProfilerConfig | None = None
     scheduler: SchedulerConfig = SchedulerConfig()
     limits: LimitsConfig = LimitsConfig()
