@@ -31,6 +31,9 @@ FRAMES_AT_A_TIME = 8
 TILED = 0.25
 """The share of that which a tiled decode works with."""
 
+FEWEST_MATRICES = 3
+"""Of a block of a stack. What is numbered and has fewer is a small network of layers in a row."""
+
 _BLOCK = re.compile(r"(?:^|\.)([A-Za-z_]\w*)\.(\d+)\.")
 _VECTORS_ONLY = re.compile(r"(^|[._])(mod|norm\w*|emb\w*|time\w*)([._]|$)")
 """Names of layers that read a few vectors, which quantization leaves in full precision."""
@@ -224,7 +227,7 @@ def _file_bytes(file: str) -> int:
 def _denoiser(config: EngineConfig, checkpoint: Checkpoint, name: str, tensors: Header, wide: int) -> DenoiserSize:
     weights = checkpoint.spec.weights.get(name)
     quantized = config.quantization is not None and config.quantization.quantization in ("fp8", "int8")
-    fixed, stacks = 0, dict[str, dict[tuple[str, str], int]]()
+    fixed, groups = 0, dict[tuple[str, str], dict[str, list[int]]]()
     for key, (stored, shape) in tensors.items():
         for pattern, replacement in weights.renames if weights else ():
             key = re.sub(pattern, replacement, key)
@@ -237,9 +240,14 @@ def _denoiser(config: EngineConfig, checkpoint: Checkpoint, name: str, tensors: 
         if block is None or not matrix:
             fixed += size
             continue
-        blocks = stacks.setdefault(key[: block.start()], {})
-        blocks[block[1], block[2]] = blocks.get((block[1], block[2]), 0) + size
-    return DenoiserSize(name=name, fixed=fixed, stacks=tuple(tuple(blocks.values()) for blocks in stacks.values()))
+        groups.setdefault((key[: block.start()], block[1]), {}).setdefault(block[2], []).append(size)
+    stacks = dict[str, list[int]]()
+    for (owner, _), blocks in groups.items():
+        if all(len(matrices) >= FEWEST_MATRICES for matrices in blocks.values()):
+            stacks.setdefault(owner, []).extend(map(sum, blocks.values()))
+        else:
+            fixed += sum(sum(matrices) for matrices in blocks.values())
+    return DenoiserSize(name=name, fixed=fixed, stacks=tuple(map(tuple, stacks.values())))
 
 
 def _part(config: EngineConfig, checkpoint: Checkpoint, name: str, tensors: Header, wide: int) -> PartSize:
@@ -261,8 +269,10 @@ def _step_bytes(checkpoint: Checkpoint) -> int:
     """Of a step of the default size, with a second prediction."""
     if not checkpoint.described:
         return STEP_FLOOR + 2 * PER_TOKEN * 4096
-    usual = checkpoint.defaults
-    tokens = usual.width * usual.height // 256 * math.ceil((usual.num_frames or 1) / 4)
+    usual, limits = checkpoint.defaults, checkpoint.limits
+    edge = limits.size_multiple
+    frames = math.ceil((usual.num_frames or 1) / max(limits.frame_multiple, 1))
+    tokens = (usual.width // edge) * (usual.height // edge) * frames
     return STEP_FLOOR + 2 * PER_TOKEN * tokens
 
 

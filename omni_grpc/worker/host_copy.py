@@ -46,6 +46,8 @@ class HostCopy:
     says so, and copies are slow.
     """
 
+    holds_copies = True
+
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
         self._held: dict[int, Copied] = {}

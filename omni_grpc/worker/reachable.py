@@ -21,7 +21,8 @@ CONTAINERS = (list, tuple, set, frozenset, deque)
 
 def tensors(*roots: Any) -> Iterator[Tensor]:
     """Each tensor [...] that can be reached from the roots through modules, containers, dataclasses, objects of this
-    package, and what functions are bound to; each once. A tensor that is made of others is followed by those.
+    package, and what functions are bound to; each once. A tensor that is made of others is followed by those. An
+    object whose class has `holds_copies` is not looked into: what it has are copies of tensors of others.
     """
     seen: set[int] = set()
     # what was seen lives as long as its number counts: a property may make a new object at each look
@@ -52,6 +53,8 @@ def _held_by(it: Any) -> Iterable[Any]:
         return (it.__self__, it.__func__)
     if isinstance(it, types.FunctionType):
         return [_contents(cell) for cell in it.__closure__ or ()] + list(it.__defaults__ or ())
+    if getattr(type(it), "holds_copies", False):
+        return ()
     ours = type(it).__module__.partition(".")[0] == OURS
     if ours or isinstance(it, nn.Module) or dataclasses.is_dataclass(it):
         return _attributes(it)

@@ -43,7 +43,7 @@ class Residency:
         host_free: Callable[[], int] = host_memory_free,
     ) -> None:
         self._roots: tuple[Any, ...] = (loaded.components, loaded.runner)
-        self._components = loaded.components
+        self.components = loaded.components
         self._on_sleep: Sequence[Callable[[], None]] = tuple(loaded.on_sleep)
         self._device, self._host_free = device, host_free
         self._memory = memory or memory_of(device)
@@ -57,7 +57,7 @@ class Residency:
         """Bytes of the weights that are in device memory now; on a CPU that is the host's. Memory that several tensors
         share counts once.
         """
-        return sum(size for _, size in self._sizes(self._components))
+        return sum(size for _, size in self._sizes(self.components))
 
     @property
     def host_bytes(self) -> int:
@@ -73,7 +73,7 @@ class Residency:
         before = self._memory.reserved()
         for free in self._on_sleep:
             free()
-        weights = list(tensors(self._components))
+        weights = list(tensors(self.components))
         known = {tensor.untyped_storage()._cdata for tensor in weights}
         others = [tensor for tensor in tensors(*self._roots) if tensor.untyped_storage()._cdata not in known]
         self._check_room(self._weights.missing(weights) + self._others.missing(others))
@@ -116,7 +116,7 @@ class Residency:
             self._dropping = [(weakref.ref(tensor), size) for tensor, size in self._sizes(self._roots)]
         else:
             self._before = self._memory.reserved()
-        self._roots, self._components, self._on_sleep = (), {}, ()
+        self._roots, self.components, self._on_sleep = (), {}, ()
         self._weights = self._others = None
 
     def end_drop(self) -> int:
