@@ -110,12 +110,12 @@ class Residency:
         """Frees what is made anew, and remembers what there is, to tell in `end_drop` what is gone. Whoever holds the
         model lets go of it in between, and of this object too.
         """
+        if self._memory is not None:
+            self._before = self._memory.reserved()
         for free in self._on_sleep:
             free()
         if self._memory is None:
             self._dropping = [(weakref.ref(tensor), size) for tensor, size in self._sizes(self._roots)]
-        else:
-            self._before = self._memory.reserved()
         self._roots, self.components, self._on_sleep = (), {}, ()
         self._weights = self._others = None
 
