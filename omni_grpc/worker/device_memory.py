@@ -49,8 +49,8 @@ class CudaMemory(DeviceMemory):
     """A CUDA device. Copies to it have a stream of their own."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._copies = torch.cuda.Stream(device)
+        super().__init__(torch.device("cuda", torch.cuda.current_device()) if device.index is None else device)
+        self._copies = torch.cuda.Stream(self.device)
 
     def save(self, pairs: Iterable[Pair]) -> None:
         torch.cuda.synchronize(self.device)
