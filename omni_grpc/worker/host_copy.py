@@ -14,7 +14,7 @@ from torch import Tensor
 
 from omni_grpc.ops.host import ALIGNMENT, Region
 from omni_grpc.worker.device_memory import DeviceMemory
-from omni_grpc.worker.reachable import storages
+from omni_grpc.worker.reachable import movable
 
 LARGEST_REGION = 4 << 30
 """Bytes of one range of pinned memory, unless one tensor has more. A range is pinned, or not, as a whole."""
@@ -72,7 +72,7 @@ class HostCopy:
         then knows what it knew before.
         """
         found = list(found)
-        kept = storages(found, self._memory.device)
+        kept = movable(found, self._memory.device)
         new = self._new(found)
         made: dict[int, Copied] = {}
         for chunk in _chunks([(key, tensors[0].untyped_storage().nbytes()) for key, tensors in new.items()]):
@@ -93,7 +93,7 @@ class HostCopy:
             size = tensors[0].untyped_storage().nbytes()
             return held is not None and held.nbytes == size and held.written == _written(tensors)
 
-        shared = storages(found, self._memory.device)
+        shared = movable(found, self._memory.device)
         return {key: tensors for key, tensors in shared.items() if not current(key, tensors)}
 
     def keep(self, tensor: Tensor, region: Region) -> None:

@@ -81,17 +81,30 @@ def _contents(cell: types.CellType) -> Any:
 
 
 def storages(found: Iterable[Tensor], device: torch.device) -> dict[int, list[Tensor]]:
-    """The tensors that lie in memory of a device, by the storage that they share. One without memory is left out, and
-    one whose memory is not torch's own to free.
-    """
+    """The tensors that lie in memory of a device, by the storage that they share. One without memory is left out."""
     shared: dict[int, list[Tensor]] = {}
     for tensor in found:
         if tensor.device.type != device.type or tensor.layout != torch.strided or _is_wrapper(tensor):
             continue
         storage = tensor.untyped_storage()
-        if storage.nbytes() and storage.resizable():
+        if storage.nbytes():
             shared.setdefault(storage._cdata, []).append(tensor)
     return shared
+
+
+def movable(found: Iterable[Tensor], device: torch.device) -> dict[int, list[Tensor]]:
+    """Those whose memory is torch's own to free: a mapped file, or memory of another library, stays."""
+    return {key: shared for key, shared in storages(found, device).items() if shared[0].untyped_storage().resizable()}
+
+
+def memory_under(shared: Iterable[Tensor]) -> int:
+    """Bytes that tensors [...] which share a storage take of it: all of it, or of a mapped file what they are."""
+    shared = list(shared)
+    storage = shared[0].untyped_storage()
+    if storage.resizable():
+        return storage.nbytes()
+    parts = {(tensor.storage_offset(), tensor.nbytes) for tensor in shared}
+    return min(storage.nbytes(), sum(size for _, size in parts))
 
 
 def _is_wrapper(tensor: Tensor) -> bool:

@@ -17,7 +17,7 @@ from omni_grpc.worker.base import LoadedModel
 from omni_grpc.worker.device_memory import DeviceMemory, memory_of
 from omni_grpc.worker.host_copy import HostCopy
 from omni_grpc.worker.memory import host_memory_free
-from omni_grpc.worker.reachable import storages, tensors
+from omni_grpc.worker.reachable import memory_under, storages, tensors
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class Residency:
     def _sizes(self, roots: Any) -> Iterator[tuple[Tensor, int]]:
         """One tensor of each storage on the device, and the bytes of it."""
         for shared in storages(tensors(roots), self._device).values():
-            yield shared[0], shared[0].untyped_storage().nbytes()
+            yield shared[0], memory_under(shared)
 
     def _check_room(self, needed: int) -> None:
         free = self._host_free()

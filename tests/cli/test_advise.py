@@ -149,8 +149,8 @@ def test_diffusers_offloads_the_blocks_of_all_components(qwen: str) -> None:
 
 def test_the_denoiser_of_a_native_model_stays_and_one_other_component_comes_at_a_time(qwen: str) -> None:
     plain = told(qwen, machine(1, 80, 256))
-    checkpoint = open_model(qwen, apply=lambda found: found)
     config = EngineConfig.from_settings(model=qwen, enable_cpu_offload=True)
+    checkpoint = open_model(config.model, apply=lambda found: found)
     need = Case(checkpoint, plain.parts, plain.host).need(config)
     # the VAE is the smallest
     assert plain.need.device - need.device == need.host == 2 * plain.parts[-1].parameters
