@@ -156,7 +156,7 @@ class PackedRunner(Runner):
             found=effects.found,
             warnings=tuple(warnings),
             components=parts.loaded,
-            on_sleep=tuple(effects.on_sleep),
+            on_sleep=(*effects.on_sleep, *(() if setting.staging is None else (setting.staging.clear,))),
         )
 
     def drop(self, ids: Sequence[str]) -> None:

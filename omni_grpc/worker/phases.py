@@ -99,16 +99,16 @@ class Staging:
             return tuple(sorted(name for name, staged in self._staged.items() if staged.present))
 
     def take(self, name: str, module: nn.Module) -> bool:
-        """Stages a component whose weights lie on the host; they never are on the device all at once with others'.
-        Returns whether it did: False for one that is to stay on the device.
+        """Stages a component whose weights lie on the host, and returns whether it did: False for one that is to stay
+        on the device.
         """
         if self._only is not None and name not in self._only:
             return False
         blocks = largest_list(module) if name in self._by_block else []
-        inner = {id(tensor) for block in blocks for tensor in _tensors(block)}
-        rest = [tensor for tensor in _tensors(module) if id(tensor) not in inner]
-        whole = self._kept(rest)
-        copies = [self._kept(list(_tensors(block))) for block in blocks]
+        # what several blocks share is there as long as the component is
+        times = collections.Counter(id(tensor) for block in blocks for tensor in _tensors(block))
+        whole = self._kept([tensor for tensor in _tensors(module) if times[id(tensor)] != 1])
+        copies = [self._kept([tensor for tensor in _tensors(block) if times[id(tensor)] == 1]) for block in blocks]
         # one computes and its memory may not be free yet when the next one comes
         need = whole.nbytes + 2 * max((copy.nbytes for copy in copies), default=0) + self._work.get(name, 0)
         staged = Staged(name, whole, need, encoder=not hasattr(module, "decode"))
@@ -143,6 +143,13 @@ class Staging:
                     staged.holders -= 1
                     self._free_unused(staged)
                 self._changed.notify_all()
+
+    def clear(self) -> None:
+        """Frees what is there and not in use."""
+        with self._changed:
+            for staged in self._staged.values():
+                if staged.present and not staged.users:
+                    self._free(staged)
 
     @contextlib.contextmanager
     def entered(self, staged: Staged) -> Iterator[None]:

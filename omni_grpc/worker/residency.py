@@ -74,8 +74,8 @@ class Residency:
         for free in self._on_sleep:
             free()
         weights = list(tensors(self.components))
-        known = {tensor.untyped_storage()._cdata for tensor in weights}
-        others = [tensor for tensor in tensors(*self._roots) if tensor.untyped_storage()._cdata not in known]
+        known, found = storages(weights, self._device), storages(tensors(*self._roots), self._device)
+        others = [tensor for key, shared in found.items() if key not in known for tensor in shared]
         self._check_room(self._weights.missing(weights) + self._others.missing(others))
         self._weights.save(weights)
         self._others.save(others)

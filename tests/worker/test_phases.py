@@ -121,6 +121,20 @@ def test_blocks_come_one_at_a_time(memory: PretendMemory) -> None:
     assert size(encoder) == 0
 
 
+@torch.inference_mode()
+def test_what_blocks_share_stays_while_their_component_is_there(memory: PretendMemory) -> None:
+    encoder, x = Encoder(4).requires_grad_(False), torch.randn(2, WIDTH)
+    first, second = encoder.blocks[1], encoder.blocks[3]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(second, nn.Linear)
+    second.weight = first.weight
+    expected = encoder(x)
+    Staging(memory, by_block=("text_encoder",)).take("text_encoder", encoder)
+    assert torch.equal(encoder(x), expected)
+    assert size(encoder) == 0
+    assert memory.filled.count(4 * WIDTH * WIDTH) == 4
+
+
 def test_who_is_not_named_stays(memory: PretendMemory) -> None:
     encoder = Encoder()
     staging = Staging(memory, only=("vae",))
@@ -233,6 +247,19 @@ def test_a_component_that_finds_no_memory_is_asked_for_again(memory: PretendMemo
     assert (size(encoder), staging.present) == (0, ())
     memory.fails = None
     assert torch.equal(encoder(x), expected)
+
+
+@torch.inference_mode()
+def test_what_is_not_in_use_is_freed_before_a_sleep(memory: PretendMemory) -> None:
+    encoder, x = Encoder().requires_grad_(False), torch.randn(2, WIDTH)
+    staging = Staging(memory)
+    staging.take("text_encoder", encoder)
+    with staging.phase():
+        encoder(x)
+        staging.clear()
+        assert (staging.present, size(encoder)) == ((), 0)
+        encoder(x)
+    assert staging.present == ()
 
 
 def test_the_part_that_repeats_is_found() -> None:
