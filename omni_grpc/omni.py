@@ -76,15 +76,16 @@ class Generation:
         return save(self, Path(path), metadata=metadata)
 
 
-ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store", "webhooks")
-"""Sections of settings about who calls a server, and what outlives it. Here is none."""
+ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store", "webhooks", "fleet")
+"""Sections of settings about who calls a server, what it has beside this model, and what outlives it. Here is none."""
+OF_REPLICAS = ("data_parallel_size", "devices", "load_later")
 
 
 def _refuse_without_effect(settings: Mapping[str, Any]) -> None:
     idle = [
         option.name
         for option in options()
-        if option.name in settings and (option.section in ABOUT_SERVERS or option.name == "data_parallel_size")
+        if option.name in settings and (option.section in ABOUT_SERVERS or option.name in OF_REPLICAS)
     ]
     if idle:
         violations = tuple(Violation(name, "has no effect without a server; leave it out") for name in idle)

@@ -11,6 +11,7 @@ from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.client import AsyncClient
 from omni_grpc.config import EngineConfig, LimitsConfig
 from omni_grpc.engine import Engine, LocalExecutor
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate import Gate
 from omni_grpc.resolve.request import resolve_request
 from omni_grpc.resolve.rules import ServingFacts
@@ -141,7 +142,7 @@ def test_previews_have_the_colours_that_the_checkpoint_says(omni):
 async def test_the_server_warns_too_and_tells_the_defaults(said):
     config = EngineConfig.from_settings(model=str(said), port=0, device="cpu", cpu_threads=1, warm_up_seconds=0)
     checkpoint = open_checkpoint(said)
-    server = Server(Gate(engine := Engine(config, checkpoint, LocalExecutor(config, checkpoint))), config)
+    server = Server(Gate(Fleet.of(engine := Engine(config, checkpoint, LocalExecutor(config, checkpoint)))), config)
     assert engine.checkpoint.name == "said"
     await server.start()
     try:

@@ -27,12 +27,13 @@ def main() -> int:
 async def _run() -> int:
     # as in omni_grpc.cli.serve: the worker imports this module again, and has no use for these
     from omni_grpc.engine import Engine, ProcessExecutor
+    from omni_grpc.fleet import Fleet
     from omni_grpc.store.open import open_storage
 
     config = given(sys.argv[1:], os.environ, prog="quick_server", description=__doc__ or "").config()
     found = checkpoint()
     executor = ProcessExecutor(config, found, worker="benchmarks.service.quick_worker:serve")
-    return await serve(Engine(config, found, executor, open_storage(config)))
+    return await serve(Fleet.of(Engine(config, found, executor, open_storage(config))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m omni_grpc.serve`: loads a checkpoint in a worker process and serves it over gRPC until it is stopped.
+"""`python -m omni_grpc.serve`: loads checkpoints in worker processes and serves them over gRPC until it is stopped.
 
 A model of the hub is fetched first; the server listens meanwhile, and reports progress. Exit codes: 0 stopped cleanly,
 1 the worker did not come up, 2 a setting or the checkpoint is wrong.
@@ -15,16 +15,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from omni_grpc.checkpoint.registry import on_hub, open_model, unfetched
 from omni_grpc.config import EngineConfig
 from omni_grpc.config.settings import Given, given
-from omni_grpc.resolve.settings import apply_settings
 from omni_grpc.types.address import WILDCARDS
 from omni_grpc.types.errors import Code, OmniError
 from omni_grpc.types.version import __version__
 
 if TYPE_CHECKING:
-    from omni_grpc.engine import Engine
+    from omni_grpc.fleet import Fleet
     from omni_grpc.server import Server
     from omni_grpc.types.plan import Ready
 
@@ -46,36 +44,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             prog="omni_grpc.serve",
             description="Loads a checkpoint in a worker process and serves it over gRPC until told to stop.",
         )
-        return asyncio.run(_run(asked.config()))
+        return asyncio.run(_run(asked.configs()))
     except OmniError as error:
         print(f"error: {asked.told(error) if asked else error}", file=sys.stderr)
         fixable = error.code in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
         return BAD_SETTINGS if fixable else WORKER_FAILED
 
 
-async def _run(config: EngineConfig) -> int:
+async def _run(configs: Sequence[EngineConfig]) -> int:
     # imported here because the worker is spawned: spawn imports this module again, and the worker has no use for grpc
-    from omni_grpc.engine import Engine
-    from omni_grpc.engine.workers import executors
-    from omni_grpc.store.open import open_storage
+    from omni_grpc.cli.models import fleet_of
 
-    if on_hub(config.model):
-        checkpoint = unfetched(config.model)
-    else:
-        checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
-    first, *more = executors(config, checkpoint)
-    return await serve(Engine(config, checkpoint, first, open_storage(config), more=more))
+    return await serve(fleet_of(configs))
 
 
-async def serve(engine: Engine) -> int:
-    """Serves an engine that has not been started, until SIGTERM, SIGINT or SIGHUP. Raises the error that keeps it from
+async def serve(fleet: Fleet) -> int:
+    """Serves a fleet that has not been started, until SIGTERM, SIGINT or SIGHUP. Raises the error that keeps it from
     starting.
     """
     from omni_grpc.gate import Gate
     from omni_grpc.server import Server
 
-    server = Server(gate := Gate(engine), engine.config)
-    logger.info("%s", engine.storage.info)
+    server = Server(gate := Gate(fleet), fleet.config)
+    logger.info("%s", fleet.storage.info)
     signals = _signals()
     if gate.audit.on:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gate.audit.reopen)
@@ -91,9 +82,9 @@ async def serve(engine: Engine) -> int:
     # second
     gc.collect()
     gc.freeze()
-    _announce(engine, server)
+    _announce(fleet, server)
     await asked
-    await _stop(server, engine.config.server.drain_timeout, signals)
+    await _stop(server, fleet.config.server.drain_timeout, signals)
     return STOPPED
 
 
@@ -117,11 +108,13 @@ def _signals() -> asyncio.Queue[str]:
     return queue
 
 
-def _announce(engine: Engine, server: Server) -> None:
+def _announce(fleet: Fleet, server: Server) -> None:
     """The one line on stdout: a parent process can wait for it and read the address from it."""
-    assert engine.ready is not None
-    about = [f"model {engine.checkpoint.name}", f"{engine.ready.device} {_precision(engine.ready)}"]
-    if engine.config.server.host in WILDCARDS:
+    loaded = [model for model in fleet.models if model.ready is not None]
+    names = ", ".join(model.name for model in loaded)
+    about = [f"model {names}" if len(loaded) == 1 else f"models {names}"]
+    about += dict.fromkeys(f"{one.ready.device} {_precision(one.ready)}" for one in loaded if one.ready is not None)
+    if fleet.config.server.host in WILDCARDS:
         about.append("all interfaces")
     print(f"omni_grpc {__version__} listening on {server.address} ({', '.join(about)})", flush=True)
 

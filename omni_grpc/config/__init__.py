@@ -1,5 +1,6 @@
 """Configuration: every setting of a server, how it is read, and the attention backends and roles that settings name."""
 
+from omni_grpc.config.fleet import FleetConfig
 from omni_grpc.config.keeping import JobsConfig, KeepingLimits, StoreConfig
 from omni_grpc.config.options import ENVIRONMENT_PREFIX, Option, unknown_settings
 from omni_grpc.config.sections import (
@@ -40,6 +41,7 @@ __all__ = [
     "AuditConfig",
     "CacheConfig",
     "EngineConfig",
+    "FleetConfig",
     "IdentityConfig",
     "JobsConfig",
     "KeepingLimits",

@@ -34,7 +34,7 @@ class SettingsParser(Parser):
             more |= {"nargs": "?", "const": True, "metavar": "true|false"}
             off = "--no-" + option.flag.removeprefix("--")
             group.add_argument(off, dest=option.name, action="store_const", const=False, help=argparse.SUPPRESS)
-        if option.pairs:
+        if option.pairs or option.repeats:
             more["action"] = "append"
         group.add_argument(option.flag, **more)
 
@@ -42,8 +42,11 @@ class SettingsParser(Parser):
         words, paths = _dotted(_in_full(sys.argv[1:] if args is None else args, self._settings), self._settings)
         found, rest = super().parse_known_args(_with_values(words, self._settings), namespace)
         for option in self._settings:
-            value = getattr(found, option.name, None)
-            if value is not None:
+            value: Any = getattr(found, option.name, None)
+            if value is not None and option.repeats:
+                parsed = tuple(option.parse(one) for one in value)
+                value = parsed[0] if len(parsed) == 1 else parsed
+            elif value is not None:
                 value = option.parse(value)
             if option.name in paths:
                 value = _merged(value or {}, paths[option.name])

@@ -27,15 +27,17 @@ def setting(
     maximum: float | None = None,
     read: Callable[[Any], Any] | None = None,
     pairs: bool = False,
+    repeats: bool = False,
     empty: str = "leave it out for the default",
 ) -> Any:
     """A dataclass field with what a flag needs to know. `minimum` and `maximum` are inclusive; `read` gives the value
     in its plain form, or raises ValueError whose text is the rule; `pairs`: an object that is also written NAME=VALUE,
-    as often as it takes; `empty`: what to do instead of giving an empty text.
+    as often as it takes; `repeats`: its flag may be given several times; `empty`: what to do instead of giving an empty
+    text.
     """
     metadata = {
         "help": help, "choices": choices, "minimum": minimum, "maximum": maximum, "read": read, "pairs": pairs,
-        "empty": empty,
+        "repeats": repeats, "empty": empty,
     }  # fmt: skip
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
@@ -58,6 +60,7 @@ class Option:
     maximum: float | None
     read: Callable[[Any], Any] | None
     pairs: bool
+    repeats: bool
     empty: str
 
     @property
@@ -160,6 +163,7 @@ def options_of(tree: type) -> Iterator[Option]:
                 maximum=field.metadata["maximum"],
                 read=field.metadata["read"],
                 pairs=field.metadata["pairs"],
+                repeats=field.metadata["repeats"],
                 empty=field.metadata["empty"],
             )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_grpc.config import backends, exposure, roles
+from omni_grpc.config.fleet import FleetConfig
 from omni_grpc.config.keeping import JobsConfig, KeepingLimits, StoreConfig
 from omni_grpc.config.options import Option, options_of, sections_of, setting, unknown_settings
 from omni_grpc.config.service_sections import (
@@ -42,7 +43,8 @@ class ModelConfig:
     model: str = setting(
         dataclasses.MISSING,
         "checkpoint folder in the diffusers layout, or ORG/NAME on the Hugging Face hub (default: demo, the bundled "
-        "model)",
+        "model); as NAME=FOLDER with its name in requests, for a server several times",
+        repeats=True,
         empty="give a checkpoint folder or ORG/NAME of the hub, or leave it out for the bundled model",
     )
     served_model_name: str | None = setting(
@@ -119,7 +121,9 @@ class AdapterConfig:
         None, "shift of the noise schedule, for models whose scheduler has one", minimum=0
     )
     vae_use_slicing: bool = setting(False, "VAE slicing: decode one output after the other, as native models always do")
-    vae_use_tiling: bool = setting(False, "VAE tiling: decode in tiles to save memory")
+    vae_use_tiling: bool = setting(
+        False, "VAE tiling: decode in tiles to save memory, as native models do where an output would not fit"
+    )
     enable_cpu_offload: bool = setting(
         False,
         "CPU offload: keep one component at a time on the device; of native models, text encoders and VAE are there "
@@ -184,18 +188,6 @@ class OffloadConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryConfig:
-    """How much of a device the weights of a model and the work on them may take."""
-
-    gpu_memory_budget: float | None = setting(
-        None,
-        "memory budget of a worker on its GPU, in GiB: what does not fit is offloaded, first text encoders and VAE "
-        "between phases, then blocks; on a CPU nothing is (default: all of the GPU, and no offload)",
-        minimum=0.001,
-    )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilerConfig:
     """Time per request, component by component."""
 
@@ -255,6 +247,12 @@ class WorkerConfig:
     data_parallel_size: int = setting(
         1, "replicas of the model, each in a worker of its own, on a GPU of its own where there are GPUs", minimum=1
     )
+    devices: tuple[str, ...] = setting(
+        (), "GPUs of the replicas, by number, separated by commas (default: the first ones; with one replica, all)"
+    )
+    load_later: bool = setting(
+        False, "know the model, and load it only when AdminService.LoadModel asks for it (among several models)"
+    )
     worker_timeout: float = setting(30.0, "seconds without a heartbeat after which a worker is killed", minimum=1)
     phase_timeout: float = setting(
         1800.0, "seconds that one prepare, step or decode may take before the worker is killed as hung", minimum=1
@@ -286,10 +284,10 @@ class EngineConfig:
     quantization: QuantizationConfig | None = None
     loras: LoraConfig | None = None
     offload: OffloadConfig | None = None
-    memory: MemoryConfig = MemoryConfig()
     profiler: ProfilerConfig | None = None
     scheduler: SchedulerConfig = SchedulerConfig()
     limits: LimitsConfig = LimitsConfig()
+    fleet: FleetConfig = dataclasses.field(default_factory=FleetConfig)
     jobs: JobsConfig = dataclasses.field(default_factory=JobsConfig)
     store: StoreConfig = dataclasses.field(default_factory=StoreConfig)
     worker: WorkerConfig = WorkerConfig()

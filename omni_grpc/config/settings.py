@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from omni_grpc.config import several
 from omni_grpc.config.command_line import meant
 from omni_grpc.config.flags import SettingsParser
 from omni_grpc.config.options import ENVIRONMENT_PREFIX, unknown
@@ -46,10 +47,19 @@ class Given:
 
     values: Mapping[str, Any]
     origins: Mapping[str, str]
+    models: Sequence[Mapping[str, Any]] = ()
+    """The settings of each model, where several are named."""
 
     def config(self) -> EngineConfig:
-        """The whole configuration. Raises ConfigError for an invalid value."""
-        return EngineConfig.from_settings(**self.values)
+        """The whole configuration, of one model. Raises ConfigError for an invalid value, and for several models."""
+        if self.models:
+            rule = "names several models, which takes a server (python -m omni_grpc.serve); name one"
+            raise ConfigError(f"--model {rule}", violations=(Violation("model", rule),))
+        return several.configs(self.values, ())[0]
+
+    def configs(self) -> list[EngineConfig]:
+        """That of each model. Raises ConfigError for an invalid value."""
+        return several.configs(self.values, self.models)
 
     def told(self, error: OmniError) -> str:
         """What an error says, with where the settings that it is about come from, as far as they are no flags."""
@@ -88,13 +98,21 @@ def given(
     flags = vars(known)
     _answer_aliases(flags)
     file = flags.pop("config", None)
-    in_file = {} if file is None else _in_file(Path(file))
+    in_file, models = ({}, []) if file is None else _in_file(Path(file))
     variables = from_environment(environ)
+    named = flags.pop("model", variables.get("model"))
+    if named is not None and models:
+        raise ConfigError(f"--model names a model, and so does `models:` of {file}; leave one of them out")
+    if isinstance(named, tuple):
+        models = [several.named(one) for one in named]
+    elif named is not None:
+        flags |= several.named(named)
     origins = {name: where for name, (_, where) in in_file.items()}
     origins |= {name: _variable(key) for key, name in _variables(environ).items()}
     return Given(
         {name: value for name, (value, _) in in_file.items()} | variables | flags,
         {name: where for name, where in origins.items() if name not in flags},
+        models,
     )
 
 
@@ -237,8 +255,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _in_file(path: Path) -> dict[str, tuple[Any, str]]:
-    """The settings of a YAML file with their values, and the file and line of each."""
+def _in_file(path: Path) -> tuple[dict[str, tuple[Any, str]], list[dict[str, Any]]]:
+    """The settings of a YAML file with their values, and the file and line of each; and those of each of its models."""
     try:
         text = path.read_text(encoding="utf-8")
         content, lines = yaml.load(text, _Loader), _lines(yaml.compose(text, _Loader))
@@ -256,7 +274,26 @@ def _in_file(path: Path) -> dict[str, tuple[Any, str]]:
         line = lines.get(tuple(str(key) for key in keys))
         return str(path) if line is None else f"{path}, line {line}"
 
-    return _flat(content, where)
+    models = _models(content.pop("models", []), str(path))
+    return _flat(content, where), models
+
+
+def _models(entries: Any, path: str) -> list[dict[str, Any]]:
+    """The settings of each entry of `models:`, where `name` is the name of the model in requests."""
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ConfigError(f"{path}: models: expected a list, and in each entry `name:`, `model:` and other settings")
+    found = []
+    for number, entry in enumerate(entries):
+        at = f"{path}: models[{number}]"
+        own = {name: value for name, (value, _) in _flat(_renamed(entry), lambda keys, at=at: at).items()}  # type: ignore[misc]
+        if "model" not in own:
+            raise ConfigError(f"{at}: has no `model:`, the folder or hub name of its checkpoint")
+        found.append(own)
+    return found
+
+
+def _renamed(entry: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {"served_model_name" if key == "name" else key: value for key, value in entry.items()}
 
 
 def _lines(node: yaml.Node | None, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:

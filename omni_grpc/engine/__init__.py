@@ -3,7 +3,7 @@
 from omni_grpc.engine.engine import Engine
 from omni_grpc.engine.executor import Executor, HubExecutor, LocalExecutor, ProcessExecutor
 from omni_grpc.engine.fairness import Share, ShareOf
-from omni_grpc.engine.status import EngineState, EngineStats, TenantStats
+from omni_grpc.engine.status import EngineState, EngineStats, ReplicaStats, TenantStats
 from omni_grpc.engine.submission import Submission
 from omni_grpc.store.job import Job
 from omni_grpc.store.records import Entry, JobState
@@ -19,6 +19,7 @@ __all__ = [
     "JobState",
     "LocalExecutor",
     "ProcessExecutor",
+    "ReplicaStats",
     "Share",
     "ShareOf",
     "Submission",

@@ -22,13 +22,16 @@ def check_loaded(state: EngineState, model: str, loading: Loading) -> None:
         )
 
 
-def check_open(state: EngineState, failure: Failure | None) -> None:
+def check_open(state: EngineState, failure: Failure | None, *, parked: bool = False) -> None:
     """Raises Unavailable (ENGINE_DRAINING and others) once the server ends; `failure` says why a model has FAILED.
-    While a dead worker is started again, jobs are taken and wait in the queue.
+    While a dead worker is started again, or a model sleeps that jobs wake, jobs are taken and wait in the queue. One
+    that is `parked` sleeps until an operator wakes it.
     """
+    if parked:
+        raise Unavailable("the model was put to sleep; AdminService.Wake wakes it", reason="MODEL_ASLEEP")
     if state is EngineState.FAILED and failure is not None:
         raise Unavailable(f"the model cannot be used: {failure.message}", reason=f"ENGINE_{state}")
-    if state not in (EngineState.READY, EngineState.RESTARTING):
+    if state not in (EngineState.READY, EngineState.RESTARTING, EngineState.ASLEEP):
         raise Unavailable(f"this server accepts no new jobs: it is {state}", reason=f"ENGINE_{state}", retry_after=1.0)
 
 

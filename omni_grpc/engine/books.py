@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from omni_grpc.engine.estimate import Estimate
 from omni_grpc.engine.fairness import Share, ShareOf, Turns, equal_shares
@@ -12,6 +12,7 @@ from omni_grpc.engine.leaving import Queue, View, leaving
 from omni_grpc.engine.policy import POLICIES, Claim
 from omni_grpc.engine.wait import Pace, expected_wait
 from omni_grpc.types.errors import ResourceExhausted
+from omni_grpc.types.memory_model import MemoryModel
 from omni_grpc.types.plan import CostModel
 from omni_grpc.types.request import Request
 
@@ -31,8 +32,11 @@ class Books:
         self.max_queue = max_queue
         self.places = 0
         self.cost = CostModel()
+        self.memory = MemoryModel()
         self.share_of: ShareOf = equal_shares
         """The share of a tenant, asked at each plan."""
+        self.elsewhere: Callable[[str], int] = lambda tenant: 0
+        """A tenant's running jobs of other models: its limit holds over all."""
         self.estimate = Estimate()
         self.queue = Queue()
         self.items: dict[str, Item] = {}
@@ -87,11 +91,26 @@ class Books:
     def may_leave(self, tenant: str) -> bool:
         """Whether its limit lets one more job of a tenant run."""
         limit = self.shares[tenant].max_running
-        return limit is None or self.running_of(tenant) < limit
+        return limit is None or self.running_of(tenant) + self.elsewhere(tenant) < limit
+
+    @property
+    def waiting_ms(self) -> float:
+        """Predicted milliseconds of all steps of the jobs that wait, each alone."""
+        return sum(
+            self.work(item) for tenants in self.queue.ranks.values() for jobs in tenants.values() for item in jobs
+        )
 
     @property
     def view(self) -> View:
-        return View(total=self.places, shares=self.shares, tag=self._tag, step=self.step_ms, work=self.work)
+        return View(
+            # where no job comes any more, the places are as many as are taken
+            total=self.places + sum(item.inside and item.closing for item in self.active.values()),
+            shares=self.shares,
+            tag=self._tag,
+            step=self.step_ms,
+            work=self.work,
+            elsewhere=self.elsewhere,
+        )
 
     def step_ms(self, item: Item) -> float:
         """Predicted milliseconds of a step of this job alone."""
@@ -132,7 +151,7 @@ class Books:
     def put_back(self, item: Item) -> None:
         """A job returns to its place in the queue."""
         del self.active[item.request.id]
-        item.phase = Phase.WAITING
+        item.phase, item.closing = Phase.WAITING, False
         self.queue.add(item)
         self._position = None
 

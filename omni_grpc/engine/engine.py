@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine.admission import not_started, restart_pause
+from omni_grpc.engine.decision import Decision, lanes
 from omni_grpc.engine.executor import Executor
-from omni_grpc.engine.holding import Holding
+from omni_grpc.engine.inputs import InputStore
 from omni_grpc.engine.items import Lane
 from omni_grpc.engine.replica import Replica, ReplicaState
+from omni_grpc.engine.resting import Resting
 from omni_grpc.engine.run import JobRun
-from omni_grpc.engine.scheduler import Decision, lanes
 from omni_grpc.engine.status import EngineState
 from omni_grpc.store.seam import at_once
 from omni_grpc.store.storage import Storage
@@ -35,7 +36,10 @@ from omni_grpc.types.plan import (
     Report,
     RequestStep,
     SharedBytes,
+    Slept,
     Stepped,
+    Unmoved,
+    Woken,
     requests_of,
 )
 from omni_grpc.types.results import Artifact
@@ -47,7 +51,7 @@ _DRAIN = "drain"
 """Owner of a timer that belongs to no job and to no replica."""
 
 
-class Engine(Holding):
+class Engine(Resting):
     """One model, one or more workers (replicas), many jobs. `on_state` observers are called on the loop at each change
     of state.
     """
@@ -60,11 +64,14 @@ class Engine(Holding):
         storage: Storage | None = None,
         *,
         more: Sequence[Executor] = (),
+        inputs: InputStore | None = None,
     ) -> None:
-        """`executor` runs the first replica, `more` the others."""
-        super().__init__(config, checkpoint, (executor, *more), storage)
+        """`executor` runs the first replica, `more` the others. `storage` and `inputs` are those of the server, where
+        it has other engines.
+        """
+        super().__init__(config, checkpoint, (executor, *more), storage, inputs)
         self.on_state: list[Callable[[EngineState], None]] = []
-        self._owns_storage = storage is None
+        self._owns_storage, self._owns_inputs = storage is None, inputs is None
         self._started: asyncio.Future[None] | None = None
         self._closing: asyncio.Future[None] | None = None
 
@@ -96,10 +103,15 @@ class Engine(Holding):
         if self._started is not None:
             await asyncio.gather(*(replica.executor.close() for replica in self._replicas))
         await self._outputs.close()
-        await asyncio.to_thread(self.inputs.close)
+        if self._owns_inputs:
+            await asyncio.to_thread(self.inputs.close)
         if self._owns_storage:
             await self.storage.close()
         self._enter(EngineState.STOPPED)
+
+    @property
+    def ending(self) -> bool:
+        return self._closing is not None
 
     def _enter(self, state: EngineState) -> None:
         if state is self.state:
@@ -117,6 +129,8 @@ class Engine(Holding):
         states = {replica.state for replica in self._replicas}
         if ReplicaState.READY in states or ReplicaState.DRAINING in states:
             self._enter(EngineState.READY)
+        elif self.asleep:
+            self._enter(EngineState.ASLEEP)
         elif states == {ReplicaState.FAILED}:
             self._enter(EngineState.FAILED)
         elif self.ready is not None:
@@ -158,6 +172,8 @@ class Engine(Holding):
                 self._on_broken(replica, report)
             case Died():
                 self._on_died(replica, report.failure, final=report.final)
+            case Slept() | Woken() | Unmoved():
+                replica.on_moved(report)
 
     def _on_ready(self, replica: Replica, report: Ready) -> None:
         if report.checkpoint is not None:
@@ -174,6 +190,8 @@ class Engine(Holding):
             run.job.append(run.encoded(report))
             replica.scheduler.prepared(report.id, report.rows)
             self.inputs.free(run.job.request.inputs)
+            if (failure := replica.scheduler.too_large(report.id)) is not None:
+                self._fail(run, failure)
 
     def _on_stepped(self, replica: Replica, report: Stepped) -> None:
         self._free(replica, Lane.STEP)
@@ -257,6 +275,9 @@ class Engine(Holding):
                 self._timers.clear(job_id, "run_timeout")
                 run.job.append(run.retrying(failure, pause))
                 self._queued(run)
+        if replica.resting:
+            replica.on_lost(failure)
+            return
         starting = self._started is not None and not self._started.done()
         if final or starting:
             replica.state = ReplicaState.FAILED
@@ -284,8 +305,11 @@ class Engine(Holding):
 
     def _tick(self) -> None:
         # a drain may lack its worker: what waits then is kept for the next one
-        if self.state not in (EngineState.READY, EngineState.DRAINING):
-            return
+        if self.state in (EngineState.READY, EngineState.DRAINING):
+            self._give_all()
+        self._look_for_quiet()
+
+    def _give_all(self) -> None:
         several = len(self._replicas) > 1
         # whoever has the least to do is the first to take from the queue
         for replica in sorted(self._replicas, key=lambda one: one.scheduler.work_ms) if several else self._replicas:

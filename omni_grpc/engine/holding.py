@@ -16,6 +16,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.engine.admission import stopped_first
 from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.fairness import ShareOf
+from omni_grpc.engine.inputs import InputStore
 from omni_grpc.engine.outputs import Outputs
 from omni_grpc.engine.run import JobRun
 from omni_grpc.engine.scheduler import Scheduler
@@ -25,6 +26,7 @@ from omni_grpc.engine.submission import Submission, claim_of, new_run
 from omni_grpc.engine.timers import Timers
 from omni_grpc.resolve.advice import advise_priority
 from omni_grpc.resolve.frames import segments
+from omni_grpc.resolve.memory_fit import check_memory
 from omni_grpc.resolve.request import resolve_request
 from omni_grpc.store.job import Job, new_job_id
 from omni_grpc.store.storage import Storage
@@ -47,9 +49,12 @@ class Holding(Standing, abc.ABC):
         checkpoint: Checkpoint,
         executors: Sequence[Executor],
         storage: Storage | None = None,
+        inputs: InputStore | None = None,
     ) -> None:
-        super().__init__(config, checkpoint, executors, storage)
+        super().__init__(config, checkpoint, executors, storage, inputs)
         self.on_end: list[Callable[[Job], None]] = []
+        self.on_work: Callable[[], None] = lambda: None
+        """Called when a job has come to wait, or has left."""
         self._runs: dict[str, JobRun] = {}
         self._timers = Timers(self._on_timer_error)
         self._outputs = Outputs(self.artifacts, immediate=self.storage.store.immediate)
@@ -75,6 +80,7 @@ class Holding(Standing, abc.ABC):
         if (earlier := self.check_submission(submission)) is not None:
             return earlier, True
         resolved = resolve_request(submission.draft, self.facts, id=new_job_id())
+        check_memory(resolved.request, self._books.memory, self.checkpoint.limits)
         if approve is not None:
             approve(resolved.request)
         run = new_run(
@@ -105,7 +111,17 @@ class Holding(Standing, abc.ABC):
     @property
     def takes_over(self) -> bool:
         """Whether jobs of other servers can be gone on with here."""
-        return self.state in (EngineState.STARTING, EngineState.READY, EngineState.RESTARTING)
+        return self.state in (EngineState.STARTING, EngineState.READY, EngineState.RESTARTING, EngineState.ASLEEP)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has jobs that wait or run."""
+        return bool(self._runs)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a job waits in its queue."""
+        return self._books.waiting > 0
 
     def settle(self, job: Job, event: Event) -> None:
         """Ends a job that the store has, and that nobody goes on with."""
@@ -144,6 +160,24 @@ class Holding(Standing, abc.ABC):
             self._end(run)
             self._tick()
         return job
+
+    def fail_waiting(self, failure: Failure) -> None:
+        """Fails all jobs that wait in the queue."""
+        for run in [run for run in self._runs.values() if self._books.is_waiting(run.job.id)]:
+            self._fail(run, failure)
+        self._tick()
+
+    def look(self) -> None:
+        """To be called when something outside has changed that jobs may wait for."""
+        self._tick()
+
+    def running_of(self, tenant: str) -> int:
+        """The number of a tenant's jobs that have left the queue and are not finished."""
+        return self._books.running_of(tenant)
+
+    def elsewhere_of(self, elsewhere: Callable[[str], int]) -> None:
+        """From now on `elsewhere` says how many jobs of a tenant run that count against its limit too."""
+        self._books.elsewhere = elsewhere
 
     def share_by(self, share_of: ShareOf) -> None:
         """From now on `share_of` says what each tenant may have. To be called again when it says something else, so
@@ -190,6 +224,7 @@ class Holding(Standing, abc.ABC):
         self._timers.set(job_id, "queue_timeout", spec.queue_timeout, self._expire)
         if spec.deadline is not None:
             self._timers.set(job_id, "deadline", max(0.0, spec.deadline - time.time()), self._expire)
+        self._used()
 
     def _fail(self, run: JobRun, failure: Failure) -> None:
         self._drop(run)
@@ -241,6 +276,11 @@ class Holding(Standing, abc.ABC):
         self._timers.clear_all(run.job.id)
         if not self._runs:
             self._idle.set()
+        self._used()
+
+    def _used(self) -> None:
+        self.last_used = time.monotonic()
+        self.on_work()
 
     def _tell_end(self, job: Job) -> None:
         for observer in self.on_end:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+from omni_grpc.types.memory_model import Need
 from omni_grpc.types.request import Request
 
 
@@ -28,7 +29,8 @@ class Lane(enum.StrEnum):
 class Item:
     """A job in the scheduler. `service`: predicted milliseconds of steps it has received, counted from its fair start;
     `left`: steps that it has still to take; `evals`: forwards that one of them takes, as far as is known; `segments`:
-    parts that its output is made in; `final`: it is not requeued when its worker is lost.
+    parts that its output is made in; `final`: it is not requeued when its worker is lost; `need`: the memory that its
+    worker predicts for it, nothing while it waits; `closing`: the replica that has it takes no more jobs.
     """
 
     request: Request
@@ -44,6 +46,8 @@ class Item:
     preempted: bool = False
     part_ready: bool = False
     final: bool = False
+    need: Need = dataclasses.field(default_factory=Need)
+    closing: bool = False
 
     @property
     def order(self) -> tuple[float, int]:

@@ -65,7 +65,8 @@ def _arrival(item: Item) -> int:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """What the order depends on beside the jobs. `total`: the places of those that share steps; `tag`: a tenant's tag
-    at a rank; `step`: the predicted milliseconds of a job's step alone; `work`: those of all that it has still to take.
+    at a rank; `step`: the predicted milliseconds of a job's step alone; `work`: those of all that it has still to take;
+    `elsewhere`: a tenant's running jobs that are not among these.
     """
 
     total: int
@@ -73,6 +74,7 @@ class View:
     tag: Callable[[float, str], float]
     step: Callable[[Item], float]
     work: Callable[[Item], float]
+    elsewhere: Callable[[str], int] = lambda tenant: 0
 
 
 class Places:
@@ -119,6 +121,8 @@ def leaving(queue: Queue, active: Collection[Item], view: View) -> Iterator[Item
     moves it further. Jobs that may not leave before another one of their tenant has ended come after those that may.
     """
     running = collections.Counter(item.tenant for item in active)
+    for tenant in view.shares:
+        running[tenant] += view.elsewhere(tenant)
     above = 0
     held_back: list[_Line] = []
     for rank in sorted(queue.ranks):

@@ -15,16 +15,20 @@ cannot starve the other. A server without tenants has one.
 from __future__ import annotations
 
 import collections
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from omni_grpc.engine.books import Books, TurnsOf
-from omni_grpc.engine.fairness import Share, ShareOf
+from omni_grpc.engine.books import Books
+from omni_grpc.engine.decision import Accounts, Decision, lanes
+from omni_grpc.engine.fairness import ShareOf
 from omni_grpc.engine.items import Item, Lane, Phase
 from omni_grpc.engine.leaving import Places
 from omni_grpc.engine.policy import Claim
+from omni_grpc.engine.room import Room
 from omni_grpc.engine.wait import Pace
+from omni_grpc.resolve.memory_fit import too_large
 from omni_grpc.resolve.work import pixels
+from omni_grpc.types.errors import Failure
+from omni_grpc.types.memory_model import MemoryModel, Need
 from omni_grpc.types.plan import CostModel, Plan
 from omni_grpc.types.request import Request
 
@@ -34,35 +38,14 @@ as long as the one whose turn it is. Equal jobs always share; a small job waits 
 """
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Accounts:
-    """What had been received before a plan: `services` of the running jobs, and of the tenants `shares`, `clocks` and
-    `turns`. A plan makes new ones and leaves these as they are.
-    """
-
-    services: dict[str, float]
-    shares: Mapping[str, Share]
-    clocks: Mapping[str, float]
-    turns: TurnsOf
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Decision:
-    """A plan, the jobs that it preempts or resumes, and the accounts as they were `before` it."""
-
-    plan: Plan
-    preempted: tuple[str, ...]
-    resumed: tuple[str, ...]
-    before: Accounts
-
-
 class Scheduler:
     """Every job it holds is in exactly one phase.
 
     At most `max_num_seqs` jobs share a step, and no job joins one that it would make longer than `max_step_ms` or, if
     that is None, than FAIR_SHARE allows; a job that is longer than that alone takes its steps alone. The states of
     preempted jobs stay in the worker, so at most 2 * max_num_seqs jobs are prepared or running at any time; so do those
-    of tenants that had all the places before another one came.
+    of tenants that had all the places before another one came. No more than `memory` predicts to fit comes in, shares a
+    step or is decoded at once: see `room.py`. The first in line waits for it, and those behind wait with it.
     """
 
     def __init__(
@@ -82,15 +65,41 @@ class Scheduler:
         self.exclusive = False
         """One job at a time, from its prepare to the end of its decode."""
         self._cost = CostModel()
+        self._memory = MemoryModel()
         self._active: dict[str, Item] = {}
         """Those that have left the queue for this replica."""
         self._clocks: Mapping[str, float] = {}
         """By tenant: the service of a job of it here that had always received its fair share."""
-        self._busy: set[Lane] = set()
+        self._flying: dict[Lane, Sequence[Item]] = {}
+        """The busy lanes, and the jobs that they work on."""
         self._dropped: list[str] = []
+        self._closed = False
 
     def __contains__(self, job_id: str) -> bool:
         return job_id in self.books.items
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more jobs from the queue. Those that it has go on."""
+        return self._closed
+
+    @closed.setter
+    def closed(self, closed: bool) -> None:
+        if closed is not self._closed:
+            self._closed = closed
+            self.books.places += -self.max_num_seqs if closed else self.max_num_seqs
+            for item in self._active.values():
+                item.closing = closed
+
+    @property
+    def quiet(self) -> bool:
+        """Whether its worker has nothing, and nothing to do."""
+        return not (self._active or self._flying or self._dropped)
+
+    @property
+    def held(self) -> list[str]:
+        """The jobs that have left the queue for this replica."""
+        return list(self._active)
 
     @property
     def cost(self) -> CostModel:
@@ -101,6 +110,20 @@ class Scheduler:
     def cost(self, cost: CostModel) -> None:
         # the replicas of a model run on equal devices: the newest fit is as good as any
         self._cost = self.books.cost = cost
+
+    @property
+    def memory(self) -> MemoryModel:
+        """What requests take of the device here."""
+        return self._memory
+
+    @memory.setter
+    def memory(self, memory: MemoryModel) -> None:
+        self._memory = self.books.memory = memory
+
+    @property
+    def memory_taken(self) -> float:
+        """Bytes beyond the weights that all that is in the worker is predicted to take now."""
+        return self._room.taken
 
     @property
     def is_fitted(self) -> bool:
@@ -134,12 +157,26 @@ class Scheduler:
         """Predicted milliseconds of all that the jobs of this replica have still to do."""
         return sum(map(self.books.work, self._active.values()))
 
+    @property
+    def has_place(self) -> bool:
+        """Whether one more job could take steps beside those that do."""
+        inside = sum(item.inside for item in self._active.values())
+        return inside < self.max_num_seqs and not (self.exclusive and self._active)
+
+    @property
+    def work_before_ms(self) -> float:
+        """Predicted milliseconds until a place is free: with jobs that share steps, until the one with the least work
+        has been served in turn with the others.
+        """
+        work = [self.books.work(item) for item in self._active.values() if item.inside]
+        return 0.0 if len(work) < self.max_num_seqs and not self.exclusive else sum(min(work) for _ in work)
+
     def has(self, job_id: str) -> bool:
         """Whether a job has left the queue for this replica."""
         return job_id in self._active
 
     def busy(self, lane: Lane) -> bool:
-        return lane in self._busy
+        return lane in self._flying
 
     def position(self, job_id: str) -> int:
         """The number of jobs that leave the queue before this one; 0 for a job that has left it."""
@@ -177,13 +214,13 @@ class Scheduler:
         services = {item.request.id: item.service for item in self._in(Phase.RUNNING)}
         before = Accounts(services, self.books.shares, self._clocks, self.books.turns)
         self._follow()
-        admit = self._admit() if Lane.PREPARE not in self._busy else ()
-        taken, preempted = self._step() if Lane.STEP not in self._busy else ([], [])
+        admit = self._admit() if not self.busy(Lane.PREPARE) else ()
+        taken, preempted = self._step() if not self.busy(Lane.STEP) else ([], [])
         self._charge(taken)
         resumed = [item for item in taken if item.preempted]
         for item in resumed + preempted:
             item.preempted = not item.preempted
-        decode_parts, decode = self._decode() if Lane.DECODE not in self._busy else ((), ())
+        decode_parts, decode = self._decode() if not self.busy(Lane.DECODE) else ((), ())
         dropped, self._dropped = tuple(self._dropped), []
         plan = Plan(admit=admit, step=_ids(taken), decode_parts=decode_parts, decode=decode, drop=dropped)
         return Decision(plan, _ids(preempted), _ids(resumed), before)
@@ -206,17 +243,22 @@ class Scheduler:
             self.books.items[job_id].part_ready = True
         self._dropped[:0] = plan.drop
         for lane in lanes(plan):
-            self._busy.remove(lane)
+            self.free(lane)
 
     def free(self, lane: Lane) -> None:
         """The worker reported, so its lane can take more work."""
-        self._busy.remove(lane)
+        del self._flying[lane]
 
     def prepared(self, job_id: str, rows: tuple[int, ...]) -> None:
         """A job can take steps; `rows` are the tokens of each of its rows. Ignored for a removed job."""
         if (item := self.books.items.get(job_id)) is not None:
             item.phase, item.rows, item.service = Phase.RUNNING, rows, self._clocks[item.tenant]
+            item.need = self._memory.need(item.request, rows)
             self.books.estimate.learn(item.request, rows)
+
+    def too_large(self, job_id: str) -> Failure | None:
+        """Why a job that is prepared does not fit in memory after all; None where it does."""
+        return too_large(self.books.items[job_id].need, self._memory)
 
     def stepped(self, job_id: str, left: int, evals: int) -> None:
         """A job has taken a step of `evals` forwards and has `left` to take. Ignored for a removed job."""
@@ -263,7 +305,7 @@ class Scheduler:
         for item in self._active.values():
             self.books.forget(item)
         self._active.clear()
-        self._busy.clear()
+        self._flying.clear()
         self._dropped.clear()
         return lost, list(_ids(back))
 
@@ -280,6 +322,7 @@ class Scheduler:
     def _return(self, item: Item) -> None:
         """To its place in the queue."""
         del self._active[item.request.id]
+        item.need = Need()
         self.books.put_back(item)
 
     def _follow(self) -> None:
@@ -292,7 +335,7 @@ class Scheduler:
         has it, or a tenant that has more of them than is its part.
         """
         books = self.books
-        if not books.queue or (self.exclusive and self._active):
+        if self._closed or not books.queue or (self.exclusive and self._active):
             return ()
         if sum(item.inside for item in self._active.values()) >= 2 * self.max_num_seqs:
             return ()
@@ -305,10 +348,14 @@ class Scheduler:
         if not places.full and self._is_full(first.rank):
             # there is a place, at another replica
             return ()
+        need = self._memory.need(first.request)
+        if not self._room.admits(first, need):
+            return ()
         books.take(first)
+        first.need = need
         self._active[first.request.id] = first
         first.phase = Phase.PREPARING
-        self._busy.add(Lane.PREPARE)
+        self._flying[Lane.PREPARE] = (first,)
         return (first.request,)
 
     def _is_full(self, rank: float) -> bool:
@@ -320,6 +367,7 @@ class Scheduler:
         running = self._in(Phase.RUNNING)
         if not running:
             return [], []
+        room = self._room
         chosen: list[Item] = []
         aside: list[Item] = []
         """Those that were not left out because their tenant has had its share: that is no preemption."""
@@ -329,13 +377,16 @@ class Scheduler:
             end = ends.setdefault(item.rank, turns[item.tenant] + self._by_weight(item))
             if turns[item.tenant] > end:
                 continue
-            if len(chosen) < self.max_num_seqs and (not chosen or self._fits([*chosen, item])):
+            if not chosen and not room.steps([item]):
+                # whoever's turn it is waits until another lane is done
+                return [], []
+            if len(chosen) < self.max_num_seqs and (not chosen or self._fits([*chosen, item], room)):
                 chosen.append(item)
             else:
                 aside.append(item)
         best = chosen[0].rank
         preempted = [item for item in aside if item.rank > best and not item.preempted]
-        self._busy.add(Lane.STEP)
+        self._flying[Lane.STEP] = chosen
         # in order of arrival, so that the batch stays the same from step to step and its packed constants can be kept
         return sorted(chosen, key=lambda item: item.arrival), preempted
 
@@ -383,8 +434,14 @@ class Scheduler:
             if rows:
                 self._clocks = {**self._clocks, tenant: self._clocks[tenant] + part / jobs[tenant]}
 
-    def _fits(self, items: list[Item]) -> bool:
+    @property
+    def _room(self) -> Room:
+        return Room(self._memory, self._active.values(), self._flying)
+
+    def _fits(self, items: list[Item], room: Room) -> bool:
         """Whether these may share a step; the first is the one whose turn it is."""
+        if not room.steps(items):
+            return False
         shared = self.cost.step_ms([tokens for item in items for tokens in item.rows])
         if self.max_step_ms is not None:
             return shared <= self.max_step_ms
@@ -397,8 +454,10 @@ class Scheduler:
         if not queue:
             return (), ()
         first = min(queue, key=self._decode_turn(queue))
+        if not self._room.decodes(first):
+            return (), ()
         self.books.charge((Lane.DECODE, first.rank), first.tenant, _decode_cost(first))
-        self._busy.add(Lane.DECODE)
+        self._flying[Lane.DECODE] = (first,)
         if first.phase is Phase.RUNNING:
             first.part_ready = False
             return (first.request.id,), ()
@@ -415,12 +474,6 @@ class Scheduler:
 
     def _in(self, *phases: Phase) -> list[Item]:
         return [item for item in self._active.values() if item.phase in phases]
-
-
-def lanes(plan: Plan) -> tuple[Lane, ...]:
-    """The lanes that a plan fills."""
-    work = {Lane.PREPARE: plan.admit, Lane.STEP: plan.step, Lane.DECODE: plan.decode_parts or plan.decode}
-    return tuple(lane for lane, ids in work.items() if ids)
 
 
 def _decode_cost(item: Item) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from omni_grpc.config import EngineConfig
@@ -34,6 +35,7 @@ class Standing:
         checkpoint: Checkpoint,
         executors: Sequence[Executor],
         storage: Storage | None = None,
+        inputs: InputStore | None = None,
     ) -> None:
         self.config = config
         self.checkpoint = checkpoint
@@ -42,8 +44,12 @@ class Standing:
         self.jobs = self.storage.jobs
         self.artifacts = self.storage.artifacts
         self.assets = self.storage.assets
-        self.inputs = InputStore(config.limits.input_budget)
+        self.inputs = InputStore(config.limits.input_budget) if inputs is None else inputs
         self.state = EngineState.STARTING
+        self.parked = False
+        """Whether it sleeps, and no job wakes it."""
+        self.last_used = time.monotonic()
+        """When it was last given a job, or ended one."""
         self._books = Books(config.scheduler.max_queue, policy=config.scheduler.policy)
         self._replicas = [Replica(number, executor, self._books, config) for number, executor in enumerate(executors)]
 
@@ -99,7 +105,7 @@ class Standing:
         earlier = self.jobs.earlier(submission.request_id, submission.fingerprint, submission.tenant)
         if earlier is None:
             self.check(submission.draft.model, submission.draft.task)
-            check_open(self.state, self.failure)
+            check_open(self.state, self.failure, parked=self.parked)
             self.storage.journal.check()
             check_draft(submission.draft, self.facts)
             self._books.check_room()
@@ -128,8 +134,27 @@ class Standing:
             cost=self._books.cost,
             cost_error=self._replicas[0].meter.cost_error,
             worker_restarts=sum(replica.restarts for replica in self._replicas),
+            queue_delay=self._queue_delay(),
+            work=self._seconds(self._books.waiting_ms + sum(one.scheduler.work_ms for one in self._replicas)),
+            replicas=[replica.stats for replica in self._replicas],
             tenants={tenant: self.tenant_stats(tenant) for tenant in self._books.tenants},
         )
+
+    def _queue_delay(self) -> float | None:
+        """Seconds that a job made now would wait, if none comes before it and the predictions hold; None before steps
+        were measured.
+        """
+        if not any(replica.scheduler.is_fitted or replica.meter.step.ms for replica in self._replicas):
+            return None
+        able = [replica for replica in self._replicas if replica.open and not replica.scheduler.closed]
+        if self._books.waiting == 0 and any(replica.scheduler.has_place for replica in able):
+            return 0.0
+        # all that goes before it, shared among those that work; the last jobs of a replica are behind, not before it
+        inside = sum(replica.scheduler.work_before_ms for replica in self._replicas)
+        return self._seconds(inside + self._books.waiting_ms) / max(1, len(able))
+
+    def _seconds(self, predicted_ms: float) -> float:
+        return predicted_ms * self._replicas[0].scale / 1000
 
     def tenant_stats(self, tenant: str) -> TenantStats:
         """What one tenant has here; zeros for one that has nothing."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from omni_grpc.types.plan import CostModel
 
 
 class EngineState(enum.StrEnum):
+    """ASLEEP: its device memory is given back; jobs wait until it is woken."""
+
     STARTING = "STARTING"
     READY = "READY"
     RESTARTING = "RESTARTING"
+    ASLEEP = "ASLEEP"
     DRAINING = "DRAINING"
     FAILED = "FAILED"
     STOPPED = "STOPPED"
@@ -30,9 +33,24 @@ class TenantStats:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStats:
+    """One replica: the jobs that it has, the predicted seconds of their steps, and how often its worker was started
+    again. `device`: what it runs on; "" before it is known.
+    """
+
+    number: int
+    state: str
+    running: int
+    work: float
+    restarts: int
+    device: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """The current load. `tenants` are those that have jobs queued or running. `cost` predicts a step's milliseconds;
-    `cost_error` is measured over predicted time.
+    `cost_error` is measured over predicted time. `queue_delay`: seconds that a job made now would wait, by prediction;
+    None where nothing is predicted yet. `work`: predicted seconds of all steps that its jobs have still to take.
     """
 
     queued: int
@@ -43,4 +61,7 @@ class EngineStats:
     cost: CostModel
     cost_error: float
     worker_restarts: int
+    queue_delay: float | None = None
+    work: float = 0.0
+    replicas: Sequence[ReplicaStats] = ()
     tenants: Mapping[str, TenantStats] = dataclasses.field(default_factory=dict)

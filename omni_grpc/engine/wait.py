@@ -51,7 +51,7 @@ def _prepared_before(tenant: str, queue: Queue, active: Collection[Item], view: 
     """
     preparing = sum(item.phase is Phase.PREPARING for item in active)
     inside = sum(item.inside for item in active)
-    running = sum(item.tenant == tenant for item in active)
+    running = sum(item.tenant == tenant for item in active) + view.elsewhere(tenant)
     limit = view.shares[tenant].max_running
     places: dict[float, Places] = {}
     for count, item in enumerate(leaving(queue, active, view)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from omni_grpc.checkpoint.registry import on_hub
 from omni_grpc.config import EngineConfig
@@ -19,19 +19,33 @@ def executors(config: EngineConfig, checkpoint: Checkpoint) -> list[Executor]:
     than there are replicas.
     """
     kind = HubExecutor if on_hub(config.model) else ProcessExecutor
-    replicas = config.worker.data_parallel_size
-    return [kind(config, checkpoint, environment=_environment(number, replicas, config)) for number in range(replicas)]
+    replicas, devices = config.worker.data_parallel_size, config.worker.devices
+    if devices:
+        _check_devices(devices, replicas)
+    return [kind(config, checkpoint, environment=_environment(number, config)) for number in range(replicas)]
 
 
-def _environment(number: int, replicas: int, config: EngineConfig) -> Mapping[str, str]:
-    """What a worker sees of the machine. A single one sees all of it; on a CPU they share it."""
-    if replicas == 1 or config.model.device == "cpu":
+def _check_devices(devices: Sequence[str], replicas: int) -> None:
+    if len(devices) != replicas or not all(device.isdecimal() for device in devices):
+        rule = f"is {','.join(devices)}: expected the numbers of {replicas} GPUs, one for each replica"
+        raise ConfigError(f"devices {rule}", violations=(Violation("devices", rule),))
+
+
+def _environment(number: int, config: EngineConfig) -> Mapping[str, str]:
+    """What a worker sees of the machine. A single one sees all of it, unless it is given a device; on a CPU they share
+    it.
+    """
+    worker = config.worker
+    if config.model.device == "cpu" or (worker.data_parallel_size == 1 and not worker.devices):
         return {}
+    device = int(worker.devices[number]) if worker.devices else number
     listed = os.environ.get(VISIBLE)
     if listed is None:
-        return {VISIBLE: str(number)}
-    devices = [name.strip() for name in listed.split(",") if name.strip()]
-    if devices and number >= len(devices):
-        rule = f"is {replicas}, but {VISIBLE} lists {len(devices)} devices; nearest valid value: {len(devices)}"
-        raise ConfigError(f"data_parallel_size {rule}", violations=(Violation("data_parallel_size", rule),))
-    return {VISIBLE: devices[number]} if devices else {}
+        return {VISIBLE: str(device)}
+    visible = [name.strip() for name in listed.split(",") if name.strip()]
+    if visible and device >= len(visible):
+        name, value = ("devices", device) if worker.devices else ("data_parallel_size", worker.data_parallel_size)
+        nearest = len(visible) - 1 if worker.devices else len(visible)
+        rule = f"is {value}, but {VISIBLE} lists {len(visible)} devices; nearest valid value: {nearest}"
+        raise ConfigError(f"{name} {rule}", violations=(Violation(name, rule),))
+    return {VISIBLE: visible[device]} if visible else {}

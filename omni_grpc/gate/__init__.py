@@ -1,6 +1,6 @@
 """The gate: what callers may do, whatever stack they come through. No grpc, no protobuf, no torch."""
 
-from omni_grpc.engine import EngineState, Job, JobState
+from omni_grpc.engine import EngineState, EngineStats, Job, JobState, ReplicaStats
 from omni_grpc.gate.ask import Ask, Delivery, JobOptions, Medium
 from omni_grpc.gate.files import Chunk, UploadHeader
 from omni_grpc.gate.follow import Update
@@ -8,7 +8,7 @@ from omni_grpc.gate.gate import Gate
 from omni_grpc.gate.intake import Accepted
 from omni_grpc.gate.jobs import Shown, Watch
 from omni_grpc.gate.models import ModelView
-from omni_grpc.gate.operation import LoadView, ServerView
+from omni_grpc.gate.operation import LoadView, ModelLoad, ServerView
 from omni_grpc.gate.pages import PageRequest
 from omni_grpc.webhooks import AskedWebhook
 
@@ -19,14 +19,17 @@ __all__ = [
     "Chunk",
     "Delivery",
     "EngineState",
+    "EngineStats",
     "Gate",
     "Job",
     "JobOptions",
     "JobState",
     "LoadView",
     "Medium",
+    "ModelLoad",
     "ModelView",
     "PageRequest",
+    "ReplicaStats",
     "ServerView",
     "Shown",
     "Update",

@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from omni_grpc.engine import Engine, Job, JobState
+from omni_grpc.engine import Job, JobState
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate.audit_file import AuditFile, stamp
 from omni_grpc.types.caller import Caller
 from omni_grpc.types.errors import Code, Failure, OmniError
@@ -27,16 +28,16 @@ About = dict[str, Any]
 
 
 class Audit:
-    """Writes lines to the file of --audit-log; without one, does nothing. It belongs to the engine's event loop."""
+    """Writes lines to the file of --audit-log; without one, does nothing. It belongs to the fleet's event loop."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         """Raises ConfigError for a file that cannot be written."""
-        self._engine = engine
-        path = engine.config.audit.audit_log
+        self._fleet = fleet
+        path = fleet.config.audit.audit_log
         opened = {"time": stamp(), "action": "LogOpened", "pid": os.getpid(), "version": __version__}
         self._file = None if path is None else AuditFile(path, opened)
         if self._file is not None:
-            engine.on_end.append(self._ended)
+            fleet.on_end.append(self._ended)
 
     @property
     def on(self) -> bool:
@@ -111,7 +112,7 @@ class Audit:
     def _is_ours(self, name: str, value: Any) -> bool:
         """Whether a value is one that this server made, and not any text of a caller."""
         if name == "model":
-            return bool(value == self._engine.checkpoint.name)
+            return any(value == model.name for model in self._fleet.models)
         if name.endswith("_id"):
             return _ID.fullmatch(value) is not None
         return value is not None

@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
-from omni_grpc.engine import Engine, Job
+from omni_grpc.engine import Job
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate.audit import Audit
 from omni_grpc.gate.pages import PageRequest
 from omni_grpc.gate.quotas import Quotas
@@ -54,8 +55,8 @@ class FileGate:
     the caller has not.
     """
 
-    def __init__(self, engine: Engine, stored: Stored, quotas: Quotas, audit: Audit) -> None:
-        self._engine = engine
+    def __init__(self, fleet: Fleet, stored: Stored, quotas: Quotas, audit: Audit) -> None:
+        self._fleet = fleet
         self._audit = audit
         self._stored = stored
         self._quotas = quotas
@@ -85,7 +86,7 @@ class FileGate:
                 )
             end = size if max_bytes is None else min(size, start + max_bytes)
             line |= {"job_id": job.id, "model": job.request.model, "size_bytes": end - start}
-        pieces = self._engine.artifacts.read(artifact_id, start, end)
+        pieces = self._fleet.artifacts.read(artifact_id, start, end)
         async with aclosing(read(pieces)) as readable:
             async for piece in readable:
                 for at in range(0, len(piece), CHUNK_BYTES):
@@ -96,7 +97,7 @@ class FileGate:
     async def signed_url(self, artifact: Artifact) -> str:
         """An address at which anybody can get the bytes of an output for a while."""
         with available():
-            url = await self._engine.artifacts.signed_url(artifact, self._engine.config.store.signed_url_seconds)
+            url = await self._fleet.artifacts.signed_url(artifact, self._fleet.config.store.signed_url_seconds)
         assert url is not None, "asked of a store without addresses"
         return url
 
@@ -116,11 +117,11 @@ class FileGate:
         with self._audit.action(caller, "DeleteArtifact", artifact_id=name) as line, available():
             caller.require(Scope.GENERATE, Scope.ADMIN)
             try:
-                asset = await self._engine.assets.delete(name, caller.sees)
+                asset = await self._fleet.assets.delete(name, caller.sees)
             except NotFound:
                 _, artifact = await self._stored.artifact(caller, name)
                 line["size_bytes"] = artifact.size_bytes
-                await self._engine.artifacts.delete(artifact.artifact_id)
+                await self._fleet.artifacts.delete(artifact.artifact_id)
             else:
                 line["size_bytes"] = asset.size_bytes
 
@@ -139,12 +140,12 @@ class FileGate:
         await self._quotas.refresh()
         with available():
             # what has expired does not count
-            await self._engine.assets.sweep()
+            await self._fleet.assets.sweep()
         self._quotas.check_upload(caller.tenant, header.size_bytes)
         upload = Upload(pieces, header)
         with available():
-            async with self._engine.assets.reserved(header.size_bytes, tenant=caller.tenant):
-                return await self._engine.assets.put(
+            async with self._fleet.assets.reserved(header.size_bytes, tenant=caller.tenant):
+                return await self._fleet.assets.put(
                     upload.received(),
                     header.mime_type,
                     sha256=upload.digest.hexdigest,
@@ -155,7 +156,7 @@ class FileGate:
     def _check(self, header: UploadHeader) -> None:
         refusals = Refusals()
         refusals.required("header.mime_type", header.mime_type)
-        refusals.number("header.size_bytes", header.size_bytes, 1, self._engine.config.limits.max_input_bytes)
+        refusals.number("header.size_bytes", header.size_bytes, 1, self._fleet.config.limits.max_input_bytes)
         if len(header.sha256) not in (0, 32):
             refusals.refuse("header.sha256", f"has {len(header.sha256)} bytes; send the 32 raw bytes, not hex")
         refusals.check()

@@ -6,7 +6,8 @@ import dataclasses
 import time
 from collections.abc import AsyncGenerator, Callable
 
-from omni_grpc.engine import Engine, Entry, Job
+from omni_grpc.engine import Entry, Job
+from omni_grpc.fleet import Fleet
 from omni_grpc.store.records import Cause
 from omni_grpc.types.errors import NotFound, OutOfRange, Unavailable
 from omni_grpc.types.events import DecodeProgress, StepProgress
@@ -110,7 +111,7 @@ def deleted(job: Job) -> NotFound:
 
 
 async def follow(
-    engine: Engine, job: Job, after_seq: int, *, interval: float, heartbeat: float | None
+    fleet: Fleet, job: Job, after_seq: int, *, interval: float, heartbeat: float | None
 ) -> AsyncGenerator[Update | None]:
     """The entries of a job with a greater seq, to its end; None after every `heartbeat` seconds of silence.
 
@@ -120,7 +121,7 @@ async def follow(
     """
     pace = Pace(interval, after_seq=after_seq)
     seq, replayed = after_seq, job.last_seq
-    with engine.watching(job):
+    with fleet.watching(job):
         while True:
             backlog = job.after(seq)
             steps = [entry.seq for entry in backlog if isinstance(entry.event, StepProgress) and entry.seq > replayed]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from omni_grpc.engine import Engine, EngineState, Job
+from omni_grpc.engine import EngineState, Job
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate.audit import Audit
 from omni_grpc.gate.changes import Changes
 from omni_grpc.gate.entry import Entry
@@ -22,63 +23,63 @@ from omni_grpc.webhooks import Webhooks
 
 
 class Gate:
-    """An engine as its callers see it. It belongs to the event loop on which it was made, and so does the engine.
+    """A fleet as its callers see it. It belongs to the event loop on which it was made, and so does the fleet.
 
     Its parts are plain functions that take a Caller and our own types, and raise OmniError. A stack (gRPC, HTTP)
     translates messages to these and back, and does nothing else.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         """Raises ConfigError for a file of identities or an audit log that cannot be used."""
-        self._engine = engine
-        self.audit = Audit(engine)
-        self._entry = Entry(engine.config.identity, self.audit)
+        self._fleet = fleet
+        self.audit = Audit(fleet)
+        self._entry = Entry(fleet.config.identity, self.audit)
         self.caller = self._entry.caller
-        changes, stored = Changes(), Stored(engine)
-        quotas = Quotas(engine, engine.config.tenants.tenant_limits)
+        changes, stored = Changes(), Stored(fleet)
+        quotas = Quotas(fleet, fleet.config.tenants.tenant_limits)
         self._changes = changes
         self._quotas = quotas
-        self._media = MediaReader(engine, stored)
-        self._recovery = Recovery(engine, self._media)
-        self._sharing = Sharing(engine, self._recovery)
+        self._media = MediaReader(fleet, stored)
+        self._recovery = Recovery(fleet, self._media)
+        self._sharing = Sharing(fleet, self._recovery)
         self.render: Callable[[Job], bytes] | None = None
         """The body of a webhook: a stack's, which knows how jobs are written."""
         self._webhooks = Webhooks(
-            engine.config.webhooks,
-            engine.config.outbound,
-            engine.storage.store,
+            fleet.config.webhooks,
+            fleet.config.outbound,
+            fleet.storage.store,
             self._render,
-            server=engine.storage.instance_id,
+            server=fleet.storage.instance_id,
         )
-        engine.storage.journal.owed = self._webhooks.deliveries_for
-        engine.storage.journal.on_owed = self._webhooks.wake
-        self.intake = Intake(engine, changes, stored, quotas, self.audit, self._media, self._webhooks)
-        self.jobs = JobGate(engine, changes, stored, self.audit, self._sharing)
-        self.files = FileGate(engine, stored, quotas, self.audit)
-        self.models = ModelGate(engine, stored, quotas, self.audit)
-        self.operation = OperationGate(engine, changes, stored, self.models, self.audit)
+        fleet.storage.journal.owed = self._webhooks.deliveries_for
+        fleet.storage.journal.on_owed = self._webhooks.wake
+        self.intake = Intake(fleet, changes, stored, quotas, self.audit, self._media, self._webhooks)
+        self.jobs = JobGate(fleet, changes, stored, self.audit, self._sharing)
+        self.files = FileGate(fleet, stored, quotas, self.audit)
+        self.models = ModelGate(fleet, stored, quotas, self.audit)
+        self.operation = OperationGate(fleet, changes, stored, self.models, self.audit)
 
     @property
-    def model(self) -> str:
-        """The name of the model that is served."""
-        return self._engine.checkpoint.name
+    def serving(self) -> dict[str, bool]:
+        """Whether each model that is known takes jobs, by name."""
+        return {model.name: model.takes_jobs for model in self._fleet.models}
 
     @property
     def state(self) -> EngineState:
-        return self._engine.state
+        return self._fleet.state
 
     @property
     def on_state(self) -> list[Callable[[EngineState], None]]:
         """Observers, called on the loop at each change of state."""
-        return self._engine.on_state
+        return self._fleet.on_state
 
     async def prepare(self) -> None:
         """Gets ready for calls, before the first one. Raises ConfigError for a store that cannot be used."""
-        await self._engine.storage.open()
+        await self._fleet.storage.open()
         await self._entry.prepare()
 
     async def start(self) -> None:
-        """Returns when the model is ready. Raises the error that kept it from loading."""
+        """Returns when the models of the start are ready. Raises the error that kept the last one from loading."""
         self.on_state.append(self._on_state)
         await self._quotas.refresh()
         with available():
@@ -86,23 +87,23 @@ class Gate:
             await self._webhooks.start()
         # those that waited before go first
         await self._recovery.caught_up()
-        await self._engine.start()
+        await self._fleet.start()
 
     async def drain(self, seconds: float) -> None:
         """Refuses new jobs, gives existing ones `seconds` to finish, and fails the rest. Called again, it restarts the
         time.
         """
-        await self._engine.close(seconds)
+        await self._fleet.close(seconds)
 
     async def close(self) -> None:
-        """Ends what the gate has started, once the engine has stopped."""
+        """Ends what the gate has started, once the fleet has stopped."""
         self._recovery.close()
         self._media.close()
         await self._webhooks.stop()
         # others may take what this server still has from then on: not what has ended here
-        await self._engine.storage.finish()
+        await self._fleet.storage.finish()
         await self._sharing.stop()
-        await self._engine.storage.close()
+        await self._fleet.storage.close()
         await self.audit.close()
 
     def _render(self, job: Job) -> bytes:

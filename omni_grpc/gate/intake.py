@@ -7,7 +7,8 @@ import dataclasses
 import secrets
 from collections.abc import AsyncIterator, Sequence
 
-from omni_grpc.engine import Engine, Job, Submission
+from omni_grpc.engine import Job, Submission
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate.ask import Ask, Delivery
 from omni_grpc.gate.audit import Audit, about_job
 from omni_grpc.gate.changes import Changes
@@ -36,11 +37,11 @@ class Accepted:
 
 
 class Intake:
-    """Hands requests to the engine and notifies `changes` of every new job."""
+    """Hands requests to the fleet and notifies `changes` of every new job."""
 
     def __init__(
         self,
-        engine: Engine,
+        fleet: Fleet,
         changes: Changes,
         stored: Stored,
         quotas: Quotas,
@@ -48,16 +49,16 @@ class Intake:
         media: MediaReader,
         webhooks: Webhooks,
     ) -> None:
-        self._engine = engine
+        self._fleet = fleet
         self._quotas = quotas
         self._audit = audit
         self._changes = changes
         self._media = media
         self._webhooks = webhooks
         self.rules = OptionRules(
-            max_retention=engine.config.keeping.max_retention,
-            durable=engine.storage.durable,
-            signs=engine.storage.blobs.signs,
+            max_retention=fleet.config.keeping.max_retention,
+            durable=fleet.storage.durable,
+            signs=fleet.storage.blobs.signs,
             webhooks=webhooks,
         )
 
@@ -71,7 +72,7 @@ class Intake:
 
     def _check(self, caller: Caller, model: str, task: Task) -> None:
         caller.require(Scope.GENERATE)
-        self._engine.check(model, task)
+        self._fleet.model(model).running.check(model, task)
 
     def check_delivery(self, field: str, delivery: Delivery) -> None:
         """Raises InvalidArgument for a way of delivery that this server has not."""
@@ -97,13 +98,13 @@ class Intake:
         if (earlier := await self._earlier(submission)) is not None:
             return Accepted(earlier, asked, True)
         media = Media()
-        if self._engine.check_submission(submission) is None:
+        if self._fleet.model(submission.draft.model).running.check_submission(submission) is None:
             self._quotas.check(submission)
             media = await self._media.read(caller, ask.media)
         job, deduplicated = await self._begin(submission, media)
         if not deduplicated and not ask.streaming and submission.cancel_on_disconnect:
             # nobody watches yet, so the disconnect grace runs from here on
-            with self._engine.watching(job):
+            with self._fleet.watching(job):
                 pass
         return Accepted(job, asked, deduplicated)
 
@@ -111,14 +112,14 @@ class Intake:
         """The job that this request_id has made already, wherever it is."""
         with available():
             try:
-                earlier = await self._engine.jobs.find_earlier(
+                earlier = await self._fleet.jobs.find_earlier(
                     submission.request_id, submission.fingerprint, submission.tenant
                 )
             except NotFound:
                 # it has expired, and holds its request_id until it is swept
-                await self._engine.storage.retention.sweep()
+                await self._fleet.storage.retention.sweep()
                 return None
-        if earlier is not None and earlier.id in self._engine.jobs:
+        if earlier is not None and earlier.id in self._fleet.jobs:
             earlier, _ = await self._acknowledged(earlier, submission)
         return earlier
 
@@ -154,21 +155,21 @@ class Intake:
         """The job once it is committed, or the one that another server has made of the same request."""
         try:
             with available():
-                await self._engine.storage.journal.acknowledged(job)
+                await self._fleet.storage.journal.acknowledged(job)
         except Taken as taken:
             with available():
-                earlier = await self._engine.jobs.find(taken.job_id, submission.tenant)
+                earlier = await self._fleet.jobs.find(taken.job_id, submission.tenant)
             return same_request(earlier, submission.fingerprint), True
         except asyncio.CancelledError:
             # the client has left: one that is tied to its watchers gets its disconnect grace
-            with self._engine.watching(job):
+            with self._fleet.watching(job):
                 pass
             raise
         return job, False
 
     async def _keep(self, media: Media) -> tuple[KeptInput, ...]:
         """The inputs as they were sent, for a server that has to start over."""
-        if not self._engine.storage.durable:
+        if not self._fleet.storage.durable:
             return ()
         kept: list[KeptInput] = []
         try:
@@ -184,20 +185,20 @@ class Intake:
                             as_uri=bool(file.uri),
                         )
                     )
-                    await self._engine.storage.blobs.put(blob, _whole(file.uri.encode() or file.data))
+                    await self._fleet.storage.blobs.put(blob, _whole(file.uri.encode() or file.data))
         except BaseException:
             await self._discard(media, kept)
             raise
         return tuple(kept)
 
     async def _discard(self, media: Media, kept: Sequence[KeptInput]) -> None:
-        self._engine.inputs.free(media.inputs)
-        await delete_blobs(self._engine.storage.blobs, [one.blob for one in kept])
+        self._fleet.inputs.free(media.inputs)
+        await delete_blobs(self._fleet.storage.blobs, [one.blob for one in kept])
 
     def _submit(self, submission: Submission) -> tuple[Job, bool]:
         """In one go, so that no other call comes between a check of the quotas and the job that is charged for."""
         tenant = submission.tenant
-        job, deduplicated = self._engine.submit(
+        job, deduplicated = self._fleet.model(submission.draft.model).running.submit(
             submission, approve=lambda request: self._quotas.check_work(tenant, request)
         )
         if not deduplicated:

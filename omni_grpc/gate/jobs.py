@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapp
 from contextlib import aclosing
 from typing import Generic, TypeVar
 
-from omni_grpc.engine import Engine, EngineState, Job, JobState
+from omni_grpc.engine import Job, JobState
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate.audit import Audit
 from omni_grpc.gate.changes import Changes
 from omni_grpc.gate.follow import Update, check_cursor, follow
@@ -59,13 +60,13 @@ class JobGate:
     caller has not.
     """
 
-    def __init__(self, engine: Engine, changes: Changes, stored: Stored, audit: Audit, sharing: Sharing) -> None:
-        self._engine = engine
+    def __init__(self, fleet: Fleet, changes: Changes, stored: Stored, audit: Audit, sharing: Sharing) -> None:
+        self._fleet = fleet
         self._sharing = sharing
         self._audit = audit
         self._changes = changes
         self._stored = stored
-        self._heartbeat = engine.config.server.heartbeat_interval
+        self._heartbeat = fleet.config.server.heartbeat_interval
 
     async def get(self, caller: Caller, job_id: str, *, action: str = "GetJob") -> Job:
         """A job. `action`: what for, in the audit log."""
@@ -80,11 +81,11 @@ class JobGate:
 
     def queue_position_here(self, job: Job) -> int:
         """The same among the jobs of this server."""
-        return self._engine.queue_position(job) if job.state is JobState.QUEUED else 0
+        return self._fleet.queue_position(job) if job.state is JobState.QUEUED else 0
 
     def replica(self, job: Job) -> str:
         """The server that has a job, or had it last, by its instance_id; "" where the store is not shared."""
-        return job.record.server if self._engine.storage.store.shared else ""
+        return job.record.server if self._fleet.storage.store.shared else ""
 
     async def page(
         self,
@@ -133,7 +134,7 @@ class JobGate:
         job = await self.get(caller, job_id, action="WatchJob")
         check_cursor(job, after_seq)
         self._sharing.watched(job)
-        updates = follow(self._engine, job, after_seq, interval=interval, heartbeat=self._heartbeat)
+        updates = follow(self._fleet, job, after_seq, interval=interval, heartbeat=self._heartbeat)
         async with aclosing(updates):
             async for update in updates:
                 yield update
@@ -167,11 +168,11 @@ class JobGate:
             refusals.check()
             job = await self._stored.job(caller, job_id)
             reason = reason or "cancelled by the client"
-            if job.id in self._engine.jobs and not job.released:
-                job = self._engine.cancel(job.id, reason)
+            if job.id in self._fleet.jobs and not job.released:
+                job = self._fleet.cancel(job.id, reason)
                 with available():
                     # what the caller is told is committed
-                    await self._engine.storage.journal.settled(job.id)
+                    await self._fleet.storage.journal.settled(job.id)
             elif not job.state.terminal:
                 with available():
                     await self._sharing.cancel(job, reason)
@@ -183,7 +184,7 @@ class JobGate:
             caller.require(Scope.GENERATE, Scope.ADMIN)
             job = await self._stored.job(caller, job_id)
             with available():
-                await self._engine.storage.delete(job)
+                await self._fleet.storage.delete(job)
 
     # --- parts of a watch -----------------------------------------------------------------------------------------
 
@@ -215,9 +216,9 @@ class JobGate:
         if after_seq is None:
             # taken together, so that the events go on exactly where the snapshot ends
             after_seq, snapshot = job.last_seq, shown.snapshot(job)
-            with self._engine.watching(job):
+            with self._fleet.watching(job):
                 yield snapshot
-        updates = follow(self._engine, job, after_seq, interval=watch.interval, heartbeat=None)
+        updates = follow(self._fleet, job, after_seq, interval=watch.interval, heartbeat=None)
         async with aclosing(updates):
             async for update in updates:
                 if update is not None:
@@ -228,13 +229,13 @@ class JobGate:
     ) -> AsyncGenerator[T]:
         """Adds every job that has the labels to the watch, as it comes. Ends only with the server."""
         here = False
-        while self._engine.state is not EngineState.STOPPED:
+        while not self._fleet.stopped:
             count = self._changes.count
             # new jobs of this server are here in full; for those of others only the store can be asked
             found = self._stored.jobs(caller, labels=watch.labels) if here else await self._selected(caller, watch)
             for job in newcomers.among(found):
                 merged.add(self._updates(job, watch, shown))
-            here = await self._changes.wait(count, OTHERS if self._engine.storage.store.shared else None)
+            here = await self._changes.wait(count, OTHERS if self._fleet.storage.store.shared else None)
         raise Unavailable("the server was stopped; watch again", reason="SERVER_STOPPED")
         yield  # never reached: it makes this a stream, like those it stands beside
 

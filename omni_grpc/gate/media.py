@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 
-from omni_grpc.engine import Engine
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate.ask import Medium
 from omni_grpc.gate.refusals import refused
 from omni_grpc.gate.stored import Stored
@@ -47,15 +47,15 @@ class MediaReader:
     processes.
     """
 
-    def __init__(self, engine: Engine, stored: Stored) -> None:
-        self._engine = engine
+    def __init__(self, fleet: Fleet, stored: Stored) -> None:
+        self._fleet = fleet
         self._stored = stored
-        self._all = [Decoder(engine.config.limits) for _ in range(DECODERS)]
+        self._all = [Decoder(fleet.config.limits) for _ in range(DECODERS)]
         # the one that was used last is taken first, so that a second process is started only where there is need
         self._idle: asyncio.LifoQueue[Decoder] = asyncio.LifoQueue()
         for decoder in self._all:
             self._idle.put_nowait(decoder)
-        self._outbound = Outbound(engine.config.outbound)
+        self._outbound = Outbound(fleet.config.outbound)
         self._fetches = asyncio.Semaphore(FETCHES)
 
     async def read(self, caller: Caller, media: Sequence[Medium]) -> Media:
@@ -71,7 +71,7 @@ class MediaReader:
             return await self.decode(files, caller.tenant)
         fetch.check(files, self._outbound)
         async with self._fetches:
-            most = self._engine.config.limits.max_input_bytes
+            most = self._fleet.config.limits.max_input_bytes
             return await self.decode(await fetch.fetched(files, self._outbound, max_bytes=most), caller.tenant)
 
     async def decode(self, files: Sequence[InputFile], tenant: str) -> Media:
@@ -79,7 +79,7 @@ class MediaReader:
         if not files:
             return Media()
         decoder = await self._idle.get()
-        work = asyncio.ensure_future(asyncio.to_thread(decoder.decode, files, self._engine.inputs.of(tenant)))
+        work = asyncio.ensure_future(asyncio.to_thread(decoder.decode, files, self._fleet.inputs.of(tenant)))
         work.add_done_callback(lambda _: self._idle.put_nowait(decoder))
         try:
             inputs, notes = await asyncio.shield(work)
@@ -98,7 +98,7 @@ class MediaReader:
     def _discard(self, work: asyncio.Future[tuple[Inputs, tuple[RequestWarning, ...]]]) -> None:
         """Nobody waits for these inputs any more. An error is nobody's either."""
         if work.exception() is None:
-            self._engine.inputs.free(work.result()[0])
+            self._fleet.inputs.free(work.result()[0])
 
     async def _file(self, caller: Caller, medium: Medium) -> InputFile:
         path, data, mime_type = medium.path, medium.data, medium.mime_type

@@ -1,4 +1,4 @@
-"""What the model of this server is and accepts."""
+"""What the models of this server are and accept."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Collection
 
 from omni_grpc.config import LimitsConfig
-from omni_grpc.engine import Engine, EngineState
+from omni_grpc.engine import EngineState
+from omni_grpc.fleet import Fleet, Served
 from omni_grpc.gate.audit import Audit
 from omni_grpc.gate.quotas import Quotas
 from omni_grpc.gate.stored import Stored
-from omni_grpc.resolve.request import check_model
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import Failure
@@ -35,8 +35,8 @@ class ModelView:
 class ModelGate:
     """Every function raises PermissionDenied for a missing scope."""
 
-    def __init__(self, engine: Engine, stored: Stored, quotas: Quotas, audit: Audit) -> None:
-        self._engine = engine
+    def __init__(self, fleet: Fleet, stored: Stored, quotas: Quotas, audit: Audit) -> None:
+        self._fleet = fleet
         self._audit = audit
         self._stored = stored
         self._quotas = quotas
@@ -45,15 +45,15 @@ class ModelGate:
         """The models that have one of these tasks; without tasks, all."""
         with self._audit.refusals(caller, "ListModels"):
             caller.require(*Scope)
-        fits = not tasks or not set(tasks).isdisjoint(self._engine.checkpoint.tasks)
-        return [self.view()] if fits and self._quotas.sees(caller, self._engine.checkpoint.name) else []
+        return [
+            view(model) for model in self.seen(caller) if not tasks or not set(tasks).isdisjoint(model.checkpoint.tasks)
+        ]
 
     def get(self, caller: Caller, name: str) -> ModelView:
         """The model of this name; the only one for an empty name. Raises NotFound for one that is not served."""
         with self._audit.refusals(caller, "GetModel", model=name):
             caller.require(*Scope)
-            self.check_name(caller, name)
-        return self.view()
+            return view(self.named(caller, name))
 
     def loras(self, caller: Caller, model: str = "") -> list[tuple[Adapter, str, int]]:
         """The LoRA adapters that are loaded by id, each with its model, and in how many of the caller's jobs that have
@@ -61,32 +61,43 @@ class ModelGate:
         """
         with self._audit.refusals(caller, "ListLoras", model=model):
             caller.require(*Scope)
-            self.check_name(caller, model)
-        running = [job.request.loras for job in self._stored.jobs(caller) if not job.state.terminal]
+            only = model or len(self._fleet.models) == 1
+            of = [self.named(caller, model)] if only else self.seen(caller)
+        running = [job.request for job in self._stored.jobs(caller) if not job.state.terminal]
         return [
             (
                 adapter,
-                self._engine.checkpoint.name,
-                sum(any(lora.lora_id == adapter.id for lora in loras) for loras in running),
+                one.name,
+                sum(
+                    request.model == one.name and any(lora.lora_id == adapter.id for lora in request.loras)
+                    for request in running
+                ),
             )
-            for adapter in sorted(self._engine.facts.found.loras, key=lambda adapter: adapter.id)
+            for one in of
+            for adapter in sorted(one.facts.found.loras, key=lambda adapter: adapter.id)
         ]
 
-    def check_name(self, caller: Caller, name: str) -> None:
-        """Raises NotFound for a model that is not served, PermissionDenied for one that is not for the caller.
-
-        An empty name means the model that is served.
+    def named(self, caller: Caller, name: str) -> Served:
+        """The model of a name. Raises NotFound for one that is not served, PermissionDenied for one that is not for the
+        caller. An empty name means the only model.
         """
-        check_model(name, self._engine.checkpoint)
-        self._quotas.require_model(caller, self._engine.checkpoint.name)
+        model = self._fleet.model(name)
+        self._quotas.require_model(caller, model.name)
+        return model
 
-    def view(self) -> ModelView:
-        engine = self._engine
-        return ModelView(
-            checkpoint=engine.checkpoint,
-            state=engine.state,
-            ready=engine.ready,
-            failure=engine.failure,
-            facts=engine.facts,
-            limits=engine.config.limits,
-        )
+    def seen(self, caller: Caller) -> list[Served]:
+        """The models that exist for a caller."""
+        return [model for model in self._fleet.models if self._quotas.sees(caller, model.name)]
+
+
+def view(model: Served) -> ModelView:
+    """A model as it is now."""
+    engine = model.engine
+    return ModelView(
+        checkpoint=model.checkpoint,
+        state=model.state,
+        ready=model.ready,
+        failure=model.failure if engine is None else engine.failure or model.failure,
+        facts=model.facts,
+        limits=model.config.limits,
+    )

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from omni_grpc.engine import Engine, Submission
+from omni_grpc.engine import Submission
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate.tenants import TenantLimits, Tenants, read_tenants
 from omni_grpc.identity.files import Reloaded
 from omni_grpc.resolve.work import pixel_steps
@@ -37,9 +38,9 @@ class Bucket:
 class Quotas:
     """Limits by tenant, from a file that is read again when it changes; without one, nobody has any."""
 
-    def __init__(self, engine: Engine, path: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, fleet: Fleet, path: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises ConfigError for a file that cannot be used."""
-        self._engine = engine
+        self._fleet = fleet
         self._clock = clock
         self._file = None if path is None else Reloaded(Path(path), read_tenants)
         self._tenants = Tenants()
@@ -49,7 +50,7 @@ class Quotas:
         """Takes over what the file says now."""
         if self._file is not None and (found := await self._file.current()) is not self._tenants:
             self._tenants = found
-            self._engine.share_by(lambda tenant: found.of(tenant).share)
+            self._fleet.share_by(lambda tenant: found.of(tenant).share)
 
     def of(self, tenant: str) -> TenantLimits:
         return self._tenants.of(tenant)
@@ -70,7 +71,7 @@ class Quotas:
         ask again.
         """
         limits, draft = self.of(submission.tenant), submission.draft
-        model = draft.model or self._engine.checkpoint.name
+        model = self._fleet.model(draft.model).name
         _allow("model", (model,), limits.models, reason="MODEL_NOT_ALLOWED")
         loras = tuple(lora.lora_id for lora in draft.loras or ())
         _allow("sampling.loras", loras, limits.loras, reason="LORA_NOT_ALLOWED")
@@ -104,7 +105,7 @@ class Quotas:
     # --- parts ----------------------------------------------------------------------------------------------------
 
     def _check_held(self, tenant: str, limits: TenantLimits) -> None:
-        stats = self._engine.tenant_stats(tenant)
+        stats = self._fleet.tenant_stats(tenant)
         if limits.max_queued is not None and stats.queued >= limits.max_queued:
             raise ResourceExhausted(
                 f"tenant {tenant!r} has {stats.queued} jobs in the queue, and may have {limits.max_queued} "
@@ -124,7 +125,7 @@ class Quotas:
     def _check_stored(self, tenant: str, limits: TenantLimits, more: int) -> None:
         if limits.stored_bytes is None:
             return
-        stats = self._engine.tenant_stats(tenant)
+        stats = self._fleet.tenant_stats(tenant)
         held = stats.artifact_bytes + stats.asset_bytes
         if held + more > limits.stored_bytes or (not more and held >= limits.stored_bytes):
             raise ResourceExhausted(
@@ -163,14 +164,14 @@ class Quotas:
         return bucket
 
     def _wait(self, tenant: str) -> float:
-        return max(LEAST_WAIT, self._engine.expected_wait(tenant))
+        return max(LEAST_WAIT, self._fleet.expected_wait(tenant))
 
     def _expiry(self, tenant: str, missing: int) -> float | None:
         """Seconds until so many bytes of a tenant expire; None where that is not known yet."""
         now = time.time()
         ends = [
             (job.record.expire_time - now, sum(artifact.size_bytes for artifact in job.artifacts))
-            for job in self._engine.jobs.newest(tenant=tenant)
+            for job in self._fleet.jobs.newest(tenant=tenant)
             if job.record.expire_time is not None
         ]
         freed = 0

@@ -8,7 +8,8 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 
-from omni_grpc.engine import Engine, Job, JobState
+from omni_grpc.engine import Job, JobState
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate.media import MediaReader
 from omni_grpc.media_in.inputs import InputFile
 from omni_grpc.store.records import KeptInput, StoredJob
@@ -31,8 +32,8 @@ class Recovery:
     over, once, if their request says so, and fail as retryable if not.
     """
 
-    def __init__(self, engine: Engine, media: MediaReader) -> None:
-        self._engine = engine
+    def __init__(self, fleet: Fleet, media: MediaReader) -> None:
+        self._fleet = fleet
         self._media = media
         self._jobs: asyncio.Queue[str] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
@@ -63,9 +64,9 @@ class Recovery:
     async def _run(self) -> None:
         while not self._jobs.empty():
             job_id = self._jobs.get_nowait()
-            while self._engine.takes_over:
+            while self._fleet.takes_over:
                 try:
-                    for stored in await self._engine.storage.store.jobs.read([job_id]):
+                    for stored in await self._fleet.storage.store.jobs.read([job_id]):
                         with self._blamed(stored):
                             await self._take(stored)
                     break
@@ -82,20 +83,20 @@ class Recovery:
         except StoreError:
             raise
         except Exception as error:
-            job = self._engine.jobs.restore(stored)
+            job = self._fleet.jobs.restore(stored)
             logger.exception("unexpected error while going on with job %s", job.id)
             message = f"{type(error).__name__} while going on with it: {plain(error)}"
             failure = Failure(code=Code.INTERNAL, reason="ENGINE_ERROR", message=message)
             if not job.ended:
-                self._engine.settle(job, Failed(failure=failure, stats=Stats()))
+                self._fleet.settle(job, Failed(failure=failure, stats=Stats()))
 
     async def _take(self, stored: StoredJob) -> None:
-        job = self._engine.jobs.restore(stored)
-        if job.state.terminal or job.id in self._engine.jobs:
+        job = self._fleet.jobs.restore(stored)
+        if job.state.terminal or job.id in self._fleet.jobs:
             return
         if job.record.cancel_reason is not None:
             event = Cancelled(reason=job.record.cancel_reason, completed_steps=job.step, stats=Stats())
-            self._engine.settle(job, event)
+            self._fleet.settle(job, event)
             return
         lost = None if job.state is JobState.QUEUED else _lost()
         failure = self._hopeless(job, lost)
@@ -106,30 +107,32 @@ class Recovery:
                 failure = error.failure
             else:
                 job.request = dataclasses.replace(job.request, inputs=inputs)
-                self._engine.resume(job, lost=lost)
-                if job.id not in self._engine.jobs:
-                    self._engine.inputs.free(inputs)
+                engine = self._fleet.engine_of(job)
+                assert engine is not None, "what has no engine is hopeless"
+                engine.resume(job, lost=lost)
+                if job.id not in self._fleet.jobs:
+                    self._fleet.inputs.free(inputs)
                 elif job.record.spec.inputs:
                     await self._look_again(job)
                 return
-        self._engine.settle(job, Failed(failure=failure, stats=Stats()))
+        self._fleet.settle(job, Failed(failure=failure, stats=Stats()))
 
     async def _look_again(self, job: Job) -> None:
         """Stops a job whose end was asked for while its inputs were read."""
-        for stored in await self._engine.storage.store.jobs.read([job.id]):
-            if (reason := stored.record.cancel_reason) is not None and job.id in self._engine.jobs:
-                self._engine.cancel(job.id, reason)
+        for stored in await self._fleet.storage.store.jobs.read([job.id]):
+            if (reason := stored.record.cancel_reason) is not None and job.id in self._fleet.jobs:
+                self._fleet.cancel(job.id, reason)
 
     def _hopeless(self, job: Job, lost: Failure | None) -> Failure | None:
         """Why a job is not started again."""
-        spec, model = job.record.spec, self._engine.checkpoint.name
+        spec = job.record.spec
         again = any(isinstance(one.event, Retrying) and one.event.failure.reason == RESTARTED for one in job.entries)
         if lost is not None and (again or not spec.requeue):
             return lost
-        if job.record.model != model:
-            message = (
-                f"the server was started again with model {model!r}, and not {job.record.model!r}: send it elsewhere"
-            )
+        if self._fleet.engine_of(job) is None:
+            names = [repr(model.name) for model in self._fleet.models if model.engine is not None]
+            loaded = ", ".join(names) or "no model"
+            message = f"the server was started again with {loaded}, and not {job.record.model!r}: send it elsewhere"
             return Failure(code=Code.FAILED_PRECONDITION, reason="MODEL_NOT_SERVED", message=message)
         return None
 
@@ -138,7 +141,7 @@ class Recovery:
         spec = job.record.spec
         if not spec.inputs:
             return Inputs()
-        files = [await _file(self._engine.storage.blobs, kept) for kept in spec.inputs]
+        files = [await _file(self._fleet.storage.blobs, kept) for kept in spec.inputs]
         while True:
             try:
                 return (await self._media.decode(files, job.tenant)).inputs

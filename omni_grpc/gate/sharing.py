@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from omni_grpc.engine import Engine, Entry, Job
+from omni_grpc.engine import Entry, Job
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate.recovery import Recovery
 from omni_grpc.store.records import JobQuery, JobState
 from omni_grpc.store.seam import Notice, StoreError
@@ -30,12 +31,12 @@ CANCEL_WAIT = 5.0
 class Sharing:
     """One server's part in it. Without other servers, its name in the store alone."""
 
-    def __init__(self, engine: Engine, recovery: Recovery) -> None:
-        self._engine = engine
+    def __init__(self, fleet: Fleet, recovery: Recovery) -> None:
+        self._fleet = fleet
         self._recovery = recovery
-        self._store = engine.storage.store
-        self._me = engine.storage.instance_id
-        self._lease = engine.config.store.lease_seconds
+        self._store = fleet.storage.store
+        self._me = fleet.storage.instance_id
+        self._lease = fleet.config.store.lease_seconds
         self._notices: dict[tuple[str, str], Notice] = {}
         self._told = asyncio.Event()
         self._others = False
@@ -47,12 +48,12 @@ class Sharing:
         if not self._store.durable:
             return
         await self._beat()
-        journal = self._engine.storage.journal
-        journal.on_lost = self._engine.let_go
+        journal = self._fleet.storage.journal
+        journal.on_lost = self._fleet.let_go
         if self._store.shared:
             journal.on_written = lambda job, seq: self._tell("seq", Notice(job_id=job.id, seq=seq))
             journal.on_progress = self._tell_progress
-            self._engine.storage.retention.on_forgotten = self._deleted
+            self._fleet.storage.retention.on_forgotten = self._deleted
             self._store.servers.listen(self._hear)
             self._tasks = [
                 asyncio.create_task(self._every(self._lease / 4, self._beat), name="omni_grpc-lease"),
@@ -76,13 +77,13 @@ class Sharing:
         """The number of jobs of any server that leave the queue before this one; 0 once it has left the queue."""
         if job.state is not JobState.QUEUED:
             return 0
-        ahead = self._engine.queue_position(job)
+        ahead = self._fleet.queue_position(job)
         if not self._store.shared:
             return ahead
         record = job.record
         query = JobQuery(states=(JobState.QUEUED,), model=record.model, created_before=record.create_time)
         try:
-            if job.id in self._engine.jobs:
+            if job.id in self._fleet.jobs:
                 return ahead + (await self._store.jobs.queued_before(record) if self._others else 0)
             return await self._store.jobs.count(query)
         except StoreError as error:
@@ -103,14 +104,14 @@ class Sharing:
         if job.state.terminal:
             return
         self._tell("cancel", Notice(job_id=job.id, cancel=True))
-        with contextlib.suppress(TimeoutError), self._engine.watching(job):
+        with contextlib.suppress(TimeoutError), self._fleet.watching(job):
             async with asyncio.timeout(CANCEL_WAIT):
                 while not (job.state.terminal or job.gone or job.released):
                     await job.wait(job.last_seq)
 
     def watched(self, job: Job) -> None:
         """Somebody begins to watch a job here: its server, if it is another one, need not wait for the next look."""
-        if self._engine.jobs.followed(job.id) is job:
+        if self._fleet.jobs.followed(job.id) is job:
             self._tell("watched", Notice(job_id=job.id, watched=True))
 
     # --- what this server does ----------------------------------------------------------------------------------------
@@ -119,26 +120,26 @@ class Sharing:
         now = time.time()
         if not await self._store.servers.beat(self._me, now, now + self._lease) and self._tasks:
             await self._find_lost()
-        if self._engine.takes_over:
-            model = self._engine.checkpoint.name if self._store.shared else ""
-            self._recovery.take(await self._store.servers.take_over(self._me, now, model=model))
+        if self._fleet.takes_over:
+            models = [engine.checkpoint.name for engine in self._fleet.engines] if self._store.shared else ()
+            self._recovery.take(await self._store.servers.take_over(self._me, now, models=models))
         self._others = self._store.shared and len(await self._store.servers.alive(now)) > 1
 
     async def _find_lost(self) -> None:
         """This server was thought dead, and others have taken its jobs."""
         # those that are made meanwhile are this server's
-        here = [job for job in self._engine.jobs.newest() if not job.ended]
+        here = [job for job in self._fleet.jobs.newest() if not job.ended]
         mine = set(await self._store.jobs.unfinished(self._me))
         lost = [job for job in here if job.id not in mine and not job.ended]
         logger.error("this server gave no sign of life for %g s: others have taken %d jobs", self._lease, len(lost))
         for job in lost:
-            self._engine.let_go(job)
+            self._fleet.let_go(job)
 
     async def _look(self) -> None:
         for job_id, reason in await self._store.jobs.cancelled(self._me):
-            if job_id in self._engine.jobs:
-                self._engine.cancel(job_id, reason)
-        for job in self._engine.jobs.elsewhere:
+            if job_id in self._fleet.jobs:
+                self._fleet.cancel(job_id, reason)
+        for job in self._fleet.jobs.elsewhere:
             if job.watchers:
                 self._tell("watched", Notice(job_id=job.id, watched=True))
                 await self._refresh(job)
@@ -146,7 +147,7 @@ class Sharing:
     async def _refresh(self, job: Job, progress: Entry | None = None) -> None:
         """Shows what the store has of a job of another server, and then what is not kept."""
         found = await self._store.jobs.read([job.id])
-        if self._engine.jobs.followed(job.id) is not job:
+        if self._fleet.jobs.followed(job.id) is not job:
             # it has come here meanwhile
             return
         for stored in found:
@@ -191,18 +192,18 @@ class Sharing:
     def _hear(self, notice: Notice) -> None:
         if self._stopped:
             return
-        if notice.job_id in self._engine.jobs:
-            self._hear_of_mine(self._engine.jobs.get(notice.job_id), notice)
-        elif (job := self._engine.jobs.followed(notice.job_id)) is not None:
+        if notice.job_id in self._fleet.jobs:
+            self._hear_of_mine(self._fleet.jobs.get(notice.job_id), notice)
+        elif (job := self._fleet.jobs.followed(notice.job_id)) is not None:
             self._hear_of_another(job, notice)
 
     def _hear_of_mine(self, job: Job, notice: Notice) -> None:
         if notice.gone and job.ended:
-            self._engine.jobs.drop(job)
+            self._fleet.jobs.drop(job)
         elif notice.cancel:
             self._soon(self._look())
         elif notice.watched:
-            with self._engine.watching(job):
+            with self._fleet.watching(job):
                 # its disconnect grace begins again
                 pass
 

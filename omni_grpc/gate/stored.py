@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
 from typing import TypeVar
 
-from omni_grpc.engine import Engine, Job, JobState
+from omni_grpc.engine import Job, JobState
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate.refusals import refused
 from omni_grpc.store.journal import refusal
 from omni_grpc.store.records import ArtifactRow, JobQuery, Position
@@ -23,27 +24,27 @@ class Stored:
     read.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._files = engine.storage.store.files
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._files = fleet.storage.store.files
 
     async def job(self, caller: Caller, job_id: str) -> Job:
         """Raises InvalidArgument without an id, NotFound (JOB_NOT_FOUND) for a job that the caller has not."""
         if not job_id:
             raise refused("job_id", "is required")
         with available():
-            return await self._engine.jobs.find(job_id, caller.sees)
+            return await self._fleet.jobs.find(job_id, caller.sees)
 
     def jobs(
         self, caller: Caller, *, states: Collection[JobState] = (), labels: Mapping[str, str] | None = None
     ) -> list[Job]:
         """The caller's jobs that are here in full, newest first: all that have not ended are."""
-        return self._engine.jobs.newest(states=states, labels=labels, tenant=caller.sees)
+        return self._fleet.jobs.newest(states=states, labels=labels, tenant=caller.sees)
 
     async def page(self, query: JobQuery) -> list[Job]:
         """Jobs, newest first, wherever they are."""
         with available():
-            return await self._engine.jobs.page(query)
+            return await self._fleet.jobs.page(query)
 
     async def artifact(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact]:
         """An output with its job. Raises InvalidArgument without an id, NotFound (ARTIFACT_NOT_FOUND)."""
@@ -53,16 +54,16 @@ class Stored:
             return await self._artifact(caller, artifact_id)
 
     async def _artifact(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact]:
-        row = await self._engine.artifacts.find(artifact_id, caller.sees)
+        row = await self._fleet.artifacts.find(artifact_id, caller.sees)
         found = await self._with_job(row)
         if found is None:
-            raise self._engine.forgotten.not_found(artifact_id, reason="ARTIFACT_NOT_FOUND", tenant=caller.sees)
+            raise self._fleet.forgotten.not_found(artifact_id, reason="ARTIFACT_NOT_FOUND", tenant=caller.sees)
         return found
 
     async def _with_job(self, row: ArtifactRow) -> tuple[Job, Artifact] | None:
         """None for an output whose job is about to go, or which its log does not show yet."""
         try:
-            job = await self._engine.jobs.find(row.job_id)
+            job = await self._fleet.jobs.find(row.job_id)
         except NotFound:
             return None
         return next(((job, one) for one in job.outputs if one.artifact_id == row.artifact_id), None)
@@ -87,13 +88,13 @@ class Stored:
         """Bytes and type of an uploaded asset or of an output of an earlier job, for the input at `path`."""
         with available():
             with contextlib.suppress(NotFound):
-                asset = await self._engine.assets.use(name, caller.sees)
-                return await self._engine.assets.data(name), asset.mime_type
+                asset = await self._fleet.assets.use(name, caller.sees)
+                return await self._fleet.assets.data(name), asset.mime_type
             try:
                 _, artifact = await self._artifact(caller, name)
-                return await self._engine.artifacts.data(name), artifact.mime_type
+                return await self._fleet.artifacts.data(name), artifact.mime_type
             except NotFound:
-                raise self._engine.forgotten.not_found(
+                raise self._fleet.forgotten.not_found(
                     name, reason="ASSET_NOT_FOUND", tenant=caller.sees, path=path, hint="upload it again"
                 ) from None
 

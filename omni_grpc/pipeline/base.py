@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
@@ -75,6 +76,15 @@ class Pipeline(nn.Module, abc.ABC):
     @abc.abstractmethod
     def decode(self, state: State, latents: Tensor) -> list[Output]:
         """Decodes finished latents [T, C]: those of the state, or of one of its segments."""
+
+    @property
+    def tile_area(self) -> int:
+        """Pixels of the tiles that it can decode in; 0 where it cannot."""
+        return 0
+
+    def in_tiles(self, tiled: bool) -> contextlib.AbstractContextManager[None]:
+        """Whether `decode` goes by tiles meanwhile, where it can. Only the thread that decodes may call it."""
+        return contextlib.nullcontext()
 
     def join(self, parts: Sequence[Output]) -> Output:
         """Joins the decoded segments of one output. The default puts them end to end."""

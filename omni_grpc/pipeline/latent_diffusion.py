@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -170,6 +171,13 @@ class LatentDiffusionPipeline(Pipeline):
         with activate(batch):
             prediction: Tensor = self.transformer(batch[LATENTS].to(self.dtype), batch)
         return prediction
+
+    @property
+    def tile_area(self) -> int:
+        return self.vae.tiling.area
+
+    def in_tiles(self, tiled: bool) -> contextlib.AbstractContextManager[None]:
+        return self.vae.in_tiles(tiled)
 
     def decode(self, state: State, latents: Tensor) -> list[Output]:
         """Latents [T, C] -> one Output: unpacked by the state's grid, decoded by the VAE and postprocessed."""

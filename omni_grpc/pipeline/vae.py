@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from omni_grpc.pipeline.causal_vae import optimize_causal_vae
+from omni_grpc.pipeline.tiles import Tiling, decode_tiled
+from omni_grpc.types.spec import vae_scale_factor
 
 
 class Vae(nn.Module, abc.ABC):
-    """A VAE of diffusers (`module`) and how its latents are normalized. `channels`: latent channels."""
+    """A VAE of diffusers (`module`) and how its latents are normalized. `channels`: latent channels. `tiling`: the
+    tiles that it decodes in, where it is told to.
+    """
 
     channels: int
+    tiling: Tiling = Tiling()
 
     def __init__(self, module: Any) -> None:
         super().__init__()
         self.module = module
+        self._in_tiles = False
 
     @abc.abstractmethod
     def encode(self, frames: Tensor) -> Tensor:
@@ -28,9 +36,48 @@ class Vae(nn.Module, abc.ABC):
         An image is one frame.
         """
 
-    @abc.abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
-        """Normalized latents [C, frames, h, w] -> frames [frames, 3, height, width] in -1..1."""
+        """Normalized latents [C, frames, h, w] -> frames [frames, 3, height, width] in -1..1, in the VAE's dtype; in
+        tiles, float32.
+        """
+        if not self._in_tiles:
+            return self.decode_whole(latents)
+        return decode_tiled(self.decode_whole, latents, self.tiling, self.downscale)
+
+    @abc.abstractmethod
+    def decode_whole(self, latents: Tensor) -> Tensor:
+        """What `decode` does, at once."""
+
+    @contextlib.contextmanager
+    def in_tiles(self, tiled: bool) -> Iterator[None]:
+        """Whether `decode` goes by tiles meanwhile. Only the thread that decodes may call it."""
+        self._in_tiles = tiled
+        try:
+            yield
+        finally:
+            self._in_tiles = False
+
+    @property
+    def downscale(self) -> int:
+        """Pixels along an edge that are one latent pixel."""
+        config = self.module.config
+        return vae_scale_factor(config) * (config.get("patch_size") or 1)
+
+    def _own(self) -> Any:
+        """The module as an object of its own with the same weights. What diffusers keeps in its attributes while it
+        runs, and whether it goes by tiles, is of one call: one request may be encoded while another is decoded.
+        """
+        return copy.copy(self.module)
+
+    def _undivided(self) -> Any:
+        """The same, for a decode. `--vae-use-tiling` has diffusers encode in tiles; how decodes are divided is up to
+        `decode`.
+        """
+        own = self._own()
+        own.use_tiling = False
+        # whoever saves memory has no use for a batch of frames
+        own.use_slicing = self._in_tiles or own.use_slicing
+        return own
 
 
 class ImageVae(Vae):
@@ -49,11 +96,11 @@ class ImageVae(Vae):
         normalized: Tensor = (latents - config.shift_factor) * config.scaling_factor
         return normalized.transpose(0, 1)
 
-    def decode(self, latents: Tensor) -> Tensor:
+    def decode_whole(self, latents: Tensor) -> Tensor:
         """[C, frames, h, w] -> [frames, 3, height, width], decoded as a batch of images."""
         config = self.module.config
         unscaled = self._batch(latents) / config.scaling_factor + config.shift_factor
-        pixels: Tensor = self.module.decode(unscaled, return_dict=False)[0]
+        pixels: Tensor = self._undivided().decode(unscaled, return_dict=False)[0]
         return pixels
 
     def _batch(self, frames: Tensor) -> Tensor:
@@ -77,18 +124,12 @@ class CausalVae(Vae):
         mean, std = self._scale(latents)
         return ((latents - mean) * (1 / std))[0]
 
-    def decode(self, latents: Tensor) -> Tensor:
+    def decode_whole(self, latents: Tensor) -> Tensor:
         """[C, frames, h, w] -> [frames, 3, height, width] in the VAE's dtype."""
         video = latents[None].to(self.module.dtype)
         mean, std = self._scale(video)
-        pixels: Tensor = self._own().decode(video / (1 / std) + mean, return_dict=False)[0]
+        pixels: Tensor = self._undivided().decode(video / (1 / std) + mean, return_dict=False)[0]
         return pixels[0].transpose(0, 1)
-
-    def _own(self) -> Any:
-        """The module as an object of its own with the same weights. It keeps earlier frames in its attributes while it
-        runs, and one request may be encoded while another is decoded.
-        """
-        return copy.copy(self.module)
 
     def _scale(self, like: Tensor) -> tuple[Tensor, ...]:
         """Mean and standard deviation of the latents, by channel."""

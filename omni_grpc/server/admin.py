@@ -1,19 +1,24 @@
-"""AdminService: what this server runs, its load, and the progress of loading its model."""
+"""AdminService: what this server runs, its load, its models in and out of memory, and its end."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 
 from omni_grpc import wire
-from omni_grpc.gate import Gate, LoadView
-from omni_grpc.server.catalog import model_message
-from omni_grpc.server.fields import Reader
+from omni_grpc.gate import EngineStats, Gate, LoadView, ModelLoad, ReplicaStats
+from omni_grpc.server.catalog import STATES, model_message
+from omni_grpc.server.fields import Reader, members
 from omni_grpc.server.guard import PACKAGE, Guard
 from omni_grpc.server.served import LOAD_MODEL, refuse_unserved
 from omni_grpc.types.caller import Caller
+from omni_grpc.types.plan import SleepLevel
 from omni_grpc.types.version import __version__
 from omni_grpc.v1 import admin_pb2, admin_pb2_grpc
+
+LEVELS: Mapping[int, SleepLevel] = {
+    number: level for number, level in members(SleepLevel, admin_pb2.SleepLevel).items() if level is not None
+}
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
@@ -25,10 +30,43 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.LoadModelRequest, caller: Caller
     ) -> AsyncGenerator[admin_pb2.LoadModelResponse]:
         refuse_unserved(request, LOAD_MODEL)
-        async for told in self._gate.operation.load_model(caller, request.model):
+        reader = Reader()
+        options = reader.struct("engine_options", request.engine_options)
+        reader.check()
+        async for told in self._gate.operation.load_model(caller, request.model, options):
             yield wire.to_message(told, admin_pb2.LoadModelResponse)
         model = model_message(self._gate.models.get(caller, request.model))
         yield admin_pb2.LoadModelResponse(phase=admin_pb2.LOAD_PHASE_READY, model=model)
+
+    async def UnloadModel(self, request: admin_pb2.UnloadModelRequest, caller: Caller) -> admin_pb2.UnloadModelResponse:
+        freed = await self._gate.operation.unload_model(caller, _named(request.model), force=request.force)
+        return admin_pb2.UnloadModelResponse(freed_bytes=freed)
+
+    async def Sleep(self, request: admin_pb2.SleepRequest, caller: Caller) -> admin_pb2.SleepResponse:
+        reader = Reader()
+        levels = {**LEVELS, admin_pb2.SLEEP_LEVEL_UNSPECIFIED: SleepLevel.KEEP_WEIGHTS}
+        level = reader.choice("level", admin_pb2.SleepLevel, request.level, levels)
+        reader.check()
+        assert level is not None, "a level that is not known is refused"
+        freed = await self._gate.operation.sleep(caller, _named(request.model), level)
+        return admin_pb2.SleepResponse(freed_bytes=freed)
+
+    async def Wake(self, request: admin_pb2.WakeRequest, caller: Caller) -> admin_pb2.WakeResponse:
+        elapsed = await self._gate.operation.wake(caller, _named(request.model))
+        return wire.build(admin_pb2.WakeResponse, elapsed=elapsed)
+
+    async def Drain(self, request: admin_pb2.DrainRequest, caller: Caller) -> admin_pb2.DrainResponse:
+        reader = Reader()
+        timeout = reader.seconds("timeout", request)
+        one = request.HasField("replica")
+        if request.model and not one:
+            reader.refuse("model", "needs `replica`; without it the whole server drains")
+        reader.check()
+        if one:
+            running, queued = await self._gate.operation.renew(caller, request.model, request.replica, timeout)
+        else:
+            running, queued = await self._gate.operation.drain(caller, timeout)
+        return admin_pb2.DrainResponse(running=running, queued=queued)
 
     async def GetServerInfo(
         self, request: admin_pb2.GetServerInfoRequest, caller: Caller
@@ -63,24 +101,66 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             yield admin_pb2.WatchServerStatsResponse(stats=self._stats(load))
 
     def _stats(self, load: LoadView) -> admin_pb2.ServerStats:
-        cost = load.engine.cost
+        engines = [one.engine for one in load.models if one.engine is not None]
+        delays = [engine.queue_delay for engine in engines if engine.queue_delay is not None]
         return wire.build(
             admin_pb2.ServerStats,
             queued=load.queued,
             running=load.running,
-            max_queue=load.engine.max_queue,
+            max_queue=sum(engine.max_queue for engine in engines),
+            est_queue_delay=max(delays, default=None),
             steps_per_second=load.steps_per_second,
             open_streams=self._guard.open_streams,
             draining=load.draining,
             gpus=_gpus(load.device),
-            queued_by_model={load.model: load.queued},
+            queued_by_model={one.model: one.queued for one in load.models},
             artifact_bytes=load.artifact_bytes,
             time=time.time(),
-            worker_restarts=load.engine.worker_restarts,
-            step_cost=admin_pb2.StepCost(
-                fixed_ms=cost.fixed, token_ms=cost.token, pair_ms=cost.pair, error=load.engine.cost_error
-            ),
+            worker_restarts=sum(engine.worker_restarts for engine in engines),
+            step_cost=_cost(engines[0]) if engines else None,
+            models=[_model_stats(one, everything=load.everything) for one in load.models],
         )
+
+
+def _named(model: str) -> str:
+    """The name of a model that is required. Raises InvalidArgument."""
+    if not model:
+        reader = Reader()
+        reader.refuse("model", "is required")
+        reader.check()
+    return model
+
+
+def _model_stats(load: ModelLoad, *, everything: bool) -> admin_pb2.ModelStats:
+    engine = load.engine
+    return wire.build(
+        admin_pb2.ModelStats,
+        model=load.model,
+        state=STATES[load.state],
+        queued=load.queued,
+        running=load.running,
+        est_queue_delay=None if engine is None else engine.queue_delay,
+        predicted_work=None if engine is None else engine.work,
+        replicas=[_replica(one) for one in engine.replicas] if engine is not None and everything else [],
+        step_cost=None if engine is None else _cost(engine),
+    )
+
+
+def _replica(stats: ReplicaStats) -> admin_pb2.ReplicaStats:
+    return wire.build(
+        admin_pb2.ReplicaStats,
+        replica=stats.number,
+        state=stats.state,
+        running=stats.running,
+        predicted_work=stats.work,
+        restarts=stats.restarts,
+        device=stats.device,
+    )
+
+
+def _cost(engine: EngineStats) -> admin_pb2.StepCost:
+    cost = engine.cost
+    return admin_pb2.StepCost(fixed_ms=cost.fixed, token_ms=cost.token, pair_ms=cost.pair, error=engine.cost_error)
 
 
 def _gpus(device: str | None) -> list[admin_pb2.GpuInfo]:

@@ -29,6 +29,7 @@ STATES: Mapping[EngineState, model_pb2.ModelState] = {
     EngineState.STARTING: model_pb2.MODEL_STATE_LOADING,
     EngineState.READY: model_pb2.MODEL_STATE_READY,
     EngineState.RESTARTING: model_pb2.MODEL_STATE_LOADING,
+    EngineState.ASLEEP: model_pb2.MODEL_STATE_SLEEPING,
     # it takes no more jobs, and is about to leave memory
     EngineState.DRAINING: model_pb2.MODEL_STATE_AVAILABLE,
     EngineState.STOPPED: model_pb2.MODEL_STATE_AVAILABLE,

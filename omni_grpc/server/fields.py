@@ -107,10 +107,10 @@ class Reader(Refusals):
         if option.type is LORAS:
             return tuple(_lora(reference) for reference in value) or None
         if option.type is EXTRA:
-            return self._struct(option.path, value) or None
+            return self.struct(option.path, value) or None
         return given(message, leaf) if field.has_presence else value or None
 
-    def _struct(self, path: str, value: Struct) -> dict[str, Any]:
+    def struct(self, path: str, value: Struct) -> dict[str, Any]:
         """A Struct as plain Python. Numbers that are not finite are refused by name: JSON, which a Struct stands for,
         has none.
         """
@@ -120,7 +120,7 @@ class Reader(Refusals):
         """A Struct has no integers, so a whole number becomes one. A value of no kind is None."""
         match value.WhichOneof("kind"):
             case "struct_value":
-                return self._struct(path, value.struct_value)
+                return self.struct(path, value.struct_value)
             case "list_value":
                 return [self._plain(f"{path}[{i}]", inner) for i, inner in enumerate(value.list_value.values)]
             case "number_value":

@@ -1,4 +1,6 @@
-"""grpc.health.v1: readiness for jobs ("" and each service), and "liveness", which fails if no worker ever loaded."""
+"""grpc.health.v1: readiness for jobs ("" and each service, and each model as "model:NAME"), and "liveness", which fails
+if no worker ever loaded.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,18 @@ from omni_grpc.gate import EngineState, Gate
 
 LIVENESS = "liveness"
 OVERALL = ""
+MODEL = "model:"
+"""What the name of a model has in front as a service of its own."""
 
 
 class Health:
-    """Keeps the health service in step with the engine."""
+    """Keeps the health service in step with the fleet."""
 
     def __init__(self, gate: Gate, services: Sequence[str]) -> None:
         self.servicer = health_aio.HealthServicer()
         self._gate = gate
         self._services = (OVERALL, *services)
+        self._models: set[str] = set()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -31,7 +36,7 @@ class Health:
         self._task = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
-        """Publishes the last state and stops observing the engine. Idempotent."""
+        """Publishes the last state and stops observing the fleet. Idempotent."""
         if self._task is None:
             return
         self._gate.on_state.remove(self._on_state)
@@ -54,6 +59,13 @@ class Health:
         ready = _status(state is EngineState.READY)
         for service in self._services:
             await self.servicer.set(service, ready)
+        serving = self._gate.serving
+        for name in self._models - serving.keys():
+            # it was loaded while the server ran, and is gone
+            await self.servicer.set(MODEL + name, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+        self._models = set(serving)
+        for name, serves in serving.items():
+            await self.servicer.set(MODEL + name, _status(serves))
         # a dead worker is started again, so that only one that never loaded calls for a restart of the process
         await self.servicer.set(LIVENESS, _status(state is not EngineState.FAILED))
 

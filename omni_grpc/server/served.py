@@ -15,7 +15,7 @@ from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, served_pa
 
 GENERATE_IMAGE, EDIT_IMAGE, GENERATE_VIDEO, GENERATE_AUDIO = map(served_paths, (IMAGE, EDIT, VIDEO, AUDIO))
 """Paths of the fields of each request."""
-LOAD_MODEL = frozenset({"model"})
+LOAD_MODEL = frozenset({"model", "engine_options"})
 
 
 def refuse_unserved(message: Message, served: Collection[str]) -> None:

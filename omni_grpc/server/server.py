@@ -110,7 +110,7 @@ class Server:
         await self._health.start()
         for endpoint in self._endpoints:
             await endpoint.start()
-        logger.info("listening on %s, loading %s", self.address, self._gate.model)
+        logger.info("listening on %s, loading %s", self.address, ", ".join(self._gate.serving))
         if self._admin is not None:
             logger.info("the admin service listens on %s", self._admin.address)
         try:

@@ -182,10 +182,10 @@ class MemoryJobs:
         ended = [self._records[job_id] for job_id in have if self._records[job_id].end_time is not None]
         return [record.id for record in sorted(ended, key=lambda one: one.end_time or 0)[:limit]]
 
-    def take_over(self, server: str, alive: Collection[str], model: str) -> list[str]:
+    def take_over(self, server: str, alive: Collection[str], models: Collection[str] = ()) -> list[str]:
         """Gives `server` what all but these have."""
         gone = [record for record in self._unfinished() if record.server not in alive]
-        taken = [record for record in gone if model in ("", record.model)]
+        taken = [record for record in gone if not models or record.model in models]
         for record in taken:
             self._records[record.id] = dataclasses.replace(record, server=server, restarts=record.restarts + 1)
         return [record.id for record in taken]
@@ -287,11 +287,11 @@ class MemoryServers:
     async def leave(self, server: str) -> None:
         self._until[server] = float("-inf")
 
-    async def take_over(self, server: str, now: float, *, model: str = "") -> list[str]:
+    async def take_over(self, server: str, now: float, *, models: Collection[str] = ()) -> list[str]:
         dead = {name for name, until in self._until.items() if until < now and name != server}
         for name in dead:
             del self._until[name]
-        return self._jobs.take_over(server, {*self._until, server}, model)
+        return self._jobs.take_over(server, {*self._until, server}, models)
 
     async def alive(self, now: float) -> list[str]:
         return sorted(name for name, until in self._until.items() if until >= now)

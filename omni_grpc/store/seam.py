@@ -212,7 +212,7 @@ class Servers(Protocol):
     async def leave(self, server: str) -> None:
         """A server ends: whatever it has may be taken at once."""
 
-    async def take_over(self, server: str, now: float, *, model: str = "") -> list[str]:
+    async def take_over(self, server: str, now: float, *, models: Collection[str] = ()) -> list[str]:
         """Gives this server the unfinished jobs (of this model, if one is named) of all servers whose time has run out
         or that never beat, and counts one more restart in each. Their ids in order of creation. Two servers that do
         this at once share them out. So a server beats before it writes its first job.

@@ -19,6 +19,7 @@ from omni_grpc.types.errors import Failure
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.media import PreviewImage
+from omni_grpc.types.memory_model import MemoryModel
 from omni_grpc.types.request import Request
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint
@@ -128,7 +129,8 @@ class Ready:
     `warnings` belong to every reply of this worker (a fallback that was allowed, for example). `checkpoint` replaces
     the engine's where only loading the model tells what it can do, as with a pipeline that is not native.
     `found` is what the worker found out while it loaded the model, for the rules of requests and for every reply.
-    `device_bytes`: of the weights, what is in device memory while the worker is awake and at rest.
+    `device_bytes`: of the weights, what is in device memory while the worker is awake and at rest. `memory`: what
+    requests take beside them.
     """
 
     pid: int
@@ -141,6 +143,7 @@ class Ready:
     warnings: tuple[RequestWarning, ...] = ()
     checkpoint: Checkpoint | None = None
     device_bytes: int = 0
+    memory: MemoryModel = dataclasses.field(default_factory=MemoryModel)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

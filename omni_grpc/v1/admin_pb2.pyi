@@ -211,7 +211,7 @@ class StorageInfo(_message.Message):
     def __init__(self, durable: bool = ..., shared: bool = ..., rows: _Optional[str] = ..., files: _Optional[str] = ..., retention: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_retention: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., artifact_budget_bytes: _Optional[int] = ..., asset_budget_bytes: _Optional[int] = ...) -> None: ...
 
 class ServerStats(_message.Message):
-    __slots__ = ("queued", "running", "max_queue", "est_queue_delay", "steps_per_second", "open_streams", "draining", "gpus", "queued_by_model", "artifact_bytes", "time", "worker_restarts", "step_cost")
+    __slots__ = ("queued", "running", "max_queue", "est_queue_delay", "steps_per_second", "open_streams", "draining", "gpus", "queued_by_model", "artifact_bytes", "time", "worker_restarts", "step_cost", "models")
     class QueuedByModelEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +232,7 @@ class ServerStats(_message.Message):
     TIME_FIELD_NUMBER: _ClassVar[int]
     WORKER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     STEP_COST_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
     queued: int
     running: int
     max_queue: int
@@ -245,7 +246,44 @@ class ServerStats(_message.Message):
     time: _timestamp_pb2.Timestamp
     worker_restarts: int
     step_cost: StepCost
-    def __init__(self, queued: _Optional[int] = ..., running: _Optional[int] = ..., max_queue: _Optional[int] = ..., est_queue_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., steps_per_second: _Optional[float] = ..., open_streams: _Optional[int] = ..., draining: bool = ..., gpus: _Optional[_Iterable[_Union[GpuInfo, _Mapping]]] = ..., queued_by_model: _Optional[_Mapping[str, int]] = ..., artifact_bytes: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., worker_restarts: _Optional[int] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ...) -> None: ...
+    models: _containers.RepeatedCompositeFieldContainer[ModelStats]
+    def __init__(self, queued: _Optional[int] = ..., running: _Optional[int] = ..., max_queue: _Optional[int] = ..., est_queue_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., steps_per_second: _Optional[float] = ..., open_streams: _Optional[int] = ..., draining: bool = ..., gpus: _Optional[_Iterable[_Union[GpuInfo, _Mapping]]] = ..., queued_by_model: _Optional[_Mapping[str, int]] = ..., artifact_bytes: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., worker_restarts: _Optional[int] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., models: _Optional[_Iterable[_Union[ModelStats, _Mapping]]] = ...) -> None: ...
+
+class ModelStats(_message.Message):
+    __slots__ = ("model", "state", "queued", "running", "est_queue_delay", "predicted_work", "replicas", "step_cost")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    EST_QUEUE_DELAY_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_WORK_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    STEP_COST_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    state: _model_pb2.ModelState
+    queued: int
+    running: int
+    est_queue_delay: _duration_pb2.Duration
+    predicted_work: _duration_pb2.Duration
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStats]
+    step_cost: StepCost
+    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[_model_pb2.ModelState, str]] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., est_queue_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., predicted_work: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStats, _Mapping]]] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ...) -> None: ...
+
+class ReplicaStats(_message.Message):
+    __slots__ = ("replica", "state", "running", "predicted_work", "restarts", "device")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_WORK_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    state: str
+    running: int
+    predicted_work: _duration_pb2.Duration
+    restarts: int
+    device: str
+    def __init__(self, replica: _Optional[int] = ..., state: _Optional[str] = ..., running: _Optional[int] = ..., predicted_work: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., restarts: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("fixed_ms", "token_ms", "pair_ms", "error")
@@ -318,10 +356,14 @@ class StopProfileResponse(_message.Message):
     def __init__(self, artifact_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("timeout",)
+    __slots__ = ("timeout", "model", "replica")
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
     timeout: _duration_pb2.Duration
-    def __init__(self, timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    model: str
+    replica: int
+    def __init__(self, timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., model: _Optional[str] = ..., replica: _Optional[int] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
     __slots__ = ("running", "queued")

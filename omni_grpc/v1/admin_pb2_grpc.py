@@ -184,7 +184,8 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops taking jobs (new ones are UNAVAILABLE, health is NOT_SERVING) and lets those that are there end. Returns at
+        """Stops taking jobs (new ones are UNAVAILABLE, health is NOT_SERVING) and lets those that are there end; the process
+        stays, for whoever fetches their outputs. Or has one replica of a model end what it has and start anew. Returns at
         once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

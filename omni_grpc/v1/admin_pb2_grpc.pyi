@@ -63,7 +63,8 @@ class AdminServiceStub:
     StopProfile: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StopProfileRequest, _admin_pb2.StopProfileResponse]
     """Ends the recording and stores the traces as artifacts."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
-    """Stops taking jobs (new ones are UNAVAILABLE, health is NOT_SERVING) and lets those that are there end. Returns at
+    """Stops taking jobs (new ones are UNAVAILABLE, health is NOT_SERVING) and lets those that are there end; the process
+    stays, for whoever fetches their outputs. Or has one replica of a model end what it has and start anew. Returns at
     once.
     """
 
@@ -102,7 +103,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     StopProfile: _aio.UnaryUnaryMultiCallable[_admin_pb2.StopProfileRequest, _admin_pb2.StopProfileResponse]  # type: ignore[assignment]
     """Ends the recording and stores the traces as artifacts."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
-    """Stops taking jobs (new ones are UNAVAILABLE, health is NOT_SERVING) and lets those that are there end. Returns at
+    """Stops taking jobs (new ones are UNAVAILABLE, health is NOT_SERVING) and lets those that are there end; the process
+    stays, for whoever fetches their outputs. Or has one replica of a model end what it has and start anew. Returns at
     once.
     """
 
@@ -198,7 +200,8 @@ class AdminServiceServicer:
         request: _admin_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
-        """Stops taking jobs (new ones are UNAVAILABLE, health is NOT_SERVING) and lets those that are there end. Returns at
+        """Stops taking jobs (new ones are UNAVAILABLE, health is NOT_SERVING) and lets those that are there end; the process
+        stays, for whoever fetches their outputs. Or has one replica of a model end what it has and start anew. Returns at
         once.
         """
 

@@ -12,6 +12,7 @@ import torch
 from omni_grpc.config import EngineConfig
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.load_progress import Loading
+from omni_grpc.types.memory_model import MemoryModel
 from omni_grpc.types.plan import CostModel, Decoded, DecodedPart, Prepared, Stepped
 from omni_grpc.types.request import Request
 from omni_grpc.types.results import RequestWarning
@@ -46,6 +47,7 @@ class LoadedModel:
     runner: Runner
     weight_bytes: int
     cost: CostModel = dataclasses.field(default_factory=CostModel)
+    memory: MemoryModel = dataclasses.field(default_factory=MemoryModel)
     found: WorkerFindings = dataclasses.field(default_factory=WorkerFindings)
     warnings: tuple[RequestWarning, ...] = ()
     checkpoint: Checkpoint | None = None

@@ -71,5 +71,6 @@ def build(
         warnings=loaded.warnings,
         checkpoint=loaded.checkpoint,
         device_bytes=residency.device_bytes,
+        memory=loaded.memory,
     )
     return loaded.runner if profiler is None else profiled(loaded, profiler, device), residency, ready

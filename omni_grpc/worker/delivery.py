@@ -14,6 +14,7 @@ from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.effective import effective
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.media import AudioFormat, ImageFormat, VideoFormat
+from omni_grpc.types.memory_model import MemoryModel
 from omni_grpc.types.parameters import NotEmbedded, Parameters
 from omni_grpc.types.plan import Media
 from omni_grpc.types.request import Request
@@ -53,6 +54,17 @@ class Delivered:
 
     media: tuple[Media, ...]
     warnings: tuple[RequestWarning, ...]
+
+
+def tiled(request: Request, memory: MemoryModel) -> tuple[RequestWarning, ...]:
+    """A warning for outputs that were decoded in tiles: they are not quite what they would be otherwise."""
+    if not memory.in_tiles(request):
+        return ()
+    why = "--vae-use-tiling is set" if memory.always_tiled else "decoded whole, they would not fit in device memory"
+    message = (
+        f"the outputs were decoded in tiles that are blended, because {why}; near their edges they differ a little"
+    )
+    return (RequestWarning(code="VAE_TILED", field="", message=message, applied="tiles"),)
 
 
 def encode(output: Output, request: Request, *, fps: float = 0.0, sample_rate: int = 0) -> EncodedOutput:

@@ -11,7 +11,7 @@ from omni_grpc.checkpoint import sizes
 from omni_grpc.config import EngineConfig
 from omni_grpc.feature_rules.base import is_native
 from omni_grpc.resolve.memory_hints import changed
-from omni_grpc.resolve.residency import GIB, SETTING, ResidencyPlan, plan_adapter, plan_residency, sizes_of
+from omni_grpc.resolve.residency import SETTING, ResidencyPlan, plan_adapter, plan_residency, sizes_of
 from omni_grpc.resolve.settings import Placement, check_settings
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.load_progress import size_text
@@ -59,11 +59,11 @@ def offloading(
 
 def _planned(config: EngineConfig, checkpoint: Checkpoint, placement: Placement, memory: DeviceMemory) -> Offloading:
     native, whole = is_native(checkpoint), config.adapter.enable_cpu_offload
-    if config.memory.gpu_memory_budget is None:
+    budget = config.fleet.budget_bytes
+    if budget is None:
         if not (whole and native):
             return Offloading(config)
         return Offloading(config, Staging(memory), "text encoders and VAE between phases")
-    budget = int(config.memory.gpu_memory_budget * GIB)
     memory.limit(budget)
     found = sizes_of(config, checkpoint, sizes.headers(checkpoint.path, without=checkpoint.replaced), placement.dtype)
     if not native:

@@ -30,6 +30,7 @@ from omni_grpc.types.errors import InternalError, OperationCancelled
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.media import PreviewImage
+from omni_grpc.types.memory_model import MemoryModel
 from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, RequestStep, Stepped
 from omni_grpc.types.request import Request
 from omni_grpc.types.results import RequestWarning
@@ -40,6 +41,7 @@ from omni_grpc.worker.base import LoadedModel, Runner, RunnerContext
 from omni_grpc.worker.edits import loader
 from omni_grpc.worker.failure import failure
 from omni_grpc.worker.lanes import Lanes
+from omni_grpc.worker.measure import measured, with_capacity
 from omni_grpc.worker.phases import Staging
 from omni_grpc.worker.warm_up import warm_up
 
@@ -112,9 +114,10 @@ class PackedRunner(Runner):
         scheduler: str = "",
         found: WorkerFindings | None = None,
         staging: Staging | None = None,
+        memory: MemoryModel | None = None,
     ) -> None:
         """`warnings` belong to every reply. Those given here are reported with the load; features may add more.
-        `scheduler` and `found` are for the parameters in files, see `Delivery`.
+        `scheduler` and `found` are for the parameters in files, see `Delivery`. `memory` says what is decoded in tiles.
         """
         self._pipeline = pipeline
         self._delivery = delivery.Delivery(prefix, scheduler=scheduler, found=found)
@@ -122,6 +125,7 @@ class PackedRunner(Runner):
         self._layouts = LayoutCache(device)
         self._lanes, self._staging = lanes or Lanes(), staging
         self._warnings, self._told = warnings, len(warnings)
+        self._memory = memory or MemoryModel()
         self._lock = threading.Lock()
         self._held: dict[str, RunningRequest] = {}
         self._rows: Rows | None = None
@@ -134,7 +138,9 @@ class PackedRunner(Runner):
         pipeline = load_pipeline(parts, effects)
         configure_vae(parts.loaded.get("vae"), setting.config.adapter)
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
-        cost = warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds)
+        memory, left = measured(pipeline, checkpoint, device, setting.config)
+        cost = warm_up(pipeline, checkpoint, device, left)
+        memory = with_capacity(memory, device, setting.config)
         effects.report(
             attention_backend=described(in_use(pipeline, device, setting.dtype)), residency=setting.residency
         )
@@ -150,9 +156,11 @@ class PackedRunner(Runner):
                 scheduler=checkpoint.scheduler,
                 found=effects.found,
                 staging=setting.staging,
+                memory=memory,
             ),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
             cost=cost,
+            memory=memory,
             found=effects.found,
             warnings=tuple(warnings),
             components=parts.loaded,
@@ -207,7 +215,7 @@ class PackedRunner(Runner):
         """Decodes the segments that are finished; the others are still being denoised."""
         began = time.monotonic()
         held = self._get(request_id)
-        with self._lanes.work(), self._phase():
+        with self._lanes.work(), self._phase(), self._tiling(held):
             self._decode_finished(held)
         return DecodedPart(
             id=request_id,
@@ -222,7 +230,7 @@ class PackedRunner(Runner):
         began = time.monotonic()
         held = self._get(request_id)
         # all are decoded and encoded before any is put in shared memory: a block belongs to a report
-        with self._lanes.work(), self._phase():
+        with self._lanes.work(), self._phase(), self._tiling(held):
             self._decode_finished(held)
             outputs = [
                 self._pipeline.join(parts)
@@ -232,7 +240,12 @@ class PackedRunner(Runner):
         request = held.states[0].request
         files = [delivery.encode(output, request) for output in outputs]
         delivered = self._delivery.put(request, files, _course(held))
-        warnings = (*delivery.rounded(outputs[0], request), *delivered.warnings, *self._warnings[self._told :])
+        warnings = (
+            *delivery.rounded(outputs[0], request),
+            *delivery.tiled(request, self._memory),
+            *delivered.warnings,
+            *self._warnings[self._told :],
+        )
         return Decoded(
             id=request_id,
             media=delivered.media,
@@ -251,6 +264,9 @@ class PackedRunner(Runner):
         if held is None:
             raise OperationCancelled(f"request {request_id} was dropped before its decode")
         return held
+
+    def _tiling(self, held: RunningRequest) -> contextlib.AbstractContextManager[None]:
+        return self._pipeline.in_tiles(self._memory.in_tiles(held.states[0].request))
 
     def _decode_finished(self, held: RunningRequest) -> None:
         for state, finished, parts in zip(held.states, held.finished, held.parts, strict=True):

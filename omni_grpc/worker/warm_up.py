@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 
 from omni_grpc.nn.rows import LayoutCache
@@ -20,6 +19,7 @@ from omni_grpc.resolve.request import placeholder
 from omni_grpc.types.plan import CostModel
 from omni_grpc.types.request import Request
 from omni_grpc.types.spec import Checkpoint
+from omni_grpc.worker.fitting import nonnegative
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def warm_up(pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, se
 def fit_steps(pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, seconds: float) -> CostModel:
     until = time.monotonic() + seconds
     samples: list[Sample] = []
-    for size, frames, outputs in _sizes(checkpoint):
+    for size, frames, outputs in sizes(checkpoint):
         if time.monotonic() >= until:
             break
         request = placeholder(checkpoint, size=size, frames=frames, outputs=outputs)
@@ -64,35 +64,21 @@ def step_of_usual_size(
     usual = checkpoint.defaults
     request = placeholder(checkpoint, size=min(usual.width, usual.height), frames=usual.num_frames or 0, outputs=1)
     states = pipeline.prepare(request)
-    if cost.step_ms(_tokens(states)) <= 1000 * seconds:
+    if cost.step_ms(tokens(states)) <= 1000 * seconds:
         pipeline.predict(assemble(states, LayoutCache(device, capacity=1)))
 
 
 def fit(samples: Sequence[Sample]) -> CostModel:
-    """Non-negative least squares for fixed, token and pair, weighted so that relative errors count alike.
-
-    Where the free solution has negative coefficients, the most negative one is dropped and the rest are solved again.
-    """
+    """Non-negative least squares for fixed, token and pair, weighted so that relative errors count alike."""
     if not samples:
         return CostModel()
-    features = np.array([[1.0, sum(rows), sum(n * n for n in rows)] for rows, _ in samples])
-    times = np.array([milliseconds for _, milliseconds in samples])
-    weighted, target = features / times[:, None], np.ones(len(times))
-    # columns differ by many orders of magnitude
-    scale = np.abs(weighted).max(axis=0)
-    kept = [0, 1, 2]
-    while kept:
-        solution, *_ = np.linalg.lstsq(weighted[:, kept] / scale[kept], target, rcond=None)
-        if (solution >= 0).all():
-            break
-        del kept[int(np.argmin(solution))]
-    coefficients = np.zeros(3)
-    coefficients[kept] = solution / scale[kept]
-    fixed, token, pair = coefficients.tolist()
+    features = [(1.0, sum(rows), sum(n * n for n in rows)) for rows, _ in samples]
+    times = [milliseconds for _, milliseconds in samples]
+    fixed, token, pair = nonnegative(features, times, weights=[1 / time for time in times])
     return CostModel(fixed=fixed, token=token, pair=pair)
 
 
-def _sizes(checkpoint: Checkpoint) -> Iterator[tuple[int, int, int]]:
+def sizes(checkpoint: Checkpoint) -> Iterator[tuple[int, int, int]]:
     """Edge (pixels), frames and outputs to measure. Edges double from the smallest to the default one, each with one
     output and, for the first half, also with two. Then the frames of videos double, from the fewest that any request
     may have.
@@ -120,9 +106,9 @@ def _measure(pipeline: Pipeline, request: Request, device: torch.device) -> Samp
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(1000 * (time.monotonic() - began))
-    return _tokens(states), min(times)
+    return tokens(states), min(times)
 
 
-def _tokens(states: Sequence[State]) -> tuple[int, ...]:
+def tokens(states: Sequence[State]) -> tuple[int, ...]:
     """The tokens of each row of a step."""
     return tuple(sum(cond.row.lengths) for state in states for cond in state.cond.values())

@@ -14,6 +14,7 @@ import pytest
 from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, LocalExecutor
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate import Gate
 from omni_grpc.server import Server
 from tests.server.studio import png
@@ -60,7 +61,7 @@ async def test_clips_are_made_by_a_server(run, tmp_path):
     config = EngineConfig.from_settings(model=str(folder), port=0, device="cpu", cpu_threads=1, warm_up_seconds=0)
     checkpoint = open_checkpoint(folder, name="tiny")
     assert checkpoint.spec.family == "wan", "the native model, without being asked"
-    server = Server(Gate(Engine(config, checkpoint, LocalExecutor(config, checkpoint))), config)
+    server = Server(Gate(Fleet.of(Engine(config, checkpoint, LocalExecutor(config, checkpoint)))), config)
     await server.start()
     asked = (
         "video", "a red cat", "--width", 48, "--height", 32, "--duration", 0.5, "--steps", 2, "--seed", 1,

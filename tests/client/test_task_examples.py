@@ -20,6 +20,7 @@ import pytest
 from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config.settings import settings
 from omni_grpc.engine import Engine, LocalExecutor
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate import Gate
 from omni_grpc.server import Server
 from omni_grpc.types.plan import CostModel
@@ -113,7 +114,7 @@ async def served(words: Sequence[str], folder: Path) -> AsyncIterator[int]:
     config = settings([*argv, "--device", "cpu", "--warm-up-seconds", "0"], {}, prog="serve", description="")
     checkpoint = open_checkpoint(folder, load_format=config.model.diffusion_load_format)
     engine = Engine(config, checkpoint, LocalExecutor(config, checkpoint))
-    server = Server(Gate(engine), config)
+    server = Server(Gate(Fleet.of(engine)), config)
     await server.start()
     try:
         yield server.port

@@ -8,7 +8,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, Submission
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, Failure, Unavailable
-from omni_grpc.types.plan import Broken, Decoded, Died, Media, Plan, Prepared, Ready, RequestStep, Stepped
+from omni_grpc.types.plan import Broken, Decoded, Died, Media, Order, Plan, Prepared, Ready, RequestStep, Stepped
 from omni_grpc.types.request import Draft
 from tests.toy import toy_checkpoint
 
@@ -18,6 +18,7 @@ READY = Ready(pid=1, device="cpu", dtype="float32", load_seconds=0.1, weight_byt
 class ManualExecutor:
     def __init__(self) -> None:
         self.plans: list[Plan] = []
+        self.orders: list[Order] = []
         self.closed = False
         self.starts = 0
         self.kills = 0
@@ -35,6 +36,11 @@ class ManualExecutor:
         if self.gone:
             raise Unavailable("the worker is gone", reason="WORKER_DIED")
         self.plans.append(plan)
+
+    def order(self, order: Order) -> None:
+        if self.gone:
+            raise Unavailable("the worker is gone", reason="WORKER_DIED")
+        self.orders.append(order)
 
     async def close(self) -> None:
         self.closed = True

@@ -316,6 +316,7 @@ class Worker(RuleBasedStateMachine):
                 "items": [dataclasses.asdict(item) for item in books.items.values()],
                 "active": list(books.active),
                 "_active": list(scheduler._active),
+                "_flying": {lane: [job.request.id for job in jobs] for lane, jobs in scheduler._flying.items()},
                 "queue": (len(books.queue), queue),
                 "_position": {name: scheduler.position(name) for name in books.items},
             }

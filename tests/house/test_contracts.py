@@ -23,7 +23,7 @@ FORBIDDEN: Mapping[str, tuple[str, str]] = {
     "The compute tower is layered": ("omni_grpc.nn", "import omni_grpc.pipeline"),
     "The control tower is layered": ("omni_grpc.engine", "import omni_grpc.server"),
     "Servicers reach the engine through the gate alone": ("omni_grpc.server", "import omni_grpc.engine"),
-    "The gate knows no stack": ("omni_grpc.gate", "import grpc"),
+    "The gate and the fleet know no stack": ("omni_grpc.gate", "import grpc"),
     "Outbound HTTP imports the settings, the types and its library alone": ("omni_grpc.outbound", "import grpc"),
     "The shared rooms are layered": ("omni_grpc.types", "import omni_grpc.config"),
     "The shared rooms import the standard library and each other alone": ("omni_grpc.config", "import yaml"),

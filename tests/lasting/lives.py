@@ -11,6 +11,7 @@ from typing import Any
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate import Gate
 from omni_grpc.server import Server
 from omni_grpc.store.open import open_storage
@@ -96,7 +97,7 @@ class Place:
         blobs: Any = Troubled(kept.blobs, troubles[1])
         executor = executor or FakeExecutor()
         engine = Engine(config, checkpoint, executor, Storage(config, store, blobs))
-        gate = Gate(engine)
+        gate = Gate(Fleet.of(engine))
         server = Server(gate, config)
         life = Life(engine, gate, server, executor, troubles)
         self.lives.append(life)

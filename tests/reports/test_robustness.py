@@ -17,6 +17,7 @@ from omni_grpc.cli import serve
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, EngineState, ProcessExecutor, Submission
 from omni_grpc.engine.scheduler import Lane
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate import Gate
 from omni_grpc.server import Server
 from omni_grpc.types.errors import Code, Failure
@@ -165,7 +166,7 @@ async def test_a_server_under_load_is_gone_within_the_time_it_was_given(capsys):
     executor = FakeExecutor()
     engine = Engine(EngineConfig.from_settings(model="toy", port=0, drain_timeout=0.2), CHECKPOINT, executor)
     executor.gates[Lane.STEP].close()
-    running = asyncio.create_task(serve.serve(engine))
+    running = asyncio.create_task(serve.serve(Fleet.of(engine)))
     await until(lambda: engine.state is EngineState.READY)
     jobs = [engine.submit(Submission(draft=Draft(model="toy", prompt="x")))[0] for _ in range(20)]
     os.kill(os.getpid(), signal.SIGTERM)
@@ -179,7 +180,7 @@ async def test_while_the_start_hangs_health_answers_and_says_no():
     executor = FakeExecutor()
     executor.loading.close()
     engine = Engine(EngineConfig.from_settings(model="toy", port=0), CHECKPOINT, executor)
-    server = Server(Gate(engine), engine.config)
+    server = Server(Gate(Fleet.of(engine)), engine.config)
     starting = asyncio.create_task(server.start())
     await until(lambda: server.port != 0)
     service = Service(engine, server, executor)

@@ -18,7 +18,23 @@ from omni_grpc.engine.scheduler import Lane
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.media import ImageFormat, PreviewImage
-from omni_grpc.types.plan import Broken, CostModel, Decoded, Died, Media, Plan, Prepared, Ready, RequestStep, Stepped
+from omni_grpc.types.plan import (
+    Broken,
+    CostModel,
+    Decoded,
+    Died,
+    Media,
+    Order,
+    Plan,
+    Prepared,
+    Ready,
+    RequestStep,
+    Sleep,
+    Slept,
+    Stepped,
+    Unmoved,
+    Woken,
+)
 from omni_grpc.types.request import Request
 from omni_grpc.types.shared_inputs import read_inputs
 from omni_grpc.types.step_cache import CacheCount, StepReports
@@ -63,6 +79,11 @@ class FakeExecutor:
         self.loading = Gate()
         self.gates = {lane: Gate() for lane in Lane}
         self.starts = 0
+        self.orders: list[Order] = []
+        self.asleep = False
+        self.moving = Gate()
+        self.stuck: Failure | None = None
+        """Why the next order cannot be carried out."""
         self._alive = False
         self.plans: list[Plan] = []
         self.failures: dict[Lane, Failure] = {}
@@ -81,6 +102,7 @@ class FakeExecutor:
         if not self._alive:
             # as with a pipe whose other end is gone
             return
+        assert not self.asleep or not (plan.admit or plan.step or plan.decode), "work for a worker without its weights"
         # what is in shared memory is copied out, as a worker does before it prepares a request
         admitted = (dataclasses.replace(request, inputs=read_inputs(request.inputs)) for request in plan.admit)
         plan = dataclasses.replace(plan, admit=tuple(admitted))
@@ -95,6 +117,23 @@ class FakeExecutor:
             self._spawn(self._step(plan.step))
         for job_id in plan.decode:
             self._spawn(self._decode(self._requests[job_id]))
+
+    def order(self, order: Order) -> None:
+        if self._alive:
+            self.orders.append(order)
+            self._spawn(self._move(order))
+
+    async def _move(self, order: Order) -> None:
+        await self.moving.enter()
+        if (failure := self.stuck) is not None:
+            self.stuck = None
+            self._deliver(Unmoved(failure=failure))
+            return
+        self.asleep = isinstance(order, Sleep)
+        if isinstance(order, Sleep):
+            self._deliver(Slept(freed_bytes=self.ready.device_bytes, elapsed=0.01))
+        else:
+            self._deliver(Woken(elapsed=0.01))
 
     async def close(self) -> None:
         await self._end()
@@ -113,7 +152,7 @@ class FakeExecutor:
 
     async def _load(self) -> None:
         await self.loading.enter()
-        self._alive = True
+        self._alive, self.asleep = True, False
         self._deliver(self.ready)
 
     async def _prepare(self, request: Request) -> None:

@@ -18,6 +18,7 @@ from omni_grpc.checkpoint.registry import unfetched
 from omni_grpc.client.channel import DIRECT
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate import Gate
 from omni_grpc.server import Server
 from omni_grpc.store.open import open_storage
@@ -52,8 +53,9 @@ CHECKPOINT = toy_checkpoint(
 class Service:
     """The parts of a running server, and stubs that talk to it through `channel`."""
 
-    def __init__(self, engine: Engine, server: Server, executor: FakeExecutor) -> None:
+    def __init__(self, engine: Engine, server: Server, executor: FakeExecutor, fleet: Fleet | None = None) -> None:
         self.engine = engine
+        self.fleet = Fleet.of(engine) if fleet is None else fleet
         self.server = server
         self.executor = executor
         self.connect()
@@ -92,9 +94,9 @@ async def serving(ready: Ready = READY, **settings: Any) -> AsyncIterator[Servic
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0, "restart_backoff": 0} | settings))
     executor = FakeExecutor(ready)
     engine = Engine(config, CHECKPOINT, executor, open_storage(config))
-    server = Server(Gate(engine), config)
+    server = Server(Gate(fleet := Fleet.of(engine)), config)
     await server.start()
-    service = Service(engine, server, executor)
+    service = Service(engine, server, executor, fleet)
     try:
         yield service
     finally:
@@ -109,9 +111,9 @@ async def starting(**settings: Any) -> AsyncIterator[tuple[Service, asyncio.Task
     executor = FakeExecutor()
     executor.loading.close()
     engine = Engine(config, unfetched(config.model), executor)
-    server = Server(Gate(engine), config)
+    server = Server(Gate(Fleet.of(engine)), config)
     start = asyncio.create_task(server.start())
-    await until(lambda: server.port != 0)
+    await until(lambda: executor.starts == 1)
     service = Service(engine, server, executor)
     try:
         yield service, start

@@ -18,6 +18,7 @@ import PIL.Image
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate import Gate
 from omni_grpc.resolve.rules import TAKEN
 from omni_grpc.server import Server
@@ -87,7 +88,7 @@ async def serving_studio(checkpoint: Checkpoint | None = None, **settings: Any) 
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0} | settings))
     executor = StudioExecutor()
     engine = Engine(config, checkpoint or studio(), executor)
-    server = Server(Gate(engine), config)
+    server = Server(Gate(Fleet.of(engine)), config)
     await server.start()
     service = Service(engine, server, executor)
     try:

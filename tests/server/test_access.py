@@ -29,6 +29,7 @@ CALLERS: Mapping[str, tuple[str, list[str]]] = {
 }
 ALL, MAKE, LOOK = {"generate", "read", "admin"}, {"generate"}, {"read", "admin"}
 MANAGE = MAKE | {"admin"}
+OPERATE = {"admin"}
 
 
 @dataclasses.dataclass
@@ -106,6 +107,18 @@ RPCS: Mapping[str, Rpc] = {
     "ModelService/GetModel": Rpc(make=lambda it: model_pb2.GetModelRequest(model="toy"), scopes=ALL),
     "ModelService/ListLoras": Rpc(make=lambda it: model_pb2.ListLorasRequest(), scopes=ALL),
     "AdminService/LoadModel": Rpc(make=lambda it: admin_pb2.LoadModelRequest(model="toy"), scopes=ALL),
+    "AdminService/UnloadModel": Rpc(
+        make=lambda it: admin_pb2.UnloadModelRequest(model="toy"), scopes=OPERATE, stranger="SCOPE_MISSING"
+    ),
+    "AdminService/Sleep": Rpc(
+        make=lambda it: admin_pb2.SleepRequest(model="toy"), scopes=OPERATE, stranger="SCOPE_MISSING"
+    ),
+    "AdminService/Wake": Rpc(
+        make=lambda it: admin_pb2.WakeRequest(model="toy"), scopes=OPERATE, stranger="SCOPE_MISSING"
+    ),
+    "AdminService/Drain": Rpc(
+        make=lambda it: admin_pb2.DrainRequest(model="toy", replica=0), scopes=OPERATE, stranger="SCOPE_MISSING"
+    ),
     "AdminService/GetServerInfo": Rpc(make=lambda it: admin_pb2.GetServerInfoRequest(), scopes=ALL),
     "AdminService/GetServerStats": Rpc(
         make=lambda it: admin_pb2.GetServerStatsRequest(),
@@ -203,6 +216,7 @@ async def test_who_may_call_it_and_what_they_see(service: Service, name: str) ->
     if rpc.seen is not None:
         assert rpc.seen(answer) == 0
     # those who delete come last
+    done = "SCOPE_MISSING" if rpc.scopes == OPERATE else done
     code, answer = await outcome(service, name, request, "owner")
     assert code == done
     if rpc.seen is not None:

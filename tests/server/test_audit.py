@@ -23,6 +23,7 @@ from omni_grpc.client.channel import options_for
 from omni_grpc.config import EngineConfig, options
 from omni_grpc.engine import Engine, EngineState
 from omni_grpc.engine.scheduler import Lane
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate import Gate
 from omni_grpc.gate.operation import PATHS
 from omni_grpc.types.errors import Code, ConfigError, Failure
@@ -221,7 +222,7 @@ async def test_a_hangup_opens_the_file_again(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     settings = EngineConfig.from_settings(model="toy", port=0, audit_log=str(path))
     engine = Engine(settings, CHECKPOINT, FakeExecutor())
-    running = asyncio.create_task(command.serve(engine))
+    running = asyncio.create_task(command.serve(Fleet.of(engine)))
     await until(lambda: engine.state is EngineState.READY)
     path.rename(tmp_path / "audit.jsonl.1")
     os.kill(os.getpid(), signal.SIGHUP)
@@ -236,7 +237,7 @@ async def test_a_hangup_opens_the_file_again(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
     settings = EngineConfig.from_settings(model="toy", port=0, audit_log=str(tmp_path / "none" / "audit.jsonl"))
     with pytest.raises(ConfigError, match=r"no such file or folder\. Name a file that this user may write") as caught:
-        Gate(Engine(settings, CHECKPOINT, FakeExecutor()))
+        Gate(Fleet.of(Engine(settings, CHECKPOINT, FakeExecutor())))
     assert (caught.value.reason, caught.value.violations[0].field) == ("BAD_AUDIT_LOG", "audit_log")
 
 

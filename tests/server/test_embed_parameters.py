@@ -18,6 +18,7 @@ from omni_grpc.client import AsyncClient
 from omni_grpc.client.asked import asked_of
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, LocalExecutor
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate import Gate
 from omni_grpc.metadata import has_parameters, parameters_in
 from omni_grpc.resolve.draft import requested
@@ -85,7 +86,7 @@ def run(*arguments: object) -> int:
 async def test_files_of_the_bundled_model_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = EngineConfig.from_settings(model="demo", port=0, device="cpu", cpu_threads=1, warm_up_seconds=0)
     checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
-    server = Server(Gate(Engine(config, checkpoint, LocalExecutor(config, checkpoint))), config)
+    server = Server(Gate(Fleet.of(Engine(config, checkpoint, LocalExecutor(config, checkpoint)))), config)
     await server.start()
     address = f"127.0.0.1:{server.port}"
     try:

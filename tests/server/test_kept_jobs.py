@@ -14,6 +14,7 @@ from grpc import aio
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
 from omni_grpc.engine.scheduler import Lane
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate import Gate
 from omni_grpc.server import Server
 from omni_grpc.store.job import new_job_id
@@ -38,7 +39,7 @@ async def kept(folder: Path) -> AsyncIterator[Service]:
     config = EngineConfig.from_settings(model="toy", port=0, state_dir=str(folder))
     executor = FakeExecutor()
     engine = Engine(config, CHECKPOINT, executor, open_storage(config))
-    server = Server(Gate(engine), config)
+    server = Server(Gate(Fleet.of(engine)), config)
     await server.start()
     service = Service(engine, server, executor)
     try:

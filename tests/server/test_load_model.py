@@ -123,7 +123,7 @@ async def test_only_the_model_of_the_server_can_be_asked_for_and_only_as_it_is(s
     request = admin_pb2.LoadModelRequest(model="toy")
     request.engine_options["dtype"] = "float32"
     error = await refusal(service.admin.LoadModel(request))
-    assert (error.reason, error.fields) == ("FIELD_NOT_SUPPORTED", ["engine_options"])
+    assert (error.code, error.reason) == ("FAILED_PRECONDITION", "MODEL_LOADED")
 
 
 async def test_before_the_model_is_here_every_call_has_an_answer():

@@ -15,14 +15,10 @@ from .fake_executor import COST
 from .service import image, refusal, serving, to_error, until
 
 UNSERVED: Set[str] = {
-    "AdminService/Drain",
     "AdminService/LoadLora",
-    "AdminService/Sleep",
     "AdminService/StartProfile",
     "AdminService/StopProfile",
     "AdminService/UnloadLora",
-    "AdminService/UnloadModel",
-    "AdminService/Wake",
 }
 
 

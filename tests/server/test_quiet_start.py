@@ -30,7 +30,7 @@ from .service import serving
 async def test_the_ready_line_says_what_is_computed_in(layers, dtype, said, capsys):
     found = WorkerFindings(quantized_layers=layers)
     async with serving(dataclasses.replace(READY, dtype=dtype, found=found)) as service:
-        _announce(service.engine, service.server)
+        _announce(service.fleet, service.server)
         port = service.server.port
     line = capsys.readouterr().out
     assert line.endswith(f"listening on 127.0.0.1:{port} (model toy, {said})\n")
@@ -38,7 +38,7 @@ async def test_the_ready_line_says_what_is_computed_in(layers, dtype, said, caps
 
 async def test_the_ready_line_tells_of_all_interfaces_at_an_address_to_dial(capsys):
     async with serving(host="[::]", insecure=True) as service:
-        _announce(service.engine, service.server)
+        _announce(service.fleet, service.server)
         port = service.server.port
     assert f"listening on [::1]:{port} (model toy, cpu float32, all interfaces)\n" in capsys.readouterr().out
 

@@ -13,6 +13,7 @@ from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.client import AsyncClient
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, LocalExecutor
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate import Gate
 from omni_grpc.server import Server
 from omni_grpc.types.errors import FailedPrecondition, InvalidArgument
@@ -41,7 +42,7 @@ async def served(folder):
     )
     checkpoint = open_checkpoint(folder, name="tiny", load_format="diffusers")
     engine = Engine(config, checkpoint, LocalExecutor(config, checkpoint))
-    server = Server(Gate(engine), config)
+    server = Server(Gate(Fleet.of(engine)), config)
     await server.start()
     try:
         async with AsyncClient(f"127.0.0.1:{server.port}") as client:

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, EngineState
 from omni_grpc.engine.scheduler import Lane
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate import Gate
 from omni_grpc.server import Server
 from omni_grpc.types.errors import Code, ConfigError, Failure
@@ -27,7 +28,7 @@ def parts(**settings) -> tuple[Engine, Server, FakeExecutor]:
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0} | settings))
     executor = FakeExecutor()
     engine = Engine(config, CHECKPOINT, executor)
-    return engine, Server(Gate(engine), config), executor
+    return engine, Server(Gate(Fleet.of(engine)), config), executor
 
 
 async def health(service: Service, name: str = "") -> int:

@@ -10,6 +10,7 @@ from omni_grpc.cli import serve
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, EngineState, JobState, Submission
 from omni_grpc.engine.scheduler import Lane
+from omni_grpc.fleet import Fleet
 from omni_grpc.types.request import Draft
 
 from .fake_executor import FakeExecutor
@@ -28,7 +29,7 @@ def engine(executor: FakeExecutor) -> Engine:
 
 async def test_a_signal_while_the_model_loads_ends_the_start(engine, executor, capsys):
     executor.loading.close()
-    serving = asyncio.create_task(serve.serve(engine))
+    serving = asyncio.create_task(serve.serve(Fleet.of(engine)))
     await until(lambda: engine._started is not None)
     os.kill(os.getpid(), signal.SIGTERM)
     assert await serving == 0
@@ -38,7 +39,7 @@ async def test_a_signal_while_the_model_loads_ends_the_start(engine, executor, c
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_an_idle_server_stops_at_once(engine, capsys, number):
-    serving = asyncio.create_task(serve.serve(engine))
+    serving = asyncio.create_task(serve.serve(Fleet.of(engine)))
     await until(lambda: engine.state is EngineState.READY)
     os.kill(os.getpid(), number)
     assert await serving == 0
@@ -47,7 +48,7 @@ async def test_an_idle_server_stops_at_once(engine, capsys, number):
 
 async def test_a_second_signal_ends_the_drain(engine, executor):
     executor.gates[Lane.STEP].close()
-    serving = asyncio.create_task(serve.serve(engine))
+    serving = asyncio.create_task(serve.serve(Fleet.of(engine)))
     await until(lambda: engine.state is EngineState.READY)
     job, _ = engine.submit(Submission(draft=Draft(model="toy", prompt="x")))
     os.kill(os.getpid(), signal.SIGTERM)

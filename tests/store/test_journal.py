@@ -238,7 +238,7 @@ async def test_a_request_id_that_is_taken_names_the_other_job(desk):
 
 async def test_a_job_that_another_server_has_is_dropped(desk):
     job, other = await desk.made(0), await desk.made(1)
-    desk.store.jobs.take_over("another", alive=(), model="")
+    desk.store.jobs.take_over("another", alive=())
     desk.store.jobs._records[other.id] = dataclasses.replace(desk.store.jobs._records[other.id], server="me")
     job.append(STARTED)
     other.append(STARTED)

@@ -6,6 +6,7 @@ import pytest
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
+from omni_grpc.fleet import Fleet
 from omni_grpc.gate import Gate
 from omni_grpc.server import Server
 from omni_grpc.store.open import open_storage
@@ -22,7 +23,7 @@ async def service(s3, tmp_path):
     config = EngineConfig.from_settings(model="toy", port=0, **settings)
     executor = FakeExecutor()
     engine = Engine(config, CHECKPOINT, executor, open_storage(config))
-    server = Server(Gate(engine), config)
+    server = Server(Gate(Fleet.of(engine)), config)
     await server.start()
     service = Service(engine, server, executor)
     yield service

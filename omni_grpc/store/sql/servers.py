@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import sqlalchemy as sa
 
@@ -39,7 +39,7 @@ class SqlServers:
         left = sa.update(servers).where(servers.c.name == server).values(until=ENDED)
         await self._database.write(lambda connection: connection.execute(left))
 
-    async def take_over(self, server: str, now: float, *, model: str = "") -> list[str]:
+    async def take_over(self, server: str, now: float, *, models: Collection[str] = ()) -> list[str]:
         def work(connection: sa.Connection) -> list[str]:
             dead = sa.select(servers.c.name).where(servers.c.until < now, servers.c.name != server)
             names = list(connection.scalars(dead.order_by(servers.c.name).with_for_update(skip_locked=True)))
@@ -50,8 +50,8 @@ class SqlServers:
             if not names:
                 return []
             moved = sa.update(jobs).where(jobs.c.server.in_(names), tables.UNFINISHED)
-            if model:
-                moved = moved.where(jobs.c.model == model)
+            if models:
+                moved = moved.where(jobs.c.model.in_(models))
             moved = moved.values(server=server, restarts=jobs.c.restarts + 1)
             taken = connection.execute(moved.returning(jobs.c.create_time, jobs.c.id)).all()
             connection.execute(sa.delete(servers).where(servers.c.name.in_(names)))
