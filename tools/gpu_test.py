@@ -107,6 +107,7 @@ def run_marked_tests() -> list[str]:
         "tests/features/test_models_on_gpu.py",
         "tests/parallel/test_on_gpus.py",
         "tests/worker/test_lost_device.py",
+        "tests/worker/test_residency_on_gpu.py",
         "tests/pipeline/test_causal_vae.py",
         "tests/ops/test_linear.py",
     )

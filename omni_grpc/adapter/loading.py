@@ -211,8 +211,6 @@ def _shift(pipeline: DiffusionPipeline, shift: float) -> None:
 def _place(pipeline: DiffusionPipeline, setting: RunnerContext, *, moved: bool) -> None:
     device, by_component = setting.device, setting.config.adapter.enable_cpu_offload
     by_layer = setting.config.offload is not None and setting.config.offload.enable_layerwise_offload
-    if by_component and by_layer:
-        raise _error("enable_layerwise_offload", "excludes --enable-cpu-offload; choose one")
     if by_component:
         if device.type == "cpu":
             raise _error("enable_cpu_offload", "needs an accelerator to offload from; leave it out on a CPU")

@@ -95,7 +95,9 @@ class SessionRunner(Runner):
             dtype=setting.dtype,
         )
         found = WorkerFindings(
-            attention_backend=attention.name, fixed_cache=None if cache is None else FixedCache(cache.name)
+            attention_backend=attention.name,
+            fixed_cache=None if cache is None else FixedCache(cache.name),
+            residency=setting.residency,
         )
         return LoadedModel(
             runner=cls(siblings, setting, cache, scheduler=checkpoint.scheduler, found=found),

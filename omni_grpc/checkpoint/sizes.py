@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -72,14 +72,14 @@ def parse(text: bytes, where: str) -> Header:
         raise CheckpointError(f"{where} is no safetensors file: its header cannot be read ({error})") from error
 
 
-def headers(folder: Path) -> dict[str, list[Header]]:
-    """Those of a checkpoint, by component. Raises CheckpointError as layout.weights does."""
+def headers(folder: Path, without: Collection[str] = ()) -> dict[str, list[Header]]:
+    """Those of a checkpoint, by component, without some of them. Raises CheckpointError as layout.weights does."""
 
     def read(file: str) -> dict[str, Any]:
         content: dict[str, Any] = read_json((folder / file).read_text(encoding="utf-8"))
         return content
 
-    found = layout.weights(read(layout.INDEX), layout.files_of(folder), str(folder), read)
+    found = layout.weights(read(layout.INDEX), layout.files_of(folder), str(folder), read, without)
     return {part.component: [header(folder / file) for file in holders(part)] for part in found}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from omni_grpc.checkpoint.sizes import ComponentSize
 from omni_grpc.config import EngineConfig
 from omni_grpc.resolve.memory_hints import PHASES, Switch, changed, switches
+from omni_grpc.resolve.residency import FRAMES_AT_A_TIME, PER_PIXEL, TILED
 from omni_grpc.resolve.settings import Machine, Placement, check_settings, place
 from omni_grpc.types.diffusers_spec import OPAQUE_FAMILY
 from omni_grpc.types.errors import ConfigError
@@ -21,12 +22,6 @@ from omni_grpc.types.spec import Checkpoint, ModelSpec
 
 RESERVE = 2 << 30
 """Bytes on the device besides weights and pixels: its runtime, and what the denoiser works with."""
-PER_PIXEL = 1024
-"""Bytes that a VAE works with for each pixel of the frames that it decodes at a time: four feature maps of 128 channels
-in two bytes."""
-FRAMES_AT_A_TIME = 8
-TILED = 0.25
-"""The share of that which a tiled decode works with."""
 USABLE = 0.95
 """The share of memory that a plan may use."""
 LARGE = 1_000_000_000
@@ -141,9 +136,14 @@ class Case:
         work = RESERVE + int(PER_PIXEL * _pixels(self.checkpoint) * (TILED if config.adapter.vae_use_tiling else 1))
         if placement.device == "cpu":
             return Need(0, sum(whole.values()) + work)
-        if config.adapter.enable_cpu_offload:
+        by_component = config.adapter.enable_cpu_offload
+        if by_component and self.checkpoint.spec.family == OPAQUE_FAMILY:
             return Need(max(whole.values(), default=0) + work, sum(whole.values()))
         away = sum(self._offloaded(config, part, whole[part.name]) for part in self.parts)
+        if by_component:
+            # of a native model the denoiser stays, and of the others one at a time is there
+            others = [whole[part.name] for part in self.parts if not part.denoiser]
+            away += sum(others) - max(others, default=0)
         return Need(sum(whole.values()) - away + work, away)
 
     def _offloaded(self, config: EngineConfig, part: ComponentSize, whole: int) -> int:

@@ -24,8 +24,9 @@ class FleetConfig:
 
     gpu_memory_budget: float | None = setting(
         None,
-        "GiB of device memory, on each device, for the weights of all models together (default: all that there is); on "
-        "a CPU, of the host's memory",
+        "GiB of device memory, on each device, for all models together: of those that are awake, the weights fit, and "
+        "what of one does not fit alone is offloaded, first text encoders and VAE between phases, then blocks "
+        "(default: all that there is, and no offload); on a CPU, of the host's memory, and nothing is offloaded",
         minimum=0,
     )
     sleeping_weights: str = setting(

@@ -125,7 +125,11 @@ class AdapterConfig:
     vae_use_tiling: bool = setting(
         False, "VAE tiling: decode in tiles to save memory, as native models do where an output would not fit"
     )
-    enable_cpu_offload: bool = setting(False, "CPU offload: keep one component at a time on the device")
+    enable_cpu_offload: bool = setting(
+        False,
+        "CPU offload: keep one component at a time on the device; of native models, text encoders and VAE are there "
+        "only while they run, and the denoiser stays",
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

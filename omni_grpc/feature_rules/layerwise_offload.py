@@ -17,6 +17,8 @@ def _faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
         return {}
     if not offload.enable_layerwise_offload:
         return {"layerwise_resident_blocks": "needs --enable-layerwise-offload"}
+    if config.adapter.enable_cpu_offload and not is_native(checkpoint):
+        return {"enable_layerwise_offload": "excludes --enable-cpu-offload; choose one"}
     if offload.layerwise_resident_blocks and not is_native(checkpoint):
         return {"layerwise_resident_blocks": no_effect_through_diffusers(checkpoint)}
     return {}

@@ -36,12 +36,15 @@ class Effects:
     warnings: warnings that belong to every reply.
     slots: what a feature keeps from one denoiser to the next, by the feature's name.
     checks: what a feature verifies once all denoisers are loaded, by the feature's name.
+    on_sleep: frees what a feature holds on the device and makes anew when it is needed; called before the weights
+    leave, while nothing runs.
     """
 
     found: WorkerFindings = dataclasses.field(default_factory=WorkerFindings)
     warnings: list[RequestWarning] = dataclasses.field(default_factory=list)
     slots: dict[str, Any] = dataclasses.field(default_factory=dict)
     checks: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)
+    on_sleep: list[Callable[[], None]] = dataclasses.field(default_factory=list)
 
     def report(self, **findings: Any) -> None:
         """Replaces these fields of `found`."""

@@ -74,6 +74,8 @@ def apply(module: nn.Module, config: WorkerConfig, context: Context) -> None:
         tell=context.effects.warn,
     )
     stack.wrap(graphs.around)
+    # graphs read weights by their addresses, which are others after waking
+    context.effects.on_sleep.append(graphs.forget)
 
 
 class Recorder(abc.ABC):
@@ -295,6 +297,11 @@ class Graphs:
         self.kept[key] = kept
         while self.kept and (len(self.kept) > MAX_GRAPHS or sum(each.bytes for each in self.kept.values()) > MAX_BYTES):
             self.kept.popitem(last=False)
+
+    def forget(self) -> None:
+        """Drops all graphs and their memory. A batch of a key that was seen before is captured anew."""
+        with self._lock:
+            self._forget()
 
     def _forget(self) -> None:
         self.kept.clear()

@@ -36,7 +36,9 @@ def apply(module: nn.Module, config: OffloadConfig, context: Context) -> None:
         blocks = [block for group in stack.groups for block in stack.group(group)]
         resident = _evenly_spaced(config.layerwise_resident_blocks, len(blocks))
         packs = [_pack(block, context.device, resident=number in resident) for number, block in enumerate(blocks)]
-        stack.wrap(Offload(packs, context.device).around)
+        offload = Offload(packs, context.device)
+        stack.wrap(offload.around)
+        context.effects.on_sleep.append(offload.close)
 
 
 def _evenly_spaced(count: int, blocks: int) -> frozenset[int]:
@@ -250,6 +252,14 @@ class Offload:
                 self.slots[slot] = None
                 copies.copy(slot, self._memory[slot][: pack.source.nbytes], pack.source)
                 self.slots[slot] = number
+
+    def close(self) -> None:
+        """Frees the slots. The next run takes them again, and copies into them what it needs."""
+        with self._lock:
+            self._streamer, self._memory, self.slots = None, [], []
+            for pack in self.packs:
+                if pack is not None:
+                    pack.views = []
 
     def _open(self) -> Streamer:
         """Pins the host memory and allocates the slots."""

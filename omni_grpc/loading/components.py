@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import diffusers
@@ -26,10 +26,21 @@ SWITCHES: Mapping[str, str] = {"vae_use_slicing": "enable_slicing", "vae_use_til
 """Settings of an autoencoder, and the method of diffusers that turns each on."""
 
 
+Take = Callable[[str, nn.Module], bool]
+"""Takes a component whose weights lie on the host to where it is to live, and returns whether it did."""
+
+
 def load_module(
-    checkpoint: Checkpoint, component: str, *, device: torch.device | str, dtype: torch.dtype, part: str = ""
+    checkpoint: Checkpoint,
+    component: str,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    part: str = "",
+    take: Take | None = None,
 ) -> Any:
-    """One component in evaluation mode, without gradients; `part` keeps only the submodule of that name.
+    """One component in evaluation mode, without gradients; `part` keeps only the submodule of that name. It goes to the
+    device, unless `take` takes it.
 
     Its weights end in memory of their own: what from_pretrained returns is a view of the mapped file, whose weights are
     not aligned to 64 bytes, and CPU kernels then round differently than they do for the same weights elsewhere. Raises
@@ -55,6 +66,8 @@ def load_module(
             "component %r has weights that its class ignores: %s", component, sorted(info["unexpected_keys"])
         )
     kept: nn.Module = module.get_submodule(part).eval().requires_grad_(False)
+    if take is not None and take(component, kept):
+        return kept
     for tensor in itertools.chain(kept.parameters(), kept.buffers()):
         tensor.data = tensor.data.to(device, copy=True)
     return kept

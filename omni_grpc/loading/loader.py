@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from omni_grpc.loading.checkpoint import WeightTargets, load_weights, places
-from omni_grpc.loading.components import load_module, load_tokenizer
+from omni_grpc.loading.components import Take, load_module, load_tokenizer
 from omni_grpc.loading.gguf import GgufFile
 from omni_grpc.loading.sources import check_scheme
 from omni_grpc.types.errors import CheckpointError
@@ -38,6 +38,7 @@ class Loader:
     threads: int = 1
     files: Mapping[str, GgufFile] = dataclasses.field(default_factory=dict)
     loaded: dict[str, Any] = dataclasses.field(default_factory=dict)
+    take: Take | None = None
 
     def denoiser(self, component: str, build: Callable[[Mapping[str, Any]], M]) -> M:
         """Our own module of a component: `build` makes it from the component's config. Raises CheckpointError, see
@@ -81,7 +82,9 @@ class Loader:
 
     def module(self, component: str, *, part: str = "") -> Any:
         """A component that transformers or diffusers bring; `part` keeps only the submodule of that name."""
-        module = load_module(self.checkpoint, component, part=part, device=self.device, dtype=self.dtype)
+        module = load_module(
+            self.checkpoint, component, part=part, device=self.device, dtype=self.dtype, take=self.take
+        )
         self.loaded[component] = module
         return module
 

@@ -73,15 +73,20 @@ REMEDIES = (
         saves="two blocks of the denoiser are on the device at a time, the others in host memory",
         lossless=True,
         where=_beside_the_host,
-        excludes="enable_cpu_offload",
     ),
     Remedy(
         setting="enable_cpu_offload",
         better=lambda now: True,
-        saves="one component is on the device at a time, the others in host memory",
+        saves="text encoders and VAE are on the device only while they run, and through diffusers the denoiser too",
         lossless=True,
         where=_beside_the_host,
-        excludes="enable_layerwise_offload",
+    ),
+    Remedy(
+        setting="gpu_memory_budget",
+        better=lambda now: None if now is None else float(f"{1.25 * now:.3g}"),
+        saves="the worker may use more of the device",
+        lossless=True,
+        where=_beside_the_host,
     ),
     Remedy(
         setting="vae_use_slicing",

@@ -19,8 +19,8 @@ from omni_grpc.types.spec import Checkpoint
 DIFFUSERS_ONLY = ("diffusers_load_kwargs", "diffusers_call_kwargs")
 """Settings that are refused as long as diffusers is not asked for by name, also where `auto` would choose it."""
 
-OF_ANY_VAE = ("vae_use_slicing", "vae_use_tiling")
-"""Settings of the autoencoder, which native models share with diffusers."""
+SHARED = ("vae_use_slicing", "vae_use_tiling", "enable_cpu_offload")
+"""Settings that native models take too: of the autoencoder, and offload by component."""
 
 
 def facts_of(config: EngineConfig, checkpoint: Checkpoint, ready: Ready | None) -> ServingFacts:
@@ -76,7 +76,7 @@ def _adapter_faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
             continue
         if field in DIFFUSERS_ONLY and config.model.diffusion_load_format != "diffusers":
             wrong[field] = "is for diffusers pipelines; add --diffusion-load-format diffusers"
-        elif is_native(checkpoint) and field not in OF_ANY_VAE and not _stands_in(field, checkpoint):
+        elif is_native(checkpoint) and field not in SHARED and not _stands_in(field, checkpoint):
             wrong[field] = (
                 f"has no effect on {checkpoint.spec.name}, which is native; leave it out, or add "
                 "--diffusion-load-format diffusers"

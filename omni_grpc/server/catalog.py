@@ -72,6 +72,7 @@ def model_message(view: ModelView) -> model_pb2.Model:
         weight_bytes=ready.weight_bytes if ready else 0,
         quantized_layers=ready.found.quantized_layers if ready else {},
         kept_layers=ready.found.kept_layers if ready else 0,
+        residency=ready.found.residency if ready else "",
     )
 
 

@@ -16,13 +16,15 @@ class ModelExecution:
 
     `attention_backend`: what attention runs on, as text. `quantized_layers`: number of layers by quantization scheme;
     `kept_layers`: layers of the blocks that stay in full precision beside them. `batch_invariant`: whether a request
-    gives the same bits in any batch.
+    gives the same bits in any batch. `residency`: what of the weights leaves the device, in words; "" where all of them
+    stay on it and no budget was given.
     """
 
     attention_backend: str = ""
     quantized_layers: Mapping[str, int] = dataclasses.field(default_factory=dict)
     kept_layers: int = 0
     batch_invariant: bool = False
+    residency: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

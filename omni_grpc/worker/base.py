@@ -17,12 +17,14 @@ from omni_grpc.types.plan import CostModel, Decoded, DecodedPart, Prepared, Step
 from omni_grpc.types.request import Request
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint
+from omni_grpc.worker.phases import Staging
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerContext:
     """Where and how a runner runs. `prefix` begins the name of every shared-memory block that it creates; `tell`
-    receives the progress of loading.
+    receives the progress of loading. `staging` takes the components that are on the device only while they run, where
+    there are any; `residency` says in words what leaves the device.
     """
 
     config: EngineConfig
@@ -31,12 +33,15 @@ class RunnerContext:
     dtype: torch.dtype
     prefix: str
     tell: Callable[[Loading], None]
+    staging: Staging | None = None
+    residency: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A runner and what is reported of it, see plan.Ready. `components` are the parts of its model, by name.
-    `denoising` are the methods (object, name) that make up a denoise step, where that is not `step` itself.
+    `denoising` are the methods (object, name) that make up a denoise step, where that is not `step` itself. `on_sleep`
+    free what is made anew when it is needed, before the weights leave the device.
     """
 
     runner: Runner
@@ -48,6 +53,7 @@ class LoadedModel:
     checkpoint: Checkpoint | None = None
     components: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     denoising: Sequence[tuple[Any, str]] = ()
+    on_sleep: Sequence[Callable[[], None]] = ()
 
 
 class Runner(abc.ABC):

@@ -15,6 +15,8 @@ from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.plan import Ready
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.worker.base import LoadedModel, Runner, RunnerContext
+from omni_grpc.worker.device_memory import DeviceMemory
+from omni_grpc.worker.offload import offloading
 from omni_grpc.worker.profiler import profiled
 from omni_grpc.worker.residency import Residency
 
@@ -26,22 +28,38 @@ def machine() -> Machine:
 
 
 def build(
-    config: EngineConfig, checkpoint: Checkpoint, prefix: str, tell: Callable[[Loading], None]
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    prefix: str,
+    tell: Callable[[Loading], None],
+    *,
+    memory: DeviceMemory | None = None,
 ) -> tuple[Runner, Residency, Ready]:
     """Loads the runner of a checkpoint, and says where its weights are. Raises ConfigError for a missing device,
-    CheckpointError by name.
+    CheckpointError by name. `memory` stands for that of the device, where it is not the device's own.
     """
     began = time.monotonic()
     placement = place(config.model, machine(), replicas=config.worker.data_parallel_size)
     device, dtype = torch.device(placement.device), getattr(torch, placement.dtype)
     if placement.cpu_threads is not None:
         torch.set_num_threads(placement.cpu_threads)
+    made = offloading(config, checkpoint, placement, memory)
+    config = made.config
     kind: type[Runner] = pkgutil.resolve_name(checkpoint.spec.runner)
     loaded: LoadedModel = kind.load(
-        RunnerContext(config=config, checkpoint=checkpoint, device=device, dtype=dtype, prefix=prefix, tell=tell)
+        RunnerContext(
+            config=config,
+            checkpoint=checkpoint,
+            device=device,
+            dtype=dtype,
+            prefix=prefix,
+            tell=tell,
+            staging=made.staging,
+            residency=made.described,
+        )
     )
     profiler = config.profiler
-    residency = Residency(loaded.components, device)
+    residency = Residency(loaded, device, memory)
     ready = Ready(
         pid=os.getpid(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

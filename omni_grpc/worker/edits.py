@@ -61,6 +61,7 @@ def loader(setting: RunnerContext, effects: Effects, lanes: Lanes) -> Loader:
         device=setting.device,
         dtype=setting.dtype,
         files=_weight_files(setting),
+        take=None if setting.staging is None else setting.staging.take,
         before=_edits(BEFORE, setting, effects, lanes),
         after=_edits(AFTER, setting, effects, lanes),
     )

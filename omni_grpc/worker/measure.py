@@ -60,8 +60,8 @@ class Sample:
 
 def memory_budget(config: EngineConfig) -> float:
     """Bytes that the operator gives to this model; infinite without such a setting."""
-    gib = getattr(getattr(config, "memory", None), "gpu_memory_budget", None)
-    return float("inf") if gib is None else gib * 2**30
+    budget = config.fleet.budget_bytes
+    return float("inf") if budget is None else budget
 
 
 def measured(

@@ -9,6 +9,7 @@ import pkgutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ from omni_grpc.worker.edits import loader
 from omni_grpc.worker.failure import failure
 from omni_grpc.worker.lanes import Lanes
 from omni_grpc.worker.measure import measured, with_capacity
+from omni_grpc.worker.phases import Staging
 from omni_grpc.worker.warm_up import warm_up
 
 
@@ -111,6 +113,7 @@ class PackedRunner(Runner):
         warnings: Sequence[RequestWarning] = (),
         scheduler: str = "",
         found: WorkerFindings | None = None,
+        staging: Staging | None = None,
         memory: MemoryModel | None = None,
     ) -> None:
         """`warnings` belong to every reply. Those given here are reported with the load; features may add more.
@@ -120,7 +123,7 @@ class PackedRunner(Runner):
         self._delivery = delivery.Delivery(prefix, scheduler=scheduler, found=found)
         self._latent_rgb = latent_rgb
         self._layouts = LayoutCache(device)
-        self._lanes = lanes or Lanes()
+        self._lanes, self._staging = lanes or Lanes(), staging
         self._warnings, self._told = warnings, len(warnings)
         self._memory = memory or MemoryModel()
         self._lock = threading.Lock()
@@ -138,7 +141,9 @@ class PackedRunner(Runner):
         memory, left = measured(pipeline, checkpoint, device, setting.config)
         cost = warm_up(pipeline, checkpoint, device, left)
         memory = with_capacity(memory, device, setting.config)
-        effects.report(attention_backend=described(in_use(pipeline, device, setting.dtype)))
+        effects.report(
+            attention_backend=described(in_use(pipeline, device, setting.dtype)), residency=setting.residency
+        )
         rgb, warnings = checkpoint.latent_rgb, effects.warnings
         return LoadedModel(
             runner=cls(
@@ -150,6 +155,7 @@ class PackedRunner(Runner):
                 warnings=warnings,
                 scheduler=checkpoint.scheduler,
                 found=effects.found,
+                staging=setting.staging,
                 memory=memory,
             ),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
@@ -158,6 +164,7 @@ class PackedRunner(Runner):
             found=effects.found,
             warnings=tuple(warnings),
             components=parts.loaded,
+            on_sleep=(*effects.on_sleep, *(() if setting.staging is None else (setting.staging.clear,))),
         )
 
     def drop(self, ids: Sequence[str]) -> None:
@@ -172,7 +179,7 @@ class PackedRunner(Runner):
     def prepare(self, request: Request) -> Prepared:
         """Encodes the prompts and draws the noise."""
         began = time.monotonic()
-        with self._lanes.work():
+        with self._lanes.work(), self._phase():
             states = self._pipeline.prepare(request)
         with self._lock:
             self._held[request.id] = RunningRequest.of(states)
@@ -208,7 +215,7 @@ class PackedRunner(Runner):
         """Decodes the segments that are finished; the others are still being denoised."""
         began = time.monotonic()
         held = self._get(request_id)
-        with self._lanes.work(), self._tiling(held):
+        with self._lanes.work(), self._phase(), self._tiling(held):
             self._decode_finished(held)
         return DecodedPart(
             id=request_id,
@@ -223,7 +230,7 @@ class PackedRunner(Runner):
         began = time.monotonic()
         held = self._get(request_id)
         # all are decoded and encoded before any is put in shared memory: a block belongs to a report
-        with self._lanes.work(), self._tiling(held):
+        with self._lanes.work(), self._phase(), self._tiling(held):
             self._decode_finished(held)
             outputs = [
                 self._pipeline.join(parts)
@@ -246,6 +253,10 @@ class PackedRunner(Runner):
             elapsed=time.monotonic() - began,
             peak_memory_bytes=media.peak_memory_bytes(),
         )
+
+    def _phase(self) -> AbstractContextManager[None]:
+        """What a lane calls inside stays on the device until the end of the block."""
+        return contextlib.nullcontext() if self._staging is None else self._staging.phase()
 
     def _get(self, request_id: str) -> RunningRequest:
         with self._lock:

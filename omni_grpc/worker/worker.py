@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import logging
 import threading
 import time
@@ -132,21 +131,30 @@ class Worker:
     def _sleep(self, level: SleepLevel) -> None:
         began = time.monotonic()
         try:
-            freed = self._residency.sleep()
+            freed = self._put_to_sleep(level)
         except Exception as error:  # noqa: BLE001 - an order that fails is answered, as a request is
             self._send(Unmoved(failure=failure(error, "putting the model to sleep")))
             return
-        if level is SleepLevel.DROP_WEIGHTS:
-            del self._runner, self._residency
-            gc.collect()
-        self._dropped = level is SleepLevel.DROP_WEIGHTS
         self._send(Slept(freed_bytes=freed, elapsed=time.monotonic() - began))
+
+    def _put_to_sleep(self, level: SleepLevel) -> int:
+        """Bytes that were freed. What has been dropped has nothing to keep."""
+        if self._dropped:
+            return 0
+        residency = self._residency
+        if level is SleepLevel.KEEP_WEIGHTS:
+            return residency.sleep()
+        residency.begin_drop()
+        del self._runner, self._residency
+        self._dropped = True
+        return residency.end_drop()
 
     def _wake(self) -> None:
         began, ready = time.monotonic(), None
         try:
             if self._dropped:
                 ready = self._build()
+                self._dropped = False
             else:
                 self._residency.wake()
         except Exception as error:  # noqa: BLE001 - an order that fails is answered, as a request is

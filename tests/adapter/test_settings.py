@@ -11,7 +11,7 @@ import torch
 from omni_grpc.adapter import caches
 from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import DIFFUSERS_CACHES, AdapterConfig, EngineConfig
-from omni_grpc.resolve.settings import OF_ANY_VAE, check_settings
+from omni_grpc.resolve.settings import SHARED, check_settings
 from omni_grpc.types.errors import CheckpointError, ConfigError
 
 from .conftest import equal, refused, same_memory
@@ -31,7 +31,7 @@ VALUES = {
 }
 
 
-NOT_NATIVE = [field.name for field in dataclasses.fields(AdapterConfig) if field.name not in OF_ANY_VAE]
+NOT_NATIVE = [field.name for field in dataclasses.fields(AdapterConfig) if field.name not in SHARED]
 
 
 @pytest.mark.parametrize("name", NOT_NATIVE)
@@ -68,6 +68,12 @@ def test_a_native_model_refuses_every_setting_of_the_adapter(name, tiny):
             "does not work with --enable-layerwise-offload",
         ),
         ("diffusers", {"cuda_graph_tokens": 0}, "cuda_graph_tokens", "runs through diffusers"),
+        (
+            "diffusers",
+            {"enable_cpu_offload": True, "enable_layerwise_offload": True},
+            "enable_layerwise_offload",
+            "excludes --enable-cpu-offload; choose one",
+        ),
         (
             "diffusers",
             {"enable_layerwise_offload": True, "layerwise_resident_blocks": 1},
@@ -141,7 +147,6 @@ def test_arguments_of_diffusers_need_its_format_and_a_cache_config_its_cache(tin
         ("flux", {"boundary_ratio": 0.5}, "no boundary"),
         ("stable_diffusion", {"flow_shift": 3.0}, "PNDMScheduler has no shift"),
         ("flux", {"enable_cpu_offload": True}, "needs an accelerator"),
-        ("flux", {"enable_cpu_offload": True, "enable_layerwise_offload": True}, "choose one"),
         ("flux", {"diffusers_load_kwargs": {"quantization_config": NO_SUCH_CONFIG}}, "'Nope'"),
     ],
 )  # fmt: skip

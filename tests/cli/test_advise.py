@@ -119,7 +119,7 @@ def test_needs_are_the_bytes_of_the_weights_and_an_estimate(qwen: str) -> None:
 def test_a_model_that_does_not_fit_is_told_with_what_lacks(qwen: str) -> None:
     advice = told(qwen, machine(1, 16, 256))
     assert (advice.fits, advice.commands, advice.flags, advice.also) == (False, (), (), ())
-    assert "it needs 20 GB on the device, which has 17.2 GB" in advice.lacking
+    assert "it needs 19.8 GB on the device, which has 17.2 GB" in advice.lacking
     assert f"It does not fit: {advice.lacking}." in render(advice)
 
 
@@ -145,6 +145,15 @@ def test_diffusers_offloads_the_blocks_of_all_components(qwen: str) -> None:
     work = whole.need.device - 2 * sum(part.parameters for part in whole.parts)
     assert component.device == 2 * whole.parts[0].parameters + work
     assert component.host == 2 * sum(part.parameters for part in whole.parts)
+
+
+def test_the_denoiser_of_a_native_model_stays_and_one_other_component_comes_at_a_time(qwen: str) -> None:
+    plain = told(qwen, machine(1, 80, 256))
+    config = EngineConfig.from_settings(model=qwen, enable_cpu_offload=True)
+    checkpoint = open_model(config.model, apply=lambda found: found)
+    need = Case(checkpoint, plain.parts, plain.host).need(config)
+    # the VAE is the smallest
+    assert plain.need.device - need.device == need.host == 2 * plain.parts[-1].parameters
 
 
 def test_what_costs_quality_comes_last_and_only_where_it_can_help(qwen: str, schnell: str) -> None:

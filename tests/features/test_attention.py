@@ -391,7 +391,7 @@ def load(folder: Path, **asked: Any) -> str:
     """What a worker says that it runs on."""
     config = EngineConfig.from_settings(model=str(folder), device="cpu", warm_up_seconds=0.1, **asked)
     checkpoint = apply_settings(config, open_checkpoint(folder))
-    return build(config, checkpoint, "omni-test-", lambda loading: None)[1].found.attention_backend
+    return build(config, checkpoint, "omni-test-", lambda loading: None)[-1].found.attention_backend
 
 
 def test_a_worker_says_what_it_runs_on_and_does_not_start_on_what_is_not_there(tiny_qwen_image: Path) -> None:

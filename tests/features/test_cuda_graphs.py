@@ -253,6 +253,17 @@ def test_kernels_that_are_chosen_anew_are_captured_anew() -> None:
     assert made.recorder.forgotten == 1
 
 
+def test_a_sleep_drops_all_graphs_and_they_are_captured_anew() -> None:
+    made = Made()
+    for _ in range(3):
+        made.ask(4)
+    made.graphs.forget()
+    assert (len(made.graphs.kept), made.recorder.forgotten) == (0, 1)
+    for _ in range(3):
+        made.ask(4)
+    assert made.counts() == (2, 3)
+
+
 def test_what_cannot_be_captured_is_computed_and_told_once() -> None:
     made = Made(Again(problem="no such thing while a stream is capturing\nmore of it"))
     for _ in range(5):

@@ -47,6 +47,7 @@ from tests.features.suite import (
 )
 from tests.models.model import Model
 from tests.ops.attention_cases import ON_CPU
+from tests.worker.host_device import PretendMemory
 
 pytestmark = pytest.mark.conformance
 
@@ -398,6 +399,24 @@ def test_an_adapter_goes_to_the_component_that_is_asked_for(suite: Suite) -> Non
 def test_offload_changes_nothing(suite: Suite) -> None:
     offloaded = suite.load(OFFLOAD)
     assert equal(run(offloaded, *company(offloaded)), suite.without)
+
+
+@pytest.mark.shows("CPU offload", "without it", "bit for bit")
+def test_encoders_that_leave_between_phases_change_nothing(suite: Suite) -> None:
+    model = Model(suite.entry, suite.folder, memory=PretendMemory(), enable_cpu_offload=True)
+    assert equal(run(model, *company(model)), suite.without)
+    assert model.staging is not None
+    assert model.staging.present == ()
+
+
+@pytest.mark.shows("sleep and wake", "awake all the time", "bit for bit")
+def test_a_sleep_changes_nothing(suite: Suite) -> None:
+    model = Model(suite.entry, suite.folder, memory=PretendMemory())
+    for _ in range(2):
+        model.residency.sleep()
+        assert model.residency.device_bytes == 0
+        model.residency.wake()
+        assert equal(run(model, *company(model)), suite.without)
 
 
 def test_two_blocks_at_most_are_on_the_device(suite: Suite) -> None:

@@ -173,3 +173,15 @@ def test_after_an_error_the_weights_are_back() -> None:
     assert held(stack) == 0
     with torch.inference_mode():
         assert torch.equal(run(stack), run(plain))
+
+
+@torch.inference_mode()
+def test_slots_that_are_given_back_are_taken_again() -> None:
+    plain, stack, _ = pair()
+    expected = run(plain)
+    assert torch.equal(run(stack), expected)
+    offload = stack._run.func.__self__  # type: ignore[attr-defined]
+    assert sum(slot.nbytes for slot in offload._memory) > 0
+    offload.close()
+    assert (offload._memory, offload.slots) == ([], [])
+    assert torch.equal(run(stack), expected)

@@ -13,6 +13,7 @@ from torch import Tensor
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.types.lora import Lora
 from omni_grpc.types.step_cache import CacheDraft
+from omni_grpc.worker.reachable import movable, tensors
 from tests.features.graphed import graphed, played, same_in_turns
 from tests.features.suite import (
     CACHE,
@@ -32,6 +33,7 @@ from tests.features.suite import (
 )
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
+from tests.worker.host_device import PretendMemory
 
 pytestmark = pytest.mark.conformance
 
@@ -106,6 +108,21 @@ def test_offload_changes_nothing_of_another_feature(suite: Suite, other: str) ->
         assert torch.equal(got[name].latents, one.latents)
         assert got[name].reused == one.reused
     assert other != "step cache" or any(any(one.reused) for one in got.values())
+
+
+@beside("CPU offload and sleep", *SETTINGS, like="on the device all the time", close="bit for bit")
+def test_weights_that_leave_change_nothing_of_another_feature(suite: Suite, other: str) -> None:
+    feature = SETTINGS[other](suite)
+    resident, leaving = suite.load(feature), suite.load(feature, memory=PretendMemory(), enable_cpu_offload=True)
+    cache = asked(resident) if other == "step cache" else None
+    expected = run(resident, *company(resident, cache))
+    for _ in range(2):
+        got = run(leaving, *company(leaving, cache))
+        assert all(torch.equal(got[name].latents, one.latents) for name, one in expected.items())
+        leaving.residency.sleep()
+        # of the host's memory, adapters are in that of a mapped file
+        assert not movable(tensors(leaving.components), leaving.device)
+        leaving.residency.wake()
 
 
 @beside("CUDA graphs", *SETTINGS, like="without graphs", close="bit for bit")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from omni_grpc.types.media import ImageFormat, Modality, OutputFormat, VideoForm
 from omni_grpc.types.request import Draft, GuidanceDraft, Request, Task
 from omni_grpc.types.spec import Checkpoint, GuidanceKind
 from omni_grpc.worker.build import build
+from omni_grpc.worker.device_memory import DeviceMemory
 from omni_grpc.worker.packed import PackedRunner, RunningRequest
 
 NAME = "tiny"
@@ -77,6 +78,7 @@ class Model:
         dtype: str = "float32",
         threads: int | None = 1,
         checkpoint: Checkpoint | None = None,
+        memory: DeviceMemory | None = None,
         **settings: Any,
     ) -> None:
         self.entry = entry
@@ -87,10 +89,13 @@ class Model:
             model=str(folder), device=device, dtype=dtype, cpu_threads=threads, **settings
         )
         self.dtype: torch.dtype = getattr(torch, dtype)
-        runner, _, self.ready = build(config, self.checkpoint, "omni-test-", lambda loading: None)
+        runner, self.residency, self.ready = build(
+            config, self.checkpoint, "omni-test-", lambda loading: None, memory=memory
+        )
         self.facts = facts_of(config, self.checkpoint, self.ready)
         assert isinstance(runner, PackedRunner)
-        self.pipeline, self.device = runner._pipeline, torch.device(device)
+        self.pipeline, self.device, self.staging = runner._pipeline, torch.device(device), runner._staging
+        self.components: Mapping[str, Any] = self.residency.components
         entry.shrink(self.pipeline)
 
     @functools.cached_property
@@ -133,7 +138,13 @@ class Model:
         return resolve_request(draft, self.facts, id=id).request
 
     def runner(self) -> PackedRunner:
-        return PackedRunner(self.pipeline, self.device, "omni-test-", latent_rgb=self.checkpoint.latent_rgb)
+        return PackedRunner(
+            self.pipeline,
+            self.device,
+            "omni-test-",
+            latent_rgb=self.checkpoint.latent_rgb,
+            staging=self.staging,
+        )
 
     def run(self, *drafts: Draft) -> list[Result]:
         """Ours, all together from the first step to the last of each."""

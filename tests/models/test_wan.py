@@ -383,7 +383,7 @@ def test_settings_of_the_server_stand_in_for_the_checkpoints_own(folders: Callab
 
 
 @pytest.mark.parametrize(
-    ("name", "field", "value"), [("wan_ti2v", "boundary_ratio", 0.5), ("wan_t2v", "enable_cpu_offload", True)]
+    ("name", "field", "value"), [("wan_ti2v", "boundary_ratio", 0.5), ("wan_t2v", "allow_attention_fallback", True)]
 )
 def test_a_setting_that_would_change_nothing_is_refused(
     name: str, field: str, value: Any, folders: Callable[[str], Path]

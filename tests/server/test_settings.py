@@ -214,11 +214,11 @@ def test_an_error_says_which_variable_it_is():
 
 
 def test_a_setting_that_the_model_refuses_is_told_with_its_variable(monkeypatch, capsys):
-    monkeypatch.setenv("OMNI_GRPC_ENABLE_CPU_OFFLOAD", "1")
+    monkeypatch.setenv("OMNI_GRPC_BOUNDARY_RATIO", "0.5")
     assert serve.main(["--model", "demo", "--port", "0"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: --enable-cpu-offload has no effect on QwenImagePipeline")
-    assert line.endswith("(enable_cpu_offload is set by the environment variable OMNI_GRPC_ENABLE_CPU_OFFLOAD)")
+    assert line.startswith("error: --boundary-ratio has no effect on QwenImagePipeline")
+    assert line.endswith("(boundary_ratio is set by the environment variable OMNI_GRPC_BOUNDARY_RATIO)")
 
 
 @pytest.mark.parametrize("name", [option.name for option in options() if option.type is str and not option.choices])

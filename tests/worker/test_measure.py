@@ -251,8 +251,7 @@ def test_the_capacity_is_what_weights_and_graphs_leave_less_a_margin():
 
 def test_a_budget_is_read_where_there_is_such_a_setting():
     assert memory_budget(EngineConfig.from_settings(model="toy")) == math.inf
-    some = type("Config", (), {"memory": type("Memory", (), {"gpu_memory_budget": 1.5})})
-    assert memory_budget(some) == 1.5 * 2**30
+    assert memory_budget(EngineConfig.from_settings(model="toy", gpu_memory_budget=1.5)) == 1.5 * 2**30
 
 
 def test_an_engine_refuses_by_what_its_worker_has_measured_and_makes_what_it_names(tiny_qwen_image, few, monkeypatch):

@@ -46,29 +46,53 @@ def flags(spec: ModelSpec, placement: Placement, phase: str, **on: Any) -> list[
 @pytest.mark.parametrize(
     ("spec", "placement", "on", "phase", "expected"),
     [
-        (toy_spec(), CUDA, {}, "load", ["--enable-layerwise-offload", "--quantization int8"]),
+        (
+            toy_spec(),
+            CUDA,
+            {},
+            "load",
+            ["--enable-layerwise-offload", "--enable-cpu-offload", "--quantization int8"],
+        ),
         (
             toy_spec(),
             CUDA,
             {},
             "step",
-            ["--enable-layerwise-offload", "--max-num-seqs 4", "--cuda-graph-tokens 0", "--quantization int8"],
+            [
+                "--enable-layerwise-offload",
+                "--enable-cpu-offload",
+                "--max-num-seqs 4",
+                "--cuda-graph-tokens 0",
+                "--quantization int8",
+            ],
         ),
         (
             toy_spec(),
             CUDA,
             {"cuda_graph_tokens": 0, "quantization": "int8", "max_num_seqs": 1},
             "decode",
-            ["--enable-layerwise-offload", "--vae-use-tiling"],
+            ["--enable-layerwise-offload", "--enable-cpu-offload", "--vae-use-tiling"],
         ),
-        (toy_spec(), CUDA, {"enable_layerwise_offload": True, "quantization": "int8"}, "load", []),
-        (toy_spec(), CUDA, {"enable_layerwise_offload": True, "max_num_seqs": 1}, "step", ["--quantization int8"]),
+        (
+            toy_spec(),
+            CUDA,
+            {"enable_layerwise_offload": True, "quantization": "int8"},
+            "load",
+            ["--enable-cpu-offload"],
+        ),
+        (
+            toy_spec(),
+            CUDA,
+            {"enable_layerwise_offload": True, "max_num_seqs": 1, "gpu_memory_budget": 8},
+            "step",
+            ["--enable-cpu-offload", "--gpu-memory-budget 10.0", "--quantization int8"],
+        ),
         (
             toy_spec(),
             CUDA,
             {"enable_layerwise_offload": True, "layerwise_resident_blocks": 4, "quantization": "int8"},
             "load",
-            ["--layerwise-resident-blocks 0"],
+            ["--layerwise-resident-blocks 0", "--enable-cpu-offload"],
         ),
         (toy_spec(), CPU, {}, "load", ["--quantization int8", "--dtype bfloat16"]),
         (toy_spec(), CPU, {"quantization": "int8"}, "prepare", ["--max-num-seqs 4", "--dtype bfloat16"]),
@@ -139,9 +163,10 @@ def test_the_message_names_the_flags_and_what_a_request_can_ask_for(
     config = EngineConfig.from_settings(model="m", **on)
     given = Failure(code=Code.RESOURCE_EXHAUSTED, reason="OUT_OF_MEMORY", message="out of memory", metadata={"a": "b"})
     told = out_of_memory(given, phase, config, checkpoint, CUDA)
-    assert told.message == (f"out of memory; start the server with --enable-layerwise-offload (any of them){ways}")
-    assert told.metadata == {"a": "b", "switches": "--enable-layerwise-offload"}
-    nothing = EngineConfig.from_settings(model="m", enable_layerwise_offload=True, **on)
+    both = "--enable-layerwise-offload, --enable-cpu-offload"
+    assert told.message == (f"out of memory; start the server with {both} (any of them){ways}")
+    assert told.metadata == {"a": "b", "switches": both}
+    nothing = EngineConfig.from_settings(model="m", enable_layerwise_offload=True, enable_cpu_offload=True, **on)
     rest = ways.removeprefix("; or ") or "use a device with more memory"
     assert out_of_memory(given, phase, nothing, checkpoint, CUDA).message == f"out of memory; {rest}"
 

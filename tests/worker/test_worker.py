@@ -3,6 +3,7 @@
 import dataclasses
 import queue
 import secrets
+import weakref
 
 import pytest
 
@@ -96,8 +97,17 @@ def test_a_worker_that_has_slept_makes_what_it_made_before(worker, level):
     it, reports, checkpoint, config = worker
     loaded = reports.get(timeout=60)
     before = _result(it, reports, checkpoint, config)
+    weights = [weakref.ref(parameter) for parameter in it._runner._pipeline.parameters()]
+    assert sum(weight().nbytes for weight in weights) == loaded.weight_bytes <= loaded.device_bytes
     it.order(Sleep(level=level))
-    assert isinstance(_next(reports), Slept)
+    slept = _next(reports)
+    assert isinstance(slept, Slept)
+    dropped = level is SleepLevel.DROP_WEIGHTS
+    # on a CPU there is no device memory beside the host's, and what is kept stays where it is
+    assert slept.freed_bytes >= loaded.device_bytes if dropped else slept.freed_bytes == 0
+    assert all((weight() is None) == dropped for weight in weights)
+    it.order(Sleep(level=SleepLevel.KEEP_WEIGHTS))
+    assert _next(reports).freed_bytes == 0
     assert hasattr(it, "_runner") == (level is SleepLevel.KEEP_WEIGHTS)
     it.order(Wake())
     woken = _next(reports)
