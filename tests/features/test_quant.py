@@ -166,7 +166,7 @@ def test_the_layers_that_a_model_calls_sensitive_are_left_out(tiny_qwen_image: P
     checkpoint = open_checkpoint(tiny_qwen_image)
     spec = dataclasses.replace(checkpoint.spec, sensitive_layers=("attn.to_out",))
     config = EngineConfig.from_settings(model="x", device="cpu", cpu_threads=1, warm_up_seconds=0, quantization="int8")
-    _, ready = build(config, dataclasses.replace(checkpoint, spec=spec), "omni-test-", lambda loading: None)
+    _, _, ready = build(config, dataclasses.replace(checkpoint, spec=spec), "omni-test-", lambda loading: None)
     assert (ready.found.quantized_layers, ready.found.kept_layers) == ({"int8": 14}, 2)
 
 

@@ -87,7 +87,7 @@ class Model:
             model=str(folder), device=device, dtype=dtype, cpu_threads=threads, **settings
         )
         self.dtype: torch.dtype = getattr(torch, dtype)
-        runner, self.ready = build(config, self.checkpoint, "omni-test-", lambda loading: None)
+        runner, _, self.ready = build(config, self.checkpoint, "omni-test-", lambda loading: None)
         self.facts = facts_of(config, self.checkpoint, self.ready)
         assert isinstance(runner, PackedRunner)
         self.pipeline, self.device = runner._pipeline, torch.device(device)
