@@ -20,18 +20,18 @@ from omni_grpc.features import Context
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.types.errors import ConfigError
+from omni_grpc.types.ranks import Axis
 from omni_grpc.types.spec import Split, SplitKind, WeightMap
 
 __all__ = ["apply"]
 
 
 def apply(module: nn.Module, config: object, context: Context) -> None:
-    """Spreads the modules that the spec's table names over `context.ranks`.
+    """Spreads the modules that the spec's table names over the ranks of "tensor".
 
     Raises ConfigError for a component without a table, and by name for a module that the ranks cannot share evenly.
     """
-    if context.ranks is None:
-        raise ConfigError("tensor parallel needs ranks to spread weights over, and there is one")
+    group = context.group(Axis.TENSOR, "tensor parallel needs ranks to spread weights over")
     if context.component not in context.spec.tensor_parallel:
         raise ConfigError(
             f"{context.spec.name}: tensor parallel is not served yet for {context.component!r}, of which the spec does "
@@ -45,7 +45,7 @@ def apply(module: nn.Module, config: object, context: Context) -> None:
             raise ConfigError(f"{context.spec.name}: no module of {context.component!r} is called {pattern!r}")
         for name, child in found:
             path = f"{context.component}.{name}"
-            share = Share(path, _parts(path, split, weights, grouped), context.ranks)
+            share = Share(path, _parts(path, split, weights, grouped), group)
             module.set_submodule(name, _SPREAD[split.kind](child, share))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.nn.mesh import Mesh
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.plan import CostModel, Decoded, DecodedPart, Prepared, Stepped
@@ -21,7 +22,7 @@ from omni_grpc.types.spec import Checkpoint
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerContext:
     """Where and how a runner runs. `prefix` begins the name of every shared-memory block that it creates; `tell`
-    receives the progress of loading.
+    receives the progress of loading. `ranks` are those that the model is spread over, see nn/mesh.py.
     """
 
     config: EngineConfig
@@ -30,6 +31,7 @@ class RunnerContext:
     dtype: torch.dtype
     prefix: str
     tell: Callable[[Loading], None]
+    ranks: Mesh | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from omni_grpc.feature_rules import (
     layerwise_offload,
     lora,
     quant,
+    ranks,
     step_cache,
 )
 from omni_grpc.feature_rules.base import FeatureRules
@@ -30,6 +31,8 @@ from omni_grpc.worker.lanes import Lanes
 Apply = Callable[[nn.Module, Any, Context], None]
 
 BEFORE: tuple[FeatureRules, ...] = (
+    # first, so that what replaces a layer gets this rank's part of it
+    ranks.TENSOR,
     quant.RULES,
     gguf.RULES,
     batch_invariant.RULES,
@@ -43,11 +46,14 @@ offload.
 AFTER: tuple[FeatureRules, ...] = (
     lora.RULES,
     attention.RULES,
+    ranks.ULYSSES,
     # around nothing but the blocks: what decides whether they run is outside
     cuda_graphs.RULES,
     step_cache.RULES,
+    # last: everything else sees this rank's tokens
+    ranks.SEQUENCE,
 )
-"""Edits of modules with weights: LoRA, attention, graphs, cache, pipeline and sequence parallel."""
+"""Edits of modules with weights: LoRA, attention, graphs, cache, then sequence parallel."""
 
 
 def loader(setting: RunnerContext, effects: Effects, lanes: Lanes) -> Loader:
@@ -79,7 +85,14 @@ def _weight_files(setting: RunnerContext) -> dict[str, GgufFile]:
 
 
 def _edits(features: Sequence[FeatureRules], setting: RunnerContext, effects: Effects, lanes: Lanes) -> list[Edit]:
-    return [_edit(feature, setting, effects, lanes) for feature in features if is_on(feature, setting.config)]
+    return [_edit(feature, setting, effects, lanes) for feature in features if _is_on(feature, setting)]
+
+
+def _is_on(feature: FeatureRules, setting: RunnerContext) -> bool:
+    """Ranks turn on those features that need them."""
+    if feature.axis is None:
+        return is_on(feature, setting.config)
+    return setting.ranks is not None and feature.axis in setting.ranks.groups
 
 
 def _edit(feature: FeatureRules, setting: RunnerContext, effects: Effects, lanes: Lanes) -> Edit:
@@ -91,6 +104,7 @@ def _edit(feature: FeatureRules, setting: RunnerContext, effects: Effects, lanes
             spec=setting.checkpoint.spec,
             device=setting.device,
             dtype=setting.dtype,
+            ranks=setting.ranks,
             places=places,
             batch_invariant=setting.config.model.batch_invariant,
             effects=effects,

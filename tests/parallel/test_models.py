@@ -8,7 +8,7 @@ import pytest
 
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
-from tests.parallel.alone import WAYS, WEIGHTS, Alone, close, spread
+from tests.parallel.alone import NONE, WAYS, WEIGHTS, Alone, close, spread
 from tests.parallel.model_jobs import refused
 from tests.parallel.ranks import PAIR, Ranks
 
@@ -38,7 +38,7 @@ def test_ranks_that_share_weights_make_what_one_process_makes(
     spec = alone.checkpoint.spec
     if not spec.tensor_parallel:
         record_property("shows", "refused")
-        for message in ranks.run(refused, alone.checkpoint, WEIGHTS):
+        for message in ranks.run(refused, alone.checkpoint, NONE, sizes=WEIGHTS):
             assert message.startswith(f"{spec.name}: tensor parallel is not served yet for 'transformer'")
         return
     results = alone.on(ranks, WEIGHTS, alone.joins)
