@@ -193,6 +193,7 @@ TENSOR = FeatureRules(
     name="tensor_parallel", section=_nothing, apply="omni_grpc.features.tensor_parallel:apply", axis=Axis.TENSOR
 )
 ULYSSES = FeatureRules(name="ulysses", section=_nothing, apply="omni_grpc.features.ulysses:apply", axis=Axis.ULYSSES)
+CFG = FeatureRules(name="cfg_parallel", section=_nothing, apply="omni_grpc.features.cfg_parallel:apply", axis=Axis.CFG)
 SEQUENCE = FeatureRules(
     name="sequence_parallel", section=_nothing, apply="omni_grpc.features.sequence_parallel:apply", axis=Axis.SEQUENCE
 )

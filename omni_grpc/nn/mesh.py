@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -44,6 +45,14 @@ class Mesh:
         if Axis.PEERS in self.groups:
             dist.broadcast(x, group=self.groups[Axis.PEERS], group_src=0)
         return x
+
+    def first_says(self, decision: bool, device: torch.device) -> bool:
+        """The decision of rank 0, for one that depends on a process's clock and that all ranks have to make alike."""
+        if Axis.SHARD not in self.groups:
+            return decision
+        said = torch.tensor([int(decision)], device=device)
+        dist.broadcast(said, group=self.groups[Axis.SHARD], group_src=0)
+        return bool(said.item())
 
 
 def join(sizes: ParallelSizes, members: Sequence[int] | None = None) -> Mesh:

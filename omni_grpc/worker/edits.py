@@ -25,6 +25,7 @@ from omni_grpc.features import Context, Effects
 from omni_grpc.loading.checkpoint import WeightTargets
 from omni_grpc.loading.gguf import GgufFile
 from omni_grpc.loading.loader import Edit, Loader
+from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.worker.base import RunnerContext
 from omni_grpc.worker.lanes import Lanes
 
@@ -54,6 +55,26 @@ AFTER: tuple[FeatureRules, ...] = (
     ranks.SEQUENCE,
 )
 """Edits of modules with weights: LoRA, attention, graphs, cache, then sequence parallel."""
+
+AROUND: tuple[FeatureRules, ...] = (ranks.CFG,)
+"""Edits of a whole pipeline, once all of its parts are there."""
+
+
+def surround(pipeline: Pipeline, setting: RunnerContext, effects: Effects) -> None:
+    """Puts the features of a whole pipeline around it."""
+    for feature in AROUND:
+        if _is_on(feature, setting):
+            apply: Callable[[Pipeline, Any, Context], None] = pkgutil.resolve_name(feature.apply)
+            context = Context(
+                component="",
+                spec=setting.checkpoint.spec,
+                device=setting.device,
+                dtype=setting.dtype,
+                ranks=setting.ranks,
+                batch_invariant=setting.config.model.batch_invariant,
+                effects=effects,
+            )
+            apply(pipeline, feature.section(setting.config), context)
 
 
 def loader(setting: RunnerContext, effects: Effects, lanes: Lanes) -> Loader:

@@ -34,7 +34,12 @@ DEEP: Mapping[str, ParallelSizes] = {
     "tensor parallel x ring": ParallelSizes(tensor_parallel_size=2, ring_degree=2),
 }
 """Rings, and ranks that share two things."""
-ALL_WAYS: Mapping[str, ParallelSizes] = {**WAYS, **DEEP}
+BRANCHES: Mapping[str, ParallelSizes] = {
+    "CFG parallel": ParallelSizes(cfg_parallel_size=2),
+    "CFG parallel x Ulysses": ParallelSizes(cfg_parallel_size=2, ulysses_degree=2),
+    "CFG parallel x tensor parallel": ParallelSizes(cfg_parallel_size=2, tensor_parallel_size=2),
+}
+ALL_WAYS: Mapping[str, ParallelSizes] = {**WAYS, **DEEP, **BRANCHES}
 
 
 def spread(*ways: str, like: str, close: str, also: str = "") -> pytest.MarkDecorator:

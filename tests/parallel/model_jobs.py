@@ -54,7 +54,7 @@ def load(mesh: Ranked, checkpoint: Checkpoint, features: Features) -> Pipeline:
             by_role.apply(module, roles, context(mesh, checkpoint.spec, component))
 
         parts = dataclasses.replace(parts, after=[choose, *parts.after])
-    return load_pipeline(parts, effects)
+    return load_pipeline(parts, effects, setting)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from omni_grpc.feature_rules.ranks import check_sizes
 from omni_grpc.types.lora import Lora
 from tests.features.suite import FAMILIES, FIRST, SECOND, Suite, cosine
 from tests.models.cases import ENTRIES
-from tests.parallel.alone import ALL_WAYS, DEEP, WAYS, WEIGHTS, Alone, close, differ, skips_alike, spread
+from tests.parallel.alone import ALL_WAYS, BRANCHES, DEEP, WAYS, WEIGHTS, Alone, close, differ, skips_alike, spread
 from tests.parallel.model_jobs import Features, quantized_layers, refused
 from tests.parallel.ranks import COUNT, PAIR, Ranks
 
@@ -23,6 +23,7 @@ FLOOR = 0.999
 """Least cosine of latents in int8 and in float32, for tiny models with random weights."""
 
 INT8: Features = {"quantization": "int8"}
+INVARIANT: Features = {"batch_invariant": True}
 OFFLOAD: Features = {"enable_layerwise_offload": True}
 
 
@@ -55,6 +56,22 @@ def test_ranks_that_share_two_things_make_what_one_process_makes(
     shared = DEEP[way].tensor_parallel_size > 1
     assert all((made.weights < alone.made.weights) == shared for made in results)
     assert all(made.work.queries < alone.made.work.queries for made in results)
+
+
+@spread(*BRANCHES, like="one process", close="2e-5")
+def test_ranks_that_share_branches_make_what_one_process_makes(alone: Adapted, ranks: Ranks, way: str) -> None:
+    """Requests with and without guidance, of two outputs and of one, which join and leave."""
+    results = alone.on(ranks, BRANCHES[way], alone.joins)
+    close(results[0], alone.made)
+    assert all(0 < made.work.queries < alone.made.work.queries for made in results)
+
+
+@pytest.mark.shows("CFG parallel x batch invariance", "one process", "bit for bit")
+def test_ranks_that_share_branches_take_the_steps_of_one_process(alone: Adapted, ranks: Ranks) -> None:
+    """Where a row does not depend on its batch, nothing else does: guidance and schedules are the same everywhere."""
+    made, _ = alone.on(ranks, BRANCHES["CFG parallel"], alone.joins, INVARIANT)
+    expected = alone.run(INVARIANT, alone.joins)
+    assert all(torch.equal(made.latents[name], x) for name, x in expected.latents.items())
 
 
 @pytest.mark.sampled
