@@ -194,6 +194,12 @@ TENSOR = FeatureRules(
 )
 ULYSSES = FeatureRules(name="ulysses", section=_nothing, apply="omni_grpc.features.ulysses:apply", axis=Axis.ULYSSES)
 CFG = FeatureRules(name="cfg_parallel", section=_nothing, apply="omni_grpc.features.cfg_parallel:apply", axis=Axis.CFG)
+VAE = FeatureRules(
+    name="vae_parallel",
+    section=lambda config: config.adapter,
+    apply="omni_grpc.features.vae_parallel:apply",
+    axis=Axis.VAE,
+)
 SEQUENCE = FeatureRules(
     name="sequence_parallel", section=_nothing, apply="omni_grpc.features.sequence_parallel:apply", axis=Axis.SEQUENCE
 )

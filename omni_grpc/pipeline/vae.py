@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,11 +12,15 @@ from torch import Tensor, nn
 
 from omni_grpc.pipeline.causal_vae import optimize_causal_vae
 
+Decode = Callable[[Tensor], Tensor]
+"""`Vae.decode`, or a feature around it."""
+
 
 class Vae(nn.Module, abc.ABC):
     """A VAE of diffusers (`module`) and how its latents are normalized. `channels`: latent channels."""
 
     channels: int
+    _wrapped: Decode | None = None
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -28,9 +33,17 @@ class Vae(nn.Module, abc.ABC):
         An image is one frame.
         """
 
-    @abc.abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
         """Normalized latents [C, frames, h, w] -> frames [frames, 3, height, width] in -1..1."""
+        return self.decode_latents(latents) if self._wrapped is None else self._wrapped(latents)
+
+    def wrap_decode(self, middleware: Callable[[Decode], Decode]) -> None:
+        """Puts a feature around `decode`."""
+        self._wrapped = middleware(self._wrapped or self.decode_latents)
+
+    @abc.abstractmethod
+    def decode_latents(self, latents: Tensor) -> Tensor:
+        """`decode` without what features put around it."""
 
 
 class ImageVae(Vae):
@@ -49,7 +62,7 @@ class ImageVae(Vae):
         normalized: Tensor = (latents - config.shift_factor) * config.scaling_factor
         return normalized.transpose(0, 1)
 
-    def decode(self, latents: Tensor) -> Tensor:
+    def decode_latents(self, latents: Tensor) -> Tensor:
         """[C, frames, h, w] -> [frames, 3, height, width], decoded as a batch of images."""
         config = self.module.config
         unscaled = self._batch(latents) / config.scaling_factor + config.shift_factor
@@ -77,7 +90,7 @@ class CausalVae(Vae):
         mean, std = self._scale(latents)
         return ((latents - mean) * (1 / std))[0]
 
-    def decode(self, latents: Tensor) -> Tensor:
+    def decode_latents(self, latents: Tensor) -> Tensor:
         """[C, frames, h, w] -> [frames, 3, height, width] in the VAE's dtype."""
         video = latents[None].to(self.module.dtype)
         mean, std = self._scale(video)

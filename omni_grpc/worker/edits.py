@@ -56,7 +56,7 @@ AFTER: tuple[FeatureRules, ...] = (
 )
 """Edits of modules with weights: LoRA, attention, graphs, cache, then sequence parallel."""
 
-AROUND: tuple[FeatureRules, ...] = (ranks.CFG,)
+AROUND: tuple[FeatureRules, ...] = (ranks.CFG, ranks.VAE)
 """Edits of a whole pipeline, once all of its parts are there."""
 
 

@@ -21,14 +21,16 @@ from omni_grpc.features import (
     ulysses,
 )
 from omni_grpc.features import attention as by_role
+from omni_grpc.features.quant import QuantizedLinear
 from omni_grpc.loading.checkpoint import load_weights
 from omni_grpc.nn import attention
 from omni_grpc.nn.attention import Attention
+from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.mesh import Mesh
 from omni_grpc.nn.rows import JOINT, MOD, LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Carry, Stack
 from omni_grpc.types.errors import ConfigError, InternalError
-from omni_grpc.types.spec import ModelSpec, Split
+from omni_grpc.types.spec import ModelSpec, Split, SplitKind
 from tests.parallel import toys
 
 Ranked = Mesh | None
@@ -147,11 +149,32 @@ def tabled(splits: Mapping[str, Split]) -> ModelSpec:
 
 def refusal(mesh: Ranked, feature: str, module: nn.Module, splits: Mapping[str, Split] = toys.WIDE_SPLITS) -> str:
     """What a feature says to a module that it cannot edit."""
+    told = context(mesh, tabled(splits))
+    if feature.startswith("invariant "):
+        feature, told = feature.removeprefix("invariant "), dataclasses.replace(told, batch_invariant=True)
     try:
-        FEATURES[feature](module, None, context(mesh, tabled(splits)))
+        FEATURES[feature](module, None, told)
     except ConfigError as error:
         return str(error)
     return ""
+
+
+@torch.inference_mode()
+def run_rows_in_8_bits(mesh: Ranked, kind: torch.dtype) -> Tensor:
+    """A layer in 8 bits whose inputs are spread over ranks, of tokens of which one rank has the largest values."""
+    generator = torch.Generator().manual_seed(3)
+    weight, x = torch.randn(20, 96, generator=generator), torch.randn(7, 96, generator=generator)
+    weight[:, 5], x[:, 80] = weight[:, 5] * 9, x[:, 80] * 9
+    module = nn.ModuleDict({"to_qkv": Linear(96, 20, bias=False, stream=JOINT)})
+    kept = slice(None)
+    if mesh is not None:
+        tensor_parallel.apply(module, None, context(mesh, tabled({"to_qkv": Split(SplitKind.ROW)})))
+        (kept,) = module["to_qkv"].shard.inputs
+    path = "to_qkv" if mesh is None else "to_qkv.inner"
+    module.set_submodule(path, QuantizedLinear(module.get_submodule(path), path, kind))
+    layer = module.get_submodule("to_qkv")
+    layer.load_tensor("weight", weight)
+    return layer(x[:, kept].contiguous())
 
 
 @torch.inference_mode()

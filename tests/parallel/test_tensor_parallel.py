@@ -51,6 +51,21 @@ def test_ranks_do_what_one_process_does_with_a_part_of_the_weights(ranks: Ranks,
             assert parts[f"{name}.inner.weight"] == tuple(whole)
 
 
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("size", [PAIR, ALL])
+def test_scales_in_8_bits_are_those_of_whole_tokens_and_rows(ranks: Ranks, size: int, kind: torch.dtype) -> None:
+    """The codes are those of one process, so the results differ by the rounding of float32 alone."""
+    alone = jobs.run_rows_in_8_bits(None, kind)
+    for out in ranks.run(jobs.run_rows_in_8_bits, kind, sizes=ParallelSizes(tensor_parallel_size=size)):
+        torch.testing.assert_close(out, alone, rtol=1e-6, atol=1e-4)
+
+
+def test_batch_invariance_takes_two_ranks(ranks: Ranks) -> None:
+    sizes = ParallelSizes(tensor_parallel_size=ALL)
+    for said in ranks.run(jobs.refusal, "invariant tensor_parallel", linear(9), {"to_qkv": COLUMN}, sizes=sizes):
+        assert "batch_invariant takes a tensor_parallel_size of 2 at most" in said
+
+
 def linear(features: int) -> nn.Module:
     return nn.ModuleDict({"to_qkv": Linear(features, features, stream=JOINT)})
 
