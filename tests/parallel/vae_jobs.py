@@ -11,7 +11,7 @@ from omni_grpc.features.vae_parallel import Slabs, prepare
 from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.ranks import Axis
 from omni_grpc.types.spec import Checkpoint
-from tests.parallel.jobs import Ranked
+from tests.parallel.jobs import Ranked, device_of
 from tests.parallel.model_jobs import load, refused
 
 
@@ -20,7 +20,8 @@ def decode(mesh: Ranked, checkpoint: Checkpoint, shapes: Sequence[tuple[int, int
     """Latents of these frames, rows and columns, through the VAE of a model."""
     vae = load(mesh, checkpoint, {}).get_submodule("vae")
     generator = torch.Generator().manual_seed(0)
-    return [vae.decode(torch.randn(vae.channels, *shape, generator=generator)) for shape in shapes]
+    drawn = [torch.randn(vae.channels, *shape, generator=generator) for shape in shapes]
+    return [vae.decode(latents.to(device_of(mesh))).cpu() for latents in drawn]
 
 
 class Decoder(nn.Module):
