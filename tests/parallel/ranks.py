@@ -23,7 +23,7 @@ PAIR, ALL, COUNT = 2, 3, 4
 
 ONE = ParallelSizes()
 
-HANG = 60
+HANG = 120
 """Seconds after which a collective, or a job, is stuck."""
 
 
