@@ -119,7 +119,9 @@ class AdapterConfig:
         None, "shift of the noise schedule, for models whose scheduler has one", minimum=0
     )
     vae_use_slicing: bool = setting(False, "VAE slicing: decode one output after the other, as native models always do")
-    vae_use_tiling: bool = setting(False, "VAE tiling: decode in tiles to save memory, as native models do where an output would not fit")
+    vae_use_tiling: bool = setting(
+        False, "VAE tiling: decode in tiles to save memory, as native models do where an output would not fit"
+    )
     enable_cpu_offload: bool = setting(False, "CPU offload: keep one component at a time on the device")
 
 

@@ -136,7 +136,9 @@ class PackedRunner(Runner):
         configure_vae(parts.loaded.get("vae"), setting.config.adapter)
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         memory, left = measured(pipeline, checkpoint, device, setting.config)
-        cost = warm_up(pipeline, checkpoint, device, left)
+        memory = with_capacity(memory, device, setting.config)
+        cost = warm_up(pipeline, checkpoint, device, left, memory.fits)
+        # of what is measured with the cost, some stays
         memory = with_capacity(memory, device, setting.config)
         effects.report(attention_backend=described(in_use(pipeline, device, setting.dtype)))
         rgb, warnings = checkpoint.latent_rgb, effects.warnings

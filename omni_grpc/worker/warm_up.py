@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -23,46 +23,61 @@ from omni_grpc.worker.fitting import nonnegative
 
 logger = logging.getLogger(__name__)
 
+Fits = Callable[[Request], bool]
+"""Whether a request is predicted to fit in memory."""
 Sample = tuple[tuple[int, ...], float]
 """Tokens of each row of a step, and the milliseconds it took."""
 
 
 @torch.inference_mode()
-def warm_up(pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, seconds: float) -> CostModel:
+def warm_up(
+    pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, seconds: float, fits: Fits = lambda request: True
+) -> CostModel:
     """Measures steps of growing size until `seconds` are spent, and fits the cost model. With 0 nothing is measured. On
-    a GPU it takes up to half as long again to choose kernels, unless an earlier start has chosen them.
+    a GPU it takes up to half as long again to choose kernels, unless an earlier start has chosen them. Sizes that do
+    not fit in memory are left out.
     """
     if device.type != "cuda" or not seconds:
-        return fit_steps(pipeline, checkpoint, device, seconds)
+        return fit_steps(pipeline, checkpoint, device, seconds, fits)
     kept = choices(device)
     with kept.recorded() as wanted:
-        cost = fit_steps(pipeline, checkpoint, device, seconds)
-        step_of_usual_size(pipeline, checkpoint, device, cost, seconds / 2)
+        cost = fit_steps(pipeline, checkpoint, device, seconds, fits)
+        step_of_usual_size(pipeline, checkpoint, device, cost, seconds / 2, fits)
     # what the last steps ask for counts most: they are the largest, and the very last is the usual one
     done = kept.tune(dict(reversed(wanted.items())), device, seconds / 2)
     logger.debug("warm-up: %d of %d shapes measured for the choice of kernels", done, len(wanted))
     return cost
 
 
-def fit_steps(pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, seconds: float) -> CostModel:
+def fit_steps(
+    pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, seconds: float, fits: Fits = lambda request: True
+) -> CostModel:
     until = time.monotonic() + seconds
     samples: list[Sample] = []
     for size, frames, outputs in sizes(checkpoint):
         if time.monotonic() >= until:
             break
         request = placeholder(checkpoint, size=size, frames=frames, outputs=outputs)
-        samples.append(_measure(pipeline, request, device))
+        if fits(request):
+            samples.append(_measure(pipeline, request, device))
     cost = fit(samples)
     logger.debug("warm-up: %d sizes, %s", len(samples), cost)
     return cost
 
 
 def step_of_usual_size(
-    pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, cost: CostModel, seconds: float
+    pipeline: Pipeline,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    cost: CostModel,
+    seconds: float,
+    fits: Fits = lambda request: True,
 ) -> None:
-    """One step of a request with all defaults, unless it is predicted to take longer than `seconds`."""
+    """One step of a request with all defaults, unless it is predicted to take longer than `seconds`, or not to fit."""
     usual = checkpoint.defaults
     request = placeholder(checkpoint, size=min(usual.width, usual.height), frames=usual.num_frames or 0, outputs=1)
+    if not fits(request):
+        return
     states = pipeline.prepare(request)
     if cost.step_ms(tokens(states)) <= 1000 * seconds:
         pipeline.predict(assemble(states, LayoutCache(device, capacity=1)))
