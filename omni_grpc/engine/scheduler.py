@@ -241,7 +241,7 @@ class Scheduler:
             self.books.estimate.learn(item.request, rows)
 
     def too_large(self, job_id: str) -> Failure | None:
-        """Why a job that is prepared does not fit in memory after all; None where it does. Ignored for a removed job."""
+        """Why a job that is prepared does not fit in memory after all; None where it does, and for a removed job."""
         item = self.books.items.get(job_id)
         return None if item is None else too_large(item.need, self._memory)
 
