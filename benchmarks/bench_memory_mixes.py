@@ -237,7 +237,8 @@ async def measure(cap: float, options: argparse.Namespace, seconds: float) -> Me
     deadline = time.monotonic() + seconds
     on_gpu = options.device != "cpu"
     if on_gpu:
-        torch.cuda.set_per_process_memory_fraction(cap * GIB / torch.cuda.get_device_properties(0).total_memory)
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, cap * GIB / total))
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = checkpoint_of(Path(folder), FULL if on_gpu else SMALL)
         config = EngineConfig.from_settings(
