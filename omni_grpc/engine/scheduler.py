@@ -257,8 +257,9 @@ class Scheduler:
             self.books.estimate.learn(item.request, rows)
 
     def too_large(self, job_id: str) -> Failure | None:
-        """Why a job that is prepared does not fit in memory after all; None where it does."""
-        return too_large(self.books.items[job_id].need, self._memory)
+        """Why a job that is prepared does not fit in memory after all; None where it does, and for a removed job."""
+        item = self.books.items.get(job_id)
+        return None if item is None else too_large(item.need, self._memory)
 
     def stepped(self, job_id: str, left: int, evals: int) -> None:
         """A job has taken a step of `evals` forwards and has `left` to take. Ignored for a removed job."""

@@ -43,7 +43,7 @@ def _why(need: Need, memory: MemoryModel) -> str:
 
 def _fits(request: Request, memory: MemoryModel, limits: Limits) -> Iterator[Violation]:
     def fit(**changes: object) -> bool:
-        return memory.need(dataclasses.replace(request, **changes)).alone <= memory.capacity  # type: ignore[arg-type]
+        return memory.fits(dataclasses.replace(request, **changes))  # type: ignore[arg-type]
 
     outputs = range(request.num_outputs - 1, 0, -1)
     if count := next((n for n in outputs if fit(num_outputs=n, seeds=request.seeds[:n])), 0):

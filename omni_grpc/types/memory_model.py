@@ -108,6 +108,10 @@ class MemoryModel:
     def limited(self) -> bool:
         return self.capacity < math.inf
 
+    def fits(self, request: Request) -> bool:
+        """Whether a request fits with nothing beside it."""
+        return self.need(request).alone <= self.capacity
+
     def rows(self, request: Request) -> tuple[int, ...]:
         """The tokens of each row that a request will have at most, unless its inputs bring some."""
         tokens = math.ceil(self.row.of(*self._size(request)) - 1e-6)

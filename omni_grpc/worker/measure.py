@@ -24,6 +24,7 @@ from omni_grpc.resolve.settings import facts_of
 from omni_grpc.types.memory_model import MARGIN, HeldLaw, MemoryModel, PixelLaw, StepLaw
 from omni_grpc.types.request import Request
 from omni_grpc.types.spec import Checkpoint, Limits
+from omni_grpc.worker.failure import ran_out_of_memory
 from omni_grpc.worker.fitting import upper
 from omni_grpc.worker.memory import Meter, meter_of
 from omni_grpc.worker.warm_up import sizes, tokens
@@ -153,11 +154,17 @@ def _samples(
             break
         request = _longest(placeholder(checkpoint, size=size, frames=frames, outputs=outputs), checkpoint, config)
         request = dataclasses.replace(request, steps=STEPS[count % len(STEPS)])
-        if not samples:
-            # what is made at first use stays
-            _sample(pipeline, request, device, meter, checkpoint.limits)
-            began = time.monotonic()
-        samples.append(_sample(pipeline, request, device, meter, checkpoint.limits))
+        try:
+            if not samples:
+                # what is made at first use stays
+                _sample(pipeline, request, device, meter, checkpoint.limits)
+                began = time.monotonic()
+            samples.append(_sample(pipeline, request, device, meter, checkpoint.limits))
+        except RuntimeError as error:
+            if not samples or not ran_out_of_memory(error):
+                raise
+            logger.warning("warm-up: %d x %d pixels do not fit in memory, so smaller sizes must do", size, size)
+            break
         last = time.monotonic() - began
     return samples
 

@@ -63,7 +63,8 @@ class DeviceMeter:
     """By the allocator of torch, on a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        # not all that asks the allocator takes "cuda" for the current device
+        self._device = torch.cuda.current_device() if device.index is None else device.index
 
     def allocated(self) -> int:
         return torch.cuda.memory_allocated(self._device)

@@ -141,7 +141,9 @@ class PackedRunner(Runner):
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         agreed = bool if setting.ranks is None else functools.partial(setting.ranks.first_says, device=device)
         memory, left = measured(pipeline, checkpoint, device, setting.config, agreed=agreed)
-        cost = warm_up(pipeline, checkpoint, device, left, agreed)
+        memory = with_capacity(memory, device, setting.config)
+        cost = warm_up(pipeline, checkpoint, device, left, agreed, memory.fits)
+        # of what is measured with the cost, some stays
         memory = with_capacity(memory, device, setting.config)
         effects.report(
             attention_backend=described(in_use(pipeline, device, setting.dtype)), residency=setting.residency

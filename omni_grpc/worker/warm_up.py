@@ -23,6 +23,8 @@ from omni_grpc.worker.fitting import nonnegative
 
 logger = logging.getLogger(__name__)
 
+Fits = Callable[[Request], bool]
+"""Whether a request is predicted to fit in memory."""
 Sample = tuple[tuple[int, ...], float]
 """Tokens of each row of a step, and the milliseconds it took."""
 
@@ -34,17 +36,19 @@ def warm_up(
     device: torch.device,
     seconds: float,
     agreed: Callable[[bool], bool] = bool,
+    fits: Fits = lambda request: True,
 ) -> CostModel:
     """Measures steps of growing size until `seconds` are spent, and fits the cost model. With 0 nothing is measured. On
-    a GPU it takes up to half as long again to choose kernels, unless an earlier start has chosen them.
-    `agreed` makes a decision that depends on this process's clock the same on all ranks, which have to run the same.
+    a GPU it takes up to half as long again to choose kernels, unless an earlier start has chosen them. Sizes that do
+    not fit in memory are left out. `agreed` makes a decision that depends on this process's clock or device the same on
+    all ranks, which have to run the same.
     """
     if device.type != "cuda" or not seconds:
-        return fit_steps(pipeline, checkpoint, device, seconds, agreed)
+        return fit_steps(pipeline, checkpoint, device, seconds, agreed, fits)
     kept = choices(device)
     with kept.recorded() as wanted:
-        cost = fit_steps(pipeline, checkpoint, device, seconds, agreed)
-        step_of_usual_size(pipeline, checkpoint, device, cost, seconds / 2, agreed)
+        cost = fit_steps(pipeline, checkpoint, device, seconds, agreed, fits)
+        step_of_usual_size(pipeline, checkpoint, device, cost, seconds / 2, agreed, fits)
     # what the last steps ask for counts most: they are the largest, and the very last is the usual one
     done = kept.tune(dict(reversed(wanted.items())), device, seconds / 2)
     logger.debug("warm-up: %d of %d shapes measured for the choice of kernels", done, len(wanted))
@@ -57,6 +61,7 @@ def fit_steps(
     device: torch.device,
     seconds: float,
     agreed: Callable[[bool], bool] = bool,
+    fits: Fits = lambda request: True,
 ) -> CostModel:
     until = time.monotonic() + seconds
     samples: list[Sample] = []
@@ -64,7 +69,8 @@ def fit_steps(
         if agreed(time.monotonic() >= until):
             break
         request = placeholder(checkpoint, size=size, frames=frames, outputs=outputs)
-        samples.append(_measure(pipeline, request, device))
+        if agreed(fits(request)):
+            samples.append(_measure(pipeline, request, device))
     cost = fit(samples)
     logger.debug("warm-up: %d sizes, %s", len(samples), cost)
     return cost
@@ -77,10 +83,13 @@ def step_of_usual_size(
     cost: CostModel,
     seconds: float,
     agreed: Callable[[bool], bool] = bool,
+    fits: Fits = lambda request: True,
 ) -> None:
-    """One step of a request with all defaults, unless it is predicted to take longer than `seconds`."""
+    """One step of a request with all defaults, unless it is predicted to take longer than `seconds`, or not to fit."""
     usual = checkpoint.defaults
     request = placeholder(checkpoint, size=min(usual.width, usual.height), frames=usual.num_frames or 0, outputs=1)
+    if not agreed(fits(request)):
+        return
     states = pipeline.prepare(request)
     if agreed(cost.step_ms(tokens(states)) <= 1000 * seconds):
         pipeline.predict_all(assemble(states, LayoutCache(device, capacity=1)))

@@ -19,9 +19,11 @@ from omni_grpc.omni import Omni
 from omni_grpc.resolve.request import placeholder
 from omni_grpc.types.errors import ResourceExhausted
 from omni_grpc.types.memory_model import MARGIN, MemoryModel, StepLaw
+from omni_grpc.types.plan import CostModel
 from omni_grpc.worker import measure
 from omni_grpc.worker.fitting import upper
 from omni_grpc.worker.measure import GRAPHS, Sample, _sample, fit_memory, measured, memory_budget, with_capacity
+from omni_grpc.worker.warm_up import fit_steps, step_of_usual_size
 
 CPU = torch.device("cpu")
 
@@ -111,7 +113,7 @@ def metered(pipeline, monkeypatch):
 @pytest.fixture
 def few(monkeypatch):
     """Sizes that a CPU has time for."""
-    edges = [(32, 1), (32, 2), (64, 1), (64, 2), (128, 1), (128, 2), (256, 1)]
+    edges = [(32, 1), (32, 2), (64, 1), (64, 2), (128, 1), (128, 2)]
     monkeypatch.setattr(measure, "sizes", lambda checkpoint: [(edge, 0, outputs) for edge, outputs in edges])
 
 
@@ -133,6 +135,31 @@ def test_the_model_finds_the_law_that_the_device_follows(pipeline, metered, few,
         assert need.decode == pytest.approx(law.decode(size * size), rel=1e-3)
         assert need.held == pytest.approx(law.kept(need.rows, 60), rel=1e-3, abs=1e3)
         assert need.prepare == pytest.approx(law.prepare(size * size), rel=1e-3, abs=1e5)
+
+
+def test_a_device_that_is_too_small_for_the_usual_size_is_measured_with_smaller_ones(pipeline, few, monkeypatch):
+    """Nor does the cost model need the larger ones: what does not fit is left out there."""
+    meter, predict, tried = Storages(), pipeline.predict, []
+
+    def too_small(batch):
+        tried.append(sum(sum(row.lengths) for row in batch.layout.rows))
+        if tried[-1] > 1100:
+            raise torch.OutOfMemoryError("the device is full")
+        return predict(batch)
+
+    monkeypatch.setattr(pipeline, "predict", too_small)
+    config = EngineConfig.from_settings(model="tiny", warm_up_seconds=600, cuda_graph_tokens=0)
+    model, _ = measured(pipeline, pipeline.checkpoint, CPU, config, meter)
+    assert tried[-1] > 1100
+    model = dataclasses.replace(model, capacity=1e15)
+    model = dataclasses.replace(model, capacity=model.need(placeholder(pipeline.checkpoint, size=64, outputs=1)).alone)
+    tried.clear()
+    cost = fit_steps(pipeline, pipeline.checkpoint, CPU, 600, fits=model.fits)
+    assert cost != CostModel()
+    assert max(tried) < 300
+    before = len(tried)
+    step_of_usual_size(pipeline, pipeline.checkpoint, CPU, cost, 600, model.fits)
+    assert len(tried) == before
 
 
 class Storages(TorchDispatchMode):
@@ -180,7 +207,7 @@ def test_what_was_measured_foretells_what_larger_requests_take(pipeline, few):
     model, _ = measured(pipeline, pipeline.checkpoint, CPU, config, meter)
     model = dataclasses.replace(model, capacity=1e15)
     limits = pipeline.checkpoint.limits
-    for size, outputs in [(384, 1), (512, 1), (192, 3)]:
+    for size, outputs in [(256, 1), (384, 1), (192, 3)]:
         request = placeholder(pipeline.checkpoint, size=size, outputs=outputs)
         took = _sample(pipeline, request, CPU, meter, limits)
         need = model.need(request, took.rows)
