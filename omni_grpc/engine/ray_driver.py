@@ -144,7 +144,7 @@ class _Replica:
             self._where = f"node {arrival.node} (process {arrival.pid})"
             if arrival.version != __version__:
                 message = f"{self._where} has omni_grpc {arrival.version}, this server {__version__}; install the same"
-                raise Ended(_unusable("RAY_VERSION_MISMATCH", message))
+                raise Ended(_unusable(reason="RAY_VERSION_MISMATCH", message=message))
             logger.info("the worker is process %d of node %s", arrival.pid, arrival.node)
             threading.Thread(target=self._feed, name="omni_grpc-feed", daemon=True).start()
             self._fetch()
@@ -196,7 +196,7 @@ class _Replica:
                 f"no Ray cluster at {address!r} can be used from this machine: {why}; start a node here with "
                 "`ray start`, or check --ray-address"
             )
-            return _unusable("RAY_NOT_REACHED", message)
+            return _unusable(reason="RAY_NOT_REACHED", message=message)
 
         # Ray itself tries for minutes: what it is at does not end with this, but this process does
         late = failure(f"there was no answer for {CONNECT_SECONDS:g} s")
@@ -231,7 +231,7 @@ class _Replica:
                 f"{_resources(bundle)} on one node; {_cluster()}; add a node, lower --data-parallel-size or "
                 "--cpu-threads, or wait longer"
             )
-            raise Ended(_unusable("RAY_NO_PLACE", message))
+            raise Ended(_unusable(reason="RAY_NO_PLACE", message=message))
         # dead is dead: the engine restarts it, and knows what was lost. An answer that was lost is not asked for again
         options = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": CALLS}
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
@@ -265,7 +265,7 @@ class _Replica:
             if NOT_IMPORTED in str(error):
                 why = re.findall(r"(?:ModuleNotFound|Import|Attribute)Error: .*", str(error))[-1:]
                 message = f"a node lacks omni_grpc {__version__} ({' '.join(why)}); install the same on each node"
-                raise Ended(_unusable("RAY_VERSION_MISMATCH", message)) from error
+                raise Ended(_unusable(reason="RAY_VERSION_MISMATCH", message=message)) from error
             message = f"the worker on {self._where} died: {_told(error)}; the log of that node says more"
             raise Ended(Failure(code=Code.UNAVAILABLE, reason="WORKER_DIED", message=message)) from error
 
@@ -308,7 +308,7 @@ class _Replica:
             return None
 
 
-def _unusable(reason: str, message: str) -> Failure:
+def _unusable(*, reason: str, message: str) -> Failure:
     return Failure(code=Code.UNAVAILABLE, reason=reason, message=message)
 
 
