@@ -139,7 +139,7 @@ class _Replica:
         """Body of the thread that fetches reports."""
         with self._ends():
             self._connect()
-            self._actor = self._place()
+            self._actor = self._placed()
             arrival: Arrival = self._call(self._actor.start, self._assignment)
             self._where = f"node {arrival.node} (process {arrival.pid})"
             if arrival.version != __version__:
@@ -206,7 +206,7 @@ class _Replica:
         try:
             if ":" in address:
                 host, _, port = address.rpartition(":")
-                socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+                socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
             # it warns that signals are handled elsewhere, as they are
             logging.getLogger("ray").setLevel(logging.ERROR)
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True)
@@ -215,6 +215,16 @@ class _Replica:
         finally:
             watch.cancel()
         self._connected = True
+
+    def _placed(self) -> Any:
+        """An actor where there was room. Raises Ended."""
+        import ray
+
+        try:
+            return self._place()
+        except ray.exceptions.RayError as error:
+            message = f"the Ray cluster stopped answering while it was asked for a place: {_told(error)}"
+            raise Ended(_unusable(reason="RAY_NOT_REACHED", message=message)) from error
 
     def _place(self) -> Any:
         """Waits for a place, and makes an actor there."""
