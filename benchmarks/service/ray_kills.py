@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import importlib.metadata
 import os
 import random
 import signal
@@ -178,6 +179,7 @@ def _result(
         ("jobs that did not end, or blocks left", str(len(problems) - lost)),
     ]
     figures = {
+        "ray": importlib.metadata.version("ray"),
         "numbers": dataclasses.asdict(numbers),
         "back_seconds": spread(back, "s", 3),
         "next_finished_seconds": spread(next_ones, "s", 3),

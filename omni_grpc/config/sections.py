@@ -248,7 +248,7 @@ EXECUTORS = ("process", RAY)
 
 def _ray_address(value: str) -> str:
     """Raises ValueError for the address of a Ray client: what it does passes through a proxy at the head."""
-    if value != "auto" and not re.fullmatch(r"[^\s/:]+:\d{1,5}", value):
+    if value != "auto" and not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]]+):\d{1,5}", value):
         raise ValueError("must be HOST:PORT of the head of the cluster, as in ray start --address, or auto")
     return value
 

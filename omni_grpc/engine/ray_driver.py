@@ -139,12 +139,12 @@ class _Replica:
         """Body of the thread that fetches reports."""
         with self._ends():
             self._connect()
-            self._actor = self._place()
+            self._actor = self._placed()
             arrival: Arrival = self._call(self._actor.start, self._assignment)
             self._where = f"node {arrival.node} (process {arrival.pid})"
             if arrival.version != __version__:
                 message = f"{self._where} has omni_grpc {arrival.version}, this server {__version__}; install the same"
-                raise Ended(_unusable("RAY_VERSION_MISMATCH", message))
+                raise Ended(_unusable(reason="RAY_VERSION_MISMATCH", message=message))
             logger.info("the worker is process %d of node %s", arrival.pid, arrival.node)
             threading.Thread(target=self._feed, name="omni_grpc-feed", daemon=True).start()
             self._fetch()
@@ -196,7 +196,7 @@ class _Replica:
                 f"no Ray cluster at {address!r} can be used from this machine: {why}; start a node here with "
                 "`ray start`, or check --ray-address"
             )
-            return _unusable("RAY_NOT_REACHED", message)
+            return _unusable(reason="RAY_NOT_REACHED", message=message)
 
         # Ray itself tries for minutes: what it is at does not end with this, but this process does
         late = failure(f"there was no answer for {CONNECT_SECONDS:g} s")
@@ -206,7 +206,7 @@ class _Replica:
         try:
             if ":" in address:
                 host, _, port = address.rpartition(":")
-                socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+                socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
             # it warns that signals are handled elsewhere, as they are
             logging.getLogger("ray").setLevel(logging.ERROR)
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True)
@@ -215,6 +215,16 @@ class _Replica:
         finally:
             watch.cancel()
         self._connected = True
+
+    def _placed(self) -> Any:
+        """An actor where there was room. Raises Ended."""
+        import ray
+
+        try:
+            return self._place()
+        except ray.exceptions.RayError as error:
+            message = f"the Ray cluster stopped answering while it was asked for a place: {_told(error)}"
+            raise Ended(_unusable(reason="RAY_NOT_REACHED", message=message)) from error
 
     def _place(self) -> Any:
         """Waits for a place, and makes an actor there."""
@@ -231,7 +241,7 @@ class _Replica:
                 f"{_resources(bundle)} on one node; {_cluster()}; add a node, lower --data-parallel-size or "
                 "--cpu-threads, or wait longer"
             )
-            raise Ended(_unusable("RAY_NO_PLACE", message))
+            raise Ended(_unusable(reason="RAY_NO_PLACE", message=message))
         # dead is dead: the engine restarts it, and knows what was lost. An answer that was lost is not asked for again
         options = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": CALLS}
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
@@ -265,7 +275,7 @@ class _Replica:
             if NOT_IMPORTED in str(error):
                 why = re.findall(r"(?:ModuleNotFound|Import|Attribute)Error: .*", str(error))[-1:]
                 message = f"a node lacks omni_grpc {__version__} ({' '.join(why)}); install the same on each node"
-                raise Ended(_unusable("RAY_VERSION_MISMATCH", message)) from error
+                raise Ended(_unusable(reason="RAY_VERSION_MISMATCH", message=message)) from error
             message = f"the worker on {self._where} died: {_told(error)}; the log of that node says more"
             raise Ended(Failure(code=Code.UNAVAILABLE, reason="WORKER_DIED", message=message)) from error
 
@@ -308,7 +318,7 @@ class _Replica:
             return None
 
 
-def _unusable(reason: str, message: str) -> Failure:
+def _unusable(*, reason: str, message: str) -> Failure:
     return Failure(code=Code.UNAVAILABLE, reason=reason, message=message)
 
 

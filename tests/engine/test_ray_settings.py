@@ -38,7 +38,12 @@ def test_settings_of_ray_need_it(given):
     EngineConfig.from_settings(model="toy", **RAY, **given)
 
 
-@pytest.mark.parametrize("address", ["ray://head:10001", "head", "http://head:8265", "head:port"])
+@pytest.mark.parametrize("address", ["auto", "head:6379", "10.0.0.7:6379", "[fd00::7]:6379"])
+def test_addresses_of_heads_are_taken(address):
+    assert EngineConfig.from_settings(model="toy", **RAY, ray_address=address).worker.ray_address == address
+
+
+@pytest.mark.parametrize("address", ["fd00::7:6379", "ray://head:10001", "head", "http://head:8265", "head:port"])
 def test_an_address_is_that_of_a_head(address):
     error = refusal(**RAY, ray_address=address)
     assert "must be HOST:PORT of the head of the cluster" in str(error)
