@@ -158,7 +158,7 @@ def test_a_device_that_is_too_small_for_the_usual_size_is_measured_with_smaller_
     assert cost != CostModel()
     assert max(tried) < 300
     before = len(tried)
-    step_of_usual_size(pipeline, pipeline.checkpoint, CPU, cost, 600, model.fits)
+    step_of_usual_size(pipeline, pipeline.checkpoint, CPU, cost, 600, fits=model.fits)
     assert len(tried) == before
 
 
