@@ -32,7 +32,6 @@ from typing import Any
 import torch
 from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, WanTransformer3DModel
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from benchmarks import timing, turns
 from omni_grpc.config import QuantizationConfig, roles
@@ -43,6 +42,7 @@ from omni_grpc.models.flux.flux_transformer import FluxTransformer
 from omni_grpc.models.qwen_image.qwen_image_transformer import QwenImageTransformer
 from omni_grpc.models.wan.wan_transformer import WanTransformer
 from omni_grpc.nn.linear import AnyLinear
+from omni_grpc.nn.mesh import Mesh
 from omni_grpc.nn.rows import MOD, LayoutCache, Row, Rows
 from omni_grpc.types.spec import ModelSpec
 
@@ -174,7 +174,7 @@ def _dtype(name: str, spec: ModelSpec) -> torch.dtype:
 
 
 def _built(
-    case: Case, way: Way, ranks: ProcessGroup | None = None, before: Sequence[Edit] = (), after: Sequence[Edit] = ()
+    case: Case, way: Way, ranks: Mesh | None = None, before: Sequence[Edit] = (), after: Sequence[Edit] = ()
 ) -> tuple[nn.Module, Effects]:
     """Our module with its features, and what these say of it: `before` there are weights, and `after` all others."""
     with torch.device("meta"):

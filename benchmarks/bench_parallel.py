@@ -15,7 +15,7 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,8 @@ from torch import Tensor
 from benchmarks import timing
 from benchmarks.bench_models import CASES, WAYS, Case, Edit, Step, Way, _built, options_of
 from omni_grpc.features import sequence_parallel, tensor_parallel, ulysses
+from omni_grpc.nn.mesh import join
+from omni_grpc.types.ranks import ParallelSizes
 
 STEPS = 5
 PORT = 29541
@@ -32,8 +34,9 @@ PORT = 29541
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spread:
-    """Features before there are weights, and after all others."""
+    """How so many ranks share the work, and features before there are weights, and after all others."""
 
+    sizes: Callable[[int], ParallelSizes] = lambda ranks: ParallelSizes(sequence_parallel_size=ranks)
     before: Sequence[Edit] = ()
     after: Sequence[Edit] = ()
 
@@ -42,8 +45,11 @@ ALONE = "one GPU"
 SPREADS: Mapping[str, Spread] = {
     ALONE: Spread(),
     "sequence parallel": Spread(after=(sequence_parallel.apply,)),
-    "Ulysses": Spread(after=(ulysses.apply, sequence_parallel.apply)),
-    "tensor parallel": Spread(before=(tensor_parallel.apply,)),
+    "ring": Spread(lambda ranks: ParallelSizes(ring_degree=ranks), after=(sequence_parallel.apply,)),
+    "Ulysses": Spread(
+        lambda ranks: ParallelSizes(ulysses_degree=ranks), after=(ulysses.apply, sequence_parallel.apply)
+    ),
+    "tensor parallel": Spread(lambda ranks: ParallelSizes(tensor_parallel_size=ranks), before=(tensor_parallel.apply,)),
 }
 BY = ("ours bf16", "ours fp8", "ours int8")
 
@@ -84,8 +90,9 @@ def _measured(case: Case, way: Way, name: str, wanted: Tensor | None) -> tuple[M
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    spread, group = SPREADS[name], dist.group.WORLD
-    module, _ = _built(case, way, group, spread.before, spread.after)
+    spread = SPREADS[name]
+    mesh = join(spread.sizes(dist.get_world_size()))
+    module, _ = _built(case, way, mesh, spread.before, spread.after)
     step = case.ours(module)
     got = step()
     taken = [_time(step) for _ in range(STEPS)]

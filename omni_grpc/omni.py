@@ -78,14 +78,22 @@ class Generation:
 
 ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store", "webhooks", "fleet")
 """Sections of settings about who calls a server, what it has beside this model, and what outlives it. Here is none."""
-OF_REPLICAS = ("data_parallel_size", "devices", "load_later")
+OF_SEVERAL = (
+    "data_parallel_size",
+    "devices",
+    "load_later",
+    "distributed_executor_backend",
+    "ray_address",
+    "ray_placement_timeout",
+)
+"""Settings about workers beside this process. Here the worker is a thread of it."""
 
 
 def _refuse_without_effect(settings: Mapping[str, Any]) -> None:
     idle = [
         option.name
         for option in options()
-        if option.name in settings and (option.section in ABOUT_SERVERS or option.name in OF_REPLICAS)
+        if option.name in settings and (option.section in ABOUT_SERVERS or option.name in OF_SEVERAL)
     ]
     if idle:
         violations = tuple(Violation(name, "has no effect without a server; leave it out") for name in idle)

@@ -3,6 +3,7 @@
 `make setup` runs it, and so does every target that needs the environment. It answers at once while nothing has changed
 that it depends on: the interpreter, the torch asked for, pyproject.toml, setup.py, csrc/ and the compilers.
 `--gen` makes `.venv/gen` instead, where the code generator lives: it needs an older protobuf than the package may use.
+`--ray` adds the extra of that name to `.venv`, which is 200 MB that few need.
 
 torch is chosen here and not by pip, because pip's choice on Linux is a CUDA build of several gigabytes.
 """
@@ -44,11 +45,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="make the virtual environment of this checkout", allow_abbrev=False)
     parser.add_argument("--torch", metavar="REQUIREMENT", help='which torch, for example "torch==2.12.*"')
     parser.add_argument("--gen", action="store_true", help="make .venv/gen, the environment of the code generator")
+    parser.add_argument("--ray", action="store_true", help="add what the extra `ray` names to .venv")
     options = parser.parse_args()
     try:
         check_interpreter()
         if options.gen:
             make_generator_environment()
+        elif options.ray:
+            add_extra("ray")
         else:
             make_environment(options.torch)
     except SetupError as error:
@@ -118,6 +122,18 @@ def make_generator_environment() -> None:
     say(f"installing the code generator: {', '.join(requirements)}")
     pip_install(pip, *requirements)
     (folder / ".ready").write_text(json.dumps(stamp), encoding="utf-8")
+
+
+def add_extra(name: str) -> None:
+    """Installs what an extra of pyproject.toml names into `.venv`, which is there."""
+    requirements = read_project()["project"]["optional-dependencies"][name]
+    ready = VENV / f".{name}"
+    stamp = {"python": interpreter(), "requirements": requirements}
+    if read_stamp(ready) == stamp:
+        return
+    say(f"installing the extra {name}: {', '.join(requirements)}")
+    pip_install(Pip(VENV / "bin" / "python"), *requirements)
+    ready.write_text(json.dumps(stamp), encoding="utf-8")
 
 
 def install_torch(pip: Pip, asked: str | None) -> None:

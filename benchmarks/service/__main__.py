@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from omni_grpc.config.command_line import Parser
@@ -23,6 +24,7 @@ from . import (
     lives,
     overhead,
     preempt,
+    ray_kills,
     recovery,
     restarts,
     resume,
@@ -48,6 +50,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "resume": resume.run,
     "inputs": inputs.run,
     "kills": kills.run,
+    "ray": ray_kills.run,
     "fairness": fairness.run,
     "auth": auth.run,
     "store": store.run,
@@ -59,7 +62,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "fuzz": fuzz.run,
 }
 
-WITHOUT_CHECKPOINT = frozenset({"store", "restarts", "accept", "takeover"})
+WITHOUT_CHECKPOINT = frozenset({"store", "restarts", "accept", "takeover", "ray"})
 
 
 def main() -> int:
@@ -81,7 +84,7 @@ def main() -> int:
         default="",
         help="an empty database of PostgreSQL (store: measured beside SQLite; others start one where none is given)",
     )
-    parser.add_argument("--kills", type=int, default=restarts.Numbers.kills, help="restarts: how often")
+    parser.add_argument("--kills", type=int, help="restarts and ray: how often")
     parser.add_argument(
         "--store",
         type=_listed,
@@ -93,13 +96,14 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.names) - BENCHMARKS.keys():
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
-    names = options.names or list(BENCHMARKS)
+    # Ray is an extra
+    names = options.names or [name for name in BENCHMARKS if name != "ray" or find_spec("ray") is not None]
     # building it takes a while
     checkpoint = options.checkpoint or (Path() if WITHOUT_CHECKPOINT.issuperset(names) else kept_checkpoint())
     numbers = fuzz.Numbers(count=options.count, seed=options.seed, what=(options.what,) if options.what else fuzz.PARTS)
     kept_jobs = store.Numbers(jobs=options.jobs, state_url=options.state_url)
     killed = restarts.Numbers(
-        kills=options.kills,
+        kills=options.kills or restarts.Numbers.kills,
         store=options.store[0] if options.store else restarts.Numbers.store,
         worker=options.worker,
         state_url=options.state_url,
@@ -114,6 +118,7 @@ def main() -> int:
         "fuzz": lambda checkpoint: fuzz.run(checkpoint, numbers),
         "store": lambda checkpoint: store.measure(kept_jobs),
         "restarts": lambda checkpoint: restarts.measure(killed),
+        "ray": lambda checkpoint: ray_kills.measure(ray_kills.Numbers(kills=options.kills or ray_kills.Numbers.kills)),
         "accept": lambda checkpoint: accept.measure(accepted),
     }
     kept = [_run(name, runs[name], checkpoint, options.out) for name in names]

@@ -14,10 +14,11 @@ import random
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Protocol
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.types import shared_memory as shared
-from omni_grpc.types.plan import Beat, Decoded, Media, Plan, Prepared, Ready, RequestStep, Stepped
+from omni_grpc.types.plan import Beat, Decoded, Media, Plan, Prepared, Ready, Report, RequestStep, Stepped
 from omni_grpc.types.request import Guidance, Request, Task
 from omni_grpc.types.shared_inputs import read_inputs
 from omni_grpc.types.spec import Checkpoint, Configs, Defaults, GuidanceKind, Limits, ModelSpec
@@ -55,7 +56,7 @@ def _defaults(configs: Configs) -> Defaults:
 
 def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> None:
     """Body of the process."""
-    worker = _Worker(connection, prefix, float(os.environ.get(STEP, "0.02")))
+    worker = QuickWorker(connection, prefix, float(os.environ.get(STEP, "0.02")))
     connection.send(Ready(pid=os.getpid(), device="cpu", dtype="float32", load_seconds=0.0, weight_bytes=0))
     while True:
         # signs of life, as a worker gives them
@@ -66,10 +67,19 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
         worker.carry_out(plan)
 
 
-class _Worker:
-    def __init__(self, connection: Connection, prefix: str, step_seconds: float) -> None:
+class Reports(Protocol):
+    """Where they go: a pipe, or what stands for one."""
+
+    def send(self, report: Report) -> None: ...
+
+
+class QuickWorker:
+    """What the process does, one plan after the other."""
+
+    def __init__(self, connection: Reports, prefix: str, step_seconds: float) -> None:
         self._connection = connection
-        self._names = (f"{prefix}{i}" for i in itertools.count())
+        self._prefix = prefix
+        self._numbers = itertools.count()
         self._step_seconds = step_seconds
         self._requests: dict[str, Request] = {}
         self._steps: dict[str, int] = {}
@@ -104,7 +114,7 @@ class _Worker:
         data = random.Random(request.seeds[index]).randbytes(OUTPUT_BYTES)
         return Media(
             index=index,
-            data=shared.put(data, next(self._names)),
+            data=shared.hand(data, self._prefix, next(self._numbers)),
             mime_type=request.output_format.mime_type,
             width=request.width,
             height=request.height,

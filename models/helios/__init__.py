@@ -3,9 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from omni_grpc.nn.block_weights import CROSS_DIT_WEIGHTS
+from omni_grpc.nn.block_weights import CROSS_DIT_SPLITS, CROSS_DIT_WEIGHTS
 from omni_grpc.types.request import Guidance, Task
-from omni_grpc.types.spec import Configs, Defaults, GuidanceKind, Limits, ModelSpec, WeightMap, check_config
+from omni_grpc.types.spec import (
+    Configs,
+    Defaults,
+    GuidanceKind,
+    Limits,
+    ModelSpec,
+    Split,
+    SplitKind,
+    WeightMap,
+    check_config,
+)
 
 PATCH = 2
 """A token is a patch of 2 x 2 latent pixels of one latent frame."""
@@ -77,9 +87,13 @@ def defaults(configs: Configs) -> Defaults:
 
 
 TRANSFORMER_WEIGHTS = WeightMap(
-    renames=(*CROSS_DIT_WEIGHTS.renames, (r"^norm_out\.", "")),
+    renames=(
+        *CROSS_DIT_WEIGHTS.renames,
+        (r"^norm_out\.", ""),
+        (r"\.history_key_scale$", ".history_key_scale.weight"),
+    ),
     fused=CROSS_DIT_WEIGHTS.fused,
-    float32=(*CROSS_DIT_WEIGHTS.float32, r"\.history_key_scale$"),
+    float32=(*CROSS_DIT_WEIGHTS.float32, r"\.history_key_scale\."),
 )
 
 SPECS = (
@@ -93,6 +107,9 @@ SPECS = (
         defaults=defaults,
         variant=variant,
         weights={"transformer": TRANSFORMER_WEIGHTS},
+        tensor_parallel={
+            "transformer": {**CROSS_DIT_SPLITS, "*.attn1.history_key_scale": Split(SplitKind.PER_HEAD, optional=True)}
+        },
         takes=frozenset({"num_frames", "first_frame", "source_video"}),
     ),
 )

@@ -13,6 +13,7 @@ from omni_grpc.models.helios import CHUNK, HISTORY, LONG, MID, PATCH, SHORT
 from omni_grpc.nn.cross_dit import ConditionEmbedder, CrossDiTBlock, CrossDitSelfAttention, text_constants
 from omni_grpc.nn.dual_stream import IMG, TXT
 from omni_grpc.nn.linear import Linear
+from omni_grpc.nn.per_head import PerHead
 from omni_grpc.nn.query_key import Projected, norm_rope
 from omni_grpc.nn.rope import rope_table
 from omni_grpc.nn.rows import JOINT, Row, Rows
@@ -34,11 +35,11 @@ class HistoryAttention(CrossDitSelfAttention):
 
     def __init__(self, num_heads: int, head_size: int, eps: float, *, scales: int) -> None:
         super().__init__(num_heads * head_size, num_heads, head_size, eps, JOINT)
-        self.history_key_scale = nn.Parameter(torch.ones(scales))
+        self.history_key_scale = PerHead(scales)
 
     def attend(self, part: Projected, rows: Rows) -> Tensor:
         q, k, v = norm_rope(part, rows["rope"])
-        scale = 1 + torch.sigmoid(self.history_key_scale) * (MAX_KEY_SCALE - 1)
+        scale = 1 + torch.sigmoid(self.history_key_scale()) * (MAX_KEY_SCALE - 1)
         per_token = torch.where(rows["past"][:, None], scale, 1.0)[..., None]
         out: Tensor = self.attention(q, (k * per_token).to(k.dtype), v, rows, over=self.stream)
         return out

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from omni_grpc.nn.block_weights import CROSS_DIT_WEIGHTS
+from omni_grpc.nn.block_weights import CROSS_DIT_SPLITS, CROSS_DIT_WEIGHTS
 from omni_grpc.types.errors import CheckpointError
 from omni_grpc.types.request import Guidance, Task
 from omni_grpc.types.spec import (
@@ -14,8 +14,6 @@ from omni_grpc.types.spec import (
     Limits,
     ModelSpec,
     SingleFile,
-    Split,
-    SplitKind,
     check_config,
     vae_scale_factor,
 )
@@ -104,17 +102,6 @@ def _defaults(width: int, height: int, **others: Any) -> Defaults:
     return Defaults(width=width, height=height, image_area=width * height, negative_prompt="", **others)
 
 
-TRANSFORMER_SPLITS: Mapping[str, Split] = {
-    "*.attn1.to_qkv": Split(SplitKind.COLUMN),
-    "*.attn2.to_q": Split(SplitKind.COLUMN),
-    "*.attn2.to_kv": Split(SplitKind.COLUMN),
-    "*.attn?.norm_?": Split(SplitKind.NORM),
-    "*.attn?.attention": Split(SplitKind.HEADS),
-    "*.attn?.to_out": Split(SplitKind.ROW),
-    "*.ffn.up": Split(SplitKind.COLUMN),
-    "*.ffn.down": Split(SplitKind.ROW),
-}
-
 SINGLE_FILE = SingleFile(
     architectures=("wan",),
     layouts=(
@@ -153,7 +140,7 @@ SPECS = (
         defaults=defaults,
         variant=variant,
         weights={"transformer": CROSS_DIT_WEIGHTS, "transformer_2": CROSS_DIT_WEIGHTS},
-        tensor_parallel={"transformer": TRANSFORMER_SPLITS, "transformer_2": TRANSFORMER_SPLITS},
+        tensor_parallel={"transformer": CROSS_DIT_SPLITS, "transformer_2": CROSS_DIT_SPLITS},
         single_file=SINGLE_FILE,
         takes=frozenset({"num_frames"}),
     ),
@@ -167,7 +154,7 @@ SPECS = (
         defaults=defaults,
         variant=variant,
         weights={"transformer": CROSS_DIT_WEIGHTS, "transformer_2": CROSS_DIT_WEIGHTS},
-        tensor_parallel={"transformer": TRANSFORMER_SPLITS, "transformer_2": TRANSFORMER_SPLITS},
+        tensor_parallel={"transformer": CROSS_DIT_SPLITS, "transformer_2": CROSS_DIT_SPLITS},
         single_file=SINGLE_FILE,
         takes=frozenset({"num_frames", "first_frame", "last_frame"}),
     ),

@@ -8,6 +8,7 @@ alone or under its section. An unknown name is an error with a suggestion.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,18 @@ class LimitsConfig:
     input_timeout: float = setting(120.0, "seconds that decoding the inputs of one request may take", minimum=1)
 
 
+RAY = "ray"
+EXECUTORS = ("process", RAY)
+"""Values of --distributed-executor-backend."""
+
+
+def _ray_address(value: str) -> str:
+    """Raises ValueError for the address of a Ray client: what it does passes through a proxy at the head."""
+    if value != "auto" and not re.fullmatch(r"[^\s/:]+:\d{1,5}", value):
+        raise ValueError("must be HOST:PORT of the head of the cluster, as in ray start --address, or auto")
+    return value
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """How many workers, when one counts as dead, how it is restarted, and what it prepares."""
@@ -252,6 +265,23 @@ class WorkerConfig:
     )
     load_later: bool = setting(
         False, "know the model, and load it only when AdminService.LoadModel asks for it (among several models)"
+    )
+    distributed_executor_backend: str = setting(
+        "process",
+        "where workers run; process: each in a process on this machine; ray: each in an actor of a Ray cluster, on a "
+        "node that has room for it (needs the extra omni-grpc[ray])",
+        choices=EXECUTORS,
+    )
+    ray_address: str | None = setting(
+        None,
+        "with --distributed-executor-backend ray, the cluster: HOST:PORT of its head, or auto for that of the Ray node "
+        "on this machine (default: a Ray of this machine alone, started and ended with the server)",
+        read=_ray_address,
+    )
+    ray_placement_timeout: float = setting(
+        60.0,
+        "with --distributed-executor-backend ray, seconds that the cluster gets to find a place for a replica",
+        minimum=1,
     )
     worker_timeout: float = setting(30.0, "seconds without a heartbeat after which a worker is killed", minimum=1)
     phase_timeout: float = setting(
@@ -269,6 +299,18 @@ class WorkerConfig:
         "cuda, none with --enable-layerwise-offload); native models only",
         minimum=0,
     )
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for settings of Ray where workers are processes of this machine."""
+        if self.distributed_executor_backend == RAY:
+            return
+        fields = [field for field in dataclasses.fields(self) if field.name.startswith("ray_")]
+        idle = [field.name for field in fields if getattr(self, field.name) != field.default]
+        if idle:
+            why = "has no effect without --distributed-executor-backend ray; add it, or leave this out"
+            message = "; ".join(f"--{name.replace('_', '-')} {why}" for name in idle)
+            violations = tuple(Violation(name, why) for name in idle)
+            raise ConfigError(message, reason="SETTING_WITHOUT_EFFECT", violations=violations)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

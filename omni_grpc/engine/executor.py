@@ -45,6 +45,17 @@ WORKER_ENVIRONMENT: Mapping[str, str] = {
 Deliver = Callable[[Report], None]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Obituary:
+    """How the death of a process is told: who it was, before its number, and where more is to be found."""
+
+    who: str
+    why: str
+
+
+OF_PROCESS = Obituary("the worker process", "see its log")
+
+
 class Executor(Protocol):
     """A worker as the engine sees it. Reports are delivered on the event loop that called `start`, in order."""
 
@@ -63,7 +74,7 @@ class Executor(Protocol):
         """Kills a worker that hangs. Its Died report follows."""
 
     async def close(self) -> None:
-        """Stops the worker. No report is delivered afterwards."""
+        """Stops the worker. No report is delivered afterwards, unless it is started again."""
 
 
 def _resolve(path: str) -> Callable[..., object]:
@@ -72,7 +83,7 @@ def _resolve(path: str) -> Callable[..., object]:
     return target
 
 
-def _run(
+def run_body(
     worker: str,
     connection: Connection,
     config: EngineConfig,
@@ -93,7 +104,7 @@ def _run(
 
 class ProcessExecutor:
     """A worker in a spawned process of its own. Spawn, never fork: grpc's threads do not survive a fork. `environment`:
-    variables of that process alone.
+    variables of that process alone. `obituary` is how its death is told.
     """
 
     def __init__(
@@ -103,8 +114,10 @@ class ProcessExecutor:
         *,
         worker: str = WORKER,
         environment: Mapping[str, str] | None = None,
+        obituary: Obituary = OF_PROCESS,
     ) -> None:
         self._arguments = (worker, config, checkpoint, environment or {})
+        self._obituary = obituary
         self._process: WorkerProcess | None = None
 
     @property
@@ -115,19 +128,19 @@ class ProcessExecutor:
     def start(self, deliver: Deliver) -> None:
         self._process = None
         try:
-            self._process = WorkerProcess(*self._arguments, deliver)
+            self._process = WorkerProcess(*self._arguments, deliver, self._obituary)
         except (OSError, RuntimeError) as error:
             # no memory, file descriptors or threads left for it
             asyncio.get_running_loop().call_soon(deliver, Died(failure=not_started(error)))
 
     def submit(self, plan: Plan) -> None:
         if self._process is None:
-            raise _gone()
+            raise gone()
         self._process.send(plan)
 
     def order(self, order: Order) -> None:
         if self._process is None:
-            raise _gone()
+            raise gone()
         self._process.send(order)
 
     def kill(self) -> None:
@@ -209,7 +222,9 @@ class WorkerProcess:
         checkpoint: Checkpoint,
         environment: Mapping[str, str],
         deliver: Deliver,
+        obituary: Obituary = OF_PROCESS,
     ) -> None:
+        self._words = obituary
         self._timeout = config.worker.worker_timeout
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
@@ -219,7 +234,7 @@ class WorkerProcess:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=_run,
+            target=run_body,
             args=(worker, theirs, config, checkpoint, self._prefix, environment),
             name="omni_grpc-worker",
             daemon=True,
@@ -243,7 +258,7 @@ class WorkerProcess:
             self._connection.send(message)
         except OSError:
             # the reader sees the same end of file and delivers Died, which is where a death is handled
-            raise _gone() from None
+            raise gone() from None
 
     def kill(self) -> None:
         self._hung = True
@@ -312,13 +327,13 @@ class WorkerProcess:
         if self._last_words is not None:
             return self._last_words
         if self._hung:
-            message = f"the worker process {self._process.pid} stopped responding and was killed"
+            message = f"{self._words.who} {self._process.pid} stopped responding and was killed"
             return Failure(code=Code.UNAVAILABLE, reason="WORKER_HUNG", message=message)
         code = self._process.exitcode
         how = f"by signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
         # the kernel kills so where the host's memory runs out, and nothing is left to be logged
-        why = "the system log says whether the host ran out of memory" if code == -signal.SIGKILL else "see its log"
-        message = f"the worker process {self._process.pid} died {how}; {why}"
+        why = "the system log says whether the host ran out of memory" if code == -signal.SIGKILL else self._words.why
+        message = f"{self._words.who} {self._process.pid} died {how}; {why}"
         return Failure(code=Code.UNAVAILABLE, reason="WORKER_DIED", message=message)
 
 
@@ -327,7 +342,8 @@ def block_prefix() -> str:
     return f"omni-{os.getpid()}-{secrets.token_hex(6)}-"
 
 
-def _gone() -> Unavailable:
+def gone() -> Unavailable:
+    """The error of whoever sends something to a worker that is not there."""
     return Unavailable("plan not delivered: the worker is gone", reason="WORKER_DIED")
 
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from omni_grpc.checkpoint.download_progress import ProgressLog, Transfer
@@ -26,6 +27,16 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
         logging.getLogger(name).setLevel(logging.WARNING)
     threading.Thread(target=_obey, args=(connection,), daemon=True).start()
 
+    try:
+        found = open_told(config, connection.send)
+    except OmniError as error:
+        connection.send(Died(failure=error.failure))
+    else:
+        connection.send(Fetched(checkpoint=found))
+
+
+def open_told(config: EngineConfig, tell: Callable[[Loading], None]) -> Checkpoint:
+    """The checkpoint of a model of the hub, which is downloaded first; `tell` gets the progress. Raises OmniError."""
     log = ProgressLog()
 
     def apply(found: Checkpoint) -> Checkpoint:
@@ -33,7 +44,7 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
 
     def progress(it: Transfer) -> None:
         log(it)
-        connection.send(
+        tell(
             Loading(
                 phase=LoadPhase.DOWNLOADING,
                 component=it.component,
@@ -43,12 +54,7 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
             )
         )
 
-    try:
-        found = open_model(config.model, apply=apply, progress=progress)
-    except OmniError as error:
-        connection.send(Died(failure=error.failure))
-    else:
-        connection.send(Fetched(checkpoint=found))
+    return open_model(config.model, apply=apply, progress=progress)
 
 
 def _obey(connection: Connection) -> None:

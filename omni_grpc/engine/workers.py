@@ -1,4 +1,4 @@
-"""The workers of a server: one for each replica, each on a device of its own."""
+"""The workers of a server: one for each replica, each on a device of its own, or where a Ray cluster has room."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from omni_grpc.checkpoint.registry import on_hub
 from omni_grpc.config import EngineConfig
+from omni_grpc.config.sections import RAY
 from omni_grpc.engine.executor import Executor, HubExecutor, ProcessExecutor
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.spec import Checkpoint
@@ -16,8 +17,13 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 def executors(config: EngineConfig, checkpoint: Checkpoint) -> list[Executor]:
     """One for each replica of `--data-parallel-size`. Raises ConfigError where CUDA_VISIBLE_DEVICES lists fewer devices
-    than there are replicas.
+    than there are replicas, or where the extra for Ray is not installed.
     """
+    if config.worker.distributed_executor_backend == RAY:
+        # here, so that nobody else needs it
+        from omni_grpc.engine.ray_executor import ray_executors
+
+        return ray_executors(config, checkpoint)
     kind = HubExecutor if on_hub(config.model) else ProcessExecutor
     replicas, devices = config.worker.data_parallel_size, config.worker.devices
     if devices:

@@ -8,6 +8,7 @@ from typing import Any
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.types.diffusers_spec import OPAQUE_FAMILY
+from omni_grpc.types.ranks import Axis
 from omni_grpc.types.spec import Checkpoint, ModelSpec
 
 Faults = Mapping[str, str]
@@ -42,6 +43,7 @@ class FeatureRules:
     setting: the setting that asks for the feature; of use with `excludes` alone.
     replaces: the components whose weights do not come from the checkpoint.
     open_weights: import string of the function that opens the files with those weights.
+    axis: what ranks have to share for the feature to be on, in place of a section; None: it needs no ranks.
     column, variants: the column of `models --features` that shows the feature, and what is tried to fill it.
     """
 
@@ -53,6 +55,7 @@ class FeatureRules:
     setting: str = ""
     replaces: Callable[[EngineConfig, Checkpoint], frozenset[str]] = _nothing_replaced
     open_weights: str = ""
+    axis: Axis | None = None
     column: str = ""
     variants: Callable[[ModelSpec], Variants] = _no_variants
 

@@ -21,7 +21,10 @@ import torch
 from torch.distributed import ProcessGroup
 
 from omni_grpc.loading.checkpoint import WeightTargets
+from omni_grpc.nn.mesh import Mesh
+from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.findings import WorkerFindings
+from omni_grpc.types.ranks import Axis
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import ModelSpec
 
@@ -78,7 +81,7 @@ class Context:
     """What a feature is told about the denoiser that it edits.
 
     component, spec: which component of which model it is. device, dtype: of its weights.
-    ranks: the ranks that it is spread over; None: there is one.
+    ranks: the ranks that it is spread over, see nn/mesh.py; None: there is one.
     places: where the checkpoint's weights go, by their names in the checkpoint.
     batch_invariant: whether a request has to give the same bits in any batch.
     effects: what features report, shared by all denoisers of the model.
@@ -90,8 +93,14 @@ class Context:
     spec: ModelSpec
     device: torch.device
     dtype: torch.dtype
-    ranks: ProcessGroup | None = None
+    ranks: Mesh | None = None
     places: WeightTargets = dataclasses.field(default_factory=dict)
     batch_invariant: bool = False
     effects: Effects = dataclasses.field(default_factory=Effects)
     exclusive: Callable[[], AbstractContextManager[bool]] = single_threaded
+
+    def group(self, axis: Axis, what: str) -> ProcessGroup:
+        """The ranks of an axis. Raises ConfigError where this rank is alone: `what` needs others."""
+        if self.ranks is None:
+            raise ConfigError(f"{what}, and there is one")
+        return self.ranks.of(axis, what)

@@ -7,7 +7,7 @@ have a kernel that does not depend on the number of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,9 @@ __all__ = ["apply"]
 
 def apply(module: nn.Module, config: ModelConfig, context: Context) -> None:
     """Wraps every linear layer in full precision. It has to be applied before other features that wrap layers."""
-    layers = [(path, part) for path, part in module.named_modules() if isinstance(part, AnyLinear)]
+    found = [(path, part) for path, part in module.named_modules() if isinstance(part, AnyLinear)]
+    # of layers within layers the innermost: ranks sum once for all rows
+    layers = [(path, part) for path, part in found if not any(isinstance(c, AnyLinear) for c in part.children())]
     for path, linear in layers:
         if linear.activation_dtype is None:
             module.set_submodule(path, RowwiseLinear(linear))
@@ -63,6 +65,10 @@ class RowwiseLinear(AnyLinear):
     def load_tensor(self, name: str, tensor: Tensor) -> None:
         """Passes weight [out, in] or bias [out] on to the wrapped layer."""
         self.base.load_tensor(name, tensor)
+
+    def load_columns(self, name: str, tensor: Tensor, kept: Sequence[slice]) -> None:
+        """Passes some inputs of a weight [out, in] on to the wrapped layer."""
+        self.base.load_columns(name, tensor, kept)
 
     def staging_buffer(self, name: str, dtype: torch.dtype) -> Tensor | None:
         return self.base.staging_buffer(name, dtype)

@@ -29,6 +29,7 @@ from omni_grpc.nn.rows import JOINT, LayoutCache, Owner, Rows, variants
 from omni_grpc.nn.stack import Carry, RunBlocks, Stack, main_stack
 from omni_grpc.ops.tuning import choices
 from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.ranks import Axis
 from omni_grpc.types.results import RequestWarning
 
 __all__ = ["apply"]
@@ -56,11 +57,15 @@ Blocks = Callable[[Carry, Rows], Carry]
 
 
 def apply(module: nn.Module, config: WorkerConfig, context: Context) -> None:
-    """Puts graphs around the main stack. Raises ConfigError where the setting asks for them and the device has none."""
+    """Puts graphs around the main stack, unless ranks share the work of its blocks: each decides by itself when a batch
+    is captured. Raises ConfigError where the setting asks for graphs and there are none.
+    """
     asked = config.cuda_graph_tokens
-    if context.device.type != "cuda":
+    shared = context.ranks is not None and Axis.PEERS in context.ranks.groups
+    if shared or context.device.type != "cuda":
         if asked:
-            wrong = Violation("cuda_graph_tokens", f"is {asked}, and {context.device} has no CUDA graphs: leave it out")
+            lacking = "ranks share the work of the blocks" if shared else f"{context.device} has no CUDA graphs"
+            wrong = Violation("cuda_graph_tokens", f"is {asked}, and {lacking}: leave it out")
             message = f"--cuda-graph-tokens {wrong.description}"
             raise ConfigError(message, reason="SETTING_WITHOUT_EFFECT", violations=(wrong,))
         return

@@ -120,6 +120,14 @@ class Offloaded(AnyLinear):
     def load_tensor(self, name: str, tensor: Tensor) -> None:
         """Loads weight [out, in] or bias [out] into the wrapped layer, and moves its parameters to the host region."""
         self.base.load_tensor(name, tensor)
+        self._move()
+
+    def load_columns(self, name: str, tensor: Tensor, kept: Sequence[slice]) -> None:
+        """The same with some inputs of a weight [out, in]."""
+        self.base.load_columns(name, tensor, kept)
+        self._move()
+
+    def _move(self) -> None:
         for leaf, parameter in self.base.named_parameters():
             if parameter.numel() and not parameter.is_meta:
                 self.host[leaf] = self._kept(parameter)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from omni_grpc.config import LoraConfig
 from omni_grpc.features import Context, Effects
 from omni_grpc.loading.adapters import AdapterFile, Factors, read_adapter, refused
 from omni_grpc.loading.checkpoint import WeightTarget
-from omni_grpc.nn.linear import AnyLinear, active
+from omni_grpc.nn.linear import AnyLinear, Shard, active
 from omni_grpc.nn.rows import Owner
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.lora import Adapter, Lora
@@ -46,11 +46,18 @@ def apply(module: nn.Module, config: LoraConfig, context: Context) -> None:
 def _wrap_layer(module: nn.Module, path: str, context: Context) -> LoraLinear:
     """The wrapper of a layer; the layer is wrapped if it was not before."""
     linear = module.get_submodule(path)
+    assert isinstance(linear, AnyLinear)
+    within = next((name for name, child in linear.named_children() if isinstance(child, AnyLinear)), "")
+    if linear.shard is not None and within:
+        # a rank changes what it has, before the ranks sum
+        path, shard, linear = f"{path}.{within}", linear.shard, linear.get_submodule(within)
+        assert isinstance(linear, AnyLinear)
+    else:
+        shard = None
     if isinstance(linear, LoraLinear):
         return linear
-    assert isinstance(linear, AnyLinear)
     owner, _, leaf = path.rpartition(".")
-    wrapper = LoraLinear(linear, context.component, apart=context.batch_invariant)
+    wrapper = LoraLinear(linear, context.component, apart=context.batch_invariant, shard=shard)
     setattr(module.get_submodule(owner), leaf, wrapper)
     return wrapper
 
@@ -99,8 +106,9 @@ class LoraLinear(AnyLinear):
     `apart`, rows are computed one by one even where they have the same adapters.
     """
 
-    def __init__(self, base: AnyLinear, component: str, *, apart: bool = False) -> None:
+    def __init__(self, base: AnyLinear, component: str, *, apart: bool = False, shard: Shard | None = None) -> None:
         super().__init__()
+        self.shard = shard
         self.base, self.component, self.apart = base, component, apart
         self.in_features, self.out_features, self.stream = base.in_features, base.out_features, base.stream
         self.parts: dict[str, list[LowRankUpdate]] = {}
@@ -117,19 +125,22 @@ class LoraLinear(AnyLinear):
         return weight
 
     def add(self, name: str, layer: str, factors: Factors, place: WeightTarget, context: Context) -> None:
-        """Adds an adapter's change of `layer`. Raises ConfigError where the shapes are not those of the checkpoint's
-        weight, and for a layer that is sharded over ranks.
+        """Adds an adapter's change of `layer`, or this rank's part of it: the rows of `up` that make its outputs, the
+        columns of `down` that read its inputs. Raises ConfigError where the shapes are not those of the checkpoint's
+        weight.
         """
-        if self.base.shapes()["weight"] != (self.out_features, self.in_features):
-            raise refused(name, f"{layer} is spread over several ranks, where adapters do not work yet")
-        rows = place.rows or slice(0, self.out_features)
-        wanted, found = (rows.stop - rows.start, self.in_features), (factors.up.shape[0], factors.down.shape[1])
+        outputs, inputs = (self.out_features, self.in_features) if self.shard is None else self.shard.shape
+        rows = place.rows or slice(0, outputs)
+        wanted, found = (rows.stop - rows.start, inputs), (factors.up.shape[0], factors.down.shape[1])
         if found != wanted:
             raise refused(name, f"{layer} changes a weight {found}, the model's is {wanted}")
         kept = context.spec.weights[context.component].in_float32(f"{place.path}.weight")
         dtype = torch.float32 if kept else context.dtype
         down, up = (x.to(context.device, dtype) for x in (factors.down, factors.up * factors.scale))
-        self.parts.setdefault(name, []).append(LowRankUpdate(down, up, rows))
+        if self.shard is not None and self.shard.inputs is not None:
+            down = torch.cat([down[:, kept] for kept in self.shard.inputs], 1)
+        for mine, theirs in _common(rows, None if self.shard is None else self.shard.outputs):
+            self.parts.setdefault(name, []).append(LowRankUpdate(down, up[theirs], mine))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out]: the wrapped layer, plus the low-rank updates of each row's adapters."""
@@ -162,6 +173,20 @@ class LoraLinear(AnyLinear):
         for (loras, _), run in itertools.groupby(range(len(rows)), key=lambda row: (of[row], self.apart and row)):
             numbers = list(run)
             yield slice(offsets[numbers[0]], offsets[numbers[-1] + 1]), loras
+
+
+def _common(rows: slice, kept: Sequence[slice] | None) -> Iterator[tuple[slice, slice]]:
+    """Of some rows of a weight, those that a rank has: where they are in its part, and which of `rows` they are."""
+    if kept is None:
+        yield rows, slice(0, rows.stop - rows.start)
+        return
+    at = 0
+    for part in kept:
+        start, stop = max(rows.start, part.start), min(rows.stop, part.stop)
+        if start < stop:
+            shift = at - part.start
+            yield slice(start + shift, stop + shift), slice(start - rows.start, stop - rows.start)
+        at += part.stop - part.start
 
 
 def _loras(owner: Owner) -> tuple[Lora, ...]:

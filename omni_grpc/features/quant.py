@@ -11,10 +11,11 @@ import collections
 import fnmatch
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from omni_grpc.config import QuantizationConfig
@@ -25,7 +26,7 @@ from omni_grpc.nn.rows import MOD
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.gemm import FP8_CAPABILITY, gemm_q
 from omni_grpc.ops.gemm_kernels import AUTO, INVARIANT, has_invariant
-from omni_grpc.ops.quant import quantize_rows
+from omni_grpc.ops.quant import quantize_rows, row_peaks
 from omni_grpc.types.errors import CheckpointError, ConfigError, Violation
 from omni_grpc.types.results import RequestWarning
 
@@ -168,7 +169,7 @@ class QuantizedLinear(AnyLinear):
     def __init__(self, linear: Linear, path: str, kind: torch.dtype, *, config: str = AUTO) -> None:
         super().__init__()
         self.in_features, self.out_features, self.stream = linear.in_features, linear.out_features, linear.stream
-        self.path, self.kind, self.config = path, kind, config
+        self.path, self.kind, self.config, self.shard = path, kind, config, linear.shard
         self.weight = linear.weight
         self.scale = nn.Parameter(linear.weight.new_empty(linear.out_features), requires_grad=False)
         self.bias = linear.bias
@@ -179,7 +180,12 @@ class QuantizedLinear(AnyLinear):
 
     def forward(self, x: Tensor | QuantizedActivation) -> Tensor:
         """x [T, in], quantized here or already -> [T, out] in the dtype that x has or had before quantization."""
-        if isinstance(x, Tensor):
+        if isinstance(x, Tensor) and self.shard is not None and self.shard.inputs is not None:
+            # one process has the scale of the whole token
+            peak = row_peaks(x)
+            dist.all_reduce(peak, dist.ReduceOp.MAX, group=self.shard.group)
+            x = quantize(x, self.kind, peak=peak)
+        elif isinstance(x, Tensor):
             x = quantize(x, self.kind)
         return gemm_q(x.codes, x.scale, self.weight, self.scale, self.bias, dtype=x.dtype, config=self.config)
 
@@ -197,11 +203,22 @@ class QuantizedLinear(AnyLinear):
             self.scale = nn.Parameter(tensor, requires_grad=False)
             return
         if name == "weight" and tensor.dtype != self.kind:
-            tensor, scale = quantize_rows(tensor, self.kind)
-            if not (scale.isfinite() & (scale > 0)).all():
-                raise CheckpointError(
-                    f"{self.path} has output channels without a scale: all zeros, or not finite. "
-                    f"Leave it out with --ignored-layers {self.path}"
-                )
-            self.scale = nn.Parameter(scale, requires_grad=False)
+            tensor = self._quantized(tensor)
         setattr(self, name, nn.Parameter(tensor, requires_grad=False))
+
+    def load_columns(self, name: str, tensor: Tensor, kept: Sequence[slice]) -> None:
+        """`load_tensor` with some inputs of a weight [out, in]: a row's scale is that of all of them."""
+        if name == "weight" and tensor.dtype != self.kind:
+            tensor = self._quantized(tensor)
+        super().load_columns(name, tensor, kept)
+
+    def _quantized(self, weight: Tensor) -> Tensor:
+        """The values of a weight [out, in], whose scales are kept."""
+        tensor, scale = quantize_rows(weight, self.kind)
+        if not (scale.isfinite() & (scale > 0)).all():
+            raise CheckpointError(
+                f"{self.path} has output channels without a scale: all zeros, or not finite. "
+                f"Leave it out with --ignored-layers {self.path}"
+            )
+        self.scale = nn.Parameter(scale, requires_grad=False)
+        return tensor

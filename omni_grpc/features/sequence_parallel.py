@@ -20,26 +20,44 @@ from omni_grpc.features import Context
 from omni_grpc.nn.attention import Attention, AttentionWrapper, leaves
 from omni_grpc.nn.rows import JOINT, Exchange, Row, Rows, Runs
 from omni_grpc.nn.stack import Carry, RunBlocks, Stack, convert
-from omni_grpc.types.errors import ConfigError, InternalError
+from omni_grpc.ops.attention_parts import merge, part_backend
+from omni_grpc.types.errors import InternalError
+from omni_grpc.types.ranks import Axis
 
 __all__ = ["apply"]
+
+CAUSAL = (
+    "causal attention over tokens that are spread over ranks: let ranks share its heads, instead of fetching keys and "
+    "values"
+)
 
 GEOMETRIES = 512
 """Geometries whose index tensors are kept, at most."""
 
 
 def apply(module: nn.Module, config: object, context: Context) -> None:
-    """Spreads the tokens of every stack over `context.ranks`, and lets every attention but those with
-    `skip_sequence_parallel` fetch the keys and values of the other ranks. It has to be the last to wrap the stacks.
+    """Spreads the tokens of every stack over the ranks of "sequence": over those that fetch keys and values, and each
+    part of those over Ulysses' ranks. It has to be the last to wrap the stacks.
+
+    Every attention but those with `skip_sequence_parallel` gets the keys and values of the other ranks: all at once, or
+    with a `ring_degree` rank by rank. Raises ConfigError for a backend that computes no parts, if there is a ring.
     """
-    if context.ranks is None:
-        raise ConfigError("sequence parallel needs ranks to spread tokens over, and there is one")
+    context.group(Axis.SEQUENCE, "sequence parallel needs ranks to spread tokens over")
+    assert context.ranks is not None
+    groups = [context.ranks.groups[axis] for axis in (Axis.ULYSSES, Axis.OUTER) if axis in context.ranks.groups]
     for stack in [child for child in module.modules() if isinstance(child, Stack)]:
-        stack.wrap(functools.partial(_spread, RankShards(context.ranks, context.device)))
+        for group in groups:
+            stack.wrap(functools.partial(_spread, RankShards(group, context.device)))
+    if Axis.OUTER not in context.ranks.groups:
+        return
     # innermost: what wraps an attention may bring it all tokens in another way, and then nothing is fetched
+    ring = context.ranks.sizes.ring_degree > 1
     for name, attention in leaves(module):
-        if not attention.skip_sequence_parallel:
-            module.set_submodule(name, GatheringAttention(attention))
+        if attention.skip_sequence_parallel:
+            continue
+        if ring:
+            part_backend(attention.backend, attention.uses(context.device, context.dtype))
+        module.set_submodule(name, RingAttention(attention) if ring else GatheringAttention(attention))
 
 
 class GatheringAttention(AttentionWrapper):
@@ -53,10 +71,7 @@ class GatheringAttention(AttentionWrapper):
         if exchange is None or not exchange.spreads(source):
             return super().forward(q, k, v, rows, over, kv)
         if self.causal:
-            raise InternalError(
-                "causal attention over tokens that are spread over ranks: let ranks share its heads, instead of "
-                "fetching keys and values"
-            )
+            raise InternalError(CAUSAL)
         k, v = exchange.gather(source, torch.stack([k, v], 1)).unbind(1)
         return self.inner.attend(q, k, v, rows.stream(over), rows.whole.stream(source))
 
@@ -64,10 +79,75 @@ class GatheringAttention(AttentionWrapper):
         return None if rows.exchange is not None else self.inner.computed_by(rows)
 
 
+class RingAttention(AttentionWrapper):
+    """Around the innermost attention, where the keys and values of all ranks go around: each rank passes on what it has
+    just had, while it attends to it, and merges the parts (https://arxiv.org/abs/2310.01889). It never has more than
+    two ranks' keys and values.
+    """
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
+        """q [T, H, D] of this rank, k and v [T_kv, K, D] -> [T, H, D], with the keys and values of all ranks. Raises
+        InternalError for causal attention over sharded tokens.
+        """
+        exchange, source = rows.exchange, kv or over
+        if exchange is None or not exchange.spreads(source):
+            return super().forward(q, k, v, rows, over, kv)
+        if self.causal:
+            raise InternalError(CAUSAL)
+        held, part = torch.stack([k, v], 1), None
+        for step in range(exchange.size):
+            owner = (exchange.rank - step) % exchange.size
+            coming = _pass_on(exchange, source, held, owner) if step + 1 < exchange.size else None
+            keys = rows.layouts.get(exchange.parts[owner]).streams[source]
+            k, v = held[: keys.total].unbind(1)
+            made = self.inner.attend_part(q, k, v, rows.stream(over), keys)
+            part = made if part is None else merge(part, made)
+            if coming is not None:
+                held = coming.wait()
+        assert part is not None
+        return part.out.to(q.dtype)
+
+    def computed_by(self, rows: Rows) -> Attention | None:
+        return None if rows.exchange is not None else self.inner.computed_by(rows)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Coming:
+    """Keys and values that are on their way here. `sent` is kept until it has left."""
+
+    received: Tensor
+    sent: Tensor
+    work: Sequence[dist.Work]
+
+    def wait(self) -> Tensor:
+        """[T of the rank before, 2, K, D], once it is here."""
+        for each in self.work:
+            each.wait()
+        return self.received
+
+
+def _pass_on(exchange: Exchange, stream: str, held: Tensor, owner: int) -> Coming:
+    """Sends what `owner` has of a stream, [T, 2, K, D], to the next rank, and receives what the rank before has. Of no
+    tokens, one is sent that is not read: every rank takes part in every exchange.
+    """
+    here, size = exchange.rank, exchange.size
+    sent = (held if len(held) else held.new_zeros(1, *held.shape[1:])).contiguous()
+    tokens = max(1, exchange.counts[stream][(owner - 1) % size])
+    received = held.new_empty(tokens, *held.shape[1:])
+    following, before = (dist.get_global_rank(exchange.group, (here + step) % size) for step in (1, -1))
+    work = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, sent, following, exchange.group),
+            dist.P2POp(dist.irecv, received, before, exchange.group),
+        ]
+    )
+    return Coming(received, sent, work)
+
+
 def _spread(cuts: RankShards, run: RunBlocks) -> RunBlocks:
     def spread(stack: Stack, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
         joined = tuple(rows.place)
-        cut = cuts.of(rows.layout.rows, joined if JOINT in carry else tuple(carry), joined)
+        cut = cuts.of(rows.layout.rows, joined if JOINT in carry else tuple(carry), joined, rows.exchange)
         mine = Rows(
             rows.owners,
             cut.rows,
@@ -105,8 +185,12 @@ class RankShards:
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.of = functools.lru_cache(GEOMETRIES)(self._cut)
 
-    def _cut(self, rows: tuple[Row, ...], spread: tuple[str, ...], joined: tuple[str, ...]) -> RankShard:
-        """The rows' streams `spread` are cut, the others are whole on every rank; `joined` are those of "joint"."""
+    def _cut(
+        self, rows: tuple[Row, ...], spread: tuple[str, ...], joined: tuple[str, ...], outer: Exchange | None
+    ) -> RankShard:
+        """The rows' streams `spread` are cut, the others are whole on every rank; `joined` are those of "joint".
+        `outer`: where the rows are parts themselves.
+        """
         streams = {name: (name,) for name in spread} | {JOINT: joined}
         places = {
             stream: [_places(rows, spread, names, rank, self.size) for rank in range(self.size)]
@@ -117,16 +201,25 @@ class RankShards:
             # what is whole is there on every rank, so all ranks' tokens together are no permutation of the stream
             del places[JOINT]
         ranked = {stream: torch.cat(parts) for stream, parts in places.items()}
+
+        def narrow(chosen: Sequence[int]) -> Exchange:
+            within = None if outer is None else outer.narrow(chosen)
+            return self.of(tuple(rows[row] for row in chosen), spread, joined, within).exchange
+
+        parts = tuple(tuple(_part(row, spread, rank, self.size) for row in rows) for rank in range(self.size))
         exchange = Exchange(
             rows=rows,
             group=self.group,
             size=self.size,
-            counts={stream: tuple(map(len, parts)) for stream, parts in places.items()},
+            rank=self.rank,
+            counts={stream: tuple(map(len, of_stream)) for stream, of_stream in places.items()},
             ranked={stream: place.to(self.device) for stream, place in ranked.items()},
             order={stream: place.argsort().int().to(self.device) for stream, place in ranked.items()},
-            respread=lambda other: self.of(other, spread, joined).exchange,
+            parts=parts,
+            narrow=narrow,
+            outer=outer,
         )
-        return RankShard(tuple(_part(row, spread, self.rank, self.size) for row in rows), mine, exchange)
+        return RankShard(parts[self.rank], mine, exchange)
 
 
 def _bounds(tokens: int, rank: int, size: int) -> tuple[int, int]:

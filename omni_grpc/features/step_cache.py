@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from omni_grpc.config import CacheConfig
 from omni_grpc.features import Context
+from omni_grpc.nn.mesh import Mesh
 from omni_grpc.nn.rows import Rows
 from omni_grpc.nn.stack import Carry, RunBlocks, Stack, convert, main_stack
 from omni_grpc.ops.cache import compare_store
@@ -25,7 +26,7 @@ from omni_grpc.types.step_cache import CacheCount, tally
 def apply(module: nn.Module, config: CacheConfig, context: Context) -> None:
     """Puts a cache around the main stack. Request.cache says whether it is used, and up to which threshold."""
     path, stack = main_stack(module)
-    stack.wrap(StepCache(context.component, path).around)
+    stack.wrap(StepCache(context.component, path, context.ranks).around)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,10 +43,13 @@ class Memory:
 
 
 class StepCache:
-    """The cache of one stack. It decides for each row separately, and keeps what it knows of a row in its state."""
+    """The cache of one stack. It decides for each row separately, and keeps what it knows of a row in its state. Ranks
+    that compute the same rows go by the numbers of the first of them: one that ran blocks that the others skip would
+    wait for them forever.
+    """
 
-    def __init__(self, component: str, path: str) -> None:
-        self.component = component
+    def __init__(self, component: str, path: str, ranks: Mesh | None = None) -> None:
+        self.component, self.ranks = component, ranks
         self.slot = f"step_cache {component}.{path}"
 
     def around(self, run: RunBlocks) -> RunBlocks:
@@ -57,7 +61,7 @@ class StepCache:
         stream, signal = stack.signal(lo, carry, rows)
         memories = [self._recall(state, branch) for state, branch in rows.owners]
         signals = _signal_buffers(rows, stream, signal, memories)
-        changes = _changes(rows, stream, signal, signals, memories)
+        changes = self._changes(rows, stream, signal, signals, memories)
         drifts = [
             _drift(state, memory, change)
             for (state, _), memory, change in zip(rows.owners, memories, changes, strict=True)
@@ -101,6 +105,24 @@ class StepCache:
             return None
         return memory
 
+    def _changes(
+        self, rows: Rows, stream: str, signal: Tensor, signals: Sequence[Tensor], memories: Sequence[Memory | None]
+    ) -> list[float | None]:
+        """For each row that is kept, the relative change |now - before| / |before| in the L1 norm: the one read from
+        the device. `signals` hold the signal of before, and afterwards that of now.
+        """
+        known = [memory is not None for memory in memories]
+        sums = compare_store(signal, signals, rows.stream(stream).offsets, known)
+        if not any(known):
+            return [None] * len(rows)
+        sums = rows.totals(sums)
+        if self.ranks is not None:
+            self.ranks.agree(sums)
+        return [
+            None if not is_known else moved / norm if norm else math.inf
+            for is_known, (moved, norm) in zip(known, read_back(sums), strict=True)
+        ]
+
     def _count(self, state: State, branch: str, *, hit: bool, change: float | None) -> None:
         count = CacheCount(
             component=self.component,
@@ -123,22 +145,6 @@ def _signal_buffers(rows: Rows, stream: str, signal: Tensor, memories: Sequence[
         if memory is not None
         else signal.new_empty(length, signal.shape[1])
         for (state, _), memory, length in zip(rows.owners, memories, rows.stream(stream).lengths, strict=True)
-    ]
-
-
-def _changes(
-    rows: Rows, stream: str, signal: Tensor, signals: Sequence[Tensor], memories: Sequence[Memory | None]
-) -> list[float | None]:
-    """For each row that is kept, the relative change |now - before| / |before| in the L1 norm: the one read from the
-    device. `signals` hold the signal of before, and afterwards that of now.
-    """
-    known = [memory is not None for memory in memories]
-    sums = compare_store(signal, signals, rows.stream(stream).offsets, known)
-    if not any(known):
-        return [None] * len(rows)
-    return [
-        None if not is_known else moved / norm if norm else math.inf
-        for is_known, (moved, norm) in zip(known, read_back(rows.totals(sums)), strict=True)
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import torch
@@ -18,34 +18,40 @@ from torch import Tensor, nn
 
 from omni_grpc.features import Context
 from omni_grpc.nn.attention import Attention
-from omni_grpc.nn.linear import AnyLinear, Linear
+from omni_grpc.nn.linear import AnyLinear, Linear, Shard
+from omni_grpc.nn.per_head import PerHead
 from omni_grpc.types.errors import ConfigError
+from omni_grpc.types.ranks import Axis
 from omni_grpc.types.spec import Split, SplitKind, WeightMap
 
 __all__ = ["apply"]
 
 
 def apply(module: nn.Module, config: object, context: Context) -> None:
-    """Spreads the modules that the spec's table names over `context.ranks`.
+    """Spreads the modules that the spec's table names over the ranks of "tensor".
 
     Raises ConfigError for a component without a table, and by name for a module that the ranks cannot share evenly.
     """
-    if context.ranks is None:
-        raise ConfigError("tensor parallel needs ranks to spread weights over, and there is one")
+    group = context.group(Axis.TENSOR, "tensor parallel needs ranks to spread weights over")
     if context.component not in context.spec.tensor_parallel:
         raise ConfigError(
             f"{context.spec.name}: tensor parallel is not served yet for {context.component!r}, of which the spec does "
             "not say what can be spread; spread its tokens instead"
         )
+    if context.batch_invariant and dist.get_world_size(group) > 2:
+        raise ConfigError(
+            "batch_invariant takes a tensor_parallel_size of 2 at most: a sum over more ranks is in an order that "
+            "depends on where in the batch a token is"
+        )
     weights = context.spec.weights.get(context.component, WeightMap())
     grouped = any(isinstance(child, Attention) and child.num_kv_heads < child.num_heads for child in module.modules())
     for pattern, split in context.spec.tensor_parallel[context.component].items():
         found = [(name, child) for name, child in module.named_modules() if fnmatch.fnmatchcase(name, pattern)]
-        if not found:
+        if not found and not split.optional:
             raise ConfigError(f"{context.spec.name}: no module of {context.component!r} is called {pattern!r}")
         for name, child in found:
             path = f"{context.component}.{name}"
-            share = Share(path, _parts(path, split, weights, grouped), context.ranks)
+            share = Share(path, _parts(path, split, weights, grouped), group)
             module.set_submodule(name, _SPREAD[split.kind](child, share))
 
 
@@ -83,17 +89,16 @@ class Share:
 
 
 class SplitLinear(AnyLinear):
-    """Around a linear layer that has this rank's part of the weight. `kept` are the slices of that part."""
+    """Around a linear layer that has this rank's part of the weight: `shard`."""
 
-    def __init__(
-        self, whole: Linear, *, in_features: int, out_features: int, bias: bool, kept: Sequence[slice]
-    ) -> None:
+    def __init__(self, whole: Linear, shard: Shard, *, in_features: int, out_features: int, bias: bool) -> None:
         super().__init__()
         self.in_features, self.out_features, self.stream = in_features, out_features, whole.stream
-        self.kept = tuple(kept)
+        self.shard: Shard = shard
         self._shapes = whole.shapes()
         with whole.weight.device:
             self.inner: AnyLinear = Linear(in_features, out_features, bias, stream=whole.stream)
+        self.inner.shard = shard
 
     @property
     def activation_dtype(self) -> torch.dtype | None:
@@ -108,12 +113,13 @@ class ColumnLinear(SplitLinear):
 
     def __init__(self, whole: Linear, share: Share) -> None:
         kept = share.slices("output channels", whole.out_features)
+        shard = Shard(share.group, (whole.out_features, whole.in_features), outputs=tuple(kept))
         super().__init__(
             whole,
+            shard,
             in_features=whole.in_features,
             out_features=share.of("output channels", whole.out_features),
             bias=whole.bias is not None,
-            kept=kept,
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -123,7 +129,7 @@ class ColumnLinear(SplitLinear):
 
     def load_tensor(self, name: str, tensor: Tensor) -> None:
         """Keeps this rank's rows of weight [out, in], weight_scale [out] or bias [out]."""
-        self.inner.load_tensor(name, torch.cat([tensor[kept] for kept in self.kept]))
+        self.inner.load_tensor(name, torch.cat([tensor[kept] for kept in self.shard.outputs or ()]))
 
 
 class RowLinear(SplitLinear):
@@ -133,18 +139,26 @@ class RowLinear(SplitLinear):
         kept = share.slices("input channels", whole.in_features)
         super().__init__(
             whole,
+            Shard(share.group, (whole.out_features, whole.in_features), inputs=tuple(kept)),
             in_features=share.of("input channels", whole.in_features),
             out_features=whole.out_features,
             bias=False,
-            kept=kept,
         )
         self.bias = whole.bias
-        self._group = share.group
+
+    @property
+    def activation_dtype(self) -> None:
+        """In 8 bits, a token's scale is that of the channels of all ranks, which the kernels before do not know."""
+        return None
+
+    @property
+    def stored_dtype(self) -> torch.dtype | None:
+        return self.inner.stored_dtype
 
     def forward(self, x: Tensor) -> Tensor:
         """This rank's input channels x [T, in / P] -> [T, out], all-reduced over the ranks."""
         out: Tensor = self.inner(x)
-        dist.all_reduce(out, group=self._group)
+        dist.all_reduce(out, group=self.shard.group)
         return out if self.bias is None else out + self.bias
 
     def load_tensor(self, name: str, tensor: Tensor) -> None:
@@ -155,7 +169,7 @@ class RowLinear(SplitLinear):
             # of the rows, which are all here
             self.inner.load_tensor(name, tensor)
         else:
-            self.inner.load_tensor(name, torch.cat([tensor[:, kept] for kept in self.kept], 1))
+            self.inner.load_columns(name, tensor, self.shard.inputs or ())
 
 
 class SplitNorm(nn.Module):
@@ -204,11 +218,31 @@ def _norm(module: nn.Module, share: Share) -> nn.Module:
     return SplitNorm(cast(nn.Parameter, module.weight), cast(float, module.eps), share)
 
 
+class SplitPerHead(nn.Module):
+    """The values of this rank's heads. The weight, which is small, is whole."""
+
+    def __init__(self, whole: PerHead, share: Share) -> None:
+        super().__init__()
+        self.weight = whole.weight
+        (self.kept,) = share.slices("heads", len(whole.weight))
+
+    def forward(self) -> Tensor:
+        """[heads / P]."""
+        return self.weight[self.kept]
+
+
+def _per_head(module: nn.Module, share: Share) -> nn.Module:
+    if not isinstance(module, PerHead):
+        raise ConfigError(f"{share.name} is a {type(module).__name__}, which has no value for each head")
+    return module if len(module.weight) == 1 else SplitPerHead(module, share)
+
+
 _SPREAD: Mapping[SplitKind, Callable[[nn.Module, Share], nn.Module]] = {
     SplitKind.COLUMN: _column,
     SplitKind.ROW: _row,
     SplitKind.HEADS: _heads,
     SplitKind.NORM: _norm,
+    SplitKind.PER_HEAD: _per_head,
 }
 
 

@@ -2,7 +2,8 @@
 
 One all-to-all gives a rank the queries, keys and values of all tokens for its share of the heads; another one returns
 the results to the ranks that have the tokens. Where a batch is not sharded (`rows.exchange`), or the keys and values
-are whole on every rank, attention runs as it is.
+are whole on every rank, attention runs as it is. Where more ranks share the tokens than share heads, the wrapped
+attention gets the tokens of these ranks, and those of the others by fetching them or in a ring.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from omni_grpc.features import Context
 from omni_grpc.nn.attention import Attention, AttentionWrapper, outermost
 from omni_grpc.nn.rows import JOINT, Exchange, Rows
 from omni_grpc.types.errors import ConfigError, InternalError
+from omni_grpc.types.ranks import Axis
 
 __all__ = ["apply"]
 
@@ -24,9 +26,7 @@ def apply(module: nn.Module, config: object, context: Context) -> None:
 
     Raises ConfigError, by name, for one whose heads the ranks of the context cannot share evenly.
     """
-    if context.ranks is None:
-        raise ConfigError("Ulysses needs ranks to share heads, and there is one")
-    size = dist.get_world_size(context.ranks)
+    size = dist.get_world_size(context.group(Axis.ULYSSES, "Ulysses needs ranks to share heads"))
     for name, attention in list(outermost(module)):
         if attention.skip_sequence_parallel:
             continue

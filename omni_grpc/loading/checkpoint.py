@@ -102,7 +102,7 @@ def load_weights(
             """
             path, _, leaf = name.rpartition(".")
             owner, kind = module.get_submodule(path), stored_as(sources)
-            reads = owner.activation_dtype if isinstance(owner, AnyLinear) else None
+            reads = owner.stored_dtype if isinstance(owner, AnyLinear) else None
             if kind is not None and reads == kind and leaf == "weight":
                 scale = torch.empty(wanted[name][0], device=device)
                 weight = torch.empty(wanted[name], dtype=kind, device=device)

@@ -37,6 +37,7 @@ from omni_grpc.ops.quant import (
     gelu_tanh_quantize_rows,
     is_int8,
     quantize_rows,
+    quantize_rows_to,
     silu_mul,
     silu_mul_quantize_rows,
 )
@@ -60,8 +61,14 @@ Readers = Sequence[AnyLinear]
 """All linear layers that read one tensor."""
 
 
-def quantize(x: Tensor, dtype: torch.dtype, index: Tensor | None = None) -> QuantizedActivation:
-    """x [T, C] in 8 bits: `dtype` is float8_e4m3fn or int8. With `index` [S], those rows of x alone, in its order."""
+def quantize(
+    x: Tensor, dtype: torch.dtype, index: Tensor | None = None, *, peak: Tensor | None = None
+) -> QuantizedActivation:
+    """x [T, C] in 8 bits: `dtype` is float8_e4m3fn or int8. With `index` [S], those rows of x alone, in its order. With
+    `peak`, float32 [T], scales are those of tokens with these largest magnitudes, of which x has some channels.
+    """
+    if peak is not None:
+        return QuantizedActivation(*quantize_rows_to(x, dtype, peak), x.dtype)
     return QuantizedActivation(*quantize_rows(x, dtype, index), x.dtype)
 
 

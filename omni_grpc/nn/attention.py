@@ -11,6 +11,8 @@ from omni_grpc.config.backends import AUTO, Use
 from omni_grpc.nn.rows import JOINT, Rows, Stream
 from omni_grpc.ops.attention import candidate_kernels, use_of, varlen_attention
 from omni_grpc.ops.attention_choice import taken
+from omni_grpc.ops.attention_kernels import Offsets
+from omni_grpc.ops.attention_parts import AttentionPart, attend_part
 
 
 class Attention(nn.Module):
@@ -72,6 +74,20 @@ class Attention(nn.Module):
             queries.host,
             keys.host,
         )
+
+    def attend_part(self, q: Tensor, k: Tensor, v: Tensor, queries: Stream, keys: Stream) -> AttentionPart:
+        """What q [T, num_heads, head_size] gets of a part of its keys, k and v [T_kv, num_kv_heads, head_size], to be
+        merged with the others; not causal. Raises ConfigError for a backend that computes no parts.
+        """
+        offsets = Offsets(
+            cu_q=queries.cu,
+            cu_k=keys.cu,
+            longest_q=queries.longest,
+            longest_k=keys.longest,
+            host_q=queries.host,
+            host_k=keys.host,
+        )
+        return attend_part(q, k, v, offsets, self.softmax_scale, self.backend, self.uses(q.device, q.dtype))
 
     def computed_by(self, rows: Rows) -> Attention | None:
         """The attention that receives the heads of all these rows unchanged; None where a wrapper casts them, splits

@@ -36,3 +36,15 @@ CROSS_DIT_WEIGHTS = WeightMap(
     float32=(r"(^|\.)scale_shift_table$", r"\.norm2\.", r"\.time_embedder\."),
 )
 """Transformers of cross_dit.CrossDiTBlock in a stack."""
+
+CROSS_DIT_SPLITS: Mapping[str, Split] = {
+    "*.attn1.to_qkv": Split(SplitKind.COLUMN),
+    "*.attn2.to_q": Split(SplitKind.COLUMN),
+    "*.attn2.to_kv": Split(SplitKind.COLUMN),
+    "*.attn?.norm_?": Split(SplitKind.NORM),
+    "*.attn?.attention": Split(SplitKind.HEADS),
+    "*.attn?.to_out": Split(SplitKind.ROW),
+    "*.ffn.up": Split(SplitKind.COLUMN),
+    "*.ffn.down": Split(SplitKind.ROW),
+}
+"""How cross_dit.CrossDiTBlock is sharded."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from omni_grpc.nn.rows import Rows
@@ -30,6 +32,18 @@ def activate(rows: Rows) -> Iterator[Rows]:
         active.reset(token)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shard:
+    """What a layer has of one that is spread over the ranks of `group`: of the whole weight [out, in], `shape`, these
+    slices of its inputs or of its outputs; None: all.
+    """
+
+    group: dist.ProcessGroup
+    shape: tuple[int, int]
+    inputs: tuple[slice, ...] | None = None
+    outputs: tuple[slice, ...] | None = None
+
+
 class AnyLinear(nn.Module, abc.ABC):
     """What a model uses as a linear layer: `Linear`, or what a feature put in its place or around it.
 
@@ -41,6 +55,7 @@ class AnyLinear(nn.Module, abc.ABC):
     in_features: int
     out_features: int
     stream: str
+    shard: Shard | None = None
 
     @abc.abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -64,6 +79,12 @@ class AnyLinear(nn.Module, abc.ABC):
         shard, a quantized copy, or the tensor itself.
         """
 
+    def load_columns(self, name: str, tensor: Tensor, kept: Sequence[slice]) -> None:
+        """`load_tensor` with these inputs of a checkpoint's weight [out, in], which comes whole. A layer whose rows
+        have something in common over all inputs overrides it.
+        """
+        self.load_tensor(name, torch.cat([tensor[:, each] for each in kept], 1))
+
     def staging_buffer(self, name: str, dtype: torch.dtype) -> Tensor | None:
         """Memory on the host that a checkpoint's tensor is to be read into before `load_tensor` gets it, for a layer
         that keeps the tensor there as it is. It may be filled after `load_tensor`. None: the tensor is read to the
@@ -74,11 +95,16 @@ class AnyLinear(nn.Module, abc.ABC):
     @property
     def activation_dtype(self) -> torch.dtype | None:
         """The dtype of 8 bits in which it reads activations, None for one that works in full precision. Such a layer
-        takes a `nn.activations.QuantizedActivation` of that dtype in the place of x, and a checkpoint's weight of that
-        dtype as
-        it is: "weight_scale", float32 [rows of the weight], and then "weight".
+        takes a `nn.activations.QuantizedActivation` of that dtype in the place of x.
         """
         return None
+
+    @property
+    def stored_dtype(self) -> torch.dtype | None:
+        """The dtype of 8 bits in which it takes a checkpoint's weight as it is: "weight_scale", float32 [rows of the
+        weight], and then "weight". None for one that works in full precision.
+        """
+        return self.activation_dtype
 
     def extra_repr(self) -> str:
         return f"{self.in_features} -> {self.out_features}, stream={self.stream}"

@@ -205,20 +205,25 @@ class LayoutCache:
 class Exchange:
     """What a batch of which each rank has a part of every row knows of the other parts.
 
-    rows: the rows with the tokens of all ranks. group, size: the ranks. Streams that are not spread are whole on every
-    rank; for each that is:
+    rows: the rows with the tokens of all ranks. group, size, rank: the ranks, and which of them this is.
+    Streams that are not spread are whole on every rank; for each that is:
     counts: tokens of each rank.
     ranked: int32 [T], its tokens rank by rank -> their place among all. order: the inverse.
-    respread: the exchange of other rows that are spread alike.
+    parts: the rows as each rank has them, by rank.
+    narrow: the exchange of some of the rows, by their numbers.
+    outer: where these ranks together have only a part of every row, the exchange with those that have the others.
     """
 
     rows: tuple[Row, ...]
     group: dist.ProcessGroup
     size: int
+    rank: int
     counts: Mapping[str, tuple[int, ...]]
     ranked: Mapping[str, Tensor]
     order: Mapping[str, Tensor]
-    respread: Callable[[tuple[Row, ...]], Exchange]
+    parts: tuple[tuple[Row, ...], ...]
+    narrow: Callable[[Sequence[int]], Exchange]
+    outer: Exchange | None = None
 
     def spreads(self, stream: str) -> bool:
         """Whether each rank has a part of the stream. Raises InternalError where that is so of a part of "joint"."""
@@ -239,10 +244,12 @@ class Exchange:
         return out.index_select(0, self.order[stream])
 
     def sum(self, x: Tensor) -> Tensor:
-        """All-reduces x [...], of any shape, to its sum over the ranks. x itself is left as it is."""
+        """All-reduces x [...], of any shape, to its sum over the ranks, those of `outer` included. x itself is left as
+        it is.
+        """
         total = x.clone()
         dist.all_reduce(total, group=self.group)
-        return total
+        return total if self.outer is None else self.outer.sum(total)
 
 
 class Rows:
@@ -267,7 +274,7 @@ class Rows:
         self.bound = dict(bound or {})
         self.source: tuple[object, ...] = ()
         self.exchange = exchange
-        self._whole = None if exchange is None else Rows(self.owners, exchange.rows, layouts)
+        self._whole = None if exchange is None else Rows(self.owners, exchange.rows, layouts, exchange=exchange.outer)
         if len(self.owners) != len(self.layout.rows):
             raise ValueError(f"{len(self.owners)} owners for {len(self.layout.rows)} rows")
 
@@ -287,7 +294,7 @@ class Rows:
 
     @property
     def whole(self) -> Rows:
-        """The same rows with the tokens of every rank; where they are spread, with nothing bound."""
+        """The same rows with the tokens of every rank of the exchange; where they are spread, with nothing bound."""
         return self if self._whole is None else self._whole
 
     def stream(self, name: str) -> Stream:
@@ -311,7 +318,7 @@ class Rows:
             [self.layout.rows[row] for row in rows],
             self.layouts,
             {name: (stream, self.stream(stream).take(x, rows)) for name, (stream, x) in self.bound.items()},
-            self.exchange and self.exchange.respread(tuple(self.exchange.rows[row] for row in rows)),
+            self.exchange and self.exchange.narrow(tuple(rows)),
         )
 
     def totals(self, per_row: Tensor) -> Tensor:

@@ -121,11 +121,24 @@ def concat_gelu_tanh_quantize_rows(x: Tensor, y: Tensor, int8: bool) -> tuple[Te
 def quantize_reference(x: Tensor, int8: bool) -> tuple[Tensor, Tensor]:
     """The values [T, C] and scales float32 [T] of rows x [T, C] in float32 or wider."""
     dtype = torch.int8 if int8 else torch.float8_e4m3fn
+    return _to_peak(x, row_peaks(x)[:, None], dtype)
+
+
+def row_peaks(x: Tensor) -> Tensor:
+    """The largest magnitude of each row of x [T, C]: float32 [T] for dtypes up to float32, else as wide."""
+    return _wide(x.abs().amax(1) if x.shape[1] else x.new_zeros(len(x)))
+
+
+def quantize_rows_to(x: Tensor, dtype: torch.dtype, peak: Tensor) -> tuple[Tensor, Tensor]:
+    """`quantize_rows` of some channels of rows, x [T, C], whose largest magnitudes over all channels are `peak` [T]."""
+    return _to_peak(_wide(x), peak[:, None], torch.int8 if is_int8(dtype) else dtype)
+
+
+def _to_peak(x: Tensor, peak: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     largest = LARGEST[dtype]
-    peak = x.abs().amax(1, keepdim=True) if x.shape[1] else x.new_zeros(len(x), 1)
     scale = peak.float() / largest
     values = (x / scale.clamp_min(torch.finfo(torch.float32).tiny)).clamp(-largest, largest)
-    if int8:
+    if dtype == torch.int8:
         # what a NaN becomes as an integer is undefined; the scale says that the row is NaN
         values = values.round().nan_to_num(0.0)
     return values.to(dtype).contiguous(), scale.squeeze(1)

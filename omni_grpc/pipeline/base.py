@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -45,8 +45,14 @@ class Finished:
 Outcome = NextStep | AnotherPrediction | SegmentFinished | Finished
 
 
+Predict = Callable[[Rows], Tensor]
+"""`Pipeline.predict`, or a feature around it."""
+
+
 class Pipeline(nn.Module, abc.ABC):
     """One model. It holds weights; everything about a request is in the states of that request."""
+
+    _wrapped: Predict | None = None
 
     @classmethod
     @abc.abstractmethod
@@ -64,6 +70,14 @@ class Pipeline(nn.Module, abc.ABC):
     @abc.abstractmethod
     def predict(self, batch: Rows) -> Tensor:
         """One forward of the denoiser over packed rows -> a prediction for each token of `batch["latents"]`, [T, C]."""
+
+    def wrap_predict(self, middleware: Callable[[Predict], Predict]) -> None:
+        """Puts a feature around `predict`, where `predict_all` calls it."""
+        self._wrapped = middleware(self._wrapped or self.predict)
+
+    def predict_all(self, batch: Rows) -> Tensor:
+        """`predict` with the features that are around it, [T, C]."""
+        return self.predict(batch) if self._wrapped is None else self._wrapped(batch)
 
     def guidance(self, state: State) -> Guidance:
         """How classifier-free guidance combines the predictions of the state's next evaluation."""

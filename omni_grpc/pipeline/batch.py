@@ -51,7 +51,7 @@ def predict(pipeline: Pipeline, rows: Rows) -> dict[State, dict[str, Tensor]]:
     states at once, and stored in `State.ahead` until `advance` takes them.
     """
     predictions: dict[State, dict[str, Tensor]] = {}
-    packed = pipeline.predict(rows)
+    packed = pipeline.predict_all(rows)
     stream = rows.stream(rows.bound[LATENTS][0])
     for (state, branch), prediction in zip(rows.owners, stream.split(packed), strict=True):
         predictions.setdefault(state, {})[branch] = prediction[: len(state.latents)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from omni_grpc.pipeline.causal_vae import optimize_causal_vae
 from omni_grpc.pipeline.tiles import Tiling, decode_tiled
 from omni_grpc.types.spec import vae_scale_factor
 
+Decode = Callable[[Tensor], Tensor]
+"""`Vae.decode`, or a feature around it."""
+
 
 class Vae(nn.Module, abc.ABC):
     """A VAE of diffusers (`module`) and how its latents are normalized. `channels`: latent channels. `tiling`: the
@@ -23,6 +26,7 @@ class Vae(nn.Module, abc.ABC):
 
     channels: int
     tiling: Tiling = Tiling()
+    _wrapped: Decode | None = None
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -44,9 +48,17 @@ class Vae(nn.Module, abc.ABC):
             return self.decode_whole(latents)
         return decode_tiled(self.decode_whole, latents, self.tiling, self.downscale)
 
-    @abc.abstractmethod
     def decode_whole(self, latents: Tensor) -> Tensor:
         """What `decode` does, at once."""
+        return self.decode_latents(latents) if self._wrapped is None else self._wrapped(latents)
+
+    def wrap_decode(self, middleware: Callable[[Decode], Decode]) -> None:
+        """Puts a feature around `decode_whole`."""
+        self._wrapped = middleware(self._wrapped or self.decode_latents)
+
+    @abc.abstractmethod
+    def decode_latents(self, latents: Tensor) -> Tensor:
+        """`decode_whole` without what features put around it."""
 
     @contextlib.contextmanager
     def in_tiles(self, tiled: bool) -> Iterator[None]:
@@ -96,7 +108,7 @@ class ImageVae(Vae):
         normalized: Tensor = (latents - config.shift_factor) * config.scaling_factor
         return normalized.transpose(0, 1)
 
-    def decode_whole(self, latents: Tensor) -> Tensor:
+    def decode_latents(self, latents: Tensor) -> Tensor:
         """[C, frames, h, w] -> [frames, 3, height, width], decoded as a batch of images."""
         config = self.module.config
         unscaled = self._batch(latents) / config.scaling_factor + config.shift_factor
@@ -124,7 +136,7 @@ class CausalVae(Vae):
         mean, std = self._scale(latents)
         return ((latents - mean) * (1 / std))[0]
 
-    def decode_whole(self, latents: Tensor) -> Tensor:
+    def decode_latents(self, latents: Tensor) -> Tensor:
         """[C, frames, h, w] -> [frames, 3, height, width] in the VAE's dtype."""
         video = latents[None].to(self.module.dtype)
         mean, std = self._scale(video)

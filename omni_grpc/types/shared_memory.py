@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 BLOCKS = Path("/dev/shm")
 """Where the blocks are: the mount on which shm_open makes them, too."""
+NO_BLOCKS = ""
+"""The prefix of a worker that has no memory in common with its engine: what it puts travels in the handle."""
 
 
 def store(data: bytes, name: str, *, folder: Path = BLOCKS) -> None:
@@ -43,6 +45,13 @@ def put(data: bytes, name: str, *, folder: Path = BLOCKS) -> SharedBytes:
         )
         return SharedBytes(name=name, size=len(data), data=data)
     return SharedBytes(name=name, size=len(data))
+
+
+def hand(data: bytes, prefix: str, number: int) -> SharedBytes:
+    """The bytes for whoever reads a worker's reports: in block `number` of the prefix, or in the handle (NO_BLOCKS)."""
+    if prefix == NO_BLOCKS:
+        return SharedBytes(name=str(number), size=len(data), data=data)
+    return put(data, f"{prefix}{number}")
 
 
 def take(handle: SharedBytes, *, folder: Path = BLOCKS) -> bytes:

@@ -136,23 +136,27 @@ class SplitKind(enum.StrEnum):
 
     COLUMN: a share of a linear layer's output channels. ROW: a share of its input channels; outputs are summed over the
     ranks. HEADS: a share of an attention's heads. NORM: a share of the channels of an RMS norm over all heads.
+    PER_HEAD: a share of a module's values, one for each head; a single value for all heads stays whole.
     """
 
     COLUMN = "COLUMN"
     ROW = "ROW"
     HEADS = "HEADS"
     NORM = "NORM"
+    PER_HEAD = "PER_HEAD"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Split:
     """How a module is sharded. `parts` are the relative sizes of what is concatenated along the sharded channels; each
     part is sharded by itself: (1, 4) for a layer that reads attention and a feed-forward of four times its width.
-    Without `parts`, outputs have as many equal parts as WeightMap.fused says, and inputs have one.
+    Without `parts`, outputs have as many equal parts as WeightMap.fused says, and inputs have one. `optional`: some
+    checkpoints have no such module.
     """
 
     kind: SplitKind
     parts: tuple[int, ...] = ()
+    optional: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

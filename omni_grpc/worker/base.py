@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.nn.mesh import Mesh
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.memory_model import MemoryModel
@@ -24,7 +25,8 @@ from omni_grpc.worker.phases import Staging
 class RunnerContext:
     """Where and how a runner runs. `prefix` begins the name of every shared-memory block that it creates; `tell`
     receives the progress of loading. `staging` takes the components that are on the device only while they run, where
-    there are any; `residency` says in words what leaves the device.
+    there are any; `residency` says in words what leaves the device. `ranks` are those that the model is spread over,
+    see nn/mesh.py.
     """
 
     config: EngineConfig
@@ -35,6 +37,7 @@ class RunnerContext:
     tell: Callable[[Loading], None]
     staging: Staging | None = None
     residency: str = ""
+    ranks: Mesh | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,8 +128,8 @@ class Place:
 
 
 class Delivery:
-    """Puts the files of one runner into shared memory. `prefix` begins the name of every block; `scheduler` is the
-    checkpoint's own, and `found` what was found out about the model, for the parameters in files.
+    """Puts the files of one runner into shared memory. `prefix` begins the name of every block, or is NO_BLOCKS;
+    `scheduler` is the checkpoint's own, and `found` what was found out about the model, for the parameters in files.
     """
 
     def __init__(self, prefix: str, *, scheduler: str = "", found: WorkerFindings | None = None) -> None:
@@ -155,7 +155,7 @@ class Delivery:
         return Media(
             index=place.output,
             layer=place.layer,
-            data=shared.put(file.data, f"{self._prefix}{next(self._blocks)}"),
+            data=shared.hand(file.data, self._prefix, next(self._blocks)),
             mime_type=request.output_format.mime_type,
             width=file.width,
             height=file.height,

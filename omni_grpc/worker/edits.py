@@ -16,6 +16,7 @@ from omni_grpc.feature_rules import (
     layerwise_offload,
     lora,
     quant,
+    ranks,
     step_cache,
 )
 from omni_grpc.feature_rules.base import FeatureRules
@@ -24,12 +25,15 @@ from omni_grpc.features import Context, Effects
 from omni_grpc.loading.checkpoint import WeightTargets
 from omni_grpc.loading.gguf import GgufFile
 from omni_grpc.loading.loader import Edit, Loader
+from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.worker.base import RunnerContext
 from omni_grpc.worker.lanes import Lanes
 
 Apply = Callable[[nn.Module, Any, Context], None]
 
 BEFORE: tuple[FeatureRules, ...] = (
+    # first, so that what replaces a layer gets this rank's part of it
+    ranks.TENSOR,
     quant.RULES,
     gguf.RULES,
     batch_invariant.RULES,
@@ -43,11 +47,34 @@ offload.
 AFTER: tuple[FeatureRules, ...] = (
     lora.RULES,
     attention.RULES,
+    ranks.ULYSSES,
     # around nothing but the blocks: what decides whether they run is outside
     cuda_graphs.RULES,
     step_cache.RULES,
+    # last: everything else sees this rank's tokens
+    ranks.SEQUENCE,
 )
-"""Edits of modules with weights: LoRA, attention, graphs, cache, pipeline and sequence parallel."""
+"""Edits of modules with weights: LoRA, attention, graphs, cache, then sequence parallel."""
+
+AROUND: tuple[FeatureRules, ...] = (ranks.CFG, ranks.VAE)
+"""Edits of a whole pipeline, once all of its parts are there."""
+
+
+def surround(pipeline: Pipeline, setting: RunnerContext, effects: Effects) -> None:
+    """Puts the features of a whole pipeline around it."""
+    for feature in AROUND:
+        if _is_on(feature, setting):
+            apply: Callable[[Pipeline, Any, Context], None] = pkgutil.resolve_name(feature.apply)
+            context = Context(
+                component="",
+                spec=setting.checkpoint.spec,
+                device=setting.device,
+                dtype=setting.dtype,
+                ranks=setting.ranks,
+                batch_invariant=setting.config.model.batch_invariant,
+                effects=effects,
+            )
+            apply(pipeline, feature.section(setting.config), context)
 
 
 def loader(setting: RunnerContext, effects: Effects, lanes: Lanes) -> Loader:
@@ -80,7 +107,14 @@ def _weight_files(setting: RunnerContext) -> dict[str, GgufFile]:
 
 
 def _edits(features: Sequence[FeatureRules], setting: RunnerContext, effects: Effects, lanes: Lanes) -> list[Edit]:
-    return [_edit(feature, setting, effects, lanes) for feature in features if is_on(feature, setting.config)]
+    return [_edit(feature, setting, effects, lanes) for feature in features if _is_on(feature, setting)]
+
+
+def _is_on(feature: FeatureRules, setting: RunnerContext) -> bool:
+    """Ranks turn on those features that need them."""
+    if feature.axis is None:
+        return is_on(feature, setting.config)
+    return setting.ranks is not None and feature.axis in setting.ranks.groups
 
 
 def _edit(feature: FeatureRules, setting: RunnerContext, effects: Effects, lanes: Lanes) -> Edit:
@@ -92,6 +126,7 @@ def _edit(feature: FeatureRules, setting: RunnerContext, effects: Effects, lanes
             spec=setting.checkpoint.spec,
             device=setting.device,
             dtype=setting.dtype,
+            ranks=setting.ranks,
             places=places,
             batch_invariant=setting.config.model.batch_invariant,
             effects=effects,

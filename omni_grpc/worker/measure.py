@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -64,10 +64,16 @@ def memory_budget(config: EngineConfig) -> float:
 
 
 def measured(
-    pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, config: EngineConfig, meter: Meter | None = None
+    pipeline: Pipeline,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    config: EngineConfig,
+    meter: Meter | None = None,
+    *,
+    agreed: Callable[[bool], bool] = bool,
 ) -> tuple[MemoryModel, float]:
     """The model of a pipeline, without its capacity, and the seconds of the warm-up that are left. On a CPU, or without
-    a warm-up, nothing is measured.
+    a warm-up, nothing is measured. `agreed`: as in `warm_up`.
     """
     began, seconds = time.monotonic(), config.worker.warm_up_seconds
     model = MemoryModel(
@@ -78,7 +84,10 @@ def measured(
     meter = meter or meter_of(device)
     if meter is None or not seconds:
         return model, seconds
-    samples = _samples(pipeline, checkpoint, device, config, meter, began + SHARE * seconds)
+    until = began + SHARE * seconds
+    samples = _samples(
+        pipeline, checkpoint, device, config, meter, lambda more: agreed(time.monotonic() + more > until)
+    )
     model = fit_memory(samples, model)
     model = dataclasses.replace(model, encode=_encodes(pipeline, checkpoint, samples, meter))
     logger.debug("warm-up: memory of %d sizes, %s", len(samples), model)
@@ -126,14 +135,20 @@ def _named(coefficients: Sequence[float]) -> dict[str, float]:
 
 @torch.inference_mode()
 def _samples(
-    pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, config: EngineConfig, meter: Meter, until: float
+    pipeline: Pipeline,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    config: EngineConfig,
+    meter: Meter,
+    too_late: Callable[[float], bool],
 ) -> list[Sample]:
+    """`too_late`: whether what takes so many seconds would end too late."""
     samples: list[Sample] = []
     last = 0.0
     for count, (size, frames, outputs) in enumerate(sizes(checkpoint)):
         began = time.monotonic()
         # the next size has up to four times the pixels
-        if len(samples) >= LEAST and began + 4 * last > until:
+        if len(samples) >= LEAST and too_late(4 * last):
             break
         request = _longest(placeholder(checkpoint, size=size, frames=frames, outputs=outputs), checkpoint, config)
         request = dataclasses.replace(request, steps=STEPS[count % len(STEPS)])
@@ -155,7 +170,7 @@ def _longest(request: Request, checkpoint: Checkpoint, config: EngineConfig) -> 
 def _sample(pipeline: Pipeline, request: Request, device: torch.device, meter: Meter, limits: Limits) -> Sample:
     def step() -> Rows:
         rows = assemble(states, LayoutCache(device, capacity=1))
-        pipeline.predict(rows)
+        pipeline.predict_all(rows)
         return rows
 
     def decode() -> None:

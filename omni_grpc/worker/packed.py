@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import pkgutil
 import threading
@@ -38,7 +39,7 @@ from omni_grpc.types.spec import LatentRgb
 from omni_grpc.types.step_cache import StepReports, tally
 from omni_grpc.worker import delivery, media
 from omni_grpc.worker.base import LoadedModel, Runner, RunnerContext
-from omni_grpc.worker.edits import loader
+from omni_grpc.worker.edits import loader, surround
 from omni_grpc.worker.failure import failure
 from omni_grpc.worker.lanes import Lanes
 from omni_grpc.worker.measure import measured, with_capacity
@@ -135,11 +136,12 @@ class PackedRunner(Runner):
         checkpoint, device = setting.checkpoint, setting.device
         effects, lanes = Effects(), Lanes()
         parts = loader(setting, effects, lanes)
-        pipeline = load_pipeline(parts, effects)
+        pipeline = load_pipeline(parts, effects, setting)
         configure_vae(parts.loaded.get("vae"), setting.config.adapter)
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
-        memory, left = measured(pipeline, checkpoint, device, setting.config)
-        cost = warm_up(pipeline, checkpoint, device, left)
+        agreed = bool if setting.ranks is None else functools.partial(setting.ranks.first_says, device=device)
+        memory, left = measured(pipeline, checkpoint, device, setting.config, agreed=agreed)
+        cost = warm_up(pipeline, checkpoint, device, left, agreed)
         memory = with_capacity(memory, device, setting.config)
         effects.report(
             attention_backend=described(in_use(pipeline, device, setting.dtype)), residency=setting.residency
@@ -373,13 +375,14 @@ class PackedRunner(Runner):
         return tuple(previews)
 
 
-def load_pipeline(parts: Loader, effects: Effects) -> Pipeline:
-    """The pipeline of a checkpoint, with every feature that the loader applies and that reports to `effects`. Raises
-    ConfigError for a feature without any effect.
+def load_pipeline(parts: Loader, effects: Effects, setting: RunnerContext) -> Pipeline:
+    """The pipeline of a checkpoint, with every feature that the loader applies and that reports to `effects`, and those
+    of whole pipelines. Raises ConfigError for a feature without any effect.
     """
     kind: type[Pipeline] = pkgutil.resolve_name(parts.checkpoint.spec.pipeline)
     pipeline = kind.load(parts)
     effects.check()
+    surround(pipeline, setting, effects)
     return pipeline
 
 

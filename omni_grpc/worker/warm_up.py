@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -28,27 +28,40 @@ Sample = tuple[tuple[int, ...], float]
 
 
 @torch.inference_mode()
-def warm_up(pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, seconds: float) -> CostModel:
+def warm_up(
+    pipeline: Pipeline,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    seconds: float,
+    agreed: Callable[[bool], bool] = bool,
+) -> CostModel:
     """Measures steps of growing size until `seconds` are spent, and fits the cost model. With 0 nothing is measured. On
     a GPU it takes up to half as long again to choose kernels, unless an earlier start has chosen them.
+    `agreed` makes a decision that depends on this process's clock the same on all ranks, which have to run the same.
     """
     if device.type != "cuda" or not seconds:
-        return fit_steps(pipeline, checkpoint, device, seconds)
+        return fit_steps(pipeline, checkpoint, device, seconds, agreed)
     kept = choices(device)
     with kept.recorded() as wanted:
-        cost = fit_steps(pipeline, checkpoint, device, seconds)
-        step_of_usual_size(pipeline, checkpoint, device, cost, seconds / 2)
+        cost = fit_steps(pipeline, checkpoint, device, seconds, agreed)
+        step_of_usual_size(pipeline, checkpoint, device, cost, seconds / 2, agreed)
     # what the last steps ask for counts most: they are the largest, and the very last is the usual one
     done = kept.tune(dict(reversed(wanted.items())), device, seconds / 2)
     logger.debug("warm-up: %d of %d shapes measured for the choice of kernels", done, len(wanted))
     return cost
 
 
-def fit_steps(pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, seconds: float) -> CostModel:
+def fit_steps(
+    pipeline: Pipeline,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    seconds: float,
+    agreed: Callable[[bool], bool] = bool,
+) -> CostModel:
     until = time.monotonic() + seconds
     samples: list[Sample] = []
     for size, frames, outputs in sizes(checkpoint):
-        if time.monotonic() >= until:
+        if agreed(time.monotonic() >= until):
             break
         request = placeholder(checkpoint, size=size, frames=frames, outputs=outputs)
         samples.append(_measure(pipeline, request, device))
@@ -58,14 +71,19 @@ def fit_steps(pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, 
 
 
 def step_of_usual_size(
-    pipeline: Pipeline, checkpoint: Checkpoint, device: torch.device, cost: CostModel, seconds: float
+    pipeline: Pipeline,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    cost: CostModel,
+    seconds: float,
+    agreed: Callable[[bool], bool] = bool,
 ) -> None:
     """One step of a request with all defaults, unless it is predicted to take longer than `seconds`."""
     usual = checkpoint.defaults
     request = placeholder(checkpoint, size=min(usual.width, usual.height), frames=usual.num_frames or 0, outputs=1)
     states = pipeline.prepare(request)
-    if cost.step_ms(tokens(states)) <= 1000 * seconds:
-        pipeline.predict(assemble(states, LayoutCache(device, capacity=1)))
+    if agreed(cost.step_ms(tokens(states)) <= 1000 * seconds):
+        pipeline.predict_all(assemble(states, LayoutCache(device, capacity=1)))
 
 
 def fit(samples: Sequence[Sample]) -> CostModel:
@@ -102,7 +120,7 @@ def _measure(pipeline: Pipeline, request: Request, device: torch.device) -> Samp
     # the first run pays for what is made at first use (autotuning, workspaces), and of three one for a graph
     for _ in range(4 if device.type == "cuda" else 3):
         began = time.monotonic()
-        pipeline.predict(rows)
+        pipeline.predict_all(rows)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(1000 * (time.monotonic() - began))

@@ -39,7 +39,8 @@ Send = Callable[[Report], None]
 class Worker:
     """Loads the model on the step lane, reports Loading and Ready, then answers each piece of a plan with one report.
 
-    `prefix` begins the name of every shared-memory block it makes, so that its executor can free them after its death.
+    `prefix` begins the name of every shared-memory block it makes, so that its executor can free them after its death;
+    with NO_BLOCKS it makes none.
     """
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, send: Send, prefix: str) -> None:

@@ -303,13 +303,14 @@ def test_a_rank_takes_its_part_of_codes_and_scales(rank: int, monkeypatch: pytes
     for kind, parts in ((ColumnLinear, (1, 2)), (RowLinear, (1,))):
         split = kind(whole, Share("layer", parts, None))
         split.inner = QuantizedLinear(split.inner, "layer", F8)
-        assert split.activation_dtype == F8
+        assert split.stored_dtype == F8
+        assert split.activation_dtype == (F8 if kind is ColumnLinear else None), "a token's scale is that of all ranks"
         split.load_tensor("weight_scale", scale)
         split.load_tensor("weight", codes)
         if kind is ColumnLinear:
-            rows = torch.cat([torch.arange(12)[kept] for kept in split.kept])
+            rows = torch.cat([torch.arange(12)[kept] for kept in split.shard.outputs])
             assert torch.equal(split.inner.weight.float(), codes.float()[rows])
             assert torch.equal(split.inner.scale, scale[rows])
         else:
-            assert torch.equal(split.inner.weight.float(), codes.float()[:, split.kept[0]])
+            assert torch.equal(split.inner.weight.float(), codes.float()[:, split.shard.inputs[0]])
             assert torch.equal(split.inner.scale, scale)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from omni_grpc.config import CacheConfig
+from omni_grpc.types.ranks import ParallelSizes
 from omni_grpc.types.request import Request
 from omni_grpc.types.step_cache import TeaCache
 from tests.models.model import Model
@@ -18,11 +18,28 @@ from tests.parallel.ranks import ONE, Ranks
 
 TOLERANCE = 2e-5
 
-GATHERED: Features = {"sequence_parallel": None}
-ULYSSES: Features = {"ulysses": None, "sequence_parallel": None}
-WEIGHTS: Features = {"tensor_parallel": None}
-CACHE: Features = {"step_cache": CacheConfig(cache_backend="tea_cache")}
-WAYS: Mapping[str, Features] = {"sequence parallel": GATHERED, "Ulysses": ULYSSES, "tensor parallel": WEIGHTS}
+GATHERED = ParallelSizes(sequence_parallel_size=2)
+ULYSSES = ParallelSizes(ulysses_degree=2)
+WEIGHTS = ParallelSizes(tensor_parallel_size=2)
+NONE: Features = {}
+CACHE: Features = {"cache_backend": "tea_cache"}
+WAYS: Mapping[str, ParallelSizes] = {"sequence parallel": GATHERED, "Ulysses": ULYSSES, "tensor parallel": WEIGHTS}
+
+RING = ParallelSizes(ring_degree=2)
+DEEP: Mapping[str, ParallelSizes] = {
+    "ring": RING,
+    "Ulysses in a ring": ParallelSizes(ulysses_degree=2, ring_degree=2),
+    "tensor x sequence parallel": ParallelSizes(tensor_parallel_size=2, sequence_parallel_size=2),
+    "tensor parallel x Ulysses": ParallelSizes(tensor_parallel_size=2, ulysses_degree=2),
+    "tensor parallel x ring": ParallelSizes(tensor_parallel_size=2, ring_degree=2),
+}
+"""Rings, and ranks that share two things."""
+BRANCHES: Mapping[str, ParallelSizes] = {
+    "CFG parallel": ParallelSizes(cfg_parallel_size=2),
+    "CFG parallel x Ulysses": ParallelSizes(cfg_parallel_size=2, ulysses_degree=2),
+    "CFG parallel x tensor parallel": ParallelSizes(cfg_parallel_size=2, tensor_parallel_size=2),
+}
+ALL_WAYS: Mapping[str, ParallelSizes] = {**WAYS, **DEEP, **BRANCHES}
 
 
 def spread(*ways: str, like: str, close: str, also: str = "") -> pytest.MarkDecorator:
@@ -55,12 +72,12 @@ class Alone:
     def run(self, features: Features, joins: Joins) -> Made:
         if self.ranks is None:
             return run_model(None, self.checkpoint, features, joins)
-        made: Made = self.ranks.run(run_model, self.checkpoint, features, joins, size=ONE)[0]
+        made: Made = self.ranks.run(run_model, self.checkpoint, features, joins, sizes=ONE)[0]
         return made
 
-    def on(self, ranks: Ranks, features: Features, joins: Joins) -> list[Made]:
+    def on(self, ranks: Ranks, sizes: ParallelSizes, joins: Joins, features: Features = NONE) -> list[Made]:
         """What ranks make, who agree bit for bit."""
-        results: list[Made] = ranks.run(run_model, self.checkpoint, features, joins)
+        results: list[Made] = ranks.run(run_model, self.checkpoint, features, joins, sizes=sizes)
         for made in results:
             assert made.latents.keys() == self.made.latents.keys()
             assert all(torch.equal(x, results[0].latents[name]) for name, x in made.latents.items())
@@ -93,7 +110,7 @@ def skips_alike(alone: Alone, ranks: Ranks, way: str, tolerance: float = TOLERAN
     """With the step cache, ranks skip what one process skips."""
     halfway = alone.half_cached()
     expected = alone.run(CACHE, halfway)
-    made, _ = alone.on(ranks, {**CACHE, **WAYS[way]}, halfway)
+    made, *_ = alone.on(ranks, ALL_WAYS[way], halfway, CACHE)
     assert made.reused == expected.reused
     assert any(made.reused.values())
     close(made, expected, tolerance)

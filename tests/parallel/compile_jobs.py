@@ -11,17 +11,17 @@ from omni_grpc.nn.dual_stream import DualStreamBlock
 from omni_grpc.nn.rows import JOINT, MOD, LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
 from tests.parallel import toys
-from tests.parallel.jobs import FEATURES, Group, context
+from tests.parallel.jobs import FEATURES, Ranked, context
 
 
 @torch.inference_mode()
-def compile_block(group: Group, sizes: Sequence[Row], batches: Sequence[Sequence[int]]) -> list[int]:
+def compile_block(mesh: Ranked, sizes: Sequence[Row], batches: Sequence[Sequence[int]]) -> list[int]:
     """How many graphs a block with Ulysses inside has after each batch. Raises where they differ from the block."""
     stacks = [Stack(dual=[DualStreamBlock(num_heads=2, head_size=32)]) for _ in range(2)]
     for stack in stacks:
         toys.weigh(stack)
         for feature in ("ulysses", "sequence_parallel"):
-            FEATURES[feature].apply(stack, None, context(group, toys.SPEC))
+            FEATURES[feature](stack, None, context(mesh, toys.SPEC))
     counter = torch._dynamo.testing.CompileCounter()
     stacks[0].get_submodule("dual.0").compile(fullgraph=True, dynamic=True, backend=counter)
     generator = torch.Generator().manual_seed(0)

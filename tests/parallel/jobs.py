@@ -16,32 +16,24 @@ from torch import Tensor, nn
 from omni_grpc.config.roles import Choice, Roles
 from omni_grpc.features import (
     Context,
-    layerwise_offload,
-    lora,
-    quant,
     sequence_parallel,
-    step_cache,
     tensor_parallel,
     ulysses,
 )
 from omni_grpc.features import attention as by_role
+from omni_grpc.features.quant import QuantizedLinear
 from omni_grpc.loading.checkpoint import load_weights
 from omni_grpc.nn import attention
-from omni_grpc.nn.rows import JOINT, LayoutCache, Rows
-from omni_grpc.nn.stack import Carry
+from omni_grpc.nn.attention import Attention
+from omni_grpc.nn.linear import Linear
+from omni_grpc.nn.mesh import Mesh
+from omni_grpc.nn.rows import JOINT, MOD, LayoutCache, Row, Rows
+from omni_grpc.nn.stack import Carry, Stack
 from omni_grpc.types.errors import ConfigError, InternalError
-from omni_grpc.types.spec import ModelSpec, Split
+from omni_grpc.types.spec import ModelSpec, Split, SplitKind
 from tests.parallel import toys
 
-Group = dist.ProcessGroup | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Feature:
-    """Its function, and whether it edits modules that have no weights yet."""
-
-    apply: Callable[[nn.Module, Any, Context], None]
-    before: bool = False
+Ranked = Mesh | None
 
 
 IN_DOUBLE = Roles(per_role={"self": Choice(backend="TORCH_SDPA", precision="float64")})
@@ -52,17 +44,12 @@ def _by_role(module: nn.Module, config: Any, context: Context) -> None:
     by_role.apply(module, config or IN_DOUBLE, context)
 
 
-FEATURES: Mapping[str, Feature] = {
-    "tensor_parallel": Feature(tensor_parallel.apply, before=True),
-    "quant": Feature(quant.apply, before=True),
-    "layerwise_offload": Feature(layerwise_offload.apply, before=True),
-    "lora": Feature(lora.apply),
-    "attention": Feature(_by_role),
-    "ulysses": Feature(ulysses.apply),
-    "step_cache": Feature(step_cache.apply),
-    "sequence_parallel": Feature(sequence_parallel.apply),
+FEATURES: Mapping[str, Callable[[nn.Module, Any, Context], None]] = {
+    "tensor_parallel": tensor_parallel.apply,
+    "attention": _by_role,
+    "ulysses": ulysses.apply,
+    "sequence_parallel": sequence_parallel.apply,
 }
-"""In the order in which they are applied."""
 
 RANKED = ("tensor_parallel", "ulysses", "sequence_parallel")
 """Those that need ranks."""
@@ -91,15 +78,15 @@ def watched() -> Iterator[Work]:
         yield work
 
 
-def device_of(group: Group) -> torch.device:
+def device_of(mesh: Ranked) -> torch.device:
     """What a rank computes on: its GPU where NCCL joins them."""
-    if group is None or dist.get_backend(group) != "nccl":
+    if mesh is None or dist.get_backend() != "nccl":
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def context(group: Group, spec: ModelSpec, component: str = "transformer") -> Context:
-    return Context(component=component, spec=spec, device=device_of(group), dtype=torch.float32, ranks=group)
+def context(mesh: Ranked, spec: ModelSpec, component: str = "transformer") -> Context:
+    return Context(component=component, spec=spec, device=device_of(mesh), dtype=torch.float32, ranks=mesh)
 
 
 @dataclasses.dataclass
@@ -112,7 +99,7 @@ class Ran:
 
 
 @torch.inference_mode()
-def run_toy(group: Group, name: str, features: Sequence[str], rows: Sequence[int], apart: bool = False) -> Ran:
+def run_toy(mesh: Ranked, name: str, features: Sequence[str], rows: Sequence[int], apart: bool = False) -> Ran:
     stack = toys.STACKS[name]()
     toys.weigh(stack)
     carry, batch = toys.batch(stack, rows)
@@ -120,24 +107,38 @@ def run_toy(group: Group, name: str, features: Sequence[str], rows: Sequence[int
     if apart:
         stack.wrap(taken_apart)
     for feature in features:
-        FEATURES[feature].apply(stack, None, context(group, toys.SPEC))
+        FEATURES[feature](stack, None, context(mesh, toys.SPEC))
     with watched() as work:
         out = stack(carry, batch)
     return Ran(out, work, taken_apart.norms)
 
 
 @torch.inference_mode()
-def break_down(group: Group, name: str, features: Sequence[str]) -> str:
+def break_down(mesh: Ranked, name: str, features: Sequence[str]) -> str:
     """What a stack says that runs into something which is not served."""
     stack = toys.STACKS[name]()
     carry, batch = toys.batch(stack, range(len(toys.ROWS)))
     for feature in features:
-        FEATURES[feature].apply(stack, None, context(group, toys.SPEC))
+        FEATURES[feature](stack, None, context(mesh, toys.SPEC))
     try:
         stack(carry, batch)
     except InternalError as error:
         return str(error)
     return ""
+
+
+@torch.inference_mode()
+def attend_ring(mesh: Ranked, lengths: Sequence[int]) -> Tensor:
+    """Attention alone, of rows of these lengths: what all ranks together make, in the order of one process."""
+    attention = Attention(4, 8, 2)
+    stack = Stack(only=[toys.Bare(attention)])
+    if mesh is not None:
+        sequence_parallel.apply(stack, None, context(mesh, toys.SPEC))
+    rows = [Row.of(img=length) for length in lengths]
+    batch = Rows([(None, str(row)) for row in range(len(rows))], rows, LayoutCache("cpu"))
+    batch.bind("only", MOD, [torch.zeros(1, 1, 1)] * len(rows))
+    generator = torch.Generator().manual_seed(2)
+    return stack({"img": 3 * torch.randn(sum(lengths), 64, generator=generator)}, batch)["img"]
 
 
 def tabled(splits: Mapping[str, Split]) -> ModelSpec:
@@ -146,22 +147,43 @@ def tabled(splits: Mapping[str, Split]) -> ModelSpec:
     return dataclasses.replace(toys.SPEC, tensor_parallel=tables, weights={"transformer": toys.WIDE_WEIGHTS})
 
 
-def refusal(group: Group, feature: str, module: nn.Module, splits: Mapping[str, Split] = toys.WIDE_SPLITS) -> str:
+def refusal(mesh: Ranked, feature: str, module: nn.Module, splits: Mapping[str, Split] = toys.WIDE_SPLITS) -> str:
     """What a feature says to a module that it cannot edit."""
+    told = context(mesh, tabled(splits))
+    if feature.startswith("invariant "):
+        feature, told = feature.removeprefix("invariant "), dataclasses.replace(told, batch_invariant=True)
     try:
-        FEATURES[feature].apply(module, None, context(group, tabled(splits)))
+        FEATURES[feature](module, None, told)
     except ConfigError as error:
         return str(error)
     return ""
 
 
 @torch.inference_mode()
-def run_wide(group: Group, folder: Path) -> tuple[Tensor, dict[str, tuple[int, ...]]]:
+def run_rows_in_8_bits(mesh: Ranked, kind: torch.dtype) -> Tensor:
+    """A layer in 8 bits whose inputs are spread over ranks, of tokens of which one rank has the largest values."""
+    generator = torch.Generator().manual_seed(3)
+    weight, x = torch.randn(20, 96, generator=generator), torch.randn(7, 96, generator=generator)
+    weight[:, 5], x[:, 80] = weight[:, 5] * 9, x[:, 80] * 9
+    module = nn.ModuleDict({"to_qkv": Linear(96, 20, bias=False, stream=JOINT)})
+    kept = slice(None)
+    if mesh is not None:
+        tensor_parallel.apply(module, None, context(mesh, tabled({"to_qkv": Split(SplitKind.ROW)})))
+        (kept,) = module["to_qkv"].shard.inputs
+    path = "to_qkv" if mesh is None else "to_qkv.inner"
+    module.set_submodule(path, QuantizedLinear(module.get_submodule(path), path, kind))
+    layer = module.get_submodule("to_qkv")
+    layer.load_tensor("weight", weight)
+    return layer(x[:, kept].contiguous())
+
+
+@torch.inference_mode()
+def run_wide(mesh: Ranked, folder: Path) -> tuple[Tensor, dict[str, tuple[int, ...]]]:
     """Its output, and the shapes of its weights."""
     with torch.device("meta"):
         module = toys.Wide()
-    if group is not None:
-        tensor_parallel.apply(module, None, context(group, tabled(toys.WIDE_SPLITS)))
+    if mesh is not None:
+        tensor_parallel.apply(module, None, context(mesh, tabled(toys.WIDE_SPLITS)))
     load_weights(module, folder, toys.WIDE_WEIGHTS, device="cpu", dtype=torch.float32)
     rows = Rows([(None, str(row)) for row in range(len(toys.ROWS))], toys.ROWS, LayoutCache("cpu"))
     x = torch.randn(rows.stream(JOINT).total, toys.CHANNELS, generator=torch.Generator().manual_seed(1))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,41 +10,51 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from omni_grpc.config import EngineConfig
+from omni_grpc.features import Effects
+from omni_grpc.features import attention as by_role
 from omni_grpc.features.quant import QuantizedLinear
 from omni_grpc.loading.checkpoint import WeightTargets
-from omni_grpc.loading.loader import Edit, Loader
 from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.plan import RequestStep
 from omni_grpc.types.request import Request
 from omni_grpc.types.spec import Checkpoint
-from omni_grpc.worker.packed import PackedRunner
-from tests.parallel.jobs import FEATURES, Group, Work, context, device_of, watched
+from omni_grpc.worker.base import RunnerContext
+from omni_grpc.worker.edits import loader
+from omni_grpc.worker.lanes import Lanes
+from omni_grpc.worker.packed import PackedRunner, load_pipeline
+from tests.parallel.jobs import Ranked, Work, context, device_of, watched
+
+PREFIX = "omni-test-ranks-"
 
 Features = Mapping[str, Any]
-"""Names of features, and for each its section of the configuration."""
+"""Settings of the server, and "roles" for attention that no setting describes."""
 
 
-def load(group: Group, checkpoint: Checkpoint, features: Features) -> Pipeline:
-    def edits(before: bool) -> list[Edit]:
-        chosen = [name for name, feature in FEATURES.items() if name in features and feature.before == before]
-        return [functools.partial(edit, name) for name in chosen]
-
-    def edit(feature: str, module: nn.Module, component: str, places: WeightTargets) -> None:
-        told = dataclasses.replace(context(group, checkpoint.spec, component), places=places)
-        FEATURES[feature].apply(module, features[feature], told)
-
-    module, _, name = checkpoint.spec.pipeline.partition(":")
-    kind: type[Pipeline] = getattr(importlib.import_module(module), name)
-    return kind.load(
-        Loader(
-            checkpoint=checkpoint,
-            device=device_of(group),
-            dtype=torch.float32,
-            before=edits(True),
-            after=edits(False),
-        )
+def load(mesh: Ranked, checkpoint: Checkpoint, features: Features) -> Pipeline:
+    """As the worker does it, with every feature of the settings and of the mesh."""
+    given = dict(features)
+    roles = given.pop("roles", None)
+    config = EngineConfig.from_settings(model=str(checkpoint.path), dtype="float32", warm_up_seconds=0, **given)
+    setting = RunnerContext(
+        config=config,
+        checkpoint=checkpoint,
+        device=device_of(mesh),
+        dtype=torch.float32,
+        prefix=PREFIX,
+        tell=lambda loading: None,
+        ranks=mesh,
     )
+    effects = Effects()
+    parts = loader(setting, effects, Lanes())
+    if roles is not None:
+
+        def choose(module: nn.Module, component: str, places: WeightTargets) -> None:
+            by_role.apply(module, roles, context(mesh, checkpoint.spec, component))
+
+        parts = dataclasses.replace(parts, after=[choose, *parts.after])
+    return load_pipeline(parts, effects, setting)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,28 +71,28 @@ class Made:
     weights: int
 
 
-def refused(group: Group, checkpoint: Checkpoint, features: Features) -> str:
+def refused(mesh: Ranked, checkpoint: Checkpoint, features: Features) -> str:
     """What is said to features that do not go together."""
     try:
-        load(group, checkpoint, features)
+        load(mesh, checkpoint, features)
     except ConfigError as error:
         return str(error)
     return ""
 
 
-def quantized_layers(group: Group, checkpoint: Checkpoint, features: Features) -> set[str]:
+def quantized_layers(mesh: Ranked, checkpoint: Checkpoint, features: Features) -> set[str]:
     """The layers in 8 bits, by the names that they have without what is around them."""
     return {
         name.removesuffix(".inner")
-        for name, module in load(group, checkpoint, features).named_modules()
+        for name, module in load(mesh, checkpoint, features).named_modules()
         if isinstance(module, QuantizedLinear)
     }
 
 
-def run_model(group: Group, checkpoint: Checkpoint, features: Features, joins: Sequence[tuple[int, Request]]) -> Made:
+def run_model(mesh: Ranked, checkpoint: Checkpoint, features: Features, joins: Sequence[tuple[int, Request]]) -> Made:
     """Requests, each with the tick at which it joins."""
-    pipeline = load(group, checkpoint, features)
-    runner = PackedRunner(pipeline, device_of(group), "omni-test-ranks-")
+    pipeline = load(mesh, checkpoint, features)
+    runner = PackedRunner(pipeline, device_of(mesh), PREFIX)
     running: list[str] = []
     steps: list[RequestStep] = []
     with watched() as work:

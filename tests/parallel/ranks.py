@@ -15,8 +15,13 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-ONE, PAIR, ALL = 1, 2, 3
-"""Sizes of the groups: the first process by itself, the first two, or every one of three."""
+from omni_grpc.nn.mesh import Mesh, join
+from omni_grpc.types.ranks import ParallelSizes
+
+PAIR, ALL, COUNT = 2, 3, 4
+"""Ranks of a pair, of most tests with an odd number, and processes."""
+
+ONE = ParallelSizes()
 
 HANG = 120
 """Seconds after which a collective, or a job, is stuck."""
@@ -25,10 +30,11 @@ HANG = 120
 class Ranks:
     """Use it as a context. A job that failed on one rank leaves the others in a collective: it is the last one."""
 
-    def __init__(self, folder: Path, backend: str = "gloo", count: int = ALL) -> None:
+    def __init__(self, folder: Path, backend: str = "gloo", count: int = COUNT) -> None:
         """With "nccl" each of the `count` processes has a GPU."""
         context = multiprocessing.get_context("spawn")
         pipes = [context.Pipe() for _ in range(count)]
+        self._joined: set[ParallelSizes] = set()
         self._pipes = [mine for mine, _ in pipes]
         self._processes = [
             context.Process(target=_serve, args=(backend, rank, count, folder / "rendezvous", theirs), daemon=True)
@@ -45,11 +51,19 @@ class Ranks:
             process.kill()
             process.join()
 
-    def run(self, job: Callable[..., Any], *arguments: Any, size: int = PAIR) -> list[Any]:
-        """`job(group, *arguments)` on each rank of the group -> what each returned. A job is a module's function."""
-        pending = self._pipes[:size]
+    def run(self, job: Callable[..., Any], *arguments: Any, sizes: ParallelSizes) -> list[Any]:
+        """`job(mesh, *arguments)` on each rank of the sizes -> what each returned. A job is a module's function."""
+        if sizes not in self._joined:
+            self._joined.add(sizes)
+            self._ask(self._pipes, _joined, (), sizes)
+        return self._ask(self._pipes[: sizes.world], job, arguments, sizes)
+
+    def _ask(
+        self, pending: list[Connection], job: Callable[..., Any], arguments: tuple[Any, ...], sizes: ParallelSizes
+    ) -> list[Any]:
+        size = len(pending)
         for pipe in pending:
-            pipe.send_bytes(pickle.dumps((job, arguments, size)))
+            pipe.send_bytes(pickle.dumps((job, arguments, sizes)))
         results: dict[Connection, Any] = {}
         while len(results) < size:
             ready = wait([pipe for pipe in pending if pipe not in results], HANG)
@@ -58,6 +72,10 @@ class Ranks:
                 failure, results[pipe] = pickle.loads(pipe.recv_bytes())
                 assert not failure, f"{job.__name__} on rank {pending.index(pipe)}: {failure}"
         return [results[pipe] for pipe in pending]
+
+
+def _joined(mesh: Mesh) -> None:
+    """The mesh is made."""
 
 
 def _serve(backend: str, rank: int, count: int, rendezvous: Path, pipe: Connection) -> None:
@@ -72,12 +90,14 @@ def _serve(backend: str, rank: int, count: int, rendezvous: Path, pipe: Connecti
         world_size=count,
         timeout=datetime.timedelta(seconds=HANG),
     )
-    alone = [dist.new_group([each]) for each in range(count)]
-    groups = {ONE: alone[rank], PAIR: dist.new_group(range(PAIR)), count: dist.group.WORLD}
+    meshes: dict[ParallelSizes, Mesh] = {}
     while True:
-        job, arguments, size = pickle.loads(pipe.recv_bytes())
+        job, arguments, sizes = pickle.loads(pipe.recv_bytes())
         try:
-            answer = "", job(groups[size], *arguments)
+            if sizes not in meshes:
+                # every process has to be there when groups are made, also those that are in none
+                meshes[sizes] = join(sizes, range(sizes.world))
+            answer = "", job(meshes[sizes], *arguments)
         except Exception:  # noqa: BLE001 - whatever it is, the test fails with it
             answer = traceback.format_exc(), None
         pipe.send_bytes(pickle.dumps(answer))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
 from tests.parallel.alone import WAYS, WEIGHTS, Alone, close, spread
-from tests.parallel.model_jobs import refused
 from tests.parallel.ranks import PAIR, Ranks
 
 pytestmark = pytest.mark.conformance
@@ -31,16 +28,7 @@ def test_ranks_that_share_tokens_make_what_one_process_makes(alone: Alone, ranks
 
 
 @pytest.mark.shows("tensor parallel", "one process", "2e-5")
-def test_ranks_that_share_weights_make_what_one_process_makes(
-    alone: Alone, ranks: Ranks, record_property: Callable[[str, object], None]
-) -> None:
-    """Or it is refused by name, for a model whose spec does not say what can be spread."""
-    spec = alone.checkpoint.spec
-    if not spec.tensor_parallel:
-        record_property("shows", "refused")
-        for message in ranks.run(refused, alone.checkpoint, WEIGHTS):
-            assert message.startswith(f"{spec.name}: tensor parallel is not served yet for 'transformer'")
-        return
+def test_ranks_that_share_weights_make_what_one_process_makes(alone: Alone, ranks: Ranks) -> None:
     results = alone.on(ranks, WEIGHTS, alone.joins)
     close(results[0], alone.made)
     assert [made.work.queries for made in results] == [alone.made.work.queries // PAIR] * PAIR

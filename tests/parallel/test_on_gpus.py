@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("diffusers")
 
+from omni_grpc.checkpoint.registry import open_checkpoint
+from omni_grpc.types.ranks import ParallelSizes
 from tests.features.suite import FAMILIES
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
-from tests.parallel.alone import WAYS, WEIGHTS, Alone, close, skips_alike
+from tests.parallel import vae_jobs
+from tests.parallel.alone import ALL_WAYS, WEIGHTS, Alone, close, skips_alike
 from tests.parallel.ranks import PAIR, Ranks
 
 pytestmark = [
@@ -35,14 +39,30 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Alone(Model(entry, entry.build(tmp_path_factory.mktemp("checkpoints") / request.param)), ranks)
 
 
-@pytest.mark.parametrize("way", WAYS)
+PAIRS = {name: sizes for name, sizes in ALL_WAYS.items() if sizes.world == PAIR}
+"""The ways to use two ranks."""
+
+
+@pytest.mark.parametrize("way", PAIRS)
 def test_ranks_make_what_one_gpu_makes(alone: Alone, ranks: Ranks, way: str) -> None:
-    results = alone.on(ranks, WAYS[way], alone.joins)
+    results = alone.on(ranks, PAIRS[way], alone.joins)
     close(results[0], alone.made, TOLERANCE)
     assert all(0 < made.work.queries < alone.made.work.queries for made in results)
-    assert (results[0].weights < alone.made.weights) == (WAYS[way] is WEIGHTS)
+    assert (results[0].weights < alone.made.weights) == (PAIRS[way] is WEIGHTS)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", PAIRS)
 def test_ranks_skip_the_rows_that_one_gpu_skips(alone: Alone, ranks: Ranks, way: str) -> None:
     skips_alike(alone, ranks, way, TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["FluxPipeline", "WanPipeline"])
+def test_two_gpus_decode_what_one_decodes(ranks: Ranks, name: str, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(ENTRIES[name].build(tmp_path / name))
+    shapes = [(1, 7, 5), (3, 4, 6)]
+    alone = ranks.run(vae_jobs.decode, checkpoint, shapes, sizes=ParallelSizes())[0]
+    sizes = ParallelSizes(ring_degree=PAIR, vae_patch_parallel_size=PAIR)
+    for results in zip(*ranks.run(vae_jobs.decode, checkpoint, shapes, sizes=sizes), alone, strict=True):
+        *made, expected = results
+        for pixels in made:
+            torch.testing.assert_close(pixels, expected, rtol=0, atol=TOLERANCE)

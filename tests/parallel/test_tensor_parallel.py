@@ -14,6 +14,7 @@ from omni_grpc.loading.checkpoint import WEIGHT_FILE
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import JOINT
+from omni_grpc.types.ranks import ParallelSizes
 from omni_grpc.types.spec import Split, SplitKind
 from tests.parallel import jobs, toys
 from tests.parallel.ranks import ALL, PAIR, Ranks
@@ -40,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("size", [PAIR, ALL])
 def test_ranks_do_what_one_process_does_with_a_part_of_the_weights(ranks: Ranks, folder: Path, size: int) -> None:
     alone, shapes = jobs.run_wide(None, folder)
-    results = ranks.run(jobs.run_wide, folder, size=size)
+    results = ranks.run(jobs.run_wide, folder, sizes=ParallelSizes(tensor_parallel_size=size))
     for out, parts in results:
         torch.testing.assert_close(out, alone, rtol=0, atol=2e-5)
         assert torch.equal(out, results[0][0])
@@ -48,6 +49,21 @@ def test_ranks_do_what_one_process_does_with_a_part_of_the_weights(ranks: Ranks,
             whole = list(shapes[f"{name}.weight"])
             whole[dimension] //= size
             assert parts[f"{name}.inner.weight"] == tuple(whole)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("size", [PAIR, ALL])
+def test_scales_in_8_bits_are_those_of_whole_tokens_and_rows(ranks: Ranks, size: int, kind: torch.dtype) -> None:
+    """The codes are those of one process, so the results differ by the rounding of float32 alone."""
+    alone = jobs.run_rows_in_8_bits(None, kind)
+    for out in ranks.run(jobs.run_rows_in_8_bits, kind, sizes=ParallelSizes(tensor_parallel_size=size)):
+        torch.testing.assert_close(out, alone, rtol=1e-6, atol=1e-4)
+
+
+def test_batch_invariance_takes_two_ranks(ranks: Ranks) -> None:
+    sizes = ParallelSizes(tensor_parallel_size=ALL)
+    for said in ranks.run(jobs.refusal, "invariant tensor_parallel", linear(9), {"to_qkv": COLUMN}, sizes=sizes):
+        assert "batch_invariant takes a tensor_parallel_size of 2 at most" in said
 
 
 def linear(features: int) -> nn.Module:
@@ -86,5 +102,6 @@ REFUSED: Mapping[str, tuple[nn.Module, Mapping[str, Split], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_spread_is_refused_by_name(ranks: Ranks, case: str) -> None:
     module, splits, message = REFUSED[case]
-    for said in ranks.run(jobs.refusal, "tensor_parallel", module, splits, size=ALL):
+    sizes = ParallelSizes(tensor_parallel_size=ALL)
+    for said in ranks.run(jobs.refusal, "tensor_parallel", module, splits, sizes=sizes):
         assert message in said

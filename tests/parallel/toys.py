@@ -124,6 +124,25 @@ class Halfway(Cross):
         return (x + self.attention(q, k, v, rows, over="img", kv=JOINT).flatten(1),)
 
 
+class Bare(Block):
+    """Attention of 64 channels: 32 of queries, 16 of keys, 16 of values. It has no weights."""
+
+    carry = ("img",)
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def modulation(self, temb: Tensor) -> Tensor:
+        return temb
+
+    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
+        (x,) = carry
+        q, k, v = (part.unflatten(1, (-1, 8)) for part in x.split([32, 16, 16], 1))
+        out = self.attention(q, k, v, rows, over="img").flatten(1)
+        return (torch.cat([out, x[:, 32:]], 1),)
+
+
 STACKS: Mapping[str, Callable[[], Stack]] = {
     "dual_single": lambda: Stack(dual=[Joint(), Joint()], single=[Single()]),
     "across": lambda: Stack(across=[Across(), Across()]),
