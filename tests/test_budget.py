@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -51,7 +52,8 @@ def made_up(seed: int) -> ModelSizes:
                 block=max(blocks, default=0),
             )
         )
-    return ModelSizes(denoisers=denoisers, parts=tuple(parts), step=size())
+    graphs, margin = draw.choice((0, size())), draw.choice((0.0, 0.1))
+    return ModelSizes(denoisers=denoisers, parts=tuple(parts), step=size(), graphs=graphs, margin=margin)
 
 
 def used(sizes: ModelSizes, plan: ResidencyPlan) -> int:
@@ -59,13 +61,15 @@ def used(sizes: ModelSizes, plan: ResidencyPlan) -> int:
     count = sizes.most_blocks if plan.resident_blocks is None else plan.resident_blocks
     held = sum(it.with_resident(count) if plan.resident_blocks is not None else it.whole for it in sizes.denoisers)
     there = [part for part in sizes.parts if part.name not in plan.between_phases]
-    return held + sizes.step + sum(part.weights + part.work for part in there) + plan.room
+    here = sum(part.weights for part in there)
+    runs = (sizes.step + plan.room + sum(part.work for part in there)) / (1 - sizes.margin)
+    return math.floor(held + here + runs) + (0 if plan.resident_blocks is not None else sizes.graphs)
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_no_plan_takes_more_than_its_budget_and_a_larger_budget_offloads_no_more(seed: int) -> None:
     sizes = made_up(seed)
-    whole = sizes.weights + sizes.step + sum(part.work for part in sizes.parts)
+    whole = sizes.weights + sizes.graphs + 2 * (sizes.step + sum(part.work for part in sizes.parts))
     before: ResidencyPlan | None = None
     for budget in (*range(1, whole, max(1, whole // 120)), whole, whole + 1):
         try:
@@ -132,6 +136,8 @@ def _times(sizes: ModelSizes, factor: int) -> ModelSizes:
             for it in sizes.parts
         ),
         step=sizes.step * factor,
+        graphs=sizes.graphs * factor,
+        margin=sizes.margin,
     )
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from omni_grpc.checkpoint.sizes import CODES, DENOISERS, Header
 from omni_grpc.config import EngineConfig
+from omni_grpc.feature_rules.base import is_native
 from omni_grpc.feature_rules.gguf import gguf_files
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.load_progress import size_text
+from omni_grpc.types.memory_model import MARGIN
 from omni_grpc.types.spec import Checkpoint
 
 SETTING = "gpu_memory_budget"
@@ -20,6 +22,8 @@ GIB = 1 << 30
 SLOTS = 2
 """Blocks of a stack that layerwise offload has on the device beside those that stay."""
 
+GRAPHS = 2 << 30
+"""Bytes that CUDA graphs and their pool may take, besides: they are captured while jobs run."""
 STEP_FLOOR = 512 << 20
 """Bytes that steps work with, whatever their size: workspaces of libraries, tables, latents."""
 PER_TOKEN = 64 << 10
@@ -83,11 +87,24 @@ class PartSize:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """Bytes of a model as it is loaded. `step`: what steps work with."""
+    """Bytes of a model as it is loaded. `step`: what steps work with; `graphs`: what CUDA graphs take, where blocks do
+    not move. `margin`: the part of what the weights leave that no request may use.
+    """
 
     denoisers: tuple[DenoiserSize, ...]
     parts: tuple[PartSize, ...]
     step: int
+    graphs: int = 0
+    margin: float = 0.0
+
+    def peak(self, held: int, work: int, *, blocks_move: bool) -> int:
+        """Bytes that a plan needs: what it holds, and what runs beside steps."""
+        runs = math.ceil((self.step + work) / (1 - self.margin))
+        return held + runs + (0 if blocks_move else self.graphs)
+
+    def free(self, budget: int, held: int, *, blocks_move: bool) -> int:
+        """Bytes that a budget leaves for what runs beside steps."""
+        return int((budget - held - (0 if blocks_move else self.graphs)) * (1 - self.margin)) - self.step
 
     @property
     def weights(self) -> int:
@@ -157,8 +174,8 @@ def _plans(sizes: ModelSizes, budget: int, *, staged: bool, resident_blocks: int
     whole = sum(it.whole for it in sizes.denoisers)
     if resident_blocks is None:
         if not staged:
-            resident = sizes.weights
-            peak = resident + sizes.step + sum(part.work for part in sizes.parts)
+            resident, work = sizes.weights, sum(part.work for part in sizes.parts)
+            peak = sizes.peak(resident, work, blocks_move=False)
             yield ResidencyPlan(resident=resident, peak=peak)
         yield from _staged(sizes, budget, whole, None)
     asked = range(sizes.most_blocks - 1, -1, -1) if resident_blocks is None else (resident_blocks,)
@@ -166,7 +183,7 @@ def _plans(sizes: ModelSizes, budget: int, *, staged: bool, resident_blocks: int
         held = sum(it.with_resident(count) for it in sizes.denoisers)
         if resident_blocks is not None and not staged:
             resident = held + sum(part.weights for part in sizes.parts)
-            peak = resident + sizes.step + sum(part.work for part in sizes.parts)
+            peak = sizes.peak(resident, sum(part.work for part in sizes.parts), blocks_move=True)
             yield ResidencyPlan(resident_blocks=count, resident=resident, peak=peak)
         yield from _staged(sizes, budget, held, count)
 
@@ -175,10 +192,12 @@ def _staged(sizes: ModelSizes, budget: int, held: int, count: int | None) -> Ite
     """Parts between phases, with all of their blocks at once where that fits, else the blocks of those that are too
     large.
     """
+    moves = count is not None
     if not sizes.parts:
-        yield ResidencyPlan(resident_blocks=count, resident=held, peak=held + sizes.step)
+        peak = sizes.peak(held, 0, blocks_move=moves)
+        yield ResidencyPlan(resident_blocks=count, resident=held, peak=peak)
         return
-    free = budget - held - sizes.step
+    free = sizes.free(budget, held, blocks_move=moves)
     needs = {part.name: part.weights + part.work for part in sizes.parts}
     split = [part for part in sizes.parts if needs[part.name] > free and part.by_block < part.weights]
     for by_block in ((), tuple(split)) if split else ((),):
@@ -190,7 +209,7 @@ def _staged(sizes: ModelSizes, budget: int, held: int, count: int | None) -> Ite
             room=max(largest, min(free, sum(some.values()))),
             resident_blocks=count,
             resident=held,
-            peak=held + sizes.step + largest,
+            peak=sizes.peak(held, largest, blocks_move=moves),
             work={part.name: part.work for part in sizes.parts if part.work},
         )
 
@@ -213,7 +232,13 @@ def sizes_of(
     packed = gguf_files(config.quantization, checkpoint) if config.quantization is not None else {}
     denoisers = [it for it in denoisers if it.name not in packed]
     denoisers += [DenoiserSize(name=name, fixed=_file_bytes(file)) for name, file in packed.items()]
-    return ModelSizes(denoisers=tuple(denoisers), parts=tuple(parts), step=_step_bytes(checkpoint))
+    return ModelSizes(
+        denoisers=tuple(denoisers),
+        parts=tuple(parts),
+        step=_step_bytes(checkpoint),
+        graphs=0 if config.worker.cuda_graph_tokens == 0 or not is_native(checkpoint) else GRAPHS,
+        margin=MARGIN,
+    )
 
 
 def _file_bytes(file: str) -> int:
@@ -291,7 +316,7 @@ def plan_adapter(sizes: ModelSizes, budget: int) -> bool:
     """Whether a diffusers pipeline has to keep one component at a time on the device to fit the budget. Raises
     ConfigError where its largest does not fit.
     """
-    work = max([sizes.step, *(part.work for part in sizes.parts)])
+    work = math.ceil(max([sizes.step, *(part.work for part in sizes.parts)]) / (1 - sizes.margin))
     if sizes.weights + work <= budget:
         return False
     largest = max([it.whole for it in sizes.denoisers] + [it.weights for it in sizes.parts], default=0)

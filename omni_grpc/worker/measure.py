@@ -20,6 +20,7 @@ from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.pipeline.batch import assemble
 from omni_grpc.pipeline.state import State
 from omni_grpc.resolve.request import placeholder
+from omni_grpc.resolve.residency import GRAPHS
 from omni_grpc.resolve.settings import facts_of
 from omni_grpc.types.memory_model import MARGIN, HeldLaw, MemoryModel, PixelLaw, StepLaw
 from omni_grpc.types.request import Request
@@ -37,8 +38,6 @@ LEAST = 6
 """Sizes that are measured however long it takes: laws of three coefficients come from no fewer."""
 STEPS = (1, 1, 9, 9)
 """Of the requests that are measured, in turns: some of what is computed ahead grows with them."""
-GRAPHS = 2 << 30
-"""Bytes that CUDA graphs and their pool may take, besides: they are captured while jobs run."""
 PICTURES = ("images", "first_frame", "last_frame", "reference_images", "source_video")
 WORDS = "a red circle left of a blue square "
 

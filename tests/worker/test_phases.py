@@ -279,7 +279,7 @@ def least(suite: Suite) -> int:
     """The least budget of a model, in bytes."""
     it = found(suite)
     held = sum(denoiser.with_resident(0) for denoiser in it.denoisers)
-    return held + it.step + max(min(part.by_block, part.weights) + part.work for part in it.parts)
+    return it.peak(held, max(min(part.by_block, part.weights) + part.work for part in it.parts), blocks_move=True)
 
 
 def found(suite: Suite) -> ModelSizes:
