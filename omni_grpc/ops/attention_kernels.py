@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from omni_grpc.config.backends import INVARIANT
 from omni_grpc.ops.attention_q import attention_q, attention_quantize, with_whole_heads
@@ -88,8 +87,7 @@ def cudnn(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causa
     """cuDNN: q [Tq, H, D], k and v [Tk, K, D] -> [Tq, H, D]. It refuses a single key; softmax is 1 then, so every query
     that sees the key gets its value.
     """
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return _run_by_equal_lengths(_cudnn_batch, q, k, v, offsets, scale, causal)
+    return _run_by_equal_lengths(_cudnn_batch, q, k, v, offsets, scale, causal)
 
 
 def flash_2(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, scale: float, causal: bool) -> Tensor:
@@ -256,18 +254,39 @@ def _sdpa_batch(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> 
         # SDPA leaves open what a query without keys gives
         seeing = _sdpa_batch(q[:, :, n - m :], k, v, scale, causal)
         return torch.cat([torch.zeros_like(q[:, :, : n - m]), seeing], 2)
-    mask = torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n) if causal and n != m else None
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal and n == m, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        q,
+        k,
+        v,
+        attn_mask=_mask(n, m, q.device) if causal and n != m else None,
+        is_causal=causal and n == m,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
+
+
+def _mask(n: int, m: int, device: torch.device) -> Tensor:
+    """bool [n, m]: the last query sees all keys."""
+    return torch.ones(n, m, dtype=torch.bool, device=device).tril(m - n)
 
 
 def _cudnn_batch(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
     if q.shape[1] != k.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     n, m = q.shape[2], k.shape[2]
+    if m > 1 and causal and n > m:
+        seeing = _cudnn_batch(q[:, :, n - m :], k, v, scale, causal)
+        return torch.cat([torch.zeros_like(q[:, :, : n - m]), seeing], 2)
     if m > 1:
-        return _sdpa_batch(q, k, v, scale, causal)
+        bias = None
+        if causal and n != m:
+            bias = torch.zeros(n, m, dtype=q.dtype, device=q.device).masked_fill_(~_mask(n, m, q.device), -torch.inf)
+        # not by torch.nn.attention.sdpa_kernel: that is for the whole process, and another lane may decode meanwhile,
+        # with heads that cuDNN does not have
+        out: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            q, k, v, bias, False, 0.0, causal and n == m, False, scale=scale
+        )[0]
+        return out
     # causal, the last query alone sees the one key
     alone = v.expand_as(q)
     return torch.cat([torch.zeros_like(q[:, :, 1:]), alone[:, :, :1]], 2) if causal and n > 1 else alone
