@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,8 @@ from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.ranks import Axis, ParallelSizes, layout
 
 __all__ = ["Mesh", "join"]
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -53,6 +56,14 @@ class Mesh:
         said = torch.tensor([int(decision)], device=device)
         dist.broadcast(said, group=self.groups[Axis.SHARD], group_src=0)
         return bool(said.item())
+
+    def first_gives(self, x: T) -> T:
+        """What rank 0 has for x, which is pickled: for what a process has measured and all ranks have to go by."""
+        if Axis.SHARD not in self.groups:
+            return x
+        given = [x]
+        dist.broadcast_object_list(given, group=self.groups[Axis.SHARD], group_src=0)
+        return given[0]
 
 
 def join(sizes: ParallelSizes, members: Sequence[int] | None = None) -> Mesh:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import pkgutil
 import threading
@@ -131,8 +130,7 @@ class PackedRunner(Runner):
         pipeline = load_pipeline(parts, effects, setting)
         configure_vae(parts.loaded.get("vae"), setting.config.adapter)
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
-        agreed = bool if setting.ranks is None else functools.partial(setting.ranks.first_says, device=device)
-        cost = warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds, agreed)
+        cost = warm_up(pipeline, checkpoint, device, setting.config.worker.warm_up_seconds, setting.ranks)
         effects.report(attention_backend=described(in_use(pipeline, device, setting.dtype)))
         rgb, warnings = checkpoint.latent_rgb, effects.warnings
         return LoadedModel(

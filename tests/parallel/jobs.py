@@ -147,6 +147,17 @@ def tabled(splits: Mapping[str, Split]) -> ModelSpec:
     return dataclasses.replace(toys.SPEC, tensor_parallel=tables, weights={"transformer": toys.WIDE_WEIGHTS})
 
 
+def ask_first(mesh: Ranked) -> tuple[bool, dict[str, int], float]:
+    """A decision and a record of rank 0, and a number of the first of the ranks that have the same rows."""
+    assert mesh is not None
+    number = mesh.agree(torch.tensor([float(mesh.rank)]))
+    return (
+        mesh.first_says(mesh.rank == 0, torch.device("cpu")),
+        mesh.first_gives({"measured": mesh.rank}),
+        number.item(),
+    )
+
+
 def refusal(mesh: Ranked, feature: str, module: nn.Module, splits: Mapping[str, Split] = toys.WIDE_SPLITS) -> str:
     """What a feature says to a module that it cannot edit."""
     told = context(mesh, tabled(splits))

@@ -20,7 +20,9 @@ from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.ranks import Axis, ParallelSizes, layout
 from omni_grpc.types.spec import Checkpoint
 from tests.models.cases import ENTRIES
+from tests.parallel import jobs
 from tests.parallel.model_jobs import load
+from tests.parallel.ranks import Ranks
 
 
 def test_neighbors_share_what_talks_most() -> None:
@@ -210,8 +212,12 @@ def test_rules_need_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
 
 
-def test_features_without_ranks_are_refused() -> None:
-    from tests.parallel import jobs
+def test_ranks_go_by_what_the_first_one_says(ranks: Ranks) -> None:
+    sizes = ParallelSizes(tensor_parallel_size=2, cfg_parallel_size=2)
+    said = ranks.run(jobs.ask_first, sizes=sizes)
+    assert said == [(True, {"measured": 0}, 0.0), (True, {"measured": 0}, 0.0), *[(True, {"measured": 0}, 2.0)] * 2]
 
+
+def test_features_without_ranks_are_refused() -> None:
     for feature in jobs.RANKED:
         assert "there is one" in jobs.refusal(None, feature, nn.ModuleDict())
