@@ -164,7 +164,15 @@ def _experts(component: str, shape: DenoiserShape, sizes: ParallelSizes) -> dict
         return {}
     if not shape.experts:
         return {"enable_expert_parallel": f"must be off: {component} has no experts"}
-    return {"enable_expert_parallel": "must be off: no registered model has experts that ranks share"}
+    ranks = sizes.tensor_parallel_size * sizes.sequence
+    if ranks == 1:
+        return {"enable_expert_parallel": "must be off: one rank has all experts; give it a tensor_parallel_size"}
+    if shape.experts < ranks:
+        rule = (
+            f"must be off: {component} has {shape.experts} experts, fewer than the {ranks} ranks that would share them"
+        )
+        return {"enable_expert_parallel": rule}
+    return {}
 
 
 def _world(sizes: ParallelSizes, devices: int) -> dict[str, str]:
@@ -191,6 +199,9 @@ def _nothing(config: EngineConfig) -> None:
 
 TENSOR = FeatureRules(
     name="tensor_parallel", section=_nothing, apply="omni_grpc.features.tensor_parallel:apply", axis=Axis.TENSOR
+)
+EXPERT = FeatureRules(
+    name="expert_parallel", section=_nothing, apply="omni_grpc.features.expert_parallel:apply", axis=Axis.EXPERT
 )
 ULYSSES = FeatureRules(name="ulysses", section=_nothing, apply="omni_grpc.features.ulysses:apply", axis=Axis.ULYSSES)
 CFG = FeatureRules(name="cfg_parallel", section=_nothing, apply="omni_grpc.features.cfg_parallel:apply", axis=Axis.CFG)

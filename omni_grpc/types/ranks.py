@@ -19,9 +19,9 @@ class Axis(enum.StrEnum):
 
     TENSOR: parts of weights. ULYSSES: parts of tokens, exchanged for heads in attention. OUTER: parts of tokens whose
     keys and values are fetched, or go around in a ring. SEQUENCE: both of these. PIPELINE: ranges of blocks. CFG:
-    guidance branches. PEERS: ranks that compute the same rows in the same blocks, TENSOR and SEQUENCE together; experts
-    are shared by them. SHARD: ranks that keep a part of each weight and fetch the others, all of them. VAE: parts of
-    what is decoded, a group by itself since decodes run beside steps.
+    guidance branches. PEERS: ranks that compute the same rows in the same blocks, TENSOR and SEQUENCE together.
+    EXPERT: the same ranks, where they share experts. SHARD: ranks that keep a part of each weight and fetch the others,
+    all of them. VAE: parts of what is decoded, a group by itself since decodes run beside steps.
     """
 
     TENSOR = "tensor"
@@ -31,6 +31,7 @@ class Axis(enum.StrEnum):
     PIPELINE = "pipeline"
     CFG = "cfg"
     PEERS = "peers"
+    EXPERT = "expert"
     SHARD = "shard"
     VAE = "vae"
 
@@ -109,6 +110,7 @@ def layout(world: int, sizes: ParallelSizes) -> Mapping[Axis, Groups]:
         return tuple(tuple(sorted(start + sum(step) for step in itertools.product(*steps))) for start in starts)
 
     groups = {axis: along(axes) for axis, axes in MEMBERS.items()}
+    groups[Axis.EXPERT] = groups[Axis.PEERS] if sizes.enable_expert_parallel else tuple((r,) for r in range(world))
     decoding = math.gcd(sizes.vae_patch_parallel_size, world)
     groups[Axis.VAE] = tuple(tuple(range(first, first + decoding)) for first in range(0, world, decoding))
     return groups

@@ -34,6 +34,7 @@ Apply = Callable[[nn.Module, Any, Context], None]
 BEFORE: tuple[FeatureRules, ...] = (
     # first, so that what replaces a layer gets this rank's part of it
     ranks.TENSOR,
+    ranks.EXPERT,
     quant.RULES,
     gguf.RULES,
     batch_invariant.RULES,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from omni_grpc.config.roles import Choice, Roles
 from omni_grpc.features import (
     Context,
+    expert_parallel,
     sequence_parallel,
     tensor_parallel,
     ulysses,
@@ -30,7 +31,7 @@ from omni_grpc.nn.mesh import Mesh
 from omni_grpc.nn.rows import JOINT, MOD, LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Carry, Stack
 from omni_grpc.types.errors import ConfigError, InternalError
-from omni_grpc.types.spec import ModelSpec, Split, SplitKind
+from omni_grpc.types.spec import ModelSpec, Split, SplitKind, WeightMap
 from tests.parallel import toys
 
 Ranked = Mesh | None
@@ -46,6 +47,7 @@ def _by_role(module: nn.Module, config: Any, context: Context) -> None:
 
 FEATURES: Mapping[str, Callable[[nn.Module, Any, Context], None]] = {
     "tensor_parallel": tensor_parallel.apply,
+    "expert_parallel": expert_parallel.apply,
     "attention": _by_role,
     "ulysses": ulysses.apply,
     "sequence_parallel": sequence_parallel.apply,
@@ -145,6 +147,24 @@ def tabled(splits: Mapping[str, Split]) -> ModelSpec:
     """A spec with a table for tensor parallel."""
     tables = {"transformer": splits} if splits else {}
     return dataclasses.replace(toys.SPEC, tensor_parallel=tables, weights={"transformer": toys.WIDE_WEIGHTS})
+
+
+@torch.inference_mode()
+def run_experts(mesh: Ranked, folder: Path, experts: int, rows: Sequence[int]) -> tuple[Tensor, int]:
+    """A block of a mixture of experts whose weights come from a checkpoint: what it makes, and how many it has."""
+    with torch.device("meta"):
+        stack = Stack(only=[toys.Mixed(experts)])
+    if mesh is not None:
+        told = context(mesh, toys.SPEC)
+        expert_parallel.apply(stack, None, told)
+    load_weights(stack, folder, WeightMap(), device="cpu", dtype=torch.float32)
+    if mesh is not None and mesh.sizes.sequence > 1:
+        sequence_parallel.apply(stack, None, told)
+    streams = [toys.ROWS[row] for row in rows]
+    batch = Rows([(None, str(row)) for row in rows], streams, LayoutCache("cpu"))
+    batch.bind("only", MOD, [torch.zeros(row.levels, 1, 1) for row in streams])
+    x = torch.randn(batch.stream("img").total, 16, generator=torch.Generator().manual_seed(1))
+    return stack({"img": x}, batch)["img"], sum(parameter.numel() for parameter in stack.parameters())
 
 
 def ask_first(mesh: Ranked) -> tuple[bool, dict[str, int], float]:

@@ -170,6 +170,20 @@ REFUSED: dict[str, tuple[str, ParallelSizes, int, str, str]] = {
         "enable_expert_parallel",
         "must be off: transformer has no experts",
     ),
+    "one rank for all experts": (
+        "WanPipeline",
+        ParallelSizes(cfg_parallel_size=2, enable_expert_parallel=True),
+        8,
+        "enable_expert_parallel",
+        "must be off: one rank has all experts",
+    ),
+    "fewer experts": (
+        "WanPipeline",
+        ParallelSizes(ring_degree=4, enable_expert_parallel=True),
+        8,
+        "enable_expert_parallel",
+        "must be off: transformer has 3 experts, fewer than the 4 ranks that share them",
+    ),
     "devices": (
         "WanPipeline",
         ParallelSizes(tensor_parallel_size=2, ring_degree=4),
@@ -183,7 +197,8 @@ REFUSED: dict[str, tuple[str, ParallelSizes, int, str, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_shared_is_refused_by_its_setting(checkpoints: dict[str, Checkpoint], case: str) -> None:
     name, sizes, devices, setting, message = REFUSED[case]
-    checkpoint = large(checkpoints[name], 12, ffn_dim=48)
+    more = {"num_experts": 3} if "experts" in case and case != "no experts" else {}
+    checkpoint = large(checkpoints[name], 12, ffn_dim=48, **more)
     if case == "no branches":
         checkpoint = dataclasses.replace(checkpoint, spec=dataclasses.replace(checkpoint.spec, guidance=()))
     wrong = check_sizes(checkpoint, sizes, devices)
