@@ -156,7 +156,11 @@ def _decode(sizes: ParallelSizes) -> dict[str, str]:
 def _shards(sizes: ParallelSizes) -> dict[str, str]:
     if not sizes.use_hsdp:
         return {}
-    return {"use_hsdp": "must be off: whole layers are not yet sharded; use tensor_parallel_size to save memory"}
+    if sizes.tensor_parallel_size > 1:
+        return {"use_hsdp": "must be off beside tensor_parallel_size, which shards the same weights; leave one out"}
+    if sizes.sequence == 1:
+        return {"use_hsdp": "needs ranks that share tokens: give it a ulysses_degree or a sequence_parallel_size"}
+    return {}
 
 
 def _experts(component: str, shape: DenoiserShape, sizes: ParallelSizes) -> dict[str, str]:
@@ -202,6 +206,9 @@ TENSOR = FeatureRules(
 )
 EXPERT = FeatureRules(
     name="expert_parallel", section=_nothing, apply="omni_grpc.features.expert_parallel:apply", axis=Axis.EXPERT
+)
+HSDP = FeatureRules(
+    name="hsdp", section=lambda config: config.offload, apply="omni_grpc.features.hsdp:apply", axis=Axis.SHARD
 )
 ULYSSES = FeatureRules(name="ulysses", section=_nothing, apply="omni_grpc.features.ulysses:apply", axis=Axis.ULYSSES)
 CFG = FeatureRules(name="cfg_parallel", section=_nothing, apply="omni_grpc.features.cfg_parallel:apply", axis=Axis.CFG)

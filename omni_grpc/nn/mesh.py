@@ -51,18 +51,18 @@ class Mesh:
 
     def first_says(self, decision: bool, device: torch.device) -> bool:
         """The decision of rank 0, for one that depends on a process's clock and that all ranks have to make alike."""
-        if Axis.SHARD not in self.groups:
+        if Axis.WORLD not in self.groups:
             return decision
         said = torch.tensor([int(decision)], device=device)
-        dist.broadcast(said, group=self.groups[Axis.SHARD], group_src=0)
+        dist.broadcast(said, group=self.groups[Axis.WORLD], group_src=0)
         return bool(said.item())
 
     def first_gives(self, x: T) -> T:
         """What rank 0 has for x, which is pickled: for what a process has measured and all ranks have to go by."""
-        if Axis.SHARD not in self.groups:
+        if Axis.WORLD not in self.groups:
             return x
         given = [x]
-        dist.broadcast_object_list(given, group=self.groups[Axis.SHARD], group_src=0)
+        dist.broadcast_object_list(given, group=self.groups[Axis.WORLD], group_src=0)
         return given[0]
 
 

@@ -20,8 +20,8 @@ class Axis(enum.StrEnum):
     TENSOR: parts of weights. ULYSSES: parts of tokens, exchanged for heads in attention. OUTER: parts of tokens whose
     keys and values are fetched, or go around in a ring. SEQUENCE: both of these. PIPELINE: ranges of blocks. CFG:
     guidance branches. PEERS: ranks that compute the same rows in the same blocks, TENSOR and SEQUENCE together.
-    EXPERT: the same ranks, where they share experts. SHARD: ranks that keep a part of each weight and fetch the others,
-    all of them. VAE: parts of what is decoded, a group by itself since decodes run beside steps.
+    EXPERT, SHARD: the same ranks, where they share experts, or keep a part of each weight and gather the whole.
+    WORLD: all ranks. VAE: parts of what is decoded, a group by itself since decodes run beside steps.
     """
 
     TENSOR = "tensor"
@@ -33,6 +33,7 @@ class Axis(enum.StrEnum):
     PEERS = "peers"
     EXPERT = "expert"
     SHARD = "shard"
+    WORLD = "world"
     VAE = "vae"
 
 
@@ -79,7 +80,7 @@ MEMBERS: Mapping[Axis, tuple[Axis, ...]] = {
     Axis.PIPELINE: (Axis.PIPELINE,),
     Axis.CFG: (Axis.CFG,),
     Axis.PEERS: (Axis.TENSOR, Axis.ULYSSES, Axis.OUTER),
-    Axis.SHARD: (Axis.TENSOR, Axis.ULYSSES, Axis.OUTER, Axis.PIPELINE, Axis.CFG),
+    Axis.WORLD: (Axis.TENSOR, Axis.ULYSSES, Axis.OUTER, Axis.PIPELINE, Axis.CFG),
 }
 """Along which dimensions of the world the ranks of a group differ."""
 
@@ -110,7 +111,9 @@ def layout(world: int, sizes: ParallelSizes) -> Mapping[Axis, Groups]:
         return tuple(tuple(sorted(start + sum(step) for step in itertools.product(*steps))) for start in starts)
 
     groups = {axis: along(axes) for axis, axes in MEMBERS.items()}
-    groups[Axis.EXPERT] = groups[Axis.PEERS] if sizes.enable_expert_parallel else tuple((r,) for r in range(world))
+    alone = tuple((rank,) for rank in range(world))
+    groups[Axis.SHARD] = groups[Axis.PEERS] if sizes.use_hsdp else alone
+    groups[Axis.EXPERT] = groups[Axis.PEERS] if sizes.enable_expert_parallel else alone
     decoding = math.gcd(sizes.vae_patch_parallel_size, world)
     groups[Axis.VAE] = tuple(tuple(range(first, first + decoding)) for first in range(0, world, decoding))
     return groups

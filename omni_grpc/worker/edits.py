@@ -38,6 +38,8 @@ BEFORE: tuple[FeatureRules, ...] = (
     quant.RULES,
     gguf.RULES,
     batch_invariant.RULES,
+    # of whatever computes a layer, what its weights became
+    ranks.HSDP,
     # here, so that weights go to the host as they are loaded; and first around the stack, so innermost
     layerwise_offload.RULES,
 )

@@ -34,6 +34,7 @@ DEEP: Mapping[str, ParallelSizes] = {
     "tensor parallel x ring": ParallelSizes(tensor_parallel_size=2, ring_degree=2),
 }
 """Rings, and ranks that share two things."""
+SHARDED = ParallelSizes(sequence_parallel_size=2, use_hsdp=True)
 BRANCHES: Mapping[str, ParallelSizes] = {
     "CFG parallel": ParallelSizes(cfg_parallel_size=2),
     "CFG parallel x Ulysses": ParallelSizes(cfg_parallel_size=2, ulysses_degree=2),

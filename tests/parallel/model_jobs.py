@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from omni_grpc.config import EngineConfig
 from omni_grpc.features import Effects
 from omni_grpc.features import attention as by_role
+from omni_grpc.features.hsdp import Sharded
 from omni_grpc.features.quant import QuantizedLinear
 from omni_grpc.loading.checkpoint import WeightTargets
 from omni_grpc.pipeline.base import Pipeline
@@ -114,5 +115,11 @@ def run_model(mesh: Ranked, checkpoint: Checkpoint, features: Features, joins: S
         reused={name: sum(step.reports.rows_reused for step in steps if step.id == name) for name in latents},
         change=sum(count.change for count in counts),
         measured=sum(count.measured for count in counts),
-        weights=sum(parameter.numel() for parameter in pipeline.parameters()),
+        weights=sum(parameter.numel() for parameter in pipeline.parameters())
+        + sum(
+            part.mine.numel() // part.dtype.itemsize
+            for layer in pipeline.modules()
+            if isinstance(layer, Sharded)
+            for part in layer.parts.values()
+        ),
     )

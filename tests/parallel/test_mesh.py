@@ -34,7 +34,8 @@ def test_neighbors_share_what_talks_most() -> None:
     assert groups[Axis.SEQUENCE][:2] == ((0, 2, 4, 6), (1, 3, 5, 7))
     assert groups[Axis.CFG][:2] == ((0, 8), (1, 9))
     assert groups[Axis.PEERS] == (tuple(range(8)), tuple(range(8, 16)))
-    assert groups[Axis.SHARD] == (tuple(range(16)),)
+    assert groups[Axis.WORLD] == (tuple(range(16)),)
+    assert groups[Axis.SHARD] == groups[Axis.EXPERT] == tuple((rank,) for rank in range(16))
 
 
 def test_every_rank_is_in_one_group_of_each_axis() -> None:
@@ -182,7 +183,21 @@ REFUSED: dict[str, tuple[str, ParallelSizes, int, str, str]] = {
         ParallelSizes(ring_degree=4, enable_expert_parallel=True),
         8,
         "enable_expert_parallel",
-        "must be off: transformer has 3 experts, fewer than the 4 ranks that share them",
+        "must be off: transformer has 3 experts, fewer than the 4 ranks that would share them",
+    ),
+    "weights sharded twice": (
+        "WanPipeline",
+        ParallelSizes(tensor_parallel_size=2, ring_degree=2, use_hsdp=True),
+        8,
+        "use_hsdp",
+        "must be off beside tensor_parallel_size",
+    ),
+    "no ranks to shard": (
+        "WanPipeline",
+        ParallelSizes(cfg_parallel_size=2, use_hsdp=True),
+        8,
+        "use_hsdp",
+        "needs ranks that share tokens",
     ),
     "devices": (
         "WanPipeline",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -13,7 +13,21 @@ from omni_grpc.feature_rules.ranks import check_sizes
 from omni_grpc.types.lora import Lora
 from tests.features.suite import FAMILIES, FIRST, SECOND, Suite, cosine
 from tests.models.cases import ENTRIES
-from tests.parallel.alone import ALL_WAYS, BRANCHES, DEEP, WAYS, WEIGHTS, Alone, close, differ, skips_alike, spread
+from tests.parallel.alone import (
+    ALL_WAYS,
+    BRANCHES,
+    CACHE,
+    DEEP,
+    GATHERED,
+    SHARDED,
+    WAYS,
+    WEIGHTS,
+    Alone,
+    close,
+    differ,
+    skips_alike,
+    spread,
+)
 from tests.parallel.model_jobs import Features, quantized_layers, refused, run_model
 from tests.parallel.ranks import COUNT, PAIR, Ranks
 
@@ -56,6 +70,32 @@ def test_ranks_that_share_two_things_make_what_one_process_makes(
     shared = DEEP[way].tensor_parallel_size > 1
     assert all((made.weights < alone.made.weights) == shared for made in results)
     assert all(made.work.queries < alone.made.work.queries for made in results)
+
+
+KEPT_APART: Mapping[str, Features | None] = {
+    "HSDP": {},
+    "HSDP x int8": INT8,
+    "HSDP x step cache": CACHE,
+    "HSDP x LoRA": None,
+}
+"""Features beside sharded weights; None: adapters, which belong to a model."""
+
+
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(what, marks=pytest.mark.shows(what, "sequence parallel", "bit for bit")) for what in KEPT_APART],
+)
+def test_ranks_that_keep_parts_of_weights_compute_the_same(alone: Adapted, ranks: Ranks, what: str) -> None:
+    """Blocks are a part of these tiny models alone, so their weights are not halved."""
+    features = KEPT_APART[what]
+    joins = alone.half_cached() if features is CACHE else alone.joins
+    if features is None:
+        features, joins = alone.lora, alone.changed(loras=(Lora(lora_id=FIRST),))
+    expected, _ = alone.on(ranks, GATHERED, joins, features)
+    made, _ = alone.on(ranks, SHARDED, joins, features)
+    assert all(torch.equal(made.latents[name], x) for name, x in expected.latents.items())
+    assert made.reused == expected.reused
+    assert made.weights < 0.95 * expected.weights
 
 
 @spread(*BRANCHES, like="one process", close="2e-5")
