@@ -70,8 +70,8 @@ def check_sizes(checkpoint: Checkpoint, sizes: ParallelSizes, devices: int) -> F
             shape = DenoiserShape.of(checkpoint.configs[component])
             for fault in (_tensor(checkpoint, component, shape, sizes), _ulysses(shape, sizes)):
                 wrong = fault | wrong
-            wrong = _experts(component, shape, sizes) | wrong
-    wrong = _sequence(sizes) | _branches(checkpoint, sizes) | _pipeline(sizes) | _decode(sizes) | _shards(sizes) | wrong
+            wrong = _pipeline(component, shape, sizes) | _experts(component, shape, sizes) | wrong
+    wrong = _sequence(sizes) | _branches(checkpoint, sizes) | _decode(sizes) | _shards(sizes) | wrong
     return wrong or _world(sizes, devices)
 
 
@@ -137,10 +137,11 @@ def _branches(checkpoint: Checkpoint, sizes: ParallelSizes) -> dict[str, str]:
     return {"cfg_parallel_size": rule}
 
 
-def _pipeline(sizes: ParallelSizes) -> dict[str, str]:
-    if sizes.pipeline_parallel_size == 1:
+def _pipeline(component: str, shape: DenoiserShape, sizes: ParallelSizes) -> dict[str, str]:
+    size = sizes.pipeline_parallel_size
+    if size <= max(1, shape.blocks):
         return {}
-    rule = "must be 1: ranges of blocks are not yet spread over ranks; use ulysses_degree or tensor_parallel_size"
+    rule = f"is {size}, and {component} has {shape.blocks} blocks; the nearest value that works is {shape.blocks}"
     return {"pipeline_parallel_size": rule}
 
 
@@ -158,6 +159,8 @@ def _shards(sizes: ParallelSizes) -> dict[str, str]:
         return {}
     if sizes.tensor_parallel_size > 1:
         return {"use_hsdp": "must be off beside tensor_parallel_size, which shards the same weights; leave one out"}
+    if sizes.pipeline_parallel_size > 1:
+        return {"use_hsdp": "must be off beside pipeline_parallel_size, which shares the same blocks; leave one out"}
     if sizes.sequence == 1:
         return {"use_hsdp": "needs ranks that share tokens: give it a ulysses_degree or a sequence_parallel_size"}
     return {}
@@ -203,6 +206,9 @@ def _nothing(config: EngineConfig) -> None:
 
 TENSOR = FeatureRules(
     name="tensor_parallel", section=_nothing, apply="omni_grpc.features.tensor_parallel:apply", axis=Axis.TENSOR
+)
+PIPELINE = FeatureRules(
+    name="pipeline_parallel", section=_nothing, apply="omni_grpc.features.pipeline_parallel:apply", axis=Axis.PIPELINE
 )
 EXPERT = FeatureRules(
     name="expert_parallel", section=_nothing, apply="omni_grpc.features.expert_parallel:apply", axis=Axis.EXPERT

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from omni_grpc.features import Context
-from omni_grpc.nn.linear import AnyLinear
+from omni_grpc.nn.linear import AnyLinear, Elsewhere
 from omni_grpc.nn.moe import MixtureOfExperts
 from omni_grpc.nn.rows import Rows
-from omni_grpc.types.errors import ConfigError, InternalError
+from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.ranks import Axis
 
 __all__ = ["apply"]
@@ -47,24 +47,6 @@ def apply(module: nn.Module, config: object, context: Context) -> None:
             if number not in mine:
                 _leave(expert)
         layer.run_routed = SharedExperts(layer.routed, layer.stream, mine, group)
-
-
-class Elsewhere(AnyLinear):
-    """A linear layer that another rank has: it takes its tensors from a checkpoint and drops them."""
-
-    def __init__(self, whole: AnyLinear) -> None:
-        super().__init__()
-        self.in_features, self.out_features, self.stream = whole.in_features, whole.out_features, whole.stream
-        self._shapes = whole.shapes()
-
-    def forward(self, x: Tensor) -> Tensor:
-        raise InternalError("a token was sent to an expert that another rank has")
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return self._shapes
-
-    def load_tensor(self, name: str, tensor: Tensor) -> None:
-        """Drops weight [out, in] or bias [out]."""
 
 
 def _leave(expert: nn.Module) -> None:

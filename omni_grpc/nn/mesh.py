@@ -42,11 +42,12 @@ class Mesh:
         return self.groups[axis]
 
     def agree(self, x: Tensor) -> Tensor:
-        """What the first of the ranks that compute the same rows has for x, [...], for a decision that all of them have
-        to make alike. In place.
+        """What the first of the ranks that have the same rows has for x, [...], for a decision that all of them have to
+        make alike. In place.
         """
-        if Axis.PEERS in self.groups:
-            dist.broadcast(x, group=self.groups[Axis.PEERS], group_src=0)
+        for axis in (Axis.PEERS, Axis.PIPELINE):
+            if axis in self.groups:
+                dist.broadcast(x, group=self.groups[axis], group_src=0)
         return x
 
     def first_says(self, decision: bool, device: torch.device) -> bool:

@@ -35,6 +35,8 @@ BEFORE: tuple[FeatureRules, ...] = (
     # first, so that what replaces a layer gets this rank's part of it
     ranks.TENSOR,
     ranks.EXPERT,
+    # around what ranks have of a layer, and first around the stack, so innermost
+    ranks.PIPELINE,
     quant.RULES,
     gguf.RULES,
     batch_invariant.RULES,

@@ -17,6 +17,7 @@ from omni_grpc.config.roles import Choice, Roles
 from omni_grpc.features import (
     Context,
     expert_parallel,
+    pipeline_parallel,
     sequence_parallel,
     tensor_parallel,
     ulysses,
@@ -48,6 +49,7 @@ def _by_role(module: nn.Module, config: Any, context: Context) -> None:
 FEATURES: Mapping[str, Callable[[nn.Module, Any, Context], None]] = {
     "tensor_parallel": tensor_parallel.apply,
     "expert_parallel": expert_parallel.apply,
+    "pipeline_parallel": pipeline_parallel.apply,
     "attention": _by_role,
     "ulysses": ulysses.apply,
     "sequence_parallel": sequence_parallel.apply,
@@ -106,9 +108,12 @@ def run_toy(mesh: Ranked, name: str, features: Sequence[str], rows: Sequence[int
     toys.weigh(stack)
     carry, batch = toys.batch(stack, rows)
     taken_apart = toys.HeaviestFirst()
+    inner = [feature for feature in features if feature == "pipeline_parallel"]
+    for feature in inner:
+        FEATURES[feature](stack, None, context(mesh, toys.SPEC))
     if apart:
         stack.wrap(taken_apart)
-    for feature in features:
+    for feature in [each for each in features if each not in inner]:
         FEATURES[feature](stack, None, context(mesh, toys.SPEC))
     with watched() as work:
         out = stack(carry, batch)

@@ -199,6 +199,13 @@ REFUSED: dict[str, tuple[str, ParallelSizes, int, str, str]] = {
         "use_hsdp",
         "needs ranks that share tokens",
     ),
+    "blocks": (
+        "WanPipeline",
+        ParallelSizes(pipeline_parallel_size=7),
+        8,
+        "pipeline_parallel_size",
+        "is 7, and transformer has 2 blocks; the nearest value that works is 2",
+    ),
     "devices": (
         "WanPipeline",
         ParallelSizes(tensor_parallel_size=2, ring_degree=4),

@@ -67,7 +67,7 @@ def test_ranks_that_share_two_things_make_what_one_process_makes(
         return
     results = alone.on(ranks, DEEP[way], alone.joins)
     close(results[0], alone.made)
-    shared = DEEP[way].tensor_parallel_size > 1
+    shared = DEEP[way].tensor_parallel_size * DEEP[way].pipeline_parallel_size > 1
     assert all((made.weights < alone.made.weights) == shared for made in results)
     assert all(made.work.queries < alone.made.work.queries for made in results)
 
@@ -133,7 +133,15 @@ def test_ranks_skip_the_rows_that_one_process_skips(
     skips_alike(alone, ranks, way)
 
 
-@spread(*WAYS, "tensor x sequence parallel", "CFG parallel", like="one process", close="2e-5", also="LoRA")
+@spread(
+    *WAYS,
+    "tensor x sequence parallel",
+    "CFG parallel",
+    "pipeline parallel",
+    like="one process",
+    close="2e-5",
+    also="LoRA",
+)
 def test_adapters_change_what_a_rank_has(alone: Adapted, ranks: Ranks, way: str) -> None:
     joins = alone.changed(loras=(Lora(lora_id=FIRST), Lora(lora_id=SECOND, scale=-0.5)))[:2] + alone.joins[2:]
     made, *_ = alone.on(ranks, ALL_WAYS[way], joins, alone.lora)
