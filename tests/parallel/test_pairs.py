@@ -54,6 +54,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Adapted(Suite(ENTRIES[FAMILIES[request.param]], tmp_path_factory.mktemp("checkpoints")))
 
 
+@pytest.mark.sampled
 @spread(*DEEP, like="one process", close="2e-5")
 def test_ranks_that_share_two_things_make_what_one_process_makes(
     alone: Adapted, ranks: Ranks, way: str, record_property: Callable[[str, object], None]
@@ -81,6 +82,7 @@ KEPT_APART: Mapping[str, Features | None] = {
 """Features beside sharded weights; None: adapters, which belong to a model."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "what",
     [pytest.param(what, marks=pytest.mark.shows(what, "sequence parallel", "bit for bit")) for what in KEPT_APART],
@@ -133,6 +135,7 @@ def test_ranks_skip_the_rows_that_one_process_skips(
     skips_alike(alone, ranks, way)
 
 
+@pytest.mark.sampled
 @spread(
     *WAYS,
     "tensor x sequence parallel",
@@ -149,6 +152,7 @@ def test_adapters_change_what_a_rank_has(alone: Adapted, ranks: Ranks, way: str)
     assert differ(made, alone.made)
 
 
+@pytest.mark.sampled
 @spread(*WAYS, like="one process", close="2e-5", also="attention by step")
 def test_rows_whose_attention_differs_in_precision_are_computed_apart_by_every_rank(
     alone: Adapted, ranks: Ranks, way: str
@@ -173,6 +177,7 @@ def test_the_tokens_that_a_rank_has_can_be_in_int8(alone: Adapted, ranks: Ranks,
     assert all(torch.equal(made.latents[name], x) for name, x in expected.latents.items())
 
 
+@pytest.mark.sampled
 @spread(*SUMMED, like="one process", close="cosine 0.9999", also="int8")
 def test_the_layers_that_a_rank_has_can_be_in_int8(alone: Adapted, ranks: Ranks, way: str) -> None:
     """Scales are those of one process, so its codes are the same until a sum over ranks rounds otherwise: then a value
