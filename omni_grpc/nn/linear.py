@@ -146,7 +146,7 @@ class Elsewhere(AnyLinear):
         self._shapes = whole.shapes()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Raises InternalError: nobody should have called it."""
+        """x [T, in]. Raises InternalError: nobody should have called it."""
         raise InternalError("this layer is another rank's")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -43,7 +43,7 @@ class Vae(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def decode_latents(self, latents: Tensor) -> Tensor:
-        """`decode` without what features put around it."""
+        """`decode` without what features put around it: [C, frames, h, w] -> [frames, 3, height, width]."""
 
 
 class ImageVae(Vae):
