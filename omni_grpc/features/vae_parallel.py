@@ -182,8 +182,8 @@ class SlabGroupNorm(nn.Module):
         self.whole, self.slabs = whole, slabs
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, C, ..., rows, W] -> the same, in its dtype. Computed in float32: the mean first, then the squares of what
-        differs from it.
+        """x [B, C, ..., rows, W] -> the same, in its dtype. Computed in float32: the mean first, then the squares of
+        what differs from it.
         """
         slabs = self.slabs
         if not slabs.counts:
