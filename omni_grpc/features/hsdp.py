@@ -110,7 +110,9 @@ class Sharded(AnyLinear):
         self.base.load_tensor(name, tensor)
         for leaf, parameter in list(self.base.named_parameters()):
             if parameter.numel() and not parameter.is_meta:
-                self.parts[leaf] = self._cut(parameter.detach())
+                self.parts[leaf] = part = self._cut(parameter.detach())
+                # a buffer, so that it moves where a model's weights are moved
+                self.register_buffer(f"part_{leaf.replace('.', '_')}", part.mine, persistent=False)
                 self._put(leaf, torch.empty(0, dtype=parameter.dtype, device=parameter.device))
 
     def _cut(self, whole: Tensor) -> Part:

@@ -117,9 +117,9 @@ def run_model(mesh: Ranked, checkpoint: Checkpoint, features: Features, joins: S
         measured=sum(count.measured for count in counts),
         weights=sum(parameter.numel() for parameter in pipeline.parameters())
         + sum(
-            part.mine.numel() // part.dtype.itemsize
+            mine.numel() // part.dtype.itemsize
             for layer in pipeline.modules()
             if isinstance(layer, Sharded)
-            for part in layer.parts.values()
+            for mine, part in zip(layer.buffers(recurse=False), layer.parts.values(), strict=True)
         ),
     )
