@@ -24,7 +24,8 @@ from omni_grpc.v1 import event_pb2
 from tests.toy import toy_checkpoint
 
 FOLDER = Path(omni_grpc.feature_rules.__file__).parent
-RULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("__init__", "base", "table"))
+RULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("__init__", "base", "table", "ranks"))
+"""Without those that ranks turn on, and no setting alone."""
 
 
 def config(**settings: object) -> EngineConfig:

@@ -70,8 +70,8 @@ def check_sizes(checkpoint: Checkpoint, sizes: ParallelSizes, devices: int) -> F
             shape = DenoiserShape.of(checkpoint.configs[component])
             for fault in (_tensor(checkpoint, component, shape, sizes), _ulysses(shape, sizes)):
                 wrong = fault | wrong
-            wrong = _experts(component, shape, sizes) | wrong
-    wrong = _sequence(sizes) | _branches(checkpoint, sizes) | _pipeline(sizes) | _decode(sizes) | _shards(sizes) | wrong
+            wrong = _pipeline(component, shape, sizes) | _experts(component, shape, sizes) | wrong
+    wrong = _sequence(sizes) | _branches(checkpoint, sizes) | _decode(sizes) | _shards(sizes) | wrong
     return wrong or _world(sizes, devices)
 
 
@@ -137,10 +137,11 @@ def _branches(checkpoint: Checkpoint, sizes: ParallelSizes) -> dict[str, str]:
     return {"cfg_parallel_size": rule}
 
 
-def _pipeline(sizes: ParallelSizes) -> dict[str, str]:
-    if sizes.pipeline_parallel_size == 1:
+def _pipeline(component: str, shape: DenoiserShape, sizes: ParallelSizes) -> dict[str, str]:
+    size = sizes.pipeline_parallel_size
+    if size <= max(1, shape.blocks):
         return {}
-    rule = "must be 1: ranges of blocks are not yet spread over ranks; use ulysses_degree or tensor_parallel_size"
+    rule = f"is {size}, and {component} has {shape.blocks} blocks; the nearest value that works is {shape.blocks}"
     return {"pipeline_parallel_size": rule}
 
 
@@ -156,7 +157,13 @@ def _decode(sizes: ParallelSizes) -> dict[str, str]:
 def _shards(sizes: ParallelSizes) -> dict[str, str]:
     if not sizes.use_hsdp:
         return {}
-    return {"use_hsdp": "must be off: whole layers are not yet sharded; use tensor_parallel_size to save memory"}
+    if sizes.tensor_parallel_size > 1:
+        return {"use_hsdp": "must be off beside tensor_parallel_size, which shards the same weights; leave one out"}
+    if sizes.pipeline_parallel_size > 1:
+        return {"use_hsdp": "must be off beside pipeline_parallel_size, which shares the same blocks; leave one out"}
+    if sizes.sequence == 1:
+        return {"use_hsdp": "needs ranks that share tokens: give it a ulysses_degree or a sequence_parallel_size"}
+    return {}
 
 
 def _experts(component: str, shape: DenoiserShape, sizes: ParallelSizes) -> dict[str, str]:
@@ -164,7 +171,15 @@ def _experts(component: str, shape: DenoiserShape, sizes: ParallelSizes) -> dict
         return {}
     if not shape.experts:
         return {"enable_expert_parallel": f"must be off: {component} has no experts"}
-    return {"enable_expert_parallel": "must be off: no registered model has experts that ranks share"}
+    ranks = sizes.tensor_parallel_size * sizes.sequence
+    if ranks == 1:
+        return {"enable_expert_parallel": "must be off: one rank has all experts; give it a tensor_parallel_size"}
+    if shape.experts < ranks:
+        rule = (
+            f"must be off: {component} has {shape.experts} experts, fewer than the {ranks} ranks that would share them"
+        )
+        return {"enable_expert_parallel": rule}
+    return {}
 
 
 def _world(sizes: ParallelSizes, devices: int) -> dict[str, str]:
@@ -191,6 +206,15 @@ def _nothing(config: EngineConfig) -> None:
 
 TENSOR = FeatureRules(
     name="tensor_parallel", section=_nothing, apply="omni_grpc.features.tensor_parallel:apply", axis=Axis.TENSOR
+)
+PIPELINE = FeatureRules(
+    name="pipeline_parallel", section=_nothing, apply="omni_grpc.features.pipeline_parallel:apply", axis=Axis.PIPELINE
+)
+EXPERT = FeatureRules(
+    name="expert_parallel", section=_nothing, apply="omni_grpc.features.expert_parallel:apply", axis=Axis.EXPERT
+)
+HSDP = FeatureRules(
+    name="hsdp", section=lambda config: config.offload, apply="omni_grpc.features.hsdp:apply", axis=Axis.SHARD
 )
 ULYSSES = FeatureRules(name="ulysses", section=_nothing, apply="omni_grpc.features.ulysses:apply", axis=Axis.ULYSSES)
 CFG = FeatureRules(name="cfg_parallel", section=_nothing, apply="omni_grpc.features.cfg_parallel:apply", axis=Axis.CFG)

@@ -61,7 +61,7 @@ def apply(module: nn.Module, config: WorkerConfig, context: Context) -> None:
     is captured. Raises ConfigError where the setting asks for graphs and there are none.
     """
     asked = config.cuda_graph_tokens
-    shared = context.ranks is not None and Axis.PEERS in context.ranks.groups
+    shared = context.ranks is not None and bool({Axis.PEERS, Axis.PIPELINE} & context.ranks.groups.keys())
     if shared or context.device.type != "cuda":
         if asked:
             lacking = "ranks share the work of the blocks" if shared else f"{context.device} has no CUDA graphs"

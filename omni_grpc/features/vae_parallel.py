@@ -126,7 +126,7 @@ class Slabs:
         return torch.cat(parts, -2)
 
     def rows(self, x: Tensor) -> Tensor:
-        """This rank's part of what `gather` makes."""
+        """This rank's part of what `gather` makes: [..., rows, W] -> [..., rows of this rank, W]."""
         times = x.shape[-2] // sum(self.counts)
         start = times * sum(self.counts[: self.rank])
         return x[..., start : start + times * self.counts[self.rank], :]
@@ -149,7 +149,7 @@ class Slabs:
         return torch.cat([part for part in (above, x, below) if part is not None], -2)
 
     def crop(self, x: Tensor, reach: int) -> Tensor:
-        """What `extend` added, taken off again."""
+        """What `extend` added, taken off again: [..., rows and edges, W] -> [..., rows, W]."""
         start = reach if self.rank else 0
         end = x.shape[-2] - (reach if self.rank + 1 < self.size else 0)
         return x[..., start:end, :].contiguous()
@@ -182,7 +182,9 @@ class SlabGroupNorm(nn.Module):
         self.whole, self.slabs = whole, slabs
 
     def forward(self, x: Tensor) -> Tensor:
-        """In the dtype of x. Computed in float32: the mean first, then the squares of what differs from it."""
+        """x [B, C, ..., rows, W] -> the same, in its dtype. Computed in float32: the mean first, then the squares of
+        what differs from it.
+        """
         slabs = self.slabs
         if not slabs.counts:
             return cast(Tensor, self.whole(x))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from omni_grpc.nn.rows import Rows
 from omni_grpc.ops.linear import linear, linear_gelu_tanh
 from omni_grpc.ops.quant import gelu_tanh
+from omni_grpc.types.errors import InternalError
 
 active: ContextVar[Rows] = ContextVar("active")
 """The rows that are being computed. Stack, predict and prepare set it; only wrappers of Linear that treat rows
@@ -134,3 +135,22 @@ class Linear(AnyLinear):
     def load_tensor(self, name: str, tensor: Tensor) -> None:
         """Keeps weight [out, in] or bias [out] as it is, without a copy."""
         setattr(self, name, nn.Parameter(tensor, requires_grad=False))
+
+
+class Elsewhere(AnyLinear):
+    """A linear layer that another rank has: it takes its tensors from a checkpoint and drops them."""
+
+    def __init__(self, whole: AnyLinear) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.stream = whole.in_features, whole.out_features, whole.stream
+        self._shapes = whole.shapes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, in]. Raises InternalError: nobody should have called it."""
+        raise InternalError("this layer is another rank's")
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._shapes
+
+    def load_tensor(self, name: str, tensor: Tensor) -> None:
+        """Drops weight [out, in] or bias [out]."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,8 @@ from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.ranks import Axis, ParallelSizes, layout
 
 __all__ = ["Mesh", "join"]
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -39,20 +42,29 @@ class Mesh:
         return self.groups[axis]
 
     def agree(self, x: Tensor) -> Tensor:
-        """What the first of the ranks that compute the same rows has for x, [...], for a decision that all of them have
-        to make alike. In place.
+        """What the first of the ranks that have the same rows has for x, [...], for a decision that all of them have to
+        make alike. In place.
         """
-        if Axis.PEERS in self.groups:
-            dist.broadcast(x, group=self.groups[Axis.PEERS], group_src=0)
+        for axis in (Axis.PEERS, Axis.PIPELINE):
+            if axis in self.groups:
+                dist.broadcast(x, group=self.groups[axis], group_src=0)
         return x
 
     def first_says(self, decision: bool, device: torch.device) -> bool:
         """The decision of rank 0, for one that depends on a process's clock and that all ranks have to make alike."""
-        if Axis.SHARD not in self.groups:
+        if Axis.WORLD not in self.groups:
             return decision
         said = torch.tensor([int(decision)], device=device)
-        dist.broadcast(said, group=self.groups[Axis.SHARD], group_src=0)
+        dist.broadcast(said, group=self.groups[Axis.WORLD], group_src=0)
         return bool(said.item())
+
+    def first_gives(self, x: T) -> T:
+        """What rank 0 has for x, which is pickled: for what a process has measured and all ranks have to go by."""
+        if Axis.WORLD not in self.groups:
+            return x
+        given = [x]
+        dist.broadcast_object_list(given, group=self.groups[Axis.WORLD], group_src=0)
+        return given[0]
 
 
 def join(sizes: ParallelSizes, members: Sequence[int] | None = None) -> Mesh:

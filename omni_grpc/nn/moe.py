@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +47,9 @@ class MixtureOfExperts(nn.Module):
     graph (torch.compile, CUDA graphs) ends before this layer and starts again behind it.
     """
 
+    run_routed: Callable[[Tensor, Rows], Tensor] | None = None
+    """In place of all experts on the tokens that are here: where ranks share experts."""
+
     def __init__(
         self,
         channels: int,
@@ -70,23 +73,26 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
         """x [T, C], packed by `stream` -> [T, C]."""
+        out = self.routed(x, rows, range(len(self.experts))) if self.run_routed is None else self.run_routed(x, rows)
+        return out if self.shared_experts is None else out + self.shared_experts(x)
+
+    def routed(self, x: Tensor, rows: Rows, experts: range) -> Tensor:
+        """What some of the experts, those of one rank, make of x [T, C], packed by `stream` -> [T, C]."""
         weights, chosen = self.route(x)
         order = chosen.flatten().argsort(stable=True)
         sent = x[order // self.top_k]
-        made = torch.empty_like(sent)
+        made = torch.zeros_like(sent)
         cu = self._offsets(chosen, rows)
         start = 0
-        for expert, offsets, lengths in zip(self.experts, cu, cu.diff().tolist(), strict=True):
-            end = start + sum(lengths)
-            if end > start:
+        for number, (offsets, lengths) in enumerate(zip(cu, cu.diff().tolist(), strict=True)):
+            end, expert = start + sum(lengths), self.experts[number]
+            if end > start and number in experts:
                 with activate(Routed(rows, self.stream, lengths, offsets)):
                     made[start:end] = expert(sent[start:end])
             start = end
         # back to [T, top_k, C]: a sum over one axis has one order, additions into place have any
         mine = made[order.argsort()].unflatten(0, (len(x), self.top_k))
         out: Tensor = (mine * weights[..., None].to(x.dtype)).sum(1)
-        if self.shared_experts is not None:
-            out = out + self.shared_experts(x)
         return out
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -94,6 +94,11 @@ class Stack(nn.Module):
         with activate(rows):
             return block.carry[-1], block.signal(*convert(carry, block.carry, rows).values(), rows=rows, **bound)
 
+    def block(self, number: int) -> Block:
+        """A block by its number in the stack."""
+        group, place = self._where[number]
+        return self.group(group)[place]
+
     def _block(self, number: int, rows: Rows) -> tuple[Block, dict[str, Tensor]]:
         """A block, and its part of what is bound to the rows."""
         group, place = self._where[number]

@@ -78,6 +78,7 @@ class Choices:
     """The times of one card. `path`: where what is measured is kept, None for nowhere."""
 
     def __init__(self, shipped: Mapping[str, Mapping[int, Times]], path: Path | None = None) -> None:
+        self._shipped = shipped
         self._times: dict[str, dict[int, Times]] = {family: dict(sizes) for family, sizes in shipped.items()}
         self._own: dict[str, dict[int, Times]] = {}
         self._path = path
@@ -160,6 +161,17 @@ class Choices:
         if done and self._path is not None:
             write(self._path, self._own)
         return done
+
+    @property
+    def own(self) -> Mapping[str, Mapping[int, Times]]:
+        """What was measured on this machine, now or at an earlier start."""
+        return self._own
+
+    def adopt(self, found: Mapping[str, Mapping[int, Times]]) -> None:
+        """Takes another process's `own` in place of its own, so that both choose alike. It is not kept for later."""
+        self._own = {}
+        self._times = {family: dict(sizes) for family, sizes in self._shipped.items()}
+        self._take(found)
 
     def _take(self, found: Mapping[str, Mapping[int, Times]]) -> None:
         for family, sizes in found.items():

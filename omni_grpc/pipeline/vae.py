@@ -58,7 +58,7 @@ class Vae(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def decode_latents(self, latents: Tensor) -> Tensor:
-        """`decode_whole` without what features put around it."""
+        """`decode_whole` without what features put around it: [C, frames, h, w] -> [frames, 3, height, width]."""
 
     @contextlib.contextmanager
     def in_tiles(self, tiled: bool) -> Iterator[None]:

@@ -19,9 +19,9 @@ class Axis(enum.StrEnum):
 
     TENSOR: parts of weights. ULYSSES: parts of tokens, exchanged for heads in attention. OUTER: parts of tokens whose
     keys and values are fetched, or go around in a ring. SEQUENCE: both of these. PIPELINE: ranges of blocks. CFG:
-    guidance branches. PEERS: ranks that compute the same rows in the same blocks, TENSOR and SEQUENCE together; experts
-    are shared by them. SHARD: ranks that keep a part of each weight and fetch the others, all of them. VAE: parts of
-    what is decoded, a group by itself since decodes run beside steps.
+    guidance branches. PEERS: ranks that compute the same rows in the same blocks, TENSOR and SEQUENCE together.
+    EXPERT, SHARD: the same ranks, where they share experts, or keep a part of each weight and gather the whole.
+    WORLD: all ranks. VAE: parts of what is decoded, a group by itself since decodes run beside steps.
     """
 
     TENSOR = "tensor"
@@ -31,7 +31,9 @@ class Axis(enum.StrEnum):
     PIPELINE = "pipeline"
     CFG = "cfg"
     PEERS = "peers"
+    EXPERT = "expert"
     SHARD = "shard"
+    WORLD = "world"
     VAE = "vae"
 
 
@@ -78,7 +80,7 @@ MEMBERS: Mapping[Axis, tuple[Axis, ...]] = {
     Axis.PIPELINE: (Axis.PIPELINE,),
     Axis.CFG: (Axis.CFG,),
     Axis.PEERS: (Axis.TENSOR, Axis.ULYSSES, Axis.OUTER),
-    Axis.SHARD: (Axis.TENSOR, Axis.ULYSSES, Axis.OUTER, Axis.PIPELINE, Axis.CFG),
+    Axis.WORLD: (Axis.TENSOR, Axis.ULYSSES, Axis.OUTER, Axis.PIPELINE, Axis.CFG),
 }
 """Along which dimensions of the world the ranks of a group differ."""
 
@@ -109,6 +111,9 @@ def layout(world: int, sizes: ParallelSizes) -> Mapping[Axis, Groups]:
         return tuple(tuple(sorted(start + sum(step) for step in itertools.product(*steps))) for start in starts)
 
     groups = {axis: along(axes) for axis, axes in MEMBERS.items()}
+    alone = tuple((rank,) for rank in range(world))
+    groups[Axis.SHARD] = groups[Axis.PEERS] if sizes.use_hsdp else alone
+    groups[Axis.EXPERT] = groups[Axis.PEERS] if sizes.enable_expert_parallel else alone
     decoding = math.gcd(sizes.vae_patch_parallel_size, world)
     groups[Axis.VAE] = tuple(tuple(range(first, first + decoding)) for first in range(0, world, decoding))
     return groups

@@ -34,9 +34,14 @@ Apply = Callable[[nn.Module, Any, Context], None]
 BEFORE: tuple[FeatureRules, ...] = (
     # first, so that what replaces a layer gets this rank's part of it
     ranks.TENSOR,
+    ranks.EXPERT,
+    # around what ranks have of a layer, and first around the stack, so innermost
+    ranks.PIPELINE,
     quant.RULES,
     gguf.RULES,
     batch_invariant.RULES,
+    # of whatever computes a layer, what its weights became
+    ranks.HSDP,
     # here, so that weights go to the host as they are loaded; and first around the stack, so innermost
     layerwise_offload.RULES,
 )

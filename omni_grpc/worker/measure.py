@@ -7,6 +7,7 @@ allocator had given out at most. What is larger than all that was measured is ex
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.nn.mesh import Mesh
 from omni_grpc.nn.rows import LayoutCache, Rows
 from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.pipeline.batch import assemble
@@ -71,10 +73,10 @@ def measured(
     config: EngineConfig,
     meter: Meter | None = None,
     *,
-    agreed: Callable[[bool], bool] = bool,
+    ranks: Mesh | None = None,
 ) -> tuple[MemoryModel, float]:
     """The model of a pipeline, without its capacity, and the seconds of the warm-up that are left. On a CPU, or without
-    a warm-up, nothing is measured. `agreed`: as in `warm_up`.
+    a warm-up, nothing is measured. `ranks`: as in `warm_up`.
     """
     began, seconds = time.monotonic(), config.worker.warm_up_seconds
     model = MemoryModel(
@@ -86,6 +88,7 @@ def measured(
     if meter is None or not seconds:
         return model, seconds
     until = began + SHARE * seconds
+    agreed = bool if ranks is None else functools.partial(ranks.first_says, device=device)
     samples = _samples(
         pipeline, checkpoint, device, config, meter, lambda more: agreed(time.monotonic() + more > until)
     )

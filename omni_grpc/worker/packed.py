@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import pkgutil
 import threading
@@ -139,10 +138,9 @@ class PackedRunner(Runner):
         pipeline = load_pipeline(parts, effects, setting)
         configure_vae(parts.loaded.get("vae"), setting.config.adapter)
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
-        agreed = bool if setting.ranks is None else functools.partial(setting.ranks.first_says, device=device)
-        memory, left = measured(pipeline, checkpoint, device, setting.config, agreed=agreed)
+        memory, left = measured(pipeline, checkpoint, device, setting.config, ranks=setting.ranks)
         memory = with_capacity(memory, device, setting.config)
-        cost = warm_up(pipeline, checkpoint, device, left, agreed, memory.fits)
+        cost = warm_up(pipeline, checkpoint, device, left, setting.ranks, memory.fits)
         # of what is measured with the cost, some stays
         memory = with_capacity(memory, device, setting.config)
         effects.report(

@@ -4,12 +4,14 @@ measures which kernels are fastest for those sizes.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from omni_grpc.nn.mesh import Mesh
 from omni_grpc.nn.rows import LayoutCache
 from omni_grpc.ops.tuning import choices
 from omni_grpc.pipeline.base import Pipeline
@@ -35,22 +37,27 @@ def warm_up(
     checkpoint: Checkpoint,
     device: torch.device,
     seconds: float,
-    agreed: Callable[[bool], bool] = bool,
+    ranks: Mesh | None = None,
     fits: Fits = lambda request: True,
 ) -> CostModel:
     """Measures steps of growing size until `seconds` are spent, and fits the cost model. With 0 nothing is measured. On
     a GPU it takes up to half as long again to choose kernels, unless an earlier start has chosen them. Sizes that do
-    not fit in memory are left out. `agreed` makes a decision that depends on this process's clock or device the same on
-    all ranks, which have to run the same.
+    not fit in memory are left out. `ranks` run the same steps as rank 0, whose clock and memory decide, and choose
+    kernels by its times.
     """
+    agreed = bool if ranks is None else functools.partial(ranks.first_says, device=device)
     if device.type != "cuda" or not seconds:
         return fit_steps(pipeline, checkpoint, device, seconds, agreed, fits)
     kept = choices(device)
+    if ranks is not None:
+        kept.adopt(ranks.first_gives(kept.own))
     with kept.recorded() as wanted:
         cost = fit_steps(pipeline, checkpoint, device, seconds, agreed, fits)
         step_of_usual_size(pipeline, checkpoint, device, cost, seconds / 2, agreed, fits)
     # what the last steps ask for counts most: they are the largest, and the very last is the usual one
     done = kept.tune(dict(reversed(wanted.items())), device, seconds / 2)
+    if ranks is not None:
+        kept.adopt(ranks.first_gives(kept.own))
     logger.debug("warm-up: %d of %d shapes measured for the choice of kernels", done, len(wanted))
     return cost
 

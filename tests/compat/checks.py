@@ -113,7 +113,8 @@ class Checks:
 
 
 def _settings(*flags: str, environ: Mapping[str, str] | None = None) -> EngineConfig:
-    return settings(["--model", "plain", *flags], environ or {}, prog="serve", description="")
+    named = () if "--model" in flags else ("--model", "plain")
+    return settings([*named, *flags], environ or {}, prog="serve", description="")
 
 
 def _imported(argument: str) -> Any:

@@ -171,3 +171,15 @@ def test_what_comes_with_the_package_can_be_read() -> None:
         assert all(part == tuning.slug(part) for part in path.stem.split("_", 1))
         assert tuning._parsed(json.loads(path.read_text())), path
     assert tuning.shipped("no such card") == {}
+
+
+def test_the_times_of_another_process_take_the_place_of_its_own() -> None:
+    shape, kernels = Shape("gemm", ("bf16",), 64), frozenset({"a", "b"})
+    mine, theirs = (Choices({shape.family: {64: {"a": 1.0, "b": 2.0}}}) for _ in range(2))
+    mine._take({shape.family: {64: {"a": 1.0, "b": 0.5}}})
+    theirs._take({shape.family: {64: {"a": 0.1, "b": 0.5}}})
+    assert (mine.of(shape, kernels), theirs.of(shape, kernels)) == ("b", "a")
+    mine.adopt(theirs.own)
+    assert mine.of(shape, kernels) == "a"
+    mine.adopt({})
+    assert mine.of(shape, kernels) == "a", "what comes with the package stays"

@@ -32,8 +32,12 @@ DEEP: Mapping[str, ParallelSizes] = {
     "tensor x sequence parallel": ParallelSizes(tensor_parallel_size=2, sequence_parallel_size=2),
     "tensor parallel x Ulysses": ParallelSizes(tensor_parallel_size=2, ulysses_degree=2),
     "tensor parallel x ring": ParallelSizes(tensor_parallel_size=2, ring_degree=2),
+    "pipeline parallel": ParallelSizes(pipeline_parallel_size=2),
+    "pipeline x tensor parallel": ParallelSizes(pipeline_parallel_size=2, tensor_parallel_size=2),
+    "pipeline x sequence parallel": ParallelSizes(pipeline_parallel_size=2, sequence_parallel_size=2),
 }
 """Rings, and ranks that share two things."""
+SHARDED = ParallelSizes(sequence_parallel_size=2, use_hsdp=True)
 BRANCHES: Mapping[str, ParallelSizes] = {
     "CFG parallel": ParallelSizes(cfg_parallel_size=2),
     "CFG parallel x Ulysses": ParallelSizes(cfg_parallel_size=2, ulysses_degree=2),

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from omni_grpc.config.roles import Choice, Roles
 from omni_grpc.features import (
     Context,
+    expert_parallel,
+    pipeline_parallel,
     sequence_parallel,
     tensor_parallel,
     ulysses,
@@ -30,7 +32,7 @@ from omni_grpc.nn.mesh import Mesh
 from omni_grpc.nn.rows import JOINT, MOD, LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Carry, Stack
 from omni_grpc.types.errors import ConfigError, InternalError
-from omni_grpc.types.spec import ModelSpec, Split, SplitKind
+from omni_grpc.types.spec import ModelSpec, Split, SplitKind, WeightMap
 from tests.parallel import toys
 
 Ranked = Mesh | None
@@ -46,6 +48,8 @@ def _by_role(module: nn.Module, config: Any, context: Context) -> None:
 
 FEATURES: Mapping[str, Callable[[nn.Module, Any, Context], None]] = {
     "tensor_parallel": tensor_parallel.apply,
+    "expert_parallel": expert_parallel.apply,
+    "pipeline_parallel": pipeline_parallel.apply,
     "attention": _by_role,
     "ulysses": ulysses.apply,
     "sequence_parallel": sequence_parallel.apply,
@@ -104,9 +108,12 @@ def run_toy(mesh: Ranked, name: str, features: Sequence[str], rows: Sequence[int
     toys.weigh(stack)
     carry, batch = toys.batch(stack, rows)
     taken_apart = toys.HeaviestFirst()
+    inner = [feature for feature in features if feature == "pipeline_parallel"]
+    for feature in inner:
+        FEATURES[feature](stack, None, context(mesh, toys.SPEC))
     if apart:
         stack.wrap(taken_apart)
-    for feature in features:
+    for feature in [each for each in features if each not in inner]:
         FEATURES[feature](stack, None, context(mesh, toys.SPEC))
     with watched() as work:
         out = stack(carry, batch)
@@ -145,6 +152,35 @@ def tabled(splits: Mapping[str, Split]) -> ModelSpec:
     """A spec with a table for tensor parallel."""
     tables = {"transformer": splits} if splits else {}
     return dataclasses.replace(toys.SPEC, tensor_parallel=tables, weights={"transformer": toys.WIDE_WEIGHTS})
+
+
+@torch.inference_mode()
+def run_experts(mesh: Ranked, folder: Path, experts: int, rows: Sequence[int]) -> tuple[Tensor, int]:
+    """A block of a mixture of experts whose weights come from a checkpoint: what it makes, and how many it has."""
+    with torch.device("meta"):
+        stack = Stack(only=[toys.Mixed(experts)])
+    if mesh is not None:
+        told = context(mesh, toys.SPEC)
+        expert_parallel.apply(stack, None, told)
+    load_weights(stack, folder, WeightMap(), device="cpu", dtype=torch.float32)
+    if mesh is not None and mesh.sizes.sequence > 1:
+        sequence_parallel.apply(stack, None, told)
+    streams = [toys.ROWS[row] for row in rows]
+    batch = Rows([(None, str(row)) for row in rows], streams, LayoutCache("cpu"))
+    batch.bind("only", MOD, [torch.zeros(row.levels, 1, 1) for row in streams])
+    x = torch.randn(batch.stream("img").total, 16, generator=torch.Generator().manual_seed(1))
+    return stack({"img": x}, batch)["img"], sum(parameter.numel() for parameter in stack.parameters())
+
+
+def ask_first(mesh: Ranked) -> tuple[bool, dict[str, int], float]:
+    """A decision and a record of rank 0, and a number of the first of the ranks that have the same rows."""
+    assert mesh is not None
+    number = mesh.agree(torch.tensor([float(mesh.rank)]))
+    return (
+        mesh.first_says(mesh.rank == 0, torch.device("cpu")),
+        mesh.first_gives({"measured": mesh.rank}),
+        number.item(),
+    )
 
 
 def refusal(mesh: Ranked, feature: str, module: nn.Module, splits: Mapping[str, Split] = toys.WIDE_SPLITS) -> str:

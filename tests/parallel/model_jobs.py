@@ -7,17 +7,19 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.features import Effects
 from omni_grpc.features import attention as by_role
+from omni_grpc.features.hsdp import Sharded
 from omni_grpc.features.quant import QuantizedLinear
 from omni_grpc.loading.checkpoint import WeightTargets
 from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.types.errors import ConfigError
-from omni_grpc.types.plan import RequestStep
+from omni_grpc.types.plan import CostModel, RequestStep
 from omni_grpc.types.request import Request
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.worker.base import RunnerContext
@@ -32,13 +34,10 @@ Features = Mapping[str, Any]
 """Settings of the server, and "roles" for attention that no setting describes."""
 
 
-def load(mesh: Ranked, checkpoint: Checkpoint, features: Features) -> Pipeline:
-    """As the worker does it, with every feature of the settings and of the mesh."""
-    given = dict(features)
-    roles = given.pop("roles", None)
-    config = EngineConfig.from_settings(model=str(checkpoint.path), dtype="float32", warm_up_seconds=0, **given)
-    setting = RunnerContext(
-        config=config,
+def told(mesh: Ranked, checkpoint: Checkpoint, **settings: Any) -> RunnerContext:
+    """What a worker's runner is told."""
+    return RunnerContext(
+        config=EngineConfig.from_settings(model=str(checkpoint.path), dtype="float32", **settings),
         checkpoint=checkpoint,
         device=device_of(mesh),
         dtype=torch.float32,
@@ -46,6 +45,13 @@ def load(mesh: Ranked, checkpoint: Checkpoint, features: Features) -> Pipeline:
         tell=lambda loading: None,
         ranks=mesh,
     )
+
+
+def load(mesh: Ranked, checkpoint: Checkpoint, features: Features) -> Pipeline:
+    """As the worker does it, with every feature of the settings and of the mesh."""
+    given = dict(features)
+    roles = given.pop("roles", None)
+    setting = told(mesh, checkpoint, warm_up_seconds=0, **given)
     effects = Effects()
     parts = loader(setting, effects, Lanes())
     if roles is not None:
@@ -114,5 +120,27 @@ def run_model(mesh: Ranked, checkpoint: Checkpoint, features: Features, joins: S
         reused={name: sum(step.reports.rows_reused for step in steps if step.id == name) for name in latents},
         change=sum(count.change for count in counts),
         measured=sum(count.measured for count in counts),
-        weights=sum(parameter.numel() for parameter in pipeline.parameters()),
+        weights=sum(parameter.numel() for parameter in pipeline.parameters())
+        + sum(
+            mine.numel() // part.dtype.itemsize
+            for layer in pipeline.modules()
+            if isinstance(layer, Sharded)
+            for mine, part in zip(layer.buffers(recurse=False), layer.parts.values(), strict=True)
+        ),
     )
+
+
+@torch.inference_mode()
+def serve(mesh: Ranked, checkpoint: Checkpoint, request: Request, warm_up_seconds: float) -> tuple[Tensor, CostModel]:
+    """The runner of a worker, from its load to the pixels of one request: [outputs, height, width, 3]; and what its
+    warm-up found.
+    """
+    loaded = PackedRunner.load(told(mesh, checkpoint, warm_up_seconds=warm_up_seconds))
+    runner = loaded.runner
+    assert isinstance(runner, PackedRunner)
+    runner.prepare(request)
+    while not all(progress.finished for progress in runner.step([request.id]).progress):
+        pass
+    states = runner._held[request.id].states
+    pixels = [runner._pipeline.decode(state, state.latents)[0].pixels for state in states]
+    return torch.from_numpy(np.stack(pixels)), loaded.cost

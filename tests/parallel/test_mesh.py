@@ -20,7 +20,9 @@ from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.ranks import Axis, ParallelSizes, layout
 from omni_grpc.types.spec import Checkpoint
 from tests.models.cases import ENTRIES
+from tests.parallel import jobs
 from tests.parallel.model_jobs import load
+from tests.parallel.ranks import Ranks
 
 
 def test_neighbors_share_what_talks_most() -> None:
@@ -32,7 +34,8 @@ def test_neighbors_share_what_talks_most() -> None:
     assert groups[Axis.SEQUENCE][:2] == ((0, 2, 4, 6), (1, 3, 5, 7))
     assert groups[Axis.CFG][:2] == ((0, 8), (1, 9))
     assert groups[Axis.PEERS] == (tuple(range(8)), tuple(range(8, 16)))
-    assert groups[Axis.SHARD] == (tuple(range(16)),)
+    assert groups[Axis.WORLD] == (tuple(range(16)),)
+    assert groups[Axis.SHARD] == groups[Axis.EXPERT] == tuple((rank,) for rank in range(16))
 
 
 def test_every_rank_is_in_one_group_of_each_axis() -> None:
@@ -168,6 +171,41 @@ REFUSED: dict[str, tuple[str, ParallelSizes, int, str, str]] = {
         "enable_expert_parallel",
         "must be off: transformer has no experts",
     ),
+    "one rank for all experts": (
+        "WanPipeline",
+        ParallelSizes(cfg_parallel_size=2, enable_expert_parallel=True),
+        8,
+        "enable_expert_parallel",
+        "must be off: one rank has all experts",
+    ),
+    "fewer experts": (
+        "WanPipeline",
+        ParallelSizes(ring_degree=4, enable_expert_parallel=True),
+        8,
+        "enable_expert_parallel",
+        "must be off: transformer has 3 experts, fewer than the 4 ranks that would share them",
+    ),
+    "weights sharded twice": (
+        "WanPipeline",
+        ParallelSizes(tensor_parallel_size=2, ring_degree=2, use_hsdp=True),
+        8,
+        "use_hsdp",
+        "must be off beside tensor_parallel_size",
+    ),
+    "no ranks to shard": (
+        "WanPipeline",
+        ParallelSizes(cfg_parallel_size=2, use_hsdp=True),
+        8,
+        "use_hsdp",
+        "needs ranks that share tokens",
+    ),
+    "blocks": (
+        "WanPipeline",
+        ParallelSizes(pipeline_parallel_size=7),
+        8,
+        "pipeline_parallel_size",
+        "is 7, and transformer has 2 blocks; the nearest value that works is 2",
+    ),
     "devices": (
         "WanPipeline",
         ParallelSizes(tensor_parallel_size=2, ring_degree=4),
@@ -181,7 +219,8 @@ REFUSED: dict[str, tuple[str, ParallelSizes, int, str, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_shared_is_refused_by_its_setting(checkpoints: dict[str, Checkpoint], case: str) -> None:
     name, sizes, devices, setting, message = REFUSED[case]
-    checkpoint = large(checkpoints[name], 12, ffn_dim=48)
+    more = {"num_experts": 3} if "experts" in case and case != "no experts" else {}
+    checkpoint = large(checkpoints[name], 12, ffn_dim=48, **more)
     if case == "no branches":
         checkpoint = dataclasses.replace(checkpoint, spec=dataclasses.replace(checkpoint.spec, guidance=()))
     wrong = check_sizes(checkpoint, sizes, devices)
@@ -210,8 +249,12 @@ def test_rules_need_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
 
 
-def test_features_without_ranks_are_refused() -> None:
-    from tests.parallel import jobs
+def test_ranks_go_by_what_the_first_one_says(ranks: Ranks) -> None:
+    sizes = ParallelSizes(tensor_parallel_size=2, cfg_parallel_size=2)
+    said = ranks.run(jobs.ask_first, sizes=sizes)
+    assert said == [(True, {"measured": 0}, 0.0), (True, {"measured": 0}, 0.0), *[(True, {"measured": 0}, 2.0)] * 2]
 
+
+def test_features_without_ranks_are_refused() -> None:
     for feature in jobs.RANKED:
         assert "there is one" in jobs.refusal(None, feature, nn.ModuleDict())

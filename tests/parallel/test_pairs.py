@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -13,7 +13,21 @@ from omni_grpc.feature_rules.ranks import check_sizes
 from omni_grpc.types.lora import Lora
 from tests.features.suite import FAMILIES, FIRST, SECOND, Suite, cosine
 from tests.models.cases import ENTRIES
-from tests.parallel.alone import ALL_WAYS, BRANCHES, DEEP, WAYS, WEIGHTS, Alone, close, differ, skips_alike, spread
+from tests.parallel.alone import (
+    ALL_WAYS,
+    BRANCHES,
+    CACHE,
+    DEEP,
+    GATHERED,
+    SHARDED,
+    WAYS,
+    WEIGHTS,
+    Alone,
+    close,
+    differ,
+    skips_alike,
+    spread,
+)
 from tests.parallel.model_jobs import Features, quantized_layers, refused, run_model
 from tests.parallel.ranks import COUNT, PAIR, Ranks
 
@@ -40,6 +54,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Adapted(Suite(ENTRIES[FAMILIES[request.param]], tmp_path_factory.mktemp("checkpoints")))
 
 
+@pytest.mark.sampled
 @spread(*DEEP, like="one process", close="2e-5")
 def test_ranks_that_share_two_things_make_what_one_process_makes(
     alone: Adapted, ranks: Ranks, way: str, record_property: Callable[[str, object], None]
@@ -53,9 +68,36 @@ def test_ranks_that_share_two_things_make_what_one_process_makes(
         return
     results = alone.on(ranks, DEEP[way], alone.joins)
     close(results[0], alone.made)
-    shared = DEEP[way].tensor_parallel_size > 1
+    shared = DEEP[way].tensor_parallel_size * DEEP[way].pipeline_parallel_size > 1
     assert all((made.weights < alone.made.weights) == shared for made in results)
     assert all(made.work.queries < alone.made.work.queries for made in results)
+
+
+KEPT_APART: Mapping[str, Features | None] = {
+    "HSDP": {},
+    "HSDP x int8": INT8,
+    "HSDP x step cache": CACHE,
+    "HSDP x LoRA": None,
+}
+"""Features beside sharded weights; None: adapters, which belong to a model."""
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(what, marks=pytest.mark.shows(what, "sequence parallel", "bit for bit")) for what in KEPT_APART],
+)
+def test_ranks_that_keep_parts_of_weights_compute_the_same(alone: Adapted, ranks: Ranks, what: str) -> None:
+    """Blocks are a part of these tiny models alone, so their weights are not halved."""
+    features = KEPT_APART[what]
+    joins = alone.half_cached() if features is CACHE else alone.joins
+    if features is None:
+        features, joins = alone.lora, alone.changed(loras=(Lora(lora_id=FIRST),))
+    expected, _ = alone.on(ranks, GATHERED, joins, features)
+    made, _ = alone.on(ranks, SHARDED, joins, features)
+    assert all(torch.equal(made.latents[name], x) for name, x in expected.latents.items())
+    assert made.reused == expected.reused
+    assert made.weights < 0.95 * expected.weights
 
 
 @spread(*BRANCHES, like="one process", close="2e-5")
@@ -93,7 +135,16 @@ def test_ranks_skip_the_rows_that_one_process_skips(
     skips_alike(alone, ranks, way)
 
 
-@spread(*WAYS, "tensor x sequence parallel", "CFG parallel", like="one process", close="2e-5", also="LoRA")
+@pytest.mark.sampled
+@spread(
+    *WAYS,
+    "tensor x sequence parallel",
+    "CFG parallel",
+    "pipeline parallel",
+    like="one process",
+    close="2e-5",
+    also="LoRA",
+)
 def test_adapters_change_what_a_rank_has(alone: Adapted, ranks: Ranks, way: str) -> None:
     joins = alone.changed(loras=(Lora(lora_id=FIRST), Lora(lora_id=SECOND, scale=-0.5)))[:2] + alone.joins[2:]
     made, *_ = alone.on(ranks, ALL_WAYS[way], joins, alone.lora)
@@ -101,6 +152,7 @@ def test_adapters_change_what_a_rank_has(alone: Adapted, ranks: Ranks, way: str)
     assert differ(made, alone.made)
 
 
+@pytest.mark.sampled
 @spread(*WAYS, like="one process", close="2e-5", also="attention by step")
 def test_rows_whose_attention_differs_in_precision_are_computed_apart_by_every_rank(
     alone: Adapted, ranks: Ranks, way: str
@@ -113,6 +165,10 @@ def test_rows_whose_attention_differs_in_precision_are_computed_apart_by_every_r
     assert not all(torch.equal(x, alone.made.latents[name]) for name, x in expected.latents.items())
 
 
+SUMMED = ("tensor parallel", "tensor x sequence parallel", "ring", "CFG parallel", "pipeline parallel")
+"""Ways in which something is summed, or computed in other batches, than in one process."""
+
+
 @spread("sequence parallel", "Ulysses", like="one process", close="bit for bit", also="int8")
 def test_the_tokens_that_a_rank_has_can_be_in_int8(alone: Adapted, ranks: Ranks, way: str) -> None:
     expected = alone.run(INT8, alone.joins)
@@ -121,7 +177,8 @@ def test_the_tokens_that_a_rank_has_can_be_in_int8(alone: Adapted, ranks: Ranks,
     assert all(torch.equal(made.latents[name], x) for name, x in expected.latents.items())
 
 
-@spread("tensor parallel", "tensor x sequence parallel", like="one process", close="cosine 0.9999", also="int8")
+@pytest.mark.sampled
+@spread(*SUMMED, like="one process", close="cosine 0.9999", also="int8")
 def test_the_layers_that_a_rank_has_can_be_in_int8(alone: Adapted, ranks: Ranks, way: str) -> None:
     """Scales are those of one process, so its codes are the same until a sum over ranks rounds otherwise: then a value
     between two codes may take the other one.
@@ -150,7 +207,13 @@ def test_layers_that_are_left_out_of_int8_are_left_out_where_they_are_spread(alo
         assert ranks.run(quantized_layers, alone.checkpoint, features, sizes=WEIGHTS) == [expected] * PAIR
 
 
-@spread(*WAYS, like="one process", close="2e-5", also="layerwise offload")
-def test_the_layers_that_a_rank_has_can_be_on_the_host(alone: Adapted, ranks: Ranks, way: str) -> None:
-    made, *_ = alone.on(ranks, WAYS[way], alone.joins, OFFLOAD)
+@pytest.mark.sampled
+@spread(*ALL_WAYS, like="one process", close="2e-5", also="layerwise offload")
+def test_the_layers_that_a_rank_has_can_be_on_the_host(
+    alone: Adapted, ranks: Ranks, way: str, record_property: Callable[[str, object], None]
+) -> None:
+    if check_sizes(alone.checkpoint, ALL_WAYS[way], COUNT):
+        record_property("shows", "too few heads")
+        return
+    made, *_ = alone.on(ranks, ALL_WAYS[way], alone.joins, OFFLOAD)
     close(made, alone.made)

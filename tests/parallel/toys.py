@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.linear import Linear
+from omni_grpc.nn.moe import MixtureOfExperts
 from omni_grpc.nn.rows import JOINT, MOD, LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Block, Carry, RunBlocks, Stack, convert
 from omni_grpc.types.request import Guidance
@@ -141,6 +142,23 @@ class Bare(Block):
         q, k, v = (part.unflatten(1, (-1, 8)) for part in x.split([32, 16, 16], 1))
         out = self.attention(q, k, v, rows, over="img").flatten(1)
         return (torch.cat([out, x[:, 32:]], 1),)
+
+
+class Mixed(Block):
+    """A mixture of experts, added to what it reads."""
+
+    carry = ("img",)
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.moe = MixtureOfExperts(16, 24, experts, 2, stream="img", shared=8)
+
+    def modulation(self, temb: Tensor) -> Tensor:
+        return temb
+
+    def forward(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> tuple[Tensor, ...]:
+        (x,) = carry
+        return (x + self.moe(x, rows),)
 
 
 STACKS: Mapping[str, Callable[[], Stack]] = {

@@ -102,11 +102,16 @@ def reasons() -> Iterator[tuple[str, str]]:
 def test_every_reason_that_a_call_or_a_job_can_end_with_is_on_the_page():
     package = ROOT / "omni_grpc"
     sources = [package / "resolve" / "request.py", package / "resolve" / "rules.py"]
+    sources.append(package / "resolve" / "memory_fit.py")
     sources.append(package / "types" / "caller.py")
     rooms = ("gate", "identity", "server", "media_in", "store", "fleet", "engine", "worker", "adapter", "pipeline")
     for folder in rooms:
         sources += (package / folder).rglob("*.py")
-    raised = {name for path in sources for name in re.findall(r'reason="([A-Z_]+)"', path.read_text(encoding="utf-8"))}
+    raised = {
+        name
+        for path in sources
+        for name in re.findall(r'(?:reason=|REASON = )"([A-Z_]+)"', path.read_text(encoding="utf-8"))
+    }
     raised |= {value for value in vars(refusal).values() if isinstance(value, str) and re.match("INPUT_|URI_", value)}
     listed = {reason for _, reason in reasons()}
     assert raised - NEVER_ON_A_CALL <= listed
