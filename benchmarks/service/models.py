@@ -206,9 +206,10 @@ def _load(server: Server, numbers: Numbers, found: Found) -> None:
 def _problems(numbers: Numbers, found: Found, *, turns: bool) -> list[str]:
     done = [*found.swaps, *found.load]
     problems = [*found.errors, *(f"a job of {one.model} failed" for one in done if not one.succeeded)]
-    # as tests/fleet/test_turns.py: the turns of those before it, each of which ends what it runs
+    # as tests/fleet/test_turns.py: the turns of those before it, each of which ends what it runs and moves
     longest_job = max(one.ended - one.started for one in found.load)
-    bound = len(NAMES) * (numbers.turn + longest_job + max(found.woken, default=0.0))
+    longest_swap = max([*found.woken, *(one.waited for one in found.swaps)])
+    bound = len(NAMES) * (numbers.turn + longest_job + longest_swap)
     if (longest := max(found.waits())) > bound:
         problems.append(f"a job waited for {longest:.1f} s, longer than all turns ({bound:.1f} s)")
     if turns and found.asleep < len(found.swaps):
