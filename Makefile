@@ -16,7 +16,7 @@ SPREAD := -n auto --maxprocesses 4 --dist loadfile
 LONG   := tests/parallel tests/scenes tests/benchmarks/test_service.py tests/benchmarks/test_fuzz.py tests/benchmarks/test_restarts.py \
           tests/ops/test_build.py tests/features/test_each.py tests/features/test_pairs.py tests/features/test_cuda_graphs.py \
           tests/house/test_contracts.py tests/models/test_tiny_checkpoints.py tests/models/test_before_and_after.py \
-          tests/adapter/test_randomness.py
+          tests/adapter/test_randomness.py tests/benchmarks/test_fleet.py
 # what needs a database, an object store or a receiver beside the server
 SERVICES := tests/store tests/lasting tests/webhooks
 # what needs the extra of that name; one after the other, since each Ray is some ten processes

@@ -15,6 +15,7 @@ from . import (
     accept,
     auth,
     cancel,
+    delay,
     endure,
     fairness,
     fuzz,
@@ -22,10 +23,12 @@ from . import (
     kills,
     lanes,
     lives,
+    models,
     overhead,
     preempt,
     ray_kills,
     recovery,
+    replicas,
     restarts,
     resume,
     slow_watcher,
@@ -51,6 +54,9 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "inputs": inputs.run,
     "kills": kills.run,
     "ray": ray_kills.run,
+    "replicas": replicas.run,
+    "models": models.run,
+    "delay": delay.run,
     "fairness": fairness.run,
     "auth": auth.run,
     "store": store.run,
@@ -84,7 +90,7 @@ def main() -> int:
         default="",
         help="an empty database of PostgreSQL (store: measured beside SQLite; others start one where none is given)",
     )
-    parser.add_argument("--kills", type=int, help="restarts and ray: how often")
+    parser.add_argument("--kills", type=int, help="restarts, ray and replicas: how often")
     parser.add_argument(
         "--store",
         type=_listed,
@@ -119,6 +125,9 @@ def main() -> int:
         "store": lambda checkpoint: store.measure(kept_jobs),
         "restarts": lambda checkpoint: restarts.measure(killed),
         "ray": lambda checkpoint: ray_kills.measure(ray_kills.Numbers(kills=options.kills or ray_kills.Numbers.kills)),
+        "replicas": lambda checkpoint: replicas.measure(
+            checkpoint, replicas.Numbers(kills=options.kills or replicas.Numbers.kills)
+        ),
         "accept": lambda checkpoint: accept.measure(accepted),
     }
     kept = [_run(name, runs[name], checkpoint, options.out) for name in names]

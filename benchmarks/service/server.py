@@ -93,9 +93,9 @@ def rss_bytes(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def served(checkpoint: Path, *flags: str) -> Iterator[Server]:
-    """Serves a checkpoint on a free port of 127.0.0.1 for the length of the block. Raises RuntimeError, with the end of
-    its log, where it does not start.
+def served(checkpoint: Path | str, *flags: str) -> Iterator[Server]:
+    """Serves a checkpoint (a folder, or NAME=FOLDER) on a free port of 127.0.0.1 for the length of the block. Raises
+    RuntimeError, with the end of its log, where it does not start.
     """
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
