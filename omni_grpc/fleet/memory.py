@@ -8,10 +8,11 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 
-from omni_grpc.engine import EngineState
+from omni_grpc.engine import Engine, EngineState
 from omni_grpc.fleet.served import Served
 from omni_grpc.fleet.turns import Evict, Tenure, Wait, make_room, next_to_wake
 from omni_grpc.types.errors import Code, Failure, OmniError
+from omni_grpc.types.plan import SleepLevel
 
 logger = logging.getLogger(__name__)
 
@@ -114,12 +115,22 @@ class Memory:
             await self._wait(None)
             return
         try:
-            await engine.sleep(model.sleep_level)
+            await self._sleep(model, engine)
         except OmniError as error:
             # it stays where it is for another turn
             logger.error("model %s cannot be put to sleep: %s", model.name, error)
             model.awake_since = time.monotonic()
             await self._wait(1.0)
+
+    async def _sleep(self, model: Served, engine: Engine) -> None:
+        """Keeps the weights, or where the host has no room for them, reads them again at the next turn."""
+        try:
+            await engine.sleep(model.sleep_level)
+        except OmniError as error:
+            if model.sleep_level is SleepLevel.DROP_WEIGHTS or error.reason != "HOST_MEMORY":
+                raise
+            logger.warning("model %s drops its weights: %s", model.name, error)
+            await engine.sleep(SleepLevel.DROP_WEIGHTS)
 
     async def _wait(self, seconds: float | None) -> None:
         """Until something changes, or for so many seconds."""

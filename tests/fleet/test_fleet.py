@@ -260,6 +260,14 @@ async def test_jobs_of_a_model_that_cannot_be_woken_fail_and_the_next_one_is_ano
         assert (await service.finished(model="a")).state == event_pb2.JOB_STATE_SUCCEEDED
 
 
+async def test_a_model_whose_weights_the_host_cannot_keep_drops_them():
+    async with serving_several("a", "b", gpu_memory_budget=10, model_turn=0) as service:
+        service.workers["b"][0].stuck = Failure(code=Code.RESOURCE_EXHAUSTED, reason="HOST_MEMORY", message="no room")
+        assert (await service.finished(model="a")).state == event_pb2.JOB_STATE_SUCCEEDED
+        assert service.workers["b"][0].orders[-1] == Sleep(level=SleepLevel.DROP_WEIGHTS)
+        assert (await service.finished(model="b")).state == event_pb2.JOB_STATE_SUCCEEDED
+
+
 async def test_models_on_gpus_of_their_own_do_not_share_a_budget():
     async with serving_several(
         "a", "b", a={"devices": "0"}, b={"devices": "1"}, gpu_memory_budget=10, model_turn=0
