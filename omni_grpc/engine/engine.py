@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.engine.admission import not_started, restart_pause
+from omni_grpc.engine.admission import not_started, restart_pause, stopped_first
 from omni_grpc.engine.decision import Decision, lanes
 from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.inputs import InputStore
@@ -102,6 +102,8 @@ class Engine(Resting):
         self._timers.stop()
         if self._started is not None:
             await asyncio.gather(*(replica.executor.close() for replica in self._replicas))
+        for replica in self._replicas:
+            replica.give_up(stopped_first())
         await self._outputs.close()
         if self._owns_inputs:
             await asyncio.to_thread(self.inputs.close)

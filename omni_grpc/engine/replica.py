@@ -145,6 +145,10 @@ class Replica:
         self.failure = None
         self._fail(failure)
 
+    def give_up(self, failure: Failure) -> None:
+        """Its worker is closed: whoever waits for it to sleep or to wake is told."""
+        self._fail(failure)
+
     def _settle(self, report: Slept | Woken | None) -> None:
         if self._moved is not None and not self._moved.done():
             self._moved.set_result(report)

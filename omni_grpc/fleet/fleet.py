@@ -57,7 +57,6 @@ class Fleet:
         self._make = make
         self._opening = opening
         self._share_of: ShareOf | None = None
-        self._loading: set[asyncio.Task[BaseException | None]] = set()
         self._looking = False
         self._ended = False
         self.memory = Memory(lambda: list(self._models.values()), config.fleet.budget_bytes, config.fleet.model_turn)
@@ -91,8 +90,15 @@ class Fleet:
         if EngineState.DRAINING in states and self._ended:
             return EngineState.DRAINING
         found = next((state for state in STATES if state in states), EngineState.STOPPED)
-        # jobs wake what sleeps
-        return EngineState.READY if found is EngineState.ASLEEP else found
+        if found is EngineState.ASLEEP and any(model.takes_jobs for model in self._models.values()):
+            # jobs wake what sleeps
+            return EngineState.READY
+        return found
+
+    @property
+    def ending(self) -> bool:
+        """Whether it ends for good."""
+        return self._ended or self.state in (EngineState.DRAINING, EngineState.STOPPED)
 
     @property
     def stopped(self) -> bool:
@@ -192,7 +198,7 @@ class Fleet:
         self.memory.start()
         starting = [model for model in self._models.values() if model.engine is not None]
         if self.config.fleet.budget_bytes is None:
-            found = await asyncio.gather(*(self._start(model) for model in starting), return_exceptions=True)
+            found = await asyncio.gather(*(self._tried(model) for model in starting))
         else:
             # each needs room, which others give
             found = [await self._tried(model) for model in starting]
@@ -200,22 +206,20 @@ class Fleet:
         if errors and len(errors) == len(starting):
             raise errors[0]
 
-    async def _tried(self, model: Served) -> BaseException | None:
+    async def _tried(self, model: Served) -> OmniError | None:
+        """Loads a model; the error that keeps it from that."""
         try:
-            await self._start(model)
+            async with self.memory.room(model):
+                await model.running.start()
         except OmniError as error:
+            logger.error("model %s does not load: %s", model.name, error)
+            model.failure = error.failure
             return error
+        model.failure = None
         return None
 
-    async def _start(self, model: Served) -> None:
-        async with self.memory.room(model):
-            try:
-                await model.running.start()
-            except OmniError as error:
-                logger.error("model %s does not load: %s", model.name, error)
-                model.failure = error.failure
-                raise
-        model.failure = None
+    async def _load(self, model: Served) -> None:
+        await self._tried(model)
 
     async def load(self, name: str, options: Mapping[str, object]) -> Served:
         """Begins to load a model, which need not be known yet, and returns it; one that is loaded or being loaded is
@@ -244,9 +248,7 @@ class Fleet:
         self._models[model.name] = model
         self._adopt(engine)
         # it goes on when the caller leaves
-        loading = asyncio.create_task(self._tried(model), name=f"omni_grpc-load-{model.name}")
-        self._loading.add(loading)
-        loading.add_done_callback(self._loading.discard)
+        model.loading = asyncio.create_task(self._load(model), name=f"omni_grpc-load-{model.name}")
         return model
 
     async def unload(self, model: Served, *, force: bool) -> int:
@@ -262,8 +264,8 @@ class Fleet:
         return freed
 
     async def _close(self, model: Served) -> None:
-        engine = model.running
-        await engine.close()
+        await _stop_loading([model])
+        await model.running.close()
         _ = model.checkpoint  # what loading it has told stays known
         model.engine = None
         if not model.listed:
@@ -283,19 +285,22 @@ class Fleet:
         except BaseException:
             engine.parked = False
             raise
-        self.memory.look()
+        self._follow(self.state)
         return freed
 
     async def wake(self, model: Served) -> None:
         """Takes a sleeping model back into device memory. Raises what keeps it from that."""
+        engine = model.running
         await self.memory.wake(model)
-        model.running.parked = False
+        engine.parked = False
+        self._follow(self.state)
 
     async def close(self, drain: float = 0.0) -> None:
         """Refuses new jobs, gives those that are there `drain` seconds to finish, and fails the rest. Called again, it
         restarts the time.
         """
         self._ended = True
+        await _stop_loading(self.models)
         await asyncio.gather(*(engine.close(drain) for engine in self.engines))
         await self.memory.stop()
         await asyncio.to_thread(self.inputs.close)
@@ -331,6 +336,14 @@ class Fleet:
         for engine in self.engines:
             engine.look()
         self.memory.look()
+
+
+async def _stop_loading(models: Sequence[Served]) -> None:
+    """Ends what `load` has begun."""
+    tasks = [model.loading for model in models if model.loading is not None]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _refuse_busy(model: Served, *, force: bool, hint: str) -> None:

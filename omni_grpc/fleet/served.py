@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -33,6 +34,8 @@ class Served:
         self.engine = engine
         self.listed = listed
         self.failure: Failure | None = None
+        self.loading: asyncio.Task[None] | None = None
+        self._files: int | None = None
         self.placed = False
         """Whether its worker has been given room, and loads or has loaded."""
         self.awake_since = 0.0
@@ -67,9 +70,13 @@ class Served:
     def running(self) -> Engine:
         """Its engine. Raises FailedPrecondition (MODEL_NOT_LOADED) where it has none."""
         if self.engine is None:
-            message = f"model {self.name!r} is not loaded; AdminService.LoadModel loads it"
-            raise FailedPrecondition(message, reason="MODEL_NOT_LOADED", metadata={"name": self.name})
+            raise self.not_loaded()
         return self.engine
+
+    def not_loaded(self) -> FailedPrecondition:
+        """What is said of it while it is not loaded."""
+        message = f"model {self.name!r} is not loaded; AdminService.LoadModel loads it"
+        return FailedPrecondition(message, reason="MODEL_NOT_LOADED", metadata={"name": self.name})
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
@@ -86,12 +93,9 @@ class Served:
         """
         if self.engine is not None and (measured := self.engine.device_bytes):
             return measured
-        try:
-            found = sizes.parts(self.checkpoint, sizes.headers(self.checkpoint.path))
-            return sum(part.stored_bytes for part in found)
-        except (CheckpointError, OSError):
-            # one of the hub that is not here yet
-            return 0
+        if self._files is None:
+            self._files = _bytes_of_files(self.checkpoint)
+        return self._files
 
     @property
     def awake(self) -> bool:
@@ -126,3 +130,11 @@ class Served:
             self.waiting_since = None
         elif self.waiting_since is None:
             self.waiting_since = time.monotonic()
+
+
+def _bytes_of_files(checkpoint: Checkpoint) -> int:
+    try:
+        return sum(part.stored_bytes for part in sizes.parts(checkpoint, sizes.headers(checkpoint.path)))
+    except (CheckpointError, OSError):
+        # one of the hub that is not here yet
+        return 0

@@ -206,6 +206,8 @@ class OperationGate:
         if failure is not None:
             raise failure.error()
         if model.state not in (EngineState.READY, EngineState.ASLEEP):
+            if not self._fleet.ending:
+                raise model.not_loaded()
             raise Unavailable(f"the server is stopping: it is {model.state}", reason="SERVER_STOPPED")
 
     async def unload_model(self, caller: Caller, name: str, *, force: bool) -> int:

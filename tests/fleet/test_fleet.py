@@ -160,6 +160,49 @@ async def test_other_settings_for_a_model_that_is_loaded_are_refused():
         assert (error.code, error.reason) == ("FAILED_PRECONDITION", "MODEL_LOADED")
 
 
+async def test_a_model_that_loads_can_be_unloaded_and_loaded_again():
+    async with serving_several("a", "b", b={"load_later": True}, gpu_memory_budget=30) as service:
+        make = service.fleet._make
+
+        def slow(config, checkpoint):
+            engine = make(config, checkpoint)
+            service.workers["b"][0].loading.close()
+            return engine
+
+        service.fleet._make = slow
+        following = load(service, "b")
+        await following.read()
+        await service.admin.UnloadModel(admin_pb2.UnloadModelRequest(model="b"))
+        ended = await refusal(following_end(following))
+        assert ended.reason == "MODEL_NOT_LOADED"
+        service.fleet._make = make
+        *_, last = [message async for message in load(service, "b")]
+        assert last.phase == admin_pb2.LOAD_PHASE_READY
+        assert (await service.finished(model="b")).state == event_pb2.JOB_STATE_SUCCEEDED
+
+
+async def following_end(call):
+    while await call.read():
+        pass
+
+
+async def test_a_model_that_wakes_can_be_unloaded_and_the_others_go_on():
+    async with serving_several("a", "b", gpu_memory_budget=10, model_turn=0) as service:
+        service.workers["a"][0].moving.close()
+        await service.create(model="a")
+        await until(lambda: len(service.workers["a"][0].orders) == 2)
+        await service.admin.UnloadModel(admin_pb2.UnloadModelRequest(model="a", force=True))
+        assert (await service.finished(model="b")).state == event_pb2.JOB_STATE_SUCCEEDED
+
+
+async def test_a_server_whose_only_model_sleeps_is_not_ready():
+    async with serving_several("a") as service:
+        await service.admin.Sleep(admin_pb2.SleepRequest(model="a"))
+        await until_health(service, "", "NOT_SERVING")
+        await service.admin.Wake(admin_pb2.WakeRequest(model="a"))
+        await until_health(service, "", "SERVING")
+
+
 # --- sleep and wake ---------------------------------------------------------------------------------------------------
 
 
