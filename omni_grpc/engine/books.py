@@ -100,6 +100,15 @@ class Books:
             self.work(item) for tenants in self.queue.ranks.values() for jobs in tenants.values() for item in jobs
         )
 
+    def sharing(self, places: int) -> float:
+        """What a step of so many jobs takes, over what they would take one after the other; 1 where none shares."""
+        inside = [item for item in self.active.values() if item.inside]
+        waiting = (item for tenants in self.queue.ranks.values() for jobs in tenants.values() for item in jobs)
+        together = list(itertools.islice(itertools.chain(inside, waiting), places))
+        rows = [item.rows or self.estimate.rows(item.request) for item in together]
+        alone = sum(self.cost.step_ms(of_one) for of_one in rows)
+        return self.cost.step_ms([tokens for of_one in rows for tokens in of_one]) / alone if alone else 1.0
+
     @property
     def view(self) -> View:
         return View(

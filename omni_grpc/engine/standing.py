@@ -151,7 +151,9 @@ class Standing:
             return 0.0
         # all that goes before it, shared among those that work; the last jobs of a replica are behind, not before it
         inside = sum(replica.scheduler.work_before_ms for replica in self._replicas)
-        return self._seconds(inside + self._books.waiting_ms) / max(1, len(able))
+        alone = self._seconds(inside + self._books.waiting_ms) / max(1, len(able))
+        first = self._replicas[0].scheduler
+        return alone if first.exclusive else alone * self._books.sharing(first.max_num_seqs)
 
     def _seconds(self, predicted_ms: float) -> float:
         return predicted_ms * self._replicas[0].scale / 1000

@@ -234,6 +234,18 @@ async def test_the_delay_of_a_new_job_is_predicted_from_the_work_before_it():
     await engine.close()
 
 
+async def test_steps_that_are_shared_count_once_for_all_that_share_them():
+    engine, worker = await started_engine(max_num_seqs=4)
+    jobs = [ask(engine, steps=4) for _ in range(6)]
+    for job in jobs[:4]:
+        worker.prepared(job.id)
+    worker.stepped({job.id: 1 for job in jobs[:1]}, total=4)
+    # whatever the cost of a step depends on, here it is the same for one job as for four
+    work = engine.stats().work
+    assert engine.stats().queue_delay < work / 3
+    await engine.close()
+
+
 async def test_a_new_job_waits_for_nothing_where_a_place_is_free():
     engine, worker = await started_engine(max_num_seqs=2)
     job = ask(engine, steps=4)
