@@ -14,6 +14,7 @@ import os
 import statistics
 
 from benchmarks.service.replicas import Numbers, _speeds
+from omni_grpc.config.command_line import Parser
 from tools.tiny.kept import kept_checkpoint
 
 
@@ -28,4 +29,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    Parser(prog="python -m benchmarks.service.replica_speeds", description=__doc__).parse_args()
     asyncio.run(main())

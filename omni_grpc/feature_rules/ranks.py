@@ -213,9 +213,7 @@ PIPELINE = FeatureRules(
 EXPERT = FeatureRules(
     name="expert_parallel", section=_nothing, apply="omni_grpc.features.expert_parallel:apply", axis=Axis.EXPERT
 )
-HSDP = FeatureRules(
-    name="hsdp", section=lambda config: config.offload, apply="omni_grpc.features.hsdp:apply", axis=Axis.SHARD
-)
+HSDP = FeatureRules(name="hsdp", section=_nothing, apply="omni_grpc.features.hsdp:apply", axis=Axis.SHARD)
 ULYSSES = FeatureRules(name="ulysses", section=_nothing, apply="omni_grpc.features.ulysses:apply", axis=Axis.ULYSSES)
 CFG = FeatureRules(name="cfg_parallel", section=_nothing, apply="omni_grpc.features.cfg_parallel:apply", axis=Axis.CFG)
 VAE = FeatureRules(

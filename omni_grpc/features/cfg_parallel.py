@@ -1,7 +1,7 @@
 """CFG parallel: each rank predicts some rows of a batch, so that a request's guidance branches run side by side.
 
 All ranks have all states. The predictions are gathered, and every rank takes the same step of the same states. A row
-stays with a rank until its segment ends, since that is where step caches keep what they know of it.
+stays with a rank until its segment ends, since that is where features keep what they know of it.
 """
 
 from __future__ import annotations

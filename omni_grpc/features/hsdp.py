@@ -18,25 +18,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from omni_grpc.config import OffloadConfig
 from omni_grpc.features import Context
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.nn.rows import Rows
 from omni_grpc.nn.stack import Block, Carry, RunBlocks, Stack
-from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.ranks import Axis
 
 __all__ = ["apply"]
 
 
-def apply(module: nn.Module, config: OffloadConfig | None, context: Context) -> None:
+def apply(module: nn.Module, config: object, context: Context) -> None:
     """Wraps every stack and the innermost linear layers of its blocks. All ranks of "shard" have to run the same blocks
-    in the same order. Raises ConfigError where weights are also to be on the host.
+    in the same order.
     """
     group = context.group(Axis.SHARD, "use_hsdp needs ranks to share weights")
-    if config is not None and config.enable_layerwise_offload:
-        rule = "cannot be combined with enable_layerwise_offload, which moves the same weights; leave one out"
-        raise ConfigError(f"use_hsdp {rule}", reason="NOT_SUPPORTED", violations=(Violation("use_hsdp", rule),))
     for stack in [part for part in module.modules() if isinstance(part, Stack)]:
         blocks = [_wrap(block, group) for name in stack.groups for block in stack.group(name)]
         stack.wrap(ShardedBlocks(blocks, group).around)

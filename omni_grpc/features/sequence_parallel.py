@@ -37,7 +37,7 @@ GEOMETRIES = 512
 
 def apply(module: nn.Module, config: object, context: Context) -> None:
     """Spreads the tokens of every stack over the ranks of "sequence": over those that fetch keys and values, and each
-    part of those over Ulysses' ranks. It has to be the last to wrap the stacks.
+    part of those over the ranks that exchange heads. It has to be the last to wrap the stacks.
 
     Every attention but those with `skip_sequence_parallel` gets the keys and values of the other ranks: all at once, or
     with a `ring_degree` rank by rank. Raises ConfigError for a backend that computes no parts, if there is a ring.

@@ -47,11 +47,11 @@ def apply(pipeline: Pipeline, config: AdapterConfig, context: Context) -> None:
     if not isinstance(vae, Vae):
         raise _refused(f"must be 1: {context.spec.name} has no VAE of which ranks can share the decode")
     slabs = Slabs(group)
-    prepare(vae.module.decoder, slabs)
+    _prepare(vae.module.decoder, slabs)
     vae.wrap_decode(slabs.around)
 
 
-def prepare(decoder: nn.Module, slabs: Slabs) -> None:
+def _prepare(decoder: nn.Module, slabs: Slabs) -> None:
     """Makes the layers of a decoder see their neighbors' rows. Raises ConfigError by name, see `apply`."""
     for path, layer in list(decoder.named_children()):
         kind = type(layer).__name__
@@ -69,7 +69,7 @@ def prepare(decoder: nn.Module, slabs: Slabs) -> None:
         elif not kind.endswith(POINTWISE):
             if not list(layer.children()):
                 raise _refused(f"must be 1: the decoder's {path} is a {kind}, whose rows cannot be shared yet")
-            prepare(layer, slabs)
+            _prepare(layer, slabs)
 
 
 def _reach(path: str, layer: nn.Conv2d | nn.Conv3d) -> int:

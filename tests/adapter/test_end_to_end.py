@@ -53,7 +53,7 @@ def test_a_native_checkpoint_goes_through_the_adapter_too(tiny):
 
 def test_settings_without_effect_are_refused_before_anything_is_loaded(tiny):
     with pytest.raises(ConfigError, match="which is native"):
-        Omni(str(tiny("qwen_image")), enable_cpu_offload=True, **SETTINGS)
+        Omni(str(tiny("qwen_image")), boundary_ratio=0.5, **SETTINGS)
 
 
 def test_pixels_and_sound_come_as_files(tiny):

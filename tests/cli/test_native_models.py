@@ -30,13 +30,13 @@ async def test_features_are_those_that_a_server_would_start_with(run):
         "quantization": ["fp8", "int8", "gguf"],
         "lora": True,
         "layerwise_offload": True,
-        "component_offload": False,
+        "component_offload": True,
         "tensor_parallel": True,
         "guidance": "by checkpoint",
         "schedulers": ["FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"],
     }
     assert (records["HeliosPipeline"]["tensor_parallel"], records["HeliosPipeline"]["guidance"]) == (
-        False,
+        True,
         ["TRUE_CFG"],
     )
     other = records["any other"]

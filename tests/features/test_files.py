@@ -13,9 +13,12 @@ import pytest
 
 import omni_grpc.features
 from omni_grpc.checkpoint.registry import specs
+from omni_grpc.feature_rules import ranks
+from omni_grpc.feature_rules.base import FeatureRules
 from omni_grpc.feature_rules.table import FEATURES as RULES
-from omni_grpc.worker.edits import AFTER, BEFORE
+from omni_grpc.worker.edits import AFTER, AROUND, BEFORE
 
+OF_RANKS = [value for value in vars(ranks).values() if isinstance(value, FeatureRules)]
 FOLDER = Path(omni_grpc.features.__file__).parent
 FEATURES = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")
 FAMILIES = sorted({spec.family for spec in specs().values()})
@@ -24,7 +27,7 @@ WORDS: Mapping[str, str] = {
     "step_cache": r"(step|tea|block)[ _-]?cache",
     "quant": r"(?<!u)int8|fp8",
     "gguf": r"gguf",
-    "lora": r"(?<![a-z])lora|adapter",
+    "lora": r"(?<![a-z])lora|adapter(?!config)",
     "layerwise_offload": r"offload",
     # Context has a field batch_invariant, which whatever chooses by size honours
     "batch_invariant": r"RowwiseLinear|features[. ]+batch_invariant",
@@ -33,7 +36,7 @@ WORDS: Mapping[str, str] = {
     # every other one may edit attentions: what it is spoken of by is what it chooses
     "attention": r"attention[ _-]backend|PreciseAttention|per[ _-]role",
     "tensor_parallel": r"tensor[ _-]?parallel",
-    "ulysses": r"ulysses",
+    "ulysses": r"(?<!axis\.)ulysses",
 }
 """How a feature is spoken of. One that has no entry is spoken of by its name."""
 
@@ -95,7 +98,8 @@ def test_other_words_are_free(line: str) -> None:
 def test_a_feature_is_one_function_of_module_config_and_context(feature: str) -> None:
     module = importlib.import_module(f"omni_grpc.features.{feature}")
     signature = inspect.signature(module.apply)
-    assert list(signature.parameters) == ["module", "config", "context"]
+    whole = feature in {rules.name for rules in AROUND}
+    assert list(signature.parameters) == ["pipeline" if whole else "module", "config", "context"]
     assert signature.return_annotation == "None"
     functions = [
         node.name
@@ -106,7 +110,8 @@ def test_a_feature_is_one_function_of_module_config_and_context(feature: str) ->
 
 
 def test_every_feature_is_in_the_list_that_says_the_order() -> None:
-    assert {feature.name for feature in (*BEFORE, *AFTER)} == {feature.name for feature in RULES if feature.apply}
+    known = {feature.name for feature in (*RULES, *OF_RANKS) if feature.apply}
+    assert {feature.name for feature in (*BEFORE, *AFTER, *AROUND)} == known
     applied = [feature.apply.partition(":")[0].rpartition(".")[2] for feature in (*BEFORE, *AFTER)]
     assert len(set(applied)) == len(applied)
     order = [name for name in (*SCHEMES, "layerwise_offload", "lora", "step_cache") if name in applied]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.features.vae_parallel import Slabs, prepare
+from omni_grpc.features.vae_parallel import Slabs, _prepare
 from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.ranks import Axis
 from omni_grpc.types.spec import Checkpoint
@@ -47,7 +47,7 @@ def rows_computed(mesh: Ranked, rows: int) -> list[int]:
     shared = decode_all = lambda latents: decoder(latents.transpose(0, 1)).float()
     if mesh is not None:
         slabs = Slabs(mesh.groups[Axis.VAE])
-        prepare(decoder, slabs)
+        _prepare(decoder, slabs)
         shared = slabs.around(decode_all)
     for layer in (decoder.first, decoder.last):
         compute = layer._conv_forward
@@ -64,7 +64,7 @@ def rows_computed(mesh: Ranked, rows: int) -> list[int]:
 def refusal(mesh: Ranked, decoder: nn.Module) -> str:
     assert mesh is not None
     try:
-        prepare(decoder, Slabs(mesh.groups[Axis.VAE]))
+        _prepare(decoder, Slabs(mesh.groups[Axis.VAE]))
     except ConfigError as error:
         return str(error)
     return ""

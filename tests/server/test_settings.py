@@ -53,6 +53,7 @@ CHECKED = {
     "diffusion_attention_backend": ("CUDNN_ATTN", "CUDNN_ATTN"),
     "diffusion_attention_config": ('{"default": "sdpa"}', {"default": "sdpa"}),
     "admin_address": ("unix:admin.sock", "unix:admin.sock"),
+    "ray_address": ("auto", "auto"),
     "state_url": ("postgresql://there/jobs", "postgresql://there/jobs"),
 }
 """Values of settings that are looked at as soon as they are there."""
@@ -60,6 +61,7 @@ COMPLETE = """
 tls: {tls_cert: c.pem, tls_key: k.pem, tls_client_ca: a.pem, tls_require_client_cert: true}
 identity: {jwt_issuer: i, jwt_audience: a, jwt_jwks: keys.json}
 store: {state_dir: kept}
+worker: {distributed_executor_backend: ray}
 webhooks: {webhook_hosts: [example.com]}
 """
 """Settings that need each other; any one of them may be another."""
