@@ -52,7 +52,7 @@ async def test_features_are_those_that_a_server_would_start_with(run):
         "gguf",
         "yes",
         "yes",
-        "no",
+        "yes",
         "yes",
         "TRUE_CFG",
         "-",
