@@ -11,16 +11,17 @@ from omni_grpc.config.sections import RAY
 from omni_grpc.feature_rules.base import Faults
 from omni_grpc.feature_rules.ranks import check_sizes
 from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.ranks import RENDEZVOUS
 from omni_grpc.types.spec import Checkpoint
 
 GPUS = Path("/proc/driver/nvidia/gpus")
 """A folder of the driver that has one folder for each GPU."""
 
 
-def check_ranks(config: EngineConfig, checkpoint: Checkpoint, environ: Mapping[str, str] = os.environ) -> None:
+def check_ranks(config: EngineConfig, checkpoint: Checkpoint) -> None:
     """Raises ConfigError for sizes that the model or the machine cannot have, by setting, before any process starts."""
     sizes, replicas = config.parallel.sizes, config.worker.data_parallel_size
-    devices = device_count(config, environ)
+    devices = device_count(config, os.environ)
     there = sizes.world if devices is None else devices // replicas
     wrong = {**check_sizes(checkpoint, sizes, there), **_beside(config)}
     if wrong:
@@ -30,8 +31,10 @@ def check_ranks(config: EngineConfig, checkpoint: Checkpoint, environ: Mapping[s
 
 
 def device_count(config: EngineConfig, environ: Mapping[str, str]) -> int | None:
-    """The GPUs that workers can have; None where ranks share a CPU, or where only a worker can tell."""
-    if config.model.device == "cpu":
+    """The GPUs that workers can have; None where ranks share a CPU, where only a worker can tell, and in a rank, which
+    sees no other GPU than its own.
+    """
+    if config.model.device == "cpu" or RENDEZVOUS in environ:
         return None
     listed = [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     if listed:

@@ -106,6 +106,12 @@ class Worker:
         for lane in (self._prepare, self._step, self._decode):
             lane.shutdown(cancel_futures=True)
 
+    def abandon(self) -> None:
+        """Ends like `close` where the engine is gone: a rank of several ends at once, without what runs."""
+        if self._membership is not None:
+            self._membership.leave()
+        self.close()
+
     def _send(self, report: Report) -> None:
         # what looks like the failure of one request may be the end of the device, for this and all that follow
         failed = isinstance(report, Broken) or (isinstance(report, Stepped) and report.broken)

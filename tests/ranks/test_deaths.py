@@ -15,6 +15,7 @@ import pytest
 from omni_grpc.engine import JobState
 from omni_grpc.types.events import Failed, Retrying
 from tests.ranks.group import Served, serving, until
+from tests.server.process import LONG, served
 
 WORKER = "tests.ranks.paused:serve"
 TIMEOUT = 3.0
@@ -100,3 +101,22 @@ async def test_a_rank_that_fails_alone_ends_all(tiny_qwen_image: Path, pauses: P
         assert (await served.ended(served.submit())).failure is None
         assert served.engine.stats().worker_restarts == restarts
     assert os.listdir(tempfile.tempdir) == []
+
+
+@pytest.mark.service
+def test_the_ranks_of_a_server_that_was_killed_end_in_the_middle_of_a_job(
+    tiny_qwen_image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may be in a collective that another one has left."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with served(tiny_qwen_image, tmp_path, "--device", "cpu", "--warm-up-seconds", "0", "--usp", "2") as server:
+        steps = (one for one in server.generation.GenerateImage(server.image(**LONG)) if one.event.step_progress.step)
+        next(steps)
+        assert list(tmp_path.glob("omni-ranks-*"))
+        ranks = [child for child in psutil.Process(server.popen.pid).children() if "spawn_main" in str(child.cmdline())]
+        assert len(ranks) == 2
+        server.popen.kill()
+        server.popen.wait()
+        gone, alive = psutil.wait_procs(ranks, 20)
+        assert (len(gone), alive) == (2, [])
+        assert not list(tmp_path.glob("omni-ranks-*"))

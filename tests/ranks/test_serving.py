@@ -16,6 +16,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.resolve import ranks as rules
 from omni_grpc.resolve.settings import apply_settings
 from omni_grpc.types.errors import ConfigError
+from omni_grpc.types.ranks import RENDEZVOUS
 from tests.server.process import data_of, served
 
 
@@ -108,6 +109,9 @@ def test_more_ranks_than_devices_are_refused_where_devices_can_be_counted(
     assert _refused(tiny_qwen_image, **two, data_parallel_size=2)[0] == ["ring_degree"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     assert "there are 1 devices" in _refused(tiny_qwen_image, **two)[1]
+    # a rank checks settings too, and sees its own GPU alone
+    monkeypatch.setenv(RENDEZVOUS, "/there")
+    open_model(config.model, apply=lambda found: apply_settings(config, found))
 
 
 def test_a_model_in_the_callers_process_refuses_ranks(tiny_qwen_image: Path) -> None:
