@@ -13,7 +13,7 @@ ARGS   ?=
 # a file's tests share servers and ranks, so they stay together; each worker takes a core and about 2 GB
 SPREAD := -n auto --maxprocesses 4 --dist loadfile
 # what takes long, or processes of its own: several ranks, a compiler, benchmarks, training; `test` leaves it to `test-long`
-LONG   := tests/parallel tests/scenes tests/benchmarks/test_service.py tests/benchmarks/test_fuzz.py tests/benchmarks/test_restarts.py \
+LONG   := tests/parallel tests/ranks/test_pixels.py tests/ranks/test_deaths.py tests/scenes tests/benchmarks/test_service.py tests/benchmarks/test_fuzz.py tests/benchmarks/test_restarts.py \
           tests/ops/test_build.py tests/features/test_each.py tests/features/test_pairs.py tests/features/test_cuda_graphs.py \
           tests/house/test_contracts.py tests/models/test_tiny_checkpoints.py tests/models/test_before_and_after.py \
           tests/adapter/test_randomness.py tests/benchmarks/test_fleet.py

@@ -26,6 +26,7 @@ from omni_grpc.resolve.settings import apply_settings
 from omni_grpc.types.errors import ConfigError, InvalidArgument, Violation
 from omni_grpc.types.events import TERMINAL, Event
 from omni_grpc.types.media import ImageFormat, Inputs
+from omni_grpc.types.ranks import ParallelSizes
 from omni_grpc.types.request import Draft, Task
 from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, checked_names, normalized, options_of
 from omni_grpc.types.requested import Requested
@@ -76,8 +77,10 @@ class Generation:
         return save(self, Path(path), metadata=metadata)
 
 
-ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store", "webhooks", "fleet")
-"""Sections of settings about who calls a server, what it has beside this model, and what outlives it. Here is none."""
+ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store", "webhooks", "fleet", "parallel")
+"""Sections of settings about who calls a server, what it has beside this model, the processes that it spreads it over,
+and what outlives it. Here is none.
+"""
 OF_SEVERAL = (
     "data_parallel_size",
     "devices",
@@ -98,6 +101,16 @@ def _refuse_without_effect(settings: Mapping[str, Any]) -> None:
     if idle:
         violations = tuple(Violation(name, "has no effect without a server; leave it out") for name in idle)
         raise ConfigError(f"{', '.join(idle)}: no effect without a server; leave it out", violations=violations)
+
+
+def _refuse_ranks(config: EngineConfig) -> None:
+    """Raises ConfigError where a whole configuration asks for several processes."""
+    usual, asked = ParallelSizes(), config.parallel.sizes
+    names = [name for name, value in dataclasses.asdict(asked).items() if value != getattr(usual, name)]
+    if asked.world > 1:
+        rule = "takes a server (python -m omni_grpc.serve): here the model is in one process; leave it out"
+        message = "; ".join(f"--{name.replace('_', '-')} {rule}" for name in names)
+        raise ConfigError(message, violations=tuple(Violation(name, rule) for name in names))
 
 
 class Omni:
@@ -121,6 +134,7 @@ class Omni:
         return omni
 
     def _open(self, config: EngineConfig, *, alone: bool = False) -> None:
+        _refuse_ranks(config)
         self.config = config
         self._outbound = Outbound(config.outbound)
         checkpoint = open_model(self.config.model, apply=lambda found: apply_settings(self.config, found))

@@ -125,7 +125,7 @@ class Case:
         return place(
             config.model,
             Machine(cuda=bool(self.host.gpus), cores=self.host.cores),
-            replicas=config.worker.data_parallel_size,
+            replicas=config.processes,
         )
 
     def need(self, config: EngineConfig) -> Need:

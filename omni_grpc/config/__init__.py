@@ -3,6 +3,7 @@
 from omni_grpc.config.fleet import FleetConfig
 from omni_grpc.config.keeping import JobsConfig, KeepingLimits, StoreConfig
 from omni_grpc.config.options import ENVIRONMENT_PREFIX, Option, unknown_settings
+from omni_grpc.config.parallel import ParallelConfig
 from omni_grpc.config.sections import (
     BUNDLED,
     DIFFUSERS_CACHES,
@@ -51,6 +52,7 @@ __all__ = [
     "OffloadConfig",
     "Option",
     "OutboundConfig",
+    "ParallelConfig",
     "ProfilerConfig",
     "QuantizationConfig",
     "SchedulerConfig",

@@ -6,7 +6,18 @@ import dataclasses
 
 from omni_grpc.config.options import Option, setting
 
-OF_MODEL = ("model", "adapter", "cache", "quantization", "loras", "offload", "profiler", "scheduler", "worker")
+OF_MODEL = (
+    "model",
+    "adapter",
+    "cache",
+    "quantization",
+    "loras",
+    "offload",
+    "profiler",
+    "scheduler",
+    "worker",
+    "parallel",
+)
 """Sections that each model of a server has for itself."""
 LIMITS_OF_MODEL = ("max_pixels", "max_steps", "max_outputs", "max_prompt_chars")
 """Limits that each model has for itself. The others are about what comes in, whatever it is for."""

@@ -17,6 +17,7 @@ from omni_grpc.config import backends, exposure, roles
 from omni_grpc.config.fleet import FleetConfig
 from omni_grpc.config.keeping import JobsConfig, KeepingLimits, StoreConfig
 from omni_grpc.config.options import Option, options_of, sections_of, setting, unknown_settings
+from omni_grpc.config.parallel import ParallelConfig
 from omni_grpc.config.service_sections import (
     AuditConfig,
     IdentityConfig,
@@ -261,7 +262,9 @@ class WorkerConfig:
         1, "replicas of the model, each in a worker of its own, on a GPU of its own where there are GPUs", minimum=1
     )
     devices: tuple[str, ...] = setting(
-        (), "GPUs of the replicas, by number, separated by commas (default: the first ones; with one replica, all)"
+        (),
+        "GPUs of the replicas, and of each one's ranks, by number, separated by commas (default: the first ones; with "
+        "one process, all)",
     )
     load_later: bool = setting(
         False, "know the model, and load it only when AdminService.LoadModel asks for it (among several models)"
@@ -333,6 +336,7 @@ class EngineConfig:
     jobs: JobsConfig = dataclasses.field(default_factory=JobsConfig)
     store: StoreConfig = dataclasses.field(default_factory=StoreConfig)
     worker: WorkerConfig = WorkerConfig()
+    parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
     server: ServerConfig = dataclasses.field(default_factory=ServerConfig)
     outbound: OutboundConfig = dataclasses.field(default_factory=OutboundConfig)
     webhooks: WebhooksConfig = dataclasses.field(default_factory=WebhooksConfig)
@@ -350,6 +354,11 @@ class EngineConfig:
     def keeping(self) -> KeepingLimits:
         """For how long finished jobs are kept, and how much of them."""
         return KeepingLimits.of(self.jobs, self.store)
+
+    @property
+    def processes(self) -> int:
+        """Workers of the model: each rank of each replica."""
+        return self.worker.data_parallel_size * self.parallel.sizes.world
 
     @classmethod
     def from_settings(cls, **flat: Any) -> EngineConfig:

@@ -21,8 +21,8 @@ from omni_grpc.config.sections import EngineConfig, options
 from omni_grpc.types.errors import ConfigError, OmniError, Violation
 from omni_grpc.types.version import __version__
 
-DEGREES: Mapping[str, str] = {"--usp": "--ulysses-degree", "--ring": "--ring-degree"}
-"""What vLLM-Omni's short flags are called in full."""
+DEGREES: Mapping[str, str] = {"--usp": "ulysses_degree", "--ring": "ring_degree"}
+"""The settings that vLLM-Omni's short flags stand for."""
 
 ENVIRONMENT_ALIASES: Mapping[str, str] = {"DIFFUSION_ATTENTION_BACKEND": "diffusion_attention_backend"}
 """Variables of vLLM-Omni, and what they set."""
@@ -204,7 +204,7 @@ def _parser(prog: str, description: str) -> SettingsParser:
     for flag, answer in ALWAYS.items():
         aliases.add_argument(flag, dest=flag, action="store_const", const=True, help=answer)
     for flag, name in DEGREES.items():
-        aliases.add_argument(flag, name, dest=name, action=_Degree, metavar="N", help="not yet served above 1")
+        aliases.add_argument(flag, dest=name, action=_Alias, metavar="N", help=f"the same as {_flag(name)}")
     groups: dict[str, Any] = {}
     for option in options():
         if option.section not in groups:
@@ -213,30 +213,26 @@ def _parser(prog: str, description: str) -> SettingsParser:
     return parser
 
 
-class _Degree(argparse.Action):
-    """Keeps the flag as it was written beside its value."""
+class _Alias(argparse.Action):
+    """Sets what the flag stands for, and keeps that it was used."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
-        setattr(namespace, self.dest, (flag, values))
+        setattr(namespace, self.dest, values)
+        setattr(namespace, str(flag), True)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _answer_aliases(flags: dict[str, Any]) -> None:
-    """Takes vLLM-Omni's names out of the flags, and says on stderr what each is here, once. Raises ConfigError for a
-    degree above 1.
-    """
+    """Takes vLLM-Omni's names out of the flags, and says on stderr what each is here, once."""
     for flag, answer in ALWAYS.items():
         if flags.pop(flag, False):
             print(f"{flag}: {answer}", file=sys.stderr)
-    for name in DEGREES.values():
-        flag, degree = flags.pop(name, (name, "1"))
-        if flag != name:
-            print(f"{flag}: this flag is called {name} here", file=sys.stderr)
-        if degree != "1":
-            rule = "must be 1: several ranks are not yet supported from the command line (docs/parallel.md)"
-            field = name.removeprefix("--").replace("-", "_")
-            raise ConfigError(
-                f"{flag} is {degree!r}: {rule}", reason="NOT_SUPPORTED", violations=(Violation(field, rule),)
-            )
+    for flag, name in DEGREES.items():
+        if flags.pop(flag, False):
+            print(f"{flag}: this flag is called {_flag(name)} here", file=sys.stderr)
 
 
 # --- YAML -------------------------------------------------------------------------------------------------------------

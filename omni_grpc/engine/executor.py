@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import importlib
 import logging
 import multiprocessing
@@ -77,6 +78,19 @@ class Executor(Protocol):
         """Stops the worker. No report is delivered afterwards, unless it is started again."""
 
 
+class Life(Protocol):
+    """One life of a worker, from its start to its end. Methods are those of WorkerProcess."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    def send(self, message: Plan | Order) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def _resolve(path: str) -> Callable[..., object]:
     module, _, name = path.partition(":")
     target: Callable[..., object] = getattr(importlib.import_module(module), name)
@@ -118,7 +132,7 @@ class ProcessExecutor:
     ) -> None:
         self._arguments = (worker, config, checkpoint, environment or {})
         self._obituary = obituary
-        self._process: WorkerProcess | None = None
+        self._process: Life | None = None
 
     @property
     def pid(self) -> int | None:
@@ -128,10 +142,13 @@ class ProcessExecutor:
     def start(self, deliver: Deliver) -> None:
         self._process = None
         try:
-            self._process = WorkerProcess(*self._arguments, deliver, self._obituary)
+            self._process = self._begin(deliver)
         except (OSError, RuntimeError) as error:
             # no memory, file descriptors or threads left for it
             asyncio.get_running_loop().call_soon(deliver, Died(failure=not_started(error)))
+
+    def _begin(self, deliver: Deliver) -> Life:
+        return WorkerProcess(*self._arguments, deliver, self._obituary)
 
     def submit(self, plan: Plan) -> None:
         if self._process is None:
@@ -165,10 +182,10 @@ class HubExecutor:
         fetcher: str = FETCHER,
         worker: str = WORKER,
         environment: Mapping[str, str] | None = None,
+        make: Callable[[Checkpoint], ProcessExecutor] | None = None,
     ) -> None:
-        self._config = config
-        self._environment = environment
-        self._worker = worker
+        """`make`: the executor for the checkpoint once it is there; None: a worker in one process."""
+        self._make = make or functools.partial(ProcessExecutor, config, worker=worker, environment=environment)
         self._closed = False
         self._fetcher = ProcessExecutor(config, checkpoint, worker=fetcher)
         self._inner = self._fetcher
@@ -199,9 +216,7 @@ class HubExecutor:
             case Fetched(checkpoint=checkpoint):
                 if self._closed:
                     return
-                self._inner = ProcessExecutor(
-                    self._config, checkpoint, worker=self._worker, environment=self._environment
-                )
+                self._inner = self._make(checkpoint)
                 self._deliver(report)
                 self._deliver(Loading())
                 self._inner.start(self._deliver)
@@ -253,6 +268,11 @@ class WorkerProcess:
     def pid(self) -> int | None:
         return self._process.pid
 
+    @property
+    def prefix(self) -> str:
+        """What the names of its blocks begin with: those that are left are freed at its end."""
+        return self._prefix
+
     def send(self, message: Plan | Order) -> None:
         try:
             self._connection.send(message)
@@ -263,6 +283,16 @@ class WorkerProcess:
     def kill(self) -> None:
         self._hung = True
         self._process.kill()
+
+    def end(self) -> None:
+        """Kills a worker that does not hang. Died follows."""
+        self._process.kill()
+
+    def abandon(self) -> None:
+        """Kills a worker of which nothing is wanted any more, and returns when it is gone."""
+        self._closing = True
+        self._process.kill()
+        self._reader.join()
 
     def close(self) -> None:
         """Asks the worker to end, kills it if it does not, and returns when it is gone."""

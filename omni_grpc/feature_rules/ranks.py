@@ -65,6 +65,8 @@ def check_sizes(checkpoint: Checkpoint, sizes: ParallelSizes, devices: int) -> F
         return wrong
     if not is_native(checkpoint):
         return dict.fromkeys(asked, no_effect_through_diffusers(checkpoint))
+    if sizes.enable_expert_parallel and not any(name in checkpoint.configs for name in checkpoint.spec.weights):
+        wrong = {"enable_expert_parallel": f"must be off: {checkpoint.spec.name} has no experts"}
     for component in checkpoint.spec.weights:
         if component in checkpoint.configs:
             shape = DenoiserShape.of(checkpoint.configs[component])

@@ -10,6 +10,7 @@ from omni_grpc.config import AdapterConfig, EngineConfig, ModelConfig
 from omni_grpc.feature_rules.base import Faults, is_native
 from omni_grpc.feature_rules.step_cache import default_cache
 from omni_grpc.feature_rules.table import FEATURES, feature_faults
+from omni_grpc.resolve.ranks import check_ranks
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.findings import WorkerFindings
@@ -56,8 +57,10 @@ def _stands_in(name: str, checkpoint: Checkpoint) -> bool:
 
 def check_settings(config: EngineConfig, checkpoint: Checkpoint) -> None:
     """Raises ConfigError for settings that the model would ignore: those of the diffusers adapter for a native model,
-    those of native models for a diffusers pipeline, and those that a feature refuses (`feature_rules`).
+    those of native models for a diffusers pipeline, those that a feature refuses (`feature_rules`), and for ranks that
+    the model or the machine cannot have.
     """
+    check_ranks(config, checkpoint)
     wrong = {
         **_adapter_faults(config, checkpoint),
         **_loading_faults(config, checkpoint),

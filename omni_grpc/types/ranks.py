@@ -10,6 +10,9 @@ from collections.abc import Mapping
 
 from omni_grpc.types.errors import ConfigError, Violation
 
+RANK, WORLD_SIZE, RENDEZVOUS = "RANK", "WORLD_SIZE", "OMNI_RANKS_RENDEZVOUS"
+"""Variables of a process that is a rank: its number, of how many, and the file through which they find each other."""
+
 Groups = tuple[tuple[int, ...], ...]
 """Ranks that belong together, group by group. Each rank is in one of them."""
 

@@ -37,6 +37,26 @@ def put_inputs(inputs: Inputs, blocks: Sequence[SharedBytes]) -> Inputs:
         raise
 
 
+def link_inputs(inputs: Inputs, prefix: str) -> Inputs:
+    """The inputs with another name, which begins with `prefix`, for the block of each medium: it stays when the first
+    one is freed, and takes no memory beside it. Raises OSError where a block is gone; then no name is left.
+    """
+    made: list[str] = []
+
+    def link(medium: Any) -> Any:
+        if not medium.block:
+            return medium
+        made.append(f"{prefix}-{len(made)}")
+        shared.link(medium.block, made[-1])
+        return dataclasses.replace(medium, block=made[-1])
+
+    try:
+        return _each(inputs, link)
+    except OSError:
+        free_blocks(made)
+        raise
+
+
 def read_inputs(inputs: Inputs) -> Inputs:
     """The inputs with the bytes of each medium copied out of its block, which stays: a request whose worker dies is
     prepared again by the next one. Raises FileNotFoundError for a block that has been freed.

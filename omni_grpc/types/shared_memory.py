@@ -65,6 +65,16 @@ def take(handle: SharedBytes, *, folder: Path = BLOCKS) -> bytes:
         _remove(path)
 
 
+def link(name: str, other: str, *, folder: Path = BLOCKS) -> None:
+    """Another name for a block, which is there until both are gone. Raises FileNotFoundError where it is gone."""
+    _track(folder / other)
+    try:
+        os.link(folder / name, folder / other)
+    except OSError:
+        _untrack(folder / other)
+        raise
+
+
 def read(name: str, *, folder: Path = BLOCKS) -> bytes:
     """The bytes of a block, which stays. Raises FileNotFoundError where it is gone."""
     return (folder / name).read_bytes()

@@ -16,6 +16,7 @@ from omni_grpc.types.plan import Ready
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.worker.base import LoadedModel, Runner, RunnerContext
 from omni_grpc.worker.device_memory import DeviceMemory
+from omni_grpc.worker.membership import Membership
 from omni_grpc.worker.offload import offloading
 from omni_grpc.worker.profiler import profiled
 from omni_grpc.worker.residency import Residency
@@ -34,15 +35,18 @@ def build(
     tell: Callable[[Loading], None],
     *,
     memory: DeviceMemory | None = None,
+    membership: Membership | None = None,
 ) -> tuple[Runner, Residency, Ready]:
     """Loads the runner of a checkpoint, and says where its weights are. Raises ConfigError for a missing device,
-    CheckpointError by name. `memory` stands for that of the device, where it is not the device's own.
+    CheckpointError by name. `memory` stands for that of the device, where it is not the device's own;
+    `membership` is for a process that is one rank of several.
     """
     began = time.monotonic()
-    placement = place(config.model, machine(), replicas=config.worker.data_parallel_size)
+    placement = place(config.model, machine(), replicas=config.processes)
     device, dtype = torch.device(placement.device), getattr(torch, placement.dtype)
     if placement.cpu_threads is not None:
         torch.set_num_threads(placement.cpu_threads)
+    ranks = None if membership is None else membership.join(device)
     made = offloading(config, checkpoint, placement, memory)
     config = made.config
     kind: type[Runner] = pkgutil.resolve_name(checkpoint.spec.runner)
@@ -56,6 +60,7 @@ def build(
             tell=tell,
             staging=made.staging,
             residency=made.described,
+            ranks=ranks,
         )
     )
     profiler = config.profiler

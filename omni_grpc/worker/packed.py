@@ -19,6 +19,7 @@ from omni_grpc.features import Effects
 from omni_grpc.loading.components import configure_vae
 from omni_grpc.loading.loader import Loader
 from omni_grpc.nn.attention import described, in_use
+from omni_grpc.nn.mesh import Mesh
 from omni_grpc.nn.rows import LayoutCache, Rows
 from omni_grpc.ops.readback import read_back
 from omni_grpc.pipeline.base import AnotherPrediction, Finished, NextStep, Outcome, Pipeline, SegmentFinished
@@ -115,9 +116,11 @@ class PackedRunner(Runner):
         found: WorkerFindings | None = None,
         staging: Staging | None = None,
         memory: MemoryModel | None = None,
+        ranks: Mesh | None = None,
     ) -> None:
         """`warnings` belong to every reply. Those given here are reported with the load; features may add more.
         `scheduler` and `found` are for the parameters in files, see `Delivery`. `memory` says what is decoded in tiles.
+        Of `ranks`, the first one alone makes files and previews.
         """
         self._pipeline = pipeline
         self._delivery = delivery.Delivery(prefix, scheduler=scheduler, found=found)
@@ -126,6 +129,8 @@ class PackedRunner(Runner):
         self._lanes, self._staging = lanes or Lanes(), staging
         self._warnings, self._told = warnings, len(warnings)
         self._memory = memory or MemoryModel()
+        self._is_group = ranks is not None
+        self._delivers = ranks is None or ranks.rank == 0
         self._lock = threading.Lock()
         self._held: dict[str, RunningRequest] = {}
         self._rows: Rows | None = None
@@ -143,6 +148,9 @@ class PackedRunner(Runner):
         cost = warm_up(pipeline, checkpoint, device, left, setting.ranks, memory.fits)
         # of what is measured with the cost, some stays
         memory = with_capacity(memory, device, setting.config)
+        if setting.ranks is not None:
+            # it decides what is decoded in tiles, which all ranks have to do alike
+            memory = setting.ranks.first_gives(memory)
         effects.report(
             attention_backend=described(in_use(pipeline, device, setting.dtype)), residency=setting.residency
         )
@@ -159,6 +167,7 @@ class PackedRunner(Runner):
                 found=effects.found,
                 staging=setting.staging,
                 memory=memory,
+                ranks=setting.ranks,
             ),
             weight_bytes=sum(p.numel() * p.element_size() for p in pipeline.parameters()),
             cost=cost,
@@ -239,6 +248,8 @@ class PackedRunner(Runner):
                 for state, decoded in zip(held.states, held.parts, strict=True)
                 for parts in zip(*decoded, self._pipeline.decode(state, state.latents), strict=True)
             ]
+        if not self._delivers:
+            return Decoded(id=request_id, media=(), elapsed=time.monotonic() - began)
         request = held.states[0].request
         files = [delivery.encode(output, request) for output in outputs]
         delivered = self._delivery.put(request, files, _course(held))
@@ -277,13 +288,16 @@ class PackedRunner(Runner):
 
     def _evaluate(self, work: RunningRequests) -> tuple[dict[str, StepOutcome], list[Broken]]:
         """One evaluation of every request. If the shared forward fails, each request is evaluated separately: the one
-        that fails then is at fault, and the others go on.
+        that fails then is at fault, and the others go on. Of several ranks, one cannot do that by itself: it raises.
         """
         if not work:
             return {}, []
         try:
             predictions = self._predict(work)
-        except Exception as error:  # noqa: BLE001 - whatever a forward raises is a request's failure, not the worker's
+        except Exception as error:
+            if self._is_group:
+                raise
+            # whatever a forward raises is a request's failure, not the worker's
             doing = f"stepping {', '.join(work)}"
             if len(work) == 1:
                 return {}, [Broken(id=next(iter(work)), phase="step", failure=failure(error, doing))]
@@ -360,7 +374,7 @@ class PackedRunner(Runner):
     def _previews(self, it: StepOutcome) -> tuple[PreviewImage, ...]:
         first = it.held.states[0]
         asked = first.request.preview
-        if asked is None or first.steps_done % asked.every_steps:
+        if asked is None or first.steps_done % asked.every_steps or not self._delivers:
             return ()
         # of one that the step has ended, nothing is left to foresee
         going_on = all(isinstance(outcome, NextStep) for outcome in it.outcomes)

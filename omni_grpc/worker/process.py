@@ -51,6 +51,8 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
     except (EOFError, OSError) as error:
         # an end of file, also in the middle of a message, or nobody who reads
         logger.info("the engine is gone, ending: %s", "end of file" if isinstance(error, EOFError) else plain(error))
+        worker.abandon()
+        return
     except Exception as error:  # noqa: BLE001 - without this thread the worker is of no use, and the engine is told why
         send(Died(failure=failure(error, "reading a plan")))
     worker.close()

@@ -30,6 +30,7 @@ from omni_grpc.types.shared_inputs import read_inputs
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.worker.build import build, machine
 from omni_grpc.worker.failure import advised, device_lost, failure
+from omni_grpc.worker.membership import Membership
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,10 @@ class Worker:
 
     `prefix` begins the name of every shared-memory block it makes, so that its executor can free them after its death;
     with NO_BLOCKS it makes none.
+
+    One that is a rank of several does everything in one lane, in the order in which it was told, since that is the same
+    for all ranks: what is dropped, too, and decodes where ranks share them. Ranks that have no part in a decode do not
+    answer it. A step that raises is the end of the worker: the others may be in the middle of it.
     """
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, send: Send, prefix: str) -> None:
@@ -50,12 +55,17 @@ class Worker:
         self._prefix = prefix
         self._lock = threading.Lock()
         self._wanted: set[str] = set()
+        self._membership = Membership.of(config)
         self._dropped = False
         """Whether its weights were dropped: waking loads them anew."""
         self._prepare, self._step, self._decode = (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"omni_grpc-{lane}")
             for lane in ("prepare", "step", "decode")
         )
+        if self._membership is not None:
+            self._prepare = self._step
+            if self._membership.shares_decodes:
+                self._decode = self._step
 
     def start(self) -> None:
         """Begins to load. The report is Ready, or Died with the reason."""
@@ -74,13 +84,18 @@ class Worker:
         """
         with self._lock:
             self._wanted.update(request.id for request in plan.admit)
-            self._wanted.difference_update(plan.drop)
-        if plan.drop:
-            self._runner.drop(plan.drop)
+        if plan.drop and self._membership is None:
+            self._drop(plan.drop)
+        elif plan.drop:
+            self._enter(self._step, self._drop, plan.drop)
         for request in plan.admit:
             self._enter(self._prepare, self._run_prepare, request)
         if plan.step:
             self._enter(self._step, self._run_step, plan.step)
+        if self._membership is not None and not self._membership.decodes:
+            for request_id in plan.decode:
+                self._enter(self._step, self._drop, (request_id,))
+            return
         for request_id in plan.decode_parts:
             self._enter(self._decode, self._run_decode_part, request_id)
         for request_id in plan.decode:
@@ -91,6 +106,12 @@ class Worker:
         for lane in (self._prepare, self._step, self._decode):
             lane.shutdown(cancel_futures=True)
 
+    def abandon(self) -> None:
+        """Ends like `close` where the engine is gone: a rank of several ends at once, without what runs."""
+        if self._membership is not None:
+            self._membership.leave()
+        self.close()
+
     def _send(self, report: Report) -> None:
         # what looks like the failure of one request may be the end of the device, for this and all that follow
         failed = isinstance(report, Broken) or (isinstance(report, Stepped) and report.broken)
@@ -99,7 +120,7 @@ class Worker:
         self._send_report(advised(report, self._config, self._checkpoint, self._placement))
 
     def _placement(self) -> Placement:
-        return place(self._config.model, machine(), replicas=self._config.worker.data_parallel_size)
+        return place(self._config.model, machine(), replicas=self._config.processes)
 
     def _enter(self, lane: ThreadPoolExecutor, work: Callable[..., None], *arguments: object) -> None:
         lane.submit(work, *arguments).add_done_callback(self._check)
@@ -124,7 +145,9 @@ class Worker:
             self._send(ready)
 
     def _build(self) -> Ready:
-        self._runner, self._residency, ready = build(self._config, self._checkpoint, self._prefix, self._send)
+        self._runner, self._residency, ready = build(
+            self._config, self._checkpoint, self._prefix, self._send, membership=self._membership
+        )
         self._checkpoint = ready.checkpoint or self._checkpoint
         return ready
 
@@ -162,6 +185,11 @@ class Worker:
             return
         self._send(Woken(elapsed=time.monotonic() - began, ready=ready))
 
+    def _drop(self, ids: tuple[str, ...]) -> None:
+        with self._lock:
+            self._wanted.difference_update(ids)
+        self._runner.drop(ids)
+
     def _run_prepare(self, request: Request) -> None:
         try:
             request = dataclasses.replace(request, inputs=read_inputs(request.inputs))
@@ -183,13 +211,21 @@ class Worker:
         return wanted
 
     def _run_step(self, ids: tuple[str, ...]) -> None:
-        self._send(self._runner.step(ids))
+        try:
+            report: Report = self._runner.step(ids)
+        except Exception as error:
+            if self._membership is None:
+                raise
+            report = Died(failure=failure(error, f"stepping {', '.join(ids)}"))
+        self._send(report)
 
     def _run_decode_part(self, request_id: str) -> None:
         try:
             report: Report = self._runner.decode_part(request_id)
         except Exception as error:  # noqa: BLE001 - one request's failure is that request's report
-            self._runner.drop((request_id,))
+            if self._membership is None:
+                self._runner.drop((request_id,))
+            # of several ranks, all drop it when they are told to: some may step it before that
             report = Broken(id=request_id, phase="decode", failure=failure(error, f"decoding {request_id}"))
         self._send(report)
 

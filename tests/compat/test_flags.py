@@ -48,15 +48,20 @@ def test_a_flag_of_vllm_omni_is_answered_once(argv: list[str], answer: str, caps
         ("--ring-degree", "ring_degree"),
     ],
 )
-@pytest.mark.parametrize("degree", ["2", "0", "x"])
-def test_a_degree_other_than_one_is_refused_by_name(flag: str, field: str, degree: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"{flag} is '{degree}': must be 1: several ranks are not yet supported"
-    ) as refused:
-        load(flag, degree)
-    assert refused.value.code is Code.INVALID_ARGUMENT
-    assert refused.value.reason == "NOT_SUPPORTED"
-    assert [violation.field for violation in refused.value.violations] == [field]
+def test_a_degree_is_the_same_under_both_names(
+    flag: str, field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = "--" + field.replace("_", "-")
+    asked = load(flag, "2")
+    assert asked == EngineConfig.from_settings(model="m", **{field: 2})
+    assert asked.parallel.sizes.world == 2
+    assert capsys.readouterr().err == ("" if flag == named else f"{flag}: this flag is called {named} here\n")
+    assert getattr(load(flag, "2", named, "3").parallel, field) == 3, "the last one counts"
+    for degree, rule in (("0", "must be at least 1"), ("x", "expected int")):
+        with pytest.raises(ConfigError, match=f"{named} is .*{rule}") as refused:
+            load(flag, degree)
+        assert refused.value.code is Code.INVALID_ARGUMENT
+        assert [violation.field for violation in refused.value.violations] == [field]
 
 
 def test_the_variable_of_an_attention_backend_is_known_and_ours_wins() -> None:
@@ -71,7 +76,7 @@ def test_the_variable_of_an_attention_backend_is_known_and_ours_wins() -> None:
         load(DIFFUSION_ATTENTION_BACKEND="NONE")
 
 
-@pytest.mark.parametrize("name", ["usp", "ring", "omni", "step_execution", "ulysses_degree"])
+@pytest.mark.parametrize("name", ["usp", "ring", "omni", "step_execution"])
 def test_they_are_no_variables_and_no_keys(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"unknown setting '{name}'"):
         load(**{f"OMNI_GRPC_{name.upper()}": "1"})

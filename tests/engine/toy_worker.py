@@ -82,6 +82,8 @@ def idle(connection) -> None:
 
         def close(self) -> None: ...
 
+        abandon = close
+
     process.Worker = Idle
     process.serve(connection, None, None, "")
 

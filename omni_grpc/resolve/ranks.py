@@ -1,0 +1,64 @@
+"""Whether a model can be spread over ranks as its configuration asks, on the devices that there are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from omni_grpc.config import EngineConfig
+from omni_grpc.config.sections import RAY
+from omni_grpc.feature_rules.base import Faults
+from omni_grpc.feature_rules.ranks import check_sizes
+from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.ranks import RENDEZVOUS
+from omni_grpc.types.spec import Checkpoint
+
+GPUS = Path("/proc/driver/nvidia/gpus")
+"""A folder of the driver that has one folder for each GPU."""
+
+
+def check_ranks(config: EngineConfig, checkpoint: Checkpoint) -> None:
+    """Raises ConfigError for sizes that the model or the machine cannot have, by setting, before any process starts."""
+    sizes, replicas = config.parallel.sizes, config.worker.data_parallel_size
+    devices = device_count(config, os.environ)
+    there = sizes.world if devices is None else devices // replicas
+    wrong = {**check_sizes(checkpoint, sizes, there), **_beside(config)}
+    if wrong:
+        violations = tuple(Violation(field, why) for field, why in wrong.items())
+        message = "; ".join(f"--{field.replace('_', '-')} {why}" for field, why in wrong.items())
+        raise ConfigError(message, reason="RANKS_DO_NOT_FIT", violations=violations)
+
+
+def device_count(config: EngineConfig, environ: Mapping[str, str]) -> int | None:
+    """The GPUs that workers can have; None where ranks share a CPU, where only a worker can tell, and in a rank, which
+    sees no other GPU than its own.
+    """
+    if config.model.device == "cpu" or RENDEZVOUS in environ:
+        return None
+    listed = [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    if listed:
+        return len(listed)
+    try:
+        return len(list(GPUS.iterdir())) or None
+    except OSError:
+        return None
+
+
+def _beside(config: EngineConfig) -> Faults:
+    """What does not go together with ranks."""
+    sizes = config.parallel.sizes
+    wrong: dict[str, str] = {}
+    if sizes.world == 1:
+        return wrong
+    if config.worker.distributed_executor_backend == RAY:
+        wrong["distributed_executor_backend"] = (
+            "is ray, and the ranks of a model are processes of one machine, without Ray; leave one out"
+        )
+    if config.worker.cuda_graph_tokens and sizes.world > sizes.cfg_parallel_size:
+        wrong["cuda_graph_tokens"] = "does not work with ranks that share the work of the blocks; leave it out"
+    if sizes.vae_patch_parallel_size > 1 and config.adapter.vae_use_tiling:
+        wrong["vae_patch_parallel_size"] = (
+            "must be 1 beside --vae-use-tiling, which decodes tile by tile; leave one out"
+        )
+    return wrong

@@ -1,0 +1,105 @@
+"""An engine over ranks gives what it gives over one process: pixels, progress, cancelled jobs, a model that sleeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omni_grpc.engine import JobState
+from omni_grpc.types.plan import SleepLevel
+from tests.ranks.group import Served, events, serving, until
+from tools.tiny_checkpoints import BUILDERS
+
+WAYS: dict[str, dict[str, object]] = {
+    "ulysses": {"ulysses_degree": 2},
+    "ring": {"ring_degree": 2},
+    "sequence": {"sequence_parallel_size": 2, "vae_patch_parallel_size": 2},
+    "tensor": {"tensor_parallel_size": 2, "vae_patch_parallel_size": 2},
+    "branches": {"cfg_parallel_size": 2},
+    "pipeline": {"pipeline_parallel_size": 2},
+    "hsdp": {"ulysses_degree": 2, "use_hsdp": True},
+}
+FAMILIES = {"ulysses": ("qwen_image", "z_image"), "tensor": ("qwen_image", "flux")}
+"""Those that a way is tried on; others on Qwen-Image."""
+PAIRS = [(family, way) for way in WAYS for family in FAMILIES.get(way, ("qwen_image",))]
+
+
+async def two_of_unlike_sizes(served: Served) -> list[np.ndarray]:
+    """The pixels of a large and a small job, which share steps."""
+    large = served.submit(width=96, height=64, steps=6, seeds=(1,))
+    small = served.submit("a blue square", steps=3, seeds=(2,))
+    return [*await served.pixels(large), *await served.pixels(small)]
+
+
+class Models:
+    """Tiny checkpoints, each with the pixels of one process, made by the first test that asks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._paths: dict[str, Path] = {}
+        self._pixels: dict[str, Sequence[np.ndarray]] = {}
+
+    def path(self, family: str) -> Path:
+        if family not in self._paths:
+            self._paths[family] = BUILDERS[family](self._folder / family)
+        return self._paths[family]
+
+    async def pixels(self, family: str) -> Sequence[np.ndarray]:
+        if family not in self._pixels:
+            async with serving(self.path(family)) as served:
+                self._pixels[family] = await two_of_unlike_sizes(served)
+        return self._pixels[family]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.parametrize(("family", "way"), PAIRS)
+async def test_ranks_make_the_pixels_of_one_process(models: Models, family: str, way: str) -> None:
+    alone = await models.pixels(family)
+    async with serving(models.path(family), **WAYS[way]) as served:
+        assert len(served.pids) == 2
+        ours = await two_of_unlike_sizes(served)
+        assert [picture.shape for picture in ours] == [picture.shape for picture in alone]
+        assert max(np.abs(mine - theirs).max() for mine, theirs in zip(ours, alone, strict=True)) <= 1
+        assert min(picture.std() for picture in alone) > 1, "there is something to be seen"
+
+
+async def test_a_job_over_ranks_tells_its_steps_and_can_be_cancelled(models: Models) -> None:
+    alone = await models.pixels("qwen_image")
+    async with serving(models.path("qwen_image"), ulysses_degree=2, warm_up_seconds=0.5) as served:
+        job = served.submit(steps=200)
+        beside = served.submit(steps=4)
+        await until(lambda: events(job).count("StepProgress") >= 5)
+        served.engine.cancel(job.id, "enough")
+        await served.ended(job)
+        assert job.state is JobState.CANCELLED
+        assert events(await served.ended(beside))[:3] == ["Queued", "Started", "EncodeDone"]
+        assert beside.failure is None
+        ours = await two_of_unlike_sizes(served)
+        assert max(np.abs(mine - theirs).max() for mine, theirs in zip(ours, alone, strict=True)) <= 1
+        for _ in range(8):
+            # at whatever point: while it waits, in its prepare, in its first steps
+            short = served.submit(steps=50)
+            await asyncio.sleep(0.02)
+            served.engine.cancel(short.id, "enough")
+        last = await served.ended(served.submit())
+        assert last.failure is None
+        assert served.engine.stats().worker_restarts == 0
+
+
+async def test_ranks_sleep_and_wake_together(models: Models) -> None:
+    async with serving(models.path("qwen_image"), tensor_parallel_size=2) as served:
+        before = await two_of_unlike_sizes(served)
+        for level in SleepLevel:
+            await served.engine.sleep(level)
+            await served.engine.wake()
+            after = await two_of_unlike_sizes(served)
+            assert all(np.array_equal(mine, theirs) for mine, theirs in zip(before, after, strict=True))
+        assert served.engine.stats().worker_restarts == 0
