@@ -61,4 +61,6 @@ def _beside(config: EngineConfig) -> Faults:
         wrong["vae_patch_parallel_size"] = (
             "must be 1 beside --vae-use-tiling, which decodes tile by tile; leave one out"
         )
+    if sizes.use_hsdp and config.offload is not None and config.offload.enable_layerwise_offload:
+        wrong["use_hsdp"] = "must be off beside --enable-layerwise-offload, which moves the same weights; leave one out"
     return wrong
