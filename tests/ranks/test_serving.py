@@ -76,6 +76,11 @@ def _refused(model: Path, **settings: object) -> tuple[list[str], str]:
             "vae_patch_parallel_size",
             "must be 1 beside --vae-use-tiling",
         ),
+        (
+            {"ulysses_degree": 2, "use_hsdp": True, "enable_layerwise_offload": True},
+            "use_hsdp",
+            "must be off beside --enable-layerwise-offload",
+        ),
         ({"ring_degree": 2, "cuda_graph_tokens": 64}, "cuda_graph_tokens", "does not work with ranks"),
         (
             {"ring_degree": 2, "distributed_executor_backend": "ray"},
