@@ -87,7 +87,7 @@ async def test_what_an_actor_prints_goes_to_the_log_and_not_to_stdout(cluster, c
 
 def test_what_a_worker_does_not_read_stays_with_the_server(tmp_path):
     config = EngineConfig.from_settings(
-        state_url="postgresql://user:hunter2@db/omni",
+        state_url="postgresql://user:hunter2@db/omni",  # pragma: allowlist secret
         artifact_url=str(tmp_path),
         distributed_executor_backend="ray",
         max_steps=12,
