@@ -13,10 +13,11 @@ ARGS   ?=
 # a file's tests share servers and ranks, so they stay together; each worker takes a core and about 2 GB
 SPREAD := -n auto --maxprocesses 4 --dist loadfile
 # what takes long, or processes of its own: several ranks, a compiler, benchmarks, training; `test` leaves it to `test-long`
-LONG   := tests/parallel tests/ranks/test_pixels.py tests/ranks/test_deaths.py tests/scenes tests/benchmarks/test_service.py tests/benchmarks/test_fuzz.py tests/benchmarks/test_restarts.py \
+LONG   := tests/parallel tests/ranks tests/scenes tests/benchmarks/test_service.py tests/benchmarks/test_fuzz.py tests/benchmarks/test_restarts.py \
           tests/ops/test_build.py tests/features/test_each.py tests/features/test_pairs.py tests/features/test_cuda_graphs.py \
           tests/house/test_contracts.py tests/models/test_tiny_checkpoints.py tests/models/test_before_and_after.py \
-          tests/adapter/test_randomness.py tests/benchmarks/test_fleet.py
+          tests/adapter/test_randomness.py tests/benchmarks/test_fleet.py tests/fleet/test_serve_several.py tests/worker/test_phases.py \
+          tests/worker/test_measure.py
 # what needs a database, an object store or a receiver beside the server
 SERVICES := tests/store tests/lasting tests/webhooks
 # what needs the extra of that name; one after the other, since each Ray is some ten processes
