@@ -78,9 +78,14 @@ def on_hub(config: ModelConfig) -> bool:
     return HUB_ID.fullmatch(config.model) is not None and not Path(config.model).exists()
 
 
+def name_of(config: ModelConfig) -> str:
+    """What requests call a model: as the settings say, or as its folder or the hub does."""
+    return config.served_model_name or (config.model if on_hub(config) else Path(config.model).resolve().name)
+
+
 def unfetched(config: ModelConfig) -> Checkpoint:
     """A hub model that is not downloaded yet: only its name is known."""
-    return Checkpoint(name=config.served_model_name or config.model, path=Path(), spec=nameless_spec(), configs={})
+    return Checkpoint(name=name_of(config), path=Path(), spec=nameless_spec(), configs={})
 
 
 def open_model(
@@ -93,23 +98,22 @@ def open_model(
     for a revision of a folder.
     """
 
-    def opened(folder: Path, name: str) -> Checkpoint:
-        name = config.served_model_name or name
-        return apply(open_checkpoint(folder, name=name, load_format=config.diffusion_load_format))
+    def opened(folder: Path) -> Checkpoint:
+        return apply(open_checkpoint(folder, name=name_of(config), load_format=config.diffusion_load_format))
 
     if on_hub(config):
         from omni_grpc.checkpoint import hub  # here, since this leaf needs the standard library alone
 
         def look(folder: Path) -> frozenset[str]:
-            return opened(folder, config.model).replaced
+            return opened(folder).replaced
 
         folder = hub.fetch(config.model, revision=config.revision, progress=progress, look=look)
-        return _intact(folder, opened(folder, config.model))
+        return _intact(folder, opened(folder))
     folder = Path(config.model)
     if config.revision is not None:
         message = f"--revision is for a hub model (ORG/NAME), but {folder} is a local folder; leave it out"
         raise ConfigError(message, violations=(Violation("revision", message),))
-    return _intact(folder, opened(_loadable(folder), folder.resolve().name))
+    return _intact(folder, opened(_loadable(folder)))
 
 
 def _intact(folder: Path, checkpoint: Checkpoint) -> Checkpoint:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omni_grpc.checkpoint.registry import on_hub, open_model, unfetched
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
 from omni_grpc.engine.inputs import InputStore
 from omni_grpc.engine.workers import executors
-from omni_grpc.fleet import Fleet, Opening, Served
-from omni_grpc.resolve.settings import apply_settings
+from omni_grpc.fleet import Fleet, Opening, Served, opened
 from omni_grpc.store.open import open_storage
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.spec import Checkpoint
@@ -32,7 +30,7 @@ def fleet_of(configs: Sequence[EngineConfig]) -> Fleet:
         raise ConfigError(f"--load-later {rule}", violations=(Violation("load_later", rule),))
     models: dict[str, Served] = {}
     for config in configs:
-        checkpoint = _opened(config)
+        checkpoint = opened(config)
         if checkpoint.name in models:
             rule = f"names two models {checkpoint.name!r}; give one of them another name (NAME=FOLDER)"
             raise ConfigError(f"--model {rule}", violations=(Violation("model", rule),))
@@ -40,9 +38,3 @@ def fleet_of(configs: Sequence[EngineConfig]) -> Fleet:
         models[checkpoint.name] = Served(config, checkpoint, engine)
     opening = Opening(first, configs)
     return Fleet(first, storage, inputs, list(models.values()), make=make, opening=opening)
-
-
-def _opened(config: EngineConfig) -> Checkpoint:
-    if on_hub(config.model):
-        return unfetched(config.model)
-    return open_model(config.model, apply=lambda found: apply_settings(config, found))

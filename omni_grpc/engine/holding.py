@@ -31,7 +31,7 @@ from omni_grpc.resolve.request import resolve_request
 from omni_grpc.store.job import Job, new_job_id
 from omni_grpc.store.storage import Storage
 from omni_grpc.types.errors import Code, Failure
-from omni_grpc.types.events import Cancelled, Event, Failed, Queued
+from omni_grpc.types.events import Cancelled, Failed, Queued
 from omni_grpc.types.media import Inputs
 from omni_grpc.types.os_errors import plain
 from omni_grpc.types.request import Request
@@ -122,13 +122,6 @@ class Holding(Standing, abc.ABC):
     def waits(self) -> bool:
         """Whether a job waits in its queue."""
         return self._books.waiting > 0
-
-    def settle(self, job: Job, event: Event) -> None:
-        """Ends a job that the store has, and that nobody goes on with."""
-        self.jobs.add(job, kept=True)
-        job.on_end = self._tell_end
-        job.append(event)
-        self.storage.retention.keep(job)
 
     def _take(self, run: JobRun, *, kept: bool = False, lost: Failure | None = None) -> None:
         job = run.job

@@ -202,7 +202,7 @@ class Fleet:
         else:
             # each needs room, which others give
             found = [await self._tried(model) for model in starting]
-        errors = [one for one in found if isinstance(one, BaseException)]
+        errors = [one for one in found if one is not None]
         if errors and len(errors) == len(starting):
             raise errors[0]
 
@@ -218,13 +218,10 @@ class Fleet:
         model.failure = None
         return None
 
-    async def _load(self, model: Served) -> None:
-        await self._tried(model)
-
     async def load(self, name: str, options: Mapping[str, object]) -> Served:
         """Begins to load a model, which need not be known yet, and returns it; one that is loaded or being loaded is
-        returned as it is. Raises NotFound for a name that nothing has, InvalidArgument
-        for options, FailedPrecondition (MODEL_LOADED) for others than it was loaded with.
+        returned as it is. Raises NotFound for a name that nothing has, InvalidArgument for options, FailedPrecondition
+        (MODEL_LOADED) for others than it was loaded with.
         """
         known = self._models.get(name)
         if known is not None and known.engine is not None and known.state is not EngineState.FAILED:
@@ -248,7 +245,7 @@ class Fleet:
         self._models[model.name] = model
         self._adopt(engine)
         # it goes on when the caller leaves
-        model.loading = asyncio.create_task(self._load(model), name=f"omni_grpc-load-{model.name}")
+        model.loading = asyncio.create_task(self._tried(model), name=f"omni_grpc-load-{model.name}")
         return model
 
     async def unload(self, model: Served, *, force: bool) -> int:

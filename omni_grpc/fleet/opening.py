@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_grpc.checkpoint.registry import HUB_ID, on_hub, open_model, unfetched
+from omni_grpc.checkpoint.registry import HUB_ID, name_of, on_hub, open_model, unfetched
 from omni_grpc.config import EngineConfig, Option, options, unknown_settings
 from omni_grpc.config.fleet import is_of_model
 from omni_grpc.resolve.settings import apply_settings
@@ -26,7 +26,7 @@ class Opening:
 
     def __init__(self, config: EngineConfig, listed: Collection[EngineConfig]) -> None:
         self._shared = {option.name: option.of(config) for option in options() if not is_of_model(option)}
-        self._listed = {checkpoint_name(one): one for one in listed}
+        self._listed = {name_of(one.model): one for one in listed}
         self._roots = [Path(root).resolve() for root in config.fleet.model_roots]
         self._from_hub = config.fleet.load_from_hub
 
@@ -35,9 +35,7 @@ class Opening:
         is asked, ConfigError and CheckpointError for what does not work.
         """
         config = self._config(name, asked)
-        if on_hub(config.model):
-            return config, unfetched(config.model)
-        return config, open_model(config.model, apply=lambda found: apply_settings(config, found))
+        return config, opened(config)
 
     def _config(self, name: str, asked: Mapping[str, Any]) -> EngineConfig:
         own = self._checked(asked)
@@ -105,10 +103,11 @@ def _config(shared: Mapping[str, Any], own: Mapping[str, Any], where: str, name:
     return EngineConfig.from_settings(**{**shared, **own, "model": where, "served_model_name": name})
 
 
-def checkpoint_name(config: EngineConfig) -> str:
-    """What a model of the start is called in requests."""
-    model = config.model
-    return model.served_model_name or (model.model if on_hub(model) else Path(model.model).resolve().name)
+def opened(config: EngineConfig) -> Checkpoint:
+    """The checkpoint of a configuration; of a model of the hub, which its worker fetches, the name alone."""
+    if on_hub(config.model):
+        return unfetched(config.model)
+    return open_model(config.model, apply=lambda found: apply_settings(config, found))
 
 
 def _files(value: Any) -> list[str]:

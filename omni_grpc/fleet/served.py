@@ -11,7 +11,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, EngineState
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.resolve.settings import facts_of
-from omni_grpc.types.errors import CheckpointError, FailedPrecondition, Failure
+from omni_grpc.types.errors import CheckpointError, FailedPrecondition, Failure, OmniError
 from omni_grpc.types.plan import Ready, SleepLevel
 from omni_grpc.types.spec import Checkpoint
 
@@ -34,7 +34,8 @@ class Served:
         self.engine = engine
         self.listed = listed
         self.failure: Failure | None = None
-        self.loading: asyncio.Task[None] | None = None
+        self.loading: asyncio.Task[OmniError | None] | None = None
+        """What loads it, if it was asked for while the server runs."""
         self._files: int | None = None
         self.placed = False
         """Whether its worker has been given room, and loads or has loaded."""
