@@ -44,7 +44,7 @@ def test_it_is_the_definition_at_any_size(size: int, dtype: torch.dtype, causal:
     for lengths, (heads, kv_heads) in itertools.product(LENGTHS, ((4, 4), (6, 2), (3, 1))):
         x = operands(lengths, heads, kv_heads, size, dtype)
         out = attention_cpu(*x, size**-0.5, causal)
-        close = 2e-6 if dtype == F32 else 1e-2
+        close = 5e-6 if dtype == F32 else 1e-2
         torch.testing.assert_close(
             out.double(), defined(*x, size**-0.5, causal), atol=close, rtol=close, msg=lambda text: f"{seed}: {text}"
         )
@@ -70,11 +70,11 @@ def test_magnitudes(factor: float, seed: int) -> None:
     q, k, v, cu_q, cu_k = operands([(40, 200), (9, 70)])
     out = attention_cpu(q * factor, k, v, cu_q, cu_k, 0.2, False)
     # what a score is rounded by, as a share of a weight
-    close = 2e-6 + 2e-6 * factor
+    close = 5e-6 * (1 + factor)
     torch.testing.assert_close(out.double(), defined(q * factor, k, v, cu_q, cu_k, 0.2), atol=close, rtol=close)
     scaled = attention_cpu(q, k, v * factor, cu_q, cu_k, 0.2, False)
     torch.testing.assert_close(
-        scaled.double(), defined(q, k, v * factor, cu_q, cu_k, 0.2), atol=2e-6 * factor, rtol=2e-6
+        scaled.double(), defined(q, k, v * factor, cu_q, cu_k, 0.2), atol=5e-6 * factor, rtol=5e-6
     )
 
 
