@@ -10,11 +10,11 @@ import dataclasses
 import random
 import string
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf import duration_pb2, struct_pb2, timestamp_pb2
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from omni_grpc.v1 import (
@@ -35,6 +35,8 @@ WEIGHTS = {
     **dict.fromkeys(("GenerateAudio", "WatchJob", "WatchJobs", "ListJobs", "UploadAsset", "DownloadArtifact"), 3),
 }
 """Rpcs with more to go wrong; any other counts as 1."""
+STOPPING = ("UnloadModel", "Sleep", "Drain")
+"""Rpcs that do no harm by ending what the other calls ask for: they name what is not there."""
 
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-320, 1e308, -1e308, float("nan"), float("inf"), float("-inf"))
 TEXTS = (
@@ -131,10 +133,25 @@ def case(seed: int, index: int, known: Known) -> Case:
     data = message.SerializeToString()
     if kind >= 0.8:
         how, data = damaged(data, rng)
+    if method.name in STOPPING:
+        data = _elsewhere(method, data)
     payloads = _stream(data, known, rng) if method.client_streaming else (data,)
     if rng.random() < 0.1:
         how, metadata = f"{how}, metadata", odd_metadata(rng)
     return Case(method=method, payloads=payloads, metadata=metadata, how=how)
+
+
+def _elsewhere(method: MethodDescriptor, data: bytes) -> bytes:
+    """The same request for a model and a replica that no server has, or the bytes as they are if they are none."""
+    message: Any = GetMessageClass(method.input_type)()
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        return data
+    message.model = "nowhere"
+    if method.name == "Drain":
+        message.replica = 99
+    return cast("bytes", message.SerializeToString())
 
 
 # --- valid messages ---------------------------------------------------------------------------------------------------

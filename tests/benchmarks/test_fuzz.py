@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
 from benchmarks.service import fuzz, fuzz_files, fuzz_media, fuzz_messages, fuzz_sockets, fuzz_wire
 from benchmarks.service.server import served
@@ -58,6 +60,24 @@ def test_a_case_is_the_same_in_every_run() -> None:
     for index in range(50):
         first, second = (fuzz_messages.case(3, index, known) for _ in range(2))
         assert (first.path, first.how, len(first.payloads)) == (second.path, second.how, len(second.payloads))
+
+
+def test_no_case_stops_what_the_others_ask_for() -> None:
+    known = fuzz_messages.Known(model="m", picture=bytes(10))
+    asked = set()
+    for index in range(3000):
+        case = fuzz_messages.case(0, index, known)
+        if case.method.name not in fuzz_messages.STOPPING:
+            continue
+        message = GetMessageClass(case.method.input_type)()
+        try:
+            message.ParseFromString(case.payloads[0])
+        except DecodeError:
+            continue
+        asked.add(case.method.name)
+        assert message.model == "nowhere"
+        assert case.method.name != "Drain" or message.replica == 99
+    assert asked == set(fuzz_messages.STOPPING)
 
 
 def test_every_rpc_is_asked() -> None:
