@@ -12,18 +12,19 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.config.settings import Given, given
 from omni_grpc.types.address import WILDCARDS
-from omni_grpc.types.errors import Code, OmniError
+from omni_grpc.types.errors import Code, ConfigError, OmniError, Violation
 from omni_grpc.types.version import __version__
 
 if TYPE_CHECKING:
     from omni_grpc.fleet import Fleet
     from omni_grpc.server import Server
+    from omni_grpc.server.server import Backend, Stack
     from omni_grpc.types.plan import Ready
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ async def serve(fleet: Fleet) -> int:
     from omni_grpc.gate import Gate
     from omni_grpc.server import Server
 
-    server = Server(gate := Gate(fleet), fleet.config)
+    server = Server(gate := Gate(fleet), fleet.config, beside=_stacks(fleet.config))
     logger.info("%s", fleet.storage.info)
     signals = _signals()
     if gate.audit.on:
@@ -86,6 +87,18 @@ async def serve(fleet: Fleet) -> int:
     await asked
     await _stop(server, fleet.config.server.drain_timeout, signals)
     return STOPPED
+
+
+def _stacks(config: EngineConfig) -> Sequence[Callable[[Backend], Stack]]:
+    """The stacks beside gRPC. Raises ConfigError where the packages of one are missing."""
+    if not config.http.on:
+        return ()
+    try:
+        from omni_grpc.web.port import HttpPort
+    except ModuleNotFoundError as error:
+        message = f"--http-port needs the package {error.name}: pip install 'omni-grpc[web]'"
+        raise ConfigError(message, reason="PACKAGE_MISSING", violations=(Violation("http_port", message),)) from error
+    return (HttpPort,)
 
 
 async def _stop(server: Server, drain: float, signals: asyncio.Queue[str]) -> None:

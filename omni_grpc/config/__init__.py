@@ -1,6 +1,7 @@
 """Configuration: every setting of a server, how it is read, and the attention backends and roles that settings name."""
 
 from omni_grpc.config.fleet import FleetConfig
+from omni_grpc.config.http import HttpConfig
 from omni_grpc.config.keeping import JobsConfig, KeepingLimits, StoreConfig
 from omni_grpc.config.options import ENVIRONMENT_PREFIX, Option, unknown_settings
 from omni_grpc.config.parallel import ParallelConfig
@@ -43,6 +44,7 @@ __all__ = [
     "CacheConfig",
     "EngineConfig",
     "FleetConfig",
+    "HttpConfig",
     "IdentityConfig",
     "JobsConfig",
     "KeepingLimits",

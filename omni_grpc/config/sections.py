@@ -15,6 +15,7 @@ from typing import Any
 
 from omni_grpc.config import backends, exposure, roles
 from omni_grpc.config.fleet import FleetConfig
+from omni_grpc.config.http import HttpConfig
 from omni_grpc.config.keeping import JobsConfig, KeepingLimits, StoreConfig
 from omni_grpc.config.options import Option, options_of, sections_of, setting, unknown_settings
 from omni_grpc.config.parallel import ParallelConfig
@@ -338,6 +339,7 @@ class EngineConfig:
     worker: WorkerConfig = WorkerConfig()
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
     server: ServerConfig = dataclasses.field(default_factory=ServerConfig)
+    http: HttpConfig = dataclasses.field(default_factory=HttpConfig)
     outbound: OutboundConfig = dataclasses.field(default_factory=OutboundConfig)
     webhooks: WebhooksConfig = dataclasses.field(default_factory=WebhooksConfig)
     tenants: TenantsConfig = dataclasses.field(default_factory=TenantsConfig)
@@ -347,7 +349,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if not (self.tls.on or self.tls.insecure):
-            exposure.check_plaintext(self.server.addresses, identified=self.identity.on)
+            addresses = (*self.server.addresses, *self.http.addresses(self.server.host))
+            exposure.check_plaintext(addresses, identified=self.identity.on)
         KeepingLimits.of(self.jobs, self.store)
 
     @property

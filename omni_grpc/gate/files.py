@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from omni_grpc.engine import Job
 from omni_grpc.fleet import Fleet
+from omni_grpc.gate.addresses import Addresses
 from omni_grpc.gate.audit import Audit
 from omni_grpc.gate.pages import PageRequest
 from omni_grpc.gate.quotas import Quotas
@@ -55,8 +56,9 @@ class FileGate:
     the caller has not.
     """
 
-    def __init__(self, fleet: Fleet, stored: Stored, quotas: Quotas, audit: Audit) -> None:
+    def __init__(self, fleet: Fleet, stored: Stored, quotas: Quotas, audit: Audit, addresses: Addresses) -> None:
         self._fleet = fleet
+        self._addresses = addresses
         self._audit = audit
         self._stored = stored
         self._quotas = quotas
@@ -95,11 +97,30 @@ class FileGate:
                     start += len(data)
 
     async def signed_url(self, artifact: Artifact) -> str:
-        """An address at which anybody can get the bytes of an output for a while."""
+        """An address at which anybody can get the bytes of an output for a while: of the store, or else of the HTTP
+        port.
+        """
+        if not self._fleet.storage.blobs.signs:
+            return self._addresses.url(artifact.artifact_id)
         with available():
             url = await self._fleet.artifacts.signed_url(artifact, self._fleet.config.store.signed_url_seconds)
         assert url is not None, "asked of a store without addresses"
         return url
+
+    async def address(self, caller: Caller, artifact_id: str) -> str:
+        """The signed path of an output at the HTTP port, for who may read it."""
+        await self.find(caller, artifact_id)
+        return self._addresses.path(artifact_id)
+
+    async def by_address(self, artifact_id: str, expires: str, signature: str, peer: str) -> Caller:
+        """The caller that a signed address makes of whoever has it: a reader of its output's tenant. Raises
+        PermissionDenied (ADDRESS_INVALID, ADDRESS_EXPIRED) and NotFound.
+        """
+        nobody = Caller(subject="signed address", scopes=frozenset(), peer=peer)
+        with self._audit.refusals(nobody, "DownloadArtifact", artifact_id=artifact_id), available():
+            self._addresses.check(artifact_id, expires, signature)
+            tenant = (await self._fleet.artifacts.find(artifact_id)).tenant
+        return dataclasses.replace(nobody, tenant=tenant, scopes=frozenset({Scope.READ}))
 
     async def page(
         self, caller: Caller, job_id: str, asked: PageRequest

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from omni_grpc.engine import EngineState, Job
 from omni_grpc.fleet import Fleet
+from omni_grpc.gate.addresses import Addresses
 from omni_grpc.gate.audit import Audit
 from omni_grpc.gate.changes import Changes
 from omni_grpc.gate.entry import Entry
@@ -55,7 +56,8 @@ class Gate:
         fleet.storage.journal.on_owed = self._webhooks.wake
         self.intake = Intake(fleet, changes, stored, quotas, self.audit, self._media, self._webhooks)
         self.jobs = JobGate(fleet, changes, stored, self.audit, self._sharing)
-        self.files = FileGate(fleet, stored, quotas, self.audit)
+        self.addresses = Addresses(fleet.config.http, fleet.config.store.signed_url_seconds)
+        self.files = FileGate(fleet, stored, quotas, self.audit, self.addresses)
         self.models = ModelGate(fleet, stored, quotas, self.audit)
         self.operation = OperationGate(fleet, changes, stored, self.models, self.audit)
 

@@ -58,7 +58,7 @@ class Intake:
         self.rules = OptionRules(
             max_retention=fleet.config.keeping.max_retention,
             durable=fleet.storage.durable,
-            signs=fleet.storage.blobs.signs,
+            signs=fleet.storage.blobs.signs or fleet.config.http.on,
             webhooks=webhooks,
         )
 

@@ -86,8 +86,8 @@ def check_delivery(refusals: Refusals, field: str, delivery: Delivery, rules: Op
     if delivery is Delivery.SIGNED_URL and not rules.signs:
         refusals.refuse(
             field,
-            "ARTIFACT_DELIVERY_SIGNED_URL needs a store that has addresses (--artifact-url s3://...); use "
-            "ARTIFACT_DELIVERY_REFERENCE, and DownloadArtifact",
+            "ARTIFACT_DELIVERY_SIGNED_URL needs --http-port, or a store that has addresses (--artifact-url s3://...); "
+            "use ARTIFACT_DELIVERY_REFERENCE, and DownloadArtifact",
         )
 
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Mapping
 
 from omni_grpc import wire
 from omni_grpc.gate import EngineStats, Gate, LoadView, ModelLoad, ReplicaStats
+from omni_grpc.server.calls import PACKAGE, Calls
 from omni_grpc.server.catalog import STATES, model_message
 from omni_grpc.server.fields import Reader, members
-from omni_grpc.server.guard import PACKAGE, Guard
 from omni_grpc.server.served import LOAD_MODEL, refuse_unserved
 from omni_grpc.types.caller import Caller
 from omni_grpc.types.plan import SleepLevel
@@ -22,9 +22,9 @@ LEVELS: Mapping[int, SleepLevel] = {
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    def __init__(self, gate: Gate, guard: Guard) -> None:
+    def __init__(self, gate: Gate, calls: Calls) -> None:
         self._gate = gate
-        self._guard = guard
+        self._calls = calls
 
     async def LoadModel(
         self, request: admin_pb2.LoadModelRequest, caller: Caller
@@ -83,7 +83,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             instance_id=view.instance_id,
             replica=view.replica,
             storage=view.storage,
-            unserved_rpcs=sorted(method.removeprefix(PACKAGE) for method in self._guard.unserved),
+            unserved_rpcs=sorted(method.removeprefix(PACKAGE) for method in self._calls.unserved),
         )
 
     async def GetServerStats(
@@ -110,7 +110,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             max_queue=sum(engine.max_queue for engine in engines),
             est_queue_delay=max(delays, default=None),
             steps_per_second=load.steps_per_second,
-            open_streams=self._guard.open_streams,
+            open_streams=self._calls.open_streams,
             draining=load.draining,
             gpus=_gpus(load.device),
             queued_by_model={one.model: one.queued for one in load.models},

@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.server.calls import Calls
 from omni_grpc.server.guard import Guard
 from omni_grpc.server.health import Health
 from omni_grpc.server.incoming import GRPC_LIMIT
@@ -41,7 +42,7 @@ Service = tuple[ServiceDescriptor, Callable[[Any, Any], None], type]
 
 
 class Endpoint:
-    """A gRPC server on an address of its own. `guard` wraps its calls; several endpoints may share one."""
+    """A gRPC server on an address of its own. Several endpoints may share their `calls`."""
 
     def __init__(
         self,
@@ -51,12 +52,13 @@ class Endpoint:
         servicers: Mapping[type, object],
         *,
         config: EngineConfig,
-        guard: Guard,
+        calls: Calls,
         health_of: Health,
     ) -> None:
         self.host, self.port = host, port
         self._config = config
-        self._guard = guard
+        self._calls = calls
+        guard = Guard(calls, config.server.max_message_bytes)
         options = (*OPTIONS, ("grpc.max_receive_message_length", GRPC_LIMIT * config.server.max_message_bytes))
         self._grpc = aio.server(interceptors=(guard,), options=options)
         for _, register, kind in services:
@@ -83,6 +85,6 @@ class Endpoint:
         """Takes no more calls, and returns when the open ones have ended, or their time is up."""
         # the port closes at once; calls that are open get the time to finish
         closing = asyncio.create_task(self._grpc.stop(LAST_WORDS_SECONDS))
-        await self._guard.idle(LAST_WORDS_SECONDS)
+        await self._calls.idle(LAST_WORDS_SECONDS)
         await self._grpc.stop(None)
         await closing

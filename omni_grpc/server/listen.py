@@ -73,6 +73,29 @@ def _bind(server: Any, host: str, port: int, credentials: grpc.ServerCredentials
     return 0 if is_unix(host) else int(bound)
 
 
+def bind_socket(host: str, port: int, *, host_field: str, port_field: str) -> socket.socket:
+    """A listening socket of a host name or address. Raises ConfigError (CANNOT_LISTEN) that names these settings."""
+    try:
+        check_free(host, port)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(address)
+            found.listen(1024)
+        except OSError as error:
+            found.close()
+            raise cannot_listen(host, port, f"{error.strerror or error}; choose another --port", "port") from error
+        return found
+    except ConfigError as error:
+        names = {"host": host_field, "port": port_field}
+        message = str(error)
+        for name, other in names.items():
+            message = message.replace(f"--{name} ", f"--{other.replace('_', '-')} ")
+        fields = tuple(Violation(names[one.field], message) for one in error.violations)
+        raise ConfigError(message, reason=error.reason, violations=fields) from error
+
+
 def check_free(host: str, port: int) -> None:
     """Raises ConfigError (CANNOT_LISTEN) if nothing can listen there, or if only some of a host's addresses are free:
     `localhost` has two, and a client that tries the other one first would reach another server.

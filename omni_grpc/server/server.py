@@ -1,18 +1,20 @@
-"""The gRPC server: the services of one gate, on one address or two."""
+"""The server: the services of one gate over gRPC, on one address or two, and over whatever stack is beside it."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.gate import Gate
 from omni_grpc.server.admin import AdminService
 from omni_grpc.server.artifacts import ArtifactService
+from omni_grpc.server.calls import Calls
 from omni_grpc.server.endpoint import Endpoint, Service
 from omni_grpc.server.generation import GenerationService
-from omni_grpc.server.guard import Guard
 from omni_grpc.server.health import Health
 from omni_grpc.server.jobs import JobService
 from omni_grpc.server.messages import Messages
@@ -62,18 +64,50 @@ SERVICES: tuple[Service, ...] = (
 )
 
 
-class Server:
-    """Serves a gate over gRPC. It belongs to the event loop on which it was made, and so does the gate."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """What every stack serves: the same servicers, by their type, behind the same gate."""
 
-    def __init__(self, gate: Gate, config: EngineConfig) -> None:
+    gate: Gate
+    config: EngineConfig
+    calls: Calls
+    servicers: Mapping[type, object]
+    messages: Messages
+
+
+class Running(Protocol):
+    """What takes calls between its start and its stop."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None:
+        """Takes no more calls, and returns when the open ones have ended, or their time is up."""
+
+
+class Stack(Running, Protocol):
+    """Another way to the same gate, on an address of its own."""
+
+    def bind(self) -> None:
+        """Takes the address. Raises ConfigError (CANNOT_LISTEN, BAD_CERTIFICATE)."""
+
+
+class Server:
+    """Serves a gate over gRPC, and over the stacks beside it. It belongs to the event loop on which it was made, and so
+    does the gate.
+    """
+
+    def __init__(self, gate: Gate, config: EngineConfig, *, beside: Sequence[Callable[[Backend], Stack]] = ()) -> None:
         self._gate = gate
-        self._guard = Guard(gate, served_methods(), unserved_methods(), config.server.max_message_bytes)
+        self._calls = Calls(gate, served_methods(), unserved_methods())
         self._health = Health(gate, [descriptor.full_name for descriptor, _, _ in SERVICES])
         self._closing: asyncio.Future[None] | None = None
-        servicers = self._servicers()
+        messages = Messages(gate)
+        servicers = self._servicers(messages)
+        backend = Backend(gate=gate, config=config, calls=self._calls, servicers=servicers, messages=messages)
+        self._beside = [stack(backend) for stack in beside]
 
         def endpoint(host: str, port: int, services: Sequence[Service]) -> Endpoint:
-            return Endpoint(host, port, services, servicers, config=config, guard=self._guard, health_of=self._health)
+            return Endpoint(host, port, services, servicers, config=config, calls=self._calls, health_of=self._health)
 
         apart = [service for service in SERVICES if service[2] is AdminService] if config.server.admin_address else []
         self._main = endpoint(
@@ -106,10 +140,12 @@ class Server:
         self._main.bind("host")
         if self._admin is not None:
             self._admin.bind("admin_address")
+        for beside in self._beside:
+            beside.bind()
         await self._gate.prepare()
         await self._health.start()
-        for endpoint in self._endpoints:
-            await endpoint.start()
+        for stack in self._stacks:
+            await stack.start()
         logger.info("listening on %s, loading %s", self.address, ", ".join(self._gate.serving))
         if self._admin is not None:
             logger.info("the admin service listens on %s", self._admin.address)
@@ -133,15 +169,18 @@ class Server:
 
     async def _close(self) -> None:
         await self._health.stop()
-        await asyncio.gather(*(endpoint.stop() for endpoint in self._endpoints))
+        await asyncio.gather(*(stack.stop() for stack in self._stacks))
         await self._gate.close()
 
     @property
     def _endpoints(self) -> Sequence[Endpoint]:
         return [self._main] if self._admin is None else [self._main, self._admin]
 
-    def _servicers(self) -> Mapping[type, object]:
-        messages = Messages(self._gate)
+    @property
+    def _stacks(self) -> Sequence[Running]:
+        return [*self._endpoints, *self._beside]
+
+    def _servicers(self, messages: Messages) -> Mapping[type, object]:
         self._gate.render = messages.as_json
         watch = JobWatch(self._gate, messages)
         return {
@@ -149,7 +188,7 @@ class Server:
             JobService: JobService(self._gate, messages, watch),
             ArtifactService: ArtifactService(self._gate, messages),
             ModelService: ModelService(self._gate),
-            AdminService: AdminService(self._gate, self._guard),
+            AdminService: AdminService(self._gate, self._calls),
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import logging
 import stat
@@ -30,9 +31,14 @@ def server_credentials(config: TlsConfig) -> grpc.ServerCredentials | None:
     """
     if not config.on:
         return None
-    files = _Files(config)
+    files = TlsFiles(config)
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        pair = files.changed()
+        return None if pair is None else _grpc(pair)
+
     return grpc.dynamic_ssl_server_credentials(
-        files.read(), files.changed, require_client_authentication=config.tls_require_client_cert
+        _grpc(files.read()), changed, require_client_authentication=config.tls_require_client_cert
     )
 
 
@@ -42,7 +48,20 @@ def client_certificate(context: Any) -> str | None:
     return found[0].decode("ascii") if found else None
 
 
-class _Files:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate with its key, and the authorities of clients, all in PEM."""
+
+    certificate: bytes
+    key: bytes
+    authorities: bytes | None
+
+
+def _grpc(pair: Pair) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], root_certificates=pair.authorities)
+
+
+class TlsFiles:
     """The files of a configuration. gRPC asks at every handshake, in threads of its own."""
 
     def __init__(self, config: TlsConfig) -> None:
@@ -53,7 +72,7 @@ class _Files:
         self._lock = threading.Lock()
         self._stamps = self._look()
 
-    def changed(self) -> grpc.ServerCertificateConfiguration | None:
+    def changed(self) -> Pair | None:
         """The certificate where the files have changed since the last time. Raises nothing."""
         with self._lock:
             stamps = self._look()
@@ -66,7 +85,7 @@ class _Files:
                 logger.error("the new certificate cannot be used, so the one before it stays: %s", plain(error))
                 return None
 
-    def read(self) -> grpc.ServerCertificateConfiguration:
+    def read(self) -> Pair:
         """Reads and checks the files. Raises ConfigError."""
         certificate, key = _bytes("tls_cert", self._cert), _bytes("tls_key", self._key)
         leaf = _certificates("tls_cert", self._cert, certificate)[0]
@@ -82,7 +101,7 @@ class _Files:
             authorities = _bytes("tls_client_ca", self._client_ca)
             _certificates("tls_client_ca", self._client_ca, authorities)
         logger.info("TLS with the certificate %s, valid until %s", self._cert, f"{ends:%Y-%m-%d %H:%M} UTC")
-        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authorities)
+        return Pair(certificate, key, authorities)
 
     def _look(self) -> tuple[Stamp | None, ...]:
         files = (self._cert, self._key, self._client_ca)

@@ -40,7 +40,7 @@ async def test_wait_tells_how_far_the_model_is_until_it_is_ready(run):
         row = (await run("models", *address)).out.splitlines()[1]
         assert row.split() == ["toy", "LOADING", "-", "-"]
         waiting = asyncio.create_task(run("wait", *address))
-        await until(lambda: service.server._guard.open_streams == 1)
+        await until(lambda: service.server._calls.open_streams == 1)
         for done in (251, 260, 900):  # a line for each twentieth
             service.executor._deliver(downloading(done))
             await asyncio.sleep(1.5 * LOAD_INTERVAL)
@@ -57,7 +57,7 @@ async def test_wait_tells_how_far_the_model_is_until_it_is_ready(run):
 async def test_wait_says_what_keeps_the_model_from_loading(run):
     async with starting() as (service, _):
         waiting = asyncio.create_task(run("wait", "--server", f"127.0.0.1:{service.server.port}"))
-        await until(lambda: service.server._guard.open_streams == 1)
+        await until(lambda: service.server._calls.open_streams == 1)
         service.executor._deliver(Died(failure=GATED))
         done = await waiting
     assert (done.code, done.out) == (1, "loading\n")

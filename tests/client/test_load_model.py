@@ -67,7 +67,7 @@ async def test_a_caller_can_run_out_of_patience_or_leave(kind):
         await anext(stream)
         await stream.aclose()
         async with asyncio.timeout(10):
-            while service.server._guard.open_streams:  # noqa: ASYNC110 (nothing tells that a call has ended)
+            while service.server._calls.open_streams:  # noqa: ASYNC110 (nothing tells that a call has ended)
                 await asyncio.sleep(0.01)
 
 

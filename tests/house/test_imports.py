@@ -31,6 +31,7 @@ CONTROL = (
     "omni_grpc.media_in.fetch",
     "omni_grpc.outbound",
     "omni_grpc.webhooks",
+    "omni_grpc.web",
     "omni_grpc.fleet",
     "omni_grpc.cli.generate",
     "omni_grpc.compat",

@@ -124,7 +124,7 @@ async def test_clients_that_leave_free_what_they_held(service):
     service.executor.gates[Lane.STEP].let(1)
     threads = threading.active_count()
     await asyncio.gather(*(leave_at(service, "encode_done") for _ in range(10)))
-    await until(lambda: service.server._guard.open_streams == 0)
+    await until(lambda: service.server._calls.open_streams == 0)
     stub = health_pb2_grpc.HealthStub(service.channel)
     assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
     assert threading.active_count() <= threads
@@ -149,7 +149,7 @@ async def test_a_call_that_was_cancelled_leaves_nothing_behind(service):
     job = await leave_at(service, "encode_done")
     await until(lambda: job.state is JobState.CANCELLED)
     assert job.watchers == 0
-    assert (service.server._guard.open_streams, service.server._guard._calls) == (0, 0)
+    assert (service.server._calls.open_streams, service.server._calls._open) == (0, 0)
     assert service.engine._runs == {}
     assert job._waiters == set()
 

@@ -164,7 +164,7 @@ BAD: Mapping[str, tuple[dict[str, Any], str]] = {
     "sampling.guidance.norm": ({"sampling": {"guidance": {"norm": 99}}}, "99 is not supported"),
     "options.delivery": (
         {"options": {"delivery": "ARTIFACT_DELIVERY_SIGNED_URL"}},
-        "ARTIFACT_DELIVERY_SIGNED_URL needs a store that has addresses",
+        "ARTIFACT_DELIVERY_SIGNED_URL needs --http-port, or a store that has addresses",
     ),
     "options.on_server_restart": ({"options": {"on_server_restart": 7}}, "7 is not supported"),
     "options.webhook": ({"options": {"webhook": {"url": "https://there.test/"}}}, "--webhook-hosts"),

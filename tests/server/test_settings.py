@@ -50,11 +50,14 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
 
 CHECKED = {
     "port": ("65535", 65535),
+    "http_port": ("65535", 65535),
     "diffusion_attention_backend": ("CUDNN_ATTN", "CUDNN_ATTN"),
     "diffusion_attention_config": ('{"default": "sdpa"}', {"default": "sdpa"}),
     "admin_address": ("unix:admin.sock", "unix:admin.sock"),
     "ray_address": ("auto", "auto"),
     "state_url": ("postgresql://there/jobs", "postgresql://there/jobs"),
+    "http_origins": ("https://a.example,*", ("https://a.example", "*")),
+    "http_url": ("https://images.example", "https://images.example"),
 }
 """Values of settings that are looked at as soon as they are there."""
 COMPLETE = """
@@ -63,6 +66,7 @@ identity: {jwt_issuer: i, jwt_audience: a, jwt_jwks: keys.json}
 store: {state_dir: kept}
 worker: {distributed_executor_backend: ray}
 webhooks: {webhook_hosts: [example.com]}
+http: {http_port: 8080}
 """
 """Settings that need each other; any one of them may be another."""
 

@@ -1,0 +1,124 @@
+"""What every call has, whatever stack brings it: a caller, an answer for each error, a line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from omni_grpc.config.command_line import meant
+from omni_grpc.gate import Gate
+from omni_grpc.types.caller import Caller
+from omni_grpc.types.errors import Code, Failure, OmniError, Unimplemented
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PACKAGE = "/omni_grpc.v1."
+
+
+class Gone(Exception):
+    """The client has left the call."""
+
+
+class Calls:
+    """The open calls of a server, over all of its stacks.
+
+    `served` and `unserved` name the methods ("/package.Service/Method") of the API, by whether this version has them.
+    """
+
+    def __init__(self, gate: Gate, served: Collection[str], unserved: Collection[str]) -> None:
+        self._gate = gate
+        self.served, self.unserved = served, unserved
+        self.open_streams = 0
+        """Server-streaming calls that have not ended."""
+        self._open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def idle(self, timeout: float) -> None:
+        """Returns when no call is open, or after `timeout` seconds."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout)
+
+    async def caller(
+        self, method: str, *, authorization: list[str | bytes], certificate: str | None, peer: str
+    ) -> Caller:
+        """Who makes a call. Raises Unauthenticated."""
+        # whoever calls what is not there may have written anything in place of its name
+        has = method in self.served or method in self.unserved
+        return await self._gate.caller(
+            method.removeprefix(PACKAGE) if has else "",
+            authorization=authorization,
+            certificate=certificate,
+            peer=peer,
+        )
+
+    @contextlib.asynccontextmanager
+    async def answering(self, method: str, abort: Callable[[Failure], Awaitable[None]]) -> AsyncIterator[None]:
+        """Around the handling of a call: an error ends it by `abort`, which always raises."""
+        began = time.monotonic()
+        outcome = "OK"
+        self._open += 1
+        self._idle.clear()
+        try:
+            yield
+        except OmniError as error:
+            outcome = f"{error.failure.code} {error.failure.reason}"
+            await abort(error.failure)
+        except Gone:
+            outcome = "gone"
+            raise asyncio.CancelledError from None
+        except GeneratorExit:
+            outcome = "gone"
+            raise
+        except (Exception, asyncio.CancelledError) as error:  # the one place that answers for what nobody expected
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                outcome = "gone"
+                raise
+            incident = secrets.token_hex(4)
+            outcome = f"{Code.INTERNAL} incident {incident}"
+            logger.exception("%s: incident %s", method, incident)
+            message = f"an unexpected error in {method.removeprefix(PACKAGE)}; the server's log has incident {incident}"
+            await abort(Failure(code=Code.INTERNAL, reason="INTERNAL", message=message))
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+            logger.info("%s %s in %.3f s", method, outcome, time.monotonic() - began)
+
+    async def streamed(self, messages: AsyncGenerator[T]) -> AsyncGenerator[T]:
+        """The messages of a server-streaming call, counted while it is open."""
+        self.open_streams += 1
+        try:
+            async with aclosing(messages):
+                async for message in messages:
+                    yield message
+        finally:
+            self.open_streams -= 1
+
+    def unavailable(self, method: str) -> OmniError:
+        """Why a method that this stack has no handler of is not there."""
+        if method in self.unserved:
+            name = method.removeprefix(PACKAGE)
+            return Unimplemented(f"{name} is not yet served", metadata={"method": name})
+        if method in self.served:
+            message = f"{method.removeprefix(PACKAGE)} is served at the admin address of this server alone"
+            return Unimplemented(message, reason="METHOD_ELSEWHERE", metadata={"method": method})
+        hint = meant(method, self.served, quoted=False) or "; reflection lists what it has"
+        message = f"this server has no method {method}{hint}"
+        return Unimplemented(message, reason="METHOD_UNKNOWN", metadata={"method": method})
+
+
+def _is_cancelled() -> bool:
+    """Whether the call itself is cancelled. If only something inside it was, the call goes on: its client awaits an
+    answer.
+    """
+    task: asyncio.Task[Any] | None = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

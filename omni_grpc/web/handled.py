@@ -1,0 +1,73 @@
+"""An HTTP request that is no rpc, under the same rules: a caller, an answer for each error, a line in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from omni_grpc.server.calls import Calls
+from omni_grpc.types.caller import Caller
+from omni_grpc.types.errors import Failure
+from omni_grpc.web.answers import answer
+from omni_grpc.web.connection import Connection
+
+Handle = Callable[[Request, Caller], Awaitable[Response]]
+Identify = Callable[[Request], Awaitable[Caller]]
+
+
+class Answered(Exception):
+    """The call has had its answer."""
+
+
+class Handled:
+    """An endpoint of a Starlette application. `method` is the rpc that it comes nearest to, for the audit log.
+
+    `identify` finds out who calls where the request's own headers do not say it; `refuse` makes the answer to a
+    failure.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        method: str,
+        handle: Handle,
+        *,
+        identify: Identify | None = None,
+        refuse: Callable[[Failure], Response] = answer,
+    ) -> None:
+        self._calls = calls
+        self._method = method
+        self._handle = handle
+        self._identify = identify or self._by_headers
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        async def abort(failure: Failure) -> None:
+            # what has begun cannot be taken back: the connection ends before the length that was promised
+            if not started:
+                await self._refuse(failure)(scope, receive, send)
+            raise Answered
+
+        request = Request(scope, receive, sending)
+        name = f"{scope['method']} {scope['path']}"
+        try:
+            async with self._calls.answering(name, abort):
+                caller = await self._identify(request)
+                response = await self._handle(request, caller)
+                await response(scope, receive, sending)
+        except Answered:
+            if started:
+                raise
+
+    async def _by_headers(self, request: Request) -> Caller:
+        return await Connection.of(request.scope).caller(self._calls, self._method)
