@@ -21,6 +21,7 @@ from omni_grpc.engine import Engine
 from omni_grpc.fleet import Fleet
 from omni_grpc.gate import Gate
 from omni_grpc.server import Server
+from omni_grpc.server.server import Backend
 from omni_grpc.store.open import open_storage
 from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.plan import Ready
@@ -36,6 +37,7 @@ from omni_grpc.v1 import (
     job_pb2_grpc,
     model_pb2_grpc,
 )
+from omni_grpc.web.port import HttpPort
 from tests.toy import toy_checkpoint
 
 from .fake_executor import READY, FakeExecutor
@@ -53,12 +55,26 @@ CHECKPOINT = toy_checkpoint(
 class Service:
     """The parts of a running server, and stubs that talk to it through `channel`."""
 
-    def __init__(self, engine: Engine, server: Server, executor: FakeExecutor, fleet: Fleet | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        server: Server,
+        executor: FakeExecutor,
+        fleet: Fleet | None = None,
+        port: HttpPort | None = None,
+    ) -> None:
+        self._port = port
         self.engine = engine
         self.fleet = Fleet.of(engine) if fleet is None else fleet
         self.server = server
         self.executor = executor
         self.connect()
+
+    @property
+    def http(self) -> str:
+        """The address of the HTTP port."""
+        assert self._port is not None, "serving(http_port=0) has one"
+        return self._port.address
 
     def connect(self) -> None:
         # a pool of its own, or a client that comes back would share the connection of the one that left
@@ -94,9 +110,15 @@ async def serving(ready: Ready = READY, **settings: Any) -> AsyncIterator[Servic
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0, "restart_backoff": 0} | settings))
     executor = FakeExecutor(ready)
     engine = Engine(config, CHECKPOINT, executor, open_storage(config))
-    server = Server(Gate(fleet := Fleet.of(engine)), config)
+    ports: list[HttpPort] = []
+
+    def http(backend: Backend) -> HttpPort:
+        ports.append(HttpPort(backend))
+        return ports[0]
+
+    server = Server(Gate(fleet := Fleet.of(engine)), config, beside=[http] if config.http.on else ())
     await server.start()
-    service = Service(engine, server, executor, fleet)
+    service = Service(engine, server, executor, fleet, *ports)
     try:
         yield service
     finally:
