@@ -8,17 +8,18 @@ from unittest import mock
 import torch
 
 from benchmarks import bench_models, bench_overlap
-from tests.parallel.jobs import Ranked
+from tests.parallel.jobs import Ranked, device_of
 
 REPETITIONS = 2
 """Of each side."""
 
 
-def benchmark(mesh: Ranked, ways: Sequence[str]) -> list[bench_overlap.Measurement]:
-    """What benchmarks.bench_overlap measures of tiny models, on all processes."""
+def benchmark(mesh: Ranked, model: str, ways: Sequence[str]) -> list[bench_overlap.Measurement]:
+    """What benchmarks.bench_overlap measures of a tiny model, on all processes."""
+    cases = [case for case in bench_overlap.tiny_cases() if case.name == model]
     with (
-        mock.patch.object(bench_models, "DEVICE", torch.device("cpu")),
+        mock.patch.object(bench_models, "DEVICE", device_of(mesh)),
         mock.patch.object(bench_models, "DTYPE", torch.float32),
         mock.patch.object(bench_overlap, "REPETITIONS", REPETITIONS),
     ):
-        return list(bench_overlap.measure(bench_overlap.tiny_cases(), ways, 1e6))
+        return list(bench_overlap.measure(cases, ways, 1e6))
