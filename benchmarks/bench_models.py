@@ -34,6 +34,7 @@ from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, WanTr
 from torch import Tensor, nn
 
 from benchmarks import timing, turns
+from benchmarks.full_size import FLUX, QWEN, WAN
 from omni_grpc.config import QuantizationConfig, roles
 from omni_grpc.config.command_line import Parser
 from omni_grpc.features import Context, Effects, attention, quant
@@ -47,40 +48,6 @@ from omni_grpc.nn.rows import MOD, LayoutCache, Row, Rows
 from omni_grpc.types.spec import ModelSpec
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
-
-QWEN = {
-    "patch_size": 2,
-    "in_channels": 64,
-    "out_channels": 16,
-    "num_layers": 60,
-    "num_attention_heads": 24,
-    "attention_head_dim": 128,
-    "joint_attention_dim": 3584,
-    "axes_dims_rope": (16, 56, 56),
-}
-FLUX = {
-    "in_channels": 64,
-    "num_layers": 19,
-    "num_single_layers": 38,
-    "num_attention_heads": 24,
-    "attention_head_dim": 128,
-    "joint_attention_dim": 4096,
-    "pooled_projection_dim": 768,
-    "guidance_embeds": True,
-}
-WAN = {
-    "patch_size": (1, 2, 2),
-    "num_attention_heads": 40,
-    "attention_head_dim": 128,
-    "in_channels": 16,
-    "out_channels": 16,
-    "text_dim": 4096,
-    "freq_dim": 256,
-    "ffn_dim": 13824,
-    "num_layers": 40,
-    "cross_attn_norm": True,
-    "eps": 1e-6,
-}
 
 BEST = "diffusers, best attention"
 TURNS = ("ours bf16", "ours fp8, attention fp8")
@@ -206,12 +173,17 @@ def _bound(module: Any, rows: Rows, tables: Mapping[str, Tensor], rope: Tensor) 
     rows.bind("rope", joint, [rope] * len(rows))
 
 
-def _qwen(module: QwenImageTransformer, text: int = 256, side: int = 64) -> Step:
-    """1024 x 1024, with and without the prompt."""
-    rows = Rows([(None, "cond"), (None, "uncond")], [Row.of(txt=text, img=side * side)] * 2, LayoutCache(DEVICE))
+def _rows(row: Row, count: int) -> Rows:
+    """So many alike."""
+    return Rows([(None, f"row {number}") for number in range(count)], [row] * count, LayoutCache(DEVICE))
+
+
+def _qwen(module: QwenImageTransformer, text: int = 256, side: int = 64, *, count: int = 2) -> Step:
+    """1024 x 1024; two rows are one output with and without the prompt."""
+    rows = _rows(Row.of(txt=text, img=side * side), count)
     _bound(module, rows, module.modulation(_random(1)), module.rope(text, side, side))
-    rows.bind("txt", "txt", [module.text(_random(text, 3584)) for _ in range(2)])
-    latents = _random(2 * side * side, 64)
+    rows.bind("txt", "txt", [module.text(_random(text, 3584)) for _ in range(count)])
+    latents = _random(count * side * side, 64)
     return lambda: module(latents, rows)
 
 
@@ -227,11 +199,14 @@ def _qwen_theirs(change: Change, text: int = 256, side: int = 64) -> Step:
     return lambda: module(**inputs)[0]
 
 
-def _flux(module: FluxTransformer, text: int = 512, side: int = 64) -> Step:
-    rows = Rows([(None, "cond")], [Row.of(txt=text, img=side * side)], LayoutCache(DEVICE))
-    _bound(module, rows, module.modulation(_random(1), _random(1, 768), 3.5), module.rope(text, (side, side)))
-    rows.bind("txt", "txt", [module.text(_random(text, 4096))])
-    latents = _random(side * side, 64)
+def _flux(
+    module: FluxTransformer, text: int = 512, side: int = 64, config: Mapping[str, Any] = FLUX, *, count: int = 1
+) -> Step:
+    rows = _rows(Row.of(txt=text, img=side * side), count)
+    pooled = _random(1, config["pooled_projection_dim"])
+    _bound(module, rows, module.modulation(_random(1), pooled, 3.5), module.rope(text, (side, side)))
+    rows.bind("txt", "txt", [module.text(_random(text, config["joint_attention_dim"])) for _ in range(count)])
+    latents = _random(count * side * side, config["in_channels"])
     return lambda: module(latents, rows)
 
 
@@ -251,15 +226,20 @@ def _flux_theirs(change: Change, text: int = 512, side: int = 64) -> Step:
 
 
 def _wan(
-    module: WanTransformer, text: int = 512, size: tuple[int, int, int] = (21, 30, 52), config: Mapping[str, Any] = WAN
+    module: WanTransformer,
+    text: int = 512,
+    size: tuple[int, int, int] = (21, 30, 52),
+    config: Mapping[str, Any] = WAN,
+    *,
+    count: int = 1,
 ) -> Step:
     """480 x 832, 81 frames: one forward of one of two experts, without guidance."""
     tokens = size[0] * size[1] * size[2]
-    rows = Rows([(None, "cond")], [Row.of(txt=text, img=tokens, aside=("txt",))], LayoutCache(DEVICE))
+    rows = _rows(Row.of(txt=text, img=tokens, aside=("txt",)), count)
     for name, (stream, tensor) in module.text(_random(text, config["text_dim"])).items():
-        rows.bind(name, stream, [tensor])
+        rows.bind(name, stream, [tensor] * count)
     _bound(module, rows, module.modulation(torch.tensor([500.0], device=DEVICE), DTYPE), module.rope(*size))
-    latents = _random(tokens, config["in_channels"] * math.prod(config["patch_size"]))
+    latents = _random(count * tokens, config["in_channels"] * math.prod(config["patch_size"]))
     return lambda: module(latents, rows)
 
 

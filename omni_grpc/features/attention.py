@@ -18,6 +18,7 @@ from omni_grpc.config.backends import AUTO, EIGHT_BIT, INVARIANT, choose, flag_o
 from omni_grpc.config.roles import Choice, Roles, Window
 from omni_grpc.features import Context
 from omni_grpc.nn.attention import Attention, AttentionWrapper, leaves
+from omni_grpc.nn.coming import Begun
 from omni_grpc.nn.rows import JOINT, Owner, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.attention import varlen_attention
@@ -144,6 +145,33 @@ class PreciseAttention(AttentionWrapper):
             for row, result in zip(mine, part.stream(over).split(done), strict=True):
                 views[row].copy_(result)
         return out
+
+    def begin(
+        self, q: Tensor, k: Tensor, v: Tensor | Begun, rows: Rows, over: str = JOINT, kv: str | None = None
+    ) -> Begun:
+        """Begins the inner attention, where all rows have one precision."""
+        by_row = set(self._by_row(rows))
+        if len(by_row) > 1:
+            return super().begin(q, k, v, rows, over, kv)
+        (precision,) = by_row
+        dtype = _dtype(precision, q.dtype)
+        # what is not there yet was cast when it was begun
+        values = v.to(dtype) if isinstance(v, Tensor) else v
+        begun = self._with(precision).begin(q.to(dtype), k.to(dtype), values, rows, over, kv)
+        return lambda: begun().to(q.dtype)
+
+    def begin_values(self, v: Begun, rows: Rows, over: str = JOINT) -> Begun | None:
+        """Likewise. Of rows with different precisions nothing is begun: they are computed separately."""
+        by_row = set(self._by_row(rows))
+        if len(by_row) > 1:
+            return None
+        (precision,) = by_row
+
+        def cast() -> Tensor:
+            values = v()
+            return values.to(_dtype(precision, values.dtype))
+
+        return self._with(precision).begin_values(cast, rows, over)
 
     def computed_by(self, rows: Rows) -> Attention | None:
         """The inner attention, where all rows have one precision and that is one of 8 bits: it gets heads of the

@@ -27,14 +27,14 @@ from omni_grpc.types.ranks import Axis
 __all__ = ["apply"]
 
 
-def apply(module: nn.Module, config: object, context: Context) -> None:
+def apply(module: nn.Module, config: object, context: Context, *, overlap: bool = True) -> None:
     """Wraps every stack and the innermost linear layers of its blocks. All ranks of "shard" have to run the same blocks
-    in the same order.
+    in the same order. Without `overlap`, a block's weights are gathered after the block before.
     """
     group = context.group(Axis.SHARD, "use_hsdp needs ranks to share weights")
     for stack in [part for part in module.modules() if isinstance(part, Stack)]:
         blocks = [_wrap(block, group) for name in stack.groups for block in stack.group(name)]
-        stack.wrap(ShardedBlocks(blocks, group).around)
+        stack.wrap(ShardedBlocks(blocks, group, overlap).around)
 
 
 def _wrap(block: Block, group: dist.ProcessGroup) -> list[Sharded]:
@@ -160,8 +160,9 @@ def _gather(mine: Tensor, size: int, group: dist.ProcessGroup) -> tuple[Tensor, 
 class ShardedBlocks:
     """Runs a stack block by block, each with its whole weights."""
 
-    def __init__(self, blocks: Sequence[list[Sharded]], group: dist.ProcessGroup) -> None:
+    def __init__(self, blocks: Sequence[list[Sharded]], group: dist.ProcessGroup, overlap: bool = True) -> None:
         self.blocks, self.group, self.size = blocks, group, dist.get_world_size(group)
+        self.overlap = overlap
         # a stack that is a part of prepare may be run by two lanes
         self._lock = threading.Lock()
 
@@ -170,13 +171,12 @@ class ShardedBlocks:
 
     def run(self, inner: RunBlocks, stack: Stack, lo: int, hi: int, carry: Carry, rows: Rows) -> Carry:
         with self._lock:
-            coming = self._begin(lo) if lo < hi else None
+            coming = None
             for number in range(lo, hi):
-                assert coming is not None
-                gathered, work = coming
+                gathered, work = coming or self._begin(number)
                 work.wait()
                 # the next one's weights come while this one computes
-                coming = self._begin(number + 1) if number + 1 < hi else None
+                coming = self._begin(number + 1) if self.overlap and number + 1 < hi else None
                 with self._present(number, gathered):
                     carry = inner(stack, number, number + 1, carry, rows)
         return carry

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from omni_grpc.features import Context
 from omni_grpc.nn.attention import Attention, AttentionWrapper, leaves
+from omni_grpc.nn.coming import Begun, Coming, there
 from omni_grpc.nn.rows import JOINT, Exchange, Row, Rows, Runs
 from omni_grpc.nn.stack import Carry, RunBlocks, Stack, convert
 from omni_grpc.ops.attention_parts import merge, part_backend
@@ -35,12 +36,13 @@ GEOMETRIES = 512
 """Geometries whose index tensors are kept, at most."""
 
 
-def apply(module: nn.Module, config: object, context: Context) -> None:
+def apply(module: nn.Module, config: object, context: Context, *, overlap: bool = True) -> None:
     """Spreads the tokens of every stack over the ranks of "sequence": over those that fetch keys and values, and each
     part of those over the ranks that exchange heads. It has to be the last to wrap the stacks.
 
     Every attention but those with `skip_sequence_parallel` gets the keys and values of the other ranks: all at once, or
-    with a `ring_degree` rank by rank. Raises ConfigError for a backend that computes no parts, if there is a ring.
+    with a `ring_degree` rank by rank. Without `overlap`, it waits for them before anything else is computed than the
+    attention itself. Raises ConfigError for a backend that computes no parts, if there is a ring.
     """
     context.group(Axis.SEQUENCE, "sequence parallel needs ranks to spread tokens over")
     assert context.ranks is not None
@@ -57,22 +59,51 @@ def apply(module: nn.Module, config: object, context: Context) -> None:
             continue
         if ring:
             part_backend(attention.backend, attention.uses(context.device, context.dtype))
-        module.set_submodule(name, RingAttention(attention) if ring else GatheringAttention(attention))
+        wrapper = RingAttention if ring else GatheringAttention
+        module.set_submodule(name, wrapper(attention, overlap))
 
 
 class GatheringAttention(AttentionWrapper):
     """Around the innermost attention, which gets the keys and values of all ranks where tokens are spread."""
 
+    def __init__(self, inner: Attention, overlap: bool = True) -> None:
+        super().__init__(inner)
+        self.overlap = overlap
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
         """q [T, H, D] of this rank, k and v [T_kv, K, D] -> [T, H, D], with the keys and values of all ranks gathered.
         Raises InternalError for causal attention over sharded tokens.
         """
+        return self.begin(q, k, v, rows, over, kv)()
+
+    def begin(
+        self, q: Tensor, k: Tensor, v: Tensor | Begun, rows: Rows, over: str = JOINT, kv: str | None = None
+    ) -> Begun:
+        """Begins to gather keys and values, or keys alone; attends to them when the result is asked for."""
         exchange, source = rows.exchange, kv or over
         if exchange is None or not exchange.spreads(source):
-            return super().forward(q, k, v, rows, over, kv)
+            return self.inner.begin(q, k, v, rows, over, kv)
         if self.causal:
             raise InternalError(CAUSAL)
-        k, v = exchange.gather(source, torch.stack([k, v], 1)).unbind(1)
+        if isinstance(v, Tensor):
+            both = exchange.begin_gather(source, torch.stack([k, v], 1))
+            finish = functools.partial(self._finish, q, lambda: both().unbind(1), rows, over, source)
+        else:
+            keys, values = exchange.begin_gather(source, k), v
+            finish = functools.partial(self._finish, q, lambda: (keys(), values()), rows, over, source)
+        return finish if self.overlap else there(finish())
+
+    def begin_values(self, v: Begun, rows: Rows, over: str = JOINT) -> Begun | None:
+        """Begins to gather values; what it returns gives those of all ranks [T, K, D]."""
+        exchange = rows.exchange
+        if exchange is None or not exchange.spreads(over):
+            return self.inner.begin_values(v, rows, over)
+        return exchange.begin_gather(over, v()) if self.overlap and not self.causal else None
+
+    def _finish(
+        self, q: Tensor, gathered: Callable[[], tuple[Tensor, ...]], rows: Rows, over: str, source: str
+    ) -> Tensor:
+        k, v = gathered()
         return self.inner.attend(q, k, v, rows.stream(over), rows.whole.stream(source))
 
     def computed_by(self, rows: Rows) -> Attention | None:
@@ -85,19 +116,37 @@ class RingAttention(AttentionWrapper):
     two ranks' keys and values.
     """
 
+    def __init__(self, inner: Attention, overlap: bool = True) -> None:
+        super().__init__(inner)
+        self.overlap = overlap
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, over: str = JOINT, kv: str | None = None) -> Tensor:
         """q [T, H, D] of this rank, k and v [T_kv, K, D] -> [T, H, D], with the keys and values of all ranks. Raises
         InternalError for causal attention over sharded tokens.
         """
+        return self.begin(q, k, v, rows, over, kv)()
+
+    def begin(
+        self, q: Tensor, k: Tensor, v: Tensor | Begun, rows: Rows, over: str = JOINT, kv: str | None = None
+    ) -> Begun:
+        """Begins to pass on this rank's keys and values; all that is computed is when the result is asked for."""
         exchange, source = rows.exchange, kv or over
         if exchange is None or not exchange.spreads(source):
-            return super().forward(q, k, v, rows, over, kv)
+            return self.inner.begin(q, k, v, rows, over, kv)
         if self.causal:
             raise InternalError(CAUSAL)
-        held, part = torch.stack([k, v], 1), None
+        # keys and values go together
+        held = torch.stack([k, v if isinstance(v, Tensor) else v()], 1)
+        finish = functools.partial(self._finish, q, held, _pass_on(exchange, source, held, 0), rows, over, source)
+        return finish if self.overlap else there(finish())
+
+    def _finish(self, q: Tensor, held: Tensor, coming: Coming | None, rows: Rows, over: str, source: str) -> Tensor:
+        exchange, part = rows.exchange, None
+        assert exchange is not None
         for step in range(exchange.size):
             owner = (exchange.rank - step) % exchange.size
-            coming = _pass_on(exchange, source, held, owner) if step + 1 < exchange.size else None
+            if step:
+                coming = _pass_on(exchange, source, held, step)
             keys = rows.layouts.get(exchange.parts[owner]).streams[source]
             k, v = held[: keys.total].unbind(1)
             made = self.inner.attend_part(q, k, v, rows.stream(over), keys)
@@ -111,30 +160,18 @@ class RingAttention(AttentionWrapper):
         return None if rows.exchange is not None else self.inner.computed_by(rows)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Coming:
-    """Keys and values that are on their way here. `sent` is kept until it has left."""
-
-    received: Tensor
-    sent: Tensor
-    work: Sequence[dist.Work]
-
-    def wait(self) -> Tensor:
-        """[T of the rank before, 2, K, D], once it is here."""
-        for each in self.work:
-            each.wait()
-        return self.received
-
-
-def _pass_on(exchange: Exchange, stream: str, held: Tensor, owner: int) -> Coming:
-    """Sends what `owner` has of a stream, [T, 2, K, D], to the next rank, and receives what the rank before has. Of no
-    tokens, one is sent that is not read: every rank takes part in every exchange.
+def _pass_on(exchange: Exchange, stream: str, held: Tensor, step: int) -> Coming | None:
+    """In the given step around the ring, begins to send what is held of a stream, [T, 2, K, D], to the next rank, and
+    to receive what the rank before has. Of no tokens, one is sent that is not read: every rank takes part in every
+    exchange. None after the last one.
     """
     here, size = exchange.rank, exchange.size
+    if step + 1 == size:
+        return None
     sent = (held if len(held) else held.new_zeros(1, *held.shape[1:])).contiguous()
-    tokens = max(1, exchange.counts[stream][(owner - 1) % size])
+    tokens = max(1, exchange.counts[stream][(here - step - 1) % size])
     received = held.new_empty(tokens, *held.shape[1:])
-    following, before = (dist.get_global_rank(exchange.group, (here + step) % size) for step in (1, -1))
+    following, before = (dist.get_global_rank(exchange.group, (here + each) % size) for each in (1, -1))
     work = dist.batch_isend_irecv(
         [
             dist.P2POp(dist.isend, sent, following, exchange.group),
@@ -157,7 +194,8 @@ def _spread(cuts: RankShards, run: RunBlocks) -> RunBlocks:
         )
         out = run(stack, lo, hi, {stream: cut.shard(stream, x) for stream, x in carry.items()}, mine)
         out = convert(out, tuple(carry), mine)
-        return {stream: cut.exchange.gather(stream, x) for stream, x in out.items()}
+        coming = {stream: cut.exchange.begin_gather(stream, x) for stream, x in out.items()}
+        return {stream: whole() for stream, whole in coming.items()}
 
     return spread
 

@@ -41,7 +41,7 @@ from omni_grpc.ops.quant import (
     silu_mul,
     silu_mul_quantize_rows,
 )
-from omni_grpc.ops.rope import Heads, qk_norm_rope
+from omni_grpc.ops.rope import Heads
 from omni_grpc.ops.rope_heads import qk_norm_rope_quantize_heads
 from omni_grpc.ops.rope_tiles import qk_norm_rope_quantize_tiles
 
@@ -166,7 +166,7 @@ def split_joint(joint: Tensor, rows: Rows, readers: Mapping[str, AnyLinear]) -> 
     return parts
 
 
-def norm_rope_attention(
+def attention_in_8_bits(
     attention: Attention,
     heads: Sequence[Heads],
     table: Tensor,
@@ -176,17 +176,15 @@ def norm_rope_attention(
     *,
     norm: str,
     eps: float,
-) -> Tensor:
-    """Self attention of stream `over`, [T, H, D], of heads that are normed and rotated first; for `heads`, `table`,
-    `place`, `norm` and `eps` see `ops.rope.qk_norm_rope`.
-
-    Where attention reads 8 bits, the norms bound the values, so one pass norms, rotates and quantizes.
+) -> Tensor | None:
+    """Self attention of stream `over`, [T, H, D], of heads that are normed and rotated first, where it reads 8 bits:
+    the norms bound the values, so one pass norms, rotates and quantizes. For `heads`, `table`, `place`, `norm` and
+    `eps` see `ops.rope.qk_norm_rope`. None: it reads full precision.
     """
     kernel, x = attention.computed_by(rows), heads[0].q
     kind = None if kernel is None else attention_input(kernel, x)
     if kernel is None or kind is None:
-        out: Tensor = attention(*qk_norm_rope(heads, table, place, norm=norm, eps=eps), rows, over=over)
-        return out
+        return None
     stream = rows.stream(over)
     if kind is QuantizedTiles:
         tiles = qk_norm_rope_quantize_tiles(heads, table, place, stream.cu, norm=norm, eps=eps)

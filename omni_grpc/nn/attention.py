@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.config.backends import AUTO, Use
+from omni_grpc.nn.coming import Begun, there
 from omni_grpc.nn.rows import JOINT, Rows, Stream
 from omni_grpc.ops.attention import candidate_kernels, use_of, varlen_attention
 from omni_grpc.ops.attention_choice import taken
@@ -55,6 +56,20 @@ class Attention(nn.Module):
         q: [T, num_heads, head_size]; k, v: [T_kv, num_kv_heads, head_size]. Returns the shape of q.
         """
         return self.attend(q, k, v, rows.stream(over), rows.stream(kv or over))
+
+    def begin(
+        self, q: Tensor, k: Tensor, v: Tensor | Begun, rows: Rows, over: str = JOINT, kv: str | None = None
+    ) -> Begun:
+        """Begins `forward`, and returns what gives its result. Where that takes waiting, other work can be done before
+        it is called; here, nothing is waited for, and it is computed at once. v may be what `begin_values` returned.
+        """
+        return there(self(q, k, v if isinstance(v, Tensor) else v(), rows, over, kv))
+
+    def begin_values(self, v: Begun, rows: Rows, over: str = JOINT) -> Begun | None:
+        """Begins what self attention of stream `over` does with its values alone, which v gives [T, num_kv_heads,
+        head_size], for `begin` to go on with. None: there is nothing to begin, and v was not called.
+        """
+        return None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, queries: Stream, keys: Stream) -> Tensor:
         """`forward`, given how the rows of q [T, num_heads, head_size] are packed (`queries`) and those of k and v

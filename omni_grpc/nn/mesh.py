@@ -24,6 +24,12 @@ __all__ = ["Mesh", "join"]
 
 T = TypeVar("T")
 
+APART = frozenset({Axis.VAE, Axis.SHARD})
+"""Axes with a group by themselves. Decodes run beside steps, and the order of calls in a group has to be the same on
+all of its ranks. The messages of a group go one after the other: those of a block's attention would wait for the
+weights of the next block.
+"""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Mesh:
@@ -71,18 +77,17 @@ def join(sizes: ParallelSizes, members: Sequence[int] | None = None) -> Mesh:
     """The mesh of this process, with the process groups that it takes. To be called by all processes at once, after
     `torch.distributed.init_process_group`. members: those of them that are the ranks of the model; None: all.
 
-    Ranks that are together on several axes have one group for them. Decodes have a group by themselves: they run beside
-    steps, and the order of calls in a group has to be the same on all of its ranks.
+    Ranks that are together on several axes have one group for them, but for those of APART.
 
     Raises ConfigError where the sizes do not make up the number of ranks.
     """
     world = tuple(range(dist.get_world_size()) if members is None else members)
     me = dist.get_rank()
-    made: dict[tuple[tuple[int, ...], bool], ProcessGroup] = {}
+    made: dict[tuple[tuple[int, ...], Axis | None], ProcessGroup] = {}
     groups: dict[Axis, ProcessGroup] = {}
     for axis, of_axis in layout(len(world), sizes).items():
         for group in of_axis:
-            key = tuple(world[rank] for rank in group), axis is Axis.VAE
+            key = tuple(world[rank] for rank in group), axis if axis in APART else None
             if len(group) > 1 and key not in made:
                 made[key] = dist.new_group(key[0])
             if len(group) > 1 and me in key[0]:

@@ -7,15 +7,16 @@ from torch import Tensor, nn
 
 from omni_grpc.nn.activations import Activation, concat_gelu, norm
 from omni_grpc.nn.attention import Attention
+from omni_grpc.nn.coming import Begun
 from omni_grpc.nn.linear import AnyLinear, Linear
-from omni_grpc.nn.query_key import Projected, attend
+from omni_grpc.nn.query_key import Projected, begin_attend
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add
 
 
 class ParallelSelfAttention(nn.Module):
-    """Attention over the joint stream without a projection of its own at the end: x [T, channels] -> [T, inner].
+    """Attention over the joint stream without a projection of its own at the end: x [T, channels] -> [T, H, D].
 
     The rows have "rope" [T_joint, head_size / 2, 2] bound to "joint".
     """
@@ -27,10 +28,10 @@ class ParallelSelfAttention(nn.Module):
         self.norm_q, self.norm_k = nn.RMSNorm(head_size, eps), nn.RMSNorm(head_size, eps)
         self.attention = Attention(num_heads, head_size, role="self", role_category="joint")
 
-    def forward(self, x: Activation, rows: Rows) -> Tensor:
+    def begin(self, x: Activation, rows: Rows) -> Begun:
+        """Begins the attention of x [T, channels]; what it returns gives [T, heads, head_size]."""
         q, k, v = self.to_qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(1)
-        part = Projected(q, k, v, self.norm_q, self.norm_k)
-        return attend(self.attention, part, rows["rope"], rows).flatten(1)
+        return begin_attend(self.attention, Projected(q, k, v, self.norm_q, self.norm_k), rows["rope"], rows)
 
 
 class ParallelSingleBlock(Block):
@@ -61,5 +62,8 @@ class ParallelSingleBlock(Block):
         index = rows.index[JOINT]
         shift, scale, gate = mod.chunk(3, -1)
         read = norm(x, scale, shift, index, self.eps, (self.attn.to_qkv, self.proj_mlp))
-        halves = concat_gelu(self.attn(read, rows), self.proj_mlp(read), (self.proj_out,))
+        # what attention has to wait for comes while the other half is computed
+        attended = self.attn.begin(read, rows)
+        up = self.proj_mlp(read)
+        halves = concat_gelu(attended().flatten(1), up, (self.proj_out,))
         return (gate_add(x, self.proj_out(halves), gate, index),)

@@ -5,15 +5,16 @@ one pass.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
-from omni_grpc.nn.activations import norm_rope_attention
+from omni_grpc.nn.activations import attention_in_8_bits
 from omni_grpc.nn.attention import Attention
+from omni_grpc.nn.coming import Begun, there
 from omni_grpc.nn.norms import AcrossHeadsNorm
 from omni_grpc.nn.rows import JOINT, Rows
-from omni_grpc.ops.rope import Heads, qk_norm_rope
+from omni_grpc.ops.rope import Heads, qk_norm_rope, qk_norm_rope_alone
 
 
 class Projected(NamedTuple):
@@ -32,12 +33,22 @@ class Projected(NamedTuple):
 
 def attend(attention: Attention, part: Projected, table: Tensor, rows: Rows, over: str = JOINT) -> Tensor:
     """Self attention of stream `over`, [T_s, H, D], after norms and rotary embedding by table [T_s, R, 2]."""
-    return _attend(attention, [part], table, (), rows, over)
+    return begin_attend(attention, part, table, rows, over)()
+
+
+def begin_attend(attention: Attention, part: Projected, table: Tensor, rows: Rows, over: str = JOINT) -> Begun:
+    """Begins `attend`: what has to be waited for runs beside whatever is computed before its result is asked for."""
+    return _begin(attention, [part], lambda: part.v, table, (), rows, over)
 
 
 def attend_joint(attention: Attention, parts: Mapping[str, Projected], table: Tensor, rows: Rows) -> Tensor:
     """Self attention of all streams of "joint", in its order, [T_joint, H, D]."""
-    return _attend(attention, list(parts.values()), table, [rows.place[name] for name in parts], rows, JOINT)
+    place = [rows.place[name] for name in parts]
+
+    def values() -> Tensor:
+        return rows.join({name: part.v for name, part in parts.items()})
+
+    return _begin(attention, list(parts.values()), values, table, place, rows, JOINT)()
 
 
 def norm_rope(part: Projected, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,20 +61,38 @@ def norm_rope_joint(parts: Mapping[str, Projected], table: Tensor, rows: Rows) -
     return _norm_rope(list(parts.values()), table, [rows.place[name] for name in parts])
 
 
-def _attend(
-    attention: Attention, parts: Sequence[Projected], table: Tensor, place: Sequence[Tensor], rows: Rows, over: str
-) -> Tensor:
+def _begin(
+    attention: Attention,
+    parts: Sequence[Projected],
+    values: Begun,
+    table: Tensor,
+    place: Sequence[Tensor],
+    rows: Rows,
+    over: str,
+) -> Begun:
+    """`values` gives those of all parts, in the order that `place` makes."""
     if kind := _kind(parts):
-        return norm_rope_attention(attention, _fused(parts), table, place, rows, over, norm=kind, eps=_eps(parts))
-    out: Tensor = attention(*_norm_rope(parts, table, place), rows, over=over)
-    return out
+        out = attention_in_8_bits(attention, _fused(parts), table, place, rows, over, norm=kind, eps=_eps(parts))
+        if out is not None:
+            return there(out)
+    # values need no norm: what they have to wait for runs beside that of queries and keys
+    coming = attention.begin_values(values, rows, over)
+    if coming is None:
+        return attention.begin(*_norm_rope(parts, table, place), rows, over)
+    heads, options = _normed(parts)
+    return attention.begin(*qk_norm_rope_alone(heads, table, place, **options), coming, rows, over)
 
 
 def _norm_rope(parts: Sequence[Projected], table: Tensor, place: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    heads, options = _normed(parts)
+    return qk_norm_rope(heads, table, place, **options)
+
+
+def _normed(parts: Sequence[Projected]) -> tuple[list[Heads], dict[str, Any]]:
+    """What `ops.rope` norms, and how; or what is normed already."""
     if kind := _kind(parts):
-        return qk_norm_rope(_fused(parts), table, place, norm=kind, eps=_eps(parts))
-    streams = [Heads(_single_norm(part.norm_q, part.q), _single_norm(part.norm_k, part.k), part.v) for part in parts]
-    return qk_norm_rope(streams, table, place)
+        return _fused(parts), {"norm": kind, "eps": _eps(parts)}
+    return [Heads(_single_norm(part.norm_q, part.q), _single_norm(part.norm_k, part.k), part.v) for part in parts], {}
 
 
 def _kind(parts: Sequence[Projected]) -> str:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from omni_grpc.nn.coming import Begun, all_to_all
 from omni_grpc.types.errors import InternalError
 
 JOINT = "joint"
@@ -234,14 +235,19 @@ class Exchange:
         return stream in self.counts
 
     def gather(self, stream: str, x: Tensor) -> Tensor:
-        """The tokens of all ranks, in the order of the whole stream: [T of this rank, ...] -> [T, ...].
+        """The tokens of all ranks, in the order of the whole stream: [T of this rank, ...] -> [T, ...]."""
+        return self.begin_gather(stream, x)()
+
+    def begin_gather(self, stream: str, x: Tensor) -> Begun:
+        """Begins to `gather` x [T of this rank, ...]; what it returns gives [T, ...].
 
         An all-to-all of equal messages, because parts differ in size, which not every all-gather takes.
         """
-        out = x.new_empty(self.order[stream].shape[0], *x.shape[1:])
+        order = self.order[stream]
+        out = x.new_empty(order.shape[0], *x.shape[1:])
         copies = torch.cat([x] * self.size)
-        dist.all_to_all_single(out, copies, list(self.counts[stream]), [x.shape[0]] * self.size, group=self.group)
-        return out.index_select(0, self.order[stream])
+        coming = all_to_all(out, copies, self.counts[stream], [x.shape[0]] * self.size, self.group)
+        return lambda: coming().index_select(0, order)
 
     def sum(self, x: Tensor) -> Tensor:
         """All-reduces x [...], of any shape, to its sum over the ranks, those of `outer` included. x itself is left as

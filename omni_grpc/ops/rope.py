@@ -80,6 +80,21 @@ def qk_norm_rope(
     return out[0], out[1], out[2] if place else streams[0].v
 
 
+def qk_norm_rope_alone(
+    streams: Sequence[Heads],
+    table: Tensor | None,
+    place: Sequence[Tensor] = (),
+    *,
+    norm: str = "none",
+    pairs: str = "interleaved",
+    eps: float = 1e-6,
+) -> tuple[Tensor, Tensor]:
+    """`qk_norm_rope` without the values, which stay as they are: q [T, H, D] and k [T, K, D]."""
+    q, k, _, weights, biases = parts_of(streams)
+    out = qk_norm_rope_op(q, k, [], weights, biases, table, list(place), norm, pairs, eps)
+    return out[0], out[1]
+
+
 def qk_norm_rope_quantize(
     streams: Sequence[Heads],
     table: Tensor | None,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.nn.attention import Attention
+from omni_grpc.nn.coming import Begun
 from omni_grpc.nn.norms import AcrossHeadsNorm
 from omni_grpc.nn.query_key import Projected, attend_joint, norm_rope, norm_rope_joint
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
@@ -138,3 +139,43 @@ def test_streams_come_in_the_order_of_their_rows(lengths: list[tuple[int, int]])
     alone = {name: by_modules(part, tables[name]) for name, part in parts.items()}
     for which, mine in enumerate(norm_rope_joint(parts, table, rows)):
         torch.testing.assert_close(mine, rows.join({name: made[which] for name, made in alone.items()}))
+
+
+class Early(Attention):
+    """Takes its values before queries and keys are there."""
+
+    values: Tensor
+
+    def begin_values(self, v: Begun, rows: Rows, over: str = "joint") -> Begun:
+        self.values = v()
+        return lambda: self.values
+
+
+@pytest.mark.parametrize("lengths", [[(3, 4)], [(3, 4), (0, 2), (5, 1)]])
+@pytest.mark.parametrize("kind", [nn.RMSNorm, AcrossHeadsNorm, InPlaceOf])
+def test_values_that_are_taken_first_are_those_of_the_joint_order(
+    lengths: list[tuple[int, int]], kind: type[nn.Module]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = Rows([(None, "cond")] * len(lengths), [Row.of(txt=txt, img=img) for txt, img in lengths], LayoutCache("cpu"))
+    of = nn.RMSNorm if kind is nn.RMSNorm else AcrossHeadsNorm
+    parts = {name: projected(rows.stream(name).total, of, generator) for name in ("img", "txt")}
+    if kind is InPlaceOf:
+        parts = {name: part._replace(norm_q=InPlaceOf(part.norm_q)) for name, part in parts.items()}
+    table = torch.randn(rows.stream("joint").total, SIZE // 2, 2, generator=generator)
+    early = Early(HEADS, SIZE)
+    out = attend_joint(early, parts, table, rows)
+    assert torch.equal(early.values, rows.join({name: part.v for name, part in parts.items()}))
+    assert torch.equal(out, attend_joint(Attention(HEADS, SIZE), parts, table, rows))
+
+
+def test_attention_that_waits_for_nothing_is_computed_at_once() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = Rows([(None, "cond")], [Row.of(img=5)], LayoutCache("cpu"))
+    q, k, v = torch.randn(5, 3, HEADS, SIZE, generator=generator).unbind(1)
+    attention = Attention(HEADS, SIZE)
+    assert attention.begin_values(lambda: pytest.fail("the values are not asked for"), rows) is None
+    expected = attention(q, k, v, rows)
+    begun = attention.begin(q, k, v, rows)
+    v.zero_()
+    assert torch.equal(begun(), expected)
