@@ -97,3 +97,8 @@ def test_a_backend_without_logs_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"INT8_EMULATION gives no log-sum-exp.*sequence_parallel_size") as caught:
         part_backend("INT8_EMULATION", use)
     assert [violation.field for violation in caught.value.violations] == ["ring_degree"]
+
+
+def test_the_table_says_which_backends_give_parts() -> None:
+    """By it, a ring is refused before any process starts."""
+    assert {name for name, backend in BACKENDS.items() if backend.parts} == set(_KERNELS)
