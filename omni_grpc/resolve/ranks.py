@@ -74,7 +74,7 @@ def _beside(config: EngineConfig) -> Faults:
             "depends on where in the batch a token is; share tokens instead, with --ulysses-degree or "
             "--sequence-parallel-size"
         )
-    return wrong | _packed(config) | _in_a_ring(config)
+    return {**wrong, **_packed(config), **_in_a_ring(config)}
 
 
 def _packed(config: EngineConfig) -> Faults:
