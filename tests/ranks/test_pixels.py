@@ -24,21 +24,16 @@ WAYS: dict[str, dict[str, object]] = {
     "pipeline": {"pipeline_parallel_size": 2},
     "hsdp": {"ulysses_degree": 2, "use_hsdp": True},
 }
-VIDEOS = ("helios", "wan_t2v")
+VIDEOS = ("wan_t2v",)
 FAMILIES = {"ulysses": ("qwen_image", "z_image", "flux", *VIDEOS), "tensor": ("qwen_image", "flux", "wan_t2v")}
-"""Those that a way is tried on, one of each family of blocks and both kinds of videos; others on Qwen-Image."""
+"""Those that a way is tried on, one of each family of blocks and a video; others on Qwen-Image."""
 PAIRS = [(family, way) for way in WAYS for family in FAMILIES.get(way, ("qwen_image",))]
 
 
 async def made_by(served: Served, family: str) -> list[np.ndarray]:
-    """The pixels of a large and a small job, which share steps; of videos, those of each frame. Helios makes the large
-    one in two segments.
-    """
+    """The pixels of a large and a small job, which share steps; of videos, those of each frame."""
     video = {"task": Task.TEXT_TO_VIDEO, "height": 32}
-    of_large, of_small = (
-        {} if family not in VIDEOS else {**video, "num_frames": count}
-        for count in ((66, 33) if family == "helios" else (9, 5))
-    )
+    of_large, of_small = ({} if family not in VIDEOS else {**video, "num_frames": count} for count in (9, 5))
     steps = 3 if family in VIDEOS else 6
     large = served.submit(**{"width": 96, "height": 64, "steps": steps, "seeds": (1,)} | of_large)
     small = served.submit("a blue square", **{"width": 64, "steps": steps // 2, "seeds": (2,)} | of_small)
@@ -72,15 +67,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 @pytest.mark.parametrize(("family", "way"), PAIRS)
 async def test_ranks_make_the_pixels_of_one_process(models: Models, family: str, way: str) -> None:
-    """A step of 8 bits in one pixel may become a few where a frame is encoded with loss."""
+    """One of 255 in a single pixel may change what an encoder with losses makes of the pixels around it."""
     alone = await models.pixels(family)
     async with serving(models.path(family), **WAYS[way]) as served:
         assert len(served.pids) == 2
         ours = await made_by(served, family)
         assert [picture.shape for picture in ours] == [picture.shape for picture in alone]
         apart = [np.abs(mine - theirs) for mine, theirs in zip(ours, alone, strict=True)]
-        assert max(each.max() for each in apart) <= (1 if family not in VIDEOS else 8)
+        assert family in VIDEOS or max(each.max() for each in apart) <= 1
         assert max(each.mean() for each in apart) < 0.1
+        assert max((each > 8).mean() for each in apart) < 0.01
         assert min(picture.std() for picture in alone) > 1, "there is something to be seen"
 
 
