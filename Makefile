@@ -18,8 +18,8 @@ LONG   := tests/parallel tests/ranks tests/scenes tests/benchmarks/test_service.
           tests/house/test_contracts.py tests/models/test_tiny_checkpoints.py tests/models/test_before_and_after.py \
           tests/adapter/test_randomness.py tests/benchmarks/test_fleet.py tests/fleet/test_serve_several.py tests/worker/test_phases.py \
           tests/worker/test_measure.py
-# what needs a database, an object store or a receiver beside the server
-SERVICES := tests/store tests/lasting tests/webhooks
+# what needs a database, an object store, a receiver or a proxy beside the server
+SERVICES := tests/store tests/lasting tests/webhooks tests/web/test_proxies.py
 # what needs the extra of that name; one after the other, since each Ray is some ten processes
 RAY    := tests/ray
 WHOLE  := $(filter tests,$(TESTS))

@@ -163,6 +163,8 @@ def _shards(sizes: ParallelSizes) -> dict[str, str]:
         return {"use_hsdp": "must be off beside tensor_parallel_size, which shards the same weights; leave one out"}
     if sizes.pipeline_parallel_size > 1:
         return {"use_hsdp": "must be off beside pipeline_parallel_size, which shares the same blocks; leave one out"}
+    if sizes.enable_expert_parallel:
+        return {"use_hsdp": "must be off beside enable_expert_parallel, which shares the same layers; leave one out"}
     if sizes.sequence == 1:
         return {"use_hsdp": "needs ranks that share tokens: give it a ulysses_degree or a sequence_parallel_size"}
     return {}

@@ -192,6 +192,13 @@ REFUSED: dict[str, tuple[str, ParallelSizes, int, str, str]] = {
         "use_hsdp",
         "must be off beside tensor_parallel_size",
     ),
+    "experts beside sharded weights": (
+        "QwenImagePipeline",
+        ParallelSizes(ring_degree=2, use_hsdp=True, enable_expert_parallel=True),
+        8,
+        "use_hsdp",
+        "must be off beside enable_expert_parallel",
+    ),
     "no ranks to shard": (
         "WanPipeline",
         ParallelSizes(cfg_parallel_size=2, use_hsdp=True),

@@ -1,4 +1,4 @@
-"""A real engine whose worker is a group of ranks on the CPU."""
+"""A real engine whose workers are groups of ranks on the CPU."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import dataclasses
 import io
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import av
 import numpy as np
 import PIL.Image
 import psutil
@@ -20,6 +21,7 @@ from omni_grpc.engine import Engine, Job, Submission
 from omni_grpc.engine.executor import ProcessExecutor
 from omni_grpc.engine.rank_executor import RankExecutor
 from omni_grpc.engine.status import EngineState
+from omni_grpc.engine.workers import executors
 from omni_grpc.resolve.settings import apply_settings
 from omni_grpc.types.events import Event
 from omni_grpc.types.request import Draft
@@ -35,29 +37,44 @@ class Served:
     engine: Engine
     executor: ProcessExecutor
     name: str
+    more: Sequence[ProcessExecutor] = ()
+    """Those of other replicas."""
 
-    def submit(self, prompt: str = "a red circle", **options: object) -> Job:
+    def submit(self, prompt: str = "a red circle", *, priority: int = 0, **options: object) -> Job:
         draft = {"width": 64, "height": 64, "steps": 4, "seeds": (7,), "num_outputs": 1} | options
-        return self.engine.submit(Submission(draft=Draft(model=self.name, prompt=prompt, **draft)))[0]
+        asked = Submission(draft=Draft(model=self.name, prompt=prompt, **draft), priority=priority)
+        return self.engine.submit(asked)[0]
 
     async def ended(self, job: Job) -> Job:
         await until(lambda: job.state.terminal)
         return job
 
     async def pixels(self, job: Job) -> list[np.ndarray]:
-        """Those of a job that has to succeed."""
+        """Those of a job that has to succeed, of each picture or frame."""
         await self.ended(job)
         assert job.failure is None, job.failure
-        files = [await self.engine.artifacts.data(artifact.artifact_id) for artifact in _artifacts(job)]
-        return [np.asarray(PIL.Image.open(io.BytesIO(file)).convert("RGB"), dtype=int) for file in files]
+        found = []
+        for artifact in _artifacts(job):
+            file = io.BytesIO(await self.engine.artifacts.data(artifact.artifact_id))
+            if artifact.mime_type.startswith("video/"):
+                with av.open(file) as video:
+                    found += [frame.to_ndarray(format="rgb24").astype(int) for frame in video.decode(video=0)]
+            else:
+                found.append(np.asarray(PIL.Image.open(file).convert("RGB"), dtype=int))
+        return found
 
     @property
     def pids(self) -> list[int]:
-        life = self.executor._process
-        return life.pids if isinstance(self.executor, RankExecutor) else [life.pid]
+        """Of all replicas, one after the other."""
+        return [pid for executor in (self.executor, *self.more) for pid in pids_of(executor)]
 
     async def ready(self) -> None:
         await until(lambda: self.engine.state is EngineState.READY)
+
+
+def pids_of(executor: ProcessExecutor) -> list[int]:
+    life = executor._process
+    return [] if life is None else life.pids if isinstance(executor, RankExecutor) else [life.pid]
 
 
 def events(job: Job) -> list[str]:
@@ -80,17 +97,16 @@ async def serving(model: Path, *, worker: str | None = None, **settings: object)
     usual = {"device": "cpu", "warm_up_seconds": 0.0, "restart_backoff": 0.0, "cpu_threads": 1}
     config = EngineConfig.from_settings(model=str(model), **usual | settings)
     checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
-    more = {} if worker is None else {"worker": worker}
+    first, *others = executors(config, checkpoint)
     world = config.parallel.sizes.world
-    executor = (
-        ProcessExecutor(config, checkpoint, **more)
-        if world == 1
-        else RankExecutor(config, checkpoint, [{}] * world, **more)
-    )
-    engine = Engine(config, checkpoint, executor)
-    await engine.start()
-    served = Served(engine, executor, checkpoint.name)
+    if worker is not None:
+        assert not others
+        assert world > 1
+        first = RankExecutor(config, checkpoint, [{}] * world, worker=worker)
+    engine = Engine(config, checkpoint, first, more=others)
+    served = Served(engine, first, checkpoint.name, others)
     try:
+        await engine.start()
         yield served
     finally:
         pids = served.pids

@@ -81,6 +81,31 @@ def _refused(model: Path, **settings: object) -> tuple[list[str], str]:
             "use_hsdp",
             "must be off beside --enable-layerwise-offload",
         ),
+        (
+            {"tensor_parallel_size": 2, "quantization": "gguf", "gguf_model": "model.gguf"},
+            "tensor_parallel_size",
+            "must be 1 beside --quantization gguf, whose blocks parts of rows cut; share tokens instead",
+        ),
+        (
+            {"tensor_parallel_size": 4, "batch_invariant": True},
+            "tensor_parallel_size",
+            "must be 2 at most beside --batch-invariant",
+        ),
+        (
+            {"ring_degree": 2, "diffusion_attention_config": {"default": {"precision": "fp8"}}},
+            "ring_degree",
+            "must be 1 beside attention in FP8_ATTN (default), which gives no log-sum-exp",
+        ),
+        (
+            {"ring_degree": 2, "diffusion_attention_config": {"schedule": [{"precision": "int8"}]}},
+            "ring_degree",
+            "must be 1 beside attention in INT8_ATTN (schedule[0])",
+        ),
+        (
+            {"ring_degree": 2, "diffusion_attention_config": {"per_role": {"self": "OMNI_CPU"}}},
+            "ring_degree",
+            "must be 1 beside attention in OMNI_CPU (per_role.self)",
+        ),
         ({"ring_degree": 2, "cuda_graph_tokens": 64}, "cuda_graph_tokens", "does not work with ranks"),
         (
             {"ring_degree": 2, "distributed_executor_backend": "ray"},
@@ -95,6 +120,15 @@ def test_what_ranks_cannot_do_is_refused_by_its_setting(
     fields, message = _refused(tiny_qwen_image, **settings)
     assert fields == [field]
     assert said in message
+
+
+def test_what_a_ring_can_merge_is_not_refused(tiny_qwen_image: Path) -> None:
+    """Other precisions, and a backend that gives what parts are merged by."""
+    chosen = {"default": {"backend": "TORCH_SDPA"}, "schedule": [{"precision": "bf16"}]}
+    config = EngineConfig.from_settings(
+        model=str(tiny_qwen_image), device="cpu", ring_degree=2, diffusion_attention_config=chosen
+    )
+    open_model(config.model, apply=lambda found: apply_settings(config, found))
 
 
 def test_more_ranks_than_devices_are_refused_where_devices_can_be_counted(
