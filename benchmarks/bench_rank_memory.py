@@ -6,18 +6,17 @@ A Qwen-Image with random weights is written to a temporary folder: its transform
 of 128; text encoder and VAE are tiny. Ranks load it as a server's do, one process each, and take the steps of a request
 of 256 x 256. In MiB of the rank that has the most: all weights; those of the linear layers of the blocks; what the
 process, or the GPU, has more after loading than before; and how much more than that a step needs at most. On a CPU that
-is memory of the process that no file backs, in float32, with some 90 MiB of libraries that loading imports; on GPUs
-what torch has allocated, in bfloat16.
+is memory of the process that no file backs, in float32; on GPUs what torch has allocated, in bfloat16.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import itertools
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import EngineConfig
 from omni_grpc.config.command_line import Parser
 from omni_grpc.nn.linear import AnyLinear
-from omni_grpc.nn.mesh import join
+from omni_grpc.nn.mesh import Mesh, join
 from omni_grpc.nn.stack import Stack
 from omni_grpc.resolve.request import resolve_request
 from omni_grpc.resolve.settings import facts_of
@@ -44,7 +43,7 @@ MIB = 2**20
 SIZE, STEPS = 256, 2
 PREFIX = "omni-bench-ranks-"
 PATIENCE = 280
-"""Seconds that the ranks of one way get."""
+"""Seconds that a rank of one way gets."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,9 +123,8 @@ def _status(name: str) -> int:
 
 
 @torch.inference_mode()
-def measure(folder: Path, device: torch.device, sizes: ParallelSizes) -> Held:
-    """On every rank alike."""
-    mesh = join(sizes) if sizes.world > 1 else None
+def measure(folder: Path, device: torch.device, mesh: Mesh | None) -> Held:
+    """On every rank of the mesh; None: alone."""
     config = EngineConfig.from_settings(
         model=str(folder), device=device.type, cpu_threads=1, warm_up_seconds=0, cuda_graph_tokens=0
     )
@@ -156,52 +154,63 @@ def measure(folder: Path, device: torch.device, sizes: ParallelSizes) -> Held:
     return Held(weights=tensors(module), of_blocks=of_blocks(module), loaded=held, step=gauge.above())
 
 
-def _rank(rank: int, folder: Path, meeting: Path, device: str, sizes: ParallelSizes, pipe: Connection) -> None:
+def _rank(
+    rank: int, folder: Path, meeting: Path, device: str, every: Sequence[ParallelSizes], pipe: Connection
+) -> None:
+    """Sends what it has in each of the ways that it is a rank of."""
     torch.set_num_threads(1)
     here = torch.device(f"cuda:{rank}" if device == "cuda" else device)
     if here.type == "cuda":
         torch.cuda.set_device(here)
-    if sizes.world > 1:
-        backend = "nccl" if here.type == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=sizes.world)
-    pipe.send(measure(folder, here, sizes))
-    if sizes.world > 1:
-        dist.destroy_process_group()
+    dist.init_process_group(
+        "nccl" if here.type == "cuda" else "gloo",
+        init_method=f"file://{meeting}",
+        rank=rank,
+        world_size=max(sizes.world for sizes in every),
+    )
+    # what loading imports is there from then on, and no part of what is measured
+    measure(folder, here, None)
+    for sizes in every:
+        # every process has to be there when groups are made
+        mesh = join(sizes, range(sizes.world))
+        if rank < sizes.world:
+            gc.collect()
+            pipe.send(measure(folder, here, mesh if sizes.world > 1 else None))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
-def on_ranks(folder: Path, device: str, sizes: ParallelSizes) -> list[Held]:
-    """What each rank has. Raises RuntimeError where one says nothing."""
+def on_ranks(folder: Path, device: str, every: Sequence[ParallelSizes]) -> Iterator[list[Held]]:
+    """What each rank has, way by way. Raises RuntimeError where one says nothing."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as meeting, contextlib.ExitStack() as started:
         pipes = []
-        for rank in range(sizes.world):
+        for rank in range(max(sizes.world for sizes in every)):
             mine, theirs = context.Pipe()
             process = context.Process(
-                target=_rank, args=(rank, folder, Path(meeting) / "ranks", device, sizes, theirs), daemon=True
+                target=_rank, args=(rank, folder, Path(meeting) / "ranks", device, every, theirs), daemon=True
             )
             process.start()
             started.callback(process.join)
             started.callback(process.kill)
             theirs.close()
             pipes.append(mine)
-        until = time.monotonic() + PATIENCE
-        found = []
-        for rank, pipe in enumerate(pipes):
-            if not pipe.poll(max(0.0, until - time.monotonic())):
-                raise RuntimeError(f"rank {rank} of {sizes.world} has said nothing for {PATIENCE} s")
-            found.append(pipe.recv())
-        return found
+        for sizes in every:
+            found = []
+            for rank, pipe in enumerate(pipes[: sizes.world]):
+                if not pipe.poll(PATIENCE):
+                    raise RuntimeError(f"rank {rank} of {sizes.world} has said nothing for {PATIENCE} s")
+                found.append(pipe.recv())
+            yield found
 
 
-def table(found: Sequence[tuple[str, int, Sequence[Held]]]) -> str:
-    heads = f"{'weights':>8} {'blocks':>8} {'loaded':>8} {'a step':>8}"
-    lines = [f"{'MiB of a rank':18} {'ranks':>5} {heads}"]
-    for way, ranks, held in found:
-        most: Mapping[str, int] = {
-            field.name: max(getattr(one, field.name) for one in held) for field in dataclasses.fields(Held)
-        }
-        lines.append(f"{way:18} {ranks:5} " + " ".join(f"{value / MIB:8.1f}" for value in most.values()))
-    return "\n".join(lines)
+HEADER = f"{'MiB of a rank':18} ranks {'weights':>8} {'blocks':>8} {'loaded':>8} {'a step':>8}"
+
+
+def line(way: str, held: Sequence[Held]) -> str:
+    """Of the rank that has the most."""
+    most = [max(getattr(one, field.name) for one in held) for field in dataclasses.fields(Held)]
+    return f"{way:18} {len(held):5} " + " ".join(f"{value / MIB:8.1f}" for value in most)
 
 
 def main() -> None:
@@ -220,8 +229,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         build_qwen_image(Path(folder) / "random", heads=options.heads, head_dim=128, layers=options.layers)
         print(f"{options.layers} blocks of {options.heads} heads, on {options.device}, steps of {SIZE} x {SIZE}\n")
-        found = [(way, s.world, on_ranks(Path(folder) / "random", options.device, s)) for way, s in ways(counts)]
-    print(table(found))
+        print(HEADER, flush=True)
+        names, every = zip(*ways(counts), strict=True)
+        for way, held in zip(names, on_ranks(Path(folder) / "random", options.device, every), strict=True):
+            print(line(way, held), flush=True)
 
 
 if __name__ == "__main__":
