@@ -29,6 +29,12 @@ class ParallelConfig:
         1, "of all these ranks, those that decode together, each a part of every frame", minimum=1
     )
     use_hsdp: bool = setting(False, "ranks that share tokens keep a part of each weight, and gather it when it is used")
+    hsdp_shard_size: int | None = setting(
+        None,
+        "with --use-hsdp: of the ranks that share tokens, as many neighbors keep each weight once, and the others the "
+        "same again (default: all of them share it)",
+        minimum=2,
+    )
     enable_expert_parallel: bool = setting(
         False, "ranks that share weights or tokens share the experts of mixture-of-experts layers"
     )

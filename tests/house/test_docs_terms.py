@@ -58,7 +58,7 @@ TERMS: Mapping[str, tuple[str, ...]] = {
     "docs/troubleshooting.md": ("out of memory", "packed rows", "varlen", "error codes"),
     "docs/bundled-model.md": ("prompt accuracy", "PSNR", "negative prompt"),
     "docs/compat-python.md": ("vLLM-Omni", "classifier-free guidance"),
-    "docs/compat.md": ("vLLM-Omni", "library only"),
+    "docs/compat.md": ("vLLM-Omni",),
     "docs/glossary.md": (),
 }
 """What users search for, by the page that explains it; `a|b` is either. The pages for contributors are not asked."""

@@ -69,6 +69,7 @@ def _refused(model: Path, **settings: object) -> tuple[list[str], str]:
         ({"ulysses_degree": 3}, "ulysses_degree", "--ulysses-degree is 3, which cannot share 4 heads evenly; the near"),
         ({"cfg_parallel_size": 3}, "cfg_parallel_size", "the nearest value that works is 2"),
         ({"use_hsdp": True}, "use_hsdp", "--use-hsdp needs ranks that share tokens"),
+        ({"hsdp_shard_size": 2}, "hsdp_shard_size", "--hsdp-shard-size has no effect without use_hsdp"),
         ({"enable_expert_parallel": True}, "enable_expert_parallel", "has no experts"),
         ({"ring_degree": 2, "vae_patch_parallel_size": 3}, "vae_patch_parallel_size", "has to divide the 2 ranks"),
         (
@@ -151,11 +152,3 @@ def test_more_ranks_than_devices_are_refused_where_devices_can_be_counted(
     # a rank checks settings too, and sees its own GPU alone
     monkeypatch.setenv(RENDEZVOUS, "/there")
     open_model(config.model, apply=lambda found: apply_settings(config, found))
-
-
-def test_a_model_in_the_callers_process_refuses_ranks(tiny_qwen_image: Path) -> None:
-    """Also where a command gives it a whole configuration, as `generate` does."""
-    config = EngineConfig.from_settings(model=str(tiny_qwen_image), ulysses_degree=2)
-    with pytest.raises(ConfigError, match="--ulysses-degree takes a server") as refused:
-        Omni.of(config)
-    assert [violation.field for violation in refused.value.violations] == ["ulysses_degree"]
