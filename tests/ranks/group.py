@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import io
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,15 +17,17 @@ import psutil
 from omni_grpc.checkpoint.registry import open_model
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, Job, Submission
-from omni_grpc.engine.executor import ProcessExecutor
+from omni_grpc.engine.executor import Executor, ProcessExecutor
 from omni_grpc.engine.rank_executor import RankExecutor
 from omni_grpc.engine.status import EngineState
 from omni_grpc.resolve.settings import apply_settings
 from omni_grpc.types.events import Event
 from omni_grpc.types.request import Draft
+from omni_grpc.types.spec import Checkpoint
 
-SOON = 90
-"""Seconds in which a job, or a new group, has to be there."""
+Make = Callable[[EngineConfig, Checkpoint], Executor]
+SOON = 240
+"""Seconds in which a job, or a new group, has to be there, on a busy machine too."""
 
 
 @dataclasses.dataclass
@@ -33,7 +35,7 @@ class Served:
     """An engine that is ready, and its executor."""
 
     engine: Engine
-    executor: ProcessExecutor
+    executor: Executor
     name: str
 
     def submit(self, prompt: str = "a red circle", **options: object) -> Job:
@@ -75,25 +77,28 @@ async def until(condition) -> None:
 
 
 @asynccontextmanager
-async def serving(model: Path, *, worker: str | None = None, **settings: object) -> AsyncIterator[Served]:
-    """At its end no process is left."""
+async def serving(
+    model: Path, *, worker: str | None = None, make: Make | None = None, **settings: object
+) -> AsyncIterator[Served]:
+    """At its end no process of it is left. `make`: an executor that is none of this machine's processes."""
     usual = {"device": "cpu", "warm_up_seconds": 0.0, "restart_backoff": 0.0, "cpu_threads": 1}
     config = EngineConfig.from_settings(model=str(model), **usual | settings)
     checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
     more = {} if worker is None else {"worker": worker}
     world = config.parallel.sizes.world
-    executor = (
-        ProcessExecutor(config, checkpoint, **more)
-        if world == 1
-        else RankExecutor(config, checkpoint, [{}] * world, **more)
-    )
+    if make is not None:
+        executor = make(config, checkpoint)
+    elif world == 1:
+        executor = ProcessExecutor(config, checkpoint, **more)
+    else:
+        executor = RankExecutor(config, checkpoint, [{}] * world, **more)
     engine = Engine(config, checkpoint, executor)
     await engine.start()
     served = Served(engine, executor, checkpoint.name)
     try:
         yield served
     finally:
-        pids = served.pids
+        pids = served.pids if make is None else []
         await engine.close()
     assert not any(map(psutil.pid_exists, pids))
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"omni-{os.getpid()}-")]

@@ -18,9 +18,14 @@ PHASES = ("prepare", "step", "decode")
 
 
 def serve(*arguments: Any) -> None:
+    pause()
+    process.serve(*arguments)
+
+
+def pause() -> None:
+    """Has phases of this process wait, and fail."""
     for phase in PHASES:
         setattr(PackedRunner, phase, _paused(phase, getattr(PackedRunner, phase)))
-    process.serve(*arguments)
 
 
 def _paused(phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
