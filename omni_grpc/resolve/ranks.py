@@ -11,6 +11,7 @@ from omni_grpc.config.sections import RAY
 from omni_grpc.feature_rules.base import Faults
 from omni_grpc.feature_rules.ranks import check_sizes
 from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.launch import Launch
 from omni_grpc.types.ranks import RENDEZVOUS
 from omni_grpc.types.spec import Checkpoint
 
@@ -32,10 +33,10 @@ def check_ranks(config: EngineConfig, checkpoint: Checkpoint) -> None:
 
 def device_count(config: EngineConfig, environ: Mapping[str, str]) -> int | None:
     """The GPUs that workers can have; None where ranks share a CPU, where only a worker or a cluster can tell, and in a
-    rank, which sees no other GPU than its own.
+    rank, which sees no other GPU than its own, or those of one host.
     """
     elsewhere = config.worker.distributed_executor_backend == RAY
-    if config.model.device == "cpu" or elsewhere or RENDEZVOUS in environ:
+    if config.model.device == "cpu" or elsewhere or RENDEZVOUS in environ or Launch.of(environ) is not None:
         return None
     listed = [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     if listed:
