@@ -54,7 +54,7 @@ class Membership:
             environ.get(RENDEZVOUS, ""),
             timeout,
             # as torch itself does with env://
-            hosts=rank == 0 and environ.get(AGENT_STORE) != "True",
+            hosts=rank == 0 and (listener is not None or environ.get(AGENT_STORE) != "True"),
             listener=None if listener is None else int(listener),
         )
 

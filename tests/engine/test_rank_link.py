@@ -160,6 +160,21 @@ async def test_an_agent_that_is_lost_ends_the_group_and_the_next_one_waits_for_a
         assert isinstance(await it.next(), Ready)
 
 
+async def test_agents_come_to_the_next_server_when_theirs_was_killed():
+    async with hosts() as it:
+        old = it.pids
+        # as a dead process leaves them: nothing is said, and sockets close
+        it.link._listener.shutdown(socket.SHUT_RDWR)
+        it.link._listener.close()
+        it.link._agents[1].line.cut()
+        assert isinstance(await it.next(), Died)
+        it.link = it.executor._link = RankLink(it.launch(0), it.port, SECRET, it.patience)
+        await it.start()
+        assert not any(map(psutil.pid_exists, old))
+        it.prepare("x")
+        assert isinstance(await it.next(), Prepared)
+
+
 async def test_an_agent_that_stops_is_found_by_its_silence(monkeypatch):
     """As after the loss of its host: nothing is closed."""
     async with hosts(patience=2.0) as it:

@@ -50,6 +50,7 @@ class Launch:
             "ulysses-degree": 2,
             "rank-port": port,
             "rank-secret-file": secret,
+            "state-dir": folder / "state",
         }
         self.flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
         self.hosts: list[subprocess.Popen[str]] = []
@@ -114,6 +115,15 @@ def pixels(data: bytes) -> np.ndarray:
     return np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB"), dtype=int)
 
 
+def announced(launch: Launch, host: subprocess.Popen[str]) -> Process:
+    """The server of a launch, once it is ready."""
+    assert host.stdout is not None
+    line = host.stdout.readline()
+    found = LINE.fullmatch(line)
+    assert found, f"{line!r}: {launch.log(0)} {launch.log(1)}"
+    return Process(host, found[2], found[3], launch.folder / "host-0.log")
+
+
 def running(server: Process) -> str:
     """A job in the middle of its steps."""
     job_id = server.create(server.image(**LONG))
@@ -134,18 +144,14 @@ def lost(server: Process, job_id: str) -> tuple[str, str]:
 
 
 @pytest.mark.service
-def test_two_hosts_generate_as_one_process_does_and_survive_what_is_lost_of_the_second(
+def test_two_hosts_generate_as_one_process_does_and_survive_the_loss_of_each_part(
     tiny_qwen_image: Path, launch: Launch
 ) -> None:
     with Omni(str(tiny_qwen_image), device="cpu", cpu_threads=1, warm_up_seconds=0.0) as omni:
         prompt = "a red circle left of a blue square"
         made = omni.generate(prompt, negative_prompt="", width=64, height=64, steps=4, seed=7)
     first, second = launch.start(0), launch.start(1)
-    assert first.stdout is not None
-    line = first.stdout.readline()
-    found = LINE.fullmatch(line)
-    assert found, f"{line!r}: {launch.log(0)} {launch.log(1)}"
-    server = Process(first, found[2], found[3], launch.folder / "host-0.log")
+    server = announced(launch, first)
     ours = pixels(data_of(server.generate()))
     assert np.abs(ours - pixels(made.files[0])).max() <= 1
     assert ours.std() > 1
@@ -180,6 +186,15 @@ def test_two_hosts_generate_as_one_process_does_and_survive_what_is_lost_of_the_
     second = launch.start(1)
     assert [server.watch(job_id)[-1].HasField("completed") for job_id in waiting[1:]] == [True]
     assert np.array_equal(pixels(data_of(server.generate())), ours)
+
+    # the server: torchrun starts another one, with what was acknowledged, and the agent of the second host comes to it
+    kept, its_agent = server.create(server.image()), agent(second)
+    agent(first).kill()
+    server.channel.close()
+    server = announced(launch, first)
+    assert server.watch(kept)[-1].HasField("completed")
+    assert np.array_equal(pixels(data_of(server.generate())), ours)
+    assert agent(second).pid == its_agent.pid
 
     everything += [one for host in (first, second) for one in psutil.Process(host.pid).children(recursive=True)]
     server.channel.close()

@@ -182,11 +182,13 @@ async def test_a_group_with_a_rank_on_each_of_two_nodes(cluster, model):
         expected = await two_of_unlike_sizes(served)
         assert min(picture.std() for picture in expected) > 1
         await lost(served, model, "step", 1, signal.SIGKILL, "WORKER_DIED")
-        job = served.submit(steps=2000)
-        await until(lambda: any(type(entry.event).__name__ == "StepProgress" for entry in job.entries))
+        (pauses(model) / "step").touch()
+        job = served.submit()
+        await until((pauses(model) / "step.0").exists)
         pids = [int(pid) for pid, *_ in ranks(model)]
         await say("kill")
         await served.ended(job)
+        (pauses(model) / "step").unlink()
         assert job.failure.reason == "WORKER_DIED"
         assert re.match(r"rank \d of 2 on node", job.failure.message), job.failure.message
         assert [gone(pid, BOUND) for pid in pids] == [True, True]
