@@ -15,6 +15,12 @@ from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, Ready, 
 Key = tuple[str, str]
 """What reports belong together: the lane and, where it has one, the request."""
 LANES = ("prepare", "step", "decode")
+LAST_WORDS_SECONDS = 2.0
+"""How long what a rank says of its own end waits for the death of another one: that may be its cause, a connection that
+was lost in the middle of a collective, and is often found later.
+"""
+FOUND = ("WORKER_DIED", "WORKER_HUNG")
+"""Reasons of an end that others have found, and a rank cannot tell of itself."""
 
 
 class Timer(Protocol):
@@ -127,6 +133,11 @@ def of_rank(rank: int, world: int, failure: Failure) -> Failure:
     if failure.message.startswith("rank "):
         return failure
     return dataclasses.replace(failure, message=f"{name_of(rank, world)}: {failure.message}")
+
+
+def is_last_words(failure: Failure) -> bool:
+    """Whether a rank has said itself why it ends, see LAST_WORDS_SECONDS."""
+    return failure.reason not in FOUND
 
 
 def is_lost_decode(report: Report) -> TypeGuard[Broken]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.engine.agreement import Agreement, is_lost_decode, name_of, of_rank
+from omni_grpc.engine.agreement import LAST_WORDS_SECONDS, Agreement, is_last_words, is_lost_decode, name_of, of_rank
 from omni_grpc.engine.executor import WORKER, Deliver, Life, Obituary, ProcessExecutor, WorkerProcess, gone
 from omni_grpc.types.errors import Code, Failure, Unavailable
 from omni_grpc.types.plan import Broken, Died, Order, Plan, Prepared, Report
@@ -73,7 +73,8 @@ class RankExecutor(ProcessExecutor):
 
 
 class RankGroup:
-    """One life of a group of ranks, as WorkerProcess is that of one process. The end of any rank is the end of all.
+    """One life of a group of ranks, as WorkerProcess is that of one process. The end of any rank is the end of all. The
+    first death that was found is told, or else what a rank said first of its own end.
 
     `forget` is called when all of them are gone.
     """
@@ -87,11 +88,13 @@ class RankGroup:
         forget: Callable[[], None] = lambda: None,
     ) -> None:
         """Raises OSError or RuntimeError where a process cannot be started; none is left then."""
+        self._loop = asyncio.get_running_loop()
         self._deliver = deliver
         self._forget = forget
         self._world = len(starts)
         self._closing = False
         self._failure: Failure | None = None
+        self._last_words: Failure | None = None
         self._gone: set[int] = set()
         self._links: dict[str, list[str]] = {}
         self._numbers = itertools.count()
@@ -100,9 +103,10 @@ class RankGroup:
             self._world,
             decoding=config.parallel.vae_patch_parallel_size,
             timeout=config.parallel.rank_timeout,
-            later=asyncio.get_running_loop().call_later,
+            later=self._loop.call_later,
             agreed=self._on_agreed,
-            end=self._end,
+            # one that has said why it ends is late after that with all that the others do
+            end=lambda failure: self._end(self._last_words or failure),
         )
         try:
             for rank, start in enumerate(starts):
@@ -175,7 +179,7 @@ class RankGroup:
         self._deliver(report)
 
     def _end(self, failure: Failure) -> None:
-        """Kills all ranks. The first failure is the one that is told: what the others die of follows from it."""
+        """Kills all ranks. The first failure that gets here is told: what the others die of follows from it."""
         if self._failure is None and not self._closing:
             self._failure = failure
             self._end_all()
@@ -189,8 +193,16 @@ class RankGroup:
         self._gone.add(rank)
         if self._closing:
             return
-        self._end(of_rank(rank, self._world, failure))
-        if len(self._gone) == self._world and self._failure is not None:
+        told = of_rank(rank, self._world, failure)
+        if not is_last_words(failure):
+            self._end(told)
+        elif self._last_words is None:
+            self._last_words = told
+            self._loop.call_later(LAST_WORDS_SECONDS, self._end, told)
+        if len(self._gone) == self._world:
+            if self._failure is None and self._last_words is not None:
+                self._end(self._last_words)
+            assert self._failure is not None
             # all devices are free now, so that a new group can be started
             self._forget()
             self._deliver(Died(failure=self._failure))

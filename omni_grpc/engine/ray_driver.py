@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.engine.agreement import Agreement, is_lost_decode, name_of, of_rank
+from omni_grpc.engine.agreement import LAST_WORDS_SECONDS, Agreement, is_lost_decode, name_of, of_rank
 from omni_grpc.engine.assignment import Assignment, Seat
 from omni_grpc.engine.executor import LOCAL_WORKER
 from omni_grpc.engine.ray_actor import Arrival, RayWorker
@@ -52,8 +52,6 @@ CONNECT_SECONDS = 30.0
 """How long a cluster gets to answer at all."""
 NOT_IMPORTED = "failed to import on the worker"
 """How Ray says that it cannot make an actor on a node, since its class is not there."""
-LAST_WORDS_SECONDS = 1.0
-"""How long the failure of one of several ranks waits for the death of another one, that may be its cause."""
 CALLS = 3
 """Most calls at a time: of `feed`, `reports` and `close`, one each."""
 
@@ -135,13 +133,15 @@ class _Replica:
         self._world = config.parallel.sizes.world
         self._ranks: list[_Rank] = []
         self._hearing = threading.Lock()
+        self._last_words: Died | None = None
         self._agreement = Agreement(
             self._world,
             decoding=config.parallel.vae_patch_parallel_size,
             timeout=config.parallel.rank_timeout,
             later=self._later,
             agreed=self._on_agreed,
-            end=lambda failure: self._end(Died(failure=failure)),
+            # one that has said why it ends is late after that with all that the others do
+            end=lambda failure: self._end(self._last_words or Died(failure=failure)),
         )
 
     def start(self) -> None:
@@ -209,6 +209,7 @@ class _Replica:
             self._end(report)
             return
         told = dataclasses.replace(report, failure=of_rank(rank.number, self._world, report.failure))
+        self._last_words = self._last_words or told
         threading.Timer(LAST_WORDS_SECONDS, self._end, (told,)).start()
 
     def _on_agreed(self, report: Report) -> None:

@@ -178,7 +178,6 @@ async def test_agents_come_to_the_next_server_when_theirs_was_killed():
 async def test_an_agent_that_stops_is_found_by_its_silence(monkeypatch):
     """As after the loss of its host: nothing is closed."""
     async with hosts(patience=2.0) as it:
-        it.agents[1][0]._line._writer.join(0)
         monkeypatch.setattr(it.agents[1][0]._line._connection, "send", lambda message: None)
         died = await it.next()
         assert (type(died), died.failure.reason) == (Died, "WORKER_DIED")
