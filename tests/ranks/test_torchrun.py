@@ -21,7 +21,7 @@ from google.rpc import error_details_pb2
 
 from omni_grpc import Omni
 from omni_grpc.cli import serve
-from omni_grpc.v1 import job_pb2
+from omni_grpc.v1 import job_pb2, options_pb2
 from tests.server.process import LINE, LONG, ROOT, Process, data_of
 
 SOON = 120.0
@@ -188,7 +188,9 @@ def test_two_hosts_generate_as_one_process_does_and_survive_the_loss_of_each_par
     assert np.array_equal(pixels(data_of(server.generate())), ours)
 
     # the server: torchrun starts another one, with what was acknowledged, and the agent of the second host comes to it
-    kept, its_agent = server.create(server.image()), agent(second)
+    request = server.image()
+    request.options.on_server_restart = options_pb2.RESTART_POLICY_REQUEUE
+    kept, its_agent = server.create(request), agent(second)
     agent(first).kill()
     server.channel.close()
     server = announced(launch, first)
