@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from omni_grpc.config.options import setting
+from omni_grpc.types.address import MAX_PORT
 from omni_grpc.types.ranks import ParallelSizes
 
 
@@ -42,6 +43,15 @@ class ParallelConfig:
         60.0,
         "seconds that a rank may lag behind the others before all of them are ended and started again",
         minimum=1,
+    )
+    rank_port: int | None = setting(
+        None,
+        "under torchrun, the port of rank 0's host at which the others are told what to do (default: MASTER_PORT + 1)",
+        minimum=1,
+        maximum=MAX_PORT,
+    )
+    rank_secret_file: str | None = setting(
+        None, "under torchrun, a file with a secret that the ranks of all hosts have in common, of 16 bytes or more"
     )
 
     @property

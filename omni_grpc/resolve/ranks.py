@@ -13,6 +13,7 @@ from omni_grpc.feature_rules.base import Faults
 from omni_grpc.feature_rules.gguf import SCHEME as GGUF
 from omni_grpc.feature_rules.ranks import check_sizes
 from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.launch import Launch
 from omni_grpc.types.ranks import RENDEZVOUS
 from omni_grpc.types.spec import Checkpoint
 
@@ -36,10 +37,11 @@ def check_ranks(config: EngineConfig, checkpoint: Checkpoint) -> None:
 
 
 def device_count(config: EngineConfig, environ: Mapping[str, str]) -> int | None:
-    """The GPUs that workers can have; None where ranks share a CPU, where only a worker can tell, and in a rank, which
-    sees no other GPU than its own.
+    """The GPUs that workers can have; None where ranks share a CPU, where only a worker or a cluster can tell, and in a
+    rank, which sees no other GPU than its own, or those of one host.
     """
-    if config.model.device == "cpu" or RENDEZVOUS in environ:
+    elsewhere = config.worker.distributed_executor_backend == RAY
+    if config.model.device == "cpu" or elsewhere or RENDEZVOUS in environ or Launch.of(environ) is not None:
         return None
     listed = [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     if listed:
@@ -56,10 +58,6 @@ def _beside(config: EngineConfig) -> Faults:
     wrong: dict[str, str] = {}
     if sizes.world == 1:
         return wrong
-    if config.worker.distributed_executor_backend == RAY:
-        wrong["distributed_executor_backend"] = (
-            "is ray, and the ranks of a model are processes of one machine, without Ray; leave one out"
-        )
     if config.worker.cuda_graph_tokens and sizes.world > sizes.cfg_parallel_size:
         wrong["cuda_graph_tokens"] = "does not work with ranks that share the work of the blocks; leave it out"
     if sizes.vae_patch_parallel_size > 1 and config.adapter.vae_use_tiling:

@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from omni_grpc.types.errors import ConfigError, Violation
 
 RANK, WORLD_SIZE, RENDEZVOUS = "RANK", "WORLD_SIZE", "OMNI_RANKS_RENDEZVOUS"
-"""Variables of a process that is a rank: its number, of how many, and the file through which they find each other."""
+"""Variables of a process that is a rank: its number, of how many, and where they find each other, which is a file, or
+tcp://HOST:PORT/NAME where they are on several machines: a store of rank 0, or of torchrun, with a name for these ranks.
+"""
+LISTENER = "OMNI_RANKS_LISTENER"
+"""Of rank 0: the file descriptor of a socket that listens at that address."""
+TCP = "tcp://"
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables of gloo and of NCCL: which network interface ranks meet on."""
 
 Groups = tuple[tuple[int, ...], ...]
 """Ranks that belong together, group by group. Each rank is in one of them."""

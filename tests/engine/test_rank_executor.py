@@ -139,6 +139,8 @@ ENDS: dict[str, tuple[str, str]] = {
     "1:dies": ("WORKER_DIED", "rank 1 of 2, process"),
     "0:gives-up": ("X", "rank 0 of 2: said by 0"),
     "1:gives-up": ("X", "rank 1 of 2: said by 1"),
+    "0:gives-up 1:gives-up": ("X", r"rank \d of 2: said by \d"),
+    "0:gives-up 1:dies-late": ("WORKER_DIED", "rank 1 of 2, process"),
     "1:fails": (
         "RANKS_DISAGREE",
         "rank 1 of 2 and rank 0 disagree on its prepare of job_1: X, said by 1, and Prepared",

@@ -44,6 +44,9 @@ def _prepare(connection, rank, request, dropped) -> None:
     match deeds.get(str(rank)):
         case "dies":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "dies-late":
+            time.sleep(0.7)
+            os.kill(os.getpid(), signal.SIGKILL)
         case "fails":
             connection.send(Broken(id=request.id, phase="prepare", failure=_failure(rank)))
             return

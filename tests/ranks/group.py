@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import io
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,16 +18,18 @@ import psutil
 from omni_grpc.checkpoint.registry import open_model
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine, Job, Submission
-from omni_grpc.engine.executor import ProcessExecutor
+from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.rank_executor import RankExecutor
 from omni_grpc.engine.status import EngineState
 from omni_grpc.engine.workers import executors
 from omni_grpc.resolve.settings import apply_settings
 from omni_grpc.types.events import Event
 from omni_grpc.types.request import Draft
+from omni_grpc.types.spec import Checkpoint
 
-SOON = 90
-"""Seconds in which a job, or a new group, has to be there."""
+Make = Callable[[EngineConfig, Checkpoint], Executor]
+SOON = 240
+"""Seconds in which a job, or a new group, has to be there, on a busy machine too."""
 
 
 @dataclasses.dataclass
@@ -35,9 +37,9 @@ class Served:
     """An engine that is ready, and its executor."""
 
     engine: Engine
-    executor: ProcessExecutor
+    executor: Executor
     name: str
-    more: Sequence[ProcessExecutor] = ()
+    more: Sequence[Executor] = ()
     """Those of other replicas."""
 
     def submit(self, prompt: str = "a red circle", *, priority: int = 0, **options: object) -> Job:
@@ -72,7 +74,7 @@ class Served:
         await until(lambda: self.engine.state is EngineState.READY)
 
 
-def pids_of(executor: ProcessExecutor) -> list[int]:
+def pids_of(executor: Executor) -> list[int]:
     life = executor._process
     return [] if life is None else life.pids if isinstance(executor, RankExecutor) else [life.pid]
 
@@ -92,24 +94,29 @@ async def until(condition) -> None:
 
 
 @asynccontextmanager
-async def serving(model: Path, *, worker: str | None = None, **settings: object) -> AsyncIterator[Served]:
-    """At its end no process is left."""
+async def serving(
+    model: Path, *, worker: str | None = None, make: Make | None = None, **settings: object
+) -> AsyncIterator[Served]:
+    """At its end no process of it is left. `make`: an executor that is none of this machine's processes."""
     usual = {"device": "cpu", "warm_up_seconds": 0.0, "restart_backoff": 0.0, "cpu_threads": 1}
     config = EngineConfig.from_settings(model=str(model), **usual | settings)
     checkpoint = open_model(config.model, apply=lambda found: apply_settings(config, found))
-    first, *others = executors(config, checkpoint)
     world = config.parallel.sizes.world
-    if worker is not None:
-        assert not others
-        assert world > 1
+    others: Sequence[Executor] = ()
+    if make is not None:
+        first = make(config, checkpoint)
+    elif worker is not None:
+        assert config.processes == world > 1
         first = RankExecutor(config, checkpoint, [{}] * world, worker=worker)
+    else:
+        first, *others = executors(config, checkpoint)
     engine = Engine(config, checkpoint, first, more=others)
     served = Served(engine, first, checkpoint.name, others)
     try:
         await engine.start()
         yield served
     finally:
-        pids = served.pids
+        pids = served.pids if make is None else []
         await engine.close()
     assert not any(map(psutil.pid_exists, pids))
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"omni-{os.getpid()}-")]

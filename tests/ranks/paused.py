@@ -20,11 +20,16 @@ LOADING = {"load": "load_pipeline", "warm-up": "warm_up"}
 
 
 def serve(*arguments: Any) -> None:
+    pause()
+    process.serve(*arguments)
+
+
+def pause() -> None:
+    """Has phases of this process wait, and fail."""
     for phase in PHASES:
         setattr(PackedRunner, phase, _paused(phase, getattr(PackedRunner, phase)))
     for phase, name in LOADING.items():
         setattr(packed, name, _paused(phase, getattr(packed, name)))
-    process.serve(*arguments)
 
 
 def _paused(phase: str, call: Callable[..., Any]) -> Callable[..., Any]:

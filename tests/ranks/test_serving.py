@@ -108,11 +108,6 @@ def _refused(model: Path, **settings: object) -> tuple[list[str], str]:
             "must be 1 beside attention in OMNI_CPU (per_role.self)",
         ),
         ({"ring_degree": 2, "cuda_graph_tokens": 64}, "cuda_graph_tokens", "does not work with ranks"),
-        (
-            {"ring_degree": 2, "distributed_executor_backend": "ray"},
-            "distributed_executor_backend",
-            "the ranks of a model are processes of one machine",
-        ),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_by_its_setting(
