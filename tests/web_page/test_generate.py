@@ -127,6 +127,15 @@ def test_a_deleted_job_is_gone_for_all(demo, open_tab):
     assert job not in tab.jobs()
 
 
+def test_an_address_that_is_too_old_is_renewed(demo, open_tab):
+    tab = open_tab(demo)
+    old = {"url": "/files/art_old?expires=1&signature=none"}
+    tab.page.route("**/address", lambda route: route.fulfill(json=old), times=1)
+    job = tab.generate(steps=2)
+    tab.wait(job)
+    until(lambda: tab.card(job).locator("img").evaluate("image => image.naturalWidth") == 128)
+
+
 def test_several_outputs_of_one_job(demo, open_tab):
     tab = open_tab(demo)
     job = tab.generate(steps=3, seed=5, outputs=2)

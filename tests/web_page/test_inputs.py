@@ -142,6 +142,17 @@ def test_a_video_is_played(tiny, open_tab):
         until(lambda: video.evaluate("video => video.currentTime") > 0)
 
 
+def test_a_video_begins_with_an_image(tiny, open_tab):
+    with http_served(tiny("wan_i2v")) as server:
+        tab = open_tab(server)
+        tab.page.get_by_label("First frame").set_input_files(png())
+        tab.page.get_by_text("input.png", exact=True).wait_for()
+        job = tab.generate("a cat runs", steps=2, frames=5, width=64, height=64)
+        tab.wait(job)
+        tab.card(job).get_by_role("link", name="a cat runs", exact=True).click()
+        assert "task\tVideo from images" in tab.page.get_by_role("table", name="What was done").inner_text()
+
+
 def test_sound_is_played(tiny, open_tab):
     with http_served(tiny("stable_audio")) as server:
         tab = open_tab(server)

@@ -45,6 +45,11 @@ export class Files {
     }
   }
 
+  /** Asks for another address the next time. */
+  forget(artifactId: string): void {
+    this.addresses.delete(artifactId);
+  }
+
   /** The bytes of an output. Raises ConnectError. */
   async bytes(artifactId: string): Promise<Blob> {
     return (await this.ask(`/files/${encodeURIComponent(artifactId)}`, {})).blob();

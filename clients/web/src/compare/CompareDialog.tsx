@@ -67,7 +67,7 @@ function Both({ a, b }: { a: JobView; b: JobView }): JSX.Element {
           </select>
         </label>
       )}
-      <Differences a={a} b={b} />
+      {ended(a) && ended(b) && <Differences a={a} b={b} />}
     </>
   );
 }
@@ -137,12 +137,13 @@ function Distance({ first, second }: { first: Artifact; second: Artifact }): JSX
   );
 }
 
-const TIMES = new Set(["made", "job"]);
+/** What differs between any two jobs, and what the values themselves say. */
+const OF_EVERY_JOB = new Set(["made", "kept until", "job", "defaults used"]);
 
 function Differences({ a, b }: { a: JobView; b: JobView }): JSX.Element {
   const [left, right] = [new Map(rowsOf(a)), new Map(rowsOf(b))];
   const names = [...new Set([...left.keys(), ...right.keys()])];
-  const differ = names.filter((name) => !TIMES.has(name) && left.get(name) !== right.get(name));
+  const differ = names.filter((name) => !OF_EVERY_JOB.has(name) && left.get(name) !== right.get(name));
   if (!differ.length) return <p class="soft">No setting differs.</p>;
   return (
     <table class="params" aria-label="What differs">

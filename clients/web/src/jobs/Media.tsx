@@ -7,15 +7,17 @@ import { usePage } from "../state/page";
 interface Loaded {
   url: string | null;
   problem: string;
+  /** Asks for another address, once: the one that there is may be too old by now. */
+  renew: () => void;
 }
 
 /** The address of an output. */
 export function useAddress(artifactId: string): Loaded {
   const page = usePage();
-  const [loaded, setLoaded] = useState<Loaded>({ url: null, problem: "" });
+  const [loaded, setLoaded] = useState({ url: null as string | null, problem: "" });
+  const [tries, setTries] = useState(0);
   useEffect(() => {
     let here = true;
-    setLoaded({ url: null, problem: "" });
     page.api.files.address(artifactId).then(
       (url) => here && setLoaded({ url, problem: "" }),
       (error: unknown) => here && setLoaded({ url: null, problem: explain(error).message }),
@@ -23,8 +25,13 @@ export function useAddress(artifactId: string): Loaded {
     return () => {
       here = false;
     };
-  }, [artifactId, page]);
-  return loaded;
+  }, [artifactId, tries, page]);
+  const renew = (): void => {
+    if (tries > 0) return;
+    page.api.files.forget(artifactId);
+    setTries(1);
+  };
+  return { ...loaded, renew };
 }
 
 interface MediaProps {
@@ -36,21 +43,33 @@ interface MediaProps {
 
 /** An output: a picture, or a player for video and sound. */
 export function Media({ artifact, label, small = false }: MediaProps): JSX.Element {
-  const { url, problem } = useAddress(artifact.artifactId);
+  const { url, problem, renew } = useAddress(artifact.artifactId);
   const { mimeType: mime, width, height } = artifact;
   if (problem) return <p class="problem">{problem}</p>;
   if (!url) return <span class="placeholder" aria-hidden="true" />;
   if (mime.startsWith("image/")) {
-    return <img src={url} alt={label} width={width || undefined} height={height || undefined} loading="lazy" />;
+    const size = { width: width || undefined, height: height || undefined };
+    return <img src={url} alt={label} {...size} loading="lazy" onError={renew} />;
   }
   if (mime.startsWith("video/")) {
-    return <video src={url} controls={!small} loop muted={small} preload="metadata" playsInline aria-label={label} />;
+    return (
+      <video
+        src={url}
+        controls={!small}
+        loop
+        muted={small}
+        preload="metadata"
+        playsInline
+        aria-label={label}
+        onError={renew}
+      />
+    );
   }
   if (mime.startsWith("audio/")) {
     return small ? (
       <span class="placeholder">sound</span>
     ) : (
-      <audio src={url} controls preload="metadata" aria-label={label} />
+      <audio src={url} controls preload="metadata" aria-label={label} onError={renew} />
     );
   }
   return (

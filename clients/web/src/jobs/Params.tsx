@@ -3,13 +3,14 @@ import type { EffectiveParams, GenerationStats } from "../gen/omni_grpc/v1/event
 import { GuidanceNorm, Task } from "../gen/omni_grpc/v1/sampling_pb";
 import { TASKS } from "../form/values";
 import type { JobView } from "../state/job";
-import { bytes, clock, seconds, short, span, words } from "../text";
+import { bytes, clock, millis, seconds, short, span, words } from "../text";
 
 type Row = readonly [name: string, value: string];
 
 /** What was really done, as names and values. */
 export function rowsOf(job: JobView): Row[] {
   const { effective, stats } = job;
+  const expires = job.artifacts[0]?.expireTime;
   const rows: Row[] = [
     ["model", job.model],
     ["task", TASKS[job.task]?.label ?? words(Task[job.task] ?? "")],
@@ -17,6 +18,7 @@ export function rowsOf(job: JobView): Row[] {
     ...(effective ? effectiveRows(effective) : []),
     ...(stats ? statsRows(stats) : []),
     ["made", clock(job.created)],
+    ["kept until", expires ? clock(millis(expires)) : ""],
     ["job", job.id],
   ];
   return rows.filter(([, value]) => value !== "");
