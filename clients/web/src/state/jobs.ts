@@ -65,16 +65,17 @@ export class JobBook {
   private put(now: JobView, before: JobView | undefined): void {
     if (now === before) return;
     this.cell(now.id).value = now;
-    if (!before) this.order.value = newestFirst([...this.order.value, now.id], this);
+    if (!before) this.order.value = this.with(this.order.value, now);
     if (!before || ended(now) !== ended(before)) {
       const others = this.active.value.filter((id) => id !== now.id);
-      this.active.value = ended(now) ? others : newestFirst([...others, now.id], this);
+      this.active.value = ended(now) ? others : this.with(others, now);
     }
     for (const listener of this.listeners) listener(now, before);
   }
-}
 
-function newestFirst(ids: readonly string[], book: JobBook): string[] {
-  const created = new Map(ids.map((id) => [id, book.get(id)?.created ?? 0]));
-  return [...ids].sort((a, b) => (created.get(b) ?? 0) - (created.get(a) ?? 0));
+  /** The ids, newest first, with one more. */
+  private with(ids: readonly string[], job: JobView): string[] {
+    const at = ids.findIndex((id) => (this.get(id)?.created ?? 0) < job.created);
+    return at < 0 ? [...ids, job.id] : [...ids.slice(0, at), job.id, ...ids.slice(at)];
+  }
 }

@@ -7,22 +7,35 @@ const MOST = 200;
 
 /** What was asked of each job, kept by this browser: a Job does not carry its prompt. */
 export class Remembered {
-  constructor(private readonly store: Store) {}
+  /** What the storage has, read once and after another tab has written. */
+  private jobs: Record<string, Values> | null = null;
+
+  constructor(private readonly store: Store) {
+    addEventListener("storage", () => {
+      this.jobs = null;
+    });
+  }
 
   of(jobId: string): Values | undefined {
-    const kept = this.store.read<Record<string, Values>>(JOBS, {})[jobId];
+    this.jobs ??= this.store.read<Record<string, Values>>(JOBS, {});
+    const kept = this.jobs[jobId];
     return kept && { ...BLANK, ...kept };
   }
 
   keep(jobId: string, values: Values): void {
     const { [jobId]: _, ...others } = this.store.read<Record<string, Values>>(JOBS, {});
     const newest = Object.entries(others).slice(-(MOST - 1));
-    this.store.write(JOBS, Object.fromEntries([...newest, [jobId, plain(values)]]));
+    this.put(Object.fromEntries([...newest, [jobId, plain(values)]]));
   }
 
   forget(jobId: string): void {
     const { [jobId]: _, ...others } = this.store.read<Record<string, Values>>(JOBS, {});
-    this.store.write(JOBS, others);
+    this.put(others);
+  }
+
+  private put(jobs: Record<string, Values>): void {
+    this.jobs = jobs;
+    this.store.write(JOBS, jobs);
   }
 
   draft(): Values {
