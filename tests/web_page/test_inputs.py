@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import PIL.Image
 import pytest
@@ -19,6 +20,9 @@ KEEP_UPLOADS = """() => {
 """A browser driver does not see the bytes of a Blob that is sent."""
 
 
+QUEUE = 3
+
+
 def png(width=64, height=64, color=(200, 30, 30)):
     file = io.BytesIO()
     PIL.Image.new("RGB", (width, height), color).save(file, "PNG")
@@ -27,7 +31,8 @@ def png(width=64, height=64, color=(200, 30, 30)):
 
 @pytest.fixture(scope="module")
 def inpainter(tiny):
-    with http_served(tiny("stable_diffusion"), "--diffusion-load-format", "diffusers") as server:
+    flags = ("--diffusion-load-format", "diffusers", "--max-queue", str(QUEUE))
+    with http_served(tiny("stable_diffusion"), *flags) as server:
         yield server
 
 
@@ -98,6 +103,21 @@ def test_places_in_the_queue_are_shown_and_move(inpainter, open_tab):
     until(lambda: "1 job before it" in tab.card(jobs[2]).inner_text())
     tab.button("Cancel a cat 1").click()
     until(lambda: "next in the queue" in tab.card(jobs[2]).inner_text())
+    tab.button("Cancel all").click()
+    for job in jobs:
+        tab.wait(job, "cancelled")
+
+
+def test_a_full_queue_says_when_to_try_again(inpainter, open_tab):
+    tab = open_tab(inpainter)
+    tab.field("Make").select_option(label="Image from text")
+    jobs = [tab.generate(f"a cat {number}", steps=200, width=64, height=64) for number in range(QUEUE)]
+    while not tab.page.get_by_role("alert").filter(has_text="queue").count():
+        before = len(tab.jobs())
+        tab.button("Generate").click()
+        until(lambda before=before: len(tab.jobs()) > before or tab.page.get_by_role("alert").count())
+    said = tab.page.get_by_role("alert").filter(has_text="queue").inner_text()
+    assert re.search(r"\(try again in [\d.]+ s\)", said)
     tab.button("Cancel all").click()
     for job in jobs:
         tab.wait(job, "cancelled")

@@ -1,7 +1,7 @@
 import { Code, ConnectError } from "@connectrpc/connect";
 import { BadRequestSchema, ErrorInfoSchema, RetryInfoSchema } from "../gen/google/rpc/error_details_pb";
 import type { Status } from "../gen/google/rpc/status_pb";
-import { seconds } from "../text";
+import { seconds, span } from "../text";
 
 /** An error in the page's own terms. */
 export interface Problem {
@@ -11,8 +11,6 @@ export interface Problem {
   /** Request field, as a path -> what is wrong with it. */
   fields: ReadonlyMap<string, string>;
   metadata: Readonly<Record<string, string>>;
-  /** Seconds after which the server says that it is worth another try. */
-  retrySeconds: number | null;
 }
 
 export function explain(error: unknown): Problem {
@@ -21,12 +19,11 @@ export function explain(error: unknown): Problem {
   const retry = known.findDetails(RetryInfoSchema)[0]?.retryDelay;
   const violations = known.findDetails(BadRequestSchema).flatMap((detail) => detail.fieldViolations);
   return {
-    message: inWords(known, info?.metadata ?? {}),
+    message: inWords(known, info?.metadata ?? {}) + (retry ? ` (try again in ${span(seconds(retry))})` : ""),
     reason: info?.reason ?? "",
     code: known.code,
     fields: new Map(violations.map((violation) => [violation.field, violation.description])),
     metadata: info?.metadata ?? {},
-    retrySeconds: retry ? seconds(retry) : null,
   };
 }
 
