@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from benchmarks.service.server import Server, served
 ROOT = Path(__file__).resolve().parents[2]
 AXE = ROOT / "clients" / "web" / "node_modules" / "axe-core" / "axe.min.js"
 PROMPT = "a red circle left of a blue square"
-LONG = 200
-"""Steps of a job that does not end by itself while a test looks at it: some ten seconds."""
+LONG: Mapping[str, int] = {"steps": 200, "width": 320, "height": 320}
+"""Fields of a job that does not end by itself while a test looks at it: half a minute."""
 SECONDS = 60.0
 _HTTP = re.compile(r"HTTP listens on (http\S+)")
 

@@ -46,7 +46,7 @@ def test_no_barriers(demo, open_tab, axe, look):
     until(lambda: tab.problem_at("Prompt"))
     assert barriers(tab, axe) == []
     tab.page.get_by_label("Make a second one").uncheck()
-    done, job = tab.generate(steps=2), tab.generate(steps=LONG)
+    done, job = tab.generate(steps=2), tab.generate(**LONG)
     tab.wait(done)
     until(lambda: tab.step(job))
     assert barriers(tab, axe) == []

@@ -20,7 +20,7 @@ def test_the_form_shows_what_the_model_can_do_and_no_more(demo, open_tab):
 
 def test_every_step_is_shown_as_it_comes(demo, open_tab):
     tab = open_tab(demo)
-    job = tab.generate(steps=40, seed=7)
+    job = tab.generate(steps=60, seed=7)
     steps, previews, titles = set(), set(), set()
     while tab.phase(job) != "done":
         steps.add(tab.step(job))
@@ -37,7 +37,7 @@ def test_every_step_is_shown_as_it_comes(demo, open_tab):
 
 def test_what_a_card_says_while_the_job_runs(demo, open_tab):
     tab = open_tab(demo)
-    job = tab.generate(steps=LONG)
+    job = tab.generate(**LONG)
     until(lambda: tab.step(job) > 2)
     said = tab.card(job).inner_text()
     for wanted in (r"denoising", r"\d+ %", r"step \d+ of 200", r"noise [\d.]+", r"a step", r"[\d.]+ s left"):
@@ -59,7 +59,7 @@ def test_previews_can_be_switched_off(demo, open_tab):
 
 def test_all_jobs_are_cancelled_at_once(demo, open_tab):
     tab = open_tab(demo)
-    jobs = [tab.generate(f"a red circle {number}", steps=LONG) for number in range(3)]
+    jobs = [tab.generate(f"a red circle {number}", **LONG) for number in range(3)]
     tab.button("Cancel all").click()
     for job in jobs:
         tab.wait(job, "cancelled")
