@@ -91,7 +91,11 @@ class Files:
         return Response(status_code=204)
 
     async def _download(self, request: Request, caller: Caller) -> Response:
-        _, artifact = await self._gate.files.find(caller, request.path_params["artifact_id"])
+        return await self.sent(request, caller, request.path_params["artifact_id"])
+
+    async def sent(self, request: Request, caller: Caller, artifact_id: str) -> Response:
+        """An output, or the part of it that the request is for."""
+        _, artifact = await self._gate.files.find(caller, artifact_id)
         headers = _headers(artifact)
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)

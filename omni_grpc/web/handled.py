@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Protocol, runtime_checkable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +21,13 @@ Identify = Callable[[Request], Awaitable[Caller]]
 
 class Answered(Exception):
     """The call has had its answer."""
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """A response that can say on its way that it will not be complete."""
+
+    async def interrupted(self, failure: Failure, send: Send) -> None: ...
 
 
 class Handled:
@@ -45,7 +53,8 @@ class Handled:
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
+        started = told = False
+        response: Response | None = None
 
         async def sending(message: Message) -> None:
             nonlocal started
@@ -53,9 +62,13 @@ class Handled:
             await send(message)
 
         async def abort(failure: Failure) -> None:
+            nonlocal told
             # what has begun cannot be taken back: the connection ends before the length that was promised
             if not started:
                 await self._refuse(failure)(scope, receive, send)
+            elif isinstance(response, Interruptible):
+                await response.interrupted(failure, send)
+            told = not started or isinstance(response, Interruptible)
             raise Answered
 
         request = Request(scope, receive, sending)
@@ -66,7 +79,7 @@ class Handled:
                 response = await self._handle(request, caller)
                 await response(scope, receive, sending)
         except Answered:
-            if started:
+            if not told:
                 raise
 
     async def _by_headers(self, request: Request) -> Caller:

@@ -109,7 +109,13 @@ class Service:
 async def serving(ready: Ready = READY, **settings: Any) -> AsyncIterator[Service]:
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0, "restart_backoff": 0} | settings))
     executor = FakeExecutor(ready)
-    engine = Engine(config, CHECKPOINT, executor, open_storage(config))
+    async with served(config, Engine(config, CHECKPOINT, executor, open_storage(config)), executor) as service:
+        yield service
+
+
+@contextlib.asynccontextmanager
+async def served(config: EngineConfig, engine: Engine, executor: FakeExecutor) -> AsyncIterator[Service]:
+    """A server of an engine, with the HTTP port beside it where it has one."""
     ports: list[HttpPort] = []
 
     def http(backend: Backend) -> HttpPort:
