@@ -186,12 +186,11 @@ def _is_video(job: Job) -> bool:
 
 
 def _without_content(job: Job) -> NotFound:
-    shown = video(job)
+    shown, named = video(job), {"job_id": job.id}
     if shown["error"] is None:
-        message, reason = f"video {job.id} is {shown['status']}; poll GET /v1/videos/{job.id}", "VIDEO_NOT_READY"
-    else:
-        message, reason = f"video {job.id} failed: {shown['error']['message']}", "VIDEO_FAILED"
-    return NotFound(message, reason=reason, metadata={"job_id": job.id})
+        message = f"video {job.id} is {shown['status']}; poll GET /v1/videos/{job.id}"
+        return NotFound(message, reason="VIDEO_NOT_READY", metadata=named)
+    return NotFound(f"video {job.id} failed: {shown['error']['message']}", reason="VIDEO_FAILED", metadata=named)
 
 
 def _page(request: Request) -> tuple[int, str]:

@@ -1,3 +1,4 @@
+import re
 from collections.abc import AsyncIterator
 
 import httpx2
@@ -7,10 +8,12 @@ import pytest_asyncio
 from tests.server.service import Service, serving
 from tests.server.studio import serving_studio
 
+ANYTHING = "any"
+
 
 def client_of(service: Service, **options: object) -> openai.AsyncOpenAI:
     """The official client, as anybody makes one."""
-    values = {"base_url": service.http + "/v1", "api_key": "any", "max_retries": 0} | options
+    values = {"base_url": service.http + "/v1", "api_key": ANYTHING, "max_retries": 0} | options
     return openai.AsyncOpenAI(http_client=httpx2.AsyncClient(trust_env=False), **values)  # type: ignore[arg-type]
 
 
@@ -50,3 +53,8 @@ async def editor(studio: Service) -> AsyncIterator[openai.AsyncOpenAI]:
 async def forms(studio: Service) -> AsyncIterator[httpx2.AsyncClient]:
     async with httpx2.AsyncClient(base_url=studio.http, timeout=30, trust_env=False) as made:
         yield made
+
+
+def code(page: str, language: str) -> list[str]:
+    """The blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)

@@ -19,6 +19,8 @@ from omni_grpc.scenes.judge import judge
 from omni_grpc.scenes.wish import Noun, Wish
 from tests.server.service import served
 
+from .conftest import ANYTHING
+
 pytestmark = pytest.mark.service
 PROMPT = "a red circle left of a blue square"
 WISH = Wish((Noun(colour="red", shape="circle"), Noun(colour="blue", shape="square")), "left of")
@@ -30,7 +32,7 @@ def pixels(data: str) -> np.ndarray:
 
 def asked(base_url: str) -> None:
     """What a user writes, with the client that waits."""
-    with openai.OpenAI(base_url=base_url, api_key="any") as client:
+    with openai.OpenAI(base_url=base_url, api_key=ANYTHING) as client:
         (model,) = client.models.list()
         *partial, last = client.images.generate(
             model=model.id, prompt=PROMPT, size="128x128", stream=True, partial_images=2, extra_body={"seed": 3}

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
 from omni_grpc.engine.scheduler import Lane
+from tests.server.process import ROOT
 from tests.server.service import until
 from tests.server.studio import serving_studio
+
+from ..conftest import ANYTHING, code
 
 pytestmark = pytest.mark.service
 HERE = Path(__file__).parent
 CHECKS = ["models", "pictures", "edits", "streams", "videos", "leaving"]
+
+
+async def test_the_example_on_the_page(tmp_path):
+    (example,) = code((ROOT / "docs" / "openai.md").read_text(encoding="utf-8"), "js")
+    (tmp_path / "node_modules").symlink_to(HERE / "node_modules")
+    async with serving_studio(http_port=0) as service:
+        (tmp_path / "example.mjs").write_text(example.replace("http://localhost:8080", service.http))
+        node = await asyncio.create_subprocess_exec(
+            *("node", "example.mjs"),
+            cwd=tmp_path,
+            env=os.environ | {"OPENAI_API_KEY": ANYTHING},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        printed, _ = await node.communicate()
+    assert (node.returncode, printed.decode().split()[1:]) == (0, ["[]"])
 
 
 async def test_the_client_for_node():
