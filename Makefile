@@ -17,9 +17,12 @@ LONG   := tests/parallel tests/ranks tests/scenes tests/benchmarks/test_service.
           tests/ops/test_build.py tests/features/test_each.py tests/features/test_pairs.py tests/features/test_cuda_graphs.py \
           tests/house/test_contracts.py tests/models/test_tiny_checkpoints.py tests/models/test_before_and_after.py \
           tests/adapter/test_randomness.py tests/benchmarks/test_fleet.py tests/fleet/test_serve_several.py tests/worker/test_phases.py \
-          tests/worker/test_measure.py
-# what needs a database, an object store or a receiver beside the server
-SERVICES := tests/store tests/lasting tests/webhooks
+          tests/worker/test_measure.py tests/cli/test_advise.py tests/cli/test_signals.py tests/benchmarks/test_gpu_adapter.py \
+          tests/server/test_quiet_start.py tests/server/test_serve_faults.py tests/server/test_real_pipelines.py \
+          tests/engine/test_rank_executor.py tests/engine/test_rank_link.py tests/hub/test_serve_hub.py \
+          tests/adapter/test_settings_references.py
+# what needs a database, an object store, a receiver or a proxy beside the server
+SERVICES := tests/store tests/lasting tests/webhooks tests/web/test_proxies.py
 # what needs the extra of that name; one after the other, since each Ray is some ten processes
 RAY    := tests/ray
 # what needs Node.js, and OpenAI's client for it

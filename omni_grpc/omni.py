@@ -1,4 +1,5 @@
-"""Offline use: the engine in this process, behind a plain call.
+"""Offline use: the engine in this process, behind a plain call. The model is in this process too, unless it is spread
+over ranks.
 
 with Omni("path/to/checkpoint") as omni:
     result = omni.generate("a red circle left of a blue square", width=256, height=256, seed=7)
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import io
+import multiprocessing
 import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from omni_grpc.checkpoint.registry import open_model
 from omni_grpc.config import EngineConfig, options
 from omni_grpc.engine import Engine, Job, JobState, LocalExecutor, Submission
+from omni_grpc.engine.executor import Executor
+from omni_grpc.engine.workers import executors
 from omni_grpc.outbound import Outbound
 from omni_grpc.resolve import tasks
 from omni_grpc.resolve.draft import make_draft
@@ -26,7 +30,6 @@ from omni_grpc.resolve.settings import apply_settings
 from omni_grpc.types.errors import ConfigError, InvalidArgument, Violation
 from omni_grpc.types.events import TERMINAL, Event
 from omni_grpc.types.media import ImageFormat, Inputs
-from omni_grpc.types.ranks import ParallelSizes
 from omni_grpc.types.request import Draft, Task
 from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, checked_names, normalized, options_of
 from omni_grpc.types.requested import Requested
@@ -77,68 +80,84 @@ class Generation:
         return save(self, Path(path), metadata=metadata)
 
 
-ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store", "webhooks", "fleet", "parallel")
-"""Sections of settings about who calls a server, what it has beside this model, the processes that it spreads it over,
-and what outlives it. Here is none.
-"""
-OF_SEVERAL = (
-    "data_parallel_size",
-    "devices",
-    "load_later",
-    "distributed_executor_backend",
-    "ray_address",
-    "ray_placement_timeout",
-)
-"""Settings about workers beside this process. Here the worker is a thread of it."""
+ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store", "webhooks", "fleet")
+"""Sections of settings about who calls a server, what it has beside this model, and what outlives it. Here is none."""
+OF_SERVERS = ("load_later", "distributed_executor_backend", "ray_address", "ray_placement_timeout")
+"""More settings of that kind."""
+OF_SEVERAL = ("devices", "rank_timeout")
+"""Settings about several workers. By default there is one, a thread of this process."""
 
 
 def _refuse_without_effect(settings: Mapping[str, Any]) -> None:
     idle = [
         option.name
         for option in options()
-        if option.name in settings and (option.section in ABOUT_SERVERS or option.name in OF_SEVERAL)
+        if option.name in settings and (option.section in ABOUT_SERVERS or option.name in OF_SERVERS)
     ]
     if idle:
         violations = tuple(Violation(name, "has no effect without a server; leave it out") for name in idle)
         raise ConfigError(f"{', '.join(idle)}: no effect without a server; leave it out", violations=violations)
 
 
-def _refuse_ranks(config: EngineConfig) -> None:
-    """Raises ConfigError where a whole configuration asks for several processes."""
-    usual, asked = ParallelSizes(), config.parallel.sizes
-    names = [name for name, value in dataclasses.asdict(asked).items() if value != getattr(usual, name)]
-    if asked.world > 1:
-        rule = "takes a server (python -m omni_grpc.serve): here the model is in one process; leave it out"
-        message = "; ".join(f"--{name.replace('_', '-')} {rule}" for name in names)
-        raise ConfigError(message, violations=tuple(Violation(name, rule) for name in names))
+def _refuse_of_several(settings: Mapping[str, Any], config: EngineConfig) -> None:
+    """Raises ConfigError for settings of several workers where there is one."""
+    if config.processes == 1 and (idle := [name for name in OF_SEVERAL if name in settings]):
+        rule = "has no effect on one process; leave it out, or ask for ranks (ulysses_degree=2, for example)"
+        violations = tuple(Violation(name, rule) for name in idle)
+        raise ConfigError("; ".join(f"{name} {rule}" for name in idle), violations=violations)
+
+
+def _refuse_import_by_ranks() -> None:
+    """Raises ConfigError in a process that is being started and imports the script that starts it: it would start the
+    same again.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "a model in several processes is asked for while one of them imports this script: put the call under "
+            "if __name__ == '__main__'"
+        )
+
+
+def _executors(config: EngineConfig, checkpoint: Checkpoint, *, alone: bool) -> Sequence[Executor]:
+    if config.processes > 1:
+        return executors(config, checkpoint)
+    return [LocalExecutor(config, checkpoint, alone=alone)]
 
 
 class Omni:
     """A model, loaded in this process; by default the small one that comes with this package.
 
     Settings are those of the server (`EngineConfig.from_settings`). The same engine, scheduler and worker as in the
-    server, so the same request gives the same result. CUDA graphs are there where `cuda_graph_tokens` is set: while a
+    server, so the same request gives the same result. With ranks (`ulysses_degree=2`) or replicas
+    (`data_parallel_size=2`) the model is in processes of their own, which import the main script: it has to make its
+    Omni under `if __name__ == "__main__"`. CUDA graphs are there where `cuda_graph_tokens` is set: while a
     batch is captured, the caller's threads may not wait for the device or draw from torch's generator for it.
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         """Raises ConfigError for a wrong setting, and for one that has no effect without a server."""
         _refuse_without_effect(settings)
-        self._open(EngineConfig.from_settings(model=model, **settings))
+        config = EngineConfig.from_settings(model=model, **settings)
+        _refuse_of_several(settings, config)
+        self._open(config)
 
     @classmethod
     def of(cls, config: EngineConfig, *, alone: bool = False) -> Self:
-        """The model of a whole configuration. alone: nothing else in this process works on the device."""
+        """The model of a whole configuration. alone: nothing else in this process works on the device. Raises
+        ConfigError for one that has no effect.
+        """
         omni = cls.__new__(cls)
         omni._open(config, alone=alone)
         return omni
 
     def _open(self, config: EngineConfig, *, alone: bool = False) -> None:
-        _refuse_ranks(config)
+        if config.processes > 1:
+            _refuse_import_by_ranks()
         self.config = config
         self._outbound = Outbound(config.outbound)
         checkpoint = open_model(self.config.model, apply=lambda found: apply_settings(self.config, found))
-        self._engine = Engine(self.config, checkpoint, LocalExecutor(self.config, checkpoint, alone=alone))
+        executor, *more = _executors(self.config, checkpoint, alone=alone)
+        self._engine = Engine(self.config, checkpoint, executor, more=more)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni_grpc-engine", daemon=True)
         self._thread.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +143,10 @@ def packed(tensor: Tensor, kind: str, seed: int = 0) -> np.ndarray:
     return blocks.reshape(*values.shape[:-1], -1)
 
 
-def kind_of(tensor: Tensor, number: int) -> str:
+def kind_of(tensor: Tensor, number: int, among: Sequence[str] = KINDS) -> str:
     if tensor.dim() != 2:
         return "F32"
-    for kind in (*KINDS[number % len(KINDS) :], *KINDS):
+    for kind in (*among[number % len(among) :], *among):
         if tensor.shape[1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0] == 0:
             return kind
     return "F32"
@@ -158,17 +158,18 @@ def write(
     architecture: str | None,
     *,
     kinds: Mapping[str, str] | None = None,
+    among: Sequence[str] = KINDS,
     prefix: str = "",
 ) -> dict[str, Tensor]:
     """A GGUF file of tensors, and the numbers that gguf finds in it. `kinds` are types by name, F32 where it is silent;
-    without it, each matrix has another one.
+    without it, each matrix has another one `among` these.
     """
     writer = gguf.GGUFWriter(path, architecture or "")
     if architecture is None:
         writer.kv_data[0].pop(gguf.Keys.General.ARCHITECTURE, None)
     numbers = {}
     for number, (name, tensor) in enumerate(tensors.items()):
-        kind = kind_of(tensor, number) if kinds is None else kinds.get(name, "F32")
+        kind = kind_of(tensor, number, among) if kinds is None else kinds.get(name, "F32")
         data = packed(tensor, kind, number)
         writer.add_tensor(prefix + name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
         numbers[name] = torch.from_numpy(

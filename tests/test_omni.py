@@ -170,3 +170,16 @@ def test_a_setting_about_callers_is_refused_for_nobody_calls(name):
     with pytest.raises(ConfigError, match=f"{name}: no effect without a server") as refused:
         Omni(**{name: None})
     assert [violation.field for violation in refused.value.violations] == [name]
+
+
+@pytest.mark.parametrize(("name", "value"), [("devices", ["0"]), ("rank_timeout", 5.0)])
+def test_a_setting_of_several_processes_is_refused_for_one(name, value):
+    with pytest.raises(ConfigError, match=f"{name} has no effect on one process; .*ulysses_degree=2") as refused:
+        Omni(**{name: value})
+    assert [violation.field for violation in refused.value.violations] == [name]
+
+
+def test_ranks_that_a_model_cannot_have_are_refused_before_any_process(tiny_qwen_image):
+    with pytest.raises(ConfigError, match="--ulysses-degree is 3, which") as refused:
+        Omni(str(tiny_qwen_image), device="cpu", ulysses_degree=3)
+    assert [violation.field for violation in refused.value.violations] == ["ulysses_degree"]

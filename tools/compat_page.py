@@ -33,10 +33,9 @@ and short flags are in [compat-python](compat-python.md); the hooks of its model
 [adding-a-model](adding-a-model.md#hooks-by-their-other-names).
 
 `works` is tested by `tests/compat` (`make test TESTS=tests/compat`). `not yet` does not exist yet, or not under that
-name; the last column says what exists. `refused` will not be supported, for the reason in the last column. "Library
-only" means that a feature works from Python and is tested on several processes, but no flag turns it on: see
-[parallel](parallel.md). A row of a table of models or of pairs says `works` only if everything that is ticked in it
-does.
+name; the last column says what exists. `refused` will not be supported, for the reason in the last column. A row
+of a table of models or of pairs says `works` only if everything that is ticked in it does. What runs on several GPUs is
+tested on several processes of a CPU ([parallel](parallel.md)).
 """
 
 

@@ -26,6 +26,7 @@ from . import (
     models,
     overhead,
     preempt,
+    rank_loss,
     ray_kills,
     recovery,
     replicas,
@@ -56,6 +57,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "inputs": inputs.run,
     "kills": kills.run,
     "ray": ray_kills.run,
+    "rank_loss": rank_loss.run,
     "replicas": replicas.run,
     "models": models.run,
     "delay": delay.run,
@@ -92,7 +94,7 @@ def main() -> int:
         default="",
         help="an empty database of PostgreSQL (store: measured beside SQLite; others start one where none is given)",
     )
-    parser.add_argument("--kills", type=int, help="restarts, ray and replicas: how often")
+    parser.add_argument("--kills", type=int, help="restarts, ray, replicas and rank_loss: how often")
     parser.add_argument(
         "--store",
         type=_listed,
@@ -129,6 +131,9 @@ def main() -> int:
         "ray": lambda checkpoint: ray_kills.measure(ray_kills.Numbers(kills=options.kills or ray_kills.Numbers.kills)),
         "replicas": lambda checkpoint: replicas.measure(
             checkpoint, replicas.Numbers(kills=options.kills or replicas.Numbers.kills)
+        ),
+        "rank_loss": lambda checkpoint: rank_loss.measured(
+            checkpoint, rank_loss.Numbers(rounds=options.kills or rank_loss.Numbers.rounds)
         ),
         "accept": lambda checkpoint: accept.measure(accepted),
     }

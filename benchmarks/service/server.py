@@ -39,11 +39,15 @@ class Server:
 
     def worker(self) -> int:
         """Process id of the worker. Raises LookupError while there is none."""
-        for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
-            # multiprocessing keeps a second child, which looks after its semaphores
-            if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
-                return int(child)
+        for child in self.workers():
+            return child
         raise LookupError("the server has no worker")
+
+    def workers(self) -> list[int]:
+        """Process ids of its workers, or ranks, in the order in which they were started."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        # multiprocessing keeps one child more, which looks after its semaphores
+        return [int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
 
     def cpu_seconds(self) -> float:
         """User and system time so far."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
 from omni_grpc.engine.inputs import InputStore
+from omni_grpc.engine.rank_link import RankLink
 from omni_grpc.engine.workers import executors
 from omni_grpc.fleet import Fleet, Opening, Served, opened
 from omni_grpc.store.open import open_storage
@@ -14,15 +15,16 @@ from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.spec import Checkpoint
 
 
-def fleet_of(configs: Sequence[EngineConfig]) -> Fleet:
-    """A fleet that has not been started; the settings of the server are those of the first. Raises ConfigError and
+def fleet_of(configs: Sequence[EngineConfig], link: RankLink | None = None) -> Fleet:
+    """A fleet that has not been started; the settings of the server are those of the first. `link`: to the ranks that
+    torchrun started, see `cli.launched`. Raises ConfigError and
     CheckpointError for a model that cannot be served.
     """
     first = configs[0]
     storage, inputs = open_storage(first), InputStore(first.limits.input_budget)
 
     def make(config: EngineConfig, checkpoint: Checkpoint) -> Engine:
-        executor, *more = executors(config, checkpoint)
+        executor, *more = executors(config, checkpoint, link)
         return Engine(config, checkpoint, executor, storage, more=more, inputs=inputs)
 
     if all(config.worker.load_later for config in configs):

@@ -1,7 +1,8 @@
 """`python -m omni_grpc.serve`: loads checkpoints in worker processes and serves them over gRPC until it is stopped.
 
 A model of the hub is fetched first; the server listens meanwhile, and reports progress. Exit codes: 0 stopped cleanly,
-1 the worker did not come up, 2 a setting or the checkpoint is wrong.
+1 the worker did not come up, 2 a setting or the checkpoint is wrong. A process that torchrun started and that is not
+its rank 0 serves nothing: it is a rank of that one's model.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.config.settings import Given, given
 from omni_grpc.types.address import WILDCARDS
 from omni_grpc.types.errors import Code, ConfigError, OmniError, Violation
+from omni_grpc.types.launch import Launch
 from omni_grpc.types.version import __version__
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+OF_TORCHRUN = ("rank_port", "rank_secret_file")
+"""Settings that need it."""
 STOPPED, WORKER_FAILED, BAD_SETTINGS = 0, 1, 2
 
 
@@ -54,8 +58,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _run(configs: Sequence[EngineConfig]) -> int:
     # imported here because the worker is spawned: spawn imports this module again, and the worker has no use for grpc
+    from omni_grpc.cli.launched import serve_launched
     from omni_grpc.cli.models import fleet_of
 
+    if (launch := Launch.of(os.environ)) is not None:
+        return await serve_launched(configs, launch, serve)
+    if strays := [name for name in OF_TORCHRUN if any(getattr(one.parallel, name) is not None for one in configs)]:
+        raise ConfigError(
+            f"--{strays[0].replace('_', '-')} is for ranks that torchrun starts, and it did not start this process",
+            reason="SETTING_WITHOUT_EFFECT",
+            violations=tuple(Violation(name, "has no effect without torchrun; leave it out") for name in strays),
+        )
     return await serve(fleet_of(configs))
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from omni_grpc.compat.config import DiffusionCacheConfig, DiffusionParallelConfig, OmniDiffusionConfig
+from omni_grpc.compat.config import DiffusionCacheConfig, OmniDiffusionConfig
 from omni_grpc.compat.omni import Omni
+from omni_grpc.compat.parallel import DiffusionParallelConfig
 from omni_grpc.compat.request import DiffusionOutput, OmniDiffusionRequest, OmniDiffusionSamplingParams
 
 if TYPE_CHECKING:

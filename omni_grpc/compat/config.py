@@ -7,46 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from omni_grpc.compat.fields import changed, check, only
+from omni_grpc.compat.parallel import DiffusionParallelConfig
 from omni_grpc.types.errors import ConfigError, Violation
 
-RANKS = "not yet served: a worker is one process (docs/parallel.md)"
 NO_CACHE = "none"
 STATIC_LORA = "lora_path"
 DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp32": "float32", "float": "float32"}
 FORMATS: Mapping[str, str] = {"default": "auto"}
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Ranks:
-    """How many processes share the work, and by what."""
-
-    pipeline_parallel_size: int = only(1, RANKS)
-    data_parallel_size: int | None = only(None, RANKS, 1)
-    tensor_parallel_size: int = only(1, RANKS)
-    sequence_parallel_size: int | None = only(None, RANKS, 1)
-    ulysses_degree: int = only(1, RANKS)
-    ring_degree: int = only(1, RANKS)
-    allgather_degree: int = only(1, RANKS)
-    cfg_parallel_size: int = only(1, RANKS)
-    vae_patch_parallel_size: int = only(1, RANKS)
-    text_encoder_tp_size: int = only(1, RANKS)
-    enable_expert_parallel: bool = only(False, RANKS)
-
-
-@dataclasses.dataclass(kw_only=True)
-class DiffusionParallelConfig(_Ranks):
-    """One process, until a worker can be several. Raises ConfigError for more of anything."""
-
-    ulysses_mode: str = only("strict", RANKS)
-    ulysses_a2a_permute: bool = only(False, RANKS)
-    vae_parallel_mode: str = only("tile", RANKS)
-    mask_sp_padding: bool = only(False, "tokens are packed, there is no padding to mask")
-    use_hsdp: bool = only(False, RANKS)
-    hsdp_shard_size: int = only(-1, RANKS)
-    hsdp_replicate_size: int = only(1, RANKS)
-
-    def __post_init__(self) -> None:
-        check(self, ConfigError)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -104,8 +71,8 @@ class _Execution:
     streaming_output: bool = only(False, "not yet; omni_grpc.Omni.stream yields every event as it happens")
     output_type: str = only("pil", "not yet: outputs are PIL images, or encoded video and audio files")
     engine_backend: str = only("default", "there is one engine")
-    distributed_executor_backend: str | None = only(None, "the worker is a thread of this process", "uni")
-    num_gpus: int | None = only(None, RANKS, 1)
+    distributed_executor_backend: str | None = only(None, "not yet: a Ray cluster takes a server", "uni", "mp")
+    num_gpus: int | None = None
     enable_sleep_mode: bool = only(False, "not yet")
     enable_prompt_embed_cache: bool = only(False, "not yet")
     enable_diffusion_pipeline_profiler: bool = only(
@@ -138,7 +105,9 @@ class _Memory:
 
     enable_cpu_offload: bool = False
     enable_layerwise_offload: bool = False
-    enable_distributed_layerwise_offload: bool = only(False, RANKS)
+    enable_distributed_layerwise_offload: bool = only(
+        False, "not yet: use_hsdp has ranks keep parts of weights, enable_layerwise_offload has the host keep them"
+    )
     vae_use_slicing: bool = False
     vae_use_tiling: bool = False
     diffusion_attention_backend: str | None = None
@@ -168,13 +137,24 @@ class OmniDiffusionConfig(_Execution, _Weights, _Memory):
     def check(self) -> None:
         """Raises ConfigError for what cannot be done; again before use, since fields can be set."""
         check(self, ConfigError)
-        check(self.parallel_config, ConfigError)
+        self._check_processes()
         if self.quantization is not None and self.quantization_config is not None:
             rule = "quantization and quantization_config are both set; set only one of them"
             raise ConfigError(rule, violations=(Violation("quantization_config", rule),))
         if isinstance(self.max_num_seqs, bool) or not isinstance(self.max_num_seqs, int) or self.max_num_seqs < 1:
             rule = f"max_num_seqs is {self.max_num_seqs!r}, expected at least 1"
             raise ConfigError(rule, violations=(Violation("max_num_seqs", rule),))
+
+    def _check_processes(self) -> None:
+        """Raises ConfigError for ranks that do not add up, and for another place than the workers have then."""
+        several = self.parallel_config.replicas(self.num_gpus) * self.parallel_config.ranks > 1
+        rules = {
+            "uni": "is 'uni', and several processes are asked for; leave it out" if several else "",
+            "mp": "" if several else "is 'mp', and the model is in this process; leave it out, or ask for ranks",
+        }
+        if rule := rules.get(self.distributed_executor_backend or "", ""):
+            name = "distributed_executor_backend"
+            raise ConfigError(f"{name} {rule}", reason="NOT_SUPPORTED", violations=(Violation(name, rule),))
 
     def settings(self) -> dict[str, Any]:
         """The same as settings of `EngineConfig.from_settings`, without those that are left to it."""
@@ -206,4 +186,5 @@ class OmniDiffusionConfig(_Execution, _Weights, _Memory):
             "quantization": self.quantization_config if self.quantization is None else self.quantization,
             "lora": None if self.lora_path is None else {STATIC_LORA: self.lora_path},
         }
-        return {name: value for name, value in (as_they_are | translated).items() if value is not None}
+        given = {name: value for name, value in (as_they_are | translated).items() if value is not None}
+        return given | self.parallel_config.settings(self.num_gpus)

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from omni_grpc import omni
-from omni_grpc.compat.config import STATIC_LORA, DiffusionParallelConfig, OmniDiffusionConfig
+from omni_grpc.compat.config import STATIC_LORA, OmniDiffusionConfig
+from omni_grpc.compat.parallel import DiffusionParallelConfig
 from omni_grpc.compat.request import DiffusionOutput, OmniDiffusionRequest, OmniDiffusionSamplingParams, Prompt
 from omni_grpc.config import SchedulerConfig
 from omni_grpc.types.errors import ConfigError, InvalidArgument, Violation
@@ -27,8 +28,9 @@ GenerationCall = Callable[..., omni.Generation]
 
 
 class Omni:
-    """A model, loaded in this process. Takes the fields of OmniDiffusionConfig and DiffusionParallelConfig as keywords,
-    and any setting of ours (`device="cpu"`). Raises ConfigError for what is unknown or cannot be done.
+    """A model, loaded in this process, or spread over others as its DiffusionParallelConfig says. Takes the fields of
+    OmniDiffusionConfig and DiffusionParallelConfig as keywords, and any setting of ours (`device="cpu"`). Raises
+    ConfigError for what is unknown or cannot be done.
     """
 
     def __init__(

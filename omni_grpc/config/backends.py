@@ -34,7 +34,8 @@ class Backend:
     devices: types of device. capability: lowest and highest compute capability, both included.
     dtypes: empty where it takes any. head_multiple, head_most: of head sizes. causal, grouped: whether it does causal
     and grouped-query attention. lossy: whether its result is further off than its dtype's rounding. seeps:
-    whether `run` lets what is not finite in a row into the row before it.
+    whether `run` lets what is not finite in a row into the row before it. parts: whether it gives the log-sum-exp of a
+    part of the keys, by which a ring of ranks merges parts, see `ops.attention_parts`.
 
     A mask of keys is no need of a backend: rows are packed by it before.
     """
@@ -59,6 +60,7 @@ class Backend:
     grouped: bool = True
     lossy: bool = False
     seeps: bool = False
+    parts: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,7 @@ _KERNELS = "omni_grpc.ops.attention_kernels"
 BACKENDS: Mapping[str, Backend] = {
     "TORCH_SDPA": Backend(
         run=f"{_KERNELS}:sdpa",
+        parts=True,
         what="torch's scaled_dot_product_attention, one call for each run of rows of equal lengths",
         devices=(),
     ),
@@ -101,6 +104,7 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "FLASH_ATTN_3": Backend(
         run=f"{_KERNELS}:flash_3",
+        parts=True,
         seeps=True,
         apart=f"{_KERNELS}:flash_3_apart",
         what="FlashAttention 3 from the package fa3-fwd, one call for all rows",
@@ -157,6 +161,7 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "FLASH_ATTN_2": Backend(
         run=f"{_KERNELS}:flash_2",
+        parts=True,
         what="FlashAttention 2 from torch, one call for all rows",
         capability=((8, 0), (12, 1)),
         dtypes=HALF,

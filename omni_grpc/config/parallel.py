@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from omni_grpc.config.options import setting
+from omni_grpc.types.address import MAX_PORT
 from omni_grpc.types.ranks import ParallelSizes
 
 
@@ -29,6 +30,12 @@ class ParallelConfig:
         1, "of all these ranks, those that decode together, each a part of every frame", minimum=1
     )
     use_hsdp: bool = setting(False, "ranks that share tokens keep a part of each weight, and gather it when it is used")
+    hsdp_shard_size: int | None = setting(
+        None,
+        "with --use-hsdp: of the ranks that share tokens, as many neighbors keep each weight once, and the others the "
+        "same again (default: all of them share it)",
+        minimum=2,
+    )
     enable_expert_parallel: bool = setting(
         False, "ranks that share weights or tokens share the experts of mixture-of-experts layers"
     )
@@ -36,6 +43,15 @@ class ParallelConfig:
         60.0,
         "seconds that a rank may lag behind the others before all of them are ended and started again",
         minimum=1,
+    )
+    rank_port: int | None = setting(
+        None,
+        "under torchrun, the port of rank 0's host at which the others are told what to do (default: MASTER_PORT + 1)",
+        minimum=1,
+        maximum=MAX_PORT,
+    )
+    rank_secret_file: str | None = setting(
+        None, "under torchrun, a file with a secret that the ranks of all hosts have in common, of 16 bytes or more"
     )
 
     @property

@@ -240,7 +240,7 @@ class WorkerProcess:
         obituary: Obituary = OF_PROCESS,
     ) -> None:
         self._words = obituary
-        self._timeout = config.worker.worker_timeout
+        self._timeout, self._load_timeout = config.worker.worker_timeout, config.worker.phase_timeout
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._prefix = block_prefix()
@@ -333,13 +333,16 @@ class WorkerProcess:
         self._loop.call_soon_threadsafe(self._bury)
 
     def _deliver_reports(self) -> None:
-        ready = False
+        # it imports before it gives signs of life; then it loads, and a read of weights may keep it from them for long
+        patience: float | None = None
         while True:
-            # until it is ready a worker imports and loads, and cannot give signs of life
-            if ready and not self._connection.poll(self._timeout):
+            if not self._connection.poll(patience):
                 self.kill()
             report = self._connection.recv()
-            ready = ready or isinstance(report, Ready)
+            if isinstance(report, Ready):
+                patience = self._timeout
+            elif patience is None and isinstance(report, Beat):
+                patience = self._load_timeout
             if isinstance(report, Died):
                 # the process is of no more use, and must be gone before the next one is started
                 self._last_words = report.failure

@@ -14,38 +14,36 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.engine.executor import WORKER, Deliver, Obituary, ProcessExecutor, WorkerProcess, gone
+from omni_grpc.engine.agreement import LAST_WORDS_SECONDS, Agreement, is_last_words, is_lost_decode, name_of, of_rank
+from omni_grpc.engine.executor import WORKER, Deliver, Life, Obituary, ProcessExecutor, WorkerProcess, gone
 from omni_grpc.types.errors import Code, Failure, Unavailable
-from omni_grpc.types.load_progress import Loading
-from omni_grpc.types.plan import (
-    Broken,
-    Decoded,
-    DecodedPart,
-    Died,
-    Order,
-    Plan,
-    Prepared,
-    Ready,
-    Report,
-    Stepped,
-)
-from omni_grpc.types.ranks import RANK, RENDEZVOUS, WORLD_SIZE
+from omni_grpc.types.plan import Broken, Died, Order, Plan, Prepared, Report
+from omni_grpc.types.ranks import INTERFACES, RANK, RENDEZVOUS, WORLD_SIZE
 from omni_grpc.types.request import Request
 from omni_grpc.types.shared_inputs import free_blocks, link_inputs, media_of
 from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
 
-Key = tuple[str, str]
-"""What reports belong together: the lane and, where it has one, the request."""
-LANES = ("prepare", "step", "decode")
 
-INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Which network interface ranks meet on: the loopback one, so that nothing listens for other machines."""
+class RankLife(Life, Protocol):
+    """One life of one rank. Methods are those of WorkerProcess."""
+
+    @property
+    def prefix(self) -> str: ...
+
+    def end(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+Start = Callable[[Deliver], RankLife]
+"""Starts a rank, which delivers what it reports. Raises OSError or RuntimeError."""
 
 
 class RankExecutor(ProcessExecutor):
@@ -63,54 +61,56 @@ class RankExecutor(ProcessExecutor):
         self._group = (worker, config, checkpoint, environments)
 
     def _begin(self, deliver: Deliver) -> RankGroup:
-        return RankGroup(*self._group, deliver)
+        worker, config, checkpoint, environments = self._group
+        world, folder = len(environments), Path(tempfile.mkdtemp(prefix="omni-ranks-"))
 
+        def start(rank: int, deliver: Deliver) -> WorkerProcess:
+            environment = {**_meeting(rank, world, folder), **environments[rank]}
+            return WorkerProcess(worker, config, checkpoint, environment, deliver, obituary_of(rank, world))
 
-@dataclasses.dataclass(slots=True)
-class Round:
-    """The reports of the ranks on one piece of work, as far as they have come."""
-
-    reports: dict[int, Report] = dataclasses.field(default_factory=dict)
-    timer: asyncio.TimerHandle | None = None
+        starts = [functools.partial(start, rank) for rank in range(world)]
+        return RankGroup(config, starts, deliver, forget=functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
 
 class RankGroup:
-    """One life of a group of ranks, as WorkerProcess is that of one process. The end of any rank is the end of all."""
+    """One life of a group of ranks, as WorkerProcess is that of one process. The end of any rank is the end of all. The
+    first death that was found is told, or else what a rank said first of its own end.
+
+    `forget` is called when all of them are gone.
+    """
 
     def __init__(
         self,
-        worker: str,
         config: EngineConfig,
-        checkpoint: Checkpoint,
-        environments: Sequence[Mapping[str, str]],
+        starts: Sequence[Start],
         deliver: Deliver,
+        *,
+        forget: Callable[[], None] = lambda: None,
     ) -> None:
         """Raises OSError or RuntimeError where a process cannot be started; none is left then."""
         self._loop = asyncio.get_running_loop()
         self._deliver = deliver
-        self._timeout = config.parallel.rank_timeout
-        self._world = len(environments)
-        self._decoding = config.parallel.vae_patch_parallel_size
+        self._forget = forget
+        self._world = len(starts)
         self._closing = False
         self._failure: Failure | None = None
+        self._last_words: Failure | None = None
         self._gone: set[int] = set()
-        self._rounds: dict[Key, list[Round]] = {}
         self._links: dict[str, list[str]] = {}
         self._numbers = itertools.count()
-        self._processes: list[WorkerProcess] = []
-        self._folder = Path(tempfile.mkdtemp(prefix="omni-ranks-"))
+        self._processes: list[RankLife] = []
+        self._agreement = Agreement(
+            self._world,
+            decoding=config.parallel.vae_patch_parallel_size,
+            timeout=config.parallel.rank_timeout,
+            later=self._loop.call_later,
+            agreed=self._on_agreed,
+            # one that has said why it ends is late after that with all that the others do
+            end=lambda failure: self._end(self._last_words or failure),
+        )
         try:
-            for rank, environment in enumerate(environments):
-                self._processes.append(
-                    WorkerProcess(
-                        worker,
-                        config,
-                        checkpoint,
-                        {**_meeting(rank, self._world, self._folder), **environment},
-                        functools.partial(self._on_report, rank),
-                        Obituary(f"{self._name(rank)}, process", "see its log"),
-                    )
-                )
+            for rank, start in enumerate(starts):
+                self._processes.append(start(functools.partial(self._on_report, rank)))
         except (OSError, RuntimeError):
             self._closing = True
             self._end_all()
@@ -167,94 +167,50 @@ class RankGroup:
         elif self._closing or self._failure is not None:
             # of what a group leaves behind, the blocks are freed with its processes
             logger.debug("rank %d has reported after the end of its group", rank)
-        elif isinstance(report, Loading):
-            if rank == 0:
-                self._deliver(report)
         else:
-            self._join(rank, report)
+            self._agreement.hear(rank, report)
 
-    def _join(self, rank: int, report: Report) -> None:
-        """Delivers the report of rank 0 once all ranks have given theirs: from then on none of them reads the inputs of
-        a prepared request, for example, and what comes next finds all of them in the same place.
-        """
-        key = _key(report)
-        rounds = self._rounds.setdefault(key, [])
-        it = next((one for one in rounds if rank not in one.reports), None)
-        if it is None:
-            it = Round()
-            rounds.append(it)
-            if key[0] in LANES:
-                it.timer = self._loop.call_later(self._timeout, self._on_lag, key, it)
-        it.reports[rank] = report
-        if len(it.reports) < (self._decoding if key[0] == "decode" else self._world):
-            return
-        rounds.remove(it)
-        if not rounds:
-            del self._rounds[key]
-        if it.timer is not None:
-            it.timer.cancel()
-        self._settle(key, it.reports)
-
-    def _settle(self, key: Key, reports: Mapping[int, Report]) -> None:
-        first = reports[0]
-        if key[0] == "prepare":
-            free_blocks(self._links.pop(key[1], ()))
-        other = next((rank for rank, report in reports.items() if _told(report) != _told(first)), None)
-        # rank 0 alone encodes what was decoded: where that fails, all ranks are done with the decode, and none hangs
-        if other is not None and key[0] != "decode":
-            message = (
-                f"{self._name(other)} and rank 0 disagree on {_what(key)}: {_said(reports[other])}, and "
-                f"{_said(first)}; all ranks were ended"
-            )
-            self._end(Failure(code=Code.INTERNAL, reason="RANKS_DISAGREE", message=message))
-            return
-        if isinstance(first, Broken) and key[0] == "decode":
-            # the others have it still, and may step it; all of them drop it at the same point
+    def _on_agreed(self, report: Report) -> None:
+        if isinstance(report, Prepared | Broken):
+            free_blocks(self._links.pop(report.id, ()))
+        if is_lost_decode(report):
             with contextlib.suppress(Unavailable):  # one of them is gone, and Died follows
-                self.send(Plan(drop=(first.id,)))
-        self._deliver(first)
-
-    def _on_lag(self, key: Key, it: Round) -> None:
-        if self._closing or self._failure is not None:
-            return
-        late = [rank for rank in range(self._world) if rank not in it.reports]
-        done = ", ".join(f"rank {rank}: {_said(report)}" for rank, report in sorted(it.reports.items()))
-        message = (
-            f"{self._name(late[0])} is {self._timeout:g} s late with {_what(key)} ({done}), see --rank-timeout; "
-            "all ranks were ended"
-        )
-        self._end(Failure(code=Code.UNAVAILABLE, reason="RANK_STUCK", message=message))
+                self.send(Plan(drop=(report.id,)))
+        self._deliver(report)
 
     def _end(self, failure: Failure) -> None:
-        """Kills all ranks. The first failure is the one that is told: what the others die of follows from it."""
-        if self._failure is None:
+        """Kills all ranks. The first failure that gets here is told: what the others die of follows from it."""
+        if self._failure is None and not self._closing:
             self._failure = failure
             self._end_all()
 
     def _end_all(self) -> None:
         for process in self._processes:
             process.end()
-        for it in (one for rounds in self._rounds.values() for one in rounds):
-            if it.timer is not None:
-                it.timer.cancel()
+        self._agreement.close()
 
     def _bury(self, rank: int, failure: Failure) -> None:
         self._gone.add(rank)
         if self._closing:
             return
-        if not failure.message.startswith("rank "):
-            failure = dataclasses.replace(failure, message=f"{self._name(rank)}: {failure.message}")
-        self._end(failure)
-        if len(self._gone) == self._world and self._failure is not None:
+        told = of_rank(rank, self._world, failure)
+        if not is_last_words(failure):
+            self._end(told)
+        elif self._last_words is None:
+            self._last_words = told
+            self._loop.call_later(LAST_WORDS_SECONDS, self._end, told)
+        if len(self._gone) == self._world:
+            if self._failure is None and self._last_words is not None:
+                self._end(self._last_words)
+            assert self._failure is not None
             # all devices are free now, so that a new group can be started
             self._forget()
             self._deliver(Died(failure=self._failure))
 
-    def _forget(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _name(self, rank: int) -> str:
-        return f"rank {rank} of {self._world}"
+def obituary_of(rank: int, world: int) -> Obituary:
+    """How the death of a rank is told."""
+    return Obituary(f"{name_of(rank, world)}, process", "see its log")
 
 
 def _meeting(rank: int, world: int, folder: Path) -> Mapping[str, str]:
@@ -262,46 +218,3 @@ def _meeting(rank: int, world: int, folder: Path) -> Mapping[str, str]:
     # of Linux; elsewhere the interface has another name
     interfaces = {name: os.environ.get(name, "lo") for name in INTERFACES} if sys.platform == "linux" else {}
     return {RANK: str(rank), WORLD_SIZE: str(world), RENDEZVOUS: str(folder / "rendezvous"), **interfaces}
-
-
-def _key(report: Report) -> Key:
-    match report:
-        case Prepared(id=request_id):
-            return "prepare", request_id
-        case Broken(id=request_id, phase=phase):
-            return phase, request_id
-        case Stepped():
-            return "step", ""
-        case Decoded(id=request_id) | DecodedPart(id=request_id):
-            return "decode", request_id
-        case Ready():
-            return "load", ""
-    return "order", ""
-
-
-def _told(report: Report) -> tuple[object, ...]:
-    """What all ranks have to say alike."""
-    match report:
-        case Prepared(rows=rows, prompt_tokens=tokens):
-            return Prepared, rows, tokens
-        case Stepped(progress=progress, broken=broken):
-            steps = tuple((one.id, one.step, one.evals, one.part_ready, one.finished) for one in progress)
-            return Stepped, steps, tuple(one.id for one in broken)
-        case Ready(dtype=dtype):
-            return Ready, dtype
-    return (type(report),)
-
-
-def _what(key: Key) -> str:
-    kind, request_id = key
-    return " of ".join(filter(None, (f"its {kind}", request_id)))
-
-
-def _said(report: Report) -> str:
-    match report:
-        case Broken(failure=failure):
-            return f"{failure.reason}, {failure.message}"
-        case Stepped(progress=progress, broken=broken):
-            steps = [f"{one.id} at step {one.step}" for one in progress]
-            return f"stepped {', '.join(steps) or 'nothing'}" + "".join(f", {one.id} broken" for one in broken)
-    return type(report).__name__

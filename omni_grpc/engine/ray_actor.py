@@ -11,54 +11,29 @@ import os
 import pkgutil
 import platform
 import queue
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from omni_grpc.checkpoint.registry import on_hub, open_model
 from omni_grpc.config import EngineConfig
-from omni_grpc.config.sections import BUNDLED
-from omni_grpc.engine.executor import LOCAL_WORKER, WORKER_ENVIRONMENT
-from omni_grpc.engine.fetch_process import open_told
-from omni_grpc.resolve.settings import apply_settings
-from omni_grpc.types.errors import CheckpointError, Code, Failure, OmniError
+from omni_grpc.engine.assignment import Assignment, opened_here
+from omni_grpc.engine.executor import WORKER_ENVIRONMENT
+from omni_grpc.engine.rank_network import meeting
+from omni_grpc.types.errors import Code, Failure, OmniError
 from omni_grpc.types.library_logs import quiet_libraries
-from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.os_errors import plain
-from omni_grpc.types.plan import Died, Fetched, Order, Plan, Report
+from omni_grpc.types.plan import Died, Order, Plan, Report
+from omni_grpc.types.ranks import LISTENER
 from omni_grpc.types.shared_memory import NO_BLOCKS
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.types.version import __version__
 
 logger = logging.getLogger(__name__)
 
-KEPT = (
-    *("model", "adapter", "cache", "quantization", "loras", "offload", "profiler"),
-    *("scheduler", "limits", "worker", "outbound"),
-)
-"""Sections that a worker reads. The others, with addresses of databases and names of secrets, stay with the server."""
-BUNDLED_MODEL = "bundled"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """What a worker is to be. `model` is a folder as the server names it, a name of the hub, or BUNDLED_MODEL, which
-    every installation has in a place of its own. `folder`: what relative paths are relative to.
-    """
-
-    config: EngineConfig
-    model: str
-    folder: str
-    worker: str = LOCAL_WORKER
-
-    @classmethod
-    def of(cls, config: EngineConfig, *, device: str, worker: str = LOCAL_WORKER) -> Assignment:
-        """That of a server with this configuration, on this kind of device."""
-        kept = {name: getattr(config, name) for name in KEPT}
-        kept["model"] = dataclasses.replace(config.model, device=device)
-        name = BUNDLED_MODEL if config.model.model == str(BUNDLED) else config.model.model
-        return cls(config=EngineConfig(**kept), model=name, folder=str(Path.cwd()), worker=worker)
+MEETING = "ranks"
+"""Name of the meeting of ranks at their store, which is of no others."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +61,8 @@ Make = Callable[[EngineConfig, Checkpoint, Callable[[Report], None], str], Inner
 
 
 class RayWorker:
-    """One worker of one replica. Its caller has at most one call of `feed` and one of `reports` under way, so that
-    plans and reports keep their order.
+    """One worker of one replica, or one of its ranks. Its caller has at most one call of `feed` and one of `reports`
+    under way, so that plans and reports keep their order.
 
     It is made without arguments: Ray keeps those of a constructor in the GCS of its cluster, those of other methods go
     straight to this process.
@@ -96,6 +71,16 @@ class RayWorker:
     def __init__(self) -> None:
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._worker: Inner | None = None
+
+    def listen(self, host: str) -> int:
+        """Has this process, rank 0 of several, listen where they meet; the port. Raises OSError where `host` is no
+        address of this machine.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family)
+        port: int = listener.getsockname()[1]
+        os.environ[LISTENER] = str(listener.detach())
+        return port
 
     def start(self, assignment: Assignment) -> Arrival:
         """Begins to load, and returns before anything slow is imported."""
@@ -134,7 +119,9 @@ class RayWorker:
     def _load(self, assignment: Assignment) -> None:
         """Body of a thread: it ends with a worker that loads its model, or with Died."""
         try:
-            config, checkpoint = self._open(assignment)
+            if (seat := assignment.seat) is not None:
+                os.environ.update(meeting(seat.rank, seat.world, seat.host, seat.port, MEETING))
+            config, checkpoint = opened_here(assignment, self._reports.put)
             make: Make = pkgutil.resolve_name(assignment.worker)
             # the engine may be on another machine, so outputs go inside their reports
             worker = make(config, checkpoint, self._reports.put, NO_BLOCKS)
@@ -146,21 +133,3 @@ class RayWorker:
             logger.exception("the worker cannot be started")
             message = f"the worker on node {platform.node()} cannot be started: {type(error).__name__}: {plain(error)}"
             self._reports.put(Died(failure=Failure(code=Code.INTERNAL, reason="WORKER_ERROR", message=message)))
-
-    def _open(self, assignment: Assignment) -> tuple[EngineConfig, Checkpoint]:
-        """The settings and the checkpoint as they are on this node."""
-        model = str(BUNDLED) if assignment.model == BUNDLED_MODEL else assignment.model
-        config = assignment.config
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, model=model))
-        if on_hub(config.model):
-            checkpoint = open_told(config, self._reports.put)
-            self._reports.put(Fetched(checkpoint=checkpoint))
-            self._reports.put(Loading())
-            return config, checkpoint
-        if not Path(model).is_dir():
-            raise CheckpointError(
-                f"node {platform.node()} has no folder {Path(model).absolute()}: a worker of Ray loads its checkpoint "
-                "from the same path as the server; share the folder or copy it there, or serve a model of the hub",
-                reason="CHECKPOINT_NOT_ON_NODE",
-            )
-        return config, open_model(config.model, apply=lambda found: apply_settings(config, found))

@@ -1,4 +1,5 @@
-"""The process between the engine and a worker of Ray: a driver of the cluster, with one placement group and one actor.
+"""The process between the engine and a worker of Ray: a driver of the cluster, with one placement group and one actor,
+or one for each rank of its model. Ranks answer through it as one, once they agree, and end with the first that ends.
 
 It is a process of its own, with the pipe and the signs of life of a local worker, for three reasons:
 - Ray ends a driver that has lost the GCS of its cluster, or the Ray node of its machine: that must not be the server.
@@ -29,8 +30,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.engine.agreement import LAST_WORDS_SECONDS, Agreement, is_lost_decode, name_of, of_rank
+from omni_grpc.engine.assignment import Assignment, Seat
 from omni_grpc.engine.executor import LOCAL_WORKER
-from omni_grpc.engine.ray_actor import Arrival, Assignment, RayWorker
+from omni_grpc.engine.ray_actor import Arrival, RayWorker
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.os_errors import plain
@@ -98,63 +101,137 @@ class Ended(Exception):
         self.failure = failure
 
 
+@dataclasses.dataclass(eq=False, slots=True)
+class _Rank:
+    """One actor, and what waits to be handed to it. who: how messages call it."""
+
+    number: int
+    who: str
+    actor: Any
+    where: str = "its node"
+    messages: queue.SimpleQueue[Plan | Order] = dataclasses.field(default_factory=queue.SimpleQueue)
+
+    @property
+    def place(self) -> str:
+        return f"{self.who} on {self.where}"
+
+
 class _Replica:
-    """One life of a worker: a placement group, an actor in it, and two threads that call its methods."""
+    """One life of a worker: a placement group, an actor in it for each rank, and two threads that call the methods of
+    each.
+    """
 
     def __init__(self, config: EngineConfig, worker: str, prefix: str, send: Callable[[Report], None]) -> None:
         self._config = config
         self._worker = worker
         self._send = send
         self._names = (f"{prefix}{number}" for number in count())
-        self._messages: queue.SimpleQueue[Plan | Order] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._over = False
         """Whether it is closing, or its end has been told."""
         self._connected = False
-        self._actor: Any = None
-        self._where = "its node"
+        self._world = config.parallel.sizes.world
+        self._ranks: list[_Rank] = []
+        self._hearing = threading.Lock()
+        self._last_words: Died | None = None
+        self._agreement = Agreement(
+            self._world,
+            decoding=config.parallel.vae_patch_parallel_size,
+            timeout=config.parallel.rank_timeout,
+            later=self._later,
+            agreed=self._on_agreed,
+            # one that has said why it ends is late after that with all that the others do
+            end=lambda failure: self._end(self._last_words or Died(failure=failure)),
+        )
 
     def start(self) -> None:
         threading.Thread(target=self._live, name="omni_grpc-ray", daemon=True).start()
 
     def feed(self, message: Plan | Order) -> None:
-        self._messages.put(message)
+        """To every rank, in order. The bytes of inputs are read here: their blocks are of this machine alone."""
+        self._hand_out(self._filled(message) if isinstance(message, Plan) else message)
 
     def close(self) -> None:
-        """Lets running work end, for CLOSE_SECONDS at most, and leaves the cluster, which ends the actor."""
+        """Lets running work end, for CLOSE_SECONDS at most, and leaves the cluster, which ends the actors."""
         with self._lock:
             self._over = True
         if not self._connected:
             return
         import ray
 
-        if self._actor is not None:
+        for rank in self._ranks[:1]:
+            # when the first one is done, nobody needs the others
             try:
-                ray.get(self._actor.close.remote(), timeout=CLOSE_SECONDS)
+                ray.get(rank.actor.close.remote(), timeout=CLOSE_SECONDS)
             except ray.exceptions.RayError as error:
-                logger.warning("the worker on %s did not close: %s", self._where, _told(error))
+                logger.warning("%s did not close: %s", rank.place, _told(error))
         ray.shutdown()
 
     def _live(self) -> None:
-        """Body of the thread that fetches reports."""
+        """Body of a thread: it ends when each rank has two of its own."""
         with self._ends():
             self._connect()
-            self._actor = self._placed()
-            arrival: Arrival = self._call(self._actor.start, self._assignment)
-            self._where = f"node {arrival.node} (process {arrival.pid})"
-            if arrival.version != __version__:
-                message = f"{self._where} has omni_grpc {arrival.version}, this server {__version__}; install the same"
-                raise Ended(_unusable(reason="RAY_VERSION_MISMATCH", message=message))
-            logger.info("the worker is process %d of node %s", arrival.pid, arrival.node)
-            threading.Thread(target=self._feed, name="omni_grpc-feed", daemon=True).start()
-            self._fetch()
+            self._ranks, assignments = self._placed()
+            for rank, assignment in zip(self._ranks, assignments, strict=True):
+                arrival: Arrival = self._call(rank, rank.actor.start, assignment)
+                rank.where = where = f"node {arrival.node} (process {arrival.pid})"
+                if arrival.version != __version__:
+                    message = f"{where} has omni_grpc {arrival.version}, this server {__version__}; install the same"
+                    raise Ended(_unusable(reason="RAY_VERSION_MISMATCH", message=message))
+                logger.info("%s is process %d of node %s", rank.who, arrival.pid, arrival.node)
+                for body, name in ((self._feed, "feed"), (self._fetch, "fetch")):
+                    threading.Thread(target=body, args=(rank,), name=f"omni_grpc-{name}", daemon=True).start()
 
-    def _feed(self) -> None:
+    def _feed(self, rank: _Rank) -> None:
         """Body of the thread that hands plans over. The next one goes when the last has been taken: in order."""
         with self._ends():
             while True:
-                message = self._messages.get()
-                self._call(self._actor.feed, self._filled(message) if isinstance(message, Plan) else message)
+                self._call(rank, rank.actor.feed, rank.messages.get())
+
+    def _fetch(self, rank: _Rank) -> None:
+        """Body of the thread that fetches reports."""
+        timeout = None
+        with self._ends():
+            while True:
+                for report in self._call(rank, rank.actor.reports, BEAT_SECONDS, timeout=timeout):
+                    if isinstance(report, Ready):
+                        # until then it imports and loads, and cannot give signs of life
+                        timeout = self._config.worker.worker_timeout
+                    if isinstance(report, Died):
+                        self._on_died(rank, report)
+                    else:
+                        with self._hearing:
+                            self._agreement.hear(rank.number, report)
+
+    def _on_died(self, rank: _Rank, report: Died) -> None:
+        """A rank that gives up may do so because another one is gone, whose end Ray tells a moment later."""
+        if self._world == 1:
+            self._end(report)
+            return
+        told = dataclasses.replace(report, failure=of_rank(rank.number, self._world, report.failure))
+        self._last_words = self._last_words or told
+        threading.Timer(LAST_WORDS_SECONDS, self._end, (told,)).start()
+
+    def _on_agreed(self, report: Report) -> None:
+        if self._world > 1 and is_lost_decode(report):
+            self._hand_out(Plan(drop=(report.id,)))
+        self._send(self._here(report))
+
+    def _hand_out(self, message: Plan | Order) -> None:
+        for rank in self._ranks:
+            rank.messages.put(message)
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> threading.Timer:
+        """Has something called as `Agreement` wants it: never beside one of its other calls."""
+
+        def alone() -> None:
+            with self._hearing:
+                call()
+
+        timer = threading.Timer(seconds, alone)
+        timer.daemon = True
+        timer.start()
+        return timer
 
     @contextmanager
     def _ends(self) -> Iterator[None]:
@@ -216,8 +293,8 @@ class _Replica:
             watch.cancel()
         self._connected = True
 
-    def _placed(self) -> Any:
-        """An actor where there was room. Raises Ended."""
+    def _placed(self) -> tuple[list[_Rank], list[Assignment]]:
+        """The actors where there was room, and what they are to be. Raises Ended."""
         import ray
 
         try:
@@ -226,32 +303,45 @@ class _Replica:
             message = f"the Ray cluster stopped answering while it was asked for a place: {_told(error)}"
             raise Ended(_unusable(reason="RAY_NOT_REACHED", message=message)) from error
 
-    def _place(self) -> Any:
-        """Waits for a place, and makes an actor there."""
+    def _place(self) -> tuple[list[_Rank], list[Assignment]]:
+        """Waits for a place, and makes the actors there: ranks on one node where that has room for all of them, else on
+        as few as Ray finds.
+        """
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         bundle = self._bundle()
         seconds = self._config.worker.ray_placement_timeout
-        group = placement_group([bundle])
+        group = placement_group([bundle] * self._world, strategy="PACK")
         if not group.wait(seconds):
+            each = f"for each of {self._world} ranks " if self._world > 1 else ""
             message = (
                 f"the Ray cluster had no place for a replica within {seconds:g} s (--ray-placement-timeout): it needs "
-                f"{_resources(bundle)} on one node; {_cluster()}; add a node, lower --data-parallel-size or "
+                f"{each}{_resources(bundle)} on one node; {_cluster()}; add a node, lower --data-parallel-size or "
                 "--cpu-threads, or wait longer"
             )
             raise Ended(_unusable(reason="RAY_NO_PLACE", message=message))
         # dead is dead: the engine restarts it, and knows what was lost. An answer that was lost is not asked for again
         options = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": CALLS}
-        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
         remote: Any = ray.remote(RayWorker)
-        return remote.options(
-            num_cpus=bundle["CPU"], num_gpus=bundle.get("GPU", 0), scheduling_strategy=strategy, **options
-        ).remote()
+        bundles, host = _by_node(group)
+        ranks = []
+        for number, index in enumerate(bundles):
+            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+            actor = remote.options(
+                num_cpus=bundle["CPU"], num_gpus=bundle.get("GPU", 0), scheduling_strategy=strategy, **options
+            ).remote()
+            who = "the worker" if self._world == 1 else name_of(number, self._world)
+            ranks.append(_Rank(number, who, actor))
+        if self._world == 1:
+            return ranks, [self._assignment]
+        port = self._call(ranks[0], ranks[0].actor.listen, host)
+        seats = [Seat(rank=rank.number, world=self._world, host=host, port=port) for rank in ranks]
+        return ranks, [dataclasses.replace(self._assignment, seat=seat) for seat in seats]
 
     def _bundle(self) -> dict[str, float]:
-        """What a replica takes of a node."""
+        """What a replica, or a rank of it, takes of a node."""
         import ray
 
         model = self._config.model
@@ -260,15 +350,15 @@ class _Replica:
         self._assignment = Assignment.of(self._config, device=device, worker=self._worker)
         return {"CPU": float(model.cpu_threads or 1)} | ({"GPU": 1.0} if gpu else {})
 
-    def _call(self, method: Any, *arguments: object, timeout: float | None = None) -> Any:
-        """Calls a method of the actor. Raises Ended where it or its node is gone, or it does not answer in time."""
+    def _call(self, rank: _Rank, method: Any, *arguments: object, timeout: float | None = None) -> Any:
+        """Calls a method of an actor. Raises Ended where it or its node is gone, or it does not answer in time."""
         import ray
 
         try:
             answer = method.remote(*arguments)
             # the answer first, then its bytes: those of a video may take longer than a worker may be silent
             if timeout is not None and not ray.wait([answer], timeout=timeout, fetch_local=False)[0]:
-                message = f"the worker on {self._where} stopped responding for {timeout:g} s and was killed"
+                message = f"{rank.place} stopped responding for {timeout:g} s and was killed"
                 raise Ended(Failure(code=Code.UNAVAILABLE, reason="WORKER_HUNG", message=message))
             return ray.get(answer)
         except ray.exceptions.RayError as error:
@@ -276,22 +366,10 @@ class _Replica:
                 why = re.findall(r"(?:ModuleNotFound|Import|Attribute)Error: .*", str(error))[-1:]
                 message = f"a node lacks omni_grpc {__version__} ({' '.join(why)}); install the same on each node"
                 raise Ended(_unusable(reason="RAY_VERSION_MISMATCH", message=message)) from error
-            message = f"the worker on {self._where} died: {_told(error)}; the log of that node says more"
+            message = f"{rank.place} died: {_told(error)}; the log of that node says more"
             raise Ended(Failure(code=Code.UNAVAILABLE, reason="WORKER_DIED", message=message)) from error
 
     # --- plans and reports --------------------------------------------------------------------------------------------
-
-    def _fetch(self) -> None:
-        timeout = None
-        while True:
-            for report in self._call(self._actor.reports, BEAT_SECONDS, timeout=timeout):
-                if isinstance(report, Ready):
-                    # until then it imports and loads, and cannot give signs of life
-                    timeout = self._config.worker.worker_timeout
-                if isinstance(report, Died):
-                    self._end(report)
-                else:
-                    self._send(self._here(report))
 
     def _here(self, report: Report) -> Report:
         """The report with the bytes of media in blocks of this machine, as a worker here would have put them."""
@@ -304,7 +382,7 @@ class _Replica:
         return dataclasses.replace(report, media=tuple(media))
 
     def _filled(self, plan: Plan) -> Plan:
-        """The plan with the bytes of inputs inside: their blocks are of this machine alone."""
+        """The plan with the bytes of inputs inside."""
         return dataclasses.replace(plan, admit=tuple(filter(None, map(self._with_inputs, plan.admit))))
 
     def _with_inputs(self, request: Request) -> Request | None:
@@ -333,6 +411,20 @@ def _cluster() -> str:
     nodes = [node for node in ray.nodes() if node["Alive"]]
     each = ", ".join(f"{node['NodeManagerAddress']} with {_resources(node['Resources'])}" for node in nodes)
     return f"the cluster has {len(nodes)} node(s): {each}; {_resources(ray.available_resources())} are free"
+
+
+def _by_node(group: Any) -> tuple[list[int], str]:
+    """The bundles of a placement group in the order of ranks, those of one node together since neighbors talk most; and
+    the address of the node of the first one.
+    """
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    first = {node: min(bundle for bundle in nodes if nodes[bundle] == node) for node in nodes.values()}
+    bundles = sorted(nodes, key=lambda bundle: (first[nodes[bundle]], bundle))
+    addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
+    return bundles, addresses[nodes[bundles[0]]]
 
 
 def _told(error: BaseException) -> str:

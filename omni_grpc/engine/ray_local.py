@@ -157,14 +157,14 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
     os.setsid()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)  # what Ray starts inherits an ignored signal, and is ended by them
-    replicas, each = config.worker.data_parallel_size, config.model.cpu_threads or 1
+    each = config.model.cpu_threads or 1
     try:
         context = ray.init(
             address="local",
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             # they share the cores, as worker processes do
-            num_cpus=max(os.cpu_count() or 1, replicas * each),
+            num_cpus=max(os.cpu_count() or 1, config.processes * each),
             log_to_driver=False,
             logging_level=logging.ERROR,
             _temp_dir=folder,

@@ -12,16 +12,26 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.config.sections import RAY
 from omni_grpc.engine.executor import Executor, HubExecutor, ProcessExecutor
 from omni_grpc.engine.rank_executor import RankExecutor
+from omni_grpc.engine.rank_link import LaunchedExecutor, RankLink
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.spec import Checkpoint
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def executors(config: EngineConfig, checkpoint: Checkpoint) -> list[Executor]:
-    """One for each replica of `--data-parallel-size`. Raises ConfigError where CUDA_VISIBLE_DEVICES lists fewer devices
-    than there are replicas, or where the extra for Ray is not installed.
+def executors(config: EngineConfig, checkpoint: Checkpoint, link: RankLink | None = None) -> list[Executor]:
+    """One for each replica of `--data-parallel-size`; `link`: to the ranks that torchrun started, which are one. Raises
+    ConfigError where CUDA_VISIBLE_DEVICES lists fewer devices than there are replicas, where the extra for Ray is not
+    installed, and for a second model of the ranks of torchrun.
     """
+    if link is not None:
+        link.take(checkpoint.name)
+        environment = environment_of(link.launch.local_rank, config)
+
+        def make(found: Checkpoint) -> ProcessExecutor:
+            return LaunchedExecutor(config, found, link, environment=environment)
+
+        return [HubExecutor(config, checkpoint, make=make) if on_hub(config.model) else make(checkpoint)]
     if config.worker.distributed_executor_backend == RAY:
         # here, so that nobody else needs it
         from omni_grpc.engine.ray_executor import ray_executors
@@ -30,7 +40,7 @@ def executors(config: EngineConfig, checkpoint: Checkpoint) -> list[Executor]:
     processes, world, devices = config.processes, config.parallel.sizes.world, config.worker.devices
     if devices:
         _check_devices(devices, processes, world)
-    environments = [_environment(number, config) for number in range(processes)]
+    environments = [environment_of(number, config) for number in range(processes)]
     replicas = [environments[first : first + world] for first in range(0, processes, world)]
     return [_executor(config, checkpoint, replica) for replica in replicas]
 
@@ -53,7 +63,7 @@ def _check_devices(devices: Sequence[str], processes: int, world: int) -> None:
         raise ConfigError(f"devices {rule}", violations=(Violation("devices", rule),))
 
 
-def _environment(number: int, config: EngineConfig) -> Mapping[str, str]:
+def environment_of(number: int, config: EngineConfig) -> Mapping[str, str]:
     """What a process sees of the machine. A single one sees all of it, unless it is given a device; on a CPU they share
     it.
     """

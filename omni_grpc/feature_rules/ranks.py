@@ -158,13 +158,23 @@ def _decode(sizes: ParallelSizes) -> dict[str, str]:
 
 def _shards(sizes: ParallelSizes) -> dict[str, str]:
     if not sizes.use_hsdp:
-        return {}
+        given = sizes.hsdp_shard_size is not None
+        return {"hsdp_shard_size": "has no effect without use_hsdp; set that too, or leave it out"} if given else {}
     if sizes.tensor_parallel_size > 1:
         return {"use_hsdp": "must be off beside tensor_parallel_size, which shards the same weights; leave one out"}
     if sizes.pipeline_parallel_size > 1:
         return {"use_hsdp": "must be off beside pipeline_parallel_size, which shares the same blocks; leave one out"}
+    if sizes.enable_expert_parallel:
+        return {"use_hsdp": "must be off beside enable_expert_parallel, which shares the same layers; leave one out"}
     if sizes.sequence == 1:
         return {"use_hsdp": "needs ranks that share tokens: give it a ulysses_degree or a sequence_parallel_size"}
+    shard = sizes.shard
+    if shard == 1 or sizes.sequence % shard:
+        instead = min(
+            (n for n in range(2, sizes.sequence + 1) if sizes.sequence % n == 0), key=lambda n: abs(n - shard)
+        )
+        rule = f"is {shard}, and has to divide the {sizes.sequence} ranks that share tokens into groups of two or more"
+        return {"hsdp_shard_size": f"{rule}; the nearest value that works is {instead}"}
     return {}
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from omni_grpc.config import QuantizationConfig
 from omni_grpc.features import Context
 from omni_grpc.loading.checkpoint import WeightTarget
-from omni_grpc.nn.linear import AnyLinear, Linear
+from omni_grpc.nn.linear import AnyLinear, Elsewhere, Linear
 from omni_grpc.nn.packed_linear import PackedLinear, Workspace
 from omni_grpc.ops.dequant import Packing
 from omni_grpc.types.errors import ConfigError, Violation
@@ -29,7 +29,7 @@ def apply(module: nn.Module, config: QuantizationConfig, context: Context) -> No
         parts.setdefault(place.path, []).append(place)
     for path, places in parts.items():
         linear = module.get_submodule(path)
-        if not isinstance(linear, AnyLinear):
+        if not isinstance(linear, AnyLinear) or isinstance(linear, Elsewhere):
             continue
         runs = _runs(places, linear.out_features)
         kind = "+".join(dict.fromkeys(packing.name for packing, _ in runs))

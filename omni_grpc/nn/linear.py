@@ -138,12 +138,15 @@ class Linear(AnyLinear):
 
 
 class Elsewhere(AnyLinear):
-    """A linear layer that another rank has: it takes its tensors from a checkpoint and drops them."""
+    """A linear layer that another rank has: it takes its tensors from a checkpoint and drops them. Its sizes are those
+    of the checkpoint, also where other ranks have parts of it.
+    """
 
     def __init__(self, whole: AnyLinear) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.stream = whole.in_features, whole.out_features, whole.stream
         self._shapes = whole.shapes()
+        self.out_features, self.in_features = self._shapes["weight"]
+        self.stream = whole.stream
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in]. Raises InternalError: nobody should have called it."""

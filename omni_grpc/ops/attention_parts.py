@@ -46,12 +46,20 @@ def attend_part(
 
 def merge(a: AttentionPart, b: AttentionPart) -> AttentionPart:
     """What queries get of the keys of both. In the dtype of the logs, so that many parts can be merged."""
-    lse = torch.logaddexp(a.lse, b.lse)
+    lse = _log_of_sum(a.lse, b.lse)
     # a query that has seen no key yet: both weights are exp(-inf)
     total = torch.where(lse.isneginf(), 0.0, lse)
     out = sum(part.out.to(lse.dtype) * (part.lse - total).exp()[..., None] for part in (a, b))
     assert isinstance(out, Tensor)
     return AttentionPart(out, lse)
+
+
+def _log_of_sum(a: Tensor, b: Tensor) -> Tensor:
+    """`torch.logaddexp`, but of a number in the same place of any batch the same bits: on a CPU that one computes what
+    fills no vector at the end of a tensor in another way.
+    """
+    most, least = torch.maximum(a, b), torch.minimum(a, b)
+    return torch.where(most.isneginf(), most, most + (least - most).exp().log1p())
 
 
 def part_backend(backend: str, use: Use) -> str:

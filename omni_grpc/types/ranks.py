@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from omni_grpc.types.errors import ConfigError, Violation
 
 RANK, WORLD_SIZE, RENDEZVOUS = "RANK", "WORLD_SIZE", "OMNI_RANKS_RENDEZVOUS"
-"""Variables of a process that is a rank: its number, of how many, and the file through which they find each other."""
+"""Variables of a process that is a rank: its number, of how many, and where they find each other, which is a file, or
+tcp://HOST:PORT/NAME where they are on several machines: a store of rank 0, or of torchrun, with a name for these ranks.
+"""
+LISTENER = "OMNI_RANKS_LISTENER"
+"""Of rank 0: the file descriptor of a socket that listens at that address."""
+TCP = "tcp://"
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables of gloo and of NCCL: which network interface ranks meet on."""
 
 Groups = tuple[tuple[int, ...], ...]
 """Ranks that belong together, group by group. Each rank is in one of them."""
@@ -23,8 +30,9 @@ class Axis(enum.StrEnum):
     TENSOR: parts of weights. ULYSSES: parts of tokens, exchanged for heads in attention. OUTER: parts of tokens whose
     keys and values are fetched, or go around in a ring. SEQUENCE: both of these. PIPELINE: ranges of blocks. CFG:
     guidance branches. PEERS: ranks that compute the same rows in the same blocks, TENSOR and SEQUENCE together.
-    EXPERT, SHARD: the same ranks, where they share experts, or keep a part of each weight and gather the whole.
-    WORLD: all ranks. VAE: parts of what is decoded, a group by itself since decodes run beside steps.
+    EXPERT: the same ranks, where they share experts. SHARD: of these, ranks that keep a part of each weight and gather
+    the whole; all of them, or as many neighbors as `hsdp_shard_size` says. WORLD: all ranks. VAE: parts of what is
+    decoded, a group by itself since decodes run beside steps.
     """
 
     TENSOR = "tensor"
@@ -46,7 +54,8 @@ class ParallelSizes:
 
     `sequence_parallel_size` is the number of ranks that share tokens; None: ulysses_degree * ring_degree. Of those,
     what Ulysses leaves fetch keys and values from each other, unless `ring_degree` makes them a ring. The ranks of
-    `vae_patch_parallel_size` and of `use_hsdp` are the same ones as those of the others.
+    `vae_patch_parallel_size` and of `use_hsdp` are the same ones as those of the others. `hsdp_shard_size`: how many
+    have each weight once between them; None: all that share tokens.
     """
 
     tensor_parallel_size: int = 1
@@ -57,6 +66,7 @@ class ParallelSizes:
     pipeline_parallel_size: int = 1
     vae_patch_parallel_size: int = 1
     use_hsdp: bool = False
+    hsdp_shard_size: int | None = None
     enable_expert_parallel: bool = False
 
     @property
@@ -68,6 +78,11 @@ class ParallelSizes:
     def outer(self) -> int:
         """Ranks that share them and are not Ulysses': they fetch keys and values, or are a ring."""
         return self.sequence // self.ulysses_degree
+
+    @property
+    def shard(self) -> int:
+        """Ranks that have each weight of a block once between them; 1 where each has all of them."""
+        return self.hsdp_shard_size or self.sequence if self.use_hsdp else 1
 
     @property
     def world(self) -> int:
@@ -115,7 +130,11 @@ def layout(world: int, sizes: ParallelSizes) -> Mapping[Axis, Groups]:
 
     groups = {axis: along(axes) for axis, axes in MEMBERS.items()}
     alone = tuple((rank,) for rank in range(world))
-    groups[Axis.SHARD] = groups[Axis.PEERS] if sizes.use_hsdp else alone
+    groups[Axis.SHARD] = tuple(
+        peers[first : first + sizes.shard]
+        for peers in groups[Axis.PEERS]
+        for first in range(0, len(peers), sizes.shard)
+    )
     groups[Axis.EXPERT] = groups[Axis.PEERS] if sizes.enable_expert_parallel else alone
     decoding = math.gcd(sizes.vae_patch_parallel_size, world)
     groups[Axis.VAE] = tuple(tuple(range(first, first + decoding)) for first in range(0, world, decoding))

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -15,16 +15,24 @@ import torch.distributed as dist
 from omni_grpc.config import EngineConfig
 from omni_grpc.nn.mesh import Mesh, join
 from omni_grpc.types.errors import ConfigError, Violation
-from omni_grpc.types.ranks import RANK, RENDEZVOUS, ParallelSizes
+from omni_grpc.types.ranks import LISTENER, RANK, RENDEZVOUS, TCP, ParallelSizes
+
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Variable of torchrun: whether it has the store of its processes itself."""
 
 
 class Membership:
     """One rank of `sizes`. All ranks of a group make the same calls in the same order, one at a time."""
 
-    def __init__(self, rank: int, sizes: ParallelSizes, rendezvous: str, timeout: float) -> None:
-        """`rendezvous` is a file that none but these ranks use; `timeout` in seconds, of each collective."""
+    def __init__(
+        self, rank: int, sizes: ParallelSizes, rendezvous: str, timeout: float, *, hosts: bool, listener: int | None
+    ) -> None:
+        """`rendezvous` is a file or an address that none but these ranks use, see types/ranks.py; `timeout` in seconds,
+        of each collective. hosts: whether this rank has the store at the address, with `listener` as its socket; None:
+        it opens one.
+        """
         self.rank, self.sizes = rank, sizes
-        self._rendezvous = rendezvous
+        self._rendezvous, self._hosts, self._listener = rendezvous, hosts, listener
         self._timeout = datetime.timedelta(seconds=timeout)
         self._mesh: Mesh | None = None
 
@@ -39,7 +47,16 @@ class Membership:
             return None
         # more than a phase may take, so that a group is always ended as a whole and never left with a broken collective
         timeout = 2 * config.worker.phase_timeout
-        return cls(int(environ.get(RANK, "0")), sizes, environ.get(RENDEZVOUS, ""), timeout)
+        rank, listener = int(environ.get(RANK, "0")), environ.get(LISTENER)
+        return cls(
+            rank,
+            sizes,
+            environ.get(RENDEZVOUS, ""),
+            timeout,
+            # as torch itself does with env://
+            hosts=rank == 0 and (listener is not None or environ.get(AGENT_STORE) != "True"),
+            listener=None if listener is None else int(listener),
+        )
 
     @property
     def decodes(self) -> bool:
@@ -62,7 +79,7 @@ class Membership:
         """Ends the process at once, when nobody reads what it says any more. It may be in a collective which others
         have left, that could not be ended otherwise.
         """
-        if self._rendezvous:
+        if self._rendezvous and not self._rendezvous.startswith(TCP):
             shutil.rmtree(Path(self._rendezvous).parent, ignore_errors=True)
         os._exit(1)
 
@@ -72,8 +89,7 @@ class Membership:
             raise _refused(
                 f"make {world} ranks, which a server starts (python -m omni_grpc.serve); here is one process"
             )
-        store = dist.FileStore(self._rendezvous, world)  # type: ignore[attr-defined]
-        store.set_timeout(self._timeout)
+        store = self._store()
         store.set(f"device/{self.rank}", device.type)
         kinds = [store.get(f"device/{rank}").decode() for rank in range(world)]
         if len(set(kinds)) > 1:
@@ -91,6 +107,25 @@ class Membership:
             timeout=self._timeout,
         )
         return join(self.sizes)
+
+    def _store(self) -> Any:
+        """Where ranks leave what the others have to know."""
+        if not self._rendezvous.startswith(TCP):
+            store = dist.FileStore(self._rendezvous, self.sizes.world)  # type: ignore[attr-defined]
+            store.set_timeout(self._timeout)
+            return store
+        address, _, name = self._rendezvous.removeprefix(TCP).partition("/")
+        host, _, port = address.rpartition(":")
+        # rank 0 goes on at once: the others may come later, and the model takes longer to load
+        shared = dist.TCPStore(  # type: ignore[attr-defined]
+            host.strip("[]"),
+            int(port),
+            is_master=self._hosts,
+            timeout=self._timeout,
+            wait_for_workers=False,
+            master_listen_fd=self._listener if self._hosts else None,
+        )
+        return dist.PrefixStore(name, shared)  # type: ignore[attr-defined]
 
 
 def _refused(rule: str) -> ConfigError:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from benchmarks.service import (
     lanes,
     overhead,
     preempt,
+    rank_loss,
     recovery,
     resume,
     slow_watcher,
@@ -157,6 +159,16 @@ def test_recovery_loses_the_running_jobs_alone(server: Server) -> None:
     assert kill["at_once"]["outcome"] == "completed"
     assert kill["after_failure"]["outcome"] == "completed"
     assert kill["after_failure"]["first_step"] > kill["after_failure"]["created"]
+
+
+def test_rank_loss_times_the_loss_of_each_rank(tiny_qwen_image: Path) -> None:
+    numbers = rank_loss.Numbers(rounds=1, signals=(signal.SIGKILL,))
+    losses = check(rank_loss.measured(tiny_qwen_image, numbers)).figures["losses"]
+    assert [(loss["rank"], loss["reason"], loss["next_outcome"]) for loss in losses] == [
+        (0, "WORKER_DIED", "completed"),
+        (1, "WORKER_DIED", "completed"),
+    ]
+    assert all(0 < loss["failed"] < loss["next_step"] <= loss["next_finished"] for loss in losses)
 
 
 # --- the report -------------------------------------------------------------------------------------------------------

@@ -139,6 +139,8 @@ ENDS: dict[str, tuple[str, str]] = {
     "1:dies": ("WORKER_DIED", "rank 1 of 2, process"),
     "0:gives-up": ("X", "rank 0 of 2: said by 0"),
     "1:gives-up": ("X", "rank 1 of 2: said by 1"),
+    "0:gives-up 1:gives-up": ("X", r"rank \d of 2: said by \d"),
+    "0:gives-up 1:dies-late": ("WORKER_DIED", "rank 1 of 2, process"),
     "1:fails": (
         "RANKS_DISAGREE",
         "rank 1 of 2 and rank 0 disagree on its prepare of job_1: X, said by 1, and Prepared",
@@ -175,6 +177,20 @@ async def test_a_rank_that_gives_no_sign_of_life_ends_all(tmp_path, monkeypatch,
         died = await group.next()
         assert (type(died), died.failure.reason) == (Died, "WORKER_HUNG")
         assert not any(map(psutil.pid_exists, group.pids))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_rank_that_stops_in_its_load_does_not_keep_the_others_waiting_for_ever(tmp_path, monkeypatch, rank):
+    """The other one is ready by then. A rank that has not begun to give signs of life may import for longer."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    config = configured(worker_timeout=60, phase_timeout=1)
+    group = Group(RankExecutor(config, named(f"stopped {rank}"), [{}] * 2, worker=WORKER))
+    died = await group.start()
+    assert (type(died), died.failure.reason) == (Died, "WORKER_HUNG")
+    assert f"rank {rank} of 2" in died.failure.message
+    assert not any(map(psutil.pid_exists, group.pids))
+    await group.executor.close()
+    assert os.listdir(tmp_path) == []
 
 
 async def test_a_group_that_hangs_is_killed_as_one(tmp_path, monkeypatch):

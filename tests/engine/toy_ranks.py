@@ -8,7 +8,7 @@ import time
 
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.load_progress import Loading, LoadPhase
-from omni_grpc.types.plan import Broken, Decoded, Died, Plan, Prepared, Ready, SharedBytes, Sleep, Slept, Woken
+from omni_grpc.types.plan import Beat, Broken, Decoded, Died, Plan, Prepared, Ready, SharedBytes, Sleep, Slept, Woken
 from omni_grpc.types.shared_inputs import read_inputs
 
 
@@ -18,6 +18,9 @@ def serve(connection, config, checkpoint, prefix) -> None:
     if checkpoint.name == f"broken {rank}":
         connection.send(Died(failure=_failure(rank)))
         time.sleep(3600)
+    if checkpoint.name == f"stopped {rank}":
+        connection.send(Beat())
+        os.kill(os.getpid(), signal.SIGSTOP)
     if checkpoint.name == f"slow {rank}":
         time.sleep(2)
     dtype = "bfloat16" if checkpoint.name == f"other {rank}" else "float32"
@@ -40,6 +43,9 @@ def _prepare(connection, rank, request, dropped) -> None:
     tokens = len(dropped)
     match deeds.get(str(rank)):
         case "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "dies-late":
+            time.sleep(0.7)
             os.kill(os.getpid(), signal.SIGKILL)
         case "fails":
             connection.send(Broken(id=request.id, phase="prepare", failure=_failure(rank)))

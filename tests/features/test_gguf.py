@@ -175,6 +175,25 @@ def test_a_layer_that_is_spread_over_ranks_is_refused_by_name(qwen: Packed) -> N
         gguf.apply(module, QuantizationConfig(quantization="gguf"), context)
 
 
+def test_a_layer_that_another_rank_has_is_passed_over(qwen: Packed) -> None:
+    """Where ranks have ranges of blocks, or share experts."""
+    from omni_grpc.config import QuantizationConfig
+    from omni_grpc.features import Context, gguf
+    from omni_grpc.loading.gguf import GgufFile
+    from omni_grpc.nn.linear import Elsewhere
+
+    model, path = qwen.plain(), "stack.dual.1.img_mlp.down"
+    module = denoisers(model)["transformer"]
+    module.set_submodule(path, Elsewhere(module.get_submodule(path)))
+    served, weights = model.spec.single_file, model.spec.weights["transformer"]
+    assert served is not None
+    places = GgufFile.open(qwen.files[0], served, "QwenImagePipeline").places(module, weights)
+    context = Context(component="transformer", spec=model.spec, device=model.device, dtype=torch.float32, places=places)
+    gguf.apply(module, QuantizationConfig(quantization="gguf"), context)
+    assert isinstance(module.get_submodule(path), Elsewhere)
+    assert isinstance(module.get_submodule("stack.dual.0.img_mlp.down"), PackedLinear)
+
+
 def test_a_file_that_packs_nothing_is_an_error(qwen: Packed, tmp_path: Path) -> None:
     convert(qwen.folder, tmp_path / "plain.gguf", "qwen_image", kinds={})
     with pytest.raises(ConfigError, match=r"has no layer of transformer in fewer bits than torch\.float32") as caught:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.models.cases import ENTRIES
-from tools.conformance_table import FAILED, HELD, PAGE, Claim, Collector, code_lines, tables, written
+from tools.conformance_table import CROSSED, FAILED, HELD, PAGE, Claim, Collector, code_lines, crossed, tables, written
 
 CLAIM = Claim("LoRA, scale 0", "without it", "bit for bit")
 SUBJECT = "QwenImagePipeline"
@@ -44,6 +44,19 @@ def test_a_line_has_a_cell_for_each_model() -> None:
     assert line.count(HELD) == 1
 
 
+def test_the_table_of_ranks_has_a_line_for_each_way_and_a_column_for_each_feature() -> None:
+    """A cell says what was found on all families, without those that have no such way."""
+    cells = {
+        Claim(CROSSED, "ring", "int8"): {"dual": "2e-5", "cross": "2e-5", "single": "too few heads"},
+        Claim(CROSSED, "ring", "LoRA"): {"dual": "refused"},
+        Claim(CROSSED, "Ulysses", "int8"): {"dual": "2e-5", "cross": FAILED},
+    }
+    head, _, *lines = crossed(cells).splitlines()
+    assert head == "| ranks share | int8 | LoRA |"
+    assert lines == ["| ring | 2e-5 | refused |", f"| Ulysses | {FAILED} |  |"]
+    assert "ring" not in tables(cells)
+
+
 def test_content_is_put_between_its_markers() -> None:
     page = "a\n<!-- lines -->\nold\n<!-- end of lines -->\nb"
     assert written(page, "lines", "new") == "a\n<!-- lines -->\nnew\n<!-- end of lines -->\nb"
@@ -61,4 +74,6 @@ def test_the_page_has_a_line_for_each_claim(request: pytest.FixtureRequest) -> N
     page = PAGE.read_text(encoding="utf-8")
     claims = {Claim(*mark.args) for item in request.session.items for mark in item.iter_markers("shows")}
     missing = [claim for claim in claims if f"\n| {claim.what} | {claim.like} | {claim.close} |" not in page]
+    ways = {mark.args for item in request.session.items for mark in item.iter_markers("crosses")}
+    missing += [way for way, _ in ways if f"\n| {way} |" not in page]
     assert not missing, "python -m tools.conformance_table --write"

@@ -65,7 +65,7 @@ TERMS: Mapping[str, tuple[str, ...]] = {
         "vLLM-Omni",
     ),
     "docs/compat-python.md": ("vLLM-Omni", "classifier-free guidance"),
-    "docs/compat.md": ("vLLM-Omni", "library only"),
+    "docs/compat.md": ("vLLM-Omni",),
     "docs/glossary.md": (),
 }
 """What users search for, by the page that explains it; `a|b` is either. The pages for contributors are not asked."""

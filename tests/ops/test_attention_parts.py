@@ -97,3 +97,23 @@ def test_a_backend_without_logs_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"INT8_EMULATION gives no log-sum-exp.*sequence_parallel_size") as caught:
         part_backend("INT8_EMULATION", use)
     assert [violation.field for violation in caught.value.violations] == ["ring_degree"]
+
+
+def test_merged_rows_are_the_same_bits_wherever_they_are_in_a_batch() -> None:
+    """Also those at the end of a tensor, which fill no vector of the processor."""
+    generator = torch.Generator().manual_seed(0)
+    parts = [
+        AttentionPart(torch.randn(37, 3, 4, generator=generator), torch.randn(37, 3, generator=generator) * 3)
+        for _ in range(2)
+    ]
+    whole = merge(*parts)
+    for first, count in itertools.product(range(30), (1, 3, 7)):
+        rows = slice(first, first + count)
+        out, lse = merge(*(AttentionPart(*(x[rows].clone() for x in part)) for part in parts))
+        assert torch.equal(out, whole.out[rows])
+        assert torch.equal(lse, whole.lse[rows])
+
+
+def test_the_table_says_which_backends_give_parts() -> None:
+    """By it, a ring is refused before any process starts."""
+    assert {name for name, backend in BACKENDS.items() if backend.parts} == set(_KERNELS)

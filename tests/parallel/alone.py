@@ -13,7 +13,7 @@ from omni_grpc.types.ranks import ParallelSizes
 from omni_grpc.types.request import Request
 from omni_grpc.types.step_cache import TeaCache
 from tests.models.model import Model
-from tests.parallel.model_jobs import Features, Made, run_model
+from tests.parallel.model_jobs import Features, Made, run_model, serve
 from tests.parallel.ranks import ONE, Ranks
 
 TOLERANCE = 2e-5
@@ -24,26 +24,40 @@ WEIGHTS = ParallelSizes(tensor_parallel_size=2)
 NONE: Features = {}
 CACHE: Features = {"cache_backend": "tea_cache"}
 WAYS: Mapping[str, ParallelSizes] = {"sequence parallel": GATHERED, "Ulysses": ULYSSES, "tensor parallel": WEIGHTS}
+"""Those that every registered model is tried on."""
 
-RING = ParallelSizes(ring_degree=2)
-DEEP: Mapping[str, ParallelSizes] = {
-    "ring": RING,
+ONE_WAY: Mapping[str, ParallelSizes] = {
+    **WAYS,
+    "ring": ParallelSizes(ring_degree=2),
+    "CFG parallel": ParallelSizes(cfg_parallel_size=2),
+    "pipeline parallel": ParallelSizes(pipeline_parallel_size=2),
+    "HSDP": ParallelSizes(sequence_parallel_size=2, use_hsdp=True),
+}
+"""Ranks that share one thing; HSDP is of those that share tokens."""
+
+TWO_WAYS: Mapping[str, ParallelSizes] = {
+    "Ulysses x sequence parallel": ParallelSizes(ulysses_degree=2, sequence_parallel_size=4),
     "Ulysses in a ring": ParallelSizes(ulysses_degree=2, ring_degree=2),
     "tensor x sequence parallel": ParallelSizes(tensor_parallel_size=2, sequence_parallel_size=2),
     "tensor parallel x Ulysses": ParallelSizes(tensor_parallel_size=2, ulysses_degree=2),
     "tensor parallel x ring": ParallelSizes(tensor_parallel_size=2, ring_degree=2),
-    "pipeline parallel": ParallelSizes(pipeline_parallel_size=2),
     "pipeline x tensor parallel": ParallelSizes(pipeline_parallel_size=2, tensor_parallel_size=2),
     "pipeline x sequence parallel": ParallelSizes(pipeline_parallel_size=2, sequence_parallel_size=2),
-}
-"""Rings, and ranks that share two things."""
-SHARDED = ParallelSizes(sequence_parallel_size=2, use_hsdp=True)
-BRANCHES: Mapping[str, ParallelSizes] = {
-    "CFG parallel": ParallelSizes(cfg_parallel_size=2),
+    "pipeline parallel x Ulysses": ParallelSizes(pipeline_parallel_size=2, ulysses_degree=2),
+    "pipeline parallel x ring": ParallelSizes(pipeline_parallel_size=2, ring_degree=2),
+    "CFG x sequence parallel": ParallelSizes(cfg_parallel_size=2, sequence_parallel_size=2),
     "CFG parallel x Ulysses": ParallelSizes(cfg_parallel_size=2, ulysses_degree=2),
-    "CFG parallel x tensor parallel": ParallelSizes(cfg_parallel_size=2, tensor_parallel_size=2),
+    "CFG parallel x ring": ParallelSizes(cfg_parallel_size=2, ring_degree=2),
+    "CFG x tensor parallel": ParallelSizes(cfg_parallel_size=2, tensor_parallel_size=2),
+    "CFG x pipeline parallel": ParallelSizes(cfg_parallel_size=2, pipeline_parallel_size=2),
+    "HSDP x Ulysses": ParallelSizes(ulysses_degree=2, use_hsdp=True),
+    "HSDP x ring": ParallelSizes(ring_degree=2, use_hsdp=True),
+    "HSDP x Ulysses in a ring": ParallelSizes(ulysses_degree=2, ring_degree=2, use_hsdp=True),
+    "HSDP x CFG parallel": ParallelSizes(cfg_parallel_size=2, sequence_parallel_size=2, use_hsdp=True),
 }
-ALL_WAYS: Mapping[str, ParallelSizes] = {**WAYS, **DEEP, **BRANCHES}
+"""Ranks that share two things: all pairs that are not refused by `check_sizes`."""
+
+ALL_WAYS: Mapping[str, ParallelSizes] = {**ONE_WAY, **TWO_WAYS}
 
 
 def spread(*ways: str, like: str, close: str, also: str = "") -> pytest.MarkDecorator:
@@ -72,6 +86,14 @@ class Alone:
         self.joins: Joins = [(tick, model.request(draft, f"job_{n}")) for n, (tick, draft) in enumerate(drafts)]
         self.checkpoint = model.checkpoint
         self.made = self.run({}, self.joins)
+
+        self._pixels: dict[str, torch.Tensor] = {}
+
+    def pixels(self, request: Request) -> torch.Tensor:
+        """What a worker in one process makes of a request."""
+        if request.id not in self._pixels:
+            self._pixels[request.id] = serve(None, self.checkpoint, request, 0.0)[0]
+        return self._pixels[request.id]
 
     def run(self, features: Features, joins: Joins) -> Made:
         if self.ranks is None:

@@ -156,12 +156,14 @@ def tabled(splits: Mapping[str, Split]) -> ModelSpec:
 
 @torch.inference_mode()
 def run_experts(mesh: Ranked, folder: Path, experts: int, rows: Sequence[int]) -> tuple[Tensor, int]:
-    """A block of a mixture of experts whose weights come from a checkpoint: what it makes, and how many it has."""
+    """Blocks of a mixture of experts whose weights come from a checkpoint: what they make, and how many they have."""
     with torch.device("meta"):
-        stack = Stack(only=[toys.Mixed(experts)])
+        stack = Stack(only=[toys.Mixed(experts), toys.Mixed(experts)])
     if mesh is not None:
         told = context(mesh, toys.SPEC)
         expert_parallel.apply(stack, None, told)
+        if mesh.sizes.pipeline_parallel_size > 1:
+            pipeline_parallel.apply(stack, None, told)
     load_weights(stack, folder, WeightMap(), device="cpu", dtype=torch.float32)
     if mesh is not None and mesh.sizes.sequence > 1:
         sequence_parallel.apply(stack, None, told)

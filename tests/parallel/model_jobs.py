@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,13 @@ from omni_grpc.types.plan import CostModel, RequestStep
 from omni_grpc.types.request import Request
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.worker.base import RunnerContext
+from omni_grpc.worker.build import build
 from omni_grpc.worker.edits import loader
 from omni_grpc.worker.lanes import Lanes
 from omni_grpc.worker.packed import PackedRunner, load_pipeline
+from omni_grpc.worker.reachable import movable, tensors
 from tests.parallel.jobs import Ranked, Work, context, device_of, watched
+from tests.worker.host_device import PretendMemory
 
 PREFIX = "omni-test-ranks-"
 
@@ -95,10 +99,31 @@ def quantized_layers(mesh: Ranked, checkpoint: Checkpoint, features: Features) -
     }
 
 
+def run_asleep(
+    mesh: Ranked, checkpoint: Checkpoint, features: Features, joins: Sequence[tuple[int, Request]]
+) -> tuple[Made, Made]:
+    """What comes of requests before and after a model was asleep whose text encoders and VAE leave between phases."""
+    setting = told(mesh, checkpoint, warm_up_seconds=0, enable_cpu_offload=True, **features)
+    pretend: Any = SimpleNamespace(join=lambda device: mesh)
+    runner, residency, _ = build(
+        setting.config, checkpoint, PREFIX, setting.tell, memory=PretendMemory(), membership=pretend
+    )
+    assert isinstance(runner, PackedRunner)
+    before = _run(runner, joins)
+    runner.drop([request.id for _, request in joins])
+    residency.sleep()
+    assert not movable(tensors(residency.components), setting.device)
+    residency.wake()
+    return before, _run(runner, joins)
+
+
 def run_model(mesh: Ranked, checkpoint: Checkpoint, features: Features, joins: Sequence[tuple[int, Request]]) -> Made:
     """Requests, each with the tick at which it joins."""
     pipeline = load(mesh, checkpoint, features)
-    runner = PackedRunner(pipeline, device_of(mesh), PREFIX)
+    return _run(PackedRunner(pipeline, device_of(mesh), PREFIX), joins)
+
+
+def _run(runner: PackedRunner, joins: Sequence[tuple[int, Request]]) -> Made:
     running: list[str] = []
     steps: list[RequestStep] = []
     with watched() as work:
@@ -120,10 +145,10 @@ def run_model(mesh: Ranked, checkpoint: Checkpoint, features: Features, joins: S
         reused={name: sum(step.reports.rows_reused for step in steps if step.id == name) for name in latents},
         change=sum(count.change for count in counts),
         measured=sum(count.measured for count in counts),
-        weights=sum(parameter.numel() for parameter in pipeline.parameters())
+        weights=sum(parameter.numel() for parameter in runner._pipeline.parameters())
         + sum(
             mine.numel() // part.dtype.itemsize
-            for layer in pipeline.modules()
+            for layer in runner._pipeline.modules()
             if isinstance(layer, Sharded)
             for mine, part in zip(layer.buffers(recurse=False), layer.parts.values(), strict=True)
         ),

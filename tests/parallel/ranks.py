@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import multiprocessing
 import pickle
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,33 +25,31 @@ PAIR, ALL, COUNT = 2, 3, 4
 
 ONE = ParallelSizes()
 
-HANG = 120
-"""Seconds after which a collective, or a job, is stuck."""
+HANG, START = 120, 600
+"""Seconds after which a job is stuck, and a collective, which may wait for ranks that have yet to start."""
+
+
+GATHERED = 10
+"""Seconds that ranks get to answer beside one whose job failed: those in a collective with it never do."""
 
 
 class Ranks:
-    """Use it as a context. A job that failed on one rank leaves the others in a collective: it is the last one."""
+    """Use it as a context. Where a job failed on one rank and left others in a collective, all are started anew."""
 
     def __init__(self, folder: Path, backend: str = "gloo", count: int = COUNT) -> None:
         """With "nccl" each of the `count` processes has a GPU."""
-        context = multiprocessing.get_context("spawn")
-        pipes = [context.Pipe() for _ in range(count)]
+        self._how = folder, backend, count
+        self._starts = itertools.count()
         self._joined: set[ParallelSizes] = set()
-        self._pipes = [mine for mine, _ in pipes]
-        self._processes = [
-            context.Process(target=_serve, args=(backend, rank, count, folder / "rendezvous", theirs), daemon=True)
-            for rank, (_, theirs) in enumerate(pipes)
-        ]
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
 
     def __enter__(self) -> Self:
-        for process in self._processes:
-            process.start()
+        self._start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for process in self._processes:
-            process.kill()
-            process.join()
+        self._end()
 
     def run(self, job: Callable[..., Any], *arguments: Any, sizes: ParallelSizes) -> list[Any]:
         """`job(mesh, *arguments)` on each rank of the sizes -> what each returned. A job is a module's function."""
@@ -58,19 +58,45 @@ class Ranks:
             self._ask(self._pipes, _joined, (), sizes)
         return self._ask(self._pipes[: sizes.world], job, arguments, sizes)
 
+    def _start(self) -> None:
+        folder, backend, count = self._how
+        context = multiprocessing.get_context("spawn")
+        pipes = [context.Pipe() for _ in range(count)]
+        rendezvous = folder / f"rendezvous-{next(self._starts)}"
+        self._joined.clear()
+        self._pipes = [mine for mine, _ in pipes]
+        self._processes = [
+            context.Process(target=_serve, args=(backend, rank, count, rendezvous, theirs), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def _end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
     def _ask(
         self, pending: list[Connection], job: Callable[..., Any], arguments: tuple[Any, ...], sizes: ParallelSizes
     ) -> list[Any]:
-        size = len(pending)
         for pipe in pending:
             pipe.send_bytes(pickle.dumps((job, arguments, sizes)))
         results: dict[Connection, Any] = {}
-        while len(results) < size:
-            ready = wait([pipe for pipe in pending if pipe not in results], HANG)
-            assert ready, f"{job.__name__} hangs on {size - len(results)} ranks"
+        failures: list[str] = []
+        while len(results) < len(pending):
+            patience = GATHERED if failures else START if job is _joined else HANG
+            ready = wait([pipe for pipe in pending if pipe not in results], patience)
+            if not ready:
+                failures.append(f"{job.__name__} hangs on {len(pending) - len(results)} ranks")
+                self._end()
+                self._start()
+                break
             for pipe in ready:
                 failure, results[pipe] = pickle.loads(pipe.recv_bytes())
-                assert not failure, f"{job.__name__} on rank {pending.index(pipe)}: {failure}"
+                if failure:
+                    failures.append(f"{job.__name__} on rank {pending.index(pipe)}: {failure}")
+        assert not failures, failures[0]
         return [results[pipe] for pipe in pending]
 
 
@@ -88,7 +114,7 @@ def _serve(backend: str, rank: int, count: int, rendezvous: Path, pipe: Connecti
         init_method=f"file://{rendezvous}",
         rank=rank,
         world_size=count,
-        timeout=datetime.timedelta(seconds=HANG),
+        timeout=datetime.timedelta(seconds=START),
     )
     meshes: dict[ParallelSizes, Mesh] = {}
     while True:

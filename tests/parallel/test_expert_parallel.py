@@ -22,6 +22,10 @@ SIZES = {
     "all tokens, two ranks": ParallelSizes(tensor_parallel_size=2),
     "all tokens, three ranks": ParallelSizes(tensor_parallel_size=3),
     "parts of tokens, three ranks": ParallelSizes(ring_degree=3),
+    "all tokens, and blocks": ParallelSizes(tensor_parallel_size=2, pipeline_parallel_size=2),
+    "parts of tokens, and blocks": ParallelSizes(sequence_parallel_size=2, pipeline_parallel_size=2),
+    "parts of tokens by heads": ParallelSizes(ulysses_degree=2),
+    "both, in a ring": ParallelSizes(tensor_parallel_size=2, ring_degree=2),
     "both, with Ulysses": ParallelSizes(tensor_parallel_size=2, ulysses_degree=2),
     "two groups deep": ParallelSizes(ulysses_degree=2, sequence_parallel_size=4),
 }
@@ -30,9 +34,10 @@ SIZES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("experts")
-    stack = Stack(only=[toys.Mixed(EXPERTS)])
+    stack = Stack(only=[toys.Mixed(EXPERTS), toys.Mixed(EXPERTS)])
     toys.weigh(stack)
-    stack.requires_grad_(False).get_submodule("only.0.moe.gate").weight *= 8
+    for block in stack.requires_grad_(False).group("only"):
+        block.get_submodule("moe.gate").weight.mul_(8)
     safetensors.torch.save_file({k: v.clone() for k, v in stack.state_dict().items()}, folder / WEIGHT_FILE)
     return folder
 
@@ -47,8 +52,11 @@ def test_ranks_do_what_one_process_does_with_some_of_the_experts(ranks: Ranks, f
             torch.testing.assert_close(out, alone, rtol=0, atol=2e-6)
             assert torch.equal(out, results[0][0])
         expert = 3 * 16 * 24
-        shared = weights - EXPERTS * expert
-        assert sum((had - shared) // expert for _, had in results) == EXPERTS
+        shared = weights - 2 * EXPERTS * expert
+        # of ranges of blocks, each rank has the experts of its own
+        spread = sizes.pipeline_parallel_size == 1
+        assert not spread or sum((had - shared) // expert for _, had in results) == 2 * EXPERTS
+        assert all(had < weights for _, had in results)
 
 
 @pytest.mark.parametrize(

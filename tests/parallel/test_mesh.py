@@ -68,6 +68,15 @@ def test_the_ranks_that_decode_are_neighbors() -> None:
     assert layout(4, ParallelSizes(ulysses_degree=4, vae_patch_parallel_size=2))[Axis.VAE] == ((0, 1), (2, 3))
 
 
+def test_neighbors_shard_weights_and_other_groups_have_the_same_again() -> None:
+    every = ParallelSizes(ulysses_degree=2, ring_degree=2, cfg_parallel_size=2, use_hsdp=True)
+    assert layout(8, every)[Axis.SHARD] == ((0, 1, 2, 3), (4, 5, 6, 7))
+    pairs = dataclasses.replace(every, hsdp_shard_size=2)
+    assert (pairs.shard, pairs.world) == (2, 8)
+    assert layout(8, pairs)[Axis.SHARD] == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert layout(8, pairs)[Axis.PEERS] == ((0, 1, 2, 3), (4, 5, 6, 7))
+
+
 def test_a_world_of_another_size_is_refused() -> None:
     with pytest.raises(ConfigError, match="the sizes make up 4 ranks, and there are 6") as caught:
         layout(6, ParallelSizes(ring_degree=4))
@@ -192,12 +201,41 @@ REFUSED: dict[str, tuple[str, ParallelSizes, int, str, str]] = {
         "use_hsdp",
         "must be off beside tensor_parallel_size",
     ),
+    "experts beside sharded weights": (
+        "QwenImagePipeline",
+        ParallelSizes(ring_degree=2, use_hsdp=True, enable_expert_parallel=True),
+        8,
+        "use_hsdp",
+        "must be off beside enable_expert_parallel",
+    ),
     "no ranks to shard": (
         "WanPipeline",
         ParallelSizes(cfg_parallel_size=2, use_hsdp=True),
         8,
         "use_hsdp",
         "needs ranks that share tokens",
+    ),
+    "uneven shards": (
+        "WanPipeline",
+        ParallelSizes(ring_degree=4, use_hsdp=True, hsdp_shard_size=3),
+        8,
+        "hsdp_shard_size",
+        "is 3, and has to divide the 4 ranks that share tokens into groups of two or more; the nearest value that "
+        "works is 2",
+    ),
+    "shards of one": (
+        "WanPipeline",
+        ParallelSizes(ring_degree=3, use_hsdp=True, hsdp_shard_size=1),
+        8,
+        "hsdp_shard_size",
+        "the nearest value that works is 3",
+    ),
+    "shards without HSDP": (
+        "WanPipeline",
+        ParallelSizes(ring_degree=4, hsdp_shard_size=2),
+        8,
+        "hsdp_shard_size",
+        "has no effect without use_hsdp",
     ),
     "blocks": (
         "WanPipeline",
@@ -235,6 +273,7 @@ def test_what_cannot_be_shared_is_refused_by_its_setting(checkpoints: dict[str, 
         ParallelSizes(tensor_parallel_size=2, ulysses_degree=2, ring_degree=2),
         ParallelSizes(tensor_parallel_size=4, cfg_parallel_size=2, vae_patch_parallel_size=8),
         ParallelSizes(ring_degree=7),
+        ParallelSizes(ring_degree=2, ulysses_degree=2, use_hsdp=True, hsdp_shard_size=2, cfg_parallel_size=2),
         ParallelSizes(sequence_parallel_size=5),
     ],
     ids=str,

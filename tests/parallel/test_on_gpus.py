@@ -12,11 +12,11 @@ pytest.importorskip("diffusers")
 
 from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.types.ranks import ParallelSizes
-from tests.features.suite import FAMILIES
+from tests.features.suite import FAMILIES, cosine
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
 from tests.parallel import vae_jobs
-from tests.parallel.alone import ALL_WAYS, Alone, close, skips_alike
+from tests.parallel.alone import ALL_WAYS, Alone, close, differ, skips_alike
 from tests.parallel.ranks import PAIR, Ranks
 
 pytestmark = [
@@ -50,13 +50,27 @@ def test_ranks_make_what_one_gpu_makes(alone: Alone, ranks: Ranks, way: str) -> 
     # attention in parts (a ring) is another kernel than the one that counts its queries
     assert all(made.work.queries < alone.made.work.queries for made in results)
     sizes = PAIRS[way]
-    splits = sizes.tensor_parallel_size > 1 or sizes.pipeline_parallel_size > 1
+    splits = sizes.tensor_parallel_size > 1 or sizes.pipeline_parallel_size > 1 or sizes.use_hsdp
     assert (results[0].weights < alone.made.weights) == splits
 
 
 @pytest.mark.parametrize("way", PAIRS)
 def test_ranks_skip_the_rows_that_one_gpu_skips(alone: Alone, ranks: Ranks, way: str) -> None:
     skips_alike(alone, ranks, way, TOLERANCE)
+
+
+IN_8_BITS = {"fp8": 0.99, "int8": 0.999}
+"""Least cosine of latents of two GPUs and of one: sums over ranks are rounded otherwise, of fp8 by kernels too."""
+
+
+@pytest.mark.parametrize("scheme", IN_8_BITS)
+@pytest.mark.parametrize("way", PAIRS)
+def test_ranks_in_8_bits_make_what_one_gpu_makes_in_8_bits(alone: Alone, ranks: Ranks, way: str, scheme: str) -> None:
+    features = {"quantization": scheme}
+    expected = alone.run(features, alone.joins)
+    results = alone.on(ranks, PAIRS[way], alone.joins, features)
+    assert differ(expected, alone.made)
+    assert all(cosine(results[0].latents[name], x) > IN_8_BITS[scheme] for name, x in expected.latents.items())
 
 
 @pytest.mark.parametrize("name", ["FluxPipeline", "WanPipeline"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import tempfile
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from omni_grpc.engine import JobState
+from omni_grpc.types.errors import OmniError
 from omni_grpc.types.events import Failed, Retrying
 from tests.ranks.group import Served, serving, until
 from tests.server.process import LONG, served
@@ -20,6 +22,8 @@ from tests.server.process import LONG, served
 WORKER = "tests.ranks.paused:serve"
 TIMEOUT = 3.0
 """Of a rank, in seconds: to answer, and to give a sign of life."""
+LOADING = 20.0
+"""The same while it loads."""
 
 
 @pytest.fixture
@@ -40,6 +44,14 @@ def _stopped(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
 
 
+async def _ended(served: Served, rank: int, end: Callable[[int], None], soon: float) -> None:
+    """Ends a rank: in so many seconds none of its group is left."""
+    pids, began = served.pids, time.monotonic()
+    end(pids[rank])
+    await until(lambda: not any(map(psutil.pid_exists, pids)))
+    assert time.monotonic() - began < soon
+
+
 async def _lost(served: Served, pauses: Path, phase: str, rank: int, end: Callable[[int], None]) -> None:
     """One job whose rank is ended in a phase, and the one after it."""
     (pauses / phase).touch()
@@ -47,13 +59,9 @@ async def _lost(served: Served, pauses: Path, phase: str, rank: int, end: Callab
     # the second rank has no part in a decode, so the first one alone can be in it
     at = 0 if phase == "decode" else rank
     await until((pauses / f"{phase}.{at}").exists)
-    pids, began = served.pids, time.monotonic()
-    end(pids[rank])
     # a group ends as a whole, and the next one begins: how long that takes is bounded by the timeouts
-    await until(lambda: not any(map(psutil.pid_exists, pids)))
-    assert time.monotonic() - began < 4 * TIMEOUT
-    for mark in os.listdir(pauses):
-        (pauses / mark).unlink()
+    await _ended(served, rank, end, 4 * TIMEOUT)
+    go_on(pauses)
     await served.ready()
     await served.ended(job)
     told = [entry.event for entry in job.entries if isinstance(entry.event, Retrying | Failed)]
@@ -75,6 +83,59 @@ async def test_the_loss_of_a_rank_ends_all_and_the_next_job_succeeds(
             for rank in (0, 1):
                 await _lost(served, pauses, phase, rank, end)
         assert served.engine.stats().worker_restarts == 6
+        for rank in (0, 1):
+            await _ended(served, rank, end, 4 * TIMEOUT)
+            await served.ready()
+            assert (await served.ended(served.submit())).failure is None
+    assert os.listdir(tempfile.tempdir) == []
+
+
+def go_on(pauses: Path) -> None:
+    for mark in os.listdir(pauses):
+        (pauses / mark).unlink()
+
+
+@pytest.mark.parametrize(
+    ("phase", "rank", "end"),
+    [("load", 0, _killed), ("load", 1, _stopped), ("warm-up", 1, _killed), ("warm-up", 0, _stopped)],
+)
+@pytest.mark.timeout(300)
+async def test_a_group_that_loses_a_rank_while_it_is_started_again_is_started_once_more(
+    tiny_qwen_image: Path, pauses: Path, phase: str, rank: int, end: Callable[[int], None]
+) -> None:
+    """A job that comes meanwhile waits. In the load each rank is by itself, in the warm-up the others wait for it."""
+    settings = {"ulysses_degree": 2, "worker_timeout": TIMEOUT, "phase_timeout": LOADING, "warm_up_seconds": 0.2}
+    async with serving(tiny_qwen_image, worker=WORKER, **settings) as served:
+        (pauses / phase).write_text(str(rank))
+        await _ended(served, 1 - rank, _killed, 4 * TIMEOUT)
+        job = served.submit()
+        await until((pauses / f"{phase}.{rank}").exists)
+        await _ended(served, rank, end, LOADING + 4 * TIMEOUT)
+        assert f"rank {rank} of 2" in served.engine._replicas[0].failure.message
+        assert job.state is JobState.QUEUED
+        go_on(pauses)
+        assert (await served.ended(job)).failure is None
+        assert served.engine.stats().worker_restarts == 2
+    assert os.listdir(tempfile.tempdir) == []
+
+
+async def test_a_rank_that_dies_in_the_first_load_keeps_the_engine_from_its_start(
+    tiny_qwen_image: Path, pauses: Path
+) -> None:
+    async def start() -> None:
+        async with serving(tiny_qwen_image, worker=WORKER, ulysses_degree=2):
+            pass
+
+    (pauses / "load").touch()
+    starting = asyncio.ensure_future(start())
+    await until((pauses / "load.1").exists)
+    ranks = [child for child in psutil.Process().children() if "spawn_main" in str(child.cmdline())]
+    assert len(ranks) == 2
+    ranks[0].kill()
+    with pytest.raises(OmniError, match=r"rank 0 of 2, process \d+ died by signal SIGKILL"):
+        await asyncio.wait_for(starting, 4 * TIMEOUT)
+    gone, alive = psutil.wait_procs(ranks, 4 * TIMEOUT)
+    assert (len(gone), alive) == (2, [])
     assert os.listdir(tempfile.tempdir) == []
 
 

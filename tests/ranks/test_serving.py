@@ -69,6 +69,7 @@ def _refused(model: Path, **settings: object) -> tuple[list[str], str]:
         ({"ulysses_degree": 3}, "ulysses_degree", "--ulysses-degree is 3, which cannot share 4 heads evenly; the near"),
         ({"cfg_parallel_size": 3}, "cfg_parallel_size", "the nearest value that works is 2"),
         ({"use_hsdp": True}, "use_hsdp", "--use-hsdp needs ranks that share tokens"),
+        ({"hsdp_shard_size": 2}, "hsdp_shard_size", "--hsdp-shard-size has no effect without use_hsdp"),
         ({"enable_expert_parallel": True}, "enable_expert_parallel", "has no experts"),
         ({"ring_degree": 2, "vae_patch_parallel_size": 3}, "vae_patch_parallel_size", "has to divide the 2 ranks"),
         (
@@ -81,12 +82,32 @@ def _refused(model: Path, **settings: object) -> tuple[list[str], str]:
             "use_hsdp",
             "must be off beside --enable-layerwise-offload",
         ),
-        ({"ring_degree": 2, "cuda_graph_tokens": 64}, "cuda_graph_tokens", "does not work with ranks"),
         (
-            {"ring_degree": 2, "distributed_executor_backend": "ray"},
-            "distributed_executor_backend",
-            "the ranks of a model are processes of one machine",
+            {"tensor_parallel_size": 2, "quantization": "gguf", "gguf_model": "model.gguf"},
+            "tensor_parallel_size",
+            "must be 1 beside --quantization gguf, whose blocks parts of rows cut; share tokens instead",
         ),
+        (
+            {"tensor_parallel_size": 4, "batch_invariant": True},
+            "tensor_parallel_size",
+            "must be 2 at most beside --batch-invariant",
+        ),
+        (
+            {"ring_degree": 2, "diffusion_attention_config": {"default": {"precision": "fp8"}}},
+            "ring_degree",
+            "must be 1 beside attention in FP8_ATTN (default), which gives no log-sum-exp",
+        ),
+        (
+            {"ring_degree": 2, "diffusion_attention_config": {"schedule": [{"precision": "int8"}]}},
+            "ring_degree",
+            "must be 1 beside attention in INT8_ATTN (schedule[0])",
+        ),
+        (
+            {"ring_degree": 2, "diffusion_attention_config": {"per_role": {"self": "OMNI_CPU"}}},
+            "ring_degree",
+            "must be 1 beside attention in OMNI_CPU (per_role.self)",
+        ),
+        ({"ring_degree": 2, "cuda_graph_tokens": 64}, "cuda_graph_tokens", "does not work with ranks"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_by_its_setting(
@@ -95,6 +116,15 @@ def test_what_ranks_cannot_do_is_refused_by_its_setting(
     fields, message = _refused(tiny_qwen_image, **settings)
     assert fields == [field]
     assert said in message
+
+
+def test_what_a_ring_can_merge_is_not_refused(tiny_qwen_image: Path) -> None:
+    """Other precisions, and a backend that gives what parts are merged by."""
+    chosen = {"default": {"backend": "TORCH_SDPA"}, "schedule": [{"precision": "bf16"}]}
+    config = EngineConfig.from_settings(
+        model=str(tiny_qwen_image), device="cpu", ring_degree=2, diffusion_attention_config=chosen
+    )
+    open_model(config.model, apply=lambda found: apply_settings(config, found))
 
 
 def test_more_ranks_than_devices_are_refused_where_devices_can_be_counted(
@@ -117,11 +147,3 @@ def test_more_ranks_than_devices_are_refused_where_devices_can_be_counted(
     # a rank checks settings too, and sees its own GPU alone
     monkeypatch.setenv(RENDEZVOUS, "/there")
     open_model(config.model, apply=lambda found: apply_settings(config, found))
-
-
-def test_a_model_in_the_callers_process_refuses_ranks(tiny_qwen_image: Path) -> None:
-    """Also where a command gives it a whole configuration, as `generate` does."""
-    config = EngineConfig.from_settings(model=str(tiny_qwen_image), ulysses_degree=2)
-    with pytest.raises(ConfigError, match="--ulysses-degree takes a server") as refused:
-        Omni.of(config)
-    assert [violation.field for violation in refused.value.violations] == ["ulysses_degree"]

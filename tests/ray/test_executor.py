@@ -11,7 +11,7 @@ import pytest
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.config.sections import BUNDLED
-from omni_grpc.engine.ray_actor import BUNDLED_MODEL, Assignment
+from omni_grpc.engine.assignment import BUNDLED_MODEL, Assignment
 from omni_grpc.engine.ray_executor import RayExecutor
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Unavailable

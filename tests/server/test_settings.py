@@ -51,6 +51,7 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
 CHECKED = {
     "port": ("65535", 65535),
     "http_port": ("65535", 65535),
+    "rank_port": ("65535", 65535),
     "diffusion_attention_backend": ("CUDNN_ATTN", "CUDNN_ATTN"),
     "diffusion_attention_config": ('{"default": "sdpa"}', {"default": "sdpa"}),
     "admin_address": ("unix:admin.sock", "unix:admin.sock"),
