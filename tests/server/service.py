@@ -116,13 +116,7 @@ async def serving(ready: Ready = READY, **settings: Any) -> AsyncIterator[Servic
 @contextlib.asynccontextmanager
 async def served(config: EngineConfig, engine: Engine, executor: FakeExecutor) -> AsyncIterator[Service]:
     """A server of an engine, with the HTTP port beside it where it has one."""
-    ports: list[HttpPort] = []
-
-    def http(backend: Backend) -> HttpPort:
-        ports.append(HttpPort(backend))
-        return ports[0]
-
-    server = Server(Gate(fleet := Fleet.of(engine)), config, beside=[http] if config.http.on else ())
+    server, fleet, ports = _server(config, engine)
     await server.start()
     service = Service(engine, server, executor, fleet, *ports)
     try:
@@ -132,6 +126,17 @@ async def served(config: EngineConfig, engine: Engine, executor: FakeExecutor) -
         await server.stop()
 
 
+def _server(config: EngineConfig, engine: Engine) -> tuple[Server, Fleet, list[HttpPort]]:
+    ports: list[HttpPort] = []
+
+    def http(backend: Backend) -> HttpPort:
+        ports.append(HttpPort(backend))
+        return ports[0]
+
+    server = Server(Gate(fleet := Fleet.of(engine)), config, beside=[http] if config.http.on else ())
+    return server, fleet, ports
+
+
 @contextlib.asynccontextmanager
 async def starting(**settings: Any) -> AsyncIterator[tuple[Service, asyncio.Task[int]]]:
     """A server that listens, and whose model is not even fetched."""
@@ -139,10 +144,10 @@ async def starting(**settings: Any) -> AsyncIterator[tuple[Service, asyncio.Task
     executor = FakeExecutor()
     executor.loading.close()
     engine = Engine(config, unfetched(config.model), executor)
-    server = Server(Gate(Fleet.of(engine)), config)
+    server, fleet, ports = _server(config, engine)
     start = asyncio.create_task(server.start())
     await until(lambda: executor.starts == 1)
-    service = Service(engine, server, executor)
+    service = Service(engine, server, executor, fleet, *ports)
     try:
         yield service, start
     finally:

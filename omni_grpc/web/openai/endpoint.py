@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 
 from starlette.datastructures import MutableHeaders
@@ -53,13 +52,7 @@ class Endpoint:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        try:
-            await self._handled(scope, receive, sending)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # only the client has left, and nobody awaits an answer
+        await self._handled(scope, receive, sending)
 
 
 async def _unknown(request: Request, caller: Caller) -> Response:

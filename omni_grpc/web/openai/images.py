@@ -107,7 +107,7 @@ class Images:
             raise refused("response_format", "a stream has b64_json alone; leave it out")
         if not (count := reading.reply.get("partial_images", 0)):
             return
-        steps = message.sampling.steps or self._maker.model(caller, body).checkpoint.defaults.steps
+        steps = message.sampling.steps or self._maker.usual_steps(caller, body, message)
         preview = message.options.preview
         preview.method = options_pb2.PREVIEW_METHOD_LATENT_RGB
         preview.every_steps = max(1, math.ceil(steps / (count + 1)))

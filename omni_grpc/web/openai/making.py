@@ -79,6 +79,14 @@ class Maker:
         name = body.values.get("model")
         return self.gate.models.get(caller, str(name) if isinstance(name, str) else "")
 
+    def usual_steps(self, caller: Caller, body: Body, message: Any) -> int:
+        """The steps of a request that names none. Raises what keeps the model from taking it: before it is loaded
+        they may be unknown.
+        """
+        task = task_of(message)
+        self.gate.intake.check(caller, message.model, task)
+        return self.model(caller, body).checkpoint.of(task).defaults.steps
+
     # --- from a message to a job --------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager

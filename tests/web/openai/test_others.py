@@ -12,7 +12,7 @@ import pytest
 from omni_grpc.engine.scheduler import Lane
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.request import Task
-from tests.server.service import serving, until
+from tests.server.service import serving, starting, until
 from tests.server.studio import noise, serving_studio
 from tests.server.studio import studio as studio_checkpoint
 
@@ -47,6 +47,19 @@ async def test_health_follows_the_state_and_needs_no_token(tmp_path):
         answer = await http.get("/health")
         assert (answer.status_code, answer.json()) == (503, {"status": "restarting"})
         service.executor.loading.open()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_before_the_model_is_there(stream):
+    """Nothing is known of it yet, not even its steps."""
+    async with starting(http_port=0) as (service, _), client_of(service) as client:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.images.generate(prompt="x", stream=stream, partial_images=2)
+        assert (caught.value.status_code, caught.value.code) == (503, "model_loading")
+        assert "x-should-retry" not in caught.value.response.headers
+        assert [model.state async for model in client.models.list()] == ["starting"]
+        async with browser(service) as http:
+            assert (await http.get("/health")).status_code == 503
 
 
 async def test_tokens_are_those_of_every_call(tmp_path):
