@@ -29,7 +29,8 @@ from omni_grpc.web.connection import Connection
 from omni_grpc.web.handled import Handled
 
 SERVICE = PACKAGE + "ArtifactService/"
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+"""What has more digits is no range of a file, and would be no number to Python."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ BYTES = picture(1024, 512, 7, ImageFormat.RAW_RGB8)
         ("bytes=0-1,5-6", 200, 0, len(BYTES)),
         ("bytes=9-3", 200, 0, len(BYTES)),
         ("items=0-3", 200, 0, len(BYTES)),
+        (f"bytes=0-{'9' * 5000}", 200, 0, len(BYTES)),
     ],
 )
 async def test_an_output_by_ranges(service, http, asked, status, start, end):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -45,6 +46,7 @@ DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 CANCEL_SECONDS = 30.0
 """How long a deletion waits for a job to stop."""
 VARIANT = "video"
+COUNT = re.compile(r"[0-9]{1,4}")
 
 
 class Videos:
@@ -112,11 +114,13 @@ class Videos:
     async def _content(self, request: Request, caller: Caller) -> Response:
         job = await self._job(request, caller)
         variant = request.query_params.get("variant", VARIANT)
-        if variant != VARIANT and not variant.isdecimal():
-            raise refused("variant", f"{variant!r} is not made here; use {VARIANT}, or the number of an output from 0")
+        if variant != VARIANT and not COUNT.fullmatch(variant):
+            raise refused(
+                "variant", f"{variant[:20]!r} is not made here; use {VARIANT}, or the number of an output from 0"
+            )
         if job.state is not JobState.SUCCEEDED:
             raise _without_content(job)
-        index = int(variant) if variant.isdecimal() else 0
+        index = 0 if variant == VARIANT else int(variant)
         artifact = next((one for one in job.artifacts if one.index == index), None)
         if artifact is None:
             made = len(job.artifacts)
@@ -197,8 +201,8 @@ def _page(request: Request) -> tuple[int, str]:
     """How many are asked for, and behind which."""
     query, refusals = request.query_params, Refusals()
     limit = query.get("limit", str(DEFAULT_LIMIT))
-    if not limit.isdecimal() or not 1 <= int(limit) <= MAX_LIMIT:
-        refusals.refuse("limit", f"{limit!r} is not an integer from 1 to {MAX_LIMIT}")
+    if not COUNT.fullmatch(limit) or not 1 <= int(limit) <= MAX_LIMIT:
+        refusals.refuse("limit", f"{limit[:20]!r} is not an integer from 1 to {MAX_LIMIT}")
     if (order := query.get("order", "desc")) != "desc":
         refusals.refuse("order", f"{order!r} is not served: the newest come first (desc)")
     for name in query.keys() - {"limit", "order", "after"}:

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import AsyncIterator
 
+import httpx2
 import openai
 import PIL.Image
 import pytest
+import pytest_asyncio
 
 from omni_grpc.types.media import ImageFormat
 from omni_grpc.types.request import Task
 from tests.server.fake_executor import picture
-from tests.server.studio import pixels, png
+from tests.server.service import Service
+from tests.server.studio import pixels, png, serving_studio
 
-pytestmark = pytest.mark.service
+from .conftest import client_of
+
+pytestmark = [pytest.mark.service, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def studio() -> AsyncIterator[Service]:
+    """One for all: the process that decodes pictures takes a second to start."""
+    async with serving_studio(http_port=0) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def editor(studio: Service) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with client_of(studio) as made:
+        yield made
 
 
 def data_url(data: bytes) -> str:
@@ -74,7 +93,12 @@ async def test_half_transparent_is_half_anew(studio, editor):
     assert set(studio.executor.request.inputs.mask.data) == {155}
 
 
-async def test_pictures_in_json(studio, forms):
+async def test_pictures_in_json(studio):
+    async with httpx2.AsyncClient(base_url=studio.http, timeout=30, trust_env=False) as http:
+        await pictures_in_json(studio, http)
+
+
+async def pictures_in_json(studio, forms):
     upload = await forms.post("/files/assets", content=png(48, 32), headers={"content-type": "image/png"})
     body = {
         "prompt": "x",
@@ -111,12 +135,13 @@ REFUSED = (
 
 
 async def test_what_is_wrong_with_a_picture_is_told_by_its_name(studio, editor):
+    before = len(studio.executor.plans)
     for asked, param in REFUSED:
         with pytest.raises(openai.APIStatusError) as caught:
             await editor.post("/images/edits", cast_to=object, body={"prompt": "x"} | asked)
         assert caught.value.status_code in (400, 404)
         assert caught.value.param == param, asked
-    assert not studio.executor.plans
+    assert len(studio.executor.plans) == before
 
 
 async def test_a_stream_of_an_edit(editor):

@@ -12,6 +12,7 @@ from omni_grpc.engine.scheduler import Lane
 from omni_grpc.web.openai.attempts import KEPT_SECONDS, Attempts
 from tests.server.service import serving, until
 
+from ..tokens import token_file
 from .conftest import client_of
 
 pytestmark = [pytest.mark.service, pytest.mark.filterwarnings("ignore:The Sora API")]
@@ -111,6 +112,16 @@ async def test_a_video_that_its_client_knows_is_no_other_call_s(studio, forms):
     await forms.get(f"/v1/videos/{first['id']}")
     again = (await forms.post("/v1/videos", json=SMALL, headers=AGAIN)).json()
     assert first["id"] != again["id"]
+
+
+async def test_another_caller_is_another_call(tmp_path):
+    path, tokens = token_file(tmp_path, one=["generate"], other=["generate"])
+    made = []
+    async with serving(http_port=0, token_file=path) as service:
+        for (_, token), count in zip(tokens.items(), (FIRST, AGAIN), strict=True):
+            async with client_of(service, api_key=token) as client:
+                made.append((await client.images.generate(**SMALL, extra_headers=count)).job_id)
+    assert len(set(made)) == 2
 
 
 @pytest.mark.parametrize("other", [{"prompt": "another"}, {"n": 2}, {"response_format": "url"}])
