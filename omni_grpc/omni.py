@@ -80,9 +80,12 @@ class Generation:
         return save(self, Path(path), metadata=metadata)
 
 
-ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store", "webhooks", "fleet")
+ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store", "webhooks", "fleet", "http")
 """Sections of settings about who calls a server, what it has beside this model, and what outlives it. Here is none."""
-OF_SERVERS = ("load_later", "distributed_executor_backend", "ray_address", "ray_placement_timeout")
+OF_SERVERS = (
+    *("load_later", "distributed_executor_backend", "ray_address", "ray_placement_timeout"),
+    *("rank_port", "rank_secret_file"),
+)
 """More settings of that kind."""
 OF_SEVERAL = ("devices", "rank_timeout")
 """Settings about several workers. By default there is one, a thread of this process."""

@@ -164,7 +164,12 @@ def test_bad_settings_and_checkpoints_fail_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [option.name for option in sections.options() if option.section in omni_module.ABOUT_SERVERS]
+    "name",
+    [
+        option.name
+        for option in sections.options()
+        if option.section in omni_module.ABOUT_SERVERS or option.name in omni_module.OF_SERVERS
+    ],
 )
 def test_a_setting_about_callers_is_refused_for_nobody_calls(name):
     with pytest.raises(ConfigError, match=f"{name}: no effect without a server") as refused:

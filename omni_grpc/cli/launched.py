@@ -32,8 +32,8 @@ async def serve_launched(
     ConfigError for settings that do not fit what torchrun has started, alike in all processes.
     """
     config = _checked(configs, launch)
-    secret, patience = _secret(config.parallel.rank_secret_file), config.worker.worker_timeout
-    port = config.parallel.rank_port or launch.port + 1
+    secret, patience = _secret(config.ranks.rank_secret_file), config.worker.worker_timeout
+    port = config.ranks.rank_port or launch.port + 1
     if port > MAX_PORT:
         raise _refused("rank_port", f"would be {port}, one more than MASTER_PORT; give it a free port")
     if launch.rank == 0:

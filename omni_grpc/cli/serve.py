@@ -63,7 +63,7 @@ async def _run(configs: Sequence[EngineConfig]) -> int:
 
     if (launch := Launch.of(os.environ)) is not None:
         return await serve_launched(configs, launch, serve)
-    if strays := [name for name in OF_TORCHRUN if any(getattr(one.parallel, name) is not None for one in configs)]:
+    if strays := [name for name in OF_TORCHRUN if any(getattr(one.ranks, name) is not None for one in configs)]:
         raise ConfigError(
             f"--{strays[0].replace('_', '-')} is for ranks that torchrun starts, and it did not start this process",
             reason="SETTING_WITHOUT_EFFECT",

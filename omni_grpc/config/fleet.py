@@ -17,6 +17,7 @@ OF_MODEL = (
     "scheduler",
     "worker",
     "parallel",
+    "ranks",
 )
 """Sections that each model of a server has for itself."""
 LIMITS_OF_MODEL = ("max_pixels", "max_steps", "max_outputs", "max_prompt_chars")

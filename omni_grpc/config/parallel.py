@@ -39,6 +39,18 @@ class ParallelConfig:
     enable_expert_parallel: bool = setting(
         False, "ranks that share weights or tokens share the experts of mixture-of-experts layers"
     )
+
+    @property
+    def sizes(self) -> ParallelSizes:
+        """All of them."""
+        names = [field.name for field in dataclasses.fields(ParallelSizes)]
+        return ParallelSizes(**{name: getattr(self, name) for name in names})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RanksConfig:
+    """How long ranks wait for each other, and how those of several hosts meet."""
+
     rank_timeout: float = setting(
         60.0,
         "seconds that a rank may lag behind the others before all of them are ended and started again",
@@ -53,9 +65,3 @@ class ParallelConfig:
     rank_secret_file: str | None = setting(
         None, "under torchrun, a file with a secret that the ranks of all hosts have in common, of 16 bytes or more"
     )
-
-    @property
-    def sizes(self) -> ParallelSizes:
-        """All of them but the timeout."""
-        names = [field.name for field in dataclasses.fields(ParallelSizes)]
-        return ParallelSizes(**{name: getattr(self, name) for name in names})

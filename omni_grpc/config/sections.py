@@ -18,7 +18,7 @@ from omni_grpc.config.fleet import FleetConfig
 from omni_grpc.config.http import HttpConfig
 from omni_grpc.config.keeping import JobsConfig, KeepingLimits, StoreConfig
 from omni_grpc.config.options import Option, options_of, sections_of, setting, unknown_settings
-from omni_grpc.config.parallel import ParallelConfig
+from omni_grpc.config.parallel import ParallelConfig, RanksConfig
 from omni_grpc.config.service_sections import (
     AuditConfig,
     IdentityConfig,
@@ -338,6 +338,7 @@ class EngineConfig:
     store: StoreConfig = dataclasses.field(default_factory=StoreConfig)
     worker: WorkerConfig = WorkerConfig()
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
+    ranks: RanksConfig = dataclasses.field(default_factory=RanksConfig)
     server: ServerConfig = dataclasses.field(default_factory=ServerConfig)
     http: HttpConfig = dataclasses.field(default_factory=HttpConfig)
     outbound: OutboundConfig = dataclasses.field(default_factory=OutboundConfig)

@@ -137,7 +137,7 @@ class _Replica:
         self._agreement = Agreement(
             self._world,
             decoding=config.parallel.vae_patch_parallel_size,
-            timeout=config.parallel.rank_timeout,
+            timeout=config.ranks.rank_timeout,
             later=self._later,
             agreed=self._on_agreed,
             # one that has said why it ends is late after that with all that the others do
