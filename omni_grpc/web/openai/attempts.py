@@ -51,6 +51,8 @@ class Attempts:
         self._clock = clock
         self._by_call: dict[bytes, list[Attempt]] = {}
         self._ended: collections.deque[tuple[float, bytes, Attempt]] = collections.deque()
+        self._by_id: dict[str, tuple[bytes, Attempt]] = {}
+        """The newest that has ended of each request_id."""
 
     @contextlib.contextmanager
     def attempt(self, call: bytes, number: int, request_id: str) -> Iterator[Attempt]:
@@ -73,12 +75,12 @@ class Attempts:
             raise
         finally:
             self._ended.append((self._clock(), call, attempt))
+            self._by_id[attempt.request_id] = (call, attempt)
 
     def received(self, request_id: str) -> None:
         """The client knows the job of this id: the answer that named it has arrived."""
-        for _, call, attempt in self._ended:
-            if attempt.request_id == request_id:
-                self._drop(call, attempt)
+        if (found := self._by_id.get(request_id)) is not None:
+            self._drop(*found)
 
     def _take_earlier(self, call: bytes, number: int) -> Attempt | None:
         fitting = [one for one in self._by_call.get(call, ()) if one.number < number]
@@ -93,6 +95,8 @@ class Attempts:
         while self._ended and self._ended[0][0] < self._clock() - KEPT_SECONDS:
             _, call, attempt = self._ended.popleft()
             self._drop(call, attempt)
+            if self._by_id.get(attempt.request_id) == (call, attempt):
+                del self._by_id[attempt.request_id]
 
     def _drop(self, call: bytes, attempt: Attempt) -> None:
         left = [one for one in self._by_call.get(call, ()) if one is not attempt]

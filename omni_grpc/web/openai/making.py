@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from google.protobuf.message import Message
 from starlette.requests import Request
 from starlette.types import Receive
 
@@ -71,7 +72,10 @@ class Maker:
         """The body as a request message. Raises InvalidArgument, and NotFound for a model that is not served."""
         view = self.model(caller, body)
         reading = Reading(kind, message, fields, _guided(view))
-        await (asyncio.to_thread(reading.read, body.values) if body.large else _now(reading.read, body.values))
+        if body.large:
+            await asyncio.to_thread(reading.read, body.values)
+        else:
+            reading.read(body.values)
         return reading
 
     def model(self, caller: Caller, body: Body) -> ModelView:
@@ -95,8 +99,8 @@ class Maker:
         with the call. Raises every refusal, under the caller's names of fields.
         """
         options = reading.message.options
-        key = request.headers.get(KEY.lower())
-        if key is not None:
+        attempts: contextlib.AbstractContextManager[Attempt | None] = contextlib.nullcontext()
+        if key := request.headers.get(KEY.lower()):
             # whoever sends a key may come back with it: the job has its usual time
             options.request_id = key
             reading.note("options.request_id", KEY)
@@ -104,27 +108,25 @@ class Maker:
             options.disconnect_grace.SetInParent()
         if waits:
             options.on_disconnect = options_pb2.DISCONNECT_POLICY_CANCEL
-        with _renaming(reading), self._attempt(request, caller, reading) as attempt:
+        if not key:
+            attempts = await self._attempt(request, caller, reading)
+        with _renaming(reading), attempts as attempt:
             accepted = await self._submit(caller, reading, waits, attempt)
             job = accepted.job
             logger.info("%s is %s%s", request.state.request_id, job.id, " again" if accepted.deduplicated else "")
             yield Made(job, reading, waits)
 
-    @contextlib.contextmanager
-    def _attempt(self, request: Request, caller: Caller, reading: Reading) -> Iterator[Attempt | None]:
-        """The attempt of a call without a key: its request_id, which is that of the attempt that it repeats."""
-        if reading.message.options.request_id:
-            yield None
-            return
+    async def _attempt(
+        self, request: Request, caller: Caller, reading: Reading
+    ) -> contextlib.AbstractContextManager[Attempt]:
+        """The attempt of a call without a key: its request_id is that of the attempt that it repeats."""
         # where nobody says who they are, a call is told from others' by its address
         who = "" if self._identity else caller.peer.rpartition(":")[0]
-        given = (request.url.path, caller.tenant, caller.subject, who, sorted(reading.reply.items()))
-        call = hashlib.sha256(repr(given).encode() + reading.message.SerializeToString(deterministic=True)).digest()
+        given = repr((request.url.path, caller.tenant, caller.subject, who, sorted(reading.reply.items())))
+        call = await _aside(reading.message, lambda: _digest(given, reading.message))
         number = request.headers.get(RETRY_COUNT, "0")
-        with self._attempts.attempt(
-            call, int(number) if number.isdecimal() and len(number) < 5 else 0, request.state.request_id
-        ) as attempt:
-            yield attempt
+        count = int(number) if number.isdecimal() and len(number) < 5 else 0
+        return self._attempts.attempt(call, count, request.state.request_id)
 
     async def _submit(self, caller: Caller, reading: Reading, waits: bool, attempt: Attempt | None) -> Accepted:
         if attempt is None:
@@ -152,12 +154,7 @@ class Maker:
         message = reading.message
         task = task_of(message)
         self.gate.intake.check(caller, message.model, task)
-        large = message.ByteSize() > LARGE
-        ask = (
-            await asyncio.to_thread(read, message, task, streaming=waits)
-            if large
-            else read(message, task, streaming=waits)
-        )
+        ask = await _aside(message, lambda: read(message, task, streaming=waits))
         if reading.transparent:
             media = tuple(
                 dataclasses.replace(one, name=TRANSPARENT_MASK) if one.path in reading.transparent else one
@@ -227,8 +224,13 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def _now(function: Callable[..., None], *arguments: Any) -> None:
-    function(*arguments)
+async def _aside(message: Message, work: Callable[[], T]) -> T:
+    """Work on a message, in a thread where it is large."""
+    return await asyncio.to_thread(work) if message.ByteSize() > LARGE else work()
+
+
+def _digest(given: str, message: Message) -> bytes:
+    return hashlib.sha256(given.encode() + message.SerializeToString(deterministic=True)).digest()
 
 
 @contextlib.contextmanager

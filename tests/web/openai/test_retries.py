@@ -188,4 +188,4 @@ async def test_attempts_are_matched_one_by_one():
     assert attempt(1, "h") == ("h", False)
     now *= 2.1
     assert attempt(0, "i") == ("i", False)
-    assert len(attempts._by_call) == 1, "what is over is forgotten"
+    assert len(attempts._by_call) == len(attempts._by_id) == len(attempts._ended) == 1, "what is over is forgotten"
