@@ -111,7 +111,9 @@ class Images:
         preview = message.options.preview
         preview.method = options_pb2.PREVIEW_METHOD_LATENT_RGB
         preview.every_steps = max(1, math.ceil(steps / (count + 1)))
-        preview.max_edge_px = PREVIEW_EDGE
+        # a preview is scaled to its edge: one that is larger than the image shows nothing more
+        longest = max(message.width, message.height)
+        preview.max_edge_px = min(PREVIEW_EDGE, longest) if message.width and message.height else PREVIEW_EDGE
         wanted = message.output_format or media_pb2.IMAGE_FORMAT_PNG
         preview.format = wanted if wanted in PREVIEW_FORMATS else media_pb2.IMAGE_FORMAT_PNG
 
