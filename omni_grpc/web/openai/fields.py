@@ -123,10 +123,12 @@ def _cache_dit(reading: Reading, name: str, value: Any) -> None:
 
 
 def _label(reading: Reading, name: str, value: Any) -> None:
-    if not isinstance(value, str):
+    try:
+        reading.message.options.labels[name] = typed(options.TEXT, value)
+    except (TypeError, ValueError):
+        # half of a surrogate pair is no text that can be sent
         reading.refuse(name, f"is {shown(value)}, expected text")
         return
-    reading.message.options.labels[name] = value
     if "labels" not in reading.values:
         reading.note("options.labels", name)
 

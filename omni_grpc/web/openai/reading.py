@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import json
 import re
@@ -168,25 +167,14 @@ class Reading:
 
     def _medium(self, name: str, value: Any) -> media_pb2.MediaInput:
         """An empty one for what is no medium, which is refused."""
-        match value:
-            case File():
-                return media_pb2.MediaInput(data=value.data, mime_type=value.mime_type)
-            case {"file_id": str(asset_id), **others} if not others:
-                return media_pb2.MediaInput(asset_id=asset_id)
-            case {**given} if len(given) == 1 and next(iter(given)) in SOURCES:
-                (value,) = given.values()
-                if isinstance(value, dict):
-                    value = value.get("url")
-        if isinstance(value, str) and re.match(r"data:|[a-zA-Z][a-zA-Z0-9+.-]*://", value):
-            return media_pb2.MediaInput(uri=value)
-        if isinstance(value, str):
-            try:
-                return media_pb2.MediaInput(data=base64.b64decode(value, validate=True))
-            except (binascii.Error, ValueError):
-                pass
-        objects = f"an object with file_id or one of {', '.join(SOURCES)}"
-        self.refuse(name, f"is {shown(value)}; send a file, a data: URL, base64, or {objects}")
-        return media_pb2.MediaInput()
+        try:
+            found = _source(value)
+        except ValueError:
+            found = None
+        if found is None:
+            objects = f"an object with file_id or one of {', '.join(SOURCES)}"
+            self.refuse(name, f"is {shown(value)}; send a file, a data: URL, base64, or {objects}")
+        return found or media_pb2.MediaInput()
 
     # --- our names as the caller's ------------------------------------------------------------------------------------
 
@@ -219,6 +207,24 @@ class Reading:
         # their own name for it first
         named = (name for name, field in self._fields.items() if field.path == path and name != leaf)
         return next(named, leaf if path.startswith("sampling.") else path)
+
+
+def _source(value: Any) -> media_pb2.MediaInput | None:
+    """A medium, None for what is none. Raises ValueError for text that is none either: no base64, or no UTF-8."""
+    match value:
+        case File():
+            return media_pb2.MediaInput(data=value.data, mime_type=value.mime_type)
+        case {"file_id": str(asset_id), **others} if not others:
+            return media_pb2.MediaInput(asset_id=asset_id)
+        case {**given} if len(given) == 1 and next(iter(given)) in SOURCES:
+            (value,) = given.values()
+            if isinstance(value, dict):
+                value = value.get("url")
+    if not isinstance(value, str):
+        return None
+    if re.match(r"data:|[a-zA-Z][a-zA-Z0-9+.-]*://", value):
+        return media_pb2.MediaInput(uri=value)
+    return media_pb2.MediaInput(data=base64.b64decode(value, validate=True))
 
 
 def warnings_of(warnings: Collection[RequestWarning]) -> list[dict[str, str]]:

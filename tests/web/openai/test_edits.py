@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import AsyncIterator
 
 import httpx2
@@ -121,6 +122,9 @@ REFUSED = (
     ({}, "image"),
     ({"image": "no base64!"}, "image"),
     ({"image": 7}, "image"),
+    ({"image": "data:\ud800"}, "image"),
+    ({"image": {"file_id": "\ud800"}}, "image"),
+    ({"image": {"url": {}}}, "image"),
     ({"image": {"file_id": "asset_none"}}, None),
     ({"image": "https://example.org/a.png"}, "image"),
     ({"image": data_url(b"nothing")}, "image"),
@@ -137,8 +141,9 @@ REFUSED = (
 async def test_what_is_wrong_with_a_picture_is_told_by_its_name(studio, editor):
     before = len(studio.executor.plans)
     for asked, param in REFUSED:
+        content, kind = json.dumps({"prompt": "x"} | asked), {"content-type": "application/json"}
         with pytest.raises(openai.APIStatusError) as caught:
-            await editor.post("/images/edits", cast_to=object, body={"prompt": "x"} | asked)
+            await editor.post("/images/edits", cast_to=object, content=content.encode(), options={"headers": kind})
         assert caught.value.status_code in (400, 404)
         assert caught.value.param == param, asked
     assert len(studio.executor.plans) == before

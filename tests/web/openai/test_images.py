@@ -127,6 +127,7 @@ REFUSED = (
     ({"n": 2, "stream": True}, "n"),
     ({"response_format": "url", "stream": True}, "response_format"),
     ({"user": "u" * 129}, "user"),
+    ({"user": 7}, "user"),
     ({"nam_inference_steps": 3}, "nam_inference_steps"),
 )
 
@@ -141,6 +142,16 @@ async def test_a_refusal_names_the_field_as_the_caller_does(service, client):
         assert caught.value.response.headers["x-should-retry"] == "false"
         assert caught.value.request_id.startswith("req_")
     assert not service.executor.plans, "nothing was begun"
+
+
+@pytest.mark.parametrize("name", ["prompt", "user", "scheduler", "lora", "labels", "extra_params"])
+async def test_half_of_a_surrogate_pair_is_no_text(http, name):
+    """JSON can say it, and UTF-8 cannot."""
+    value = {"labels": '{"a": "\\ud800"}', "extra_params": '{"a": "\\ud800"}'}.get(name, '"\\ud800"')
+    content = f'{{"prompt": "x", "{name}": {value}}}'
+    answer = await http.post("/v1/images/generations", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith(name)
 
 
 async def test_all_that_is_wrong_is_told_at_once(client):
