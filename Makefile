@@ -27,11 +27,13 @@ SERVICES := tests/store tests/lasting tests/webhooks tests/web/test_proxies.py
 RAY    := tests/ray
 # what needs Node.js, and OpenAI's client for it
 OPENAI := tests/web/openai/node
+# the page in Chromium
+WEB    := tests/web_page
 WHOLE  := $(filter tests,$(TESTS))
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gen-setup serve demo test test-long test-services ray-setup test-ray test-openai lint commit-lint audit house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
+.PHONY: help setup gen-setup serve demo test test-long test-services ray-setup test-ray test-openai web-setup web web-check test-web lint commit-lint audit house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -46,8 +48,8 @@ demo: setup ## serve the small model and generate one image with streamed progre
 	@$(BIN)/python -m tools.demo
 
 test: setup ## run the tests that need no GPU and little time (TESTS=tests/engine narrows them)
-	$(BIN)/python -m pytest -m "not gpu" $(if $(WHOLE),$(SPREAD) $(LONG:%=--ignore=%) $(SERVICES:%=--ignore=%) $(RAY:%=--ignore=%) $(OPENAI:%=--ignore=%)) $(strip $(TESTS) $(ARGS))
-	@$(if $(WHOLE),echo "left out: make test-services ($(SERVICES)); make test-ray ($(RAY)); make test-openai ($(OPENAI)); make test-long ($(LONG)); make gpu-test (what needs a GPU)")
+	$(BIN)/python -m pytest -m "not gpu" $(if $(WHOLE),$(SPREAD) $(LONG:%=--ignore=%) $(SERVICES:%=--ignore=%) $(RAY:%=--ignore=%) $(OPENAI:%=--ignore=%) $(WEB:%=--ignore=%)) $(strip $(TESTS) $(ARGS))
+	@$(if $(WHOLE),echo "left out: make test-services ($(SERVICES)); make test-ray ($(RAY)); make test-openai ($(OPENAI)); make test-web ($(WEB)); make test-long ($(LONG)); make gpu-test (what needs a GPU)")
 
 test-long: setup ## run the tests that `test` leaves out and that need no GPU: ranks, benchmarks, compilers, pairs
 	$(BIN)/python -m pytest -m "not gpu" $(SPREAD) $(LONG) $(ARGS)
@@ -64,6 +66,20 @@ test-ray: ray-setup ## run the tests of workers in a Ray cluster of this machine
 test-openai: setup ## test OpenAI's endpoints with its client for Node.js, which needs node and npm
 	@cd $(OPENAI) && npm ci --silent --ignore-scripts
 	$(BIN)/python -m pytest -m "not gpu" $(OPENAI) $(ARGS)
+
+web-setup:
+	@cd clients/web && npm ci --silent
+
+web: gen-setup web-setup ## build the page of the HTTP port into omni_grpc/web/page; needs node and npm
+	$(VENV)/gen/bin/python tools/gen_web_protos.py
+	@cd clients/web && npm run --silent build
+
+web-check: gen-setup web-setup ## check the page: types, style, size, and that the committed bundle is that of its sources
+	$(VENV)/gen/bin/python tools/gen_web_protos.py --check
+	@cd clients/web && npm run --silent check && npm run --silent verify
+
+test-web: setup web-setup ## test the page in Chromium, which must be there (apt install chromium), as must npm
+	$(BIN)/python -m pytest -m "not gpu" $(WEB) $(ARGS)
 
 lint: setup ## ruff, mypy, the import contracts, buf and the commit messages
 	@failed=0; for check in "ruff check ." "ruff format --check ." mypy lint-imports "buf lint"; do \
@@ -112,6 +128,6 @@ bench: setup ## time the ops against what they replace
 	@for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python $$file $(ARGS) || [ $$? = 77 ] || exit; done
 
 clean: ## remove the environment, the demo and everything built
-	rm -rf $(VENV) $(OPENAI)/node_modules .demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(OPENAI)/node_modules clients/web/node_modules .demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
 	rm -f omni_grpc/_native*.so demo.png
 	find omni_grpc models tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

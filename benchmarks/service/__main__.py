@@ -25,6 +25,7 @@ from . import (
     lives,
     models,
     overhead,
+    page,
     preempt,
     rank_loss,
     ray_kills,
@@ -46,6 +47,7 @@ from .server import ROOT
 BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "throughput": throughput.run,
     "recovery": recovery.run,
+    "page": page.run,
     "watchers": watchers.run,
     "slow_watcher": slow_watcher.run,
     "stacks": stacks.run,
@@ -72,7 +74,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "fuzz": fuzz.run,
 }
 
-WITHOUT_CHECKPOINT = frozenset({"store", "restarts", "accept", "takeover", "ray"})
+WITHOUT_CHECKPOINT = frozenset({"store", "restarts", "accept", "takeover", "ray", "page"})
 
 
 def main() -> int:

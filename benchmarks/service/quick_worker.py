@@ -8,6 +8,7 @@ take a step, so that a queue only grows.
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import os
 import random
@@ -18,6 +19,7 @@ from typing import Protocol
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.types import shared_memory as shared
+from omni_grpc.types.media import ImageFormat, PreviewImage
 from omni_grpc.types.plan import Beat, Decoded, Media, Plan, Prepared, Ready, Report, RequestStep, Stepped
 from omni_grpc.types.request import Guidance, Request, Task
 from omni_grpc.types.shared_inputs import read_inputs
@@ -26,6 +28,8 @@ from omni_grpc.types.spec import Checkpoint, Configs, Defaults, GuidanceKind, Li
 STEP = "OMNI_QUICK_STEP"
 MODEL = "quick"
 OUTPUT_BYTES = 20_000
+PREVIEWS = 8
+"""Pictures that previews take turns with: they are made at their first use, and not while steps are timed."""
 BEAT_SECONDS = 1.0
 
 
@@ -83,6 +87,7 @@ class QuickWorker:
         self._step_seconds = step_seconds
         self._requests: dict[str, Request] = {}
         self._steps: dict[str, int] = {}
+        self._previews: dict[tuple[int, int, ImageFormat], bytes] = {}
 
     def carry_out(self, plan: Plan) -> None:
         for job_id in plan.drop:
@@ -107,8 +112,25 @@ class QuickWorker:
         step, total = self._steps[job_id], self._requests[job_id].steps
         sigma = 1 - (step - 1) / total
         return RequestStep(
-            id=job_id, step=step, total=total, sigma=sigma, timestep=1000 * sigma, rows=1, finished=step == total
+            id=job_id,
+            step=step,
+            total=total,
+            sigma=sigma,
+            timestep=1000 * sigma,
+            rows=1,
+            finished=step == total,
+            previews=self._preview(self._requests[job_id], step),
         )
+
+    def _preview(self, request: Request, step: int) -> tuple[PreviewImage, ...]:
+        """A picture that is another one at each step, where the request asks for any."""
+        if request.preview is None or step % request.preview.every_steps:
+            return ()
+        edge, kind = request.preview.max_edge_px, request.preview.format
+        number = step % PREVIEWS
+        if (number, edge, kind) not in self._previews:
+            self._previews[number, edge, kind] = _picture(number, edge, kind)
+        return (PreviewImage(0, kind.mime_type, self._previews[number, edge, kind], edge, edge),)
 
     def _output(self, request: Request, index: int) -> Media:
         data = random.Random(request.seeds[index]).randbytes(OUTPUT_BYTES)
@@ -121,3 +143,15 @@ class QuickWorker:
             seed=request.seeds[index],
             sha256=hashlib.sha256(data).hexdigest(),
         )
+
+
+def _picture(number: int, edge: int, kind: ImageFormat) -> bytes:
+    """A gradient with a square that is elsewhere in each, `edge` pixels on a side."""
+    import PIL.Image  # here, since most jobs want none
+
+    picture = PIL.Image.linear_gradient("L").resize((edge, edge)).convert("RGB")
+    side = edge // PREVIEWS
+    picture.paste((200, 40, 40), (number * side, side, (number + 1) * side, 2 * side))
+    file = io.BytesIO()
+    picture.save(file, kind.name)
+    return file.getvalue()

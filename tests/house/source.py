@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("omni_grpc", "models")
 PYTHON = (*PACKAGES, "tools", "tests", "benchmarks", "examples")
 NATIVE_SUFFIXES = {".cu", ".cuh", ".cpp", ".h"}
+WEB_SUFFIXES = {".ts", ".tsx", ".css", ".mjs"}
 GENERATED = Path("omni_grpc/v1")
 
 
@@ -26,6 +27,14 @@ def native_files() -> Iterator[Path]:
     for path in sorted((ROOT / "csrc").rglob("*")):
         if path.suffix in NATIVE_SUFFIXES:
             yield path.relative_to(ROOT)
+
+
+def web_files() -> Iterator[Path]:
+    """Hand-written sources of the page. Biome holds their functions to the same length (`make web-check`)."""
+    for name in git("ls-files", "--cached", "--others", "--exclude-standard", "clients/web").splitlines():
+        path = Path(name)
+        if path.suffix in WEB_SUFFIXES and not path.is_relative_to("clients/web/src/gen") and (ROOT / path).is_file():
+            yield path
 
 
 def text_files() -> Iterator[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .source import PACKAGES, PYTHON, native_files, python_files, read, text_files
+from .source import PACKAGES, PYTHON, native_files, python_files, read, text_files, web_files
 
 FILE_LINES, FUNCTION_LINES, CONFIG_FIELDS = 500, 80, 12
 VAGUE_NAMES = {"util", "utils", "helper", "helpers", "manager", "managers", "misc"}
@@ -142,7 +142,7 @@ class Rule:
 
 
 def code() -> list[Path]:
-    return [*python_files(*PYTHON), *native_files(), Path("setup.py")]
+    return [*python_files(*PYTHON), *native_files(), *web_files(), Path("setup.py")]
 
 
 def python() -> list[Path]:

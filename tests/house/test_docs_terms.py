@@ -50,6 +50,7 @@ TERMS: Mapping[str, tuple[str, ...]] = {
         *("CUDA graphs", "INT8 attention", "compute-sanitizer"),
     ),
     "docs/adapter.md": ("diffusers pipeline", "scheduler", "classifier-free guidance", "quantized"),
+    "docs/web.md": ("progress", "preview", "mask", "PSNR", "axe-core", "screen readers", "CSP", "Connect client"),
     "docs/webhooks.md": (
         *("webhook", "signature", "HMAC", "retry|tried again", "SSRF", "Retry-After", "at least once", "redirects"),
         "Standard Webhooks",
