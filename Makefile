@@ -25,13 +25,15 @@ LONG   := tests/parallel tests/ranks tests/scenes tests/benchmarks/test_service.
 SERVICES := tests/store tests/lasting tests/webhooks tests/web/test_proxies.py
 # what needs the extra of that name; one after the other, since each Ray is some ten processes
 RAY    := tests/ray
+# what needs Node.js, and OpenAI's client for it
+OPENAI := tests/web/openai/node
 # the page in Chromium
 WEB    := tests/web_page
 WHOLE  := $(filter tests,$(TESTS))
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gen-setup serve demo test test-long test-services ray-setup test-ray web-setup web web-check test-web lint commit-lint audit house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
+.PHONY: help setup gen-setup serve demo test test-long test-services ray-setup test-ray test-openai web-setup web web-check test-web lint commit-lint audit house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -46,8 +48,8 @@ demo: setup ## serve the small model and generate one image with streamed progre
 	@$(BIN)/python -m tools.demo
 
 test: setup ## run the tests that need no GPU and little time (TESTS=tests/engine narrows them)
-	$(BIN)/python -m pytest -m "not gpu" $(if $(WHOLE),$(SPREAD) $(LONG:%=--ignore=%) $(SERVICES:%=--ignore=%) $(RAY:%=--ignore=%) $(WEB:%=--ignore=%)) $(strip $(TESTS) $(ARGS))
-	@$(if $(WHOLE),echo "left out: make test-services ($(SERVICES)); make test-ray ($(RAY)); make test-web ($(WEB)); make test-long ($(LONG)); make gpu-test (what needs a GPU)")
+	$(BIN)/python -m pytest -m "not gpu" $(if $(WHOLE),$(SPREAD) $(LONG:%=--ignore=%) $(SERVICES:%=--ignore=%) $(RAY:%=--ignore=%) $(OPENAI:%=--ignore=%) $(WEB:%=--ignore=%)) $(strip $(TESTS) $(ARGS))
+	@$(if $(WHOLE),echo "left out: make test-services ($(SERVICES)); make test-ray ($(RAY)); make test-openai ($(OPENAI)); make test-web ($(WEB)); make test-long ($(LONG)); make gpu-test (what needs a GPU)")
 
 test-long: setup ## run the tests that `test` leaves out and that need no GPU: ranks, benchmarks, compilers, pairs
 	$(BIN)/python -m pytest -m "not gpu" $(SPREAD) $(LONG) $(ARGS)
@@ -60,6 +62,10 @@ ray-setup: setup
 
 test-ray: ray-setup ## run the tests of workers in a Ray cluster of this machine; installs the extra `ray`
 	TESTS_REQUIRE_RAY=1 $(BIN)/python -m pytest -m "not gpu" $(RAY) $(ARGS)
+
+test-openai: setup ## test OpenAI's endpoints with its client for Node.js, which needs node and npm
+	@cd $(OPENAI) && npm ci --silent --ignore-scripts
+	$(BIN)/python -m pytest -m "not gpu" $(OPENAI) $(ARGS)
 
 web-setup:
 	@cd clients/web && npm ci --silent
@@ -122,6 +128,6 @@ bench: setup ## time the ops against what they replace
 	@for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python $$file $(ARGS) || [ $$? = 77 ] || exit; done
 
 clean: ## remove the environment, the demo and everything built
-	rm -rf $(VENV) clients/web/node_modules .demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(OPENAI)/node_modules clients/web/node_modules .demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
 	rm -f omni_grpc/_native*.so demo.png
 	find omni_grpc models tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Mapping
 
 from omni_grpc.types.errors import Violation
-from omni_grpc.types.media import ImageInput, Inputs
+from omni_grpc.types.media import ImageInput, Inputs, field_of
 from omni_grpc.types.request import Draft, RestartPolicy
 from omni_grpc.webhooks import AskedWebhook
 
@@ -17,8 +17,8 @@ PLACEHOLDER = ImageInput(width=0, height=0, channels=0, data=b"")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Medium:
-    """One input of a request: its path there, the field of Inputs that it goes to, and where its bytes are. At most one
-    of `data`, `uri` and `asset_id` is given; None: not given.
+    """One input of a request: its path there, its name, which says to what field of Inputs it goes (`field_of`), and
+    where its bytes are. At most one of `data`, `uri` and `asset_id` is given; None: not given.
     """
 
     path: str
@@ -84,6 +84,6 @@ class Ask:
         found: dict[str, object] = {}
         for medium in self.media:
             # of a repeated field the path has an index
-            several = medium.path.endswith("]")
-            found[medium.name] = (*found.get(medium.name, ()), PLACEHOLDER) if several else PLACEHOLDER  # type: ignore[misc]
+            several, name = medium.path.endswith("]"), field_of(medium.name)
+            found[name] = (*found.get(name, ()), PLACEHOLDER) if several else PLACEHOLDER  # type: ignore[misc]
         return Inputs(**found)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from omni_grpc.gate.stored import Stored
 from omni_grpc.media_in import fetch
 from omni_grpc.media_in.decoder import Decoder
 from omni_grpc.media_in.inputs import InputFile
+from omni_grpc.media_in.source import kind_of
 from omni_grpc.outbound import Outbound
 from omni_grpc.types.caller import Caller
 from omni_grpc.types.media import Inputs
@@ -31,6 +32,11 @@ FETCHES = 4
 """Requests whose media are fetched at the same time, each of them up to the limit for inputs. A place is kept until
 they are decoded, so this bounds the memory that fetched media take.
 """
+
+
+def is_video(data: bytes) -> bool:
+    """Whether bytes are a video, by the first of them."""
+    return kind_of(data).startswith("video/")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

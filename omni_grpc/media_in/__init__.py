@@ -4,7 +4,7 @@ Everything here blocks: call it in a thread (`asyncio.to_thread`), never on an e
 """
 
 from omni_grpc.media_in.audio import decode_audio
-from omni_grpc.media_in.image import decode_image, decode_mask
+from omni_grpc.media_in.image import decode_image, decode_mask, decode_transparent_mask
 from omni_grpc.media_in.limits import MediaLimits
 from omni_grpc.media_in.source import check_sha256, read_uri
 from omni_grpc.media_in.video import decode_video
@@ -15,6 +15,7 @@ __all__ = [
     "decode_audio",
     "decode_image",
     "decode_mask",
+    "decode_transparent_mask",
     "decode_video",
     "read_uri",
 ]

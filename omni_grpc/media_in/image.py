@@ -71,6 +71,21 @@ def decode_mask(data: bytes, mime_type: str = "", *, limits: MediaLimits, field:
         return _packed(_opaque(image).convert("L")), warnings
 
 
+def decode_transparent_mask(
+    data: bytes, mime_type: str = "", *, limits: MediaLimits, field: str
+) -> tuple[ImageInput, Warnings]:
+    """The transparency of the picture, one channel: what shows nothing is white. Raises as `decode_image` does, and for
+    a picture that is opaque everywhere.
+    """
+    with _opened(data, mime_type, limits, field) as (image, warnings):
+        if not _is_transparent(image):
+            raise refusal(
+                field, UNSUPPORTED, "is opaque everywhere; make what is to be made anew transparent, or send a mask in "
+                "black and white as mask_image"
+            )  # fmt: skip
+        return _packed(PIL.ImageOps.invert(image.convert("RGBA").getchannel("A"))), warnings
+
+
 @contextlib.contextmanager
 def _opened(data: bytes, mime_type: str, limits: MediaLimits, field: str) -> Iterator[tuple[PIL.Image.Image, Warnings]]:
     """The first frame, as `_normalised` gives it. What PIL raises, in here, is the input's fault: InvalidArgument."""

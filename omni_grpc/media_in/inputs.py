@@ -11,7 +11,7 @@ from omni_grpc.config import LimitsConfig
 from omni_grpc.media_in import MediaLimits
 from omni_grpc.media_in.refusal import TOO_LARGE, Warnings, refusal, together
 from omni_grpc.types.errors import InvalidArgument, Violation
-from omni_grpc.types.media import DecodedInput, ImageInput, Inputs, VideoInput
+from omni_grpc.types.media import TRANSPARENT_MASK, DecodedInput, ImageInput, Inputs, VideoInput, field_of
 from omni_grpc.types.results import RequestWarning
 
 DECODE: Mapping[str, Callable[..., tuple[DecodedInput, Warnings]]] = {
@@ -20,12 +20,13 @@ DECODE: Mapping[str, Callable[..., tuple[DecodedInput, Warnings]]] = {
     "last_frame": media_in.decode_image,
     "reference_images": media_in.decode_image,
     "mask": media_in.decode_mask,
+    TRANSPARENT_MASK: media_in.decode_transparent_mask,
     "source_video": media_in.decode_video,
     "control_video": media_in.decode_video,
     "mask_video": media_in.decode_video,
     "audio": media_in.decode_audio,
 }
-"""For each field of Inputs, how it is decoded."""
+"""For each field of Inputs, and other inputs that go to one, how it is decoded."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ def decode(files: Sequence[InputFile], config: LimitsConfig) -> tuple[Inputs, Wa
         _check_sum(files, size, limits.max_bytes, "bytes")
         pixels += _pixels(value)
         _check_sum(files, pixels, limits.max_video_pixels, "pixels")
-        decoded.setdefault(file.name, []).append(value)
+        decoded.setdefault(field_of(file.name), []).append(value)
         warnings += notes
     if refusals:
         raise together(refusals)

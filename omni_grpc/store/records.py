@@ -46,7 +46,7 @@ class Entry:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class KeptInput:
     """A medium of a request as it was sent: its bytes, or with `as_uri` its `data:` URI, are the blob `blob`. `path` is
-    its place in the request, `name` the field of Inputs that it goes to.
+    its place in the request, `name` the field of Inputs that it goes to (`field_of`).
     """
 
     blob: str

@@ -117,6 +117,14 @@ class AudioInput:
 
 DecodedInput = ImageInput | VideoInput | AudioInput
 
+TRANSPARENT_MASK = "transparent_mask"
+"""An input that goes to `Inputs.mask`, and says by its transparency what is made anew, as OpenAI's masks do."""
+
+
+def field_of(name: str) -> str:
+    """The field of Inputs that an input of this name goes to."""
+    return "mask" if name == TRANSPARENT_MASK else name
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:

@@ -1,1 +1,2 @@
-"""The HTTP port: Connect, gRPC-Web, JSON and files, beside gRPC and behind the same gate. No rule, no state."""
+"""The HTTP port: Connect, gRPC-Web, JSON, files and OpenAI's endpoints, beside gRPC and behind the same gate. No rule
+of its own."""

@@ -29,7 +29,8 @@ from omni_grpc.web.connection import Connection
 from omni_grpc.web.handled import Handled
 
 SERVICE = PACKAGE + "ArtifactService/"
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+"""What has more digits is no range of a file, and would be no number to Python."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,7 +92,11 @@ class Files:
         return Response(status_code=204)
 
     async def _download(self, request: Request, caller: Caller) -> Response:
-        _, artifact = await self._gate.files.find(caller, request.path_params["artifact_id"])
+        return await self.sent(request, caller, request.path_params["artifact_id"])
+
+    async def sent(self, request: Request, caller: Caller, artifact_id: str) -> Response:
+        """An output, or the part of it that the request is for."""
+        _, artifact = await self._gate.files.find(caller, artifact_id)
         headers = _headers(artifact)
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)

@@ -19,6 +19,21 @@ from omni_grpc.config.http import ANY
 from omni_grpc.types.address import ip
 
 LOCAL = ("localhost",)
+OPENAI_HEADERS = (
+    "OpenAI-Beta",
+    "OpenAI-Organization",
+    "OpenAI-Project",
+    "X-Stainless-Arch",
+    "X-Stainless-Helper-Method",
+    "X-Stainless-Lang",
+    "X-Stainless-OS",
+    "X-Stainless-Package-Version",
+    "X-Stainless-Retry-Count",
+    "X-Stainless-Runtime",
+    "X-Stainless-Runtime-Version",
+    "X-Stainless-Timeout",
+)
+"""What its client for browsers sends."""
 ALLOWED_HEADERS = (
     "Accept",
     "Authorization",
@@ -34,6 +49,7 @@ ALLOWED_HEADERS = (
     "Range",
     "X-Grpc-Web",
     "X-User-Agent",
+    *OPENAI_HEADERS,
 )
 EXPOSED_HEADERS = (
     "Accept-Ranges",
@@ -44,7 +60,12 @@ EXPOSED_HEADERS = (
     "Grpc-Status",
     "Grpc-Status-Details-Bin",
     "Retry-After",
+    "Retry-After-Ms",
+    "X-Job-Id",
     "X-Request-Id",
+    "X-Seed",
+    "X-Should-Retry",
+    "X-Warnings",
 )
 
 

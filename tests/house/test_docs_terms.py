@@ -58,6 +58,7 @@ TERMS: Mapping[str, tuple[str, ...]] = {
     "docs/media.md": ("audio", "frame rate", "data URL", "deterministic", "upload", "alpha|composited"),
     "docs/troubleshooting.md": ("out of memory", "packed rows", "varlen", "error codes"),
     "docs/bundled-model.md": ("prompt accuracy", "PSNR", "negative prompt"),
+    "docs/openai.md": ("official clients", "retry|repeat", "idempotency key", "stream", "vLLM-Omni"),
     "docs/compat-python.md": ("vLLM-Omni", "classifier-free guidance"),
     "docs/compat.md": ("vLLM-Omni",),
     "docs/glossary.md": (),

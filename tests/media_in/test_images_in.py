@@ -6,7 +6,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from omni_grpc.media_in import decode_image, decode_mask
+from omni_grpc.media_in import decode_image, decode_mask, decode_transparent_mask
 from omni_grpc.types.errors import InvalidArgument
 from tests.media_in.files import FIELD, LIMITS, picture, saved
 
@@ -323,3 +323,18 @@ def test_a_mask_is_one_channel_of_brightness():
 
 def test_a_mask_that_is_not_opaque_is_refused():
     refused(decode_mask, saved(rgba(), "PNG"), reason="INPUT_NOT_SUPPORTED", match="white is regenerated")
+
+
+def test_a_transparent_mask_is_white_where_it_shows_nothing():
+    image = PIL.Image.new("RGBA", (4, 1), (255, 255, 255, 255))
+    for x, alpha in enumerate((255, 200, 1, 0)):
+        image.putpixel((x, 0), (9, 9, 9, alpha))
+    found, warnings = decode_transparent_mask(saved(image, "PNG"), limits=LIMITS, field=FIELD)
+    assert (found.width, found.height, found.channels, list(found.data)) == (4, 1, 1, [0, 55, 254, 255])
+    assert warnings == ()
+    palette = image.convert("P")
+    palette.info["transparency"] = palette.getpixel((3, 0))
+    found, _ = decode_transparent_mask(saved(palette, "PNG"), limits=LIMITS, field=FIELD)
+    assert found.data[3] == 255
+    opaque = saved(image.convert("RGB"), "PNG")
+    refused(decode_transparent_mask, opaque, reason="INPUT_NOT_SUPPORTED", match="opaque everywhere")

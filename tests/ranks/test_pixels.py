@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 from omni_grpc.engine import JobState
+from omni_grpc.engine.executor import ProcessExecutor
+from omni_grpc.engine.rank_executor import RankExecutor
 from omni_grpc.types.plan import SleepLevel
 from omni_grpc.types.request import Task
 from tests.ranks.group import Served, events, serving, until
@@ -78,6 +81,26 @@ async def test_ranks_make_the_pixels_of_one_process(models: Models, family: str,
         assert max(each.mean() for each in apart) < 0.1
         assert max((each > 8).mean() for each in apart) < 0.01
         assert min(picture.std() for picture in alone) > 1, "there is something to be seen"
+
+
+async def test_a_video_of_two_segments_has_the_frames_of_one_process(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compared before they are encoded: in a file, one of 255 in a pixel changes all frames after it."""
+    monkeypatch.setenv("OMNI_TEST_RAW", str(tmp_path))
+    worker, path = "tests.ranks.raw:serve", models.path("helios")
+    found = []
+    for sizes in ({}, {"ulysses_degree": 2, "vae_patch_parallel_size": 2}):
+        make = functools.partial(RankExecutor, environments=[{}] * 2) if sizes else ProcessExecutor
+        async with serving(path, make=functools.partial(make, worker=worker), **sizes) as served:
+            job = served.submit(task=Task.TEXT_TO_VIDEO, width=96, height=32, steps=3, num_frames=66)
+            assert (await served.ended(job)).failure is None
+            found.append(np.load(tmp_path / f"{job.id}.npy").astype(int))
+    alone, together = found
+    assert alone.shape[0] > 33
+    differ = np.abs(alone - together)
+    assert differ.max() <= 1
+    assert (differ > 0).mean() < 1e-3
 
 
 async def test_a_job_over_ranks_tells_its_steps_and_can_be_cancelled(models: Models) -> None:

@@ -21,7 +21,7 @@ from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.plan import Broken, Died, Plan, Prepared, Ready, Sleep, Slept
 from tests.engine.test_rank_executor import request
 from tests.ranks.group import serving, until
-from tests.ranks.test_pixels import two_of_unlike_sizes
+from tests.ranks.test_pixels import made_by
 from tests.ray.conftest import gone
 from tests.ray.rank_workers import PAUSED, TOY, pauses
 from tests.ray.test_nodes import nodes
@@ -157,15 +157,15 @@ async def test_a_group_makes_the_pixels_of_one_without_ray_also_after_each_rank_
     ours = over_ray(cluster.address)
     sizes = {name: value for name, value in ours.items() if name in ("ulysses_degree", "vae_patch_parallel_size")}
     async with serving(tiny_qwen_image, **sizes) as served:
-        expected = await two_of_unlike_sizes(served)
+        expected = await made_by(served, "qwen_image")
     async with serving(model, **ours, rank_timeout=60.0, worker_timeout=10.0) as served:
-        made = await two_of_unlike_sizes(served)
+        made = await made_by(served, "qwen_image")
         assert all(np.array_equal(mine, theirs) for mine, theirs in zip(made, expected, strict=True))
         await lost(served, model, "prepare", 0, signal.SIGKILL, "WORKER_DIED")
         await lost(served, model, "step", 1, signal.SIGKILL, "WORKER_DIED")
         await lost(served, model, "step", 1, signal.SIGSTOP, "WORKER_HUNG")
         assert served.engine.stats().worker_restarts == 3
-        again = await two_of_unlike_sizes(served)
+        again = await made_by(served, "qwen_image")
         assert all(np.array_equal(mine, theirs) for mine, theirs in zip(again, expected, strict=True))
     assert await asyncio.to_thread(cluster.empties) == NOTHING
 
@@ -179,7 +179,7 @@ async def test_a_group_with_a_rank_on_each_of_two_nodes(cluster, model):
         (_, first, interface), (_, second, _) = ranks(model)
         assert first != second
         assert interface == "lo"
-        expected = await two_of_unlike_sizes(served)
+        expected = await made_by(served, "qwen_image")
         assert min(picture.std() for picture in expected) > 1
         await lost(served, model, "step", 1, signal.SIGKILL, "WORKER_DIED")
         (pauses(model) / "step").touch()
@@ -193,5 +193,5 @@ async def test_a_group_with_a_rank_on_each_of_two_nodes(cluster, model):
         assert re.match(r"rank \d of 2 on node", job.failure.message), job.failure.message
         assert [gone(pid, BOUND) for pid in pids] == [True, True]
         await say("add")
-        again = await two_of_unlike_sizes(served)
+        again = await made_by(served, "qwen_image")
         assert all(np.array_equal(mine, theirs) for mine, theirs in zip(again, expected, strict=True))

@@ -109,14 +109,14 @@ class Service:
 async def serving(ready: Ready = READY, **settings: Any) -> AsyncIterator[Service]:
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0, "restart_backoff": 0} | settings))
     executor = FakeExecutor(ready)
-    engine = Engine(config, CHECKPOINT, executor, open_storage(config))
-    ports: list[HttpPort] = []
+    async with served(config, Engine(config, CHECKPOINT, executor, open_storage(config)), executor) as service:
+        yield service
 
-    def http(backend: Backend) -> HttpPort:
-        ports.append(HttpPort(backend))
-        return ports[0]
 
-    server = Server(Gate(fleet := Fleet.of(engine)), config, beside=[http] if config.http.on else ())
+@contextlib.asynccontextmanager
+async def served(config: EngineConfig, engine: Engine, executor: FakeExecutor) -> AsyncIterator[Service]:
+    """A server of an engine, with the HTTP port beside it where it has one."""
+    server, fleet, ports = _server(config, engine)
     await server.start()
     service = Service(engine, server, executor, fleet, *ports)
     try:
@@ -126,6 +126,17 @@ async def serving(ready: Ready = READY, **settings: Any) -> AsyncIterator[Servic
         await server.stop()
 
 
+def _server(config: EngineConfig, engine: Engine) -> tuple[Server, Fleet, list[HttpPort]]:
+    ports: list[HttpPort] = []
+
+    def http(backend: Backend) -> HttpPort:
+        ports.append(HttpPort(backend))
+        return ports[0]
+
+    server = Server(Gate(fleet := Fleet.of(engine)), config, beside=[http] if config.http.on else ())
+    return server, fleet, ports
+
+
 @contextlib.asynccontextmanager
 async def starting(**settings: Any) -> AsyncIterator[tuple[Service, asyncio.Task[int]]]:
     """A server that listens, and whose model is not even fetched."""
@@ -133,10 +144,10 @@ async def starting(**settings: Any) -> AsyncIterator[tuple[Service, asyncio.Task
     executor = FakeExecutor()
     executor.loading.close()
     engine = Engine(config, unfetched(config.model), executor)
-    server = Server(Gate(Fleet.of(engine)), config)
+    server, fleet, ports = _server(config, engine)
     start = asyncio.create_task(server.start())
     await until(lambda: executor.starts == 1)
-    service = Service(engine, server, executor)
+    service = Service(engine, server, executor, fleet, *ports)
     try:
         yield service, start
     finally:

@@ -18,10 +18,7 @@ import PIL.Image
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine import Engine
-from omni_grpc.fleet import Fleet
-from omni_grpc.gate import Gate
 from omni_grpc.resolve.rules import TAKEN
-from omni_grpc.server import Server
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.media import Modality
 from omni_grpc.types.plan import Media
@@ -30,7 +27,7 @@ from omni_grpc.types.spec import Checkpoint, Defaults, GuidanceKind, Limits
 from tests.toy import toy_checkpoint
 
 from .fake_executor import FakeExecutor
-from .service import Service
+from .service import Service, served
 
 FPS, RATE = 8.0, 16_000
 
@@ -88,14 +85,8 @@ async def serving_studio(checkpoint: Checkpoint | None = None, **settings: Any) 
     config = EngineConfig.from_settings(**({"model": "toy", "port": 0} | settings))
     executor = StudioExecutor()
     engine = Engine(config, checkpoint or studio(), executor)
-    server = Server(Gate(Fleet.of(engine)), config)
-    await server.start()
-    service = Service(engine, server, executor)
-    try:
+    async with served(config, engine, executor) as service:
         yield service
-    finally:
-        await service.channel.close()
-        await server.stop()
 
 
 def noise(seed: int, size: int = 1000) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from urllib.parse import parse_qs, urlsplit
@@ -15,7 +16,7 @@ from omni_grpc.types.errors import ConfigError, PermissionDenied
 from omni_grpc.types.media import ImageFormat
 from omni_grpc.v1 import artifact_pb2, generation_pb2
 from tests.server.fake_executor import picture
-from tests.server.service import image, kinds, serving
+from tests.server.service import image, kinds, serving, until
 
 from .calling import refused, stream
 from .tokens import token_file
@@ -35,6 +36,7 @@ BYTES = picture(1024, 512, 7, ImageFormat.RAW_RGB8)
         ("bytes=0-1,5-6", 200, 0, len(BYTES)),
         ("bytes=9-3", 200, 0, len(BYTES)),
         ("items=0-3", 200, 0, len(BYTES)),
+        (f"bytes=0-{'9' * 5000}", 200, 0, len(BYTES)),
     ],
 )
 async def test_an_output_by_ranges(service, http, asked, status, start, end):
@@ -175,3 +177,17 @@ def test_servers_with_one_key_take_each_others_addresses(tmp_path):
 
 def _client(service):
     return httpx2.AsyncClient(base_url=service.http, timeout=30, trust_env=False)
+
+
+@pytest.mark.parametrize("path", ["/files/assets", "/v1/images/generations"])
+async def test_a_client_that_leaves_amid_its_request_is_no_fault_of_the_server(service, path, caplog):
+    caplog.set_level("INFO")
+    address = urlsplit(service.http)
+    _, writer = await asyncio.open_connection(address.hostname, address.port)
+    head = f"POST {path} HTTP/1.1", f"host: {address.netloc}", "content-type: application/json", "content-length: 1000"
+    writer.write("\r\n".join((*head, "", "{")).encode())
+    await writer.drain()
+    await until(lambda: service.server._calls._open == 1)
+    writer.close()
+    await until(lambda: any(f"{path} gone" in record.getMessage() for record in caplog.records))
+    assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
