@@ -10,7 +10,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from tests.web_page.studio import LONG, PROMPT, http_served, until
+from tests.web_page.studio import LONG, PROMPT, SOME, http_served, until
 
 CACHE = '{"rel_l1_thresh": 0.4}'
 
@@ -73,7 +73,7 @@ def test_equal_pictures_are_said_to_be_equal(caching, open_tab):
 
 def test_cache_hits_are_shown(caching, open_tab):
     tab = open_tab(caching)
-    job = tab.generate(steps=60)
+    job = tab.generate(**SOME)
     until(lambda: re.search(r"cache \d+ of \d+", tab.card(job).inner_text()))
 
 

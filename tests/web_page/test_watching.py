@@ -9,10 +9,7 @@ import socket
 import pytest
 
 from omni_grpc.client import Client
-from tests.web_page.studio import LONG, http_served, until
-
-SOME = {"steps": 100, "width": 192, "height": 192}
-"""Fields of a job that takes some seconds: long enough to reload the page meanwhile."""
+from tests.web_page.studio import LONG, SOME, http_served, until
 
 
 def test_a_reload_in_the_middle_goes_on(demo, open_tab):
@@ -41,7 +38,7 @@ def test_a_job_of_another_client_is_followed_at_its_address(demo, open_tab):
         made = client.create_job("a blue square", seed=1, **SOME)
         tab = open_tab(demo, f"/#/jobs/{made.job_id}")
         dialog = tab.page.get_by_role("dialog")
-        dialog.get_by_text("of 100").wait_for()
+        dialog.get_by_text("of 80").wait_for()
         dialog.get_by_role("img", name="output 1").wait_for()
 
 
