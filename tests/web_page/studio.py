@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from benchmarks.service.server import Server, served
 ROOT = Path(__file__).resolve().parents[2]
 AXE = ROOT / "clients" / "web" / "node_modules" / "axe-core" / "axe.min.js"
 PROMPT = "a red circle left of a blue square"
-LONG = 200
-"""Steps of a job that does not end by itself while a test looks at it: some ten seconds."""
+LONG: Mapping[str, int] = {"steps": 200, "width": 320, "height": 320}
+"""Fields of a job that does not end by itself while a test looks at it: half a minute."""
+SOME: Mapping[str, int] = {"steps": 80, "width": 192, "height": 192}
+"""Fields of a job that ends by itself after some seconds, while its steps are looked at."""
 SECONDS = 60.0
 _HTTP = re.compile(r"HTTP listens on (http\S+)")
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.web_page.studio import LONG, PROMPT, ROOT, http_served, until
+from tests.web_page.studio import LONG, PROMPT, ROOT, SOME, http_served, until
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
 LOOKS = {
@@ -46,7 +46,7 @@ def test_no_barriers(demo, open_tab, axe, look):
     until(lambda: tab.problem_at("Prompt"))
     assert barriers(tab, axe) == []
     tab.page.get_by_label("Make a second one").uncheck()
-    done, job = tab.generate(steps=2), tab.generate(steps=LONG)
+    done, job = tab.generate(steps=2), tab.generate(**LONG)
     tab.wait(done)
     until(lambda: tab.step(job))
     assert barriers(tab, axe) == []
@@ -98,7 +98,7 @@ def test_a_screen_reader_hears_of_progress(demo, open_tab):
     tab = open_tab(demo)
     live = tab.page.locator("[aria-live=polite]")
     heard = set()
-    job = tab.generate(steps=40)
+    job = tab.generate(**SOME)
     while tab.phase(job) != "done":
         heard.add(live.inner_text())
     until(lambda: live.inner_text() == f"{PROMPT}: done")

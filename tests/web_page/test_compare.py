@@ -10,7 +10,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from tests.web_page.studio import PROMPT, http_served, until
+from tests.web_page.studio import LONG, PROMPT, SOME, http_served, until
 
 CACHE = '{"rel_l1_thresh": 0.4}'
 
@@ -73,17 +73,18 @@ def test_equal_pictures_are_said_to_be_equal(caching, open_tab):
 
 def test_cache_hits_are_shown(caching, open_tab):
     tab = open_tab(caching)
-    job = tab.generate(steps=60)
+    job = tab.generate(**SOME)
     until(lambda: re.search(r"cache \d+ of \d+", tab.card(job).inner_text()))
 
 
 def test_the_server_tab_shows_the_load(caching, open_tab):
     tab = open_tab(caching)
-    job = tab.generate(steps=150)
+    # large enough not to end while it is looked at
+    job = tab.generate(**LONG)
     until(lambda: tab.step(job))
     tab.page.get_by_role("link", name="Server").click()
-    chart = tab.page.get_by_role("img", name=re.compile("^Jobs: running: 1, waiting: 0"))
-    chart.wait_for()
+    tab.page.get_by_role("img", name="Jobs: running: 1, waiting: 0").wait_for()
+    chart = tab.page.get_by_role("img", name=re.compile("^Jobs: "))
     until(lambda: len(chart.locator("polyline").first.get_attribute("points").split()) > 2)
     tab.page.get_by_role("img", name=re.compile(r"^Time of a step: my jobs: [\d.]+ s")).wait_for()
     tab.page.get_by_role("img", name=re.compile(r"^Denoising steps per second: steps: [\d.]+")).wait_for()

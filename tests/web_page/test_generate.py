@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.web_page.studio import LONG, PROMPT, until
+from tests.web_page.studio import LONG, PROMPT, SOME, until
 
 
 def test_the_form_shows_what_the_model_can_do_and_no_more(demo, open_tab):
@@ -20,7 +20,7 @@ def test_the_form_shows_what_the_model_can_do_and_no_more(demo, open_tab):
 
 def test_every_step_is_shown_as_it_comes(demo, open_tab):
     tab = open_tab(demo)
-    job = tab.generate(steps=40, seed=7)
+    job = tab.generate(seed=7, **SOME)
     steps, previews, titles = set(), set(), set()
     while tab.phase(job) != "done":
         steps.add(tab.step(job))
@@ -31,13 +31,13 @@ def test_every_step_is_shown_as_it_comes(demo, open_tab):
     assert any(re.fullmatch(r"\d+ % - omni_grpc", title) for title in titles)
     assert tab.page.title() == "omni_grpc"
     picture = tab.card(job).get_by_role("img", name=f"{PROMPT}, output 1")
-    until(lambda: picture.evaluate("image => image.naturalWidth") == 128)
+    until(lambda: picture.evaluate("image => image.naturalWidth") == 192)
     assert "seed 7" in tab.card(job).inner_text()
 
 
 def test_what_a_card_says_while_the_job_runs(demo, open_tab):
     tab = open_tab(demo)
-    job = tab.generate(steps=LONG)
+    job = tab.generate(**LONG)
     until(lambda: tab.step(job) > 2)
     said = tab.card(job).inner_text()
     for wanted in (r"denoising", r"\d+ %", r"step \d+ of 200", r"noise [\d.]+", r"a step", r"[\d.]+ s left"):
@@ -51,7 +51,7 @@ def test_previews_can_be_switched_off(demo, open_tab):
     tab = open_tab(demo)
     tab.page.get_by_text("More settings").click()
     tab.page.get_by_label("Preview of every step").uncheck()
-    job = tab.generate(steps=30)
+    job = tab.generate(**SOME)
     until(lambda: tab.step(job) > 3)
     assert tab.card(job).locator("canvas").count() == 0
     tab.wait(job)
@@ -59,7 +59,7 @@ def test_previews_can_be_switched_off(demo, open_tab):
 
 def test_all_jobs_are_cancelled_at_once(demo, open_tab):
     tab = open_tab(demo)
-    jobs = [tab.generate(f"a red circle {number}", steps=LONG) for number in range(3)]
+    jobs = [tab.generate(f"a red circle {number}", **LONG) for number in range(3)]
     tab.button("Cancel all").click()
     for job in jobs:
         tab.wait(job, "cancelled")
@@ -142,7 +142,7 @@ def test_several_outputs_of_one_job(demo, open_tab):
     tab.wait(job)
     tab.card(job).get_by_role("link", name=PROMPT, exact=True).click()
     dialog = tab.page.get_by_role("dialog")
-    assert dialog.get_by_role("img").count() == 2
+    until(lambda: dialog.get_by_role("img").count() == 2)
     assert {"seed 5", "seed 6"} <= set(dialog.inner_text().replace("\t", "\n").split("\n"))
 
 

@@ -99,7 +99,7 @@ def test_places_in_the_queue_are_shown_and_move(inpainter, open_tab):
     tab = open_tab(inpainter)
     tab.field("Make").select_option(label="Image from text")
     # this pipeline runs one request at a time
-    jobs = [tab.generate(f"a cat {number}", steps=200, width=64, height=64) for number in range(3)]
+    jobs = [tab.generate(f"a cat {number}", steps=200, width=256, height=256) for number in range(3)]
     until(lambda: "1 job before it" in tab.card(jobs[2]).inner_text())
     tab.button("Cancel a cat 1").click()
     until(lambda: "next in the queue" in tab.card(jobs[2]).inner_text())
@@ -111,7 +111,7 @@ def test_places_in_the_queue_are_shown_and_move(inpainter, open_tab):
 def test_a_full_queue_says_when_to_try_again(inpainter, open_tab):
     tab = open_tab(inpainter)
     tab.field("Make").select_option(label="Image from text")
-    jobs = [tab.generate(f"a cat {number}", steps=200, width=64, height=64) for number in range(QUEUE)]
+    jobs = [tab.generate(f"a cat {number}", steps=200, width=256, height=256) for number in range(QUEUE)]
     while not tab.page.get_by_role("alert").filter(has_text="queue").count():
         before = len(tab.jobs())
         tab.button("Generate").click()

@@ -9,12 +9,12 @@ import socket
 import pytest
 
 from omni_grpc.client import Client
-from tests.web_page.studio import LONG, http_served, until
+from tests.web_page.studio import LONG, SOME, http_served, until
 
 
 def test_a_reload_in_the_middle_goes_on(demo, open_tab):
     tab = open_tab(demo)
-    job = tab.generate(steps=60)
+    job = tab.generate(**SOME)
     before = until(lambda: tab.step(job))
     tab.page.reload()
     until(lambda: tab.step(job) >= before)
@@ -27,7 +27,7 @@ def test_a_reload_in_the_middle_goes_on(demo, open_tab):
 def test_what_another_tab_makes_is_seen_and_followed(demo, open_tab):
     tab, other = open_tab(demo), open_tab(demo)
     other.field("Prompt").wait_for()
-    job = tab.generate(steps=40)
+    job = tab.generate(**SOME)
     until(lambda: job in other.jobs())
     until(lambda: other.step(job) > 2)
     other.wait(job)
@@ -35,10 +35,10 @@ def test_what_another_tab_makes_is_seen_and_followed(demo, open_tab):
 
 def test_a_job_of_another_client_is_followed_at_its_address(demo, open_tab):
     with Client(demo.grpc.address) as client:
-        made = client.create_job("a blue square", steps=60, seed=1)
+        made = client.create_job("a blue square", seed=1, **SOME)
         tab = open_tab(demo, f"/#/jobs/{made.job_id}")
         dialog = tab.page.get_by_role("dialog")
-        dialog.get_by_text("of 60").wait_for()
+        dialog.get_by_text("of 80").wait_for()
         dialog.get_by_role("img", name="output 1").wait_for()
 
 
@@ -55,7 +55,7 @@ def test_a_restarted_server_is_found_again_and_its_jobs_end(free_port, open_tab,
         tab = open_tab(server)
         done = tab.generate(steps=2)
         tab.wait(done)
-        job = tab.generate("a green circle", steps=60)
+        job = tab.generate("a green circle", **SOME)
         until(lambda: tab.step(job) > 3)
     banner = tab.page.get_by_role("alert").filter(has_text="Connection lost")
     banner.wait_for()
@@ -69,7 +69,7 @@ def test_a_restarted_server_is_found_again_and_its_jobs_end(free_port, open_tab,
 def test_a_server_that_kept_nothing_takes_its_jobs_along(free_port, open_tab):
     with http_served("omni_grpc/demo", port=free_port) as server:
         tab = open_tab(server)
-        job = tab.generate(steps=LONG)
+        job = tab.generate(**LONG)
         until(lambda: tab.step(job) > 1)
         os.killpg(server.grpc.pid, signal.SIGKILL)
         tab.page.get_by_role("alert").filter(has_text="Connection lost").wait_for()
