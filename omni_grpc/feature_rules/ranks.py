@@ -234,6 +234,9 @@ VAE = FeatureRules(
     apply="omni_grpc.features.vae_parallel:apply",
     axis=Axis.VAE,
 )
+ENCODERS = FeatureRules(
+    name="encode_once", section=_nothing, apply="omni_grpc.features.encode_once:apply", axis=Axis.WORLD
+)
 SEQUENCE = FeatureRules(
     name="sequence_parallel", section=_nothing, apply="omni_grpc.features.sequence_parallel:apply", axis=Axis.SEQUENCE
 )

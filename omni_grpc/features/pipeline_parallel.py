@@ -22,7 +22,7 @@ from omni_grpc.nn.stack import Block, Carry, RunBlocks, Stack, main_stack
 from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.ranks import Axis
 
-__all__ = ["apply", "micro_batches"]
+__all__ = ["apply"]
 
 
 def apply(module: nn.Module, config: object, context: Context, *, overlap: bool = True) -> None:
@@ -53,7 +53,7 @@ def _leave(module: nn.Module, block: Block) -> None:
             module.set_submodule(name, Elsewhere(child))
 
 
-def micro_batches(tokens: Sequence[int], most: int) -> list[range]:
+def _micro_batches(tokens: Sequence[int], most: int) -> list[range]:
     """Rows with so many tokens each in parts of neighboring rows, `most` at most: the largest part has as few tokens as
     can be, and there are no more parts than that takes.
     """
@@ -157,7 +157,7 @@ class Stages:
         whole = rows
         while whole.exchange is not None:
             whole = whole.whole
-        return micro_batches(whole.stream(JOINT).lengths, most)
+        return _micro_batches(whole.stream(JOINT).lengths, most)
 
     def _receive(
         self, number: int, stack: Stack, start: int, like: Carry, batches: Sequence[Rows], before: Sequence[int]

@@ -25,7 +25,14 @@ class PromptEmbeds:
     dropped: int
 
 
-class CausalTextEncoder(nn.Module):
+class TextEncoder(nn.Module):
+    """From a prompt to its embeds: what a pipeline calls, whatever language model is inside."""
+
+    def forward(self, prompt: str) -> PromptEmbeds:
+        raise NotImplementedError
+
+
+class CausalTextEncoder(TextEncoder):
     """A language model as a text encoder (Qwen-Image, Z-Image, FLUX.2, Ovis).
 
     template: puts a prompt into the text that the model reads. max_tokens: tokens of that text that are kept, without
@@ -61,7 +68,7 @@ class CausalTextEncoder(nn.Module):
         return PromptEmbeds(hidden=hidden, tokens=len(hidden), dropped=len(every) - len(kept))
 
 
-class PaddedTextEncoder(nn.Module):
+class PaddedTextEncoder(TextEncoder):
     """An encoder (T5, CLIP) whose prompts are padded to `length` tokens, all of which the model attends to."""
 
     def __init__(self, encoder: Any, tokenizer: Any, length: int) -> None:

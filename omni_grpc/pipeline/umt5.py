@@ -9,12 +9,11 @@ from typing import Any
 import ftfy
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from omni_grpc.pipeline.text_encoders import PromptEmbeds
+from omni_grpc.pipeline.text_encoders import PromptEmbeds, TextEncoder
 
 
-class Umt5TextEncoder(nn.Module):
+class Umt5TextEncoder(TextEncoder):
     """UMT5, with every prompt brought to `length` tokens. The zeros that follow the hidden states of a prompt are
     tokens like others to the transformer, which has learned to attend to them.
     """

@@ -61,7 +61,7 @@ AFTER: tuple[FeatureRules, ...] = (
 )
 """Edits of modules with weights: LoRA, attention, graphs, cache, then sequence parallel."""
 
-AROUND: tuple[FeatureRules, ...] = (ranks.CFG, ranks.VAE)
+AROUND: tuple[FeatureRules, ...] = (ranks.CFG, ranks.VAE, ranks.ENCODERS)
 """Edits of a whole pipeline, once all of its parts are there."""
 
 

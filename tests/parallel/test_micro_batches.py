@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from omni_grpc.features.pipeline_parallel import micro_batches
+from omni_grpc.features.pipeline_parallel import _micro_batches
 from omni_grpc.types.ranks import ParallelSizes
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
@@ -34,7 +34,7 @@ EVERY = tuple(range(len(toys.ROWS)))
 )
 def test_rows_are_in_parts_of_like_sizes(tokens: tuple[int, ...], most: int, expected: list[list[int]]) -> None:
     """And of no more parts than make the largest one smaller."""
-    assert [list(part) for part in micro_batches(tokens, most)] == expected
+    assert [list(part) for part in _micro_batches(tokens, most)] == expected
 
 
 def test_no_other_cut_has_a_smaller_largest_part() -> None:
@@ -42,7 +42,7 @@ def test_no_other_cut_has_a_smaller_largest_part() -> None:
     for _ in range(200):
         tokens = [draw.randint(0, 30) for _ in range(draw.randint(1, 7))]
         most = draw.randint(1, 5)
-        parts = micro_batches(tokens, most)
+        parts = _micro_batches(tokens, most)
         assert len(parts) <= most
         assert [row for part in parts for row in part] == list(range(len(tokens)))
         cuts = itertools.chain.from_iterable(
@@ -60,7 +60,7 @@ def test_ranks_make_what_one_process_makes(ranks: Ranks, size: int, rows: tuple[
     alone = micro_batch_jobs.pass_on(None, rows)
     sizes = ParallelSizes(pipeline_parallel_size=size)
     results = ranks.run(micro_batch_jobs.pass_on, rows, sizes=sizes)
-    parts = len(micro_batches([sum(toys.ROWS[row].lengths) for row in rows], size))
+    parts = len(_micro_batches([sum(toys.ROWS[row].lengths) for row in rows], size))
     assert (parts > 1) == (len(rows) > 1)
     for result in results:
         assert [call for call in result.calls if call.startswith("compute")] == [f"compute {n}" for n in range(parts)]
