@@ -73,6 +73,7 @@ async def _lost(served: Served, pauses: Path, phase: str, rank: int, end: Callab
     assert after.failure is None
 
 
+@pytest.mark.timeout(500)  # eight groups, one after the other
 @pytest.mark.parametrize("end", [_killed, _stopped])
 async def test_the_loss_of_a_rank_ends_all_and_the_next_job_succeeds(
     tiny_qwen_image: Path, pauses: Path, end: Callable[[int], None]
@@ -139,6 +140,7 @@ async def test_a_rank_that_dies_in_the_first_load_keeps_the_engine_from_its_star
     assert os.listdir(tempfile.tempdir) == []
 
 
+@pytest.mark.timeout(300)
 async def test_a_rank_that_fails_alone_ends_all(tiny_qwen_image: Path, pauses: Path) -> None:
     """In a prepare the others wait for its report, in a step in a collective."""
     async with serving(tiny_qwen_image, worker=WORKER, ulysses_degree=2, rank_timeout=TIMEOUT) as served:

@@ -28,6 +28,8 @@ from tests.ray.test_nodes import nodes
 from tests.ray.test_replicas import NOTHING
 from tests.toy import toy_checkpoint
 
+pytestmark = pytest.mark.timeout(400)
+
 SOON = 90
 """Seconds in which a group of Ray comes and goes on a busy machine."""
 BOUND = 30
