@@ -78,7 +78,8 @@ def bind_socket(host: str, port: int, *, host_field: str, port_field: str) -> so
     try:
         check_free(host, port)
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, socket.SOCK_STREAM)
+        # with its protocol: asyncio turns Nagle's algorithm off only where it reads that this is TCP
+        found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             found.bind(address)

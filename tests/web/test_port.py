@@ -13,6 +13,7 @@ import pytest
 from benchmarks.service.server import served
 from omni_grpc.config.sections import BUNDLED
 from omni_grpc.types.errors import ConfigError
+from omni_grpc.web.port import _Protocol
 from tests.server.certificates import Authority
 from tests.server.service import serving
 
@@ -93,6 +94,22 @@ async def test_a_port_that_is_taken_is_named():
     assert caught.value.reason == "CANNOT_LISTEN"
     assert [violation.field for violation in caught.value.violations] == ["http_port"]
     assert "--http-port" in str(caught.value)
+
+
+async def test_small_answers_leave_at_once(monkeypatch):
+    """Without TCP_NODELAY, the end of each answer waits 40 ms for the client's acknowledgment."""
+    seen = []
+    made = _Protocol.connection_made
+
+    def connection_made(self, transport):
+        seen.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        made(self, transport)
+
+    monkeypatch.setattr(_Protocol, "connection_made", connection_made)
+    async with serving(http_port=0) as service, client(service) as http:
+        assert (await http.post(RPC, json={})).status_code == 200
+    assert seen
+    assert all(seen)
 
 
 def test_serve_listens_on_both_ports_and_stops():
