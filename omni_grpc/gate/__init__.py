@@ -10,12 +10,14 @@ from omni_grpc.gate.jobs import Shown, Watch
 from omni_grpc.gate.models import ModelView
 from omni_grpc.gate.operation import LoadView, ModelLoad, ServerView
 from omni_grpc.gate.pages import PageRequest
+from omni_grpc.store.records import Asset
 from omni_grpc.webhooks import AskedWebhook
 
 __all__ = [
     "Accepted",
     "Ask",
     "AskedWebhook",
+    "Asset",
     "Chunk",
     "Delivery",
     "EngineState",

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
-from omni_grpc import wire
 from omni_grpc.gate import Gate, UploadHeader
 from omni_grpc.gate.files import within_silence
 from omni_grpc.gate.refusals import refused
-from omni_grpc.server.messages import Messages, chunk_message
+from omni_grpc.server.messages import Messages, asset_message, chunk_message
 from omni_grpc.server.pages import asked_page
 from omni_grpc.types.caller import Caller
 from omni_grpc.v1 import artifact_pb2, artifact_pb2_grpc
@@ -56,14 +55,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         header = UploadHeader(
             mime_type=first.header.mime_type, size_bytes=first.header.size_bytes, sha256=first.header.sha256
         )
-        asset = await self._gate.files.upload(caller, header, _pieces(requests))
-        return wire.build(
-            artifact_pb2.UploadAssetResponse,
-            asset_id=asset.id,
-            expire_time=asset.expire_time,
-            size_bytes=asset.size_bytes,
-            sha256=asset.sha256,
-        )
+        return asset_message(await self._gate.files.upload(caller, header, _pieces(requests)))
 
 
 async def _pieces(requests: AsyncIterator[artifact_pb2.UploadAssetRequest]) -> AsyncGenerator[bytes]:

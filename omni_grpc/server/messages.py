@@ -11,11 +11,11 @@ from google.protobuf import json_format
 
 from omni_grpc import wire
 from omni_grpc.config import NATIVE_CACHES
-from omni_grpc.gate import Chunk, Gate, Job, Update
+from omni_grpc.gate import Asset, Chunk, Gate, Job, Update
 from omni_grpc.types.events import EncodeDone, Failed, Preempted, Retrying, Started, StepProgress
 from omni_grpc.types.results import Artifact, Effective, Stats
 from omni_grpc.types.step_cache import CacheCount
-from omni_grpc.v1 import event_pb2, job_pb2, media_pb2
+from omni_grpc.v1 import artifact_pb2, event_pb2, job_pb2, media_pb2
 
 
 class Messages:
@@ -143,6 +143,17 @@ class Messages:
             "preemptions": kinds[Preempted],
             "attempts": 1 + kinds[Retrying],
         }
+
+
+def asset_message(asset: Asset) -> artifact_pb2.UploadAssetResponse:
+    """An upload, as its caller is told of it."""
+    return wire.build(
+        artifact_pb2.UploadAssetResponse,
+        asset_id=asset.id,
+        expire_time=asset.expire_time,
+        size_bytes=asset.size_bytes,
+        sha256=asset.sha256,
+    )
 
 
 def chunk_message(chunk: Chunk) -> media_pb2.ArtifactChunk:

@@ -40,19 +40,23 @@ def answer(failure: Failure) -> Response:
         }
         for detail in status.details
     ]
-    content: dict[str, Any] = {"code": _name(failure.code), "message": status.message, "details": details}
+    content: dict[str, Any] = {"code": name_of(failure.code), "message": status.message, "details": details}
     return JSONResponse(content, STATUS[failure.code], headers_of(failure))
 
 
 def headers_of(failure: Failure) -> dict[str, str]:
     """Those that HTTP has for what a failure says."""
-    headers = {"cache-control": "no-store"}
-    if failure.retry_after is not None:
-        headers["retry-after"] = str(math.ceil(failure.retry_after))
+    headers = {"cache-control": "no-store", **retry_headers(failure)}
     if failure.code is Code.UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
     return headers
 
 
-def _name(code: Code) -> str:
+def retry_headers(failure: Failure) -> dict[str, str]:
+    """When to come back, in whole seconds, none of them too early."""
+    return {} if failure.retry_after is None else {"retry-after": str(math.ceil(failure.retry_after))}
+
+
+def name_of(code: Code) -> str:
+    """As Connect writes it."""
     return "canceled" if code is Code.CANCELLED else code.name.lower()

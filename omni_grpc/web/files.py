@@ -14,16 +14,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from omni_grpc import wire
 from omni_grpc.gate import Gate, UploadHeader
 from omni_grpc.gate.addresses import PATH
 from omni_grpc.gate.files import MAX_CHUNK_BYTES
 from omni_grpc.gate.refusals import refused
 from omni_grpc.server.calls import PACKAGE, Calls
+from omni_grpc.server.messages import asset_message
 from omni_grpc.types.caller import Caller
 from omni_grpc.types.errors import OutOfRange
 from omni_grpc.types.results import Artifact
-from omni_grpc.v1 import artifact_pb2
 from omni_grpc.web.codecs import as_json
 from omni_grpc.web.connection import Connection
 from omni_grpc.web.handled import Handled
@@ -65,14 +64,7 @@ class Files:
         header = UploadHeader(mime_type=request.headers.get("content-type", ""), size_bytes=int(length))
         async with aclosing(_pieces(request)) as pieces:
             asset = await self._gate.files.upload(caller, header, pieces)
-        message = wire.build(
-            artifact_pb2.UploadAssetResponse,
-            asset_id=asset.id,
-            expire_time=asset.expire_time,
-            size_bytes=asset.size_bytes,
-            sha256=asset.sha256,
-        )
-        return Response(as_json(message), media_type="application/json")
+        return Response(as_json(asset_message(asset)), media_type="application/json")
 
     async def _reader(self, request: Request) -> Caller:
         connection = Connection.of(request.scope)

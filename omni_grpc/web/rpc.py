@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Any
@@ -21,14 +21,11 @@ from protobuf.wkt import Any as Packed
 from omni_grpc.server.incoming import GRPC_LIMIT, Incoming
 from omni_grpc.server.server import SERVICES, Backend
 from omni_grpc.types.caller import Caller
-from omni_grpc.types.errors import Code, Failure
+from omni_grpc.types.errors import Failure
+from omni_grpc.web.answers import name_of, retry_headers
 from omni_grpc.web.codecs import Json, Proto, Unread
 from omni_grpc.web.connection import Connection
 from omni_grpc.wire import to_status
-
-CODES: Mapping[Code, ConnectCode] = {
-    code: ConnectCode.CANCELED if code is Code.CANCELLED else ConnectCode[code.name] for code in Code
-}
 
 
 class Rpcs(ConnectASGIApplication[None]):
@@ -47,7 +44,6 @@ class Rpcs(ConnectASGIApplication[None]):
             for descriptor, _, kind in SERVICES
             for method in descriptor.methods
         }
-        self.methods: Collection[str] = endpoints.keys()
         super().__init__(
             service=None,
             endpoints=lambda _: endpoints,
@@ -113,8 +109,8 @@ class Rpcs(ConnectASGIApplication[None]):
     @contextlib.asynccontextmanager
     async def _call(self, path: str, handle: Any, context: RequestContext[Any, Any]) -> AsyncIterator[Caller]:
         async def abort(failure: Failure) -> None:
-            if failure.retry_after is not None:
-                context.response_headers["retry-after"] = f"{failure.retry_after:.0f}"
+            for name, value in retry_headers(failure).items():
+                context.response_headers[name] = value
             raise _error(failure)
 
         connection = self._connection.get()
@@ -129,4 +125,4 @@ def _error(failure: Failure) -> ConnectError:
     status = to_status(failure)
     # connectrpc has a protobuf of its own, whose messages these are not
     details = [ErrorDetail(Packed(type_url=detail.type_url, value=detail.value)) for detail in status.details]
-    return ConnectError(CODES[failure.code], status.message, details)
+    return ConnectError(ConnectCode(name_of(failure.code)), status.message, details)

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterator
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -19,8 +19,7 @@ from starlette.types import Receive
 from omni_grpc.gate import Accepted, Gate, Job, JobState, ModelView, Update
 from omni_grpc.gate.jobs import raise_outcome
 from omni_grpc.server.calls import Gone
-from omni_grpc.server.intake import LARGE
-from omni_grpc.server.requests import read
+from omni_grpc.server.intake import aside, asked
 from omni_grpc.server.server import Backend
 from omni_grpc.server.tasks import task_of
 from omni_grpc.types.caller import Caller
@@ -123,7 +122,7 @@ class Maker:
         # where nobody says who they are, a call is told from others' by its address
         who = "" if self._identity else caller.peer.rpartition(":")[0]
         given = repr((request.url.path, caller.tenant, caller.subject, who, sorted(reading.reply.items())))
-        call = await _aside(reading.message, lambda: _digest(given, reading.message))
+        call = await aside(reading.message, lambda: _digest(given, reading.message))
         number = request.headers.get(RETRY_COUNT, "0")
         count = int(number) if number.isdecimal() and len(number) < 5 else 0
         return self._attempts.attempt(call, count, request.state.request_id)
@@ -151,10 +150,7 @@ class Maker:
         return accepted
 
     async def _send(self, caller: Caller, reading: Reading, waits: bool) -> Accepted:
-        message = reading.message
-        task = task_of(message)
-        self.gate.intake.check(caller, message.model, task)
-        ask = await _aside(message, lambda: read(message, task, streaming=waits))
+        ask = await asked(self.gate, caller, reading.message, streaming=waits)
         if reading.transparent:
             media = tuple(
                 dataclasses.replace(one, name=TRANSPARENT_MASK) if one.path in reading.transparent else one
@@ -222,11 +218,6 @@ async def attended(receive: Receive, work: Awaitable[T]) -> T:
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _aside(message: Message, work: Callable[[], T]) -> T:
-    """Work on a message, in a thread where it is large."""
-    return await asyncio.to_thread(work) if message.ByteSize() > LARGE else work()
 
 
 def _digest(given: str, message: Message) -> bytes:
