@@ -19,6 +19,7 @@ from omni_grpc.features.hsdp import Sharded
 from omni_grpc.features.quant import QuantizedLinear
 from omni_grpc.loading.checkpoint import WeightTargets
 from omni_grpc.pipeline.base import Pipeline
+from omni_grpc.pipeline.text_encoders import TextEncoder
 from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.plan import CostModel, RequestStep
 from omni_grpc.types.request import Request
@@ -70,7 +71,8 @@ def load(mesh: Ranked, checkpoint: Checkpoint, features: Features) -> Pipeline:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Made:
     """The latents of each request, what they took, how often a cache answered for rows of each, what it measured (the
-    sum of the changes, and their number), and the weights of all components.
+    sum of the changes, and their number), and the weights of all components but text encoders, which are the first
+    rank's alone: test_encode_once.py.
     """
 
     latents: dict[str, Tensor]
@@ -145,13 +147,16 @@ def _run(runner: PackedRunner, joins: Sequence[tuple[int, Request]]) -> Made:
         reused={name: sum(step.reports.rows_reused for step in steps if step.id == name) for name in latents},
         change=sum(count.change for count in counts),
         measured=sum(count.measured for count in counts),
-        weights=sum(parameter.numel() for parameter in runner._pipeline.parameters())
-        + sum(
-            mine.numel() // part.dtype.itemsize
-            for layer in runner._pipeline.modules()
-            if isinstance(layer, Sharded)
-            for mine, part in zip(layer.buffers(recurse=False), layer.parts.values(), strict=True)
-        ),
+        weights=sum(_weights(part) for part in runner._pipeline.children() if not isinstance(part, TextEncoder)),
+    )
+
+
+def _weights(component: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in component.parameters()) + sum(
+        mine.numel() // part.dtype.itemsize
+        for layer in component.modules()
+        if isinstance(layer, Sharded)
+        for mine, part in zip(layer.buffers(recurse=False), layer.parts.values(), strict=True)
     )
 
 

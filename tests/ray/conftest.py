@@ -41,7 +41,8 @@ class Cluster:
             command, cwd=ROOT, env={**os.environ, **self.environment}, capture_output=True, text=True, timeout=60
         )
         assert said.returncode == 0, said.stderr
-        return dict(json.loads(said.stdout.splitlines()[-1]))
+        # what Ray's autoscaler says is printed in between
+        return dict(json.loads([line for line in said.stdout.splitlines() if line.startswith("{")][-1]))
 
     def empties(self) -> dict[str, int]:
         """Its state, once what ends has ended."""

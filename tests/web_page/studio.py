@@ -15,7 +15,7 @@ from benchmarks.service.server import Server, served
 ROOT = Path(__file__).resolve().parents[2]
 AXE = ROOT / "clients" / "web" / "node_modules" / "axe-core" / "axe.min.js"
 PROMPT = "a red circle left of a blue square"
-LONG: Mapping[str, int] = {"steps": 200, "width": 320, "height": 320}
+LONG: Mapping[str, int] = {"steps": 200, "width": 448, "height": 448}
 """Fields of a job that does not end by itself while a test looks at it: half a minute."""
 SOME: Mapping[str, int] = {"steps": 80, "width": 192, "height": 192}
 """Fields of a job that ends by itself after some seconds, while its steps are looked at."""
