@@ -20,7 +20,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
-VENDORED = ROOT / "third_party" / "googleapis"
 PACKAGE = Path("omni_grpc") / "v1"
 
 
@@ -81,7 +80,7 @@ def generate(out: Path) -> None:
 
     sources = sorted((PROTO / PACKAGE).glob("*.proto"))
     services = [path for path in sources if re.search(r"^service ", path.read_text(encoding="utf-8"), re.MULTILINE)]
-    includes = [PROTO, VENDORED, Path(grpc_tools.__file__).parent / "_proto"]
+    includes = [PROTO, Path(grpc_tools.__file__).parent / "_proto"]
     plugin = Path(sys.executable).parent / "protoc-gen-mypy_grpc"
     protoc = [sys.executable, "-m", "grpc_tools.protoc", *(f"-I{path}" for path in includes)]
     messages = [f"--python_out={out}", f"--pyi_out={out}"]

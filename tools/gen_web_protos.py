@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.gen_protos import PACKAGE, PROTO, ROOT, VENDORED, toolchain_problem
+from tools.gen_protos import PACKAGE, PROTO, ROOT, toolchain_problem
 
 WEB = ROOT / "clients" / "web"
 GENERATED = WEB / "src" / "gen"
@@ -60,8 +60,8 @@ def generate(out: Path) -> None:
     """Runs protoc over the protos of the package and the details of errors; the files land in `out`."""
     import grpc_tools
 
-    sources = [*sorted((PROTO / PACKAGE).glob("*.proto")), *sorted((VENDORED / "google" / "rpc").glob("*.proto"))]
-    includes = [PROTO, VENDORED, Path(grpc_tools.__file__).parent / "_proto"]
+    sources = [*sorted((PROTO / PACKAGE).glob("*.proto")), *sorted((PROTO / "google" / "rpc").glob("*.proto"))]
+    includes = [PROTO, Path(grpc_tools.__file__).parent / "_proto"]
     command = [sys.executable, "-m", "grpc_tools.protoc", *(f"-I{path}" for path in includes)]
     command += [f"--plugin=protoc-gen-es={PLUGIN}", f"--es_out={out}", "--es_opt=target=ts"]
     subprocess.run([*command, *map(str, sources)], check=True)

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -69,27 +69,32 @@ def test_buf_has_nothing_to_say(command: tuple[str, ...]) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def baseline(folder: Path) -> str:
-    """Unpacks the published proto files into `folder` and says which commit they are from; "" where there are none."""
-    git = shutil.which("git")
-    for ref in ("origin/main", "main", "HEAD"):
-        archive = [git or "git", "archive", "--format=zip", ref, "buf.yaml", "proto", "third_party/googleapis"]
-        packed = subprocess.run(archive, cwd=ROOT, capture_output=True) if git else None
-        if packed and packed.returncode == 0:
-            shutil.unpack_archive(_write(folder / "baseline.zip", packed.stdout), folder)
+def git(*arguments: str) -> bytes | None:
+    """What git says; None where it fails, or is not there."""
+    program = shutil.which("git")
+    said = subprocess.run([program, *arguments], cwd=ROOT, capture_output=True) if program else None
+    return said.stdout if said and said.returncode == 0 else None
+
+
+def baseline(folder: Path, refs: Sequence[str]) -> str:
+    """Writes the API of the first ref that there is to `folder`/image.binpb. Returns the ref, "" if there is none."""
+    for ref in refs:
+        if packed := git("archive", "--format=zip", ref):
+            archive = folder / "baseline.zip"
+            archive.write_bytes(packed)
+            shutil.unpack_archive(archive, folder)
+            # one image, however many modules there were
+            assert (built := buf("build", folder, "-o", folder / "image.binpb")).returncode == 0, built.stderr
             return ref
     return ""
 
 
-def _write(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
-
-
-def test_compatible_with_what_is_published(tmp_path: Path) -> None:
-    if not baseline(tmp_path):
-        pytest.skip("no commit with proto files at hand: nothing is published that could be broken")
-    result = buf("breaking", "--against", tmp_path)
+@pytest.mark.parametrize("since", ["the main branch", "the last version"])
+def test_compatible_with_what_is_published(tmp_path: Path, since: str) -> None:
+    tag = (git("describe", "--tags", "--abbrev=0", "--match=v*") or b"").decode().strip()
+    if not baseline(tmp_path, ("origin/main", "main", "HEAD") if since == "the main branch" else (tag,) if tag else ()):
+        pytest.skip(f"{since} is not at hand: nothing is published that could be broken")
+    result = buf("breaking", "--against", tmp_path / "image.binpb")
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -103,8 +108,7 @@ def test_compatible_with_what_is_published(tmp_path: Path) -> None:
     ids=["type", "number", "rpc"],
 )
 def test_a_breaking_change_is_noticed(tmp_path: Path, file: str, old: str, new: str, complaint: str) -> None:
-    for name in ("proto", "third_party"):
-        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "proto", tmp_path / "proto")
     shutil.copy(ROOT / "buf.yaml", tmp_path)
     changed = tmp_path / "proto" / PACKAGE / file
     text = changed.read_text(encoding="utf-8")
@@ -113,6 +117,21 @@ def test_a_breaking_change_is_noticed(tmp_path: Path, file: str, old: str, new: 
     result = buf("breaking", "--against", ROOT, cwd=tmp_path)
     assert result.returncode != 0
     assert complaint in result.stdout
+
+
+# --- where generated code lands: buf.yaml leaves these alone, since they were first set after v0.1.0 -------------------
+
+LANDS = {
+    "csharp_namespace": "OmniGrpc.V1",
+    "go_package": "github.com/omni-grpc/omni_grpc/clients/go/v1;omnigrpcv1",
+    "java_multiple_files": True,
+    "java_package": "io.github.omnigrpc.v1",
+}
+
+
+@pytest.mark.parametrize("option", LANDS)
+def test_generated_code_stays_where_it_is(image: dict[str, descriptor_pb2.FileDescriptorProto], option: str) -> None:
+    assert {getattr(file.options, option) for file in image.values()} == {LANDS[option]}
 
 
 # --- the proto files themselves ---------------------------------------------------------------------------------------
