@@ -30,6 +30,8 @@ RAY    := tests/ray
 OPENAI := tests/web/openai/node
 # the page in Chromium
 WEB    := tests/web_page
+# the clients of other languages, with their toolchains
+CLIENTS := tests/clients
 WHOLE  := $(filter tests,$(TESTS))
 BIN    := $(VENV)/bin
 
@@ -49,8 +51,8 @@ demo: setup ## serve the small model and generate one image with streamed progre
 	@$(BIN)/python -m tools.demo
 
 test: setup ## run the tests that need no GPU and little time (TESTS=tests/engine narrows them)
-	$(BIN)/python -m pytest -m "not gpu" $(if $(WHOLE),$(SPREAD) $(LONG:%=--ignore=%) $(SERVICES:%=--ignore=%) $(RAY:%=--ignore=%) $(OPENAI:%=--ignore=%) $(WEB:%=--ignore=%)) $(strip $(TESTS) $(ARGS))
-	@$(if $(WHOLE),echo "left out: make test-services ($(SERVICES)); make test-ray ($(RAY)); make test-openai ($(OPENAI)); make test-web ($(WEB)); make test-long ($(LONG)); make gpu-test (what needs a GPU)")
+	$(BIN)/python -m pytest -m "not gpu" $(if $(WHOLE),$(SPREAD) $(LONG:%=--ignore=%) $(SERVICES:%=--ignore=%) $(RAY:%=--ignore=%) $(OPENAI:%=--ignore=%) $(WEB:%=--ignore=%) $(CLIENTS:%=--ignore=%)) $(strip $(TESTS) $(ARGS))
+	@$(if $(WHOLE),echo "left out: make test-services ($(SERVICES)); make test-ray ($(RAY)); make test-openai ($(OPENAI)); make test-web ($(WEB)); make test-clients ($(CLIENTS)); make test-long ($(LONG)); make gpu-test (what needs a GPU)")
 
 test-long: setup ## run the tests that `test` leaves out and that need no GPU: ranks, benchmarks, compilers, pairs
 	$(BIN)/python -m pytest -m "not gpu" $(SPREAD) $(LONG) $(ARGS)
