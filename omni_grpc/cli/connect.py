@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from omni_grpc.client import Client
+from omni_grpc.client import Client, Retry
 from omni_grpc.client.address import check_address
 from omni_grpc.types.errors import InvalidArgument, Violation
 
@@ -69,8 +69,10 @@ def refuse_without_server(args: argparse.Namespace) -> None:
 
 def connect(args: argparse.Namespace, server: str | None = None) -> Client:
     """The client for these arguments; for another server than `args.server` if one is given."""
+    # whoever waits at a terminal is told that there is no room, and when to come back
     return Client(
         server or args.server,
+        retry=Retry(attempts=0),
         ca=args.ca,
         cert=args.cert,
         key=args.key,

@@ -2,7 +2,7 @@
 
 from omni_grpc.client.async_client import AsyncClient
 from omni_grpc.client.async_stream import AsyncJobStream
-from omni_grpc.client.channel import Reconnect
+from omni_grpc.client.channel import Reconnect, Retry
 from omni_grpc.client.client import Client
 from omni_grpc.client.load import Loaded, LoadEvent, ModelReady
 from omni_grpc.client.media import MediaSource
@@ -32,6 +32,7 @@ __all__ = [
     "ModelReady",
     "ParametersNotWritten",
     "Reconnect",
+    "Retry",
     "VideoOptions",
     "VideoResult",
     "parameters_in",

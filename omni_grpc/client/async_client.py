@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,7 @@ from omni_grpc.client import messages
 from omni_grpc.client.asked import asked_of
 from omni_grpc.client.async_connection import AsyncConnection
 from omni_grpc.client.async_stream import AsyncJobStream, watch_job
-from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect
+from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect, Retry
 from omni_grpc.client.credentials import CredentialOptions
 from omni_grpc.client.failure import from_call
 from omni_grpc.client.load import LoadEvent, load_event
@@ -22,6 +23,7 @@ from omni_grpc.client.options import AudioOptions, EditOptions, ImageOptions, Vi
 from omni_grpc.client.progress import progress_display
 from omni_grpc.client.result import AudioResult, ImageResult, MediaResult, VideoResult
 from omni_grpc.client.watch import WatchState
+from omni_grpc.types.errors import OmniError
 from omni_grpc.v1.admin_pb2 import GetServerInfoRequest, GetServerInfoResponse, LoadModelRequest
 from omni_grpc.v1.artifact_pb2 import UploadAssetResponse
 from omni_grpc.v1.job_pb2 import CreateJobRequest, GetJobRequest, Job
@@ -35,7 +37,8 @@ class AsyncClient:
 
     The connection is opened at the first call. Every method raises the `OmniError` that the server sent, or Unavailable
     (SERVER_UNREACHABLE) if it cannot be reached. `timeout` is the number of seconds that the caller waits for the whole
-    method, None for no limit. It does not limit the job. The address is HOST:PORT or unix:PATH. `ca`, `cert`, `key`,
+    method, None for no limit. It does not limit the job. `reconnect` says how a lost stream is resumed, `retry` how
+    a call is made again for which there is no room now. The address is HOST:PORT or unix:PATH. `ca`, `cert`, `key`,
     `tls`, `token` and `insecure` are those of `CredentialOptions`.
 
     async with AsyncClient("localhost:50051") as client:
@@ -48,9 +51,10 @@ class AsyncClient:
         address: str = "localhost:50051",
         *,
         reconnect: Reconnect | None = None,
+        retry: Retry | None = None,
         **options: Unpack[CredentialOptions],
     ) -> None:
-        self._connection = AsyncConnection(address, reconnect or Reconnect(), **options)
+        self._connection = AsyncConnection(address, reconnect or Reconnect(), retry or Retry(), **options)
         self.address = self._connection.address
 
     async def __aenter__(self) -> AsyncClient:
@@ -311,15 +315,22 @@ class AsyncClient:
     async def _stream(self, rpc: Callable[..., Any], request: Any, deadline: Deadline) -> AsyncJobStream:
         asked = asked_of(request)
         await self._upload_large_media(request, deadline)
-        watch = WatchState(self._connection.reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS, asked=asked)
-        call = rpc(request, timeout=deadline.remaining())
-        stream = AsyncJobStream(self._connection, call, watch, deadline, owner=True)
-        try:
-            await stream.open()
-        except BaseException:
-            await stream.close()
-            raise
-        return stream
+        for attempt in itertools.count():
+            watch = WatchState(self._connection.reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS, asked=asked)
+            call = rpc(request, timeout=deadline.remaining())
+            stream = AsyncJobStream(self._connection, call, watch, deadline, owner=True)
+            try:
+                await stream.open()
+                return stream
+            except OmniError as error:
+                await stream.close()
+                # no event came, so there is no job: it was refused
+                if not await self._connection.has_waited(error.failure, attempt, deadline):
+                    raise
+            except BaseException:
+                await stream.close()
+                raise
+        raise AssertionError("the loop has no end of its own")
 
     async def _create_job(self, request: CreateJobRequest) -> Job:
         reply = await self._connection.unary(self._connection.jobs.CreateJob, request)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import random
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from omni_grpc.client.address import is_local
+from omni_grpc.types.errors import Code, Failure
+
+_log = logging.getLogger(__name__)
 
 UNARY_TIMEOUT = 30.0
 """Timeout of a unary call in seconds, including its retries."""
@@ -68,6 +72,29 @@ class Reconnect:
 
     def delay(self, attempt: int) -> float:
         return min(self.longest_delay, self.first_delay * 2.0**attempt) * random.uniform(0.5, 1.0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """How a call is repeated that the server has no room for now (RESOURCE_EXHAUSTED with RetryInfo: a full queue, a
+    rate): after as many seconds as the server says, at most `attempts` times, and not where it says more than `longest`
+    seconds or than the deadline leaves. attempts=0: such a call raises at once.
+    """
+
+    attempts: int = 5
+    longest: float = 60.0
+
+    def pause(self, failure: Failure, attempt: int, deadline: Deadline) -> float | None:
+        """Seconds until the call is made again, up to a tenth more than the server says, so that not all come at once;
+        None where it is not. `attempt` counts from 0.
+        """
+        if failure.code is not Code.RESOURCE_EXHAUSTED or failure.retry_after is None or attempt >= self.attempts:
+            return None
+        pause = failure.retry_after * random.uniform(1.0, 1.1)
+        if failure.retry_after > self.longest or pause > deadline.within(pause):
+            return None
+        _log.info("no room (%s): asking again in %.1f s", failure.reason, pause)
+        return pause
 
 
 class Deadline:

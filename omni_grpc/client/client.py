@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +13,7 @@ import grpc
 
 from omni_grpc.client import messages
 from omni_grpc.client.asked import asked_of
-from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect
+from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect, Retry
 from omni_grpc.client.connection import Connection
 from omni_grpc.client.credentials import CredentialOptions
 from omni_grpc.client.failure import from_call
@@ -23,6 +24,7 @@ from omni_grpc.client.progress import progress_display
 from omni_grpc.client.result import AudioResult, ImageResult, MediaResult, VideoResult
 from omni_grpc.client.stream import JobStream, watch_job
 from omni_grpc.client.watch import WatchState
+from omni_grpc.types.errors import OmniError
 from omni_grpc.v1.admin_pb2 import GetServerInfoRequest, GetServerInfoResponse, LoadModelRequest
 from omni_grpc.v1.artifact_pb2 import UploadAssetResponse
 from omni_grpc.v1.job_pb2 import CreateJobRequest, GetJobRequest, Job
@@ -36,7 +38,8 @@ class Client:
 
     The connection is opened at the first call. Every method raises the `OmniError` that the server sent, or Unavailable
     (SERVER_UNREACHABLE) if it cannot be reached. `timeout` is the number of seconds that the caller waits for the whole
-    method, None for no limit. It does not limit the job. The address is HOST:PORT or unix:PATH. `ca`, `cert`, `key`,
+    method, None for no limit. It does not limit the job. `reconnect` says how a lost stream is resumed, `retry` how
+    a call is made again for which there is no room now. The address is HOST:PORT or unix:PATH. `ca`, `cert`, `key`,
     `tls`, `token` and `insecure` are those of `CredentialOptions`.
 
     with Client("localhost:50051") as client:
@@ -49,9 +52,10 @@ class Client:
         address: str = "localhost:50051",
         *,
         reconnect: Reconnect | None = None,
+        retry: Retry | None = None,
         **options: Unpack[CredentialOptions],
     ) -> None:
-        self._connection = Connection(address, reconnect or Reconnect(), **options)
+        self._connection = Connection(address, reconnect or Reconnect(), retry or Retry(), **options)
         self.address = self._connection.address
 
     def __enter__(self) -> Client:
@@ -307,15 +311,22 @@ class Client:
     def _stream(self, rpc: Callable[..., Any], request: Any, deadline: Deadline) -> JobStream:
         asked = asked_of(request)
         self._upload_large_media(request, deadline)
-        watch = WatchState(self._connection.reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS, asked=asked)
-        call = rpc(request, timeout=deadline.remaining())
-        stream = JobStream(self._connection, call, watch, deadline, owner=True)
-        try:
-            stream.open()
-        except BaseException:
-            stream.close()
-            raise
-        return stream
+        for attempt in itertools.count():
+            watch = WatchState(self._connection.reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS, asked=asked)
+            call = rpc(request, timeout=deadline.remaining())
+            stream = JobStream(self._connection, call, watch, deadline, owner=True)
+            try:
+                stream.open()
+                return stream
+            except OmniError as error:
+                stream.close()
+                # no event came, so there is no job: it was refused
+                if not self._connection.has_waited(error.failure, attempt, deadline):
+                    raise
+            except BaseException:
+                stream.close()
+                raise
+        raise AssertionError("the loop has no end of its own")
 
     def _create_job(self, request: CreateJobRequest) -> Job:
         reply = self._connection.unary(self._connection.jobs.CreateJob, request)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -10,12 +11,13 @@ import grpc
 
 from omni_grpc.client._sync import open_channel, refusal_was_lost, sleep
 from omni_grpc.client.address import check_address
-from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect
+from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect, Retry
 from omni_grpc.client.credentials import CredentialOptions, credentials
 from omni_grpc.client.download import DownloadState
 from omni_grpc.client.failure import from_call
 from omni_grpc.client.media import upload_messages
 from omni_grpc.client.partial_artifact import PartialArtifact
+from omni_grpc.types.errors import Failure
 from omni_grpc.v1.admin_pb2_grpc import AdminServiceStub
 from omni_grpc.v1.artifact_pb2 import UploadAssetResponse
 from omni_grpc.v1.artifact_pb2_grpc import ArtifactServiceStub
@@ -35,9 +37,10 @@ class Connection:
     Its methods raise the `OmniError` that the server sent, and Unavailable (SERVER_UNREACHABLE) if there is none.
     """
 
-    def __init__(self, address: str, reconnect: Reconnect, **options: Unpack[CredentialOptions]) -> None:
+    def __init__(self, address: str, reconnect: Reconnect, retry: Retry, **options: Unpack[CredentialOptions]) -> None:
         self.address = check_address(address)
         self.reconnect = reconnect
+        self._retry = retry
         self._channel = open_channel(self.address, credentials(self.address, **options))
         self.generation: GenerationServiceStub = GenerationServiceStub(self._channel)
         self.jobs: JobServiceStub = JobServiceStub(self._channel)
@@ -50,10 +53,24 @@ class Connection:
 
     def unary(self, rpc: Callable[..., Any], request: Any, timeout: float = UNARY_TIMEOUT) -> Any:
         """The reply to one request. `timeout` is in seconds."""
-        try:
-            return rpc(request, timeout=timeout)
-        except grpc.RpcError as error:
-            raise from_call(error, self.address).failure.error() from error
+        deadline = Deadline(timeout)
+        for attempt in itertools.count():
+            try:
+                return rpc(request, timeout=deadline.remaining())
+            except grpc.RpcError as error:
+                failure = from_call(error, self.address).failure
+                if not self.has_waited(failure, attempt, deadline):
+                    raise failure.error() from error
+        raise AssertionError("the loop has no end of its own")
+
+    def has_waited(self, failure: Failure, attempt: int, deadline: Deadline) -> bool:
+        """Waits for as long as a server without room says, and returns True; False where the call is not to be made
+        again.
+        """
+        if (pause := self._retry.pause(failure, attempt, deadline)) is None:
+            return False
+        sleep(pause)
+        return True
 
     def open_watch(self, request: WatchJobRequest, deadline: Deadline) -> Any:
         """A WatchJob call, whose errors are still those of gRPC."""

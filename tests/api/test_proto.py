@@ -119,7 +119,7 @@ def test_a_breaking_change_is_noticed(tmp_path: Path, file: str, old: str, new: 
     assert complaint in result.stdout
 
 
-# --- where generated code lands: buf.yaml leaves these alone, since they were first set after v0.1.0 -------------------
+# --- where generated code lands: buf.yaml leaves these alone, since they were first set after v0.1.0 ------------------
 
 LANDS = {
     "csharp_namespace": "OmniGrpc.V1",

@@ -5,7 +5,7 @@ import hashlib
 
 import pytest
 
-from omni_grpc.client import AsyncClient, Client
+from omni_grpc.client import AsyncClient, Client, Retry
 from omni_grpc.engine.scheduler import Lane
 from omni_grpc.types.errors import (
     Aborted,
@@ -122,14 +122,42 @@ async def test_refusals(client, service, options, error, reason, fields):
 
 
 async def test_a_full_queue_says_when_to_come_back(kind):
+    once = Retry(attempts=0)
+    async with serving(max_queue=1) as service, kind(f"127.0.0.1:{service.server.port}", retry=once) as client:
+        service.executor.gates[Lane.PREPARE].close()
+        for _ in range(2):
+            await client.create_job("x")
+        for call in (client.generate_image("x"), client.create_job("x")):
+            with pytest.raises(ResourceExhausted) as caught:
+                await call
+            assert caught.value.reason == "QUEUE_FULL"
+            assert caught.value.failure.retry_after == 1.0
+
+
+async def test_a_full_queue_is_waited_for(kind):
+    """By a call that makes a job, and by one that streams it: each asks again when the server said."""
+    async with serving(max_queue=1) as service, kind(f"127.0.0.1:{service.server.port}") as client:
+        gate = service.executor.gates[Lane.PREPARE]
+        gate.close()
+        for _ in range(2):
+            await client.create_job("x")
+        waiting = [asyncio.create_task(call) for call in (client.generate_image("x"), client.create_job("x"))]
+        await asyncio.sleep(0.3)
+        assert not any(call.done() for call in waiting)
+        assert len(service.engine.jobs) == 2
+        gate.open()
+        result, job = await asyncio.gather(*waiting)
+        assert (await service.get(result.job_id)).job_id == result.job_id
+        assert job.job_id != result.job_id
+
+
+async def test_a_wait_that_the_deadline_does_not_leave_is_no_wait(kind):
     async with serving(max_queue=1) as service, kind(f"127.0.0.1:{service.server.port}") as client:
         service.executor.gates[Lane.PREPARE].close()
         for _ in range(2):
             await client.create_job("x")
-        with pytest.raises(ResourceExhausted) as caught:
-            await client.generate_image("x")
-        assert caught.value.reason == "QUEUE_FULL"
-        assert caught.value.failure.retry_after == 1.0
+        with pytest.raises(ResourceExhausted):
+            await client.generate_image("x", timeout=0.9)
 
 
 async def test_what_is_not_there(client):

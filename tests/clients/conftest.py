@@ -84,6 +84,7 @@ class Guarded:
     server: Served
     token: str
     other_ca: str
+    audit: Path
 
 
 @pytest.fixture(scope="session")
@@ -97,8 +98,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     (folder / "other").mkdir()
     other = Authority(folder / "other").file
     flags = ("--tls-cert", cert, "--tls-key", key, "--token-file", str(folder / "callers.yaml"))
-    with _served(*flags, "--tenant-limits", str(limits), ca=authority.file, token=token) as running:
-        yield Guarded(running, token, other)
+    with _served(
+        *flags, "--tenant-limits", str(limits), "--audit-log", str(folder / "audit"), ca=authority.file, token=token
+    ) as running:
+        yield Guarded(running, token, other, folder / "audit")
 
 
 def _token(file: Path) -> str:
