@@ -30,6 +30,7 @@ from typing import Any
 import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import BaseError, CompileError, LinkError
 
 if int(setuptools.__version__.partition(".")[0]) < 77:
@@ -44,6 +45,10 @@ ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
 TORCH_TARGET = "0x020b000000000000"
 """torch 2.11: the oldest torch that the library loads on."""
+
+CLIENT_ROOMS = ("client", "metadata", "types", "v1", "wire")
+CLIENT_FILES = ("__init__.py", "py.typed")
+"""What clients/python/setup.py makes the distribution omni-grpc-client of."""
 
 BUILD_LOG = ROOT / "build" / "native" / "build.log"
 DEFAULT_ARCHS = ("90a",)
@@ -372,6 +377,22 @@ def put_ninja_on_path() -> None:
         raise SystemExit("omni_grpc: the op library is built with ninja, and there is none: pip install ninja")
 
 
+class WithoutClient(build_py):
+    """Leaves out of a wheel what the distribution omni-grpc-client has, which this one depends on: no file belongs to
+    both. An editable install has all of it.
+    """
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        built = Path(self.build_lib) / "omni_grpc"
+        for room in CLIENT_ROOMS:
+            shutil.rmtree(built / room)
+        for name in CLIENT_FILES:
+            (built / name).unlink()
+
+
 class NativeWheel(bdist_wheel):
     """One wheel for every Python 3: the library has no CPython symbol in it."""
 
@@ -389,5 +410,5 @@ def native_extension() -> Extension:
 if __name__ == "__main__":
     setup(
         ext_modules=[native_extension()],
-        cmdclass={"build_ext": BuildNative, "bdist_wheel": NativeWheel},
+        cmdclass={"build_py": WithoutClient, "build_ext": BuildNative, "bdist_wheel": NativeWheel},
     )

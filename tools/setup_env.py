@@ -100,6 +100,8 @@ def make_environment(torch: str | None) -> None:
         say("building and installing omni-grpc")
         # compat: a plain path entry, which mypy and pyright follow; the default is an import hook, which they cannot.
         editable = ("--no-build-isolation", "--config-settings=editable_mode=compat")
+        # first, because the server depends on it, and no index may have it
+        pip_install(pip, "--editable", f"{ROOT / 'clients' / 'python'}[media,progress]", *editable)
         failure = pip.try_install("--editable", f"{ROOT}[dev,web]", *editable, "--constraint", str(constraints))
         if failure:
             raise SetupError(native_failure(failure) or f"{failure}\nsetup: omni-grpc was not installed")

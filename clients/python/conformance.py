@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from omni_grpc.client import Client, MediaResult
-from omni_grpc.types.errors import OmniError
+from omni_grpc_client import Client, MediaResult, OmniError
 
 SETTINGS = ("width", "height", "steps", "seed")
 

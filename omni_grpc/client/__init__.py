@@ -7,6 +7,7 @@ from omni_grpc.client.client import Client
 from omni_grpc.client.load import Loaded, LoadEvent, ModelReady
 from omni_grpc.client.media import MediaSource
 from omni_grpc.client.options import AudioOptions, EditOptions, ImageOptions, VideoOptions
+from omni_grpc.client.pipeline import Pipeline, PipelineOutput
 from omni_grpc.client.result import AudioResult, ImageResult, MediaResult, VideoResult
 from omni_grpc.client.saving import ParametersNotWritten
 from omni_grpc.client.stream import JobStream
@@ -31,6 +32,8 @@ __all__ = [
     "MediaSource",
     "ModelReady",
     "ParametersNotWritten",
+    "Pipeline",
+    "PipelineOutput",
     "Reconnect",
     "Retry",
     "VideoOptions",

@@ -6,6 +6,8 @@ import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from omni_grpc.client.extras import needs
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -95,6 +97,7 @@ def encoded_array(pixels: npt.NDArray[np.uint8]) -> tuple[bytes, str]:
             " or (height, width, 4)"
         )
     # here, because whoever sends files needs no PIL
-    import PIL.Image
+    with needs("media"):
+        import PIL.Image
 
     return _saved(PIL.Image.fromarray(pixels), "PNG", {}), "image/png"

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
+from omni_grpc.client.extras import needs
 from omni_grpc.types.events import (
     ArtifactReady,
     Cancelled,
@@ -173,8 +174,9 @@ class _ProgressBar:
 
 
 def _bar(stream: TextIO) -> rich.progress.Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    with needs("progress"):
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
 
     columns = (
         TextColumn("{task.description:<9}"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omni_grpc.client.extras import needs
 from omni_grpc.client.saving import save
 from omni_grpc.types.errors import InvalidArgument, OmniError
 from omni_grpc.types.media import AudioFormat, ImageFormat, OutputFormat, VideoFormat
@@ -66,7 +67,8 @@ class ImageResult(MediaResult):
     @functools.cached_property
     def images(self) -> list[PIL.Image.Image]:
         """The outputs as PIL images, decoded on first access."""
-        import PIL.Image
+        with needs("media"):
+            import PIL.Image
 
         if self.effective.output_format is ImageFormat.RAW_RGB8:
             sizes = [(artifact.width, artifact.height) for artifact in self.artifacts]

@@ -54,6 +54,8 @@ def embedded(data: bytes, kind: OutputFormat, text: str, infotext: str) -> bytes
         return remuxed(data, kind, text)
     except (struct.error, IndexError) as error:
         raise NotEmbedded(f"the file is not {kind}, or damaged") from error
+    except ModuleNotFoundError as error:
+        raise NotEmbedded(_without(error)) from error
 
 
 def has_parameters(data: bytes) -> bool:
@@ -82,8 +84,20 @@ class _NoMedia(Exception):
     """A file that is no picture, video or sound, or is damaged. Its text says which."""
 
 
+def _without(error: ModuleNotFoundError) -> str:
+    """What to do where the client is installed without what reads and writes media."""
+    return f"{error.name} is not installed; pip install 'omni-grpc-client[media]'"
+
+
 def _texts(data: bytes) -> Iterator[str | bytes]:
     """The texts of a file in which ours may be. Raises _NoMedia."""
+    try:
+        yield from _texts_of(data)
+    except ModuleNotFoundError as error:
+        raise _NoMedia(_without(error)) from error
+
+
+def _texts_of(data: bytes) -> Iterator[str | bytes]:
     if data.startswith(PNG):
         yield from _png_texts(data)
     elif data.startswith(b"\xff\xd8\xff") or (data[:4] == b"RIFF" and data[8:12] == b"WEBP"):

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,6 @@ class Program:
 
     @property
     def command(self) -> list[str]:
-        if self.language == "python":
-            return [sys.executable, str(CLIENTS / "python" / "conformance.py")]
         return [str(CLIENTS / self.language / "build" / "conformance")]
 
     @property
