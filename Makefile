@@ -32,11 +32,12 @@ OPENAI := tests/web/openai/node
 WEB    := tests/web_page
 # the clients of other languages, with their toolchains
 CLIENTS := tests/clients
+LANGUAGES := python
 WHOLE  := $(filter tests,$(TESTS))
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gen-setup serve demo test test-long test-services ray-setup test-ray test-openai web-setup web web-check test-web lint commit-lint audit house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
+.PHONY: help setup gen-setup serve demo test test-long test-services ray-setup test-ray test-openai web-setup web web-check test-web clients test-clients lint commit-lint audit house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -83,6 +84,15 @@ web-check: gen-setup web-setup ## check the page: types, style, size, and that t
 
 test-web: setup web-setup ## test the page in Chromium, which must be there (apt install chromium), as must npm
 	$(BIN)/python -m pytest -m "not gpu" $(WEB) $(ARGS)
+
+clients: setup web-setup ## build the clients of other languages, and check and test each by itself (LANGUAGES=go narrows)
+	@failed=; for language in $(LANGUAGES); do for target in setup build check test package; do \
+		echo "clients/$$language: $$target"; \
+		$(MAKE) --no-print-directory -C clients/$$language $$target || { failed="$$failed $$language"; break; }; \
+	done; done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
+
+test-clients: setup web-setup ## run the list of behaviours that all clients share, with those that `make clients` has built
+	$(BIN)/python -m pytest -m "not gpu" $(CLIENTS) $(ARGS)
 
 lint: setup ## ruff, mypy, the import contracts, buf and the commit messages
 	@failed=0; for check in "ruff check ." "ruff format --check ." mypy lint-imports "buf lint"; do \
@@ -131,6 +141,6 @@ bench: setup ## time the ops against what they replace
 	@for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python $$file $(ARGS) || [ $$? = 77 ] || exit; done
 
 clean: ## remove the environment, the demo and everything built
-	rm -rf $(VENV) $(OPENAI)/node_modules clients/web/node_modules .demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(OPENAI)/node_modules clients/*/node_modules clients/*/build .demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
 	rm -f omni_grpc/_native*.so demo.png
 	find omni_grpc models tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

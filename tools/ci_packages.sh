@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what tests need beside Python's packages: PostgreSQL, a proxy, Chromium, Node, and the second compiler of
-# `make includes-check`, clang with libc++. Does nothing where they are there already. Exits with 1 where one cannot be
+# Installs what tests need beside Python's packages: PostgreSQL, a proxy, Chromium, Node, the toolchains of the clients
+# (Go, C++, Java), and the second compiler of `make includes-check`, clang with libc++. Does nothing where they are there already. Exits with 1 where one cannot be
 # installed: the tests say what they lack.
 set -euo pipefail
 
@@ -28,8 +28,25 @@ scripts() {
   command -v npm >/dev/null
 }
 
+generates() {
+  command -v protoc >/dev/null && command -v grpc_cpp_plugin >/dev/null && command -v grpc_java_plugin >/dev/null &&
+    command -v protoc-gen-go >/dev/null && command -v protoc-gen-go-grpc >/dev/null
+}
+
+speaks_go() {
+  command -v go >/dev/null && [[ -d /usr/share/gocode/src/google.golang.org/grpc ]]
+}
+
+speaks_cpp() {
+  command -v cmake >/dev/null && [[ -f /usr/include/grpcpp/grpcpp.h && -f /usr/include/nlohmann/json.hpp ]]
+}
+
+speaks_java() {
+  command -v javac >/dev/null && [[ -f /usr/share/java/grpc-netty.jar ]]
+}
+
 all() {
-  compiles && stores && proxies && browses && scripts
+  compiles && stores && proxies && browses && scripts && generates && speaks_go && speaks_cpp && speaks_java
 }
 
 all && exit
@@ -49,6 +66,10 @@ need stores postgresql
 need proxies nginx-light
 need browses chromium fonts-liberation
 need scripts nodejs npm
+need generates protobuf-compiler protobuf-compiler-grpc protobuf-compiler-grpc-java-plugin protoc-gen-go-1-5 protoc-gen-go-grpc
+need speaks_go golang-go golang-google-grpc-dev golang-google-protobuf-dev golang-github-golang-protobuf-1-5-dev golang-google-genproto-dev
+need speaks_cpp cmake g++ libgrpc++-dev libprotobuf-dev libssl-dev nlohmann-json3-dev doctest-dev
+need speaks_java default-jdk-headless maven libgrpc-java libprotobuf-java libgoogle-gson-java junit4
 # the newest that Debian 12 and 13 have; the default of Debian 12 is older than torch's headers allow
 compiles || "${install[@]}" clang-19 libc++-19-dev libc++abi-19-dev >/dev/null || "${install[@]}" clang libc++-dev libc++abi-dev >/dev/null
 all

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from typing import Any
 
 import comfy.model_management
@@ -11,10 +12,12 @@ import comfy.utils
 import numpy as np
 import PIL.Image
 import torch
-from omni_grpc_client import Client, ImageResult
+from omni_grpc_client import Client, ImageResult, OperationCancelled
 
 CATEGORY = "omni_grpc"
 PREVIEW_PX = 512
+LOOK_SECONDS = 0.1
+"""How often it is looked at whether Cancel was pressed."""
 FREE = 0
 """What a number of a node is where the model's default is wanted: nodes have no empty fields."""
 TOKEN = "OMNI_GRPC_TOKEN"
@@ -150,12 +153,31 @@ def _client(server: dict[str, Any]) -> Client:
 
 
 def _followed(stream: Any) -> tuple[torch.Tensor, str]:
-    """The result of a job, with ComfyUI's bar and preview until then. ComfyUI's Cancel leaves the stream, and with it
-    cancels the job.
-    """
+    """The result of a job, with ComfyUI's bar and preview until then. ComfyUI's Cancel cancels the job."""
+    done = threading.Event()
+    watch = threading.Thread(target=_cancels, args=(stream, done), daemon=True)
+    watch.start()
+    try:
+        return _result(stream)
+    except OperationCancelled:
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        raise
+    finally:
+        done.set()
+        watch.join()
+
+
+def _cancels(stream: Any, done: threading.Event) -> None:
+    """On a thread of its own, since no event may come for as long as a job waits or a step takes."""
+    while not done.wait(LOOK_SECONDS):
+        if comfy.model_management.processing_interrupted():
+            stream.cancel("cancelled in ComfyUI")
+            return
+
+
+def _result(stream: Any) -> tuple[torch.Tensor, str]:
     bar = None
     for event in stream:
-        comfy.model_management.throw_exception_if_processing_interrupted()
         if not event.HasField("step_progress"):
             continue
         step = event.step_progress

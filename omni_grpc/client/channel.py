@@ -28,7 +28,7 @@ _SERVICE_CONFIG: Mapping[str, Any] = {
         {
             "name": [{}],
             "retryPolicy": {
-                "maxAttempts": 4,
+                "maxAttempts": 5,
                 "initialBackoff": "0.2s",
                 "maxBackoff": "5s",
                 "backoffMultiplier": 2,

@@ -134,6 +134,13 @@ def test_generated_code_stays_where_it_is(image: dict[str, descriptor_pb2.FileDe
     assert {getattr(file.options, option) for file in image.values()} == {LANDS[option]}
 
 
+def test_a_java_class_of_a_file_is_no_message(image: dict[str, descriptor_pb2.FileDescriptorProto]) -> None:
+    """artifact.proto would have the class Artifact, which a message of media.proto is already."""
+    outer = {file.options.java_outer_classname for file in image.values()}
+    assert outer == {f"{name.capitalize()}Proto" for name in SOURCES}
+    assert not outer & {message.name for file in image.values() for message in file.message_type}
+
+
 # --- the proto files themselves ---------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,5 @@
-"""The nodes of clients/comfyui, loaded as ComfyUI loads them, against a server. Of ComfyUI they use a bar, and a question
-whether to stop, which stand here in its place.
+"""The nodes of clients/comfyui, loaded as ComfyUI loads them, against a server. What they use of ComfyUI, a bar and a
+question whether to stop, stands here in its place.
 """
 
 import asyncio
@@ -12,8 +12,10 @@ import pytest
 import pytest_asyncio
 import torch
 
+from omni_grpc.engine.scheduler import Lane
 from omni_grpc.types.errors import InvalidArgument
 from omni_grpc.v1.event_pb2 import JOB_STATE_CANCELLED
+from tests.server.service import until
 from tests.server.studio import serving_studio
 
 FOLDER = Path(__file__).resolve().parents[2] / "clients" / "comfyui"
@@ -28,7 +30,7 @@ class Comfy:
 
     def __init__(self) -> None:
         self.updates: list[tuple[int, int, object]] = []
-        self.stops_at: int | None = None
+        self.cancelled = False
 
     def bar(self, total: int):
         updates = self.updates
@@ -39,8 +41,11 @@ class Comfy:
 
         return ProgressBar()
 
+    def interrupted(self) -> bool:
+        return self.cancelled
+
     def stop(self) -> None:
-        if self.stops_at is not None and len(self.updates) >= self.stops_at:
+        if self.cancelled:
             raise InterruptProcessingException
 
 
@@ -50,6 +55,7 @@ def comfy(monkeypatch):
     utils, management = types.ModuleType("comfy.utils"), types.ModuleType("comfy.model_management")
     utils.ProgressBar = found.bar
     management.throw_exception_if_processing_interrupted = found.stop
+    management.processing_interrupted = found.interrupted
     package = types.ModuleType("comfy")
     package.utils, package.model_management = utils, management
     for module in (package, utils, management):
@@ -58,17 +64,18 @@ def comfy(monkeypatch):
 
 
 @pytest.fixture
-def nodes(comfy, monkeypatch):
-    """Its nodes by name: a folder, imported under a name of no importance."""
+def nodes(comfy):
+    """Its nodes by name: a folder, imported under a name of no importance, each time with the ComfyUI of the test."""
     spec = importlib.util.spec_from_file_location(
         "custom_node", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
     )
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "custom_node", module)
+    sys.modules["custom_node"] = module
     spec.loader.exec_module(module)
-    monkeypatch.delitem(sys.modules, "custom_node.nodes")
     assert module.NODE_CLASS_MAPPINGS.keys() == module.NODE_DISPLAY_NAME_MAPPINGS.keys()
-    return module.NODE_CLASS_MAPPINGS
+    yield module.NODE_CLASS_MAPPINGS
+    for name in ("custom_node", "custom_node.nodes"):
+        del sys.modules[name]
 
 
 @pytest_asyncio.fixture
@@ -131,9 +138,18 @@ async def test_images_and_a_mask_go_to_the_server(nodes, comfy, studio):
 
 
 async def test_cancel_cancels_the_job(nodes, comfy, studio):
-    comfy.stops_at = 1
+    """Also while no event comes, since a step takes long."""
+    gate = studio.executor.gates[Lane.STEP]
+    gate.close()
+    server = connected(nodes, studio)
+    run = asyncio.create_task(executed(nodes["OmniGrpcGenerate"], server=server, prompt="x", seed=7, steps=50))
+    await until(lambda: [job.state for job in studio.engine.jobs.newest()] == ["RUNNING"])
+    comfy.cancelled = True
+    while not run.done():
+        await asyncio.sleep(0.3)
+        gate.let(1)
     with pytest.raises(InterruptProcessingException):
-        await executed(nodes["OmniGrpcGenerate"], server=connected(nodes, studio), prompt="x", seed=7, steps=50)
+        await run
     (job,) = studio.engine.jobs.newest()
     assert (await studio.get(job.id)).state == JOB_STATE_CANCELLED
 
