@@ -108,6 +108,6 @@ final class Results {
     private static Map<String, Object> download(OmniClient client, Input input) {
         Output output = client.download(input.text("artifact_id"));
         byte[] data = output.data();
-        return Said.of("mime_type", output.mimeType(), "sha256", Said.sha256(data), "size_bytes", data.length);
+        return Said.of("sha256", Said.sha256(data), "size_bytes", data.length);
     }
 }

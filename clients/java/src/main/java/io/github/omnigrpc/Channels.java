@@ -9,6 +9,7 @@ import io.grpc.ForwardingClientCall;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
+import io.grpc.ManagedChannelBuilder;
 import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
 import io.grpc.Status;
@@ -32,21 +33,28 @@ final class Channels {
     /** A channel that is connected at the first call. Throws INVALID_ARGUMENT, by field, for files that are no use. */
     static ManagedChannel open(Address address, Path ca, Path cert, Path key, boolean tls, Supplier<String> token) {
         ChannelCredentials credentials = tls ? tlsCredentials(ca, cert, key) : InsecureChannelCredentials.create();
-        var builder = builder(address, credentials, key)
-                // a peer that vanished is noticed within 40 s
-                .keepAliveTime(30, TimeUnit.SECONDS)
-                .keepAliveTimeout(10, TimeUnit.SECONDS)
-                .disableServiceConfigLookUp();
+        ManagedChannelBuilder<?> builder =
+                builder(address, credentials, key)
+                        // a peer that vanished is noticed within 40 s
+                        .keepAliveTime(30, TimeUnit.SECONDS)
+                        .keepAliveTimeout(10, TimeUnit.SECONDS)
+                        .disableServiceConfigLookUp();
         return (token == null ? builder : builder.intercept(new Authorization(token))).build();
     }
 
-    private static io.grpc.ManagedChannelBuilder<?> builder(Address address, ChannelCredentials how, Path key) {
+    private static ManagedChannelBuilder<?> builder(Address address, ChannelCredentials how, Path key) {
         try {
             return Grpc.newChannelBuilder(address.target(), how);
+        } catch (UnsupportedOperationException lacking) {
+            throw OmniException.of(Status.Code.FAILED_PRECONDITION, "TLS_NOT_AVAILABLE",
+                            "this Java cannot do TLS for HTTP/2: " + lacking.getMessage())
+                    .cause(lacking)
+                    .build();
         } catch (IllegalArgumentException refused) {
             String field = key == null ? "address" : "key";
-            throw OmniException.of(Status.Code.INVALID_ARGUMENT, "", field + ": " + refused.getMessage())
-                    .violation(field, String.valueOf(refused.getMessage()))
+            String rule = "cannot be used: " + refused.getMessage();
+            throw OmniException.of(Status.Code.INVALID_ARGUMENT, "", field + " " + rule)
+                    .violation(field, rule)
                     .cause(refused)
                     .build();
         }
