@@ -25,13 +25,13 @@ def faults(path: Path) -> list[str]:
             if not re.search(rf"\b{used[1]}\b", re.sub(r"(?m)^import .*$", "", text)):
                 found.append(f"{where}: {used[1]} is not used")
         if method := METHOD.match(line):
-            end = next(i for i, rest in enumerate(lines[number:]) if rest == method[1] + "}")
+            end = next(i for i, rest in enumerate(lines[number:]) if rest.startswith(method[1] + "}"))
             if end + 2 > MAX_METHOD:
                 found.append(f"{where}: a method of {end + 2} lines")
     if not text.endswith("\n"):
         found.append(f"{path}: no line end at the end")
     imports = [line for line in lines if line.startswith("import ")]
-    if imports != sorted(imports, key=lambda line: line.rstrip(";")):
+    if imports != sorted(imports, key=lambda line: (not line.startswith("import static "), line.rstrip(";"))):
         found.append(f"{path}: imports are not sorted")
     return found
 

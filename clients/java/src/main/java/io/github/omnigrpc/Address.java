@@ -42,7 +42,8 @@ final class Address {
 
     /** What gRPC is told. Without a scheme it would take the host for one. */
     String target() {
-        return text.startsWith("unix:") || text.startsWith("dns:") ? text : "dns:///" + text;
+        String escaped = text.replace("[", "%5B").replace("]", "%5D"); // a target is a URI
+        return text.startsWith("unix:") || text.startsWith("dns:") ? escaped : "dns:///" + escaped;
     }
 
     boolean isUnix() {

@@ -11,7 +11,7 @@ import io.grpc.StatusRuntimeException;
 import java.time.Duration;
 import javax.net.ssl.SSLException;
 
-/** How a call ended: with a failure that the server sent, or with one of the connection or of this client's deadline. */
+/** How a call ended: with a failure that the server sent, or one of the connection or of this client's deadline. */
 final class CallFailure {
     private static final Metadata.Key<byte[]> DETAILS =
             Metadata.Key.of("grpc-status-details-bin", Metadata.BINARY_BYTE_MARSHALLER);

@@ -33,21 +33,17 @@ final class Channels {
     /** A channel that is connected at the first call. Throws INVALID_ARGUMENT, by field, for files that are no use. */
     static ManagedChannel open(Address address, Path ca, Path cert, Path key, boolean tls, Supplier<String> token) {
         ChannelCredentials credentials = tls ? tlsCredentials(ca, cert, key) : InsecureChannelCredentials.create();
-        ManagedChannelBuilder<?> builder =
-                builder(address, credentials, key)
-                        // a peer that vanished is noticed within 40 s
-                        .keepAliveTime(30, TimeUnit.SECONDS)
-                        .keepAliveTimeout(10, TimeUnit.SECONDS)
-                        .disableServiceConfigLookUp();
-        return (token == null ? builder : builder.intercept(new Authorization(token))).build();
-    }
-
-    private static ManagedChannelBuilder<?> builder(Address address, ChannelCredentials how, Path key) {
         try {
-            return Grpc.newChannelBuilder(address.target(), how);
+            ManagedChannelBuilder<?> builder =
+                    Grpc.newChannelBuilder(address.target(), credentials)
+                            // a peer that vanished is noticed within 40 s
+                            .keepAliveTime(30, TimeUnit.SECONDS)
+                            .keepAliveTimeout(10, TimeUnit.SECONDS)
+                            .disableServiceConfigLookUp();
+            return (token == null ? builder : builder.intercept(new Authorization(token))).build();
         } catch (UnsupportedOperationException lacking) {
-            throw OmniException.of(Status.Code.FAILED_PRECONDITION, "TLS_NOT_AVAILABLE",
-                            "this Java cannot do TLS for HTTP/2: " + lacking.getMessage())
+            String message = "this Java cannot do TLS for HTTP/2: " + lacking.getMessage();
+            throw OmniException.of(Status.Code.FAILED_PRECONDITION, "TLS_NOT_AVAILABLE", message)
                     .cause(lacking)
                     .build();
         } catch (IllegalArgumentException refused) {

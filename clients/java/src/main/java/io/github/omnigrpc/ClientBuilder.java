@@ -89,8 +89,8 @@ public final class ClientBuilder {
     /**
      * The client. It connects at its first call.
      *
-     * @throws OmniException INVALID_ARGUMENT, by field, for an address or files that cannot be used, and with the reason
-     *     TOKEN_NEEDS_TLS for a token that would go to another machine in plain text
+     * @throws OmniException INVALID_ARGUMENT, by field, for an address or files that cannot be used, and with the
+     *     reason TOKEN_NEEDS_TLS for a token that would go to another machine in plain text
      */
     public OmniClient build() {
         Address checked = Address.of(address);

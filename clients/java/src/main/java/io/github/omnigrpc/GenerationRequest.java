@@ -17,8 +17,8 @@ import java.util.function.Consumer;
 import java.util.stream.Collectors;
 
 /**
- * What to make: {@link ImageRequest}, {@link EditRequest}, {@link VideoRequest} or {@link AudioRequest}. Immutable; what
- * was not set is not sent, and gets the model's default. May be sent several times: each time is a new job, unless
+ * What to make: {@link ImageRequest}, {@link EditRequest}, {@link VideoRequest} or {@link AudioRequest}. Immutable;
+ * what was not set is not sent, and gets the model's default. May be sent several times: each time is a new job, unless
  * {@code requestId} was given.
  */
 public abstract class GenerationRequest {

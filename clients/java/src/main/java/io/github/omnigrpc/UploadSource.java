@@ -1,7 +1,7 @@
 package io.github.omnigrpc;
 
-import io.github.omnigrpc.v1.UploadHeader;
 import com.google.protobuf.ByteString;
+import io.github.omnigrpc.v1.UploadHeader;
 import java.io.ByteArrayInputStream;
 import java.io.IOException;
 import java.io.InputStream;
@@ -50,7 +50,8 @@ final class UploadSource {
 
     /** A file. Its type is told by its name, which is all that is known of it without reading it. */
     static UploadSource of(Path path) {
-        return new UploadSource(() -> Files.newInputStream(path), URLConnection.guessContentTypeFromName(path.toString()));
+        String type = URLConnection.guessContentTypeFromName(path.toString());
+        return new UploadSource(() -> Files.newInputStream(path), type);
     }
 
     UploadHeader header() {

@@ -99,7 +99,7 @@ final class WatchState {
         return true;
     }
 
-    /** How long to wait before watching again, after a call that ended before the job did. Throws if it is pointless. */
+    /** How long to wait before watching again, after a call that ended too early. Throws if it is pointless. */
     Duration lost(CallFailure ended) {
         if (!connected) {
             throw ended.error();
