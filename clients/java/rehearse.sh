@@ -16,7 +16,7 @@ if jar --list --file "$folder/$name.jar" | grep -q '^com/google/'; then
     echo "the jar has classes of proto-google-common-protos, which its users get from there" >&2
     exit 1
 fi
-javac --release 11 -Xlint:all,-options,-classfile -Werror -cp "$folder/$name.jar:$needs" -d "$build/consumer" \
+javac --release 11 -Xlint:all,-options,-classfile,-path -Werror -cp "$folder/$name.jar:$needs" -d "$build/consumer" \
     examples/Generate.java
 # where nobody is: the client must load, and refuse with its own error (exit code 1)
 code=0
