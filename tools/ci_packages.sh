@@ -42,7 +42,11 @@ speaks_cpp() {
 }
 
 speaks_java() {
-  command -v javac >/dev/null && [[ -f /usr/share/java/grpc-netty.jar ]]
+  local jar
+  for jar in grpc-netty netty-tcnative gson junit-platform-console perfmark-api geronimo-annotation-1.3-spec; do
+    [[ -f /usr/share/java/$jar.jar ]] || return 1
+  done
+  command -v javac >/dev/null && command -v mvn >/dev/null
 }
 
 all() {
@@ -67,9 +71,11 @@ need proxies nginx-light
 need browses chromium fonts-liberation
 need scripts nodejs npm
 need generates protobuf-compiler protobuf-compiler-grpc protobuf-compiler-grpc-java-plugin protoc-gen-go-1-5 protoc-gen-go-grpc
-need speaks_go golang-go golang-google-grpc-dev golang-google-protobuf-dev golang-github-golang-protobuf-1-5-dev golang-google-genproto-dev
+need speaks_go golang-go golang-google-grpc-dev golang-google-protobuf-dev golang-github-golang-protobuf-1-5-dev \
+  golang-google-genproto-dev
 need speaks_cpp cmake g++ libgrpc++-dev libprotobuf-dev libssl-dev nlohmann-json3-dev doctest-dev
-need speaks_java default-jdk-headless maven libgrpc-java libprotobuf-java libgoogle-gson-java junit4
+need speaks_java openjdk-17-jdk-headless libgrpc-java libprotobuf-java libguava-java libnetty-java libnetty-tcnative-java \
+  libperfmark-java libgeronimo-annotation-1.3-spec-java libgoogle-gson-java junit5 maven
 # the newest that Debian 12 and 13 have; the default of Debian 12 is older than torch's headers allow
 compiles || "${install[@]}" clang-19 libc++-19-dev libc++abi-19-dev >/dev/null || "${install[@]}" clang libc++-dev libc++abi-dev >/dev/null
 all

@@ -1,6 +1,6 @@
 """What javac does not check of the house rules: sizes of files and methods, plain ASCII, imports that nothing uses.
 
-    python3 check_style.py FILE...
+python3 check_style.py FILE...
 """
 
 import re
@@ -21,9 +21,9 @@ def faults(path: Path) -> list[str]:
             found.append(f"{where}: {len(line)} characters")
         if not line.isascii() or "\t" in line or line != line.rstrip():
             found.append(f"{where}: not plain ASCII, a tab, or blanks at the end")
-        if used := re.fullmatch(r"import (?:static )?[\w.]+\.(\w+);", line):
-            if not re.search(rf"\b{used[1]}\b", re.sub(r"(?m)^import .*$", "", text)):
-                found.append(f"{where}: {used[1]} is not used")
+        used = re.fullmatch(r"import (?:static )?[\w.]+\.(\w+);", line)
+        if used and not re.search(rf"\b{used[1]}\b", re.sub(r"(?m)^import .*$", "", text)):
+            found.append(f"{where}: {used[1]} is not used")
         if method := METHOD.match(line):
             end = next(i for i, rest in enumerate(lines[number:]) if rest.startswith(method[1] + "}"))
             if end + 2 > MAX_METHOD:
@@ -38,5 +38,5 @@ def faults(path: Path) -> list[str]:
 
 if __name__ == "__main__":
     wrong = [fault for name in sys.argv[1:] for fault in faults(Path(name))]
-    print("\n".join(wrong), end="\n" if wrong else "")
+    sys.stdout.write("".join(f"{fault}\n" for fault in wrong))
     sys.exit(bool(wrong))

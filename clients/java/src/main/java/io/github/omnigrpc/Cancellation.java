@@ -9,7 +9,8 @@ import java.util.function.Supplier;
 
 /**
  * Ends the calls of one method from another thread. While no job is known yet, calls go on to their first message,
- * which comes at once: without it the job could not be named, and would run until the server noticed that nobody watches.
+ * which comes at once: without it the job could not be named, and would run until the server noticed that nobody
+ * watches.
  */
 final class Cancellation {
     private final CountDownLatch asked = new CountDownLatch(1);
