@@ -140,9 +140,7 @@ json Upload(const json& asked) {
 
 json Download(const json& asked) {
   const omni::Downloaded found = Connect(asked).Download(asked.at("artifact_id").get<std::string>());
-  return {{"mime_type", found.artifact.mime_type()},
-          {"sha256", Hex(Sha256(found.data))},
-          {"size_bytes", found.data.size()}};
+  return {{"sha256", Hex(Sha256(found.data))}, {"size_bytes", found.data.size()}};
 }
 
 json Corrupt(const json& asked) {
