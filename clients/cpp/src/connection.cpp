@@ -32,11 +32,11 @@ grpc::ChannelArguments Arguments(const std::string& address) {
 Connection::Connection(const std::string& address, ClientOptions options)
     : address_(address), options_(std::move(options)), token_(TokenSource(options_)) {
   CheckAddress(address_);
-  const auto channel = grpc::CreateCustomChannel(address_, Credentials(address_, options_), Arguments(address_));
-  generation_ = v1::GenerationService::NewStub(channel);
-  jobs_ = v1::JobService::NewStub(channel);
-  artifacts_ = v1::ArtifactService::NewStub(channel);
-  models_ = v1::ModelService::NewStub(channel);
+  channel_ = grpc::CreateCustomChannel(address_, Credentials(address_, options_), Arguments(address_));
+  generation_ = v1::GenerationService::NewStub(channel_);
+  jobs_ = v1::JobService::NewStub(channel_);
+  artifacts_ = v1::ArtifactService::NewStub(channel_);
+  models_ = v1::ModelService::NewStub(channel_);
 }
 
 void Connection::Prepare(grpc::ClientContext& context, const Deadline& deadline, std::optional<Seconds> most) const {
@@ -53,7 +53,14 @@ void Connection::Wait(const grpc::Status& status, CallRetry& retry, const Deadli
   const CallFailure ended = FromCall(status, address_);
   const auto delay = retry.Delay(ended, deadline);
   if (!delay) throw Error(ended.failure);
-  Sleep(*delay);
+  Pause(*delay);
+}
+
+void Connection::Pause(Seconds wait) const {
+  using std::chrono::system_clock;
+  const Deadline end(wait);
+  channel_->WaitForConnected(system_clock::now() + std::chrono::duration_cast<system_clock::duration>(wait));
+  Sleep(*end.Remaining());
 }
 
 v1::Job Connection::CancelJob(const std::string& job_id, const std::string& reason,
@@ -91,7 +98,7 @@ PartialArtifact Connection::Download(const std::string& artifact_id, const Deadl
     const grpc::Status status = reader->Finish();
     if (status.ok()) return std::move(state.Finished());
     if (state.connected()) {
-      Sleep(deadline.Within(state.Lost(FromCall(status, address_))));
+      Pause(deadline.Within(state.Lost(FromCall(status, address_))));
     } else {
       Wait(status, retry, deadline);
     }

@@ -58,6 +58,9 @@ class Connection {
     }
   }
 
+  // Waits before the next call. gRPC connects only while somebody polls, and a thread that sleeps does not.
+  void Pause(Seconds wait) const;
+
   v1::Job CancelJob(const std::string& job_id, const std::string& reason, std::optional<Seconds> timeout) const;
   std::unique_ptr<EventSource> Watch(const v1::WatchJobRequest& request, const Deadline& deadline) const;
   // All bytes of an artifact. Goes on after those in `partial`, and after each loss of the connection.
@@ -78,6 +81,7 @@ class Connection {
   std::string address_;
   ClientOptions options_;
   std::function<std::string()> token_;
+  std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::GenerationService::Stub> generation_;
   std::unique_ptr<v1::JobService::Stub> jobs_;
   std::unique_ptr<v1::ArtifactService::Stub> artifacts_;

@@ -74,12 +74,12 @@ void StreamImpl::Reopen(const grpc::Status& status) {
   const CallFailure ended = early ? EndedEarly() : FromCall(status, connection_->address());
   if (!watch_.connected() && !early) {
     if (const auto delay = retry_.Delay(ended, deadline_)) {
-      Sleep(*delay);
+      connection_->Pause(*delay);
       source_ = open_(deadline_);
       return;
     }
   }
-  Sleep(deadline_.Within(watch_.Lost(ended, early)));
+  connection_->Pause(deadline_.Within(watch_.Lost(ended, early)));
   source_ = connection_->Watch(watch_.Request(), deadline_);
 }
 
