@@ -1,0 +1,13 @@
+# Compiles every source of this client for its warnings alone, which are errors here.
+file(GLOB sources src/*.cpp tests/*.cpp conformance/*.cpp examples/*.cpp)
+set(flags -std=c++17 -fsyntax-only -Wall -Wextra -Werror -Iinclude -Isrc -isystem ${BUILD}/generated)
+execute_process(COMMAND c++ ${flags} ${sources} RESULT_VARIABLE failed)
+if(failed)
+  message(FATAL_ERROR "the sources above have warnings or errors")
+endif()
+foreach(file ${sources})
+  file(READ ${file} text)
+  if(text MATCHES "[ \t]\n|\t")
+    message(FATAL_ERROR "${file} has tabs, or blanks at the end of a line")
+  endif()
+endforeach()

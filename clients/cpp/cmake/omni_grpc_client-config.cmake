@@ -1,0 +1,6 @@
+include(CMakeFindDependencyMacro)
+find_dependency(Protobuf)
+find_dependency(gRPC CONFIG)
+find_dependency(OpenSSL COMPONENTS Crypto)
+find_dependency(Threads)
+include(${CMAKE_CURRENT_LIST_DIR}/omni_grpc_client-targets.cmake)
