@@ -1,5 +1,6 @@
 #include "omni_grpc/stream.hpp"
 
+#include <exception>
 #include <iostream>
 #include <utility>
 
@@ -30,17 +31,22 @@ StreamImpl::~StreamImpl() {
   if (left) CancelLeft();
 }
 
+// A destructor cannot throw, whatever the token source or on_cancel_failed throw.
 void StreamImpl::CancelLeft() noexcept {
+  const auto tell = [this](const char* what) {
+    std::cerr << "omni_grpc: job " << watch_.job_id() << " could not be cancelled: " << what << '\n';
+  };
   try {
-    connection_->CancelJob(watch_.job_id(), "the client left the stream", kCancelTimeout);
-  } catch (const Error& error) {
-    // a destructor cannot throw
-    const auto& told = connection_->options().on_cancel_failed;
-    if (told) {
-      told(error);
-    } else {
-      std::cerr << "omni_grpc: job " << watch_.job_id() << " could not be cancelled: " << error.what() << '\n';
+    try {
+      connection_->CancelJob(watch_.job_id(), "the client left the stream", kCancelTimeout);
+    } catch (const Error& error) {
+      const auto& told = connection_->options().on_cancel_failed;
+      told ? told(error) : tell(error.what());
     }
+  } catch (const std::exception& error) {
+    tell(error.what());
+  } catch (...) {
+    tell("not an exception of the standard library");
   }
 }
 
@@ -53,6 +59,8 @@ std::optional<v1::JobEvent> StreamImpl::Next() {
 
 std::optional<v1::JobEvent> StreamImpl::Follow() {
   if (done_) return std::nullopt;
+  // a call that has ended must not be read again
+  if (broken_) std::rethrow_exception(broken_);
   while (true) {
     v1::JobEvent event;
     while (source_->Read(event)) {
@@ -60,7 +68,12 @@ std::optional<v1::JobEvent> StreamImpl::Follow() {
     }
     const grpc::Status status = source_->Finish();
     if (watch_.ended()) break;
-    Reopen(status);
+    try {
+      Reopen(status);
+    } catch (...) {
+      broken_ = std::current_exception();
+      throw;
+    }
   }
   done_ = true;
   if (owner_) {

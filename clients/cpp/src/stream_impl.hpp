@@ -1,6 +1,7 @@
 // Reads one job's events, over as many calls as it takes.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -41,6 +42,8 @@ class StreamImpl {
   CallRetry retry_;
   bool owner_;
   bool done_ = false;
+  // what a call ended with after which there is none
+  std::exception_ptr broken_;
   std::unique_ptr<EventSource> source_;
   std::optional<v1::JobEvent> first_;
 };

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <set>
 
 #include <google/rpc/error_details.pb.h>
@@ -15,6 +16,7 @@
 #include "digest.hpp"
 #include "failure.hpp"
 #include "retry.hpp"
+#include "stream_impl.hpp"
 
 using namespace omni;
 using namespace omni::internal;
@@ -220,4 +222,33 @@ TEST_CASE("several outputs are saved beside each other, and nothing else is left
   CHECK(names == std::set<std::string>{"out-0.png", "out-1.png"});
   CHECK(FailureOf([&] { result.Save((folder / "none" / "out.png").string()); }).reason == "SAVE_FAILED");
   std::filesystem::remove_all(folder);
+}
+
+namespace {
+
+// A call that is refused, and must be read once alone.
+class RefusedSource : public EventSource {
+ public:
+  explicit RefusedSource(int& reads) : reads_(reads) {}
+  bool Read(v1::JobEvent&) override {
+    ++reads_;
+    return false;
+  }
+  grpc::Status Finish() override { return {grpc::StatusCode::NOT_FOUND, "no such model"}; }
+
+ private:
+  int& reads_;
+};
+
+}  // namespace
+
+TEST_CASE("a stream that ended with an error ends with it again") {
+  int reads = 0;
+  const auto connection = std::make_shared<Connection>("localhost:1", ClientOptions{});
+  const auto open = [&reads](const Deadline&) { return std::make_unique<RefusedSource>(reads); };
+  StreamImpl stream(connection, open, WatchState({}, v1::ARTIFACT_DELIVERY_REFERENCE), Deadline(std::nullopt), true);
+  for (int time = 0; time < 2; ++time) {
+    CHECK(FailureOf([&stream] { stream.Next(); }).code == Code::NotFound);
+  }
+  CHECK(reads == 1);
 }
