@@ -1,6 +1,7 @@
 package omnigrpc
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"io"
@@ -10,13 +11,14 @@ import (
 
 const uploadChunk = 256 << 10
 
-// Upload stores media on the server, to be used by Asset. It is read once to learn its size and SHA-256, and again as
-// it is sent.
-func (c *Client) Upload(ctx context.Context, media io.ReadSeeker, mimeType string) (*v1.UploadAssetResponse, error) {
+// Upload stores media on the server, to be used by Asset. What cannot be read twice, from a pipe for example, is held in
+// memory: its size and SHA-256 are sent before it.
+func (c *Client) Upload(ctx context.Context, reader io.Reader, mimeType string) (*v1.UploadAssetResponse, error) {
 	if mimeType == "" {
 		mimeType = "application/octet-stream"
 	}
-	if _, err := media.Seek(0, io.SeekStart); err != nil {
+	media, start, err := rereadable(reader)
+	if err != nil {
 		return nil, refused("media", err.Error())
 	}
 	hash := sha256.New()
@@ -27,14 +29,28 @@ func (c *Client) Upload(ctx context.Context, media io.ReadSeeker, mimeType strin
 	header := &v1.UploadHeader{MimeType: mimeType, SizeBytes: uint64(size), Sha256: hash.Sum(nil)}
 	var stored *v1.UploadAssetResponse
 	err = c.unary(ctx, func(ctx context.Context) (err error) {
-		stored, err = c.send(ctx, header, media)
+		stored, err = c.send(ctx, header, media, start)
 		return err
 	})
 	return stored, err
 }
 
-func (c *Client) send(ctx context.Context, header *v1.UploadHeader, media io.ReadSeeker) (*v1.UploadAssetResponse, error) {
-	if _, err := media.Seek(0, io.SeekStart); err != nil {
+// rereadable gives a reader that can go back to where it starts.
+func rereadable(reader io.Reader) (io.ReadSeeker, int64, error) {
+	if media, ok := reader.(io.ReadSeeker); ok {
+		// the standard input is one that cannot seek where it is a pipe
+		if start, err := media.Seek(0, io.SeekCurrent); err == nil {
+			return media, start, nil
+		}
+	}
+	data, err := io.ReadAll(reader)
+	return bytes.NewReader(data), 0, err
+}
+
+func (c *Client) send(
+	ctx context.Context, header *v1.UploadHeader, media io.ReadSeeker, start int64,
+) (*v1.UploadAssetResponse, error) {
+	if _, err := media.Seek(start, io.SeekStart); err != nil {
 		return nil, refused("media", err.Error())
 	}
 	// without it a call that is given up here would stay open

@@ -2,7 +2,9 @@ package omnigrpc
 
 import (
 	"errors"
+	"io"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -62,6 +64,28 @@ func TestWrongOptionsAreRefusedByField(t *testing.T) {
 	}
 	if _, err := Image("x", OutputFormat("unspecified")).ready(); err == nil {
 		t.Error("the default is no name")
+	}
+}
+
+func TestUploadsStartWhereTheirReaderStands(t *testing.T) {
+	file := strings.NewReader("some bytes")
+	if _, err := file.Seek(5, io.SeekStart); err != nil {
+		t.Fatal(err)
+	}
+	if _, start, err := rereadable(file); err != nil || start != 5 {
+		t.Error(start, err)
+	}
+	media, start, err := rereadable(io.MultiReader(strings.NewReader("some "), strings.NewReader("bytes")))
+	if err != nil || start != 0 {
+		t.Fatal(start, err)
+	}
+	for i := 0; i < 2; i++ {
+		if _, err := media.Seek(start, io.SeekStart); err != nil {
+			t.Fatal(err)
+		}
+		if data, err := io.ReadAll(media); err != nil || string(data) != "some bytes" {
+			t.Errorf("%q, %v", data, err)
+		}
 	}
 }
 
