@@ -140,6 +140,9 @@ func assign(message protoreflect.Message, field protoreflect.FieldDescriptor, va
 	return ""
 }
 
+// generation is any of the four requests.
+type generation interface{ GetOptions() *v1.JobOptions }
+
 // ready gives the message as it is sent, with a request_id, or says what is wrong with it.
 func (r *Request) ready() (proto.Message, error) {
 	if len(r.wrong) > 0 {
@@ -149,7 +152,7 @@ func (r *Request) ready() (proto.Message, error) {
 		return nil, found
 	}
 	message := proto.Clone(r.message)
-	asked, ok := message.(interface{ GetOptions() *v1.JobOptions })
+	asked, ok := message.(generation)
 	if !ok {
 		return nil, refused("request", fmt.Sprintf("%T is not a generation", message))
 	}

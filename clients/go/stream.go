@@ -53,9 +53,32 @@ func (c *Client) Stream(ctx context.Context, request *Request) (*Stream, error) 
 		}
 		if err = tried.again(ctx, err); err != nil {
 			made.hangUp()
+			if ctx.Err() != nil {
+				err = c.cancelUnseen(message, fromCall(err, c.address))
+			}
 			return nil, err
 		}
 	}
+}
+
+// cancelUnseen cancels a job whose context ended before its first event told its id, and returns why there is no
+// stream. The job is known by its request_id; there is none where the server had not accepted the request.
+func (c *Client) cancelUnseen(message proto.Message, failure *Error) *Error {
+	fresh, done := context.WithTimeout(context.Background(), cancelTimeout)
+	defer done()
+	id := message.(generation).GetOptions().GetRequestId()
+	// without the retries of ListJobs: a server that cannot be reached is not to be waited for
+	reply, err := c.jobs.ListJobs(fresh, &v1.ListJobsRequest{})
+	for _, job := range reply.GetJobs() {
+		if job.GetRequestId() == id {
+			failure = failure.with(job.GetJobId(), failure.Message)
+			_, err = c.CancelJob(fresh, job.GetJobId(), "the client went away")
+		}
+	}
+	if err != nil {
+		return failure.with(failure.JobID, fmt.Sprintf("%s; the job could not be cancelled: %v", failure.Message, err))
+	}
+	return failure
 }
 
 // WatchJob gives the events of any job with a seq above afterSeq. Closing it leaves the job alone.
