@@ -20,8 +20,11 @@ type Reconnect struct {
 // delay before an attempt, from 0: half of it is random, so that the clients of a server do not all come at once.
 func (r Reconnect) delay(attempt int) time.Duration {
 	full := float64(r.FirstDelay) * math.Pow(2, float64(attempt))
-	return time.Duration(math.Min(full, float64(r.LongestDelay)) * (0.5 + rand.Float64()/2))
+	return time.Duration(math.Min(full, float64(r.LongestDelay)) * (0.5 + share()/2))
 }
+
+// share is a random number below 1. Before Go 1.20 the generator that math/rand shares starts the same in every process.
+func share() float64 { return rand.New(rand.NewSource(time.Now().UnixNano())).Float64() }
 
 // Retry says how a call is repeated that the server has no room for now (RESOURCE_EXHAUSTED with RetryInfo): after as
 // long as the server says, at most Attempts times, and not where that is longer than Longest or than the context lasts.
@@ -36,7 +39,7 @@ func (r Retry) pause(ctx context.Context, failure *Error, attempt int) (time.Dur
 	if failure.Code != codes.ResourceExhausted || failure.RetryAfter == nil || attempt >= r.Attempts {
 		return 0, false
 	}
-	pause := time.Duration(float64(*failure.RetryAfter) * (1 + rand.Float64()/10))
+	pause := time.Duration(float64(*failure.RetryAfter) * (1 + share()/10))
 	if *failure.RetryAfter > r.Longest {
 		return 0, false
 	}
