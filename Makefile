@@ -92,7 +92,7 @@ clients: setup web-setup ## build the clients of other languages, and check and 
 	done; done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 test-clients: setup web-setup ## run the list of behaviours that all clients share, with those that `make clients` has built
-	$(BIN)/python -m pytest -m "not gpu" $(CLIENTS) $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 --dist loadgroup $(CLIENTS) $(ARGS)
 
 lint: setup ## ruff, mypy, the import contracts, buf and the commit messages
 	@failed=0; for check in "ruff check ." "ruff format --check ." mypy lint-imports "buf lint"; do \

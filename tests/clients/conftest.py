@@ -58,6 +58,14 @@ def _served(*flags: str, ca: str | None = None, **options: Any) -> Iterator[Serv
             yield Served(port, int(found[2].rpartition(":")[2]), client, ca)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A worker of pytest-xdist (--dist loadgroup) takes all behaviours of a language: each has servers of its own."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            found = re.search(r"\[(\w+)\]$", item.nodeid) if item.path.stem == "test_conformance" else None
+            item.add_marker(pytest.mark.xdist_group(found[1] if found else item.path.stem))
+
+
 @pytest.fixture(params=LANGUAGES)
 def program(request: pytest.FixtureRequest) -> Program:
     found = Program(request.param)

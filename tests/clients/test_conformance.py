@@ -257,13 +257,17 @@ async def test_retry(program: Program, plain: Served, proxies: Cuttable) -> None
 async def test_retry_info(program: Program, guarded: Guarded) -> None:
     """One runs and one waits, so there is no room for a third, until the first has ended."""
     client = guarded.server.client
-    job = await asyncio.to_thread(client.create_job, PROMPT, model="demo", **LONG | {"width": 256, "height": 256})
+    job = await asyncio.to_thread(client.create_job, PROMPT, model="demo", **LONG | {"width": 192, "height": 192})
     waits = await asyncio.to_thread(client.create_job, PROMPT, model="demo", **SMALL)
-    process = await program.start("retry_info", **guarded.server.where(), token=guarded.token, **SMALL)
-    await until(lambda: "TENANT_QUEUE_FULL" in guarded.audit.read_text().rpartition(waits.job_id)[2])
-    made = (await answer(process))["job_id"]
-    assert made not in {job.job_id, waits.job_id}
-    await ends_as(client, made, "SUCCEEDED")
+    try:
+        process = await program.start("retry_info", **guarded.server.where(), token=guarded.token, **SMALL)
+        await until(lambda: "TENANT_QUEUE_FULL" in guarded.audit.read_text().rpartition(waits.job_id)[2])
+        made = (await answer(process))["job_id"]
+        assert made not in {job.job_id, waits.job_id}
+        await ends_as(client, made, "SUCCEEDED")
+    finally:
+        for left in (job, waits):
+            await asyncio.to_thread(client.cancel_job, left.job_id)
 
 
 async def test_token(program: Program, guarded: Guarded) -> None:
