@@ -1,5 +1,6 @@
 import { readFileSync } from "node:fs";
-import { type IncomingMessage, request } from "node:https";
+import type { IncomingMessage } from "node:http";
+import { request } from "node:https";
 import { Readable } from "node:stream";
 import { createSecureContext } from "node:tls";
 import { refused } from "./error.js";
@@ -70,7 +71,7 @@ function send(asked: Request, body: Buffer | undefined, secrets: Secrets): Promi
 function answerOf(found: IncomingMessage): Response {
   const headers = new Headers();
   for (const [name, value] of Object.entries(found.headers)) {
-    for (const one of [value ?? []].flat()) headers.append(name, one);
+    for (const one of typeof value === "string" ? [value] : (value ?? [])) headers.append(name, one);
   }
   const status = found.statusCode ?? 0;
   const isEmpty = status === 204 || status === 304;
