@@ -9,7 +9,7 @@ import {
 } from "./gen/omni_grpc/v1/generation_pb.js";
 import type { CreateJobRequest } from "./gen/omni_grpc/v1/job_pb.js";
 import { AudioFormatSchema, ImageFormatSchema, type MediaInput, VideoFormatSchema } from "./gen/omni_grpc/v1/media_pb.js";
-import { ArtifactDelivery, JobOptionsSchema } from "./gen/omni_grpc/v1/options_pb.js";
+import { type ArtifactDelivery, JobOptionsSchema, PreviewMethod } from "./gen/omni_grpc/v1/options_pb.js";
 import { SamplingParamsSchema, TaskSchema } from "./gen/omni_grpc/v1/sampling_pb.js";
 import { type MediaSource, mediaInput } from "./media.js";
 import { named } from "./names.js";
@@ -97,7 +97,9 @@ function jobOptions(given: CommonOptions, delivery: ArtifactDelivery) {
     runTimeout: duration("run_timeout", given.runTimeout),
     retention: duration("retention", given.retention),
   });
-  if (Object.keys(preview).length > 0) own["preview"] = { ...given.options?.preview, ...preview };
+  if (Object.keys(preview).length > 0) {
+    own["preview"] = { method: PreviewMethod.LATENT_RGB, ...given.options?.preview, ...preview };
+  }
   const requestId = given.requestId ?? (given.options?.requestId || uuid4());
   return create(JobOptionsSchema, { delivery, ...given.options, ...own, requestId });
 }
