@@ -8,7 +8,12 @@ import {
   GenerateVideoRequestSchema,
 } from "./gen/omni_grpc/v1/generation_pb.js";
 import type { CreateJobRequest } from "./gen/omni_grpc/v1/job_pb.js";
-import { AudioFormatSchema, ImageFormatSchema, type MediaInput, VideoFormatSchema } from "./gen/omni_grpc/v1/media_pb.js";
+import {
+  AudioFormatSchema,
+  ImageFormatSchema,
+  type MediaInput,
+  VideoFormatSchema,
+} from "./gen/omni_grpc/v1/media_pb.js";
 import { type ArtifactDelivery, JobOptionsSchema, PreviewMethod } from "./gen/omni_grpc/v1/options_pb.js";
 import { SamplingParamsSchema, TaskSchema } from "./gen/omni_grpc/v1/sampling_pb.js";
 import { type MediaSource, mediaInput } from "./media.js";
@@ -48,7 +53,8 @@ export async function build<T extends TaskName>(
     if (value === undefined || special.has(field.localName)) continue;
     let sent: unknown = value;
     if (field.enum) sent = named(field.name, TaskSchema, value as string | number);
-    else if (field.message?.typeName === MEDIA) sent = await mediaOf(field.name, value, field.fieldKind === "list", media);
+    else if (field.message?.typeName === MEDIA)
+      sent = await mediaOf(field.name, value, field.fieldKind === "list", media);
     else if (field.message?.typeName === "google.protobuf.Duration") sent = duration(field.name, value as number);
     else if (field.scalar) sent = scalar(field.name, field.scalar, value);
     if (field.oneof) values[field.oneof.localName] = { case: field.localName, value: sent };

@@ -93,7 +93,10 @@ export class Client {
   }
 
   /** Stores input media on the server. */
-  async upload(media: Uint8Array | Blob, options: CallLimits & { mimeType?: string } = {}): Promise<UploadAssetResponse> {
+  async upload(
+    media: Uint8Array | Blob,
+    options: CallLimits & { mimeType?: string } = {},
+  ): Promise<UploadAssetResponse> {
     const data = media instanceof Blob ? new Uint8Array(await media.arrayBuffer()) : media;
     const mimeType = options.mimeType ?? (media instanceof Blob ? media.type : "");
     return this.connection.upload(data, mimeType, new Deadline(options.timeout), options.signal);

@@ -4,11 +4,15 @@ import { codeFromHttpStatus, errorFromJson } from "@connectrpc/connect/protocol-
 import { createConnectTransport } from "@connectrpc/connect-web";
 import { OmniError, refused } from "./error.js";
 import { type CallFailure, fromCall } from "./failure.js";
-import { ArtifactService, type UploadAssetResponse, UploadAssetResponseSchema } from "./gen/omni_grpc/v1/artifact_pb.js";
+import {
+  ArtifactService,
+  type UploadAssetResponse,
+  UploadAssetResponseSchema,
+} from "./gen/omni_grpc/v1/artifact_pb.js";
 import { GenerationService } from "./gen/omni_grpc/v1/generation_pb.js";
 import { JobService } from "./gen/omni_grpc/v1/job_pb.js";
 import { ModelService } from "./gen/omni_grpc/v1/model_pb.js";
-import { aborted, Deadline, RECONNECT, type Reconnect, RETRY, type Retry, sleep, Starting } from "./pace.js";
+import { aborted, type Deadline, RECONNECT, type Reconnect, RETRY, type Retry, sleep, Starting } from "./pace.js";
 import { DownloadState } from "./download.js";
 import type { PartialArtifact } from "./partial.js";
 import { hex, sha256 } from "./sha256.js";
@@ -137,7 +141,12 @@ export class Connection {
       const headers = new Headers(options.headers);
       headers.set("Content-Type", mimeType || "application/octet-stream");
       const body = data as Uint8Array<ArrayBuffer>;
-      const answer = await this.fetch(`${this.url}/files/assets`, { method: "POST", headers, body, signal: stop.signal });
+      const answer = await this.fetch(`${this.url}/files/assets`, {
+        method: "POST",
+        headers,
+        body,
+        signal: stop.signal,
+      });
       if (!answer.ok) throw await httpError(answer);
       return fromJson(UploadAssetResponseSchema, (await answer.json()) as JsonValue, { ignoreUnknownFields: true });
     } catch (thrown) {

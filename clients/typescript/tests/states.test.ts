@@ -42,7 +42,10 @@ test("the digest is that of node:crypto, at each length around a block", () => {
 
 test("events come once, and a watch goes on after the last", () => {
   const watch = new WatchState(RECONNECT, ArtifactDelivery.INLINE_CHUNKS);
-  assert.deepEqual([1n, 2n, 2n, 1n, 3n].map((seq) => watch.accept(step(seq))), [true, true, false, false, true]);
+  assert.deepEqual(
+    [1n, 2n, 2n, 1n, 3n].map((seq) => watch.accept(step(seq))),
+    [true, true, false, false, true],
+  );
   assert.equal(watch.request().afterSeq, 3n);
   assert.equal(watch.request().jobId, "j");
 });

@@ -1,7 +1,16 @@
 /** This client's program of the shared list of behaviors: clients/conformance/README.md. */
 import { readFile } from "node:fs/promises";
 import { text } from "node:stream/consumers";
-import { Client, type ClientOptions, hex, type JobEvent, type JobStream, OmniError, type Result, sha256 } from "../index.js";
+import {
+  Client,
+  type ClientOptions,
+  hex,
+  type JobEvent,
+  type JobStream,
+  OmniError,
+  type Result,
+  sha256,
+} from "../index.js";
 import { tlsFetch } from "../node.js";
 
 type Values = Record<string, unknown>;
@@ -40,7 +49,11 @@ function client(asked: Asked, changes: ClientOptions = {}, ca = asked.ca): Clien
 function settings<T extends Values>(asked: Asked, changes: T = {} as T) {
   const { model, width, height, steps, seed } = asked;
   const given = Object.entries({ width, height, steps, seed }).filter(([, value]) => value !== undefined);
-  return { model, ...(Object.fromEntries(given) as Partial<Pick<Asked, "width" | "height" | "steps" | "seed">>), ...changes };
+  return {
+    model,
+    ...(Object.fromEntries(given) as Partial<Pick<Asked, "width" | "height" | "steps" | "seed">>),
+    ...changes,
+  };
 }
 
 const snake = (name = "") => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
