@@ -40,6 +40,9 @@ export interface CallLimits {
 
 const LOCAL = /^(localhost|.+\.localhost|127(\.\d+){3}|\[::1\])$/;
 
+/** Node's fetch may wait forever for a connection that was reset: a call with a deadline is made anew, twice. */
+const ATTEMPT_MS = 4000;
+
 /** How one server is spoken to. */
 export class Connection {
   readonly url: string;
@@ -83,11 +86,16 @@ export class Connection {
   /** The answer to one request, which is made again where the server cannot be reached or has no room. */
   async unary<T>(call: (options: CallOptions) => Promise<T>, deadline: Deadline, signal?: AbortSignal): Promise<T> {
     const starting = this.starting(deadline);
+    let cuts = 2;
     while (true) {
+      const options = await this.options(deadline, signal);
+      const isCut = cuts > 0 && (options.timeoutMs ?? 0) > ATTEMPT_MS;
       try {
-        return await call(await this.options(deadline, signal));
+        return await call(isCut ? { ...options, timeoutMs: ATTEMPT_MS } : options);
       } catch (thrown) {
-        await this.again(starting, this.failure(thrown, signal), signal);
+        const ended = this.failure(thrown, signal);
+        if (isCut && ended.timedOut) cuts -= 1;
+        else await this.again(starting, ended, signal);
       }
     }
   }
@@ -125,7 +133,11 @@ export class Connection {
 
   /** Stores input media, as a file: browsers cannot stream a request. */
   async upload(data: Uint8Array, mimeType: string, deadline: Deadline, signal?: AbortSignal) {
-    const stored = await this.unary((options) => this.post(data, mimeType, options), deadline, signal);
+    const stored = await this.unary(
+      (options) => this.post(data, mimeType, { ...options, timeoutMs: deadline.remainingMs() }),
+      deadline,
+      signal,
+    );
     const [sent, kept] = [hex(sha256(data)), hex(stored.sha256)];
     if (sent === kept) return stored;
     const message = `the SHA-256 of the upload is ${sent}, but the server has ${kept}; upload it again`;
