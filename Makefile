@@ -32,7 +32,7 @@ OPENAI := tests/web/openai/node
 WEB    := tests/web_page
 # the clients of other languages, with their toolchains
 CLIENTS := tests/clients
-LANGUAGES := python go cpp java
+LANGUAGES := python typescript go cpp java
 WHOLE  := $(filter tests,$(TESTS))
 BIN    := $(VENV)/bin
 

@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = ROOT / "clients"
-LANGUAGES = ("python", "go", "cpp", "java")
+LANGUAGES = ("python", "typescript", "go", "cpp", "java")
 REQUIRED = "TESTS_REQUIRE_CLIENTS"
 PROMPT = "a red circle left of a blue square"
 SECONDS = 60.0
