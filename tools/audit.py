@@ -55,7 +55,9 @@ def main() -> int:
 def scan(folder: Path) -> Scan:
     """What detect-secrets finds in the files that git tracks."""
     # records name commits, whose digits look like a key; what is generated for the page has descriptors in base64
-    leave_out = rf"(^|/)(\{BASELINE}$|benchmarks/results/|clients/(web|typescript)/src/gen/|omni_grpc/web/page/app\.js$)"
+    leave_out = (
+        rf"(^|/)(\{BASELINE}$|benchmarks/results/|clients/(web|typescript)/src/gen/|omni_grpc/web/page/app\.js$)"
+    )
     command = [str(BIN / "detect-secrets"), "-C", str(folder), "scan", "--exclude-files", leave_out]
     found = json.loads(subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout)
     return {
