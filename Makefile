@@ -85,7 +85,7 @@ web-check: gen-setup web-setup ## check the page: types, style, size, and that t
 test-web: setup web-setup ## test the page in Chromium, which must be there (apt install chromium), as must npm
 	$(BIN)/python -m pytest -m "not gpu" $(WEB) $(ARGS)
 
-clients: setup web-setup ## build the clients of other languages, and check and test each by itself (LANGUAGES=go narrows)
+clients: setup ## build the clients of other languages, and check and test each by itself (LANGUAGES=go narrows)
 	@failed=; for language in $(LANGUAGES); do for target in setup build check test package; do \
 		echo "clients/$$language: $$target"; \
 		$(MAKE) --no-print-directory -C clients/$$language $$target || { failed="$$failed $$language"; break; }; \

@@ -9,7 +9,6 @@ from typing import Any
 
 import comfy.model_management
 import comfy.utils
-import numpy as np
 import PIL.Image
 import torch
 from omni_grpc_client import Client, ImageResult, OperationCancelled
@@ -138,8 +137,8 @@ class OmniGrpcEdit(_Generates):
     ) -> tuple[torch.Tensor, str]:
         options = self.options(seed, use_negative_prompt, negative_prompt, batch_size, numbers)
         if mask is not None:
-            options["mask"] = _bytes_of(mask[0])
-        pictures = [_bytes_of(image) for image in images]
+            options["mask"] = _pixels(mask[0])
+        pictures = [_pixels(image) for image in images]
         model = server["model"]
         with _client(server) as client, client.stream_edit(prompt, images=pictures, model=model, **options) as stream:
             return _followed(stream)
@@ -187,12 +186,7 @@ def _result(stream: Any) -> tuple[torch.Tensor, str]:
             shown = ("JPEG", PIL.Image.open(io.BytesIO(step.previews[-1].data)).convert("RGB"), PREVIEW_PX)
         bar.update_absolute(step.step, step.total_steps, shown)
     result: ImageResult = stream.result()
-    return _tensor(result), _effective(result)
-
-
-def _tensor(result: ImageResult) -> torch.Tensor:
-    pixels = np.stack([np.asarray(image.convert("RGB"), dtype=np.float32) / 255 for image in result.images])
-    return torch.from_numpy(pixels)
+    return torch.from_numpy(result.array()), _effective(result)
 
 
 def _effective(result: ImageResult) -> str:
@@ -200,9 +194,6 @@ def _effective(result: ImageResult) -> str:
     return "\n".join(lines)
 
 
-def _bytes_of(image: torch.Tensor) -> bytes:
-    """A PNG of [height, width] or [height, width, channels], from 0 to 1."""
-    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
-    buffer = io.BytesIO()
-    PIL.Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
+def _pixels(image: torch.Tensor) -> Any:
+    """[height, width] or [height, width, channels] from 0 to 1, as an array of uint8, which the client sends as PNG."""
+    return (image.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()

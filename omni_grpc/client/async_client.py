@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -315,22 +314,21 @@ class AsyncClient:
     async def _stream(self, rpc: Callable[..., Any], request: Any, deadline: Deadline) -> AsyncJobStream:
         asked = asked_of(request)
         await self._upload_large_media(request, deadline)
-        for attempt in itertools.count():
+        attempt = 0
+        while True:
             watch = WatchState(self._connection.reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS, asked=asked)
             call = rpc(request, timeout=deadline.remaining())
             stream = AsyncJobStream(self._connection, call, watch, deadline, owner=True)
             try:
                 await stream.open()
                 return stream
-            except OmniError as error:
+            except BaseException as error:
                 await stream.close()
-                # no event came, so there is no job: it was refused
-                if not await self._connection.has_waited(error.failure, attempt, deadline):
+                # no event came, so there is no job: an error of the server is a refusal
+                refused = error.failure if isinstance(error, OmniError) else None
+                if refused is None or not await self._connection.has_waited(refused, attempt, deadline):
                     raise
-            except BaseException:
-                await stream.close()
-                raise
-        raise AssertionError("the loop has no end of its own")
+            attempt += 1
 
     async def _create_job(self, request: CreateJobRequest) -> Job:
         reply = await self._connection.unary(self._connection.jobs.CreateJob, request)

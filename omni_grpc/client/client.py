@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -311,22 +310,21 @@ class Client:
     def _stream(self, rpc: Callable[..., Any], request: Any, deadline: Deadline) -> JobStream:
         asked = asked_of(request)
         self._upload_large_media(request, deadline)
-        for attempt in itertools.count():
+        attempt = 0
+        while True:
             watch = WatchState(self._connection.reconnect, ARTIFACT_DELIVERY_INLINE_CHUNKS, asked=asked)
             call = rpc(request, timeout=deadline.remaining())
             stream = JobStream(self._connection, call, watch, deadline, owner=True)
             try:
                 stream.open()
                 return stream
-            except OmniError as error:
+            except BaseException as error:
                 stream.close()
-                # no event came, so there is no job: it was refused
-                if not self._connection.has_waited(error.failure, attempt, deadline):
+                # no event came, so there is no job: an error of the server is a refusal
+                refused = error.failure if isinstance(error, OmniError) else None
+                if refused is None or not self._connection.has_waited(refused, attempt, deadline):
                     raise
-            except BaseException:
-                stream.close()
-                raise
-        raise AssertionError("the loop has no end of its own")
+            attempt += 1
 
     def _create_job(self, request: CreateJobRequest) -> Job:
         reply = self._connection.unary(self._connection.jobs.CreateJob, request)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -54,14 +53,15 @@ class Connection:
     def unary(self, rpc: Callable[..., Any], request: Any, timeout: float = UNARY_TIMEOUT) -> Any:
         """The reply to one request. `timeout` is in seconds."""
         deadline = Deadline(timeout)
-        for attempt in itertools.count():
+        attempt = 0
+        while True:
             try:
                 return rpc(request, timeout=deadline.remaining())
             except grpc.RpcError as error:
                 failure = from_call(error, self.address).failure
                 if not self.has_waited(failure, attempt, deadline):
                     raise failure.error() from error
-        raise AssertionError("the loop has no end of its own")
+            attempt += 1
 
     def has_waited(self, failure: Failure, attempt: int, deadline: Deadline) -> bool:
         """Waits for as long as a server without room says, and returns True; False where the call is not to be made

@@ -23,10 +23,10 @@ OnStepEnd = Callable[["Pipeline", int, float, dict[str, Any]], Mapping[str, Any]
 """Called after each step with the pipeline, the step from 0, the timestep, and {"previews": [PIL images]}."""
 
 SAME: Mapping[str, str] = {
-    **{name: name for name in ("negative_prompt", "height", "width", "guidance_scale", "true_cfg_scale", "strength")},
+    **{name: name for name in ("negative_prompt", "height", "width", "guidance_scale", "true_cfg_scale")},
+    **{name: name for name in ("guidance_rescale", "strength")},
     "num_inference_steps": "steps",
     "num_images_per_prompt": "num_outputs",
-    "guidance_rescale": "guidance_rescale",
     "mask_image": "mask",
 }
 """Argument of diffusers -> option of `Client`."""
@@ -104,7 +104,7 @@ class Pipeline:
                     self._after_step(stream, event, callback_on_step_end)
             result = stream.result()
         assert isinstance(result, ImageResult)
-        return PipelineOutput(images=result.images if output_type == "pil" else _array(result), result=result)
+        return PipelineOutput(images=result.images if output_type == "pil" else result.array(), result=result)
 
     def _after_step(self, stream: JobStream, event: JobEvent, callback: OnStepEnd) -> None:
         step = event.step_progress
@@ -135,10 +135,3 @@ def _previews(step: StepProgress) -> list[PIL.Image.Image]:
         import PIL.Image
 
     return [PIL.Image.open(io.BytesIO(preview.data)) for preview in step.previews]
-
-
-def _array(result: ImageResult) -> Any:
-    with needs("media"):
-        import numpy as np
-
-    return np.stack([np.asarray(image.convert("RGB"), dtype=np.float32) / 255 for image in result.images])

@@ -17,6 +17,8 @@ from omni_grpc.types.requested import Requested
 from omni_grpc.types.results import Artifact, Effective, RequestWarning, Stats
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import PIL.Image
 
 
@@ -77,6 +79,13 @@ class ImageResult(MediaResult):
         for image in images:
             image.load()
         return images
+
+    def array(self) -> npt.NDArray[np.float32]:
+        """The outputs as one array of float32 from 0 to 1, [outputs, height, width, 3]."""
+        with needs("media"):
+            import numpy as np
+
+        return np.stack([np.asarray(image.convert("RGB"), dtype=np.float32) / 255 for image in self.images])
 
 
 class VideoResult(MediaResult):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -13,15 +14,16 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from benchmarks.service.server import served
 from omni_grpc.client import Client
 from omni_grpc.config import BUNDLED
+from omni_grpc.identity import tokens
+from omni_grpc.types.caller import Scope
 from tests.client.proxy import Proxy
 from tests.clients.programs import LANGUAGES, PROMPT, REQUIRED, Program
 from tests.models.cases import ENTRIES
 from tests.server.certificates import Authority
+from tests.web_page.studio import http_served
 
-_HTTP = re.compile(r"HTTP listens on (https?)://(\S+?)[/\s]")
 SMALL: dict[str, int] = {"width": 128, "height": 128, "steps": 4, "seed": 7}
 LONG: dict[str, int] = {"width": 320, "height": 320, "steps": 200, "seed": 7}
 """Does not end while somebody waits for its first step."""
@@ -50,12 +52,10 @@ class Served:
 
 @contextlib.contextmanager
 def _served(*flags: str, ca: str | None = None, **options: Any) -> Iterator[Served]:
-    with served(BUNDLED, "--http-port", "0", *flags) as server:
-        found = _HTTP.search(server.logged() + " ")
-        assert found, server.logged()
-        port = int(server.address.rpartition(":")[2])
+    with http_served(BUNDLED, *flags) as server:
+        port, http_port = (int(address.rpartition(":")[2]) for address in (server.grpc.address, server.url))
         with Client(f"localhost:{port}", ca=ca, **options) as client:
-            yield Served(port, int(found[2].rpartition(":")[2]), client, ca)
+            yield Served(port, http_port, client, ca)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -113,11 +113,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 
 def _token(file: Path) -> str:
-    import datetime
-
-    from omni_grpc.identity import tokens
-    from omni_grpc.types.caller import Scope
-
     scopes = frozenset({Scope.GENERATE, Scope.READ})
     now = datetime.datetime.now(datetime.UTC)
     return tokens.add(file, tenant="studio", subject="farm", scopes=scopes, expires=None, now=now)[0]
