@@ -46,10 +46,6 @@ CSRC = ROOT / "csrc"
 TORCH_TARGET = "0x020b000000000000"
 """torch 2.11: the oldest torch that the library loads on."""
 
-CLIENT_ROOMS = ("client", "metadata", "types", "v1", "wire")
-CLIENT_FILES = ("__init__.py", "py.typed")
-"""What clients/python/setup.py makes the distribution omni-grpc-client of."""
-
 BUILD_LOG = ROOT / "build" / "native" / "build.log"
 DEFAULT_ARCHS = ("90a",)
 GIB_PER_JOB = 4
@@ -387,9 +383,11 @@ class WithoutClient(build_py):
         if self.editable_mode:
             return
         built = Path(self.build_lib) / "omni_grpc"
-        for room in CLIENT_ROOMS:
+        settings = (ROOT / "clients" / "python" / "pyproject.toml").read_text(encoding="utf-8")
+        shared = tomllib.loads(settings)["tool"]["omni-grpc-client"]
+        for room in shared["rooms"]:
             shutil.rmtree(built / room)
-        for name in CLIENT_FILES:
+        for name in shared["files"]:
             (built / name).unlink()
 
 

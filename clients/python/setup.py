@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
 PACKAGE = Path(__file__).resolve().parents[2] / "omni_grpc"
-ROOMS = ("client", "metadata", "types", "v1", "wire")
-FILES = ("__init__.py", "py.typed")
 
 
 class BuildRooms(build_py):
@@ -26,11 +25,13 @@ class BuildRooms(build_py):
         if self.editable_mode:
             return
         target = Path(self.build_lib) / "omni_grpc"
+        settings = Path(__file__).with_name("pyproject.toml").read_text(encoding="utf-8")
+        shared = tomllib.loads(settings)["tool"]["omni-grpc-client"]
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
-        for name in FILES:
+        for name in shared["files"]:
             shutil.copy(PACKAGE / name, target)
-        for room in ROOMS:
+        for room in shared["rooms"]:
             shutil.copytree(PACKAGE / room, target / room, ignore=shutil.ignore_patterns("__pycache__"))
 
 
