@@ -19,6 +19,7 @@ from omni_grpc import ops
 ROOT = Path(__file__).resolve().parents[2]
 HAS_COMPILER = shutil.which("c++") is not None
 BUNDLED = ("omni_grpc/demo/model_index.json", "omni_grpc/demo/vae/diffusion_pytorch_model.safetensors")
+CLIENT_ROOMS = ("client", "metadata", "types", "v1", "wire")
 LIBRARY = ops.load_native().path
 
 
@@ -41,6 +42,13 @@ def tree(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, copy)
     (copy / "README.md").write_text("omni_grpc\n")
     (copy / "LICENSE").write_text("see the project\n")
+    # it lists what the other distribution has of the package, which this one's wheel leaves out
+    (copy / "clients" / "python").mkdir(parents=True)
+    shutil.copy(ROOT / "clients/python/pyproject.toml", copy / "clients" / "python")
+    for room in CLIENT_ROOMS:
+        (copy / "omni_grpc" / room).mkdir(parents=True, exist_ok=True)
+        (copy / "omni_grpc" / room / "__init__.py").write_text("")
+    shutil.copy(ROOT / "omni_grpc" / "py.typed", copy / "omni_grpc")
     shutil.copytree(ROOT / "csrc", copy / "csrc")
     shutil.copytree(ROOT / "omni_grpc" / "ops", copy / "omni_grpc" / "ops")
     needed = ("version", "errors", "os_errors", "json_text", "output_files")
@@ -138,8 +146,12 @@ def test_installs_without_a_compiler(tree: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         assert "omni_grpc/ops/norm.py" in archive.namelist()
         assert "omni_grpc/_native.so" not in archive.namelist()
+        assert not [name for name in archive.namelist() if name.startswith(("omni_grpc/client/", "omni_grpc/types/"))]
         assert set(BUNDLED) <= set(archive.namelist())
         archive.extractall(tmp_path / "site")
+    # and that of omni-grpc-client beside it
+    for name in ("__init__.py", *CLIENT_ROOMS):
+        shutil.move(tree / "omni_grpc" / name, tmp_path / "site" / "omni_grpc" / name)
     ask = "from omni_grpc import ops; print(ops.kernels()['norm_modulate'], ops.load_native().problem)"
     answer = run(tmp_path / "site", "-c", ask)
     assert answer.stdout.startswith("() not built"), answer.stderr
