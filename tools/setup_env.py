@@ -102,7 +102,8 @@ def make_environment(torch: str | None) -> None:
         editable = ("--no-build-isolation", "--config-settings=editable_mode=compat")
         # first, because the server depends on it, and no index may have it
         pip_install(pip, "--editable", f"{ROOT / 'clients' / 'python'}[media,progress]", *editable)
-        failure = pip.try_install("--editable", f"{ROOT}[dev,web]", *editable, "--constraint", str(constraints))
+        with_extras = f"{ROOT}[dev,web,traces,plot]"
+        failure = pip.try_install("--editable", with_extras, *editable, "--constraint", str(constraints))
         if failure:
             raise SetupError(native_failure(failure) or f"{failure}\nsetup: omni-grpc was not installed")
     ready.write_text(json.dumps(stamp), encoding="utf-8")
