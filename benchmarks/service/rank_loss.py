@@ -74,7 +74,7 @@ def measure(server: Server, numbers: Numbers) -> Result:
     """The order is that of a server's life: the backoff of restarts starts anew with each group that became ready."""
     with Client(server.address) as client:
         losses = [
-            _lose(server, client, rank, number, numbers)
+            lose(server, client, rank, number, numbers)
             for _ in range(numbers.rounds)
             for number in numbers.signals
             for rank in range(RANKS)
@@ -82,7 +82,8 @@ def measure(server: Server, numbers: Numbers) -> Result:
     return _result(numbers, losses)
 
 
-def _lose(server: Server, client: Client, rank: int, number: signal.Signals, numbers: Numbers) -> Loss:
+def lose(server: Server, client: Client, rank: int, number: signal.Signals, numbers: Numbers) -> Loss:
+    """Sends a signal to a rank among the steps of a job, and asks for the next one when that has ended."""
     edge = numbers.size
     job = client.create_job("a red circle", width=edge, height=edge, steps=numbers.steps, seed=1)
     with contextlib.closing(client.watch_job(job.job_id, timeout=PATIENCE)) as stream:
