@@ -1,7 +1,9 @@
 """What several GPUs are worth in a step of a denoiser at full size: tokens, heads, weights or guidance branches spread
 over them by NCCL.
 
-    python -m benchmarks.bench_parallel [--models Qwen-Image] [--seconds 200] [--results FOLDER]     on two GPUs or more
+    python -m benchmarks.bench_parallel [--models Qwen-Image] [--spreads Ulysses ring] [--by fp8] [--seconds 200]
+
+on two GPUs or more. The record is called parallel- and their number, and what --record adds.
 
 Weights are random and the same on all ranks. A step is timed from when all ranks begin to when the last one is done,
 launches and all. "nccl" is the share of it in which a kernel of NCCL runs on the first rank, waiting for others
@@ -19,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +30,8 @@ import torch.multiprocessing as multiprocessing
 from torch import Tensor
 
 from benchmarks import timing
-from benchmarks.bench_models import CASES, WAYS, Case, Edit, Step, Way, _built, options_of
+from benchmarks.bench_models import CASES, WAYS, Case, Edit, Step, Way, _built
+from omni_grpc.config.command_line import Parser
 from omni_grpc.features import hsdp, sequence_parallel, tensor_parallel, ulysses
 from omni_grpc.nn.mesh import join
 from omni_grpc.types.ranks import Axis, ParallelSizes
@@ -79,7 +83,8 @@ SPREADS: Mapping[str, Spread] = {
         branches=2,
     ),
 }
-BY = ("ours bf16", "ours fp8", "ours int8")
+BY = {way.name.removeprefix("ours "): way for way in WAYS if way.precision == "auto"}
+"""How ours computes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,18 +104,16 @@ class Measurement:
     alike: bool
 
 
-def measure(names: Sequence[str], seconds: float) -> Iterator[Measurement]:
+def measure(options: argparse.Namespace) -> Iterator[Measurement]:
     """On every rank, in the same order. Nothing new starts after `seconds`."""
-    deadline = time.monotonic() + seconds
-    for case in CASES:
-        for way in WAYS:
-            if case.name not in names or way.name not in BY:
-                continue
+    deadline = time.monotonic() + options.seconds
+    for case in (case for case in CASES if case.name in options.models):
+        for way in map(BY.__getitem__, options.by):
             wanted: dict[str, Tensor] = {}
-            for name, spread in SPREADS.items():
+            for name in (ALONE, *options.spreads):
                 if not _all_agree(time.monotonic() < deadline):
                     return
-                if spread.branches == 1 or case.name in GUIDED:
+                if SPREADS[name].branches == 1 or case.name in GUIDED:
                     yield from _measured(case, way, name, wanted, deadline)
 
 
@@ -219,9 +222,10 @@ def table(measurements: Sequence[Measurement]) -> str:
 def _rank(rank: int, count: int, options: argparse.Namespace) -> None:
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{PORT}", rank=rank, world_size=count)
-    made = measure(options.models, options.seconds)
+    made = measure(options)
     if rank == 0:
-        print(table(timing.recorded("benchmarks/bench_parallel.py", "parallel", made, options.results)))
+        name = f"parallel-{count}{options.record}"
+        print(table(timing.recorded("benchmarks/bench_parallel.py", name, made, options.results)))
     else:
         for _ in made:
             pass
@@ -229,7 +233,15 @@ def _rank(rank: int, count: int, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    options = options_of("time steps on one GPU and spread over all that there are")
+    parser = Parser(description="time steps on one GPU and spread over all that there are")
+    spreads, models = [name for name in SPREADS if name != ALONE], list(SIZES)
+    parser.add_argument("--models", nargs="+", choices=models, default=models)
+    parser.add_argument("--spreads", nargs="+", choices=spreads, default=spreads)
+    parser.add_argument("--by", nargs="+", choices=list(BY), default=["bf16", "fp8"])
+    parser.add_argument("--seconds", type=float, default=200.0)
+    parser.add_argument("--record", default="", help="added to the name of the record")
+    parser.add_argument("--results", type=Path, default=timing.RESULTS, help="folder of the JSON file")
+    options = parser.parse_args()
     timing.require_gpu()
     count = torch.cuda.device_count()
     if count < 2:

@@ -17,11 +17,14 @@ from tests.parallel.model_jobs import load, refused
 
 @torch.inference_mode()
 def decode(mesh: Ranked, checkpoint: Checkpoint, shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:
-    """Latents of these frames, rows and columns, through the VAE of a model."""
+    """Latents of these frames, rows and columns, through the VAE of a model; in float32 on GPUs too, where cuDNN would
+    choose a convolution in TF32 by the size of a slab.
+    """
     vae = load(mesh, checkpoint, {}).get_submodule("vae")
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randn(vae.channels, *shape, generator=generator) for shape in shapes]
-    return [vae.decode(latents.to(device_of(mesh))).cpu() for latents in drawn]
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        return [vae.decode(latents.to(device_of(mesh))).cpu() for latents in drawn]
 
 
 class Decoder(nn.Module):
