@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from benchmarks.provenance import COMMIT
 from omni_grpc.types import shared_memory as shared
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,6 +112,8 @@ def served(checkpoint: Path | str, *flags: str) -> Iterator[Server]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
+            # a server refuses what is none of its settings
+            env={name: value for name, value in os.environ.items() if name != COMMIT},
             text=True,
             start_new_session=True,  # its own group, so that a kill takes its worker too
         )

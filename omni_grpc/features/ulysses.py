@@ -27,9 +27,9 @@ from omni_grpc.types.ranks import Axis
 __all__ = ["apply"]
 
 
-def apply(module: nn.Module, config: object, context: Context, *, overlap: bool = True) -> None:
-    """Wraps every attention but those with `skip_sequence_parallel`. Without `overlap`, it waits for each all-to-all at
-    once.
+def apply(module: nn.Module, config: object, context: Context, *, overlap: bool = False) -> None:
+    """Wraps every attention but those with `skip_sequence_parallel`. It waits for each all-to-all at once or, with
+    `overlap`, where its result is needed: at the sizes that were timed, more launches cost more than the wait.
 
     Raises ConfigError, by name, for one whose heads the ranks of the context cannot share evenly.
     """
@@ -49,7 +49,7 @@ def apply(module: nn.Module, config: object, context: Context, *, overlap: bool 
 class UlyssesAttention(AttentionWrapper):
     """Around another attention, which computes all tokens for this rank's share of the heads."""
 
-    def __init__(self, inner: Attention, overlap: bool = True) -> None:
+    def __init__(self, inner: Attention, overlap: bool = False) -> None:
         super().__init__(inner)
         self.overlap = overlap
 
