@@ -116,6 +116,11 @@ class Standing:
         """What is known of a job that waits or runs; None where it has ended."""
         return self._books.items.get(job_id)
 
+    @property
+    def running_rows(self) -> int:
+        """Rows of the jobs that share steps."""
+        return sum(len(item.rows) for item in self._books.active.values() if item.inside)
+
     def queue_position(self, job: Job) -> int:
         """The number of jobs ahead of this one in the queue; 0 once it has left the queue."""
         return self._books.position(job.id)
