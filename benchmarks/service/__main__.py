@@ -38,6 +38,7 @@ from . import (
     stacks,
     store,
     takeover,
+    telemetry_cost,
     throughput,
     watchers,
 )
@@ -52,6 +53,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "slow_watcher": slow_watcher.run,
     "stacks": stacks.run,
     "overhead": overhead.run,
+    "telemetry_cost": telemetry_cost.run,
     "lanes": lanes.run,
     "cancel": cancel.run,
     "preempt": preempt.run,
@@ -74,7 +76,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "fuzz": fuzz.run,
 }
 
-WITHOUT_CHECKPOINT = frozenset({"store", "restarts", "accept", "takeover", "ray", "page"})
+WITHOUT_CHECKPOINT = frozenset({"store", "restarts", "accept", "takeover", "ray", "page", "telemetry_cost"})
 
 
 def main() -> int:

@@ -27,6 +27,7 @@ from benchmarks.service import (
     slow_watcher,
     soak,
     store,
+    telemetry_cost,
     throughput,
     watchers,
 )
@@ -88,6 +89,14 @@ def test_slow_watcher_counts_what_it_missed(server: Server) -> None:
     assert received + coalesced == 300
     assert coalesced > 0
     assert figures["bytes_per_step_event"] > 10_000
+
+
+async def test_telemetry_cost_times_each_kind_of_event() -> None:
+    found = await telemetry_cost.measure(telemetry_cost.Numbers(rounds=2, running=2, steps=3, times=100))
+    check(found)
+    assert len(found.figures["event_us"]) == 5
+    assert min(found.figures["event_us"].values()) > 0
+    assert len(found.figures["loop_us"]["on"]) == len(found.figures["loop_us"]["off"]) == 2
 
 
 def test_overhead_times_every_part(server: Server, tiny_qwen_image: Path) -> None:
