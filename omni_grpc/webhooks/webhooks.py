@@ -125,6 +125,7 @@ class Webhooks:
             body=self._render(job),
             create_time=now,
             due=now,
+            trace=record.trace,
         )
         return (delivery,)
 
