@@ -3,6 +3,7 @@
 from omni_grpc.config.fleet import FleetConfig
 from omni_grpc.config.http import HttpConfig
 from omni_grpc.config.keeping import JobsConfig, KeepingLimits, StoreConfig
+from omni_grpc.config.logs import LogConfig, start_logging
 from omni_grpc.config.options import ENVIRONMENT_PREFIX, Option, unknown_settings
 from omni_grpc.config.parallel import ParallelConfig
 from omni_grpc.config.sections import (
@@ -32,6 +33,7 @@ from omni_grpc.config.service_sections import (
     TlsConfig,
     WebhooksConfig,
 )
+from omni_grpc.config.traces import TracesConfig
 
 __all__ = [
     "BUNDLED",
@@ -49,6 +51,7 @@ __all__ = [
     "JobsConfig",
     "KeepingLimits",
     "LimitsConfig",
+    "LogConfig",
     "LoraConfig",
     "ModelConfig",
     "OffloadConfig",
@@ -61,9 +64,11 @@ __all__ = [
     "ServerConfig",
     "StoreConfig",
     "TlsConfig",
+    "TracesConfig",
     "WebhooksConfig",
     "WorkerConfig",
     "model_of",
     "options",
+    "start_logging",
     "unknown_settings",
 ]

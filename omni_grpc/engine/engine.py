@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from omni_grpc.config import EngineConfig
@@ -242,6 +243,7 @@ class Engine(Resting):
     ) -> None:
         """Ends a job with its outputs, once they are stored. It may be cancelled, or run out of time, meanwhile."""
         with self._blamed((run.job.id,), "storing its outputs"):
+            run.job.handed = time.time()
             try:
                 await self._outputs.keep(artifacts, blocks, tenant=run.job.tenant)
             except OmniError as error:

@@ -28,8 +28,8 @@ class Submission:
 
     `queue_timeout` runs from now until the job starts, `run_timeout` from its start to its end; both restart if the job
     is requeued. `deadline` is a time in Unix seconds that holds for all of it. `requeue`: if the server is lost while
-    it runs, it is queued again. `kept_inputs`: its inputs as they were sent, which the next server would need. `trace`: the
-    call that it comes with.
+    it runs, it is queued again. `kept_inputs`: its inputs as they were sent, which the next server would need.
+    `trace`: the call that it comes with.
     """
 
     draft: Draft

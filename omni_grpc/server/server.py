@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -20,6 +21,8 @@ from omni_grpc.server.jobs import JobService
 from omni_grpc.server.messages import Messages
 from omni_grpc.server.models import ModelService
 from omni_grpc.server.watch import JobWatch
+from omni_grpc.telemetry.job_log import log_end
+from omni_grpc.telemetry.tracing import Tracing
 from omni_grpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -98,7 +101,11 @@ class Server:
 
     def __init__(self, gate: Gate, config: EngineConfig, *, beside: Sequence[Callable[[Backend], Stack]] = ()) -> None:
         self._gate = gate
-        self._calls = Calls(gate, served_methods(), unserved_methods())
+        self._tracing = Tracing.of(config.traces, os.environ, instance=gate.instance_id)
+        gate.on_end.append(self._tracing.job_ended)
+        gate.on_end.append(log_end)
+        gate.on_attempt.append(self._tracing.webhook)
+        self._calls = Calls(gate, served_methods(), unserved_methods(), self._tracing)
         self._health = Health(gate, [descriptor.full_name for descriptor, _, _ in SERVICES])
         self._closing: asyncio.Future[None] | None = None
         messages = Messages(gate)
@@ -171,6 +178,7 @@ class Server:
         await self._health.stop()
         await asyncio.gather(*(stack.stop() for stack in self._stacks))
         await self._gate.close()
+        await asyncio.to_thread(self._tracing.close)
 
     @property
     def _endpoints(self) -> Sequence[Endpoint]:

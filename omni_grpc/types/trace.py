@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 """Names of the headers, and of gRPC's metadata."""
 MAX_STATE = 512
-"""Characters of a tracestate that are passed on; of a longer one the last members are left out, as the standard says."""
+"""Characters of a tracestate that are passed on; of a longer one the last members are left out."""
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _NONE = re.compile("0+")
 

@@ -114,11 +114,14 @@ class Rpcs(ConnectASGIApplication[None]):
             raise _error(failure)
 
         connection = self._connection.get()
-        async with self._calls.answering(path, abort):
+        kind = {"rpc.system.name": connection.protocol, "rpc.method": path.removeprefix("/")}
+        async with self._calls.answering(path, abort, connection.trace, kind=kind) as call:
+            for name, value in call.headers:
+                context.response_headers[name] = value
             caller = await connection.caller(self._calls, path)
             if handle is None:
                 raise self._calls.unavailable(path)
-            yield caller
+            yield call.by(caller)
 
 
 def _error(failure: Failure) -> ConnectError:

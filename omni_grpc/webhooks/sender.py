@@ -11,12 +11,13 @@ import collections
 import dataclasses
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from omni_grpc.outbound import Poster
 from omni_grpc.store.records import Delivery
 from omni_grpc.store.seam import Deliveries, StoreError
 from omni_grpc.types.errors import OmniError
+from omni_grpc.types.trace import TraceContext
 from omni_grpc.webhooks.schedule import Schedule
 from omni_grpc.webhooks.secrets_file import Secrets
 from omni_grpc.webhooks.signature import signed
@@ -55,6 +56,20 @@ class Failed:
     retry_after: float | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """An attempt that was made. `trace` is its span, times are in Unix seconds. `status`: what the receiver answered
+    with, None where it did not; `failed`: why it is no delivery, None where it is one.
+    """
+
+    delivery: Delivery
+    trace: TraceContext | None
+    began: float
+    ended: float
+    status: int | None
+    failed: str | None
+
+
 class Sender:
     """Runs on one event loop, from `start` to `stop`."""
 
@@ -89,6 +104,8 @@ class Sender:
         self._failing: dict[str, None] = {}
         self._forgot = float("-inf")
         self._store_away = False
+        self.on_attempt: list[Callable[[Attempt], None]] = []
+        """Observers, called on the loop after each attempt."""
 
     def start(self) -> None:
         self._loop = asyncio.create_task(self._run(), name="omni_grpc-webhooks")
@@ -235,23 +252,42 @@ class Sender:
                 # never without its signature
                 return Failed(f"--webhook-secrets has no secret {delivery.secret_name!r} for its tenant any more")
             keys = secret.keys
-        headers = signed(delivery, keys, self._clock())
+        began = self._clock()
+        # each attempt is a span of its own
+        trace = None if delivery.trace is None else delivery.trace.child(f"{delivery.id}/{delivery.attempts}")
+        headers = {**signed(delivery, keys, began), **dict(() if trace is None else trace.headers)}
+        status, failed = await self._posted(delivery, headers)
+        told = Attempt(
+            delivery=delivery,
+            trace=trace,
+            began=began,
+            ended=self._clock(),
+            status=status,
+            failed=None if failed is None else failed.reason,
+        )
+        for observer in self.on_attempt:
+            observer(told)
+        return failed
+
+    async def _posted(self, delivery: Delivery, headers: Mapping[str, str]) -> tuple[int | None, Failed | None]:
+        """The status of the answer, if there is one, and why it is no delivery, if it is none."""
         try:
             answered = await self._poster.post(delivery.url, delivery.body, headers, field="url")
         except OmniError as error:
-            return Failed(f"{error.reason}: the URL {'; '.join(found.description for found in error.violations)}")
+            rules = "; ".join(found.description for found in error.violations)
+            return None, Failed(f"{error.reason}: the URL {rules}")
         except Exception:
             # a fault of ours counts as an attempt, or it would be made for ever
             logger.exception("a webhook could not be sent")
-            return Failed("an error of this server, which its log has")
+            return None, Failed("an error of this server, which its log has")
         if answered.delivered:
-            return None
+            return answered.status, None
         reason = f"it answered with HTTP status {answered.status}"
         if answered.status == GONE:
-            return Failed(f"{reason}, so it wants no more", final=True)
+            return answered.status, Failed(f"{reason}, so it wants no more", final=True)
         if 300 <= answered.status < 400:
             reason += "; redirects are not followed"
-        return Failed(reason, retry_after=answered.retry_after)
+        return answered.status, Failed(reason, retry_after=answered.retry_after)
 
     async def _settle(self, delivery: Delivery, write: Callable[[], Awaitable[None]]) -> None:
         """Writes a result down. What the store does not take is done again once the claim has run out."""

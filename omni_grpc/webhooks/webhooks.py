@@ -17,7 +17,7 @@ from omni_grpc.store.seam import Store
 from omni_grpc.types.errors import InvalidArgument, Violation
 from omni_grpc.webhooks.schedule import Schedule
 from omni_grpc.webhooks.secrets_file import Secrets, read_secrets
-from omni_grpc.webhooks.sender import LOOK_EVERY, Sender
+from omni_grpc.webhooks.sender import LOOK_EVERY, Attempt, Sender
 
 Render = Callable[[Job], bytes]
 """The body that tells of a job as it stands."""
@@ -76,6 +76,11 @@ class Webhooks:
             clock=clock,
             look_every=look_every,
         )
+
+    @property
+    def on_attempt(self) -> list[Callable[[Attempt], None]]:
+        """Observers, called on the loop after each attempt to deliver."""
+        return self._sender.on_attempt
 
     async def start(self) -> None:
         """Begins to deliver what is owed, also from before: the store is open by now. Raises StoreError."""
