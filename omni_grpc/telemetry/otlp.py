@@ -125,8 +125,8 @@ def _headers(file: str) -> Mapping[str, str]:
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        why = plain(error) if isinstance(error, OSError) else "it is not UTF-8"
-        raise exposure.refused("otlp_headers_file", f"--otlp-headers-file {file} cannot be read: {why}") from error
+        why = plain(error) if isinstance(error, OSError) else f"{file} is not UTF-8"
+        raise exposure.refused("otlp_headers_file", f"--otlp-headers-file cannot be read: {why}") from error
     found: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
