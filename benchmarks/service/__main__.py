@@ -39,6 +39,7 @@ from . import (
     store,
     takeover,
     throughput,
+    trace_cost,
     watchers,
 )
 from .report import Result, load, write
@@ -65,6 +66,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "delay": delay.run,
     "fairness": fairness.run,
     "auth": auth.run,
+    "trace_cost": trace_cost.run,
     "store": store.run,
     "restarts": restarts.run,
     "accept": accept.run,
@@ -74,7 +76,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "fuzz": fuzz.run,
 }
 
-WITHOUT_CHECKPOINT = frozenset({"store", "restarts", "accept", "takeover", "ray", "page"})
+WITHOUT_CHECKPOINT = frozenset({"store", "restarts", "accept", "takeover", "ray", "page", "trace_cost"})
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ WINDOW = 60.0
 """Seconds within which repeats are counted."""
 JOB_ID = re.compile(r"\bjob_[0-9a-z]{26}\b")
 TEXT = "%(asctime)s %(levelname)s {name}: %(message)s"
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), 127) if chr(code) not in "\n\t"}
+_CONTROLS: Mapping[int, str] = {code: f"\\x{code:02x}" for code in (*range(32), 127) if chr(code) not in "\n\t"}
 """What a terminal would obey, and what would look like the end of a line in some viewer."""
 
 
