@@ -40,6 +40,7 @@ from . import (
     takeover,
     telemetry_cost,
     throughput,
+    trace_cost,
     watchers,
 )
 from .report import Result, load, write
@@ -67,6 +68,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "delay": delay.run,
     "fairness": fairness.run,
     "auth": auth.run,
+    "trace_cost": trace_cost.run,
     "store": store.run,
     "restarts": restarts.run,
     "accept": accept.run,
@@ -76,7 +78,9 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "fuzz": fuzz.run,
 }
 
-WITHOUT_CHECKPOINT = frozenset({"store", "restarts", "accept", "takeover", "ray", "page", "telemetry_cost"})
+WITHOUT_CHECKPOINT = frozenset(
+    {"store", "restarts", "accept", "takeover", "ray", "page", "telemetry_cost", "trace_cost"}
+)
 
 
 def main() -> int:

@@ -5,18 +5,18 @@ is the same: flags, gRPC, store, processes.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 
 from benchmarks.service.quick_worker import checkpoint
 from omni_grpc.cli.serve import BAD_SETTINGS, serve
+from omni_grpc.config import LogConfig, start_logging
 from omni_grpc.config.settings import given
 from omni_grpc.types.errors import OmniError
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start_logging(LogConfig())
     try:
         return asyncio.run(_run())
     except OmniError as error:
@@ -31,6 +31,7 @@ async def _run() -> int:
     from omni_grpc.store.open import open_storage
 
     config = given(sys.argv[1:], os.environ, prog="quick_server", description=__doc__ or "").config()
+    start_logging(config.logs)
     found = checkpoint()
     executor = ProcessExecutor(config, found, worker="benchmarks.service.quick_worker:serve")
     return await serve(Fleet.of(Engine(config, found, executor, open_storage(config))))

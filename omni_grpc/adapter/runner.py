@@ -185,6 +185,7 @@ class SessionRunner(Runner):
         result = session.output()
         outputs = unpack(result, member.able.modality)
         rate, rate_hz = fps(member.pipeline, member.signature), sample_rate(member.pipeline)
+        made = time.monotonic()
         # all are encoded before any is put in shared memory: a block belongs to a report
         files = []
         for output in outputs:
@@ -193,10 +194,12 @@ class SessionRunner(Runner):
         self._check_wanted(request_id)
         course = delivery.Course(steps=session.steps, evals=held.steps, dropped_tokens=held.dropped)
         delivered = self._delivery.put(request, files, course)
+        ended = time.monotonic()
         return Decoded(
             id=request_id,
             media=delivered.media,
-            elapsed=time.monotonic() - began,
+            elapsed=ended - began,
+            encoding=ended - made,
             peak_memory_bytes=media.peak_memory_bytes(),
             warnings=(
                 *results.warnings(member, request, outputs, result, previews=held.made > 0 or not held.due),

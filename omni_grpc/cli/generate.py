@@ -44,7 +44,12 @@ from omni_grpc.types.results import Artifact
 T = TypeVar("T", bound=enum.StrEnum)
 
 PAIRS = (LORAS, EXTRA, LABELS)
-SERVER_ONLY = ("timeout", *connect.FLAGS, *(option.name for option in OPTIONS if option.needs_server and option.cli))
+SERVER_ONLY = (
+    "timeout",
+    "verbose",
+    *connect.FLAGS,
+    *(option.name for option in OPTIONS if option.needs_server and option.cli),
+)
 """Arguments without effect when there is no server."""
 
 
@@ -168,6 +173,8 @@ def _here(args: argparse.Namespace, asked: Mapping[str, Any]) -> Generation:
 
 
 def _tell(args: argparse.Namespace, made: MediaResult | Generation, paths: list[Path]) -> None:
+    if args.verbose and isinstance(made, MediaResult):
+        print(f"job {made.job_id}, trace {made.trace_id or 'none'}", file=sys.stderr)
     if args.json:
         print(json.dumps(_record(made, paths)))
         return
@@ -189,6 +196,7 @@ def _measure(artifact: Artifact) -> str:
 def _record(made: MediaResult | Generation, paths: list[Path]) -> dict[str, Any]:
     return {
         "job_id": made.job_id if isinstance(made, MediaResult) else None,
+        "trace_id": (made.trace_id or None) if isinstance(made, MediaResult) else None,
         "files": [str(path) for path in paths],
         "seeds": made.seeds,
         "artifacts": [dataclasses.asdict(artifact) for artifact in made.artifacts],
@@ -229,6 +237,8 @@ def _common(parser: SettingsParser, command: Command) -> None:
         _add(group, option)
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     parser.add_argument("--quiet", action="store_true", help="do not show progress")
+    about = "say on stderr which job and which trace it was"
+    served.add_argument("--verbose", action="store_true", default=None, help=about)
     served.add_argument("--timeout", type=float, metavar="S", help="cancel and give up after this many seconds")
     local = parser.add_argument_group("on this machine")
     local.add_argument("--enforce-eager", action="store_true", help=ALWAYS["--enforce-eager"])

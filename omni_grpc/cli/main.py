@@ -180,6 +180,8 @@ def _complain(error: OmniError) -> None:
     lines += [f"  {v.field}: {v.description}" for v in failure.violations if v.description not in failure.message]
     if failure.retry_after is not None:
         lines.append(f"  retry after {failure.retry_after:g} s")
+    if trace_id := failure.metadata.get("trace_id"):
+        lines.append(f"  trace {trace_id}")
     lines += [f"  {note}" for note in getattr(error, "__notes__", ())]
     print(*lines, sep="\n", file=sys.stderr)
 

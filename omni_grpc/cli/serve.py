@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from omni_grpc.config import EngineConfig
+from omni_grpc.config import EngineConfig, LogConfig, start_logging
 from omni_grpc.config.settings import Given, given
 from omni_grpc.types.address import WILDCARDS
 from omni_grpc.types.errors import Code, ConfigError, OmniError, Violation
@@ -38,7 +38,7 @@ STOPPED, WORKER_FAILED, BAD_SETTINGS = 0, 1, 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP, and returns the exit code."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start_logging(LogConfig())
     # it tells of every part that it loads, and of each step of making the tables of a new store
     logging.getLogger("alembic").setLevel(logging.WARNING)
     asked: Given | None = None
@@ -49,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             prog="omni_grpc.serve",
             description="Loads a checkpoint in a worker process and serves it over gRPC until told to stop.",
         )
-        return asyncio.run(_run(asked.configs()))
+        configs = asked.configs()
+        start_logging(configs[0].logs)
+        return asyncio.run(_run(configs))
     except OmniError as error:
         print(f"error: {asked.told(error) if asked else error}", file=sys.stderr)
         fixable = error.code in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)

@@ -14,6 +14,7 @@ from omni_grpc.client.async_connection import AsyncConnection
 from omni_grpc.client.channel import CANCEL_TIMEOUT, UNARY_TIMEOUT, Deadline
 from omni_grpc.client.failure import from_call
 from omni_grpc.client.result import MediaResult
+from omni_grpc.client.tracing import trace_id_of
 from omni_grpc.client.watch import ENDED_EARLY, WatchState
 from omni_grpc.types.errors import DeadlineExceeded, OmniError
 from omni_grpc.v1.event_pb2 import JobEvent
@@ -44,6 +45,13 @@ class AsyncJobStream(AsyncIterator[JobEvent]):
         return self._watch.job_id
 
     @property
+    def trace_id(self) -> str:
+        """The trace that the server has put the job in, in 32 hex digits; empty where it traces nothing, and before the
+        first event.
+        """
+        return self._watch.trace_id
+
+    @property
     def after_seq(self) -> int:
         """The seq of the last event that was seen, after which another watcher would resume."""
         return self._watch.after_seq
@@ -56,6 +64,7 @@ class AsyncJobStream(AsyncIterator[JobEvent]):
     async def open(self) -> None:
         """Waits for the first event. A refusal is raised here, and afterwards `job_id` is known."""
         self._first = await anext(self._events)
+        self._watch.trace_id = trace_id_of(await self._call.initial_metadata())
 
     async def __anext__(self) -> JobEvent:
         if (first := self._first) is not None:

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 import grpc
 
+from omni_grpc.client.tracing import trace_metadata
 from omni_grpc.types.address import is_local, is_unix
 from omni_grpc.types.errors import InvalidArgument, Violation
 
@@ -45,12 +46,12 @@ class Credentials:
     token: TokenSource | None = None
 
     def authorized(self, channel: Any) -> Any:
-        """A channel of either gRPC stack, with the token on every call."""
-        return channel if self.token is None else _Authorized(channel, self._metadata)
+        """A channel of either gRPC stack, with the token on every call, and the trace that the caller is in."""
+        return _Authorized(channel, self._metadata)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        assert self.token is not None
-        return (("authorization", f"Bearer {_read_token(self.token)}"),)
+        trace = trace_metadata()
+        return trace if self.token is None else (("authorization", f"Bearer {_read_token(self.token)}"), *trace)
 
 
 def credentials(

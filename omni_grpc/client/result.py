@@ -34,6 +34,8 @@ class MediaResult:
     stats: Stats
     asked: Requested | None = None
     """What the client asked for; None for a job that it watched, whose request it does not know."""
+    trace_id: str = ""
+    """The trace that the server has put the job in; empty where it traces nothing, and for a job that was watched."""
 
     @property
     def seeds(self) -> tuple[int, ...]:

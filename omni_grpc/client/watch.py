@@ -44,6 +44,7 @@ class WatchState:
         self.job_id = job_id
         self.after_seq = after_seq
         self.last: JobEvent | None = None
+        self.trace_id = ""
         self._asked = asked
         self._reconnect = reconnect
         self._delivery = delivery
@@ -131,6 +132,7 @@ class WatchState:
             warnings=done.warnings,
             stats=done.stats,
             asked=self._asked,
+            trace_id=self.trace_id,
         )
 
     @property

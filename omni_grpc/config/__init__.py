@@ -3,6 +3,7 @@
 from omni_grpc.config.fleet import FleetConfig
 from omni_grpc.config.http import HttpConfig
 from omni_grpc.config.keeping import JobsConfig, KeepingLimits, StoreConfig
+from omni_grpc.config.logs import LogConfig, start_logging
 from omni_grpc.config.metrics import MetricsConfig
 from omni_grpc.config.options import ENVIRONMENT_PREFIX, Option, unknown_settings
 from omni_grpc.config.parallel import ParallelConfig
@@ -33,6 +34,7 @@ from omni_grpc.config.service_sections import (
     TlsConfig,
     WebhooksConfig,
 )
+from omni_grpc.config.traces import TracesConfig
 
 __all__ = [
     "BUNDLED",
@@ -50,6 +52,7 @@ __all__ = [
     "JobsConfig",
     "KeepingLimits",
     "LimitsConfig",
+    "LogConfig",
     "LoraConfig",
     "MetricsConfig",
     "ModelConfig",
@@ -63,9 +66,11 @@ __all__ = [
     "ServerConfig",
     "StoreConfig",
     "TlsConfig",
+    "TracesConfig",
     "WebhooksConfig",
     "WorkerConfig",
     "model_of",
     "options",
+    "start_logging",
     "unknown_settings",
 ]

@@ -17,6 +17,7 @@ from omni_grpc.config import backends, exposure, roles
 from omni_grpc.config.fleet import FleetConfig
 from omni_grpc.config.http import HttpConfig
 from omni_grpc.config.keeping import JobsConfig, KeepingLimits, StoreConfig
+from omni_grpc.config.logs import LogConfig
 from omni_grpc.config.metrics import MetricsConfig
 from omni_grpc.config.options import Option, options_of, sections_of, setting, unknown_settings
 from omni_grpc.config.parallel import ParallelConfig, RanksConfig
@@ -29,6 +30,7 @@ from omni_grpc.config.service_sections import (
     TlsConfig,
     WebhooksConfig,
 )
+from omni_grpc.config.traces import TracesConfig
 from omni_grpc.types.errors import ConfigError, Violation
 
 BUNDLED = Path(__file__).resolve().parents[1] / "demo"
@@ -349,6 +351,8 @@ class EngineConfig:
     identity: IdentityConfig = dataclasses.field(default_factory=IdentityConfig)
     audit: AuditConfig = dataclasses.field(default_factory=AuditConfig)
     metrics: MetricsConfig = dataclasses.field(default_factory=MetricsConfig)
+    traces: TracesConfig = dataclasses.field(default_factory=TracesConfig)
+    logs: LogConfig = dataclasses.field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         if not (self.tls.on or self.tls.insecure):

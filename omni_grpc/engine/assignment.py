@@ -22,7 +22,7 @@ from omni_grpc.types.spec import Checkpoint
 
 KEPT = (
     *("model", "adapter", "cache", "quantization", "loras", "offload", "profiler"),
-    *("scheduler", "limits", "worker", "parallel", "ranks", "outbound"),
+    *("scheduler", "limits", "worker", "parallel", "ranks", "outbound", "logs"),
 )
 """Sections that a worker reads. The others, with addresses of databases and names of secrets, stay with the server."""
 BUNDLED_MODEL = "bundled"

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from omni_grpc.checkpoint.download_progress import ProgressLog, Transfer
 from omni_grpc.checkpoint.hub import discard_unfinished
 from omni_grpc.checkpoint.registry import open_model
-from omni_grpc.config import EngineConfig
+from omni_grpc.config import EngineConfig, start_logging
 from omni_grpc.resolve.settings import apply_settings
 from omni_grpc.types.errors import OmniError
 from omni_grpc.types.load_progress import Loading, LoadPhase
@@ -22,7 +22,7 @@ from omni_grpc.types.spec import Checkpoint
 
 def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> None:
     """Reports Loading, then Fetched, or Died with the reason. Ends at once when the engine sends None or is gone."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start_logging(config.logs, "download")
     for name in ("httpx", "httpx2"):  # the client of huggingface_hub: a line for each request
         logging.getLogger(name).setLevel(logging.WARNING)
     threading.Thread(target=_obey, args=(connection,), daemon=True).start()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from omni_grpc.config import EngineConfig
+from omni_grpc.config import EngineConfig, start_logging
 from omni_grpc.engine.assignment import Assignment, opened_here
 from omni_grpc.engine.executor import WORKER_ENVIRONMENT
 from omni_grpc.engine.rank_network import meeting
@@ -84,7 +84,7 @@ class RayWorker:
 
     def start(self, assignment: Assignment) -> Arrival:
         """Begins to load, and returns before anything slow is imported."""
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s worker: %(message)s")
+        start_logging(assignment.config.logs, "worker")
         quiet_libraries()
         for name, value in WORKER_ENVIRONMENT.items():
             os.environ.setdefault(name, value)

@@ -29,7 +29,7 @@ from itertools import count
 from multiprocessing.connection import Connection
 from typing import Any
 
-from omni_grpc.config import EngineConfig
+from omni_grpc.config import EngineConfig, start_logging
 from omni_grpc.engine.agreement import LAST_WORDS_SECONDS, Agreement, is_lost_decode, name_of, of_rank
 from omni_grpc.engine.assignment import Assignment, Seat
 from omni_grpc.engine.executor import LOCAL_WORKER
@@ -60,7 +60,7 @@ def serve(
     connection: Connection, config: EngineConfig, checkpoint: Checkpoint, prefix: str, *, worker: str = LOCAL_WORKER
 ) -> None:
     """Body of the process. Runs until the engine sends None or is gone."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s ray: %(message)s")
+    start_logging(config.logs, "ray")
     # Ray prints here what actors print; the server's stdout is for whoever started it
     os.dup2(2, 1)
     # a call after the cluster was left would enter it again

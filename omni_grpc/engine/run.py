@@ -44,6 +44,7 @@ class JobRun:
         self._encode = 0.0
         self._denoise = 0.0
         self._decode = 0.0
+        self._postprocess = 0.0
         self._evals = 0
         self._steps_cached = 0
         self._cache: dict[str, CacheCount] = {}
@@ -157,7 +158,8 @@ class JobRun:
 
     def done(self, report: Decoded, scheduler: str, found: WorkerFindings) -> Completed:
         """The job's last event. `found`: what the worker found out about the model, which goes into `effective`."""
-        self._decode += report.elapsed
+        self._decode += report.elapsed - report.encoding
+        self._postprocess = report.encoding
         self._peak_memory = report.peak_memory_bytes
         self._stage_durations = report.stage_durations
         self._late_warnings = report.warnings
@@ -196,6 +198,7 @@ class JobRun:
             encode=self._encode,
             denoise=self._denoise,
             decode=self._decode,
+            postprocess=self._postprocess,
             total=now - self._created,
             steps_run=self.step,
             steps_cached=self._steps_cached,

@@ -16,6 +16,7 @@ from omni_grpc.store.records import JobRecord, JobSpec, KeptInput, Webhook
 from omni_grpc.types.media import Inputs
 from omni_grpc.types.request import Draft
 from omni_grpc.types.results import RequestWarning
+from omni_grpc.types.trace import TraceContext
 
 T = TypeVar("T")
 
@@ -28,6 +29,7 @@ class Submission:
     `queue_timeout` runs from now until the job starts, `run_timeout` from its start to its end; both restart if the job
     is requeued. `deadline` is a time in Unix seconds that holds for all of it. `requeue`: if the server is lost while
     it runs, it is queued again. `kept_inputs`: its inputs as they were sent, which the next server would need.
+    `trace`: the call that it comes with.
     """
 
     draft: Draft
@@ -46,6 +48,7 @@ class Submission:
     disconnect_grace: float | None = None
     requeue: bool = False
     webhook: Webhook | None = None
+    trace: TraceContext | None = None
     kept_inputs: tuple[KeptInput, ...] = ()
     warnings: tuple[RequestWarning, ...] = ()
     """What was decided for the caller before the engine saw the request."""
@@ -76,6 +79,7 @@ def new_run(
         requeue=submission.requeue,
         inputs=submission.kept_inputs,
         webhook=submission.webhook,
+        trace=submission.trace,
     )
     job = Job(
         new_record(

@@ -21,6 +21,7 @@ from omni_grpc.gate.recovery import Recovery
 from omni_grpc.gate.sharing import Sharing
 from omni_grpc.gate.stored import Stored, available
 from omni_grpc.webhooks import Webhooks
+from omni_grpc.webhooks.sender import Attempt
 
 
 class Gate:
@@ -74,6 +75,21 @@ class Gate:
     def on_state(self) -> list[Callable[[EngineState], None]]:
         """Observers, called on the loop at each change of state."""
         return self.fleet.on_state
+
+    @property
+    def on_end(self) -> list[Callable[[Job], None]]:
+        """Observers, called on the loop with each job that has ended here."""
+        return self.fleet.on_end
+
+    @property
+    def on_attempt(self) -> list[Callable[[Attempt], None]]:
+        """Observers, called on the loop after each attempt to deliver a webhook."""
+        return self.webhooks.on_attempt
+
+    @property
+    def instance_id(self) -> str:
+        """The name of this server, which no other one has."""
+        return self.fleet.storage.instance_id
 
     async def prepare(self) -> None:
         """Gets ready for calls, before the first one. Raises ConfigError for a store that cannot be used."""

@@ -56,7 +56,7 @@ class MediaReader:
     def __init__(self, fleet: Fleet, stored: Stored) -> None:
         self._fleet = fleet
         self._stored = stored
-        self._all = [Decoder(fleet.config.limits) for _ in range(DECODERS)]
+        self._all = [Decoder(fleet.config.limits, fleet.config.logs) for _ in range(DECODERS)]
         # the one that was used last is taken first, so that a second process is started only where there is need
         self._idle: asyncio.LifoQueue[Decoder] = asyncio.LifoQueue()
         for decoder in self._all:

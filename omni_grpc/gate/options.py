@@ -75,6 +75,7 @@ def read(ask: Ask, caller: Caller, rules: OptionRules) -> Asked:
         disconnect_grace=options.disconnect_grace,
         requeue=options.restart is RestartPolicy.REQUEUE,
         webhook=_webhook(refusals, options.webhook, caller, rules.webhooks),
+        trace=caller.trace,
         warnings=tuple(_warnings(options, rules)),
     )
     refusals.check()

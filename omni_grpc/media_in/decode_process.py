@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from omni_grpc.config import LimitsConfig
+from omni_grpc.config import LimitsConfig, LogConfig, start_logging
 from omni_grpc.media_in.inputs import InputFile, decode
 from omni_grpc.media_in.refusal import Warnings
 from omni_grpc.types.errors import Code, Failure, OmniError
@@ -51,12 +51,12 @@ class DecodeReply:
     warnings: Warnings
 
 
-def serve(connection: Connection, config: LimitsConfig) -> None:
+def serve(connection: Connection, config: LimitsConfig, logs: LogConfig) -> None:
     """Decodes one job after the other until the parent is gone. The first message says that it is ready."""
     # those of a terminal or a service manager reach the whole group; the parent decides what they mean
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s decoder: %(message)s")
+    start_logging(logs, "decoder")
     _limit_memory(config)
     connection.send(None)
     try:

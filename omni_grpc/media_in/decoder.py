@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from omni_grpc.config import LimitsConfig
+from omni_grpc.config import LimitsConfig, LogConfig
 from omni_grpc.media_in.decode_process import DecodeJob, DecodeReply, Sized, serve
 from omni_grpc.media_in.inputs import InputFile
 from omni_grpc.media_in.refusal import TOO_LARGE, UNREADABLE, Warnings
@@ -41,8 +41,9 @@ class Room(Protocol):
 class Decoder:
     """One process, started at the first request and again after its end. It decodes one request at a time."""
 
-    def __init__(self, config: LimitsConfig) -> None:
+    def __init__(self, config: LimitsConfig, logs: LogConfig | None = None) -> None:
         self._config = config
+        self._logs = logs or LogConfig()
         self._prefix = f"omni-in-{os.getpid()}-{secrets.token_hex(6)}-"
         self._requests = itertools.count()
         self._process: _Process | None = None
@@ -55,7 +56,7 @@ class Decoder:
         ResourceExhausted where there is no room; InternalError where the process does not start.
         """
         if self._process is None or not self._process.alive:
-            self._process = _Process(self._config)
+            self._process = _Process(self._config, self._logs)
         process = self._process
         process.wait_until_ready()
         prefix = f"{self._prefix}{next(self._requests)}-"
@@ -88,12 +89,14 @@ class Decoder:
 class _Process:
     """One life of a decoder process."""
 
-    def __init__(self, config: LimitsConfig) -> None:
+    def __init__(self, config: LimitsConfig, logs: LogConfig) -> None:
         self._timeout = config.input_timeout
         self._killed = False
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, config), name="omni_grpc-decoder", daemon=True)
+        self._process = context.Process(
+            target=serve, args=(theirs, config, logs), name="omni_grpc-decoder", daemon=True
+        )
         self._process.start()
         theirs.close()
         self._ready = False

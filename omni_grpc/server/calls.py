@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from omni_grpc.config.command_line import meant
 from omni_grpc.gate import Gate
+from omni_grpc.telemetry.span import Attributes
+from omni_grpc.telemetry.tracing import CallSpan, Tracing
 from omni_grpc.types.caller import Caller
 from omni_grpc.types.errors import Code, Failure, OmniError, Unimplemented
+from omni_grpc.types.log_lines import Within, within
+from omni_grpc.types.trace import TraceContext
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +31,46 @@ reason of a refusal or "", and seconds.
 """
 
 PACKAGE = "/omni_grpc.v1."
+OK = "OK"
 GONE = "GONE"
 """Where other calls have a code: the client has left this one."""
+FAULTS = (Code.INTERNAL, Code.UNAVAILABLE)
+"""Codes of errors that their callers cannot help."""
 
 
 class Gone(Exception):
     """The client has left the call."""
+
+
+class Call:
+    """A call that is open. `trace` is its span, None where it belongs to no trace."""
+
+    def __init__(self, span: CallSpan) -> None:
+        self._span = span
+        self.trace = span.trace
+        self.log = Within(trace_id="" if span.trace is None else span.trace.trace_id)
+
+    @property
+    def headers(self) -> Sequence[tuple[str, str]]:
+        """What tells the client which trace it belongs to: headers of an answer, or initial metadata."""
+        return () if self.trace is None else self.trace.headers[:1]
+
+    def note(self, name: str, value: str | int) -> None:
+        """Adds an attribute to the span."""
+        self._span.attributes[name] = value
+
+    def by(self, caller: Caller) -> Caller:
+        """The caller, who knows of the trace from now on."""
+        if caller.tenant:
+            self.log.tenant = caller.tenant
+            self.note("omni_grpc.tenant", caller.tenant)
+        return caller if self.trace is None else dataclasses.replace(caller, trace=self.trace)
+
+    def told(self, failure: Failure) -> Failure:
+        """A failure that names the trace."""
+        if self.trace is None:
+            return failure
+        return dataclasses.replace(failure, metadata={**failure.metadata, "trace_id": self.trace.trace_id})
 
 
 class Calls:
@@ -40,8 +79,11 @@ class Calls:
     `served` and `unserved` name the methods ("/package.Service/Method") of the API, by whether this version has them.
     """
 
-    def __init__(self, gate: Gate, served: Collection[str], unserved: Collection[str]) -> None:
+    def __init__(
+        self, gate: Gate, served: Collection[str], unserved: Collection[str], tracing: Tracing | None = None
+    ) -> None:
         self._gate = gate
+        self._tracing = tracing or Tracing()
         self.served, self.unserved = served, unserved
         self.observers: list[Observer] = []
         """Called on the loop when a call has ended."""
@@ -74,43 +116,55 @@ class Calls:
 
     @contextlib.asynccontextmanager
     async def answering(
-        self, method: str, abort: Callable[[Failure], Awaitable[None]], *, stack: str, rpc: str | None = None
-    ) -> AsyncIterator[None]:
+        self,
+        method: str,
+        abort: Callable[[Failure], Awaitable[None]],
+        *,
+        stack: str,
+        rpc: str | None = None,
+        trace: TraceContext | None = None,
+        span: str = "",
+        kind: Attributes,
+    ) -> AsyncIterator[Call]:
         """Around the handling of a call: an error ends it by `abort`, which always raises. `stack` is what brought it,
-        `rpc` the method that it comes nearest to, where `method` is none.
+        `rpc` the method that it comes nearest to, where `method` is none. `trace` is what it came with; `span` and
+        `kind` are name and attributes of its span, whose name is else that of the method.
         """
         began = time.monotonic()
-        outcome, code, reason = "OK", "OK", ""
+        code, reason, incident = OK, "", ""
+        spanned = self._tracing.begin(span or method.removeprefix("/"), trace, kind)
+        call = Call(spanned)
+        within.set(call.log)
         self._open += 1
         self._idle.clear()
         try:
-            yield
+            yield call
         except OmniError as error:
             code, reason = error.failure.code, error.failure.reason
-            outcome = f"{code} {reason}"
-            await abort(error.failure)
+            await abort(call.told(error.failure))
         except Gone:
-            outcome, code = "gone", GONE
+            code = GONE
             raise asyncio.CancelledError from None
         except GeneratorExit:
-            outcome, code = "gone", GONE
+            code = GONE
             raise
         except (Exception, asyncio.CancelledError) as error:  # the one place that answers for what nobody expected
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
-                outcome, code = "gone", GONE
+                code = GONE
                 raise
             incident = secrets.token_hex(4)
-            code = reason = Code.INTERNAL
-            outcome = f"{code} incident {incident}"
+            code, reason = Code.INTERNAL, "INTERNAL"
             logger.exception("%s: incident %s", method, incident)
             message = f"an unexpected error in {method.removeprefix(PACKAGE)}; the server's log has incident {incident}"
-            await abort(Failure(code=Code.INTERNAL, reason="INTERNAL", message=message))
+            await abort(call.told(Failure(code=Code.INTERNAL, reason="INTERNAL", message=message)))
         finally:
             self._open -= 1
             if not self._open:
                 self._idle.set()
             seconds = time.monotonic() - began
-            logger.info("%s %s in %.3f s", method, outcome, seconds)
+            _log(method, code, f"incident {incident}" if incident else reason, seconds)
+            call.log.over = True
+            self._tracing.end(spanned, Code.CANCELLED if code == GONE else code, reason)
             self._tell(stack, self._known(method if rpc is None else rpc), code, reason, seconds)
 
     def _known(self, method: str) -> str:
@@ -146,6 +200,18 @@ class Calls:
         hint = meant(method, self.served, quoted=False) or "; reflection lists what it has"
         message = f"this server has no method {method}{hint}"
         return Unimplemented(message, reason="METHOD_UNKNOWN", metadata={"method": method})
+
+
+def _log(method: str, code: str, reason: str, seconds: float) -> None:
+    """The line of a call: for those who look into something, unless it failed."""
+    level = logging.INFO
+    if code in (OK, Code.CANCELLED):
+        level = logging.DEBUG
+    elif code in FAULTS:
+        level = logging.WARNING
+    if logger.isEnabledFor(level):
+        outcome = "gone" if code == Code.CANCELLED and not reason else f"{code} {reason}".rstrip()
+        logger.log(level, "%s %s in %.3f s", method, outcome, seconds)
 
 
 def _is_cancelled() -> bool:

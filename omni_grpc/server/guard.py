@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -18,6 +18,7 @@ from omni_grpc.server.incoming import Incoming, Parse
 from omni_grpc.server.tls import client_certificate
 from omni_grpc.types.caller import Caller
 from omni_grpc.types.errors import Failure, OmniError
+from omni_grpc.types.trace import TRACEPARENT, TRACESTATE, read_trace
 from omni_grpc.wire import to_status
 
 Handler = Any
@@ -97,13 +98,31 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
         async def abort(failure: Failure) -> None:
             await _abort(context, failure)
 
-        async with self._calls.answering(method, abort, stack="grpc"):
-            yield await self._calls.caller(
+        metadata: Sequence[tuple[str, str | bytes]] = context.invocation_metadata() or ()
+        trace = read_trace(_values(metadata, TRACEPARENT), _values(metadata, TRACESTATE))
+        kind = {"rpc.system.name": "grpc", "rpc.method": method.removeprefix("/")}
+        async with self._calls.answering(method, abort, stack="grpc", trace=trace, kind=kind) as call:
+            if call.headers:
+                await _begin(context, call.headers)
+            caller = await self._calls.caller(
                 method,
-                authorization=[value for name, value in context.invocation_metadata() or () if name == "authorization"],
+                authorization=_values(metadata, "authorization"),
                 certificate=client_certificate(context),
                 peer=context.peer(),
             )
+            yield call.by(caller)
+
+
+def _values(metadata: Sequence[tuple[str, str | bytes]], name: str) -> list[str | bytes]:
+    return [value for key, value in metadata if key == name]
+
+
+async def _begin(context: Any, headers: Sequence[tuple[str, str]]) -> None:
+    """Sends the initial metadata."""
+    try:
+        await context.send_initial_metadata(tuple(headers))
+    except (aio.InternalError, aio.UsageError) as error:
+        raise Gone from error
 
 
 async def _write(context: Any, message: Message) -> None:

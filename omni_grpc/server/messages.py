@@ -122,6 +122,7 @@ class Messages:
             replica=self._gate.jobs.replica(job),
             priority=job.record.priority,
             retryable=job.failure is not None and job.failure.retryable,
+            trace_id="" if job.record.spec.trace is None else job.record.spec.trace.trace_id,
         )
 
     # --- fields that the server computes --------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -21,7 +22,9 @@ from omni_grpc.server.messages import Messages
 from omni_grpc.server.metrics_port import MetricsPort
 from omni_grpc.server.models import ModelService
 from omni_grpc.server.watch import JobWatch
+from omni_grpc.telemetry.job_log import log_end
 from omni_grpc.telemetry.metrics import Metrics, metrics_of
+from omni_grpc.telemetry.tracing import Tracing
 from omni_grpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -101,7 +104,11 @@ class Server:
 
     def __init__(self, gate: Gate, config: EngineConfig, *, beside: Sequence[Callable[[Backend], Stack]] = ()) -> None:
         self._gate = gate
-        self._calls = Calls(gate, served_methods(), unserved_methods())
+        self._tracing = Tracing.of(config.traces, os.environ, instance=gate.instance_id)
+        gate.on_end.append(self._tracing.job_ended)
+        gate.on_end.append(log_end)
+        gate.on_attempt.append(self._tracing.webhook)
+        self._calls = Calls(gate, served_methods(), unserved_methods(), self._tracing)
         self._health = Health(gate, [descriptor.full_name for descriptor, _, _ in SERVICES])
         self._closing: asyncio.Future[None] | None = None
         messages = Messages(gate)
@@ -195,6 +202,7 @@ class Server:
         if self._metrics is not None:
             await self._metrics.stop()
         await self._gate.close()
+        await asyncio.to_thread(self._tracing.close)
 
     @property
     def _endpoints(self) -> Sequence[Endpoint]:

@@ -116,6 +116,8 @@ class Job:
         """It was deleted by another server: nothing more comes."""
         self.kept_seq = 0
         """The seq of the newest shown event that a store keeps."""
+        self.handed: float | None = None
+        """When its outputs were handed over to be stored, in Unix seconds; None where this server has not done that."""
         self.starts: list[float] = []
         """When it was started, each time, in Unix seconds."""
         self._appended = 0

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from omni_grpc.types.events import Event
 from omni_grpc.types.request import Request
 from omni_grpc.types.results import RequestWarning
+from omni_grpc.types.trace import TraceContext
 
 
 class JobState(enum.StrEnum):
@@ -98,6 +99,8 @@ class JobSpec:
     requeue: bool = False
     inputs: tuple[KeptInput, ...] = ()
     webhook: Webhook | None = None
+    trace: TraceContext | None = None
+    """The call that made it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +132,12 @@ class JobRecord:
     reserved_seq: int = 0
     restarts: int = 0
     cancel_reason: str | None = None
+
+    @property
+    def trace(self) -> TraceContext | None:
+        """The span of this job; None where it belongs to no trace."""
+        made = self.spec.trace
+        return None if made is None else made.child(self.id)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +179,7 @@ class Delivery:
 
     `host` is that of the URL: hosts take turns. `body` is what is sent, the job as it was at `create_time`; nothing is
     left of it after the end. `due`: when the next attempt may be made. `attempts` have been made, the last of which
-    failed for `last_error`.
+    failed for `last_error`. `trace` is the span of the job.
     """
 
     id: str
@@ -187,6 +196,7 @@ class Delivery:
     last_error: str = ""
     outcome: Outcome = Outcome.PENDING
     end_time: float | None = None
+    trace: TraceContext | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

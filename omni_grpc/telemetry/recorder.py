@@ -13,10 +13,11 @@ from omni_grpc.resolve.work import pixels
 from omni_grpc.telemetry import declared
 from omni_grpc.telemetry.instruments import Bounded, Counter, Histogram, Instruments
 from omni_grpc.types.plan import Broken, Report, Stepped
+from omni_grpc.webhooks.sender import Attempt
 
 OUTCOMES = ("delivered", "failed", "given_up")
 """What may become of an attempt to deliver a webhook."""
-TIMES = ("queue_wait", "encode", "denoise", "decode", "total")
+TIMES = ("queue_wait", "encode", "denoise", "decode", "postprocess", "total")
 """Fields of the statistics of a job, each the time of a stage; that of storing comes with its outputs."""
 STAGES: Mapping[str, str] = {"queue_wait": "queue"}
 """What a stage is called where its field has another name."""
@@ -62,8 +63,8 @@ class Recorder:
         self._attempts = {outcome: attempts.of(outcome) for outcome in OUTCOMES}
         calls.observers.append(self.on_call)
         gate.jobs.on_update.append(self.on_update)
-        gate.webhooks.on_attempt.append(self.on_attempt)
-        gate.fleet.on_end.append(self.on_end)
+        gate.on_attempt.append(self.on_attempt)
+        gate.on_end.append(self.on_end)
         gate.fleet.observe(self._on_engine)
 
     def on_call(self, stack: str, method: str, code: str, reason: str, seconds: float) -> None:
@@ -80,8 +81,8 @@ class Recorder:
         if update.coalesced:
             self._coalesced.add(update.coalesced)
 
-    def on_attempt(self, outcome: str) -> None:
-        self._attempts[outcome].add()
+    def on_attempt(self, attempt: Attempt) -> None:
+        self._attempts[attempt.outcome].add()
 
     def on_end(self, job: Job) -> None:
         """A job has ended. One whose model has gone is counted too."""

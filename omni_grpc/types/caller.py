@@ -6,6 +6,7 @@ import dataclasses
 import enum
 
 from omni_grpc.types.errors import PermissionDenied
+from omni_grpc.types.trace import TraceContext
 
 
 class Scope(enum.StrEnum):
@@ -24,13 +25,14 @@ class Caller:
     """Who makes a call. The default is everybody, on a server without identities.
 
     A tenant sees its own jobs, outputs, assets and figures alone. `subject` names the caller within it, and `peer` the
-    network address, both for the audit log.
+    network address, both for the audit log. `trace` is the span of the call, where it belongs to a trace.
     """
 
     tenant: str = ""
     subject: str = "anonymous"
     scopes: frozenset[Scope] = frozenset(Scope)
     peer: str = ""
+    trace: TraceContext | None = dataclasses.field(default=None, compare=False)
 
     @property
     def admin(self) -> bool:

@@ -200,7 +200,8 @@ class Decoded:
     """The outputs of one request; its state in the worker is gone.
 
     `warnings` are about what came out differently than asked (a size that the model rounded); `steps` are those really
-    taken, where that is known only now. `stage_durations` are seconds by target, where the profiler is on.
+    taken, where that is known only now. `encoding` is the part of `elapsed` from pixels or samples to files, in
+    seconds. `stage_durations` are seconds by target, where the profiler is on.
     """
 
     id: str
@@ -209,6 +210,7 @@ class Decoded:
     peak_memory_bytes: int = 0
     warnings: tuple[RequestWarning, ...] = ()
     steps: int | None = None
+    encoding: float = 0.0
     stage_durations: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 

@@ -54,12 +54,15 @@ class Effective(ModelExecution):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """Where the time went, in seconds. `steps_cached`: a cache answered every row; `stage_durations`: by target."""
+    """Where the time went, in seconds. `postprocess`: from pixels or samples to files; `steps_cached`: a cache answered
+    every row; `stage_durations`: by target.
+    """
 
     queue_wait: float = 0.0
     encode: float = 0.0
     denoise: float = 0.0
     decode: float = 0.0
+    postprocess: float = 0.0
     total: float = 0.0
     steps_run: int = 0
     steps_cached: int = 0

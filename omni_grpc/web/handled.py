@@ -7,11 +7,13 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol, runtime_checkable
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from omni_grpc.server.calls import Calls, Gone
+from omni_grpc.server.calls import Call, Calls, Gone
+from omni_grpc.telemetry.span import Value
 from omni_grpc.types.caller import Caller
 from omni_grpc.types.errors import Failure
 from omni_grpc.web.answers import answer
@@ -61,29 +63,41 @@ class Handled:
         started = told = False
         response: Response | None = None
 
+        call: Call | None = None
+
+        async def telling(message: Message) -> None:
+            if message["type"] == "http.response.start" and call is not None:
+                call.note("http.response.status_code", message["status"])
+                headers = MutableHeaders(scope=message)
+                for key, value in call.headers:
+                    headers[key] = value
+            await send(message)
+
         async def sending(message: Message) -> None:
             nonlocal started
             started = True
-            await send(message)
+            await telling(message)
 
         async def abort(failure: Failure) -> None:
             nonlocal told
             # what has begun cannot be taken back: the connection ends before the length that was promised
             if not started:
-                await self._refuse(failure)(scope, receive, send)
+                await self._refuse(failure)(scope, receive, telling)
             elif isinstance(response, Interruptible):
                 await response.interrupted(failure, send)
             told = not started or isinstance(response, Interruptible)
             raise Answered
 
         request = Request(scope, receive, sending)
-        name = f"{scope['method']} {scope['path']}"
+        name = f"{scope['method']} {scope['path']}".encode("unicode_escape").decode()
+        span, kind = _span(scope)
+        trace = Connection.of(scope).trace
         try:
-            async with (
-                self._calls.answering(name, abort, stack=self._stack, rpc=self._method),
-                _whose_client_may_leave(),
-            ):
-                caller = await self._identify(request)
+            answering = self._calls.answering(
+                name, abort, stack=self._stack, rpc=self._method, trace=trace, span=span, kind=kind
+            )
+            async with answering as call, _whose_client_may_leave():
+                caller = call.by(await self._identify(request))
                 response = await self._handle(request, caller)
                 await response(scope, receive, sending)
         except Answered:
@@ -97,6 +111,16 @@ class Handled:
 
     async def _by_headers(self, request: Request) -> Caller:
         return await Connection.of(request.scope).caller(self._calls, self._method)
+
+
+def _span(scope: Scope) -> tuple[str, dict[str, Value]]:
+    """The name of the span of a request, and its attributes: without ids and addresses of outputs in the name, so that
+    requests of one kind have one.
+    """
+    method: str = scope["method"]
+    route = str(getattr(scope.get("route"), "path", scope["path"]))
+    kind: dict[str, Value] = {"http.request.method": method, "http.route": route, "url.path": scope["path"]}
+    return f"{method} {route}", kind
 
 
 @contextlib.asynccontextmanager

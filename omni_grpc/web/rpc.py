@@ -114,11 +114,15 @@ class Rpcs(ConnectASGIApplication[None]):
             raise _error(failure)
 
         connection = self._connection.get()
-        async with self._calls.answering(path, abort, stack=_stack(context)):
+        kind = {"rpc.system.name": connection.protocol, "rpc.method": path.removeprefix("/")}
+        stack = _stack(context)
+        async with self._calls.answering(path, abort, stack=stack, trace=connection.trace, kind=kind) as call:
+            for name, value in call.headers:
+                context.response_headers[name] = value
             caller = await connection.caller(self._calls, path)
             if handle is None:
                 raise self._calls.unavailable(path)
-            yield caller
+            yield call.by(caller)
 
 
 def _stack(context: RequestContext[Any, Any]) -> str:

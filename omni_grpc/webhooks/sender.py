@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import functools
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from omni_grpc.outbound import Poster
 from omni_grpc.store.records import Delivery
 from omni_grpc.store.seam import Deliveries, StoreError
 from omni_grpc.types.errors import OmniError
+from omni_grpc.types.trace import TraceContext
 from omni_grpc.webhooks.schedule import Schedule
 from omni_grpc.webhooks.secrets_file import Secrets
 from omni_grpc.webhooks.signature import signed
@@ -55,6 +57,22 @@ class Failed:
     retry_after: float | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """An attempt that was made. `trace` is its span, times are in Unix seconds. `status`: what the receiver answered
+    with, None where it did not; `failed`: why it is no delivery, None where it is one. `outcome`: "delivered",
+    "failed", or "given_up" for the last one.
+    """
+
+    delivery: Delivery
+    trace: TraceContext | None
+    began: float
+    ended: float
+    status: int | None
+    failed: str | None
+    outcome: str
+
+
 class Sender:
     """Runs on one event loop, from `start` to `stop`."""
 
@@ -89,8 +107,8 @@ class Sender:
         self._failing: dict[str, None] = {}
         self._forgot = float("-inf")
         self._store_away = False
-        self.on_attempt: list[Callable[[str], None]] = []
-        """Observers, told of each attempt: "delivered", "failed", or "given_up" for the last one."""
+        self.on_attempt: list[Callable[[Attempt], None]] = []
+        """Observers, called on the loop after each attempt."""
 
     def start(self) -> None:
         self._loop = asyncio.create_task(self._run(), name="omni_grpc-webhooks")
@@ -190,20 +208,32 @@ class Sender:
     # --- one attempt --------------------------------------------------------------------------------------------------
 
     async def _deliver(self, delivery: Delivery) -> None:
-        failed = await self._attempt(delivery)
+        # each attempt is a span of its own
+        trace = None if delivery.trace is None else delivery.trace.child(f"{delivery.id}/{delivery.attempts}")
+        began = self._clock()
+        status, failed = await self._attempt(delivery, trace, began)
+        made = functools.partial(
+            Attempt,
+            delivery=delivery,
+            trace=trace,
+            began=began,
+            ended=self._clock(),
+            status=status,
+            failed=None if failed is None else failed.reason,
+        )
         attempts = delivery.attempts + 1
         self._failing.pop(delivery.host, None)
         if failed is None:
-            self._tell("delivered")
+            self._tell(made(outcome="delivered"))
             logger.info("told %s that job %s is %s", delivery.host, delivery.job_id, delivery.state)
             await self._settle(delivery, lambda: self._deliveries.done(delivery.id, self._clock(), attempts))
             return
         self._failing[delivery.host] = None
         if len(self._failing) > MOST_HOSTS:
             del self._failing[next(iter(self._failing))]
-        await self._after(delivery, failed, attempts)
+        await self._after(delivery, failed, attempts, made)
 
-    async def _after(self, delivery: Delivery, failed: Failed, attempts: int) -> None:
+    async def _after(self, delivery: Delivery, failed: Failed, attempts: int, made: Callable[..., Attempt]) -> None:
         """Writes down when there is another attempt, or that there is none."""
         now = self._clock()
         due = None
@@ -216,7 +246,7 @@ class Sender:
                 retry_after=failed.retry_after,
             )
         what = f"{delivery.host} that job {delivery.job_id} is {delivery.state}"
-        self._tell("given_up" if due is None else "failed")
+        self._tell(made(outcome="given_up" if due is None else "failed"))
         if due is None:
             logger.warning("gave up telling %s, after %d attempts: %s", what, attempts, failed.reason)
             await self._settle(
@@ -230,36 +260,44 @@ class Sender:
             delivery, lambda: self._deliveries.retry(delivery.id, due, attempts, failed.reason, owner=self._owner)
         )
 
-    def _tell(self, outcome: str) -> None:
+    def _tell(self, attempt: Attempt) -> None:
         for observer in self.on_attempt:
-            observer(outcome)
+            observer(attempt)
 
-    async def _attempt(self, delivery: Delivery) -> Failed | None:
-        """Makes an attempt. None: it was delivered."""
+    async def _attempt(
+        self, delivery: Delivery, trace: TraceContext | None, began: float
+    ) -> tuple[int | None, Failed | None]:
+        """Makes an attempt: the status of the answer, if there is one, and why it was not delivered, if it was not."""
         keys: tuple[bytes, ...] = ()
         if delivery.secret_name:
             secret = (await self._secrets()).find(delivery.secret_name, delivery.tenant)
             if secret is None:
                 # never without its signature
-                return Failed(f"--webhook-secrets has no secret {delivery.secret_name!r} for its tenant any more")
+                gone = f"--webhook-secrets has no secret {delivery.secret_name!r} for its tenant any more"
+                return None, Failed(gone)
             keys = secret.keys
-        headers = signed(delivery, keys, self._clock())
+        headers = {**signed(delivery, keys, began), **dict(() if trace is None else trace.headers)}
+        return await self._posted(delivery, headers)
+
+    async def _posted(self, delivery: Delivery, headers: Mapping[str, str]) -> tuple[int | None, Failed | None]:
+        """The status of the answer, if there is one, and why it is no delivery, if it is none."""
         try:
             answered = await self._poster.post(delivery.url, delivery.body, headers, field="url")
         except OmniError as error:
-            return Failed(f"{error.reason}: the URL {'; '.join(found.description for found in error.violations)}")
+            rules = "; ".join(found.description for found in error.violations)
+            return None, Failed(f"{error.reason}: the URL {rules}")
         except Exception:
             # a fault of ours counts as an attempt, or it would be made for ever
             logger.exception("a webhook could not be sent")
-            return Failed("an error of this server, which its log has")
+            return None, Failed("an error of this server, which its log has")
         if answered.delivered:
-            return None
+            return answered.status, None
         reason = f"it answered with HTTP status {answered.status}"
         if answered.status == GONE:
-            return Failed(f"{reason}, so it wants no more", final=True)
+            return answered.status, Failed(f"{reason}, so it wants no more", final=True)
         if 300 <= answered.status < 400:
             reason += "; redirects are not followed"
-        return Failed(reason, retry_after=answered.retry_after)
+        return answered.status, Failed(reason, retry_after=answered.retry_after)
 
     async def _settle(self, delivery: Delivery, write: Callable[[], Awaitable[None]]) -> None:
         """Writes a result down. What the store does not take is done again once the claim has run out."""

@@ -17,7 +17,7 @@ from omni_grpc.store.seam import Store
 from omni_grpc.types.errors import InvalidArgument, Violation
 from omni_grpc.webhooks.schedule import Schedule
 from omni_grpc.webhooks.secrets_file import Secrets, read_secrets
-from omni_grpc.webhooks.sender import LOOK_EVERY, Sender
+from omni_grpc.webhooks.sender import LOOK_EVERY, Attempt, Sender
 
 Render = Callable[[Job], bytes]
 """The body that tells of a job as it stands."""
@@ -78,8 +78,8 @@ class Webhooks:
         )
 
     @property
-    def on_attempt(self) -> list[Callable[[str], None]]:
-        """Observers, told of each attempt: "delivered", "failed", or "given_up" for the last one."""
+    def on_attempt(self) -> list[Callable[[Attempt], None]]:
+        """Observers, called on the loop after each attempt to deliver."""
         return self._sender.on_attempt
 
     async def start(self) -> None:
@@ -130,6 +130,7 @@ class Webhooks:
             body=self._render(job),
             create_time=now,
             due=now,
+            trace=record.trace,
         )
         return (delivery,)
 

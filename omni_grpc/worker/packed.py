@@ -252,8 +252,10 @@ class PackedRunner(Runner):
         if not self._delivers:
             return Decoded(id=request_id, media=(), elapsed=time.monotonic() - began)
         request = held.states[0].request
+        made = time.monotonic()
         files = [delivery.encode(output, request) for output in outputs]
         delivered = self._delivery.put(request, files, _course(held))
+        ended = time.monotonic()
         warnings = (
             *delivery.rounded(outputs[0], request),
             *delivery.tiled(request, self._memory),
@@ -264,7 +266,8 @@ class PackedRunner(Runner):
             id=request_id,
             media=delivered.media,
             warnings=warnings,
-            elapsed=time.monotonic() - began,
+            elapsed=ended - began,
+            encoding=ended - made,
             peak_memory_bytes=media.peak_memory_bytes(),
         )
 

@@ -7,7 +7,7 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
-from omni_grpc.config import EngineConfig
+from omni_grpc.config import EngineConfig, start_logging
 from omni_grpc.types.library_logs import quiet_libraries
 from omni_grpc.types.os_errors import plain
 from omni_grpc.types.plan import Beat, Died, Plan, Report
@@ -23,7 +23,7 @@ BEAT_SECONDS = 1.0
 
 def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> None:
     """Runs until the engine sends None or is gone."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s worker: %(message)s")
+    start_logging(config.logs, "worker")
     quiet_libraries()
     lock = threading.Lock()
 

@@ -29,6 +29,7 @@ from benchmarks.service import (
     store,
     telemetry_cost,
     throughput,
+    trace_cost,
     watchers,
 )
 from benchmarks.service.arrivals import Arrival, in_order
@@ -256,3 +257,16 @@ def test_the_store_is_measured_on_both_databases(postgres: Postgres) -> None:
         assert figures["writes"][64]["jobs_per_second"] > 0
     with pytest.raises(SystemExit, match="has jobs already"):
         store.measure(store.Numbers(jobs=40, state_url=url))
+
+
+def test_traces_and_logs_are_measured_apart() -> None:
+    numbers = trace_cost.Numbers(jobs=2, steps=(2, 4), at_once=2, rounds=1, loops=5)
+    found = check(trace_cost.measure(numbers))
+    assert set(found.figures["ways"]) == {
+        "off",
+        "traces, sampled",
+        "traces, not sampled",
+        "logs as text",
+        "logs as JSON",
+    }
+    assert all(took > 0 for took in found.figures["parts_us"].values())

@@ -147,7 +147,7 @@ async def test_a_job_that_cannot_be_cancelled_is_told_in_a_note(proxy, service):
 
 async def test_an_answer_that_was_lost_makes_no_second_job(client, proxy, service, caplog):
     """gRPC sends the request again, and its request_id finds the job that the first one made."""
-    caplog.set_level(logging.INFO, logger="omni_grpc.server.calls")
+    caplog.set_level(logging.DEBUG, logger="omni_grpc.server.calls")
     service.executor.gates[Lane.PREPARE].close()
     await client.list_models()  # connected
     proxy.mute = True

@@ -19,6 +19,7 @@ STATEFUL_CALLS = {
     *("Lock", "RLock", "Event", "Condition", "Semaphore", "Random", "Generator"),
 }
 STATE_ALLOWED: Mapping[str, str] = {
+    "omni_grpc/types/log_lines.py:within": "a ContextVar: the call of one task, whose lines name its trace",
     "omni_grpc/nn/linear.py:active": "a ContextVar: the rows of one forward, set and reset around it, one per thread",
 }
 """Module globals that may hold state, as `path:name`, each with its reason."""

@@ -59,6 +59,8 @@ CHECKED = {
     "ray_address": ("auto", "auto"),
     "state_url": ("postgresql://there/jobs", "postgresql://there/jobs"),
     "http_origins": ("https://a.example,*", ("https://a.example", "*")),
+    "otlp_endpoint": ("https://collector.example:4317/", "https://collector.example:4317"),
+    "trace_sample_ratio": ("0.25", 0.25),
     "http_url": ("https://images.example", "https://images.example"),
 }
 """Values of settings that are looked at as soon as they are there."""

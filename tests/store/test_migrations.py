@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from omni_grpc.store.records import Cause, JobQuery, JobState, Outcome
 from omni_grpc.store.sql import SqlStore, codec, tables, upgrade
 from omni_grpc.types.errors import ConfigError
+from omni_grpc.types.trace import TraceContext
 from tests.house.source import ROOT
 from tests.store import versions
 from tests.store.postgres import Postgres
@@ -95,17 +96,20 @@ def test_the_newest_migration_is_the_one_that_the_program_names() -> None:
 async def check(store: SqlStore, revision: str) -> None:
     """What the rows of each version are today."""
     if revision >= "0002":
-        await check_deliveries(store)
+        await check_deliveries(store, TRACE if revision >= "0003" else None)
     await check_version1(store)
 
 
-async def check_deliveries(store: SqlStore) -> None:
+TRACE = TraceContext(trace_id="0af7651916cd43dd8448eb211c80319c", span_id="b7ad6b7169203331", state="a=1", ours=True)
+
+
+async def check_deliveries(store: SqlStore, trace: TraceContext | None) -> None:
     told, owed = await store.deliveries.of("job-full")
     assert told == delivery(
         "job-full", JobState.QUEUED, create_time=4.0, attempts=1, outcome=Outcome.DELIVERED, end_time=6.5, body=b""
     )
     reason = "it answered with HTTP status 500"
-    assert owed == delivery("job-full", JobState.RUNNING, due=12.5, attempts=1, last_error=reason)
+    assert owed == delivery("job-full", JobState.RUNNING, due=12.5, attempts=1, last_error=reason, trace=trace)
     assert await store.deliveries.claim("hooks.test", 12.5, owner="two", until=50.0, limit=1) == [owed]
 
 

@@ -1,5 +1,6 @@
 """Databases as older versions left them. `version1.sql` is what version 1 wrote, bodies included: it is never made
-again, so that a record of version 1 is what is read, and not one of today's. `version2.sql` has webhooks beside that.
+again, so that a record of version 1 is what is read, and not one of today's. `version2.sql` has webhooks beside that,
+`version3.sql` the trace of one.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def _client(service):
 
 @pytest.mark.parametrize("path", ["/files/assets", "/v1/images/generations"])
 async def test_a_client_that_leaves_amid_its_request_is_no_fault_of_the_server(service, path, caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     address = urlsplit(service.http)
     _, writer = await asyncio.open_connection(address.hostname, address.port)
     head = f"POST {path} HTTP/1.1", f"host: {address.netloc}", "content-type: application/json", "content-length: 1000"

@@ -40,10 +40,13 @@ async def test_a_listed_origin_may_call_and_is_told_so():
         }
         answer = await http.options(RPC, headers=asked)
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, STUDIO)
-        assert "authorization" in answer.headers["access-control-allow-headers"].lower()
+        allowed = answer.headers["access-control-allow-headers"].lower().split(", ")
+        assert {"authorization", "traceparent", "tracestate"} <= set(allowed)
         answer = await http.post(RPC, json={})
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, STUDIO)
-        assert "grpc-status" in answer.headers["access-control-expose-headers"].lower()
+        assert {"grpc-status", "traceparent"} <= set(
+            answer.headers["access-control-expose-headers"].lower().split(", ")
+        )
         other = await http.post(RPC, json={}, headers={"origin": "https://elsewhere.example"})
         assert other.status_code == 403
 

@@ -10,7 +10,9 @@ import sqlalchemy as sa
 
 from omni_grpc.store.records import Delivery, JobState, Outcome
 from omni_grpc.store.sql import tables
+from omni_grpc.store.sql.codec import decode, encode
 from omni_grpc.store.sql.database import Database
+from omni_grpc.types.trace import TraceContext
 
 deliveries = tables.deliveries
 FIELDS = tuple(deliveries.c[field.name] for field in dataclasses.fields(Delivery))
@@ -19,13 +21,16 @@ NOBODY: Mapping[str, Any] = {"claimed_by": "", "claimed_until": 0.0}
 
 def delivery_row(delivery: Delivery) -> dict[str, Any]:
     """As it is when nobody has claimed it yet."""
-    plain = {"state": delivery.state.value, "outcome": delivery.outcome.value}
+    trace = None if delivery.trace is None else encode(delivery.trace)
+    plain = {"state": delivery.state.value, "outcome": delivery.outcome.value, "trace": trace}
     return {**dataclasses.asdict(delivery), **plain, **NOBODY}
 
 
 def _delivery(row: sa.Row[Any]) -> Delivery:
     known = dict(row._mapping)
-    return Delivery(**known | {"state": JobState(known["state"]), "outcome": Outcome(known["outcome"])})
+    trace = None if known["trace"] is None else decode(TraceContext, known["trace"])
+    read = {"state": JobState(known["state"]), "outcome": Outcome(known["outcome"]), "trace": trace}
+    return Delivery(**known | read)
 
 
 class SqlDeliveries:

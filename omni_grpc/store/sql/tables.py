@@ -175,6 +175,7 @@ deliveries = sa.Table(
     sa.Column("end_time", sa.Double),
     sa.Column("claimed_by", Key, nullable=False),
     sa.Column("claimed_until", sa.Double, nullable=False),
+    sa.Column("trace", sa.Text),
     _index("deliveries_due", "due", "host", where=PENDING),
     _index("deliveries_by_host", "host", "due", "id", where=PENDING),
     _index("deliveries_claimed", "claimed_by", where=CLAIMED),

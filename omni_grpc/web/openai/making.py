@@ -24,6 +24,7 @@ from omni_grpc.server.server import Backend
 from omni_grpc.server.tasks import task_of
 from omni_grpc.types.caller import Caller
 from omni_grpc.types.errors import DeadlineExceeded, OmniError
+from omni_grpc.types.log_lines import more
 from omni_grpc.types.media import TRANSPARENT_MASK
 from omni_grpc.types.results import Artifact, RequestWarning
 from omni_grpc.types.spec import GuidanceKind
@@ -112,7 +113,13 @@ class Maker:
         with _renaming(reading), attempts as attempt:
             accepted = await self._submit(caller, reading, waits, attempt)
             job = accepted.job
-            logger.info("%s is %s%s", request.state.request_id, job.id, " again" if accepted.deduplicated else "")
+            logger.info(
+                "%s is %s%s",
+                request.state.request_id,
+                job.id,
+                " again" if accepted.deduplicated else "",
+                extra=more(always=True),
+            )
             yield Made(job, reading, waits)
 
     async def _attempt(

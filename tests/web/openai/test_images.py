@@ -257,7 +257,7 @@ async def test_a_stream_that_fails_raises_in_the_client(service, client):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_a_client_that_leaves_cancels_its_job(service, client, stream, caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     service.executor.gates[Lane.STEP].close()
 
     async def call():

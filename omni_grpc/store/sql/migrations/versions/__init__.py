@@ -1,1 +1,1 @@
-"""In their order: v0001 makes the tables, v0002 that of webhooks."""
+"""In their order: v0001 makes the tables, v0002 that of webhooks, v0003 says which trace each of these belongs to."""
