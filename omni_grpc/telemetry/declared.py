@@ -93,7 +93,7 @@ JOBS = _counter(
 )
 STAGE_TIMES = _histogram(
     "omni_grpc_job_stage_seconds",
-    "Time that a job which succeeded spent in a stage: queue, encode, denoise, decode, store, and total.",
+    "Time that a job which succeeded spent in a stage: queue, encode, denoise, decode, encode_media, store, total.",
     *("model", "stage"),
     buckets=STAGE_SECONDS,
     bound="models x 6",

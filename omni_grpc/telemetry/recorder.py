@@ -19,7 +19,7 @@ OUTCOMES = ("delivered", "failed", "given_up")
 """What may become of an attempt to deliver a webhook."""
 TIMES = ("queue_wait", "encode", "denoise", "decode", "postprocess", "total")
 """Fields of the statistics of a job, each the time of a stage; that of storing comes with its outputs."""
-STAGES: Mapping[str, str] = {"queue_wait": "queue"}
+STAGES: Mapping[str, str] = {"queue_wait": "queue", "postprocess": "encode_media"}
 """What a stage is called where its field has another name."""
 STORE = "store"
 CAUSES = ("WORKER_DIED", "WORKER_HUNG", "WORKER_DRAINED")
