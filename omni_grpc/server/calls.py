@@ -205,12 +205,12 @@ class Calls:
 def _log(method: str, code: str, reason: str, seconds: float) -> None:
     """The line of a call: for those who look into something, unless it failed."""
     level = logging.INFO
-    if code in (OK, Code.CANCELLED):
+    if code in (OK, GONE):
         level = logging.DEBUG
     elif code in FAULTS:
         level = logging.WARNING
     if logger.isEnabledFor(level):
-        outcome = "gone" if code == Code.CANCELLED and not reason else f"{code} {reason}".rstrip()
+        outcome = code.lower() if code == GONE else f"{code} {reason}".rstrip()
         logger.log(level, "%s %s in %.3f s", method, outcome, seconds)
 
 
