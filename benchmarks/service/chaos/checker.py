@@ -8,6 +8,7 @@ says. A server whose process has survived holds no more than before. Nothing is 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator
 
@@ -17,6 +18,7 @@ from omni_grpc.v1 import event_pb2, job_pb2
 
 from ..clients import AWAY, Client
 from ..ledger import ENDED, Known, Ledger
+from ..lives import Life
 from ..server import rss_bytes
 from .crowd import make
 from .machine import blocks_of, files_of, session_of, until
@@ -156,8 +158,9 @@ class Checker:
 
     def _resources(self, before: Holds) -> Iterator[str]:
         stage = self._stage
-        if not until(lambda: not blocks_of(stage.life.pid, stage.root), 5):
-            yield f"blocks of shared memory are left: {blocks_of(stage.life.pid, stage.root)[:3]}"
+        blocks = functools.partial(blocks_of, stage.life.pid, stage.life.began, stage.root)
+        if not until(lambda: not blocks(), 5):
+            yield f"blocks of shared memory are left: {blocks()[:3]}"
         if before.pid != stage.life.pid:
             return
         if not until(lambda: holds(stage).processes <= before.processes, 5):
@@ -168,9 +171,9 @@ class Checker:
             yield f"the server takes {now >> 20} MiB, and {before.rss >> 20} before"
 
 
-def left_behind(pid: int) -> Iterator[str]:
+def left_behind(life: Life) -> Iterator[str]:
     """What is wrong with the end of a server: processes of its session and blocks that outlive it."""
-    if not until(lambda: not session_of(pid), GONE_SECONDS):
-        yield f"processes of a server that has ended are left: {session_of(pid)}"
-    if not until(lambda: not blocks_of(pid), 5):
-        yield f"blocks of a server that has ended are left: {blocks_of(pid)[:3]}"
+    if not until(lambda: not session_of(life.pid), GONE_SECONDS):
+        yield f"processes of a server that has ended are left: {session_of(life.pid)}"
+    if not until(lambda: not blocks_of(life.pid, life.began), 5):
+        yield f"blocks of a server that has ended are left: {blocks_of(life.pid, life.began)[:3]}"

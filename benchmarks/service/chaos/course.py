@@ -96,7 +96,7 @@ def strike(fault: Fault, store: str, numbers: Numbers) -> Found:
             _rounds(stage, tools, found, numbers)
             found.problems += stage.stop()
             for life in stage.lives:
-                found.problems += left_behind(life.pid)
+                found.problems += left_behind(life)
         except Exception as error:  # noqa: BLE001 - what was found until then is told with it
             found.problems.append(f"ended in round {found.rounds + 1} with {type(error).__name__}: {error}")
         found.problems[:0] = dict.fromkeys(stage.ledger.problems)

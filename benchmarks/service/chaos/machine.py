@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -38,10 +39,16 @@ def worker_of(pid: int) -> int | None:
     return None
 
 
-def blocks_of(pid: int, root: Path = Path("/")) -> list[str]:
-    """Shared-memory blocks of a server, in the mounts that are under `root`."""
-    folder = root / shared.BLOCKS.relative_to("/")
-    return sorted(path.name for path in folder.glob(f"omni*-{pid}-*"))
+def blocks_of(pid: int, since: float, root: Path = Path("/")) -> list[str]:
+    """Shared-memory blocks of a server that has started at `since` (Unix seconds), in the mounts that are under `root`.
+    Older ones are those of another process that had its id.
+    """
+    folder, found = root / shared.BLOCKS.relative_to("/"), []
+    for path in folder.glob(f"omni*-{pid}-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime >= since:
+                found.append(path.name)
+    return sorted(found)
 
 
 def files_of(pid: int) -> int:

@@ -25,6 +25,7 @@ from .of_stores import weather
 from .proxy import Proxy, Weather
 from .stage import Setting, Stage
 
+PREVIEW = options_pb2.PreviewOptions(method=options_pb2.PREVIEW_METHOD_LATENT_RGB, every_steps=1, max_edge_px=512)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """What a client of HTTP/2 begins with: the preface, and settings without any."""
 WATCHERS, WATCHED = 1000, 20
@@ -100,7 +101,7 @@ async def _watch_all(address: str, job_ids: list[str]) -> list[tuple[str, list[i
 def _acknowledged(stage: Stage, client: Client, *, steps: int, preview: bool = False) -> Known:
     request = make(stage.model, stage.chance, (steps, steps))
     if preview:
-        request.generate_image.options.preview.CopyFrom(options_pb2.PreviewOptions(every_steps=1, max_edge_px=512))
+        request.generate_image.options.preview.CopyFrom(PREVIEW)
     return stage.ledger.acknowledge(request, client.create(request))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ..lives import POSTGRESQL, SQLITE
 from .checker import left_behind
 from .fault import Fault
-from .machine import until, worker_of
+from .machine import blocks_of, until, worker_of
 from .stage import LEASE, Setting, Stage
 
 
@@ -45,12 +45,20 @@ def _worker_stopped(stage: Stage, tools: Any, seconds: float) -> None:
 
 def _server_killed(stage: Stage, tools: Any, seconds: float) -> None:
     """The server alone: what it has started must see that it is gone."""
-    pid = stage.life.pid
-    os.kill(pid, signal.SIGKILL)
+    os.kill(stage.life.pid, signal.SIGKILL)
     stage.life.ended(10)
-    for problem in left_behind(pid):
+    for problem in left_behind(stage.life):
         stage.ledger.report(problem)
     stage.restart()
+
+
+def _all_killed(stage: Stage, tools: Any, seconds: float) -> None:
+    """The server with all that it has started, at once: nobody is left to free its blocks but the next one."""
+    before = stage.life
+    before.kill()
+    stage.restart()
+    if not until(lambda: not blocks_of(before.pid, before.began), 5):
+        stage.ledger.report(f"the next server has left {len(blocks_of(before.pid, before.began))} blocks")
 
 
 def _server_stopped(stage: Stage, tools: Any, seconds: float) -> None:
@@ -84,6 +92,12 @@ FAULTS = (
         what="SIGKILL to the server alone, and a new one",
         strike=_server_killed,
         stores=(SQLITE, POSTGRESQL),
+        within=20.0,
+    ),
+    Fault(
+        name="all_killed",
+        what="SIGKILL to the server and all of its processes at once, and a new one",
+        strike=_all_killed,
         within=20.0,
     ),
     Fault(
