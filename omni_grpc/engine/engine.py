@@ -79,6 +79,8 @@ class Engine(Resting):
         """Returns when a worker is ready. Raises the error that kept the first one that ended from loading."""
         self._started = asyncio.get_running_loop().create_future()
         await self.storage.open()
+        if swept := await asyncio.to_thread(shared.sweep_dead):
+            logger.warning("%d blocks of shared memory that servers left which were killed are freed", swept)
         for replica in self._replicas:
             replica.start(self._on_report)
         await self._started

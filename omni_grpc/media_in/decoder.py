@@ -6,8 +6,6 @@ import dataclasses
 import itertools
 import logging
 import multiprocessing
-import os
-import secrets
 import signal
 import time
 from collections.abc import Sequence
@@ -43,7 +41,7 @@ class Decoder:
 
     def __init__(self, config: LimitsConfig) -> None:
         self._config = config
-        self._prefix = f"omni-in-{os.getpid()}-{secrets.token_hex(6)}-"
+        self._prefix = shared.own_prefix("in")
         self._requests = itertools.count()
         self._process: _Process | None = None
 
