@@ -216,7 +216,7 @@ class Holding(Standing, abc.ABC):
         run.job.append(Queued(position=self._books.position(job_id), queue_depth=self._books.waiting))
         self._timers.set(job_id, "queue_timeout", spec.queue_timeout, self._expire)
         if spec.deadline is not None:
-            self._timers.set(job_id, "deadline", max(0.0, spec.deadline - time.time()), self._expire)
+            self._timers.set(job_id, "deadline", max(0.0, spec.deadline - self.storage.clock()), self._expire)
         self._used()
 
     def _fail(self, run: JobRun, failure: Failure) -> None:

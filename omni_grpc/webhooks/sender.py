@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
 
 from omni_grpc.outbound import Poster
@@ -235,7 +236,7 @@ class Sender:
                 # never without its signature
                 return Failed(f"--webhook-secrets has no secret {delivery.secret_name!r} for its tenant any more")
             keys = secret.keys
-        headers = signed(delivery, keys, self._clock())
+        headers = signed(delivery, keys, time.time())
         try:
             answered = await self._poster.post(delivery.url, delivery.body, headers, field="url")
         except OmniError as error:
