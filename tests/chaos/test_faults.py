@@ -1,5 +1,4 @@
-"""A sample of `python -m benchmarks.service.chaos`: each fault strikes real servers once. No assertion is about speed.
-"""
+"""A sample of `python -m benchmarks.service.chaos`: each fault strikes real servers once. No assertion is about speed."""
 
 from __future__ import annotations
 
