@@ -102,6 +102,8 @@ class Holding(Standing, abc.ABC):
         """
         if not self.takes_over:
             return
+        # the clock by which its creation was dated
+        job.clock = self.storage.clock
         self._take(JobRun(job), kept=True, lost=lost)
         if not job.watchers and (grace := job.record.spec.disconnect_grace) is not None:
             # one that is tied to its watchers: they have lost it through no fault of theirs

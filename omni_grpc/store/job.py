@@ -108,6 +108,7 @@ class Job:
         """Its last event was appended, and may not be committed yet."""
         self.journal: Callable[[Job, Entry], None] = Job.show
         self.clock: Callable[[], float] = time.time
+        """The time of what is appended; that of its server, once it has one."""
         """Where appended events go: it shows them."""
         self.on_end: Callable[[Job], None] = lambda job: None
         """Called when its last event has been shown."""
