@@ -79,11 +79,10 @@ class Engine(Resting):
         """Returns when a worker is ready. Raises the error that kept the first one that ended from loading."""
         self._started = asyncio.get_running_loop().create_future()
         await self.storage.open()
-        if swept := await asyncio.to_thread(shared.sweep_dead):
-            logger.warning("%d blocks of shared memory that servers left which were killed are freed", swept)
         for replica in self._replicas:
             replica.start(self._on_report)
-        await self._started
+        # meanwhile, what servers left that were killed with all their processes
+        await asyncio.gather(self._started, asyncio.to_thread(shared.sweep_dead))
 
     async def close(self, drain_timeout: float = 0.0) -> None:
         """Refuses new jobs, gives running ones `drain_timeout` seconds to finish, fails the rest and stops the worker.

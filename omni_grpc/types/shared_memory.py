@@ -53,6 +53,8 @@ def sweep_dead(*, folder: Path = BLOCKS) -> int:
         with contextlib.suppress(FileNotFoundError, PermissionError):
             path.unlink()
             swept += 1
+    if swept:
+        logger.warning("freed %d shared-memory blocks of servers that were killed", swept)
     return swept
 
 
