@@ -1,4 +1,7 @@
-"""A sample of `python -m benchmarks.service.chaos`: each fault strikes real servers once. No assertion is about speed."""
+"""A sample of `python -m benchmarks.service.chaos`: each fault strikes real servers once.
+
+No assertion is about speed.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Expiry, leases and deadlines go on evenly where the clock of the machine is set."""
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,28 @@ from tests.store.postgres import postgres as postgres
 from tests.store.test_jobs import job
 
 HOUR = 3600.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+BY_THE_MACHINE = {
+    "store/clock.py": "where the clock begins",
+    "store/job.py": "an id, and a time that the journal replaces",
+    "store/memory.py": "of a store that one process has: how long names are remembered, and ages of bytes",
+    "store/sql/jobs.py": "how long names are remembered: a week",
+    "store/sql/servers.py": "of a file that one process has",
+    "store/blobs/folder.py": "ages of files, which the machine dates",
+    "gate/addresses.py": "signed addresses end by the clock of whoever is asked",
+    "gate/audit_file.py": "lines of a log",
+    "gate/operation.py": "when the server was started",
+    "webhooks/sender.py": "receivers compare it with the clock of their machine",
+}
+"""What goes by the clock of the machine, which may be set at any time, and why."""
+
+
+@pytest.mark.parametrize("room", ["store", "gate", "engine", "fleet", "webhooks"])
+def test_what_lasts_does_not_go_by_the_clock_of_the_machine(room):
+    found = {path for path in (ROOT / "omni_grpc" / room).rglob("*.py") if "time.time()" in path.read_text("utf-8")}
+    assert {path.relative_to(ROOT / "omni_grpc").as_posix() for path in found} <= set(BY_THE_MACHINE)
 
 
 @pytest.fixture
