@@ -25,6 +25,8 @@ LONG   := tests/parallel tests/ranks tests/scenes tests/benchmarks/test_service.
           tests/telemetry/test_real_worker.py tests/telemetry/test_logs.py
 # what needs a database, an object store, a receiver or a proxy beside the server
 SERVICES := tests/store tests/lasting tests/webhooks tests/web/test_proxies.py
+# what breaks things on purpose around servers; one after the other, since each fault wants the machine
+CHAOS  := tests/chaos
 # what needs the extra of that name; one after the other, since each Ray is some ten processes
 RAY    := tests/ray
 # what needs Node.js, and OpenAI's client for it
@@ -38,7 +40,7 @@ WHOLE  := $(filter tests,$(TESTS))
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gen-setup serve demo test test-long test-services ray-setup test-ray test-openai web-setup web web-check test-web clients test-clients lint commit-lint audit house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
+.PHONY: help setup gen-setup serve demo test test-long test-services test-chaos ray-setup test-ray test-openai web-setup web web-check test-web clients test-clients lint commit-lint audit house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,14 +55,17 @@ demo: setup ## serve the small model and generate one image with streamed progre
 	@$(BIN)/python -m tools.demo
 
 test: setup ## run the tests that need no GPU and little time (TESTS=tests/engine narrows them)
-	$(BIN)/python -m pytest -m "not gpu" $(if $(WHOLE),$(SPREAD) $(LONG:%=--ignore=%) $(SERVICES:%=--ignore=%) $(RAY:%=--ignore=%) $(OPENAI:%=--ignore=%) $(WEB:%=--ignore=%) $(CLIENTS:%=--ignore=%)) $(strip $(TESTS) $(ARGS))
-	@$(if $(WHOLE),echo "left out: make test-services ($(SERVICES)); make test-ray ($(RAY)); make test-openai ($(OPENAI)); make test-web ($(WEB)); make test-clients ($(CLIENTS)); make test-long ($(LONG)); make gpu-test (what needs a GPU)")
+	$(BIN)/python -m pytest -m "not gpu" $(if $(WHOLE),$(SPREAD) $(LONG:%=--ignore=%) $(SERVICES:%=--ignore=%) $(CHAOS:%=--ignore=%) $(RAY:%=--ignore=%) $(OPENAI:%=--ignore=%) $(WEB:%=--ignore=%) $(CLIENTS:%=--ignore=%)) $(strip $(TESTS) $(ARGS))
+	@$(if $(WHOLE),echo "left out: make test-services ($(SERVICES)); make test-chaos ($(CHAOS)); make test-ray ($(RAY)); make test-openai ($(OPENAI)); make test-web ($(WEB)); make test-clients ($(CLIENTS)); make test-long ($(LONG)); make gpu-test (what needs a GPU)")
 
 test-long: setup ## run the tests that `test` leaves out and that need no GPU: ranks, benchmarks, compilers, pairs
 	$(BIN)/python -m pytest -m "not gpu" $(SPREAD) $(LONG) $(ARGS)
 
 test-services: setup ## run the tests of what lasts: SQLite, PostgreSQL (skipped where it is not), S3, webhooks, restarts
 	$(BIN)/python -m pytest -m "not gpu" $(SPREAD) $(SERVICES) $(ARGS)
+
+test-chaos: setup ## strike real servers with each fault of docs/reliability.md once; faults of disks need root
+	$(BIN)/python -m pytest -m "not gpu" $(CHAOS) $(ARGS)
 
 ray-setup: setup
 	@$(PYTHON) tools/setup_env.py --ray

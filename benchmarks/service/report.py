@@ -59,10 +59,12 @@ def load() -> Iterator[Load]:
     result.stolen = (now_stolen - stolen) / result.seconds
 
 
-def write(folder: Path, name: str, result: Result, meanwhile: Load) -> Path:
-    """Writes the results file of a benchmark and returns its path."""
+def write(folder: Path, name: str, result: Result, meanwhile: Load, *, module: str = "") -> Path:
+    """Writes the results file of a benchmark and returns its path. `module`: what was run with which arguments, where
+    that is not `benchmarks.service NAME`.
+    """
     content = {
-        **provenance.about(f"python -m benchmarks.service {name} {result.arguments}".rstrip()),
+        **provenance.about(f"python -m {module or f'benchmarks.service {name} {result.arguments}'}".rstrip()),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
         "load": dataclasses.asdict(meanwhile),
         "problems": list(result.problems),

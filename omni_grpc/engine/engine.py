@@ -82,7 +82,8 @@ class Engine(Resting):
         await self.storage.open()
         for replica in self._replicas:
             replica.start(self._on_report)
-        await self._started
+        # meanwhile, what servers left that were killed with all their processes
+        await asyncio.gather(self._started, asyncio.to_thread(shared.sweep_dead))
 
     async def close(self, drain_timeout: float = 0.0) -> None:
         """Refuses new jobs, gives running ones `drain_timeout` seconds to finish, fails the rest and stops the worker.

@@ -11,7 +11,6 @@ import importlib
 import logging
 import multiprocessing
 import os
-import secrets
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -395,7 +394,7 @@ class WorkerProcess:
 
 def block_prefix() -> str:
     """What the names of the blocks of one worker begin with: the process that takes them, then a token."""
-    return f"omni-{os.getpid()}-{secrets.token_hex(6)}-"
+    return shared.own_prefix()
 
 
 def gone() -> Unavailable:

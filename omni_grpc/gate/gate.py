@@ -52,6 +52,7 @@ class Gate:
             fleet.storage.store,
             self._render,
             server=fleet.storage.instance_id,
+            clock=fleet.storage.clock,
         )
         fleet.storage.journal.owed = self.webhooks.deliveries_for
         fleet.storage.journal.on_owed = self.webhooks.wake
@@ -112,6 +113,10 @@ class Gate:
         time.
         """
         await self.fleet.close(seconds)
+
+    async def written(self) -> None:
+        """Returns when the ends of jobs are committed, or have had their time: watchers see none before."""
+        await self.fleet.storage.written()
 
     async def close(self) -> None:
         """Ends what the gate has started, once the fleet has stopped."""

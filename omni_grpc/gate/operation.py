@@ -150,7 +150,7 @@ class OperationGate:
                 for model in self._models.seen(caller)
             ],
             artifact_bytes=self._artifact_bytes(caller),
-            steps_per_second=_recent_steps(jobs, time.time() - WINDOW) / WINDOW,
+            steps_per_second=_recent_steps(jobs, self._fleet.storage.clock() - WINDOW) / WINDOW,
             draining=self._fleet.state in (EngineState.DRAINING, EngineState.STOPPED),
             device=self.device,
             everything=caller.admin,

@@ -22,6 +22,8 @@ from omni_grpc.types.address import dialed
 
 LAST_WORDS_SECONDS = 5.0
 """Seconds that open calls get to send their last messages once the engine has stopped."""
+FLUSH_SECONDS = 0.25
+"""Seconds that what was said last gets to leave: health checks and reflection hold their streams open beyond that."""
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_concurrent_streams", 1024),
@@ -86,5 +88,7 @@ class Endpoint:
         # the port closes at once; calls that are open get the time to finish
         closing = asyncio.create_task(self._grpc.stop(LAST_WORDS_SECONDS))
         await self._calls.idle(LAST_WORDS_SECONDS)
+        # handlers have ended; what they said last, and how, may still be on its way out
+        await asyncio.wait({closing}, timeout=FLUSH_SECONDS)
         await self._grpc.stop(None)
         await closing

@@ -62,7 +62,7 @@ class Messages:
             event_pb2.JobEvent,
             job_id=job.id if job else "",
             client_job_id=job.record.client_job_id if job else "",
-            time=time.time(),
+            time=job.clock() if job else time.time(),
             heartbeat=event_pb2.Heartbeat(),
         )
 

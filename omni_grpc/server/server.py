@@ -198,6 +198,8 @@ class Server:
 
     async def _close(self) -> None:
         await self._health.stop()
+        # streams can end once their last events may be seen
+        await self._gate.written()
         await asyncio.gather(*(stack.stop() for stack in self._stacks))
         if self._metrics is not None:
             await self._metrics.stop()
