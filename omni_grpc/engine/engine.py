@@ -247,7 +247,7 @@ class Engine(Resting):
     ) -> None:
         """Ends a job with its outputs, once they are stored. It may be cancelled, or run out of time, meanwhile."""
         with self._blamed((run.job.id,), "storing its outputs"):
-            run.job.handed, began = time.time(), time.monotonic()
+            run.job.handed, began = self.storage.clock(), time.monotonic()
             try:
                 await self._outputs.keep(artifacts, blocks, tenant=run.job.tenant)
             except OmniError as error:
