@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from omni_grpc.cli import alone, connect, export, info, jobs, like, listing, serve, signals
+from omni_grpc.cli import alone, connect, drain, export, info, jobs, like, listing, profile, serve, signals
 from omni_grpc.cli import generate as making
 from omni_grpc.cli.batch import command as batch
 from omni_grpc.cli.bench import command as bench
@@ -225,6 +225,9 @@ def _parser() -> SettingsParser:
     wait.set_defaults(run=_wait)
     connect.add_server(wait)
     wait.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time (default: never)")
+
+    drain.add(commands)
+    profile.add(commands)
 
     cancel = commands.add_parser("cancel", help="cancel a job")
     cancel.set_defaults(run=_cancel)

@@ -33,6 +33,7 @@ from omni_grpc.types.plan import (
     Fetched,
     Prepared,
     Ready,
+    Recorded,
     Report,
     RequestStep,
     SharedBytes,
@@ -104,6 +105,7 @@ class Engine(Resting):
             await asyncio.gather(*(replica.executor.close() for replica in self._replicas))
         for replica in self._replicas:
             replica.give_up(stopped_first())
+            self.profiling.lost(replica, stopped_first())
         await self._outputs.close()
         if self._owns_inputs:
             await asyncio.to_thread(self.inputs.close)
@@ -176,6 +178,8 @@ class Engine(Resting):
                 self._on_died(replica, report.failure, final=report.final)
             case Slept() | Woken() | Unmoved():
                 replica.on_moved(report)
+            case Recorded():
+                self.profiling.on_recorded(replica, report)
 
     def _on_ready(self, replica: Replica, report: Ready) -> None:
         if report.checkpoint is not None:
@@ -266,6 +270,7 @@ class Engine(Resting):
         logger.error("%s", failure.message)
         replica.failure = failure
         self._timers.clear_all(replica.owner)
+        self.profiling.lost(replica, failure)
         pause = restart_pause(self.config.worker.restart_backoff, replica.failures)
         lost, back = replica.scheduler.reset()
         for job_id in lost:

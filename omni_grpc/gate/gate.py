@@ -16,6 +16,7 @@ from omni_grpc.gate.jobs import JobGate
 from omni_grpc.gate.media import MediaReader
 from omni_grpc.gate.models import ModelGate
 from omni_grpc.gate.operation import OperationGate
+from omni_grpc.gate.profiles import ProfileGate
 from omni_grpc.gate.quotas import Quotas
 from omni_grpc.gate.recovery import Recovery
 from omni_grpc.gate.sharing import Sharing
@@ -59,6 +60,7 @@ class Gate:
         self.addresses = Addresses(fleet.config.http, fleet.config.store.signed_url_seconds)
         self.files = FileGate(fleet, stored, quotas, self.audit, self.addresses)
         self.models = ModelGate(fleet, stored, quotas, self.audit)
+        self.profiles = ProfileGate(fleet, stored, self.models, self.audit)
         self.operation = OperationGate(fleet, changes, stored, self.models, self.audit)
 
     @property
@@ -101,6 +103,7 @@ class Gate:
         """Ends what the gate has started, once the fleet has stopped."""
         self._recovery.close()
         self._media.close()
+        await self.profiles.close()
         await self._webhooks.stop()
         # others may take what this server still has from then on: not what has ended here
         await self._fleet.storage.finish()

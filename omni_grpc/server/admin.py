@@ -6,10 +6,10 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 
 from omni_grpc import wire
-from omni_grpc.gate import EngineStats, Gate, LoadView, ModelLoad, ReplicaStats
+from omni_grpc.gate import EngineStats, Gate, LoadView, ModelLoad, ProfileAsk, ReplicaStats
 from omni_grpc.server.calls import PACKAGE, Calls
 from omni_grpc.server.catalog import STATES, model_message
-from omni_grpc.server.fields import Reader, members
+from omni_grpc.server.fields import Reader, given, members
 from omni_grpc.server.served import LOAD_MODEL, refuse_unserved
 from omni_grpc.types.caller import Caller
 from omni_grpc.types.plan import SleepLevel
@@ -99,6 +99,34 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         reader.check()
         async for load in self._gate.operation.watch_load(caller, interval):
             yield admin_pb2.WatchServerStatsResponse(stats=self._stats(load))
+
+    async def StartProfile(
+        self, request: admin_pb2.StartProfileRequest, caller: Caller
+    ) -> admin_pb2.StartProfileResponse:
+        reader = Reader()
+        limit = reader.seconds("time_limit", request)
+        reader.check()
+        ask = ProfileAsk(
+            model=request.model,
+            job_id=request.job_id,
+            start_step=request.start_step,
+            num_steps=given(request, "num_steps"),
+            activities=tuple(request.activities),
+            with_stack=request.with_stack,
+            record_shapes=request.record_shapes,
+            memory=request.memory,
+            replica=given(request, "replica"),
+            all_ranks=request.all_ranks,
+            time_limit=limit,
+        )
+        return wire.to_message(await self._gate.profiles.start(caller, ask), admin_pb2.StartProfileResponse)
+
+    async def StopProfile(self, request: admin_pb2.StopProfileRequest, caller: Caller) -> admin_pb2.StopProfileResponse:
+        found = await self._gate.profiles.stop(caller, request.profile_id, wait=request.wait)
+        ids = [file.artifact_id for file in found.files]
+        return wire.build(
+            admin_pb2.StopProfileResponse, artifact_ids=ids, files=found.files, steps=found.steps, end=found.end
+        )
 
     def _stats(self, load: LoadView) -> admin_pb2.ServerStats:
         engines = [one.engine for one in load.models if one.engine is not None]

@@ -33,6 +33,8 @@ COMMANDS = (
         "watch",
         "wait",
         "cancel",
+        "drain",
+        "profile",
         "download",
         "show",
         "batch",
