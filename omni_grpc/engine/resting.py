@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 DRAIN = "drain"
 """Name of the timer of a replica that ends what it has."""
+DRAINED = "WORKER_DRAINED"
+"""Why it is started anew then, and why the jobs fail that it did not end in time."""
 
 
 class Resting(Holding, abc.ABC):
@@ -163,7 +165,7 @@ class Resting(Holding, abc.ABC):
         await replica.executor.close()
         self.profiling.lost(replica, _drained("meanwhile"))
         if not self.ending and replica.state is ReplicaState.RESTARTING:
-            replica.restarts += 1
+            self._begin_again(replica, DRAINED)
             logger.info("worker %d has ended what it had, and is started anew", replica.number)
             replica.scheduler.closed = replica.paused
             replica.start(self._on_report)
@@ -171,4 +173,4 @@ class Resting(Holding, abc.ABC):
 
 def _drained(when: str) -> Failure:
     message = f"the worker was started anew {when}"
-    return Failure(code=Code.UNAVAILABLE, reason="WORKER_DRAINED", message=message)
+    return Failure(code=Code.UNAVAILABLE, reason=DRAINED, message=message)
