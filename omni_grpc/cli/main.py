@@ -20,6 +20,7 @@ from omni_grpc.cli import generate as making
 from omni_grpc.cli.batch import command as batch
 from omni_grpc.cli.bench import command as bench
 from omni_grpc.cli.printing import as_dict, print_json, print_table
+from omni_grpc.cli.top import command as top
 from omni_grpc.client import LoadEvent, ModelReady
 from omni_grpc.client.channel import Deadline
 from omni_grpc.client.messages import state_name
@@ -227,6 +228,7 @@ def _parser() -> SettingsParser:
     wait.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time (default: never)")
 
     drain.add(commands)
+    top.add(commands)
     profile.add(commands)
 
     cancel = commands.add_parser("cancel", help="cancel a job")

@@ -205,7 +205,11 @@ class Engine(Resting):
 
     def _on_stepped(self, replica: Replica, report: Stepped) -> None:
         self._free(replica, Lane.STEP)
-        replica.meter.stepped(report.elapsed)
+        replica.meter.stepped(
+            report.elapsed,
+            jobs=len(report.progress) + len(report.broken),
+            rows=sum(progress.rows for progress in report.progress),
+        )
         for progress in report.progress:
             if (run := self._runs.get(progress.id)) is not None:
                 with self._blamed((progress.id,), "handling a step"):

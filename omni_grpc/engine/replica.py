@@ -165,6 +165,8 @@ class Replica:
 
     @property
     def stats(self) -> ReplicaStats:
+        vitals = self.vitals
+        fullest = max(vitals, key=lambda one: one.device_used_bytes / max(1, one.device_total_bytes), default=None)
         return ReplicaStats(
             number=self.number,
             state=self.state,
@@ -172,6 +174,13 @@ class Replica:
             work=self.scheduler.work_ms * self.scale / 1000,
             restarts=self.restarts,
             device=self.ready.device if self.ready is not None else "",
+            step_time=self.meter.step_time.value or None,
+            step_jobs=self.meter.step_jobs.value,
+            step_rows=self.meter.step_rows.value,
+            weight_bytes=self.ready.device_bytes if self.ready is not None else 0,
+            host_memory_bytes=sum(one.resident_bytes for one in vitals),
+            device_used_bytes=0 if fullest is None else fullest.device_used_bytes,
+            device_total_bytes=0 if fullest is None else fullest.device_total_bytes,
         )
 
     def expected_lanes(self) -> dict[str, float]:

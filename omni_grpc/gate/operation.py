@@ -44,7 +44,8 @@ PATHS = (
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServerView:
     """What a server runs. `features`: its settings by name, and what the worker chose for "auto". `replica` names it
-    among the servers that share its store; "" where there are none.
+    among the servers that share its store; "" where there are none. `loading`: how far the models are that are being
+    loaded, by name.
     """
 
     instance_id: str
@@ -54,12 +55,13 @@ class ServerView:
     features: Mapping[str, str]
     storage: StorageInfo
     replica: str
+    loading: Mapping[str, Loading] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoad:
     """The load of one model. `queued` and `running` count the caller's own jobs, for an admin those of every tenant;
-    `engine` is None while it is not loaded.
+    `engine` is None while it is not loaded, `loading` unless it is being loaded.
     """
 
     model: str
@@ -67,6 +69,7 @@ class ModelLoad:
     queued: int
     running: int
     engine: EngineStats | None
+    loading: Loading | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,9 @@ class OperationGate:
             features=self._features(),
             storage=storage.info,
             replica=storage.instance_id if storage.info.shared else "",
+            loading={
+                model.name: told for model in self._models.seen(caller) if (told := model.loading_progress) is not None
+            },
         )
 
     def load(self, caller: Caller, *, action: str = "GetServerStats") -> LoadView:
@@ -141,6 +147,7 @@ class OperationGate:
                         if name == model.name and state is not JobState.QUEUED
                     ),
                     engine=None if model.engine is None else model.engine.stats(),
+                    loading=model.loading_progress,
                 )
                 for model in self._models.seen(caller)
             ],

@@ -122,6 +122,9 @@ class Messages:
             replica=self._gate.jobs.replica(job),
             priority=job.record.priority,
             retryable=job.failure is not None and job.failure.retryable,
+            width=job.request.width,
+            height=job.request.height,
+            num_frames=job.request.num_frames,
         )
 
     # --- fields that the server computes --------------------------------------------------------------------------

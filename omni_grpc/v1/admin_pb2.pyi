@@ -314,7 +314,7 @@ class ModelStats(_message.Message):
     def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[_model_pb2.ModelState, str]] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., est_queue_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., predicted_work: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStats, _Mapping]]] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., loading: _Optional[_Union[ModelLoading, _Mapping]] = ...) -> None: ...
 
 class ReplicaStats(_message.Message):
-    __slots__ = ("replica", "state", "running", "predicted_work", "restarts", "device", "step_time", "step_jobs", "step_rows", "weight_bytes", "host_memory_bytes")
+    __slots__ = ("replica", "state", "running", "predicted_work", "restarts", "device", "step_time", "step_jobs", "step_rows", "weight_bytes", "host_memory_bytes", "device_used_bytes", "device_total_bytes")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +326,8 @@ class ReplicaStats(_message.Message):
     STEP_ROWS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     HOST_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     replica: int
     state: str
     running: int
@@ -337,7 +339,9 @@ class ReplicaStats(_message.Message):
     step_rows: float
     weight_bytes: int
     host_memory_bytes: int
-    def __init__(self, replica: _Optional[int] = ..., state: _Optional[str] = ..., running: _Optional[int] = ..., predicted_work: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., restarts: _Optional[int] = ..., device: _Optional[str] = ..., step_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_jobs: _Optional[float] = ..., step_rows: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ...) -> None: ...
+    device_used_bytes: int
+    device_total_bytes: int
+    def __init__(self, replica: _Optional[int] = ..., state: _Optional[str] = ..., running: _Optional[int] = ..., predicted_work: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., restarts: _Optional[int] = ..., device: _Optional[str] = ..., step_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_jobs: _Optional[float] = ..., step_rows: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., device_used_bytes: _Optional[int] = ..., device_total_bytes: _Optional[int] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("fixed_ms", "token_ms", "pair_ms", "error")

@@ -35,6 +35,7 @@ COMMANDS = (
         "cancel",
         "drain",
         "profile",
+        "top",
         "download",
         "show",
         "batch",
