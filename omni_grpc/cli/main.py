@@ -148,7 +148,7 @@ def _wait(args: argparse.Namespace) -> int:
     while True:
         try:
             with connect.connect(args) as client:
-                _follow_loading(client.load_model(timeout=deadline.remaining()))
+                _follow_loading(client.load_model(args.model or None, timeout=deadline.remaining()))
             return 0
         except Unavailable as error:
             if error.reason != "SERVER_UNREACHABLE" or deadline.within(LOOK_AGAIN) < LOOK_AGAIN:
@@ -225,6 +225,7 @@ def _parser() -> SettingsParser:
     wait = commands.add_parser("wait", help="wait until a server is up and its model is ready")
     wait.set_defaults(run=_wait)
     connect.add_server(wait)
+    wait.add_argument("--model", default="", help="the model to wait for (default: the only one)")
     wait.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time (default: never)")
 
     drain.add(commands)

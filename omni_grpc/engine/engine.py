@@ -162,7 +162,7 @@ class Engine(Resting):
     def _handle(self, replica: Replica, report: Report) -> None:
         match report:
             case Loading():
-                replica.loading = report
+                replica.on_loading(report, self.checkpoint.name)
             case Fetched():
                 self.checkpoint = report.checkpoint
             case Ready():

@@ -21,6 +21,7 @@ from omni_grpc.gate.quotas import Quotas
 from omni_grpc.gate.recovery import Recovery
 from omni_grpc.gate.sharing import Sharing
 from omni_grpc.gate.stored import Stored, available
+from omni_grpc.types.load_progress import Loading
 from omni_grpc.webhooks import Webhooks
 
 
@@ -67,6 +68,12 @@ class Gate:
     def serving(self) -> dict[str, bool]:
         """Whether each model that is known takes jobs, by name."""
         return {model.name: model.takes_jobs for model in self.fleet.models}
+
+    @property
+    def loading(self) -> dict[str, Loading]:
+        """How far each model is that is being loaded, by name."""
+        told = {model.name: model.loading_progress for model in self.fleet.models}
+        return {name: loading for name, loading in told.items() if loading is not None}
 
     @property
     def state(self) -> EngineState:
