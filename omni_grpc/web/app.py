@@ -27,6 +27,7 @@ class App:
 
     def __init__(self, backend: Backend) -> None:
         self._connection: ContextVar[Connection] = ContextVar("connection")
+        self._calls = backend.calls
         config = backend.config
         apart = (AdminService,) if config.server.admin_address else ()
         self._rpcs = Rpcs(backend, self._connection, apart)
@@ -44,6 +45,8 @@ class App:
                 headers.setdefault("x-content-type-options", "nosniff")
                 # proxies that hold answers back would turn streams into lumps
                 headers.setdefault("x-accel-buffering", "no")
+                if self._calls.leaving:
+                    headers["connection"] = "close"
             await send(message)
 
         if scope["path"].startswith(PACKAGE):
