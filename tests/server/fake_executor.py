@@ -88,6 +88,7 @@ class FakeExecutor:
         self.orders: list[Order] = []
         self.asleep = False
         self.moving = Gate()
+        self.ranks = 1
         self.recording: Record | None = None
         self._recorded = 0
         self.stuck: Failure | None = None
@@ -146,6 +147,8 @@ class FakeExecutor:
             )
             files = (trace,) if self._recorded else ()
             self._deliver(Recorded(id=order.id, end=end, steps=self._recorded, files=files))
+            for rank in range(1, self.ranks if order.all_ranks else 1):
+                self._deliver(Recorded(id=order.id, end=end, steps=self._recorded, rank=rank))
 
     async def _move(self, order: Order) -> None:
         await self.moving.enter()

@@ -111,6 +111,19 @@ async def test_what_cannot_be_recorded_is_refused_by_field(service, fields, fiel
     assert not service.executor.orders
 
 
+async def test_of_several_ranks_a_profile_waits_for_all_of_them():
+    async with serving(tensor_parallel_size=2, device="cpu") as service:
+        service.executor.ranks = 2
+        begun = await start(service, num_steps=1, all_ranks=True)
+        waiting = asyncio.ensure_future(stop(service, begun, wait=True))
+        await service.finished()
+        assert [file.rank for file in (await waiting).files] == [0]
+        assert service.engine.profiling.current is None
+        await start(service, num_steps=1)
+        await service.finished()
+        await until(lambda: service.engine.profiling.current is None)
+
+
 async def test_a_replica_that_is_not_there_is_refused(service):
     assert (await refusal(start(service, replica=1))).reason == "REPLICA_NOT_FOUND"
     async with serving() as other:
