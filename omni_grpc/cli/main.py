@@ -15,11 +15,12 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from omni_grpc.cli import alone, connect, export, info, jobs, like, listing, serve, signals
+from omni_grpc.cli import alone, connect, drain, export, info, jobs, like, listing, profile, serve, signals
 from omni_grpc.cli import generate as making
 from omni_grpc.cli.batch import command as batch
 from omni_grpc.cli.bench import command as bench
 from omni_grpc.cli.printing import as_dict, print_json, print_table
+from omni_grpc.cli.top import command as top
 from omni_grpc.client import LoadEvent, ModelReady
 from omni_grpc.client.channel import Deadline
 from omni_grpc.client.messages import state_name
@@ -147,7 +148,7 @@ def _wait(args: argparse.Namespace) -> int:
     while True:
         try:
             with connect.connect(args) as client:
-                _follow_loading(client.load_model(timeout=deadline.remaining()))
+                _follow_loading(client.load_model(args.model or None, timeout=deadline.remaining()))
             return 0
         except Unavailable as error:
             if error.reason != "SERVER_UNREACHABLE" or deadline.within(LOOK_AGAIN) < LOOK_AGAIN:
@@ -226,7 +227,12 @@ def _parser() -> SettingsParser:
     wait = commands.add_parser("wait", help="wait until a server is up and its model is ready")
     wait.set_defaults(run=_wait)
     connect.add_server(wait)
+    wait.add_argument("--model", default="", help="the model to wait for (default: the only one)")
     wait.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time (default: never)")
+
+    drain.add(commands)
+    top.add(commands)
+    profile.add(commands)
 
     cancel = commands.add_parser("cancel", help="cancel a job")
     cancel.set_defaults(run=_cancel)

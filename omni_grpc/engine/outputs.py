@@ -63,7 +63,7 @@ class Outputs:
         until, pause = time.monotonic() + PATIENCE, FIRST_RETRY
         while True:
             try:
-                await self._artifacts.put(artifact, _pieces(block), tenant=tenant)
+                await self._artifacts.put(artifact, pieces_of(block), tenant=tenant)
                 return
             except StoreError as error:
                 if time.monotonic() + pause > until or not error.retryable:
@@ -98,7 +98,8 @@ def not_stored(error: StoreError) -> Failure:
     )
 
 
-async def _pieces(block: SharedBytes) -> AsyncIterator[bytes]:
+async def pieces_of(block: SharedBytes) -> AsyncIterator[bytes]:
+    """The bytes of a block that was taken, which stays."""
     if block.data is not None:
         yield block.data
         return

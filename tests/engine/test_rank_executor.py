@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.engine.agreement import Agreement
 from omni_grpc.engine.executor import HubExecutor
 from omni_grpc.engine.rank_executor import RankExecutor
 from omni_grpc.engine.workers import executors
@@ -26,7 +27,21 @@ from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import ConfigError, Unavailable
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.media import ImageInput, Inputs
-from omni_grpc.types.plan import Broken, Decoded, Died, Fetched, Plan, Prepared, Ready, Sleep, Slept, Wake, Woken
+from omni_grpc.types.plan import (
+    Broken,
+    Decoded,
+    Died,
+    Fetched,
+    Plan,
+    Prepared,
+    Ready,
+    Recorded,
+    RecordingEnd,
+    Sleep,
+    Slept,
+    Wake,
+    Woken,
+)
 from omni_grpc.types.request import Draft, Request
 from tests.toy import toy_checkpoint
 
@@ -115,6 +130,22 @@ async def test_a_report_waits_for_the_last_rank_and_a_failure_of_all_is_one_of_t
         assert (type(report), report.failure.message) == (Broken, "said by 0")
         group.prepare("x", 2)
         assert isinstance(await group.next(), Prepared)
+
+
+def test_what_a_rank_has_recorded_waits_for_no_other_one():
+    agreed = []
+    agreement = Agreement(
+        2,
+        decoding=1,
+        timeout=1.0,
+        later=lambda *_: pytest.fail("no rank is late"),
+        agreed=agreed.append,
+        end=pytest.fail,
+    )
+    told = [Recorded(id="prf_1", end=RecordingEnd.STEPS, steps=1, rank=rank) for rank in (1, 0)]
+    for one in told:
+        agreement.hear(one.rank, one)
+    assert agreed == told
 
 
 async def test_only_the_first_rank_answers_a_decode_and_what_fails_is_dropped_by_all(tmp_path, monkeypatch):
