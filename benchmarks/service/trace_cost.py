@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
+import os
 import statistics
 import tempfile
 import time
@@ -27,10 +29,13 @@ from grpc import aio
 from omni_grpc.client.channel import DIRECT
 from omni_grpc.config import TracesConfig
 from omni_grpc.store.job import Job, new_job_id
+from omni_grpc.telemetry.job_log import log_end
+from omni_grpc.telemetry.job_log import logger as jobs
 from omni_grpc.telemetry.job_spans import job_spans
 from omni_grpc.telemetry.otlp import Otlp
 from omni_grpc.telemetry.tracing import Tracing
 from omni_grpc.types.events import Completed, EncodeDone, Queued, Started, StepProgress
+from omni_grpc.types.log_lines import Json, Lines, Text
 from omni_grpc.types.media import ImageFormat
 from omni_grpc.types.results import Effective, Stats
 from omni_grpc.types.trace import TraceContext, read_trace
@@ -161,7 +166,7 @@ def _inside(collector: str, numbers: Numbers) -> Mapping[str, float]:
     tracing = Tracing.of(TracesConfig(otlp_endpoint=collector), {"OTEL_BSP_MAX_QUEUE_SIZE": "1000000"}, instance="x")
     parent = read_trace([f"{PARENT}01"])
     kind = {"rpc.system.name": "grpc", "rpc.method": "omni_grpc.v1.GenerationService/GenerateImage"}
-    jobs = {steps: _ended(steps) for steps in numbers.steps}
+    made = {steps: _ended(steps) for steps in numbers.steps}
 
     def call() -> None:
         tracing.end(tracing.begin("omni_grpc.v1.GenerationService/GenerateImage", parent, kind), "OK")
@@ -173,15 +178,37 @@ def _inside(collector: str, numbers: Numbers) -> Mapping[str, float]:
     wall, cpu = time.perf_counter, time.thread_time
     parts = {
         "loop, call": _timed(call, numbers.loops, wall),
-        "loop, end of a job": _timed(lambda: tracing.job_ended(jobs[numbers.steps[0]]), numbers.loops, wall),
+        "loop, end of a job": _timed(lambda: tracing.job_ended(made[numbers.steps[0]]), numbers.loops, wall),
     }
-    for steps, job in jobs.items():
+    for steps, job in made.items():
         each = _timed(lambda job=job: sent(job), max(1, numbers.loops // BATCH), cpu) / BATCH
         parts[f"thread, job of {steps} steps"] = each
     tracing.close(60.0)
     otlp.shutdown()
+    for name, formatter in (("text", Text("")), ("JSON", Json(""))):
+        with _logging(formatter):
+            parts[f"loop, line of a job as {name}"] = _timed(
+                lambda: log_end(made[numbers.steps[0]]), numbers.loops, wall
+            )
     few, many = (parts[f"thread, job of {steps} steps"] for steps in numbers.steps)
     return {**parts, "thread, step": (many - few) / (numbers.steps[1] - numbers.steps[0])}
+
+
+@contextlib.contextmanager
+def _logging(formatter: logging.Formatter) -> Iterator[None]:
+    """Lines of jobs are written, to where nobody reads them."""
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        handler = Lines(nowhere)
+        handler.setFormatter(formatter)
+        jobs.addHandler(handler)
+        before, jobs.propagate = jobs.level, False
+        jobs.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            jobs.removeHandler(handler)
+            jobs.propagate = True
+            jobs.setLevel(before)
 
 
 def _timed(part: Callable[[], None], loops: int, clock: Callable[[], float]) -> float:
