@@ -22,8 +22,6 @@ logger = logging.getLogger(__name__)
 
 DRAIN = "drain"
 """Name of the timer of a replica that ends what it has."""
-DRAINED = "WORKER_DRAINED"
-"""Why it is started anew then, and why the jobs fail that it did not end in time."""
 
 
 class Resting(Holding, abc.ABC):
@@ -165,7 +163,7 @@ class Resting(Holding, abc.ABC):
         await replica.executor.close()
         self.profiling.lost(replica, _drained("meanwhile"))
         if not self.ending and replica.state is ReplicaState.RESTARTING:
-            self._begin_again(replica, DRAINED)
+            self._begin_again(replica, "WORKER_DRAINED")
             logger.info("worker %d has ended what it had, and is started anew", replica.number)
             replica.scheduler.closed = replica.paused
             replica.start(self._on_report)
@@ -173,4 +171,4 @@ class Resting(Holding, abc.ABC):
 
 def _drained(when: str) -> Failure:
     message = f"the worker was started anew {when}"
-    return Failure(code=Code.UNAVAILABLE, reason=DRAINED, message=message)
+    return Failure(code=Code.UNAVAILABLE, reason="WORKER_DRAINED", message=message)

@@ -94,7 +94,11 @@ class MetricsPort:
             return _response(404, b"there is /metrics here alone\n", method)
         if method not in ("GET", "HEAD"):
             return _response(405, b"metrics are read by GET\n", method, {"allow": "GET, HEAD"})
-        text, told = await self._metrics.text(headers.get("accept", ""), headers.get("accept-encoding", ""))
+        try:
+            text, told = await self._metrics.text(headers.get("accept", ""), headers.get("accept-encoding", ""))
+        except Exception:
+            logger.exception("the metrics could not be read")
+            return _response(500, b"the metrics could not be read; the log says why\n", method)
         return _response(200, text, method, dict(told))
 
 
