@@ -115,13 +115,16 @@ class Crowd:
 
     @contextlib.contextmanager
     def _patient(self) -> Iterator[None]:
+        began = time.monotonic()
         try:
             yield
         except grpc.RpcError as error:
             if error.code() not in PATIENT and error.code() not in self._also:  # type: ignore[attr-defined]
                 raise
-            # a stream that has lasted for as long as it was to is not broken
-            self.broken += error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+            # a stream that has lasted for as long as it was to is not broken; where the server is the first to see that
+            # its time is up, it ends as cancelled
+            over = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+            self.broken += not (over or time.monotonic() - began > WATCH_SECONDS - 1)
             self._over.wait(PAUSE)
 
 

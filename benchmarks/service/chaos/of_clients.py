@@ -63,7 +63,7 @@ def _many_watchers(stage: Stage, tools: Any, seconds: float) -> None:
     """All watch to the end of their jobs, and each sees all that its log says."""
     client = Client(stage.direct)
     try:
-        jobs = [_acknowledged(stage, client, steps=150) for _ in range(WATCHED)]
+        jobs = [_acknowledged(stage, client, steps=40) for _ in range(WATCHED)]
         streams = asyncio.run(_watch_all(stage.direct, [jobs[at % WATCHED].job_id for at in range(WATCHERS)]))
         for known in jobs:
             kept = None
