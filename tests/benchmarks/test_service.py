@@ -31,8 +31,9 @@ from benchmarks.service import (
     watchers,
 )
 from benchmarks.service.arrivals import Arrival, in_order
-from benchmarks.service.report import Result, load, quantile, spread, write
+from benchmarks.service.report import Result, load, spread, write
 from benchmarks.service.server import Server, served
+from omni_grpc.cli.bench.figures import quantile
 from tests.store.postgres import Postgres, new_database
 from tests.store.postgres import postgres as postgres
 
