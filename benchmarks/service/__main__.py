@@ -15,6 +15,7 @@ from . import (
     accept,
     auth,
     cancel,
+    crowd,
     delay,
     endure,
     fairness,
@@ -33,6 +34,7 @@ from . import (
     replicas,
     restarts,
     resume,
+    saturation,
     slow_watcher,
     soak,
     stacks,
@@ -49,6 +51,8 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "recovery": recovery.run,
     "page": page.run,
     "watchers": watchers.run,
+    "crowd": crowd.run,
+    "saturation": saturation.run,
     "slow_watcher": slow_watcher.run,
     "stacks": stacks.run,
     "overhead": overhead.run,
@@ -74,7 +78,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "fuzz": fuzz.run,
 }
 
-WITHOUT_CHECKPOINT = frozenset({"store", "restarts", "accept", "takeover", "ray", "page"})
+WITHOUT_CHECKPOINT = frozenset({"store", "restarts", "accept", "takeover", "ray", "page", "saturation"})
 
 
 def main() -> int:

@@ -191,6 +191,13 @@ def test_a_latency_counts_from_when_the_request_was_due() -> None:
     assert "cores" in measures.late({**prompt, "client_cpu_cores": 0.97})
 
 
+def test_a_server_keeps_up_that_ends_soon_after_the_last_request() -> None:
+    assert measures.kept_up([record(number, 0.2) for number in range(10)])
+    assert measures.kept_up([record(0, 5.0)])  # one alone takes as long as it takes
+    slow = [record(number, 1.0 + 2 * number) for number in range(10)]  # a third of what comes
+    assert not measures.kept_up(slow)
+
+
 NOTHING = measures.Objectives(run=slo.Slo({}), classes={})
 
 
@@ -383,6 +390,7 @@ async def test_flags_without_effect_are_refused_by_name(run: Run, flags: tuple[s
         (("--mix", "100x64:4"), "100x64:4: width 100 is not a multiple of 16"),
         (("--kind", "video"), "all: kind video is not what toy does"),
         (("--model", "other"), "MODEL_NOT_FOUND"),
+        (("--rate", "0.01", "--duration", "1", "--warmup", "0"), "--duration is 1 s, in which no request comes"),
     ],
 )
 async def test_requests_that_cannot_be_sent_are_refused_before_any_work(

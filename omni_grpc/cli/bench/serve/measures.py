@@ -75,6 +75,16 @@ def late(found: Mapping[str, Any]) -> str:
     return ""
 
 
+def kept_up(records: Sequence[Record]) -> bool:
+    """Whether a server served requests about as fast as they came: after the last one was due, it took no longer than
+    they had come for, or than twice the fastest. Objectives may be so wide that a short run keeps them at any rate.
+    """
+    due = [record.scheduled for record in records]
+    ended = [record.ended for record in records if record.ended is not None]
+    fastest = min((time for record in records if (time := time_of(record, "e2e")) is not None), default=0.0)
+    return not ended or max(ended) - max(due) <= max(max(due) - min(due), 2 * fastest)
+
+
 def spread(values: Sequence[float]) -> dict[str, Any] | None:
     """Quantiles (nearest rank), mean, standard deviation, least and most; None of nothing."""
     if not values:

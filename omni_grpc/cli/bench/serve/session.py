@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from omni_grpc.cli.bench.serve.arrivals import Process
-from omni_grpc.cli.bench.serve.measures import Objectives, summary, why
+from omni_grpc.cli.bench.serve.measures import Objectives, kept_up, summary, why
 from omni_grpc.cli.bench.serve.mix import MixClass, Requests, picks
 from omni_grpc.cli.bench.serve.record import Record
 from omni_grpc.cli.bench.serve.runner import How, LoadConnection, Runner
@@ -23,7 +23,7 @@ from omni_grpc.cli.bench.serve.search import search
 from omni_grpc.cli.bench.serve.trace import Trace
 from omni_grpc.cli.bench.serve.work import Work
 from omni_grpc.cli.signals import ENDING
-from omni_grpc.types.errors import FailedPrecondition
+from omni_grpc.types.errors import ConfigError, FailedPrecondition, Violation
 from omni_grpc.types.version import __version__
 from omni_grpc.v1.admin_pb2 import GetServerInfoRequest, GetServerInfoResponse
 from omni_grpc.v1.model_pb2 import Model
@@ -113,11 +113,17 @@ class Session:
             return None
         point = await self._at(rate)
         share: float | None = point.summary["attainment"]
-        return None if self.stop.is_set() or share is None else share >= self._plan.target
+        if self.stop.is_set() or share is None:
+            return None
+        # where the client was late, what is found is too low and not too high: its delay is in the latencies
+        return share >= self._plan.target and kept_up(point.records)
 
     async def _at(self, rate: float) -> Point:
         plan = self._plan
         times = plan.process.times(rate, plan.seconds, plan.most, plan.seed)
+        if not times:
+            rule = f"is {plan.seconds:g} s, in which no request comes at {rate:g} per second; give a longer one"
+            raise ConfigError(f"--duration {rule}", violations=(Violation("duration", rule),))
         return await self._point(self._work(times=times, seconds=plan.seconds), f"{rate:g}/s", rate)
 
     def _work(self, **more: Any) -> Work:
