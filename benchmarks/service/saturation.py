@@ -39,14 +39,14 @@ class Numbers:
     """
 
     mix: str = "128x128:20:3,256x256:20:1"
-    rates: Sequence[float] = (0.5, 1, 1.5, 2, 3, 4)
-    seconds: float = 25.0
+    rates: Sequence[float] = (0.5, 1, 2, 3, 4)
+    seconds: float = 15.0
     slo: str = "e2e=4s,first_event=200ms"
     flags: Mapping[str, Sequence[str]] = dataclasses.field(
         default_factory=lambda: {PLAIN: (), "--max-step-ms 60": ("--max-step-ms", "60")}
     )
     mixes: Sequence[str] = ("128x128:20", "128x128:20:3,256x256:20:1", "256x256:20")
-    search_seconds: float = 15.0
+    search_seconds: float = 10.0
     precision: float = 0.15
     first: float = 1.0
     target: float = 0.95
