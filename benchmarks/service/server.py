@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from benchmarks.provenance import COMMIT
 from omni_grpc.types import shared_memory as shared
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,6 +113,8 @@ def served(checkpoint: Path | str, *flags: str) -> Iterator[Server]:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
+            # to the server, every variable of that prefix is a setting
+            env={name: value for name, value in os.environ.items() if name != COMMIT},
             start_new_session=True,  # its own group, so that a kill takes its worker too
         )
         try:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import signal
 import statistics
 import sys
 from pathlib import Path
@@ -19,10 +20,13 @@ from omni_grpc.cli.bench.serve.arrivals import BURSTS, CONSTANT, POISSON, Bursts
 from omni_grpc.cli.bench.serve.record import Record, read
 from omni_grpc.cli.bench.serve.search import Found, search
 from omni_grpc.cli.bench.serve.trace import read_trace
+from omni_grpc.engine import JobState
 from omni_grpc.engine.scheduler import Lane
 from omni_grpc.types.errors import ConfigError
+from omni_grpc.v1 import event_pb2
 from tests.cli.conftest import Run
-from tests.server.service import Service, serving
+from tests.cli.test_signals import ENVIRONMENT, ROOT
+from tests.server.service import Service, serving, until
 
 RATE, SECONDS = 20.0, 500.0
 QUICK = ("--requests", 6, "--rate", 200, "--sample", 0.05, "--seed", 7)
@@ -356,7 +360,32 @@ async def test_a_request_that_takes_too_long_is_cancelled(
     service.executor.gates[Lane.STEP].open()
     await asyncio.sleep(0)
     states = [(await service.get(it["job_id"])).state for it in point["requests"]]
-    assert states == [6, 6]  # JOB_STATE_CANCELLED
+    assert states == [event_pb2.JOB_STATE_CANCELLED] * 2
+
+
+async def test_ctrl_c_gives_what_was_measured_until_then(
+    service: Service, server: tuple[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "a.json"
+    flags = (*server, "--rate", "20", "--arrivals", "constant", "--duration", "60", "--json", str(file))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "omni_grpc", "bench", "serve", *flags),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=ROOT, env=ENVIRONMENT,
+    )  # fmt: skip
+
+    await until(lambda: [job.state for job in service.engine.jobs.newest()].count(JobState.SUCCEEDED) >= 4)
+    service.executor.gates[Lane.STEP].close()
+    await until(lambda: JobState.RUNNING in [job.state for job in service.engine.jobs.newest()])
+    process.send_signal(signal.SIGINT)
+    written, _ = await process.communicate()
+    assert process.returncode == 130
+    assert b"Traceback" not in written
+    assert b"interrupted" in written
+    content = json.loads(file.read_text("utf-8"))
+    outcomes = {it["outcome"] for it in content["points"][0]["requests"]}
+    assert content["interrupted"]
+    assert outcomes == {"succeeded", "interrupted"}
+    assert {job.state for job in service.engine.jobs.newest()} == {JobState.SUCCEEDED, JobState.CANCELLED}
 
 
 @pytest.mark.parametrize(

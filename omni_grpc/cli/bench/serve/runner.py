@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from typing import Any
 
 from google.protobuf.message import Message
@@ -25,7 +25,7 @@ from omni_grpc.v1.generation_pb2 import (
     GenerateImageRequest,
     GenerateVideoRequest,
 )
-from omni_grpc.v1.job_pb2 import WatchJobRequest
+from omni_grpc.v1.job_pb2 import CreateJobRequest, WatchJobRequest
 from omni_grpc.v1.options_pb2 import ARTIFACT_DELIVERY_INLINE_CHUNKS
 
 
@@ -141,10 +141,10 @@ class Runner:
             async for event in stream:
                 record.see(event, self.now)
         except BaseException as error:
-            # left early, a job that has begun is cancelled; one that was refused has nothing to cancel
+            # left early, a job is cancelled; a request that was refused has none
             await stream.close()
-            if record.job_id and watch.last is None:
-                await self._cancel(record.job_id, error)
+            if watch.last is None and (record.job_id or isinstance(error, asyncio.CancelledError)):
+                await self._cancel(record, request, error)
             raise
 
     def _call(self, request: Any, deadline: Deadline) -> Any:
@@ -157,11 +157,24 @@ class Runner:
         }
         return rpcs[type(request)](request, timeout=deadline.remaining())
 
-    async def _cancel(self, job_id: str, cause: BaseException) -> None:
+    async def _cancel(self, record: Record, request: Any, cause: BaseException) -> None:
         try:
-            await self._connection.cancel_job(job_id, "the load test has left the job", 5.0)
+            if not record.job_id:
+                # its first event was still on the way: the same request_id gives the same job
+                again = CreateJobRequest(**{_TASKS[type(request)]: request})
+                record.job_id = (await self._connection.unary(self._connection.jobs.CreateJob, again, 5.0)).job.job_id
+            await self._connection.cancel_job(record.job_id, "the load test has left the job", 5.0)
         except OmniError as error:
-            cause.add_note(f"job {job_id} could not be cancelled: {error}")
+            cause.add_note(f"job {record.job_id or 'without an event'} could not be cancelled: {error}")
+
+
+_TASKS: Mapping[type[Message], str] = {
+    GenerateImageRequest: "generate_image",
+    EditImageRequest: "edit_image",
+    GenerateVideoRequest: "generate_video",
+    GenerateAudioRequest: "generate_audio",
+}
+"""Request -> its field in CreateJobRequest."""
 
 
 async def _until(stop: asyncio.Event) -> None:
