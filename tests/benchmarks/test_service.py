@@ -34,7 +34,7 @@ from benchmarks.service import (
 )
 from benchmarks.service.arrivals import Arrival, in_order
 from benchmarks.service.report import Result, load, spread, write
-from benchmarks.service.server import Server, served
+from benchmarks.service.server import Server, served, server_environment
 from omni_grpc.cli.bench.figures import quantile
 from omni_grpc.config import BUNDLED
 from tests.store.postgres import Postgres, new_database
@@ -278,3 +278,9 @@ def test_the_store_is_measured_on_both_databases(postgres: Postgres) -> None:
         assert figures["writes"][64]["jobs_per_second"] > 0
     with pytest.raises(SystemExit, match="has jobs already"):
         store.measure(store.Numbers(jobs=40, state_url=url))
+
+
+def test_a_server_starts_where_the_commit_of_a_record_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(provenance.COMMIT, "0123456789ab")
+    assert provenance.COMMIT not in server_environment()
+    assert server_environment()["PATH"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from omni_grpc.types.errors import Failure
@@ -100,7 +101,7 @@ class Record:
         self.ended, self.outcome, self.rows = now, outcome, 0
 
 
-_EMPTY = {
+_EMPTY: Mapping[str, Any] = {
     "gaps": [],
     **dict.fromkeys(("sharing", "retries", "resumes", "coalesced"), 0),
     **dict.fromkeys(("outcome", "code", "reason", "job_id"), ""),
