@@ -20,14 +20,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.service.report import Result
+from benchmarks.service.server import ROOT, Server, served
 from omni_grpc.cli.bench.serve.plot import plot
 from omni_grpc.cli.bench.serve.report import seconds
 from omni_grpc.config import BUNDLED
 from omni_grpc.config.command_line import Parser
 from omni_grpc.types.output_files import write_file
-
-from .report import Result
-from .server import ROOT, Server, served
 
 PLAIN = "default settings"
 
