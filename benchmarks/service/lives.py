@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.store.postgres import new_database, running
 
-from .server import LISTENING, ROOT
+from .server import LISTENING, ROOT, server_environment
 
 MEMORY, SQLITE, POSTGRESQL = "memory", "sqlite", "postgresql"
 STORES = (MEMORY, SQLITE, POSTGRESQL)
@@ -81,7 +81,7 @@ class Life:
                 stdout=subprocess.PIPE,
                 stderr=said,
                 text=True,
-                env=os.environ | environment,
+                env=server_environment() | environment,
                 start_new_session=True,
             )
         self._log = log

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import resource
 import statistics
@@ -80,11 +79,6 @@ def spread(values: Sequence[float], unit: str = "", digits: int = 1) -> str:
     """Median, with the least and the most."""
     least, middle, most = (f"{value:.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
     return f"{middle} ({least} to {most}){unit and ' ' + unit}"
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    """The value that a share of q does not exceed (nearest rank)."""
-    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
 
 
 def _machine_seconds() -> tuple[float, float]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from omni_grpc.client import Client, Retry
 from omni_grpc.client.address import check_address
+from omni_grpc.client.credentials import CredentialOptions
 from omni_grpc.types.errors import InvalidArgument, Violation
 
 SERVER_VARIABLE, TOKEN_VARIABLE = "OMNI_GRPC_SERVER", "OMNI_GRPC_TOKEN"
@@ -67,16 +68,19 @@ def refuse_without_server(args: argparse.Namespace) -> None:
             )
 
 
+def credential_options(args: argparse.Namespace) -> CredentialOptions:
+    """What these arguments say of TLS and tokens."""
+    return {
+        "ca": args.ca,
+        "cert": args.cert,
+        "key": args.key,
+        "tls": bool(args.tls),
+        "token": args.token_file or args.token or os.environ.get(TOKEN_VARIABLE) or None,
+        "insecure": bool(args.insecure),
+    }
+
+
 def connect(args: argparse.Namespace, server: str | None = None) -> Client:
     """The client for these arguments; for another server than `args.server` if one is given."""
     # whoever waits at a terminal is told that there is no room, and when to come back
-    return Client(
-        server or args.server,
-        retry=Retry(attempts=0),
-        ca=args.ca,
-        cert=args.cert,
-        key=args.key,
-        tls=bool(args.tls),
-        token=args.token_file or args.token or os.environ.get(TOKEN_VARIABLE) or None,
-        insecure=bool(args.insecure),
-    )
+    return Client(server or args.server, retry=Retry(attempts=0), **credential_options(args))

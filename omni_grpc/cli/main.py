@@ -250,7 +250,7 @@ def _parser() -> SettingsParser:
         "doctor", help="show versions, devices and ops, or whether a model fits this machine", add_help=False
     )
     commands.add_parser("token", help="make, list and revoke the tokens of a server's callers", add_help=False)
-    commands.add_parser("bench", help="measure the prompt accuracy of a model", add_help=False)
+    commands.add_parser("bench", help="send load to a server, or measure a model's prompt accuracy", add_help=False)
     commands.add_parser("pull", help="download a checkpoint from the Hugging Face hub", add_help=False)
     commands.add_parser("convert", help="make safetensors of the pickled weights of a checkpoint", add_help=False)
     commands.add_parser("serve", help="start a server (same as python -m omni_grpc.serve)", add_help=False)

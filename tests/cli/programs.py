@@ -40,7 +40,7 @@ COMMANDS = (
         "show",
         "batch",
     ),
-    *("serve", "doctor", "bench", "bench prompt-accuracy", "pull", "convert"),
+    *("serve", "doctor", "bench", "bench prompt-accuracy", "bench serve", "bench compare", "pull", "convert"),
     *("token", "token new", "token list", "token revoke", "token names"),
 )
 SERVE = "omni_grpc/serve.py"
