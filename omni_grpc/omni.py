@@ -80,7 +80,7 @@ class Generation:
         return save(self, Path(path), metadata=metadata)
 
 
-ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store", "webhooks", "fleet", "http")
+ABOUT_SERVERS = ("server", "tls", "identity", "tenants", "audit", "store", "webhooks", "fleet", "http", "metrics")
 """Sections of settings about who calls a server, what it has beside this model, and what outlives it. Here is none."""
 OF_SERVERS = (
     *("load_later", "distributed_executor_backend", "ray_address", "ray_placement_timeout"),

@@ -3,6 +3,7 @@
 from omni_grpc.config.fleet import FleetConfig
 from omni_grpc.config.http import HttpConfig
 from omni_grpc.config.keeping import JobsConfig, KeepingLimits, StoreConfig
+from omni_grpc.config.metrics import MetricsConfig
 from omni_grpc.config.options import ENVIRONMENT_PREFIX, Option, unknown_settings
 from omni_grpc.config.parallel import ParallelConfig
 from omni_grpc.config.sections import (
@@ -50,6 +51,7 @@ __all__ = [
     "KeepingLimits",
     "LimitsConfig",
     "LoraConfig",
+    "MetricsConfig",
     "ModelConfig",
     "OffloadConfig",
     "Option",

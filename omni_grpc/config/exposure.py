@@ -25,17 +25,19 @@ def need(given: Mapping[str, object], *, because: Mapping[str, str] | None = Non
             raise refused(name, f"{flag_of(present[0])} needs {flag_of(name)}: {why}")
 
 
-def check_plaintext(addresses: Iterable[tuple[str, str]], *, identified: bool) -> None:
+def check_plaintext(addresses: Iterable[tuple[str, str]], *, identified: bool, what: str = "") -> None:
     """Raises ConfigError for the first address, of pairs (setting, address), that other machines can reach.
-    `identified`: callers send tokens there.
+    `identified`: callers send tokens there. `what`: in words, what passes there, if it is not what callers and jobs
+    have.
     """
     for name, address in addresses:
         if not is_local(address):
-            what = "tokens, prompts and results" if identified else "prompts and results"
+            unix = "" if what else " or unix:PATH"
+            what = what or ("tokens, prompts and results" if identified else "prompts and results")
             raise refused(
                 name,
                 f"{flag_of(name)} {address} is reachable from other machines, and without TLS {what} would cross the "
-                "network unencrypted: give --tls-cert and --tls-key, or listen on 127.0.0.1 or unix:PATH, or add "
+                f"network unencrypted: give --tls-cert and --tls-key, or listen on 127.0.0.1{unix}, or add "
                 "--insecure where something else encrypts",
                 reason="PLAINTEXT_REFUSED",
             )

@@ -17,6 +17,7 @@ from omni_grpc.config import backends, exposure, roles
 from omni_grpc.config.fleet import FleetConfig
 from omni_grpc.config.http import HttpConfig
 from omni_grpc.config.keeping import JobsConfig, KeepingLimits, StoreConfig
+from omni_grpc.config.metrics import MetricsConfig
 from omni_grpc.config.options import Option, options_of, sections_of, setting, unknown_settings
 from omni_grpc.config.parallel import ParallelConfig, RanksConfig
 from omni_grpc.config.service_sections import (
@@ -347,11 +348,13 @@ class EngineConfig:
     tls: TlsConfig = dataclasses.field(default_factory=TlsConfig)
     identity: IdentityConfig = dataclasses.field(default_factory=IdentityConfig)
     audit: AuditConfig = dataclasses.field(default_factory=AuditConfig)
+    metrics: MetricsConfig = dataclasses.field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
         if not (self.tls.on or self.tls.insecure):
             addresses = (*self.server.addresses, *self.http.addresses(self.server.host))
             exposure.check_plaintext(addresses, identified=self.identity.on)
+            exposure.check_plaintext(self.metrics.addresses, identified=False, what="the names of tenants and models")
         KeepingLimits.of(self.jobs, self.store)
 
     @property

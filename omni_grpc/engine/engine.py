@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from omni_grpc.config import EngineConfig
@@ -141,6 +142,9 @@ class Engine(Resting):
     # --- what the workers say -----------------------------------------------------------------------------------------
 
     def _on_report(self, replica: Replica, report: Report) -> None:
+        for observer in self.on_report:
+            with self._blamed((), f"telling of {type(report).__name__}"):
+                observer(replica, report)
         with self._blamed(requests_of(report), f"handling {type(report).__name__}"):
             self._handle(replica, report)
         self._tick()
@@ -242,11 +246,13 @@ class Engine(Resting):
     ) -> None:
         """Ends a job with its outputs, once they are stored. It may be cancelled, or run out of time, meanwhile."""
         with self._blamed((run.job.id,), "storing its outputs"):
+            began = time.monotonic()
             try:
                 await self._outputs.keep(artifacts, blocks, tenant=run.job.tenant)
             except OmniError as error:
                 self._fail(run, error.failure)
             else:
+                self._tell_stored(run.job, time.monotonic() - began)
                 for artifact in artifacts:
                     run.job.append(ArtifactReady(artifact=artifact))
                 run.job.append(completed)
@@ -299,7 +305,7 @@ class Engine(Resting):
         self._timers.set(replica.owner, "restart", pause, lambda *_: self._restart(replica))
 
     def _restart(self, replica: Replica) -> None:
-        replica.restarts += 1
+        self._begin_again(replica, "" if replica.failure is None else replica.failure.reason)
         logger.warning("restarting worker %d, attempt %d", replica.number, replica.failures)
         replica.start(self._on_report)
 
@@ -341,7 +347,7 @@ class Engine(Resting):
             with self._blamed(jobs, "handing it to the worker"):
                 raise error
             return False
-        replica.meter.planned(replica.scheduler.predicted_ms(plan.step))
+        replica.meter.planned(replica.scheduler.predicted_ms(plan.step), plan.step)
         for lane in lanes(plan):
             limit = self.config.worker.phase_timeout
             self._timers.set(replica.owner, lane, limit, lambda _, lane, seconds: self._hung(replica, lane, seconds))

@@ -14,9 +14,9 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine.admission import not_started
@@ -26,6 +26,7 @@ from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.os_errors import plain
 from omni_grpc.types.plan import Beat, Died, Fetched, Order, Plan, Ready, Report
 from omni_grpc.types.spec import Checkpoint
+from omni_grpc.types.vitals import Vitals
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,14 @@ class Executor(Protocol):
 
     async def close(self) -> None:
         """Stops the worker. No report is delivered afterwards, unless it is started again."""
+
+
+@runtime_checkable
+class Vital(Protocol):
+    """An executor, or one life of its worker, that hears from its processes how they are."""
+
+    def all_vitals(self) -> Sequence[Vitals]:
+        """Of each process that has said so, by rank."""
 
 
 class Life(Protocol):
@@ -150,6 +159,10 @@ class ProcessExecutor:
     def _begin(self, deliver: Deliver) -> Life:
         return WorkerProcess(*self._arguments, deliver, self._obituary)
 
+    def all_vitals(self) -> Sequence[Vitals]:
+        """Of each process of the worker, by rank."""
+        return self._process.all_vitals() if isinstance(self._process, Vital) else ()
+
     def submit(self, plan: Plan) -> None:
         if self._process is None:
             raise gone()
@@ -198,6 +211,9 @@ class HubExecutor:
         else:
             self._inner.start(deliver)
 
+    def all_vitals(self) -> Sequence[Vitals]:
+        return self._inner.all_vitals()
+
     def submit(self, plan: Plan) -> None:
         self._inner.submit(plan)
 
@@ -243,6 +259,8 @@ class WorkerProcess:
         self._timeout, self._load_timeout = config.worker.worker_timeout, config.worker.phase_timeout
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
+        self.vitals: Vitals | None = None
+        """What it said of itself last."""
         self._prefix = block_prefix()
         self._closing = self._hung = False
         self._last_words: Failure | None = None
@@ -272,6 +290,9 @@ class WorkerProcess:
     def prefix(self) -> str:
         """What the names of its blocks begin with: those that are left are freed at its end."""
         return self._prefix
+
+    def all_vitals(self) -> Sequence[Vitals]:
+        return () if self.vitals is None else (self.vitals,)
 
     def send(self, message: Plan | Order) -> None:
         try:
@@ -339,6 +360,8 @@ class WorkerProcess:
             if not self._connection.poll(patience):
                 self.kill()
             report = self._connection.recv()
+            if isinstance(report, Beat):
+                self.vitals = report.vitals
             if isinstance(report, Ready):
                 patience = self._timeout
             elif patience is None and isinstance(report, Beat):

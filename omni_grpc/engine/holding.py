@@ -18,6 +18,7 @@ from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.fairness import ShareOf
 from omni_grpc.engine.inputs import InputStore
 from omni_grpc.engine.outputs import Outputs
+from omni_grpc.engine.replica import Replica
 from omni_grpc.engine.run import JobRun
 from omni_grpc.engine.scheduler import Scheduler
 from omni_grpc.engine.standing import Standing
@@ -34,6 +35,7 @@ from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.events import Cancelled, Failed, Queued
 from omni_grpc.types.media import Inputs
 from omni_grpc.types.os_errors import plain
+from omni_grpc.types.plan import Report
 from omni_grpc.types.request import Request
 from omni_grpc.types.spec import Checkpoint
 
@@ -41,7 +43,10 @@ logger = logging.getLogger(__name__)
 
 
 class Holding(Standing, abc.ABC):
-    """Jobs and their runs. `on_end` observers are called on the loop with each job that has ended."""
+    """Jobs and their runs. Observers are called on the loop: those of `on_end` with each job that has ended, of
+    `on_report` with what a worker says, before anything is done about it, of `on_stored` with a job and the seconds
+    that storing its outputs took, of `on_restart` with a worker that is started again and the reason why.
+    """
 
     def __init__(
         self,
@@ -53,6 +58,9 @@ class Holding(Standing, abc.ABC):
     ) -> None:
         super().__init__(config, checkpoint, executors, storage, inputs)
         self.on_end: list[Callable[[Job], None]] = []
+        self.on_report: list[Callable[[Replica, Report], None]] = []
+        self.on_stored: list[Callable[[Job, float], None]] = []
+        self.on_restart: list[Callable[[Replica, str], None]] = []
         self.on_work: Callable[[], None] = lambda: None
         """Called when a job has come to wait, or has left."""
         self._runs: dict[str, JobRun] = {}
@@ -279,3 +287,15 @@ class Holding(Standing, abc.ABC):
         for observer in self.on_end:
             with self._blamed((), "telling of the end of a job"):
                 observer(job)
+
+    def _tell_stored(self, job: Job, seconds: float) -> None:
+        for observer in self.on_stored:
+            with self._blamed((), "telling of stored outputs"):
+                observer(job, seconds)
+
+    def _begin_again(self, replica: Replica, cause: str) -> None:
+        """Counts another start of a worker, and tells of it."""
+        replica.restarts += 1
+        for observer in self.on_restart:
+            with self._blamed((), "telling of a restart"):
+                observer(replica, cause)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 WEIGHT = 0.1
 """Weight of the newest step in the running mean."""
 
@@ -24,17 +26,22 @@ class Meter:
     """A running mean of measured over predicted step time."""
 
     def __init__(self) -> None:
-        self._planned_ms = 0.0
+        self.planned_ms = 0.0
+        """What the newest step was predicted to take; 0 before there was one."""
+        self.planned_for: Sequence[str] = ()
+        """The requests that share it."""
         self.cost_error = 1.0
         """Measured step time over predicted step time."""
         self.prepare, self.step, self.decode = Peak(), Peak(), Peak()
 
-    def planned(self, milliseconds: float) -> None:
-        """A plan was sent whose step is predicted to take this long; 0 if it has no step."""
+    def planned(self, milliseconds: float, step: Sequence[str] = ()) -> None:
+        """A plan was sent whose step is predicted to take this long, for these requests; 0 if it has no step."""
         if milliseconds:
-            self._planned_ms = milliseconds
+            self.planned_ms = milliseconds
+        if step:
+            self.planned_for = step
 
     def stepped(self, seconds: float) -> None:
         self.step.add(seconds)
-        if self._planned_ms:
-            self.cost_error += WEIGHT * (1000 * seconds / self._planned_ms - self.cost_error)
+        if self.planned_ms:
+            self.cost_error += WEIGHT * (1000 * seconds / self.planned_ms - self.cost_error)

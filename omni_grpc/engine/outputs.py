@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -45,7 +46,7 @@ class Outputs:
                 SharedBytes(name=block.name, size=block.size, data=data)
                 for block, data in zip(blocks, files, strict=True)
             ]
-        return shared.move_all(blocks, f"omni-out-{secrets.token_hex(6)}")
+        return shared.move_all(blocks, f"omni-out-{os.getpid()}-{secrets.token_hex(6)}")
 
     async def keep(self, artifacts: Sequence[Artifact], blocks: Sequence[SharedBytes], *, tenant: str) -> None:
         """Stores each output, and discards its block. All of them, or none. Raises Unavailable (OUTPUT_NOT_STORED)."""

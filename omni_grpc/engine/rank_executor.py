@@ -20,13 +20,14 @@ from typing import Protocol
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine.agreement import LAST_WORDS_SECONDS, Agreement, is_last_words, is_lost_decode, name_of, of_rank
-from omni_grpc.engine.executor import WORKER, Deliver, Life, Obituary, ProcessExecutor, WorkerProcess, gone
+from omni_grpc.engine.executor import WORKER, Deliver, Life, Obituary, ProcessExecutor, Vital, WorkerProcess, gone
 from omni_grpc.types.errors import Code, Failure, Unavailable
 from omni_grpc.types.plan import Broken, Died, Order, Plan, Prepared, Report
 from omni_grpc.types.ranks import INTERFACES, RANK, RENDEZVOUS, WORLD_SIZE
 from omni_grpc.types.request import Request
 from omni_grpc.types.shared_inputs import free_blocks, link_inputs, media_of
 from omni_grpc.types.spec import Checkpoint
+from omni_grpc.types.vitals import Vitals
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +127,10 @@ class RankGroup:
     def pids(self) -> list[int | None]:
         """That of each rank."""
         return [process.pid for process in self._processes]
+
+    def all_vitals(self) -> Sequence[Vitals]:
+        """Of each rank on this machine."""
+        return [vitals for process in self._processes if isinstance(process, Vital) for vitals in process.all_vitals()]
 
     def send(self, message: Plan | Order) -> None:
         """To every rank. Raises Unavailable where one is gone: its end is that of all."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.engine.books import Books
-from omni_grpc.engine.executor import Executor
+from omni_grpc.engine.executor import Executor, Vital
 from omni_grpc.engine.meter import Meter
 from omni_grpc.engine.scheduler import Scheduler
 from omni_grpc.engine.status import ReplicaStats
 from omni_grpc.types.errors import Failure, OmniError
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.plan import Order, Ready, Report, Sleep, SleepLevel, Slept, Unmoved, Wake, Woken
+from omni_grpc.types.vitals import Vitals
 
 
 class ReplicaState(enum.StrEnum):
@@ -156,6 +157,11 @@ class Replica:
     def _fail(self, failure: Failure) -> None:
         if self._moved is not None and not self._moved.done():
             self._moved.set_exception(failure.error())
+
+    @property
+    def vitals(self) -> Sequence[Vitals]:
+        """How each process of its worker is, as far as they say so."""
+        return self.executor.all_vitals() if isinstance(self.executor, Vital) else ()
 
     @property
     def stats(self) -> ReplicaStats:

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 DRAIN = "drain"
 """Name of the timer of a replica that ends what it has."""
+DRAINED = "WORKER_DRAINED"
+"""Why it is started anew then, and why the jobs fail that it did not end in time."""
 
 
 class Resting(Holding, abc.ABC):
@@ -136,7 +138,7 @@ class Resting(Holding, abc.ABC):
 
     def _cut_short(self, replica: Replica) -> None:
         message = "the worker was started anew before this job ended; send the request again"
-        failure = Failure(code=Code.UNAVAILABLE, reason="WORKER_DRAINED", message=message)
+        failure = Failure(code=Code.UNAVAILABLE, reason=DRAINED, message=message)
         for job_id in replica.scheduler.held:
             if (run := self._runs.get(job_id)) is not None:
                 self._fail(run, failure)
@@ -160,7 +162,7 @@ class Resting(Holding, abc.ABC):
         self._follow_replicas()
         await replica.executor.close()
         if not self.ending and replica.state is ReplicaState.RESTARTING:
-            replica.restarts += 1
+            self._begin_again(replica, DRAINED)
             logger.info("worker %d has ended what it had, and is started anew", replica.number)
             replica.scheduler.closed = replica.paused
             replica.start(self._on_report)

@@ -10,6 +10,7 @@ from omni_grpc.engine.admission import check_loaded, check_open
 from omni_grpc.engine.books import Books
 from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.inputs import InputStore
+from omni_grpc.engine.items import Item
 from omni_grpc.engine.replica import Replica
 from omni_grpc.engine.status import EngineState, EngineStats, TenantStats
 from omni_grpc.engine.submission import Submission
@@ -110,6 +111,15 @@ class Standing:
             check_draft(submission.draft, self.facts)
             self._books.check_room()
         return earlier
+
+    def held(self, job_id: str) -> Item | None:
+        """What is known of a job that waits or runs; None where it has ended."""
+        return self._books.items.get(job_id)
+
+    @property
+    def running_rows(self) -> int:
+        """Rows of the jobs that share steps."""
+        return sum(len(item.rows) for item in self._books.active.values() if item.inside)
 
     def queue_position(self, job: Job) -> int:
         """The number of jobs ahead of this one in the queue; 0 once it has left the queue."""

@@ -41,6 +41,7 @@ class Effects:
     checks: what a feature verifies once all denoisers are loaded, by the feature's name.
     on_sleep: frees what a feature holds on the device and makes anew when it is needed; called before the weights
     leave, while nothing runs.
+    counts: what features count while the model runs, by name; each name has one writer.
     """
 
     found: WorkerFindings = dataclasses.field(default_factory=WorkerFindings)
@@ -48,6 +49,7 @@ class Effects:
     slots: dict[str, Any] = dataclasses.field(default_factory=dict)
     checks: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)
     on_sleep: list[Callable[[], None]] = dataclasses.field(default_factory=list)
+    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     def report(self, **findings: Any) -> None:
         """Replaces these fields of `found`."""

@@ -50,6 +50,9 @@ MAX_BYTES = 1 << 30
 MAX_KEYS = 4096
 """Keys that are remembered, at most, to tell whether a batch comes again."""
 
+CAPTURES, REPLAYS = "graph_captures", "graph_replays"
+"""What is counted: graphs that were captured, and how often one was launched."""
+
 BatchKey = Hashable
 Replay = Callable[[], None]
 Blocks = Callable[[Carry, Rows], Carry]
@@ -77,6 +80,7 @@ def apply(module: nn.Module, config: WorkerConfig, context: Context) -> None:
         exclusive=context.exclusive,
         epoch=lambda: choices(context.device).epoch,
         tell=context.effects.warn,
+        counts=context.effects.counts,
     )
     stack.wrap(graphs.around)
     # graphs read weights by their addresses, which are others after waking
@@ -206,7 +210,8 @@ class Graphs:
 
     exclusive: a context manager in which no other thread uses the device. It yields False where that cannot be had, and
     then the next batch of the key is captured instead. epoch: a number that changes when kernels are chosen anew, which
-    makes all graphs stale. tell: gets a warning where a batch cannot be captured; after that, none is tried.
+    makes all graphs stale. counts: gets the numbers of CAPTURES and REPLAYS. tell: gets a warning where a batch cannot
+    be captured; after that, none is tried.
     """
 
     def __init__(
@@ -218,12 +223,14 @@ class Graphs:
         exclusive: Callable[[], AbstractContextManager[bool]] = single_threaded,
         epoch: Callable[[], int] = lambda: 0,
         tell: Callable[[RequestWarning], None] = lambda warning: None,
+        counts: collections.Counter[str] | None = None,
     ) -> None:
         self.stack, self.max_tokens, self.recorder = stack, max_tokens, recorder
         self.kept: collections.OrderedDict[BatchKey, CapturedBatch] = collections.OrderedDict()
         self._exclusive = exclusive
         self._epoch, self._of = epoch, epoch()
         self._tell, self._failed = tell, False
+        self.counts = collections.Counter[str]() if counts is None else counts
         self._seen: collections.OrderedDict[BatchKey, None] = collections.OrderedDict()
         self._lock = threading.Lock()
 
@@ -273,6 +280,7 @@ class Graphs:
             return run(carry, rows)
         kept.fill(carry, rows)
         replay()
+        self.counts[REPLAYS] += 1
         return _copies(kept.out)
 
     def _key(self, part: tuple[int, int], carry: Carry, rows: Rows) -> BatchKey:
@@ -315,7 +323,11 @@ class Graphs:
     def _record(self, kept: CapturedBatch, run: Blocks, owners: tuple[Owner, ...]) -> Replay | None:
         try:
             with self._exclusive() as quiet:
-                return kept.record(self.recorder, run, owners) if quiet else None
+                if not quiet:
+                    return None
+                replay = kept.record(self.recorder, run, owners)
+                self.counts[CAPTURES] += 1
+                return replay
         except Exception as error:  # whatever it is, the blocks compute the same without a graph
             self._failed = True
             self._forget()

@@ -53,6 +53,7 @@ class Fleet:
         self.forgotten = storage.forgotten
         self.on_state: list[Callable[[EngineState], None]] = []
         self.on_end: list[Callable[[Job], None]] = []
+        self._on_engine: list[Callable[[Engine], None]] = []
         self._models = {model.name: model for model in models}
         self._make = make
         self._opening = opening
@@ -188,6 +189,12 @@ class Fleet:
         for engine in self.engines:
             engine.share_by(share_of)
 
+    def observe(self, observer: Callable[[Engine], None]) -> None:
+        """Calls it with each engine that there is, and with each one that comes, before that does anything."""
+        self._on_engine.append(observer)
+        for engine in self.engines:
+            observer(engine)
+
     # --- models -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -308,6 +315,8 @@ class Fleet:
         """An engine of this fleet tells what happens."""
         engine.on_state.append(self._follow)
         engine.on_end.append(self._tell_end)
+        for observer in self._on_engine:
+            observer(engine)
         engine.on_work = self._look
         engine.elsewhere_of(lambda tenant: sum(one.running_of(tenant) for one in self.engines if one is not engine))
         if self._share_of is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from omni_grpc.engine import Entry, Job
 from omni_grpc.fleet import Fleet
@@ -110,14 +110,20 @@ def deleted(job: Job) -> NotFound:
     )
 
 
+Told = Callable[[Update, float | None], None]
+"""Is told of an update that is handed to a follower, with the seconds since its event; None for one that was there
+before it followed, or that its own pace has held back.
+"""
+
+
 async def follow(
-    fleet: Fleet, job: Job, after_seq: int, *, interval: float, heartbeat: float | None
+    fleet: Fleet, job: Job, after_seq: int, *, interval: float, heartbeat: float | None, told: Sequence[Told] = ()
 ) -> AsyncGenerator[Update | None]:
     """The entries of a job with a greater seq, to its end; None after every `heartbeat` seconds of silence.
 
     What is there when it begins comes whole. Afterwards a follower that falls more than MAX_BEHIND steps behind gets
     the newest of them alone; other entries are never left out. While this runs it counts as a watcher of the job: close
-    it (aclosing) for the job's disconnect grace to begin.
+    it (aclosing) for the job's disconnect grace to begin. What `told` has must not raise.
     """
     pace = Pace(interval, after_seq=after_seq)
     seq, replayed = after_seq, job.last_seq
@@ -130,6 +136,8 @@ async def follow(
                 seq = entry.seq
                 # those that it was too slow for are counted with the next one
                 if seq not in late and (update := pace.take(entry)) is not None:
+                    for tell in told:
+                        tell(update, time.time() - entry.time if seq > replayed else None)
                     yield update
             if job.state.terminal and seq == job.last_seq:
                 return
@@ -141,4 +149,8 @@ async def follow(
             held = due is not None and (heartbeat is None or due < heartbeat)
             if await job.wait(seq, due if held else heartbeat):
                 continue
-            yield pace.release() if held else None
+            released = pace.release() if held else None
+            if released is not None:
+                for tell in told:
+                    tell(released, None)
+            yield released

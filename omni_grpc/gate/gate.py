@@ -32,7 +32,7 @@ class Gate:
 
     def __init__(self, fleet: Fleet) -> None:
         """Raises ConfigError for a file of identities or an audit log that cannot be used."""
-        self._fleet = fleet
+        self.fleet = fleet
         self.audit = Audit(fleet)
         self._entry = Entry(fleet.config.identity, self.audit)
         self.caller = self._entry.caller
@@ -45,16 +45,16 @@ class Gate:
         self._sharing = Sharing(fleet, self._recovery)
         self.render: Callable[[Job], bytes] | None = None
         """The body of a webhook: a stack's, which knows how jobs are written."""
-        self._webhooks = Webhooks(
+        self.webhooks = Webhooks(
             fleet.config.webhooks,
             fleet.config.outbound,
             fleet.storage.store,
             self._render,
             server=fleet.storage.instance_id,
         )
-        fleet.storage.journal.owed = self._webhooks.deliveries_for
-        fleet.storage.journal.on_owed = self._webhooks.wake
-        self.intake = Intake(fleet, changes, stored, quotas, self.audit, self._media, self._webhooks)
+        fleet.storage.journal.owed = self.webhooks.deliveries_for
+        fleet.storage.journal.on_owed = self.webhooks.wake
+        self.intake = Intake(fleet, changes, stored, quotas, self.audit, self._media, self.webhooks)
         self.jobs = JobGate(fleet, changes, stored, self.audit, self._sharing)
         self.addresses = Addresses(fleet.config.http, fleet.config.store.signed_url_seconds)
         self.files = FileGate(fleet, stored, quotas, self.audit, self.addresses)
@@ -64,20 +64,20 @@ class Gate:
     @property
     def serving(self) -> dict[str, bool]:
         """Whether each model that is known takes jobs, by name."""
-        return {model.name: model.takes_jobs for model in self._fleet.models}
+        return {model.name: model.takes_jobs for model in self.fleet.models}
 
     @property
     def state(self) -> EngineState:
-        return self._fleet.state
+        return self.fleet.state
 
     @property
     def on_state(self) -> list[Callable[[EngineState], None]]:
         """Observers, called on the loop at each change of state."""
-        return self._fleet.on_state
+        return self.fleet.on_state
 
     async def prepare(self) -> None:
         """Gets ready for calls, before the first one. Raises ConfigError for a store that cannot be used."""
-        await self._fleet.storage.open()
+        await self.fleet.storage.open()
         await self._entry.prepare()
 
     async def start(self) -> None:
@@ -86,26 +86,26 @@ class Gate:
         await self._quotas.refresh()
         with available():
             await self._sharing.start()
-            await self._webhooks.start()
+            await self.webhooks.start()
         # those that waited before go first
         await self._recovery.caught_up()
-        await self._fleet.start()
+        await self.fleet.start()
 
     async def drain(self, seconds: float) -> None:
         """Refuses new jobs, gives existing ones `seconds` to finish, and fails the rest. Called again, it restarts the
         time.
         """
-        await self._fleet.close(seconds)
+        await self.fleet.close(seconds)
 
     async def close(self) -> None:
         """Ends what the gate has started, once the fleet has stopped."""
         self._recovery.close()
         self._media.close()
-        await self._webhooks.stop()
+        await self.webhooks.stop()
         # others may take what this server still has from then on: not what has ended here
-        await self._fleet.storage.finish()
+        await self.fleet.storage.finish()
         await self._sharing.stop()
-        await self._fleet.storage.close()
+        await self.fleet.storage.close()
         await self.audit.close()
 
     def _render(self, job: Job) -> bytes:

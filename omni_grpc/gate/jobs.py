@@ -11,7 +11,7 @@ from omni_grpc.engine import Job, JobState
 from omni_grpc.fleet import Fleet
 from omni_grpc.gate.audit import Audit
 from omni_grpc.gate.changes import Changes
-from omni_grpc.gate.follow import Update, check_cursor, follow
+from omni_grpc.gate.follow import Told, Update, check_cursor, follow
 from omni_grpc.gate.merge import Merged
 from omni_grpc.gate.pages import MAX_SIZE, PageRequest
 from omni_grpc.gate.refusals import Refusals, refused
@@ -67,6 +67,8 @@ class JobGate:
         self._changes = changes
         self._stored = stored
         self._heartbeat = fleet.config.server.heartbeat_interval
+        self.on_update: list[Told] = []
+        """Observers of what followers get."""
 
     async def get(self, caller: Caller, job_id: str, *, action: str = "GetJob") -> Job:
         """A job. `action`: what for, in the audit log."""
@@ -134,7 +136,7 @@ class JobGate:
         job = await self.get(caller, job_id, action="WatchJob")
         check_cursor(job, after_seq)
         self._sharing.watched(job)
-        updates = follow(self._fleet, job, after_seq, interval=interval, heartbeat=self._heartbeat)
+        updates = follow(self._fleet, job, after_seq, interval=interval, heartbeat=self._heartbeat, told=self.on_update)
         async with aclosing(updates):
             async for update in updates:
                 yield update
@@ -218,7 +220,7 @@ class JobGate:
             after_seq, snapshot = job.last_seq, shown.snapshot(job)
             with self._fleet.watching(job):
                 yield snapshot
-        updates = follow(self._fleet, job, after_seq, interval=watch.interval, heartbeat=None)
+        updates = follow(self._fleet, job, after_seq, interval=watch.interval, heartbeat=None, told=self.on_update)
         async with aclosing(updates):
             async for update in updates:
                 if update is not None:

@@ -123,6 +123,11 @@ class OperationGate:
             replica=storage.instance_id if storage.info.shared else "",
         )
 
+    def may_measure(self, caller: Caller) -> None:
+        """Whether a caller may see the metrics, which are those of every tenant. Raises PermissionDenied."""
+        with self._audit.refusals(caller, "GetMetrics"):
+            caller.require(Scope.ADMIN)
+
     def load(self, caller: Caller, *, action: str = "GetServerStats") -> LoadView:
         """The load. `action`: what for, in the audit log."""
         with self._audit.refusals(caller, action):

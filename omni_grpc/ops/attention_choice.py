@@ -57,7 +57,10 @@ def fastest(kernels: tuple[str, ...], rows: RowSizes, q: Tensor, kv_heads: int, 
     measurable = 4.0 * rows.count * rows.tokens * rows.keys * q.shape[1] * q.shape[2] <= MOST_FLOPS
     candidates = functools.partial(operands, kernels=kernels) if measurable else None
     likely = kernels[1] if rows.like and kernels[1].endswith(APART) else kernels[0]
-    return choices(q.device).of(shape, frozenset(kernels), candidates) or likely
+    table = choices(q.device)
+    kernel = table.of(shape, frozenset(kernels), candidates) or likely
+    table.used.add((OP, kernel))
+    return kernel
 
 
 @functools.lru_cache(maxsize=4096)

@@ -98,6 +98,7 @@ def chosen(
         shape = shape_of(operand_dtype, tokens, outputs, inputs, bias=bias, act=act)
         known = table.of(shape, candidate_kernels(operand_dtype, device), candidates) if names else TORCH
         kernel = table.memo[key] = known or guess(shape, names)
+        table.used.add((shape.op, kernel))
     return kernel
 
 

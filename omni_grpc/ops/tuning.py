@@ -86,6 +86,8 @@ class Choices:
         self._known: dict[tuple[Shape, frozenset[str]], str | None] = {}
         self.epoch = 0
         """Incremented when answers may change."""
+        self.used: set[tuple[str, str]] = set()
+        """Ops, each with a kernel that it has run with, for whoever looks at this process."""
         self.memo: dict[Hashable, str] = {}
         """An op's cache of what it derived from answers. Cleared when those may change, and to record shapes."""
         if path is not None:

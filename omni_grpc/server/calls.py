@@ -20,7 +20,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+Observer = Callable[[str, str, str, str, float], None]
+"""Is told of a call that has ended: its stack, the method without package ("" for one that is not there), the code, the
+reason of a refusal or "", and seconds.
+"""
+
 PACKAGE = "/omni_grpc.v1."
+GONE = "GONE"
+"""Where other calls have a code: the client has left this one."""
 
 
 class Gone(Exception):
@@ -36,11 +43,18 @@ class Calls:
     def __init__(self, gate: Gate, served: Collection[str], unserved: Collection[str]) -> None:
         self._gate = gate
         self.served, self.unserved = served, unserved
+        self.observers: list[Observer] = []
+        """Called on the loop when a call has ended."""
         self.open_streams = 0
         """Server-streaming calls that have not ended."""
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def open(self) -> int:
+        """Calls that have not ended."""
+        return self._open
 
     async def idle(self, timeout: float) -> None:
         """Returns when no call is open, or after `timeout` seconds."""
@@ -51,39 +65,43 @@ class Calls:
         self, method: str, *, authorization: list[str | bytes], certificate: str | None, peer: str
     ) -> Caller:
         """Who makes a call. Raises Unauthenticated."""
-        # whoever calls what is not there may have written anything in place of its name
-        has = method in self.served or method in self.unserved
         return await self._gate.caller(
-            method.removeprefix(PACKAGE) if has else "",
+            self._known(method),
             authorization=authorization,
             certificate=certificate,
             peer=peer,
         )
 
     @contextlib.asynccontextmanager
-    async def answering(self, method: str, abort: Callable[[Failure], Awaitable[None]]) -> AsyncIterator[None]:
-        """Around the handling of a call: an error ends it by `abort`, which always raises."""
+    async def answering(
+        self, method: str, abort: Callable[[Failure], Awaitable[None]], *, stack: str, rpc: str | None = None
+    ) -> AsyncIterator[None]:
+        """Around the handling of a call: an error ends it by `abort`, which always raises. `stack` is what brought it,
+        `rpc` the method that it comes nearest to, where `method` is none.
+        """
         began = time.monotonic()
-        outcome = "OK"
+        outcome, code, reason = "OK", "OK", ""
         self._open += 1
         self._idle.clear()
         try:
             yield
         except OmniError as error:
-            outcome = f"{error.failure.code} {error.failure.reason}"
+            code, reason = error.failure.code, error.failure.reason
+            outcome = f"{code} {reason}"
             await abort(error.failure)
         except Gone:
-            outcome = "gone"
+            outcome, code = "gone", GONE
             raise asyncio.CancelledError from None
         except GeneratorExit:
-            outcome = "gone"
+            outcome, code = "gone", GONE
             raise
         except (Exception, asyncio.CancelledError) as error:  # the one place that answers for what nobody expected
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
-                outcome = "gone"
+                outcome, code = "gone", GONE
                 raise
             incident = secrets.token_hex(4)
-            outcome = f"{Code.INTERNAL} incident {incident}"
+            code = reason = Code.INTERNAL
+            outcome = f"{code} incident {incident}"
             logger.exception("%s: incident %s", method, incident)
             message = f"an unexpected error in {method.removeprefix(PACKAGE)}; the server's log has incident {incident}"
             await abort(Failure(code=Code.INTERNAL, reason="INTERNAL", message=message))
@@ -91,7 +109,21 @@ class Calls:
             self._open -= 1
             if not self._open:
                 self._idle.set()
-            logger.info("%s %s in %.3f s", method, outcome, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            logger.info("%s %s in %.3f s", method, outcome, seconds)
+            self._tell(stack, self._known(method if rpc is None else rpc), code, reason, seconds)
+
+    def _known(self, method: str) -> str:
+        """The method without its package; "" for what is not there: whoever calls that may have written anything."""
+        return method.removeprefix(PACKAGE) if method in self.served or method in self.unserved else ""
+
+    def _tell(self, stack: str, method: str, code: str, reason: str, seconds: float) -> None:
+        for observer in self.observers:
+            try:
+                observer(stack, method, code, reason, seconds)
+            except Exception:
+                # the call has had its answer
+                logger.exception("unexpected error while telling of a call")
 
     async def streamed(self, messages: AsyncGenerator[T]) -> AsyncGenerator[T]:
         """The messages of a server-streaming call, counted while it is open."""

@@ -97,7 +97,7 @@ class Guard(aio.ServerInterceptor):  # type: ignore[misc]
         async def abort(failure: Failure) -> None:
             await _abort(context, failure)
 
-        async with self._calls.answering(method, abort):
+        async with self._calls.answering(method, abort, stack="grpc"):
             yield await self._calls.caller(
                 method,
                 authorization=[value for name, value in context.invocation_metadata() or () if name == "authorization"],

@@ -18,8 +18,10 @@ from omni_grpc.server.generation import GenerationService
 from omni_grpc.server.health import Health
 from omni_grpc.server.jobs import JobService
 from omni_grpc.server.messages import Messages
+from omni_grpc.server.metrics_port import MetricsPort
 from omni_grpc.server.models import ModelService
 from omni_grpc.server.watch import JobWatch
+from omni_grpc.telemetry.metrics import Metrics, metrics_of
 from omni_grpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -73,6 +75,7 @@ class Backend:
     calls: Calls
     servicers: Mapping[type, object]
     messages: Messages
+    metrics: Metrics | None = None
 
 
 class Running(Protocol):
@@ -103,8 +106,20 @@ class Server:
         self._closing: asyncio.Future[None] | None = None
         messages = Messages(gate)
         servicers = self._servicers(messages)
-        backend = Backend(gate=gate, config=config, calls=self._calls, servicers=servicers, messages=messages)
+        self._metrics = self._measured(gate, config)
+        backend = Backend(
+            gate=gate,
+            config=config,
+            calls=self._calls,
+            servicers=servicers,
+            messages=messages,
+            metrics=self._metrics,
+        )
         self._beside = [stack(backend) for stack in beside]
+        self._metrics_port: MetricsPort | None = None
+        if self._metrics is not None and config.metrics.metrics_port is not None:
+            self._metrics_port = MetricsPort(self._metrics, config)
+            self._beside.append(self._metrics_port)
 
         def endpoint(host: str, port: int, services: Sequence[Service]) -> Endpoint:
             return Endpoint(host, port, services, servicers, config=config, calls=self._calls, health_of=self._health)
@@ -130,6 +145,11 @@ class Server:
         """The same of the admin service, where it has an address of its own."""
         return None if self._admin is None else self._admin.address
 
+    @property
+    def metrics_address(self) -> str | None:
+        """The address of the port of the metrics, where there is one."""
+        return None if self._metrics_port is None else self._metrics_port.address
+
     async def start(self) -> int:
         """Listens, then starts the engine, and returns the port (0 for a Unix socket) when jobs are taken.
 
@@ -144,6 +164,8 @@ class Server:
             beside.bind()
         await self._gate.prepare()
         await self._health.start()
+        if self._metrics is not None:
+            await self._metrics.start()
         for stack in self._stacks:
             await stack.start()
         logger.info("listening on %s, loading %s", self.address, ", ".join(self._gate.serving))
@@ -170,6 +192,8 @@ class Server:
     async def _close(self) -> None:
         await self._health.stop()
         await asyncio.gather(*(stack.stop() for stack in self._stacks))
+        if self._metrics is not None:
+            await self._metrics.stop()
         await self._gate.close()
 
     @property
@@ -179,6 +203,11 @@ class Server:
     @property
     def _stacks(self) -> Sequence[Running]:
         return [*self._endpoints, *self._beside]
+
+    def _measured(self, gate: Gate, config: EngineConfig) -> Metrics | None:
+        """None where nobody could read it."""
+        readable = config.http.on or config.metrics.metrics_port is not None
+        return metrics_of(gate, self._calls, config.metrics, readable=readable)
 
     def _servicers(self, messages: Messages) -> Mapping[type, object]:
         self._gate.render = messages.as_json

@@ -141,6 +141,11 @@ class Journal:
         if self.failure is not None and (self._dirty or time.monotonic() < self._failed_at + self._pause):
             raise refusal(self.failure, self._pause)
 
+    @property
+    def unwritten(self) -> int:
+        """Jobs of which something has not been written yet."""
+        return len(self._lines)
+
     def creating(self, job_id: str) -> bool:
         """Whether a new job is not committed yet: there is none for anybody but its maker."""
         line = self._lines.get(job_id)

@@ -12,6 +12,7 @@ from omni_grpc.store.records import (
     ArtifactRow,
     Asset,
     Cause,
+    Counts,
     Entry,
     JobQuery,
     JobRecord,
@@ -52,6 +53,12 @@ class MemoryStore:
     async def close(self) -> None:
         pass
 
+    async def counts(self) -> Counts:
+        jobs = self.jobs
+        return Counts(
+            jobs=jobs.total, artifacts=len(jobs.artifacts), assets=len(jobs.assets), owed=self.deliveries.owed
+        )
+
 
 class Names:
     """The names of what is gone, why, whose it was, and since when."""
@@ -87,6 +94,11 @@ class MemoryJobs:
         """Blobs that jobs have as inputs, and how often."""
         self.artifacts: dict[str, ArtifactRow] = {}
         self.assets: dict[str, Asset] = {}
+
+    @property
+    def total(self) -> int:
+        """All that there are, of any state."""
+        return len(self._records)
 
     async def write(self, writes: Sequence[JobWrite]) -> Rejected:
         taken, lost = {}, []

@@ -16,6 +16,11 @@ class MemoryDeliveries:
         self._ended: dict[str, Delivery] = {}
         self._claims: dict[str, tuple[str, float]] = {}
 
+    @property
+    def owed(self) -> int:
+        """Those that have not ended."""
+        return len(self._pending)
+
     def add(self, deliveries: Iterable[Delivery]) -> None:
         for one in deliveries:
             if one.id not in self._pending and one.id not in self._ended:

@@ -34,6 +34,16 @@ class Cause(enum.StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """How many rows a store has, those of other servers included; `owed` are webhooks still to be delivered."""
+
+    jobs: int = 0
+    artifacts: int = 0
+    assets: int = 0
+    owed: int = 0
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
     """One event with its place in the log (from 1) and its time in Unix seconds."""

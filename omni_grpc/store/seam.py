@@ -15,6 +15,7 @@ from omni_grpc.store.records import (
     ArtifactRow,
     Asset,
     Cause,
+    Counts,
     Delivery,
     Entry,
     JobQuery,
@@ -269,6 +270,9 @@ class Store(Protocol):
         """
 
     async def close(self) -> None: ...
+
+    async def counts(self) -> Counts:
+        """How much there is of what. It may take as long as reading an index of each table."""
 
 
 class Blobs(Protocol):

@@ -24,6 +24,7 @@ from omni_grpc.types.request import Request
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.types.step_cache import StepReports
+from omni_grpc.types.vitals import Vitals
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +233,9 @@ class Broken:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Beat:
-    """A sign of life, sent every second by the worker process itself. It ends in the executor."""
+    """A sign of life, sent every second by the worker process itself, with how it is. It ends in the executor."""
+
+    vitals: Vitals | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from omni_grpc.server.calls import PACKAGE
 from omni_grpc.server.server import Backend
 from omni_grpc.web.connection import Connection
 from omni_grpc.web.files import Files
+from omni_grpc.web.metrics import metrics_routes
 from omni_grpc.web.openai.routes import openai_routes
 from omni_grpc.web.origins import Origins, with_cors
 from omni_grpc.web.page import page_routes
@@ -30,7 +31,9 @@ class App:
         apart = (AdminService,) if config.server.admin_address else ()
         self._rpcs = Rpcs(backend, self._connection, apart)
         files = Files(backend.gate, backend.calls)
-        self._routes = Starlette(routes=[*files.routes(), *openai_routes(backend, files), *page_routes()])
+        self._routes = Starlette(
+            routes=[*files.routes(), *openai_routes(backend, files), *metrics_routes(backend), *page_routes()]
+        )
         self.asgi: ASGIApp = Origins(
             with_cors(self._serve, config.http.http_origins), config.http.http_origins, _hosts(backend)
         )

@@ -33,7 +33,8 @@ class Interruptible(Protocol):
 
 
 class Handled:
-    """An endpoint of a Starlette application. `method` is the rpc that it comes nearest to, for the audit log.
+    """An endpoint of a Starlette application. `method` is the rpc that it comes nearest to, for the audit log and
+    the metrics, and `stack` what the latter call this way of calling it.
 
     `identify` finds out who calls where the request's own headers do not say it; `refuse` makes the answer to a
     failure.
@@ -47,12 +48,14 @@ class Handled:
         *,
         identify: Identify | None = None,
         refuse: Callable[[Failure], Response] = answer,
+        stack: str = "http",
     ) -> None:
         self._calls = calls
         self._method = method
         self._handle = handle
         self._identify = identify or self._by_headers
         self._refuse = refuse
+        self._stack = stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = told = False
@@ -76,7 +79,10 @@ class Handled:
         request = Request(scope, receive, sending)
         name = f"{scope['method']} {scope['path']}"
         try:
-            async with self._calls.answering(name, abort), _whose_client_may_leave():
+            async with (
+                self._calls.answering(name, abort, stack=self._stack, rpc=self._method),
+                _whose_client_may_leave(),
+            ):
                 caller = await self._identify(request)
                 response = await self._handle(request, caller)
                 await response(scope, receive, sending)

@@ -14,12 +14,12 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from omni_grpc.server.endpoint import LAST_WORDS_SECONDS
+from omni_grpc.server.https import server_context
 from omni_grpc.server.listen import bind_socket
 from omni_grpc.server.server import Backend
 from omni_grpc.types.address import dialed
 from omni_grpc.web.app import App
 from omni_grpc.web.connection import CERTIFICATE
-from omni_grpc.web.tls import server_context
 
 logger = logging.getLogger(__name__)
 

@@ -114,11 +114,15 @@ class Rpcs(ConnectASGIApplication[None]):
             raise _error(failure)
 
         connection = self._connection.get()
-        async with self._calls.answering(path, abort):
+        async with self._calls.answering(path, abort, stack=_stack(context)):
             caller = await connection.caller(self._calls, path)
             if handle is None:
                 raise self._calls.unavailable(path)
             yield caller
+
+
+def _stack(context: RequestContext[Any, Any]) -> str:
+    return "grpc_web" if context.request_headers.get("content-type", "").startswith("application/grpc") else "connect"
 
 
 def _error(failure: Failure) -> ConnectError:

@@ -89,6 +89,8 @@ class Sender:
         self._failing: dict[str, None] = {}
         self._forgot = float("-inf")
         self._store_away = False
+        self.on_attempt: list[Callable[[str], None]] = []
+        """Observers, told of each attempt: "delivered", "failed", or "given_up" for the last one."""
 
     def start(self) -> None:
         self._loop = asyncio.create_task(self._run(), name="omni_grpc-webhooks")
@@ -192,6 +194,7 @@ class Sender:
         attempts = delivery.attempts + 1
         self._failing.pop(delivery.host, None)
         if failed is None:
+            self._tell("delivered")
             logger.info("told %s that job %s is %s", delivery.host, delivery.job_id, delivery.state)
             await self._settle(delivery, lambda: self._deliveries.done(delivery.id, self._clock(), attempts))
             return
@@ -213,6 +216,7 @@ class Sender:
                 retry_after=failed.retry_after,
             )
         what = f"{delivery.host} that job {delivery.job_id} is {delivery.state}"
+        self._tell("given_up" if due is None else "failed")
         if due is None:
             logger.warning("gave up telling %s, after %d attempts: %s", what, attempts, failed.reason)
             await self._settle(
@@ -225,6 +229,10 @@ class Sender:
         await self._settle(
             delivery, lambda: self._deliveries.retry(delivery.id, due, attempts, failed.reason, owner=self._owner)
         )
+
+    def _tell(self, outcome: str) -> None:
+        for observer in self.on_attempt:
+            observer(outcome)
 
     async def _attempt(self, delivery: Delivery) -> Failed | None:
         """Makes an attempt. None: it was delivered."""

@@ -77,6 +77,11 @@ class Webhooks:
             look_every=look_every,
         )
 
+    @property
+    def on_attempt(self) -> list[Callable[[str], None]]:
+        """Observers, told of each attempt: "delivered", "failed", or "given_up" for the last one."""
+        return self._sender.on_attempt
+
     async def start(self) -> None:
         """Begins to deliver what is owed, also from before: the store is open by now. Raises StoreError."""
         # what a process before this one had claimed nobody else delivers

@@ -44,7 +44,8 @@ class RunnerContext:
 class LoadedModel:
     """A runner and what is reported of it, see plan.Ready. `components` are the parts of its model, by name.
     `denoising` are the methods (object, name) that make up a denoise step, where that is not `step` itself. `on_sleep`
-    free what is made anew when it is needed, before the weights leave the device.
+    free what is made anew when it is needed, before the weights leave the device. `counts` is what features count while
+    it runs, by name.
     """
 
     runner: Runner
@@ -57,6 +58,7 @@ class LoadedModel:
     components: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     denoising: Sequence[tuple[Any, str]] = ()
     on_sleep: Sequence[Callable[[], None]] = ()
+    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 class Runner(abc.ABC):

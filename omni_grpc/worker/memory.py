@@ -40,6 +40,17 @@ def host_memory_free(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
     return min(free, max(0, limit - used + cached))
 
 
+def host_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> tuple[int, int]:
+    """Bytes of the host's memory that are taken, and that there are: of the machine's, or of what a container may use
+    of it.
+    """
+    lines = dict(line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines() if ":" in line)
+    limit = _number(cgroup / "memory.max")
+    total = int(lines["MemTotal"].split()[0]) * 1024
+    total = total if limit is None else min(total, limit)
+    return max(0, total - host_memory_free(meminfo, cgroup)), total
+
+
 def _number(file: Path) -> int | None:
     """What a file says; None where there is none, or no limit ("max")."""
     text = file.read_text(encoding="utf-8").strip() if file.is_file() else "max"

@@ -175,6 +175,7 @@ class PackedRunner(Runner):
             found=effects.found,
             warnings=tuple(warnings),
             components=parts.loaded,
+            counts=effects.counts,
             on_sleep=(*effects.on_sleep, *(() if setting.staging is None else (setting.staging.clear,))),
         )
 

@@ -13,6 +13,7 @@ from omni_grpc.types.os_errors import plain
 from omni_grpc.types.plan import Beat, Died, Plan, Report
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.worker.failure import failure
+from omni_grpc.worker.vitals import Looker
 from omni_grpc.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -33,12 +34,14 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
 
     worker = Worker(config, checkpoint, send, prefix)
     worker.start()
+    looker = Looker(worker.vitals)
+    looker.start()
     beat = 0.0
     try:
         while True:
             # this thread does no work of its own: while the process lives and the interpreter runs, it beats
             if time.monotonic() >= beat:
-                send(Beat())
+                send(Beat(looker.newest))
                 beat = time.monotonic() + BEAT_SECONDS
             if not connection.poll(BEAT_SECONDS):
                 continue
@@ -51,8 +54,10 @@ def serve(connection: Connection, config: EngineConfig, checkpoint: Checkpoint, 
     except (EOFError, OSError) as error:
         # an end of file, also in the middle of a message, or nobody who reads
         logger.info("the engine is gone, ending: %s", "end of file" if isinstance(error, EOFError) else plain(error))
+        looker.stop()
         worker.abandon()
         return
     except Exception as error:  # noqa: BLE001 - without this thread the worker is of no use, and the engine is told why
         send(Died(failure=failure(error, "reading a plan")))
+    looker.stop()
     worker.close()

@@ -43,9 +43,9 @@ class Residency:
         host_free: Callable[[], int] = host_memory_free,
     ) -> None:
         self._roots: tuple[Any, ...] = (loaded.components, loaded.runner)
-        self.components = loaded.components
+        self.components, self.counts = loaded.components, loaded.counts
         self._on_sleep: Sequence[Callable[[], None]] = tuple(loaded.on_sleep)
-        self._device, self._host_free = device, host_free
+        self.device, self._host_free = device, host_free
         self._memory = memory or memory_of(device)
         self._weights = None if self._memory is None else HostCopy(self._memory)
         self._others = None if self._memory is None else HostCopy(self._memory)
@@ -74,7 +74,7 @@ class Residency:
         for free in self._on_sleep:
             free()
         weights = list(tensors(self.components))
-        known, found = storages(weights, self._device), storages(tensors(*self._roots), self._device)
+        known, found = storages(weights, self.device), storages(tensors(*self._roots), self.device)
         others = [tensor for key, shared in found.items() if key not in known for tensor in shared]
         self._check_room(self._weights.missing(weights) + self._others.missing(others))
         self._weights.save(weights)
@@ -131,7 +131,7 @@ class Residency:
 
     def _sizes(self, roots: Any) -> Iterator[tuple[Tensor, int]]:
         """One tensor of each storage on the device, and the bytes of it."""
-        for shared in storages(tensors(roots), self._device).values():
+        for shared in storages(tensors(roots), self.device).values():
             yield shared[0], memory_under(shared)
 
     def _check_room(self, needed: int) -> None:

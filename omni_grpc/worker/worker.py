@@ -6,8 +6,10 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.resolve.settings import Placement, place
@@ -28,9 +30,11 @@ from omni_grpc.types.plan import (
 from omni_grpc.types.request import Request
 from omni_grpc.types.shared_inputs import read_inputs
 from omni_grpc.types.spec import Checkpoint
+from omni_grpc.types.vitals import Vitals
 from omni_grpc.worker.build import build, machine
 from omni_grpc.worker.failure import advised, device_lost, failure
 from omni_grpc.worker.membership import Membership
+from omni_grpc.worker.vitals import vitals_of
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +60,8 @@ class Worker:
         self._lock = threading.Lock()
         self._wanted: set[str] = set()
         self._membership = Membership.of(config)
+        self._device: torch.device | None = None
+        self._counts: Mapping[str, int] = {}
         self._dropped = False
         """Whether its weights were dropped: waking loads them anew."""
         self._prepare, self._step, self._decode = (
@@ -149,7 +155,12 @@ class Worker:
             self._config, self._checkpoint, self._prefix, self._send, membership=self._membership
         )
         self._checkpoint = ready.checkpoint or self._checkpoint
+        self._device, self._counts = self._residency.device, self._residency.counts
         return ready
+
+    def vitals(self) -> Vitals:
+        """How this process is, from any thread."""
+        return vitals_of(self._device, self._counts)
 
     def _sleep(self, level: SleepLevel) -> None:
         began = time.monotonic()

@@ -82,6 +82,8 @@ def idle(connection) -> None:
 
         def close(self) -> None: ...
 
+        def vitals(self) -> None: ...
+
         abandon = close
 
     process.Worker = Idle

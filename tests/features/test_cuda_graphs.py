@@ -164,6 +164,7 @@ def test_a_kind_is_recorded_the_third_time_that_it_comes() -> None:
         made.ask(4, 3)
         seen.append(made.counts())
     assert seen == [(0, 0), (0, 0), (1, 1), (1, 2), (1, 3)]
+    assert made.graphs.counts == {cuda_graphs.CAPTURES: 1, cuda_graphs.REPLAYS: 3}
 
 
 @pytest.mark.parametrize(

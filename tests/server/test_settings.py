@@ -52,6 +52,7 @@ CHECKED = {
     "port": ("65535", 65535),
     "http_port": ("65535", 65535),
     "rank_port": ("65535", 65535),
+    "metrics_port": ("65535", 65535),
     "diffusion_attention_backend": ("CUDNN_ATTN", "CUDNN_ATTN"),
     "diffusion_attention_config": ('{"default": "sdpa"}', {"default": "sdpa"}),
     "admin_address": ("unix:admin.sock", "unix:admin.sock"),
@@ -68,6 +69,7 @@ store: {state_dir: kept}
 worker: {distributed_executor_backend: ray}
 webhooks: {webhook_hosts: [example.com]}
 http: {http_port: 8080}
+metrics: {metrics_port: 9464}
 """
 """Settings that need each other; any one of them may be another."""
 

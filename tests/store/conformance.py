@@ -13,6 +13,7 @@ from omni_grpc.store.records import (
     ArtifactRow,
     Asset,
     Cause,
+    Counts,
     JobQuery,
     JobSpec,
     JobState,
@@ -22,6 +23,7 @@ from omni_grpc.store.records import (
 from omni_grpc.store.seam import Store
 from omni_grpc.types import events
 from tests.store.samples import SPEC, full, new, queued, record
+from tests.webhooks import owed
 
 RUNNING, FAILED, SUCCEEDED = JobState.RUNNING, JobState.FAILED, JobState.SUCCEEDED
 
@@ -375,6 +377,16 @@ class Files:
         await store.files.delete_asset("nobody", Cause.EXPIRED)
         assert await store.files.asset("upload-1") is None
         assert await store.files.cause("upload-1") == (Cause.EXPIRED, "a")
+
+    async def test_rows_are_counted(self, store: Store) -> None:
+        assert await store.counts() == Counts()
+        await store.jobs.write(new(record(1), record(2)))
+        await store.jobs.write([change(1, artifacts=[output(1, 1), output(2, 1)])])
+        await store.jobs.write([owed.write(one := owed.delivery("job_9")), owed.write(owed.delivery("job_8"))])
+        await store.files.put_asset(upload(1))
+        assert await store.counts() == Counts(jobs=4, artifacts=2, assets=1, owed=2)
+        await store.deliveries.done(one.id, 20.0, 1)
+        assert (await store.counts()).owed == 1
 
 
 class ServersOnOneStore:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
+import sqlalchemy as sa
+
+from omni_grpc.store.records import Counts
 from omni_grpc.store.seam import StoreError
-from omni_grpc.store.sql import codec, postgresql, sqlite, upgrade
+from omni_grpc.store.sql import codec, postgresql, sqlite, tables, upgrade
 from omni_grpc.store.sql.database import Database
 from omni_grpc.store.sql.deliveries import SqlDeliveries
 from omni_grpc.store.sql.files import SqlFiles
@@ -88,6 +92,14 @@ class SqlStore:
         if self._file is not None:
             self._file.leave()
 
+    async def counts(self) -> Counts:
+        tables_of = {"jobs": tables.jobs, "artifacts": tables.artifacts, "assets": tables.assets}
+        counted = {name: _count(table) for name, table in tables_of.items()}
+        counted["owed"] = _count(tables.deliveries).where(tables.PENDING)
+        select = sa.select(*(count.scalar_subquery().label(name) for name, count in counted.items()))
+        row = await self._database.read(lambda connection: connection.execute(select).one())
+        return Counts(**row._mapping)
+
     async def _bring_up(self) -> None:
         await asyncio.to_thread(codec.prepare)
         if await self._database.read(upgrade.version) != upgrade.NEWEST:
@@ -99,3 +111,7 @@ class SqlStore:
             self._channel.open(await self._database.read(postgresql.prepare))
         else:
             await self.servers.end_all()
+
+
+def _count(table: sa.Table) -> sa.Select[Any]:
+    return sa.select(sa.func.count()).select_from(table)

@@ -17,6 +17,7 @@ from omni_grpc.web.handled import Handle, Handled
 from omni_grpc.web.openai.errors import answer
 
 ROOT = "/v1/"
+STACK = "openai"
 
 
 class Endpoints:
@@ -28,12 +29,14 @@ class Endpoints:
     def route(self, method: str, path: str, rpc: str, handle: Handle) -> Route:
         """`rpc`: the "Service/Method" that it comes nearest to, for the audit log."""
         return Route(
-            ROOT + path, Endpoint(Handled(self._calls, PACKAGE + rpc, handle, refuse=answer)), methods=[method]
+            ROOT + path,
+            Endpoint(Handled(self._calls, PACKAGE + rpc, handle, refuse=answer, stack=STACK)),
+            methods=[method],
         )
 
     def others(self) -> Route:
         """Whatever is not there."""
-        handled = Handled(self._calls, "", _unknown, refuse=answer)
+        handled = Handled(self._calls, "", _unknown, refuse=answer, stack=STACK)
         return Route(ROOT + "{path:path}", Endpoint(handled), methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
 
 

@@ -1,4 +1,4 @@
-"""TLS of the HTTP port: the same files as gRPC's, read again when they change."""
+"""TLS of what is served over HTTP: the same files as gRPC's, read again when they change."""
 
 from __future__ import annotations
 
