@@ -21,7 +21,8 @@ LONG   := tests/parallel tests/ranks tests/scenes tests/benchmarks/test_service.
           tests/server/test_quiet_start.py tests/server/test_serve_faults.py tests/server/test_real_pipelines.py \
           tests/engine/test_rank_executor.py tests/engine/test_rank_link.py tests/hub/test_serve_hub.py \
           tests/adapter/test_settings_references.py tests/models/test_conformance.py tests/ops/test_families.py \
-          tests/ops/test_compile_cache.py tests/house/test_native_build.py tests/worker/test_memory.py tests/adapter/test_end_to_end.py
+          tests/ops/test_compile_cache.py tests/house/test_native_build.py tests/worker/test_memory.py tests/adapter/test_end_to_end.py \
+          tests/telemetry/test_real_worker.py
 # what needs a database, an object store, a receiver or a proxy beside the server
 SERVICES := tests/store tests/lasting tests/webhooks tests/web/test_proxies.py
 # what needs the extra of that name; one after the other, since each Ray is some ten processes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Protocol
 
 from omni_grpc.engine import Engine, Job, JobState
@@ -17,7 +18,7 @@ OUTCOMES = ("delivered", "failed", "given_up")
 """What may become of an attempt to deliver a webhook."""
 TIMES = ("queue_wait", "encode", "denoise", "decode", "total")
 """Fields of the statistics of a job, each the time of a stage; that of storing comes with its outputs."""
-STAGES = {"queue_wait": "queue"}
+STAGES: Mapping[str, str] = {"queue_wait": "queue"}
 """What a stage is called where its field has another name."""
 STORE = "store"
 CAUSES = ("WORKER_DIED", "WORKER_HUNG", "WORKER_DRAINED")
