@@ -1,8 +1,8 @@
-"""JSON schemas of the custom resources in deploy/kubernetes: only the fields that are used there, and nothing else allowed.
+"""JSON schemas of the custom resources in deploy/kubernetes: the fields that are used there, and no others.
 
 Written by hand from the public references of KEDA 2.15 (ScaledObject specification, Prometheus scaler) and of the
-Prometheus operator (API reference, monitoring.coreos.com/v1). They find a misspelled or misplaced field. They are not what
-a cluster checks: the operators' own definitions are.
+Prometheus operator (API reference, monitoring.coreos.com/v1). They find a misspelled or misplaced field. They are not
+what a cluster checks: the operators' own definitions are.
 """
 
 from __future__ import annotations

@@ -40,8 +40,13 @@ def rendered(folder: Path) -> tuple[Manifest, ...]:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl, which has kustomize in it, is not installed")
     ran = subprocess.run(
-        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False
-    )  # fmt: skip
+        ["kubectl", "kustomize", str(folder)],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == "", "warnings are of what is out of date"
     return tuple(yaml.safe_load_all(ran.stdout))
