@@ -179,6 +179,7 @@ def test_compose_runs_the_image_with_settings_that_it_takes(names, target):
         assert host == "127.0.0.1", "it does not encrypt"
         assert int(port) in (config.server.port, config.http.http_port)
     assert int(server["stop_grace_period"].removesuffix("s")) > config.server.drain_timeout + STOP_SECONDS
+    assert int(server["shm_size"].removesuffix("gb")) << 30 >= config.limits.input_budget + (1 << 30)
     assert server["read_only"] is True
     assert server["cap_drop"] == ["ALL"]
     mounts = {volume.split(":")[1] for volume in server["volumes"]}

@@ -38,6 +38,9 @@ VERSIONS = ("1.29", "1.32", "1.35")
 ALL = (BASE, *OVERLAYS)
 NEEDED = {"multi-gpu": ("gpu",), "tls": ("monitoring", "http"), "s3": ("postgres",), "postgres": ("s3",)}
 """What a component is listed after."""
+GIB = 1 << 30
+OUTPUTS = GIB
+"""Room for the outputs of two jobs, as docs/deploy.md has it."""
 LABEL = "app.kubernetes.io/name"
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
@@ -153,6 +156,15 @@ def test_what_a_pod_mounts_is_there(name):
             if variable.endswith(("_FILE", "_CERT", "_KEY")) and value.startswith("/"):
                 assert any(value.startswith(f"{path}/") for path in mounted.values()), f"{variable}={value}"
         assert mount["mountPath"].startswith("/")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_shared_memory_has_room_for_inputs_and_outputs(name, tmp_path):
+    (size,) = [it["emptyDir"]["sizeLimit"] for it in pod(overlay(name))["volumes"] if it["name"] == "shm"]
+    limits = container(overlay(name))["resources"]["limits"]
+    budget = configuration(overlay(name), tmp_path).limits.input_budget
+    assert int(size.removesuffix("Gi")) * GIB >= budget + OUTPUTS
+    assert int(limits["memory"].removesuffix("Gi")) > 2 * int(size.removesuffix("Gi")), "it counts as memory"
 
 
 @pytest.mark.parametrize("name", ALL)
