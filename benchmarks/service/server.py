@@ -117,8 +117,6 @@ def served(checkpoint: Path | str, *flags: str) -> Iterator[Server]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            # a server refuses what is none of its settings
-            env={name: value for name, value in os.environ.items() if name != COMMIT},
             text=True,
             env=server_environment(),
             start_new_session=True,  # its own group, so that a kill takes its worker too

@@ -46,16 +46,21 @@ def server_help() -> str:
 
 def add_credentials(parser: Any) -> None:
     """Adds the flags of TLS and tokens to a parser or a group of one."""
-    parser.add_argument("--ca", type=Path, metavar="FILE", help="TLS: the server's certificate authorities, in PEM")
-    parser.add_argument("--cert", type=Path, metavar="FILE", help="mTLS: the client's certificate, in PEM")
-    parser.add_argument("--key", type=Path, metavar="FILE", help="mTLS: the private key of --cert")
-    parser.add_argument("--tls", action="store_true", default=None, help="TLS with the usual authorities, without --ca")
+    add_tls(parser)
     token = parser.add_mutually_exclusive_group()
     token.add_argument("--token", help=f"token that says who calls; other users can see it, unlike {TOKEN_VARIABLE}")
     token.add_argument("--token-file", type=Path, metavar="FILE", help="file with the token")
     parser.add_argument(
         "--insecure", action="store_true", default=None, help="send the token to another machine without TLS"
     )
+
+
+def add_tls(parser: Any) -> None:
+    """Adds the flags of TLS alone."""
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="TLS: the server's certificate authorities, in PEM")
+    parser.add_argument("--cert", type=Path, metavar="FILE", help="mTLS: the client's certificate, in PEM")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="mTLS: the private key of --cert")
+    parser.add_argument("--tls", action="store_true", default=None, help="TLS with the usual authorities, without --ca")
 
 
 def refuse_without_server(args: argparse.Namespace) -> None:

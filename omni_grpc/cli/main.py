@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from omni_grpc.cli import alone, connect, drain, export, info, jobs, like, listing, profile, serve, signals
+from omni_grpc.cli import alone, connect, drain, export, health, info, jobs, like, listing, profile, serve, signals
 from omni_grpc.cli import generate as making
 from omni_grpc.cli.batch import command as batch
 from omni_grpc.cli.bench import command as bench
@@ -216,6 +216,7 @@ def _parser() -> SettingsParser:
 
     jobs.add(commands)
     info.add(commands)
+    health.add(commands)
 
     watch = commands.add_parser("watch", help="follow a job to its end")
     watch.set_defaults(run=_watch)

@@ -78,6 +78,7 @@ async def serve(fleet: Fleet) -> int:
     """Serves a fleet that has not been started, until SIGTERM, SIGINT or SIGHUP. Raises the error that keeps it from
     starting.
     """
+    from omni_grpc.cli.service_manager import ServiceManager
     from omni_grpc.gate import Gate
     from omni_grpc.server import Server
 
@@ -99,7 +100,8 @@ async def serve(fleet: Fleet) -> int:
     gc.collect()
     gc.freeze()
     _announce(fleet, server)
-    await _until_asked(server, asked)
+    with ServiceManager.of(os.environ).running(f"serving {server.address}"):
+        await _until_asked(server, asked)
     await _stop(server, fleet.config.server.drain_timeout, signals)
     return STOPPED
 

@@ -30,6 +30,7 @@ COMMANDS = (
         "jobs",
         "jobs export",
         "info",
+        "health",
         "watch",
         "wait",
         "cancel",
