@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Protocol, runtime_checkable
 
@@ -82,8 +82,8 @@ class Executor(Protocol):
 class Vital(Protocol):
     """An executor, or one life of its worker, that hears from its processes how they are."""
 
-    def all_vitals(self) -> Sequence[Vitals]:
-        """Of each process that has said so, by rank."""
+    def all_vitals(self) -> Mapping[int, Vitals]:
+        """Of each process that has said so, by its rank."""
 
 
 class Life(Protocol):
@@ -158,9 +158,9 @@ class ProcessExecutor:
     def _begin(self, deliver: Deliver) -> Life:
         return WorkerProcess(*self._arguments, deliver, self._obituary)
 
-    def all_vitals(self) -> Sequence[Vitals]:
-        """Of each process of the worker, by rank."""
-        return self._process.all_vitals() if isinstance(self._process, Vital) else ()
+    def all_vitals(self) -> Mapping[int, Vitals]:
+        """Of each process of the worker, by its rank."""
+        return self._process.all_vitals() if isinstance(self._process, Vital) else {}
 
     def submit(self, plan: Plan) -> None:
         if self._process is None:
@@ -210,7 +210,7 @@ class HubExecutor:
         else:
             self._inner.start(deliver)
 
-    def all_vitals(self) -> Sequence[Vitals]:
+    def all_vitals(self) -> Mapping[int, Vitals]:
         return self._inner.all_vitals()
 
     def submit(self, plan: Plan) -> None:
@@ -290,8 +290,8 @@ class WorkerProcess:
         """What the names of its blocks begin with: those that are left are freed at its end."""
         return self._prefix
 
-    def all_vitals(self) -> Sequence[Vitals]:
-        return () if self.vitals is None else (self.vitals,)
+    def all_vitals(self) -> Mapping[int, Vitals]:
+        return {} if self.vitals is None else {0: self.vitals}
 
     def send(self, message: Plan | Order) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from omni_grpc.config import EngineConfig
@@ -168,9 +168,9 @@ class Replica:
             self._moved.set_exception(failure.error())
 
     @property
-    def vitals(self) -> Sequence[Vitals]:
-        """How each process of its worker is, as far as they say so."""
-        return self.executor.all_vitals() if isinstance(self.executor, Vital) else ()
+    def vitals(self) -> Mapping[int, Vitals]:
+        """How each process of its worker is, by its rank, as far as they say so."""
+        return self.executor.all_vitals() if isinstance(self.executor, Vital) else {}
 
     @property
     def stats(self) -> ReplicaStats:

@@ -43,6 +43,7 @@ from omni_grpc.types.plan import (
     Woken,
 )
 from omni_grpc.types.request import Draft, Request
+from omni_grpc.types.vitals import Vitals
 from tests.toy import toy_checkpoint
 
 WORKER = "tests.engine.toy_ranks:serve"
@@ -116,6 +117,13 @@ async def test_a_group_answers_as_one_worker_by_its_first_rank(tmp_path, monkeyp
         assert await group.next() == Slept(freed_bytes=0, elapsed=0.0)
         group.executor.order(Wake())
         assert isinstance(await group.next(), Woken)
+
+
+async def test_each_rank_says_how_it_is_under_its_own_number(tmp_path, monkeypatch):
+    async with started(tmp_path, monkeypatch) as group:
+        first, second = group.executor._process._processes
+        first.vitals, second.vitals = None, (told := Vitals(resident_bytes=5))
+        assert group.executor.all_vitals() == {1: told}, "the first has not said it yet"
 
 
 async def test_a_report_waits_for_the_last_rank_and_a_failure_of_all_is_one_of_the_request(tmp_path, monkeypatch):
