@@ -74,7 +74,16 @@ def taking_over(
 
     def one(name: str) -> contextlib.AbstractContextManager[Process]:
         (folder / name).mkdir()
-        handover = ("--handover", str(folder / "next.sock"), "--handover-seconds", "1", "--warm-up-seconds", "0")
+        handover = (
+            "--handover",
+            str(folder / "next.sock"),
+            "--handover-seconds",
+            "1",
+            "--warm-up-seconds",
+            "0",
+            "--log-level",
+            "debug",
+        )
         return served(checkpoint, folder / name, *handover, *flags)
 
     yield one
