@@ -45,7 +45,9 @@ class Numbers:
 
 def run(checkpoint: Path) -> Result:
     numbers = Numbers()
-    with served(checkpoint, "--max-num-seqs", str(numbers.jobs), "--max-step-ms", "1e9") as server:
+    # one thread for the worker: the other core is for the server and the watchers, as where a GPU computes
+    flags = ("--max-num-seqs", str(numbers.jobs), "--max-step-ms", "1e9", "--cpu-threads", "1")
+    with served(checkpoint, *flags) as server:
         return measure(server, numbers)
 
 
