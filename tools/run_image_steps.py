@@ -32,9 +32,9 @@ REFUSED = f"omni-grpc serve --port {PORT}; test $? = 2"
 SERVED = f"""
 export OMNI_GRPC_INSECURE=true OMNI_GRPC_SERVER=localhost:{PORT}
 tini -s -- omni-grpc serve --port {PORT} & server=$!
-omni-grpc wait --timeout 300 && omni-grpc health && omni-grpc generate 'a red circle' --out /tmp/x.png --seed 7 --quiet
+omni-grpc wait --timeout 300 && omni-grpc health && omni-grpc generate 'a red circle' --out x.png --seed 7 --quiet
 made=$?
-kill -TERM $server; wait $server && test -s /tmp/x.png && exit $made
+kill -TERM $server; wait $server && test -s x.png && exit $made
 """
 """What is run in a container, as the user of the image."""
 

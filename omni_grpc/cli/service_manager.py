@@ -13,6 +13,8 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 
+from omni_grpc.types.os_errors import plain
+
 logger = logging.getLogger(__name__)
 
 MICROSECONDS = 1e6
@@ -57,7 +59,7 @@ class ServiceManager:
                 sender.setblocking(False)
                 sender.sendto("\n".join(assignments).encode(), address)
         except OSError as error:
-            logger.warning("the service manager was not told %s: %s: %s", assignments[0], self._address, error)
+            logger.warning("the service manager was not told %s: %s: %s", assignments[0], self._address, plain(error))
 
     async def _keep_alive(self, pause: float) -> None:
         while True:
