@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..lives import FSYNC, POSTGRESQL, QUICK
+from ..lives import FSYNC, POSTGRESQL, QUICK, REAL
 from ..report import Result
 from . import of_clients, of_clocks, of_processes, of_stores
 from .checker import Checker, holds, left_behind, recovered
@@ -21,6 +21,9 @@ from .stage import Setting, Stage, folder
 FAULTS: Mapping[str, Fault] = {
     fault.name: fault for fault in (*of_processes.FAULTS, *of_stores.FAULTS, *of_clocks.FAULTS, *of_clients.FAULTS)
 }
+
+LOADING = 60.0
+"""Seconds more that a worker with a model gets to load it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,6 +111,7 @@ def strike(fault: Fault, store: str, numbers: Numbers) -> Found:
 
 def _rounds(stage: Stage, tools: Any, found: Found, numbers: Numbers) -> None:
     fault, checker = found.fault, Checker(stage)
+    within = fault.within + (LOADING if numbers.worker == REAL else 0.0)
     if recovered(stage, 30) is None:
         raise RuntimeError("the server does no job")
     checker.check(holds(stage))
@@ -126,10 +130,10 @@ def _rounds(stage: Stage, tools: Any, found: Found, numbers: Numbers) -> None:
         with crowd.at_work():
             time.sleep(stage.chance.uniform(0.3, 1.0))
             fault.strike(stage, tools, fault.seconds if numbers.seconds is None else numbers.seconds)
-            seconds = recovered(stage, fault.within)
+            seconds = recovered(stage, within)
             time.sleep(0.3)
         if seconds is None:
-            stage.ledger.report(f"no new job is done within {fault.within:g} s of round {number + 1}")
+            stage.ledger.report(f"no new job is done within {within:g} s of round {number + 1}")
         else:
             found.recovered.append(seconds)
         if fault.harmless and crowd.broken:
