@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from omni_grpc.config import EngineConfig
@@ -174,7 +174,7 @@ class Replica:
 
     @property
     def stats(self) -> ReplicaStats:
-        vitals = self.vitals
+        vitals = tuple(self.vitals.values())
         fullest = max(vitals, key=lambda one: one.device_used_bytes / max(1, one.device_total_bytes), default=None)
         return ReplicaStats(
             number=self.number,

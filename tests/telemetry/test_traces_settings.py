@@ -14,7 +14,7 @@ from omni_grpc.types.errors import ConfigError
         ("localhost:4317", "expected an address of a collector: http://HOST:4317"),
         ("ftp://host", "expected an address"),
         ("http://", "expected an address"),
-        ("https://me:key@host", "give --otlp-headers-file"),
+        ("https://me:key@host", "give --otlp-headers-file"),  # pragma: allowlist secret
         ("https://host/?key=1", "goes in --otlp-headers-file"),
     ],
 )
