@@ -66,7 +66,9 @@ def _opened(path: Path) -> BinaryIO:
 def parse(text: bytes, where: str) -> Header:
     """The tensors that a header names, without "__metadata__". Raises CheckpointError if it is not JSON."""
     try:
-        content: dict[str, Any] = read_json(text)
+        content: Any = read_json(text)
+        if not isinstance(content, dict):
+            raise ValueError("it is no object")
         return {name: (entry["dtype"], entry["shape"]) for name, entry in content.items() if name != "__metadata__"}
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{where} is no safetensors file: its header cannot be read ({error})") from error

@@ -21,6 +21,7 @@ from typing import Any
 
 from omni_grpc.server.steering import listening, steer
 from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.json_text import read_json
 from omni_grpc.types.os_errors import plain
 
 logger = logging.getLogger(__name__)
@@ -225,5 +226,5 @@ async def _heard(reader: asyncio.StreamReader) -> dict[str, Any] | None:
         return None
     if not line.endswith(b"\n"):
         return None
-    message: dict[str, Any] = json.loads(line)
+    message: dict[str, Any] = read_json(line)
     return message
