@@ -23,7 +23,8 @@ LONG   := tests/parallel tests/ranks tests/scenes tests/benchmarks/test_service.
           tests/adapter/test_settings_references.py tests/models/test_conformance.py tests/ops/test_families.py \
           tests/ops/test_compile_cache.py tests/house/test_native_build.py tests/worker/test_memory.py tests/adapter/test_end_to_end.py \
           tests/telemetry/test_real_worker.py tests/telemetry/test_logs.py \
-          tests/server/test_handover.py tests/server/test_handover_processes.py
+          tests/server/test_handover.py tests/server/test_handover_processes.py tests/cli/test_bench_serve.py \
+          tests/cli/test_bench_compare.py tests/worker/test_recording.py tests/worker/test_vitals.py
 # what needs a database, an object store, a receiver or a proxy beside the server
 SERVICES := tests/store tests/lasting tests/webhooks tests/web/test_proxies.py
 # what breaks things on purpose around servers; one after the other, since each fault wants the machine
