@@ -37,7 +37,7 @@ COMMANDS = (
         "show",
         "batch",
     ),
-    *("serve", "doctor", "bench", "bench prompt-accuracy", "pull", "convert"),
+    *("serve", "doctor", "bench", "bench prompt-accuracy", "pull", "convert", "lora", "lora inspect"),
     *("token", "token new", "token list", "token revoke", "token names"),
 )
 SERVE = "omni_grpc/serve.py"
