@@ -117,7 +117,20 @@ def test_an_adapter_at_scale_zero_is_not_even_multiplied(tmp_path: Path) -> None
             factors("lora_unet_blocks_0_to_q", 128, 128),
             "no key of a.safetensors fits a layer of the model; it has lora_",
         ),
-        (factors("txt_norm", 64, 64), "no key of a.safetensors fits a layer"),
+        (factors("txt_norm", 64, 64), r"no key of a.safetensors fits a layer .* \(not a linear layer of the model\)"),
+        (factors("text_encoder.layer", 8, 8), r"fits a layer of the model; it has .* \(text encoder\)"),
+        (
+            {key: factor * 0 for key, factor in factors(QUERY, 128, 128).items()},
+            r"no key of a.safetensors fits a layer .* \(zero\)",
+        ),
+        (
+            factors(QUERY, 128, 128) | {f"{QUERY}.dora_scale": torch.ones(128, 1)},
+            f"{QUERY} of a.safetensors is not served yet: DoRA rescales .*; merge it into the checkpoint",
+        ),
+        (
+            {f"transformer_blocks.{block}.attn.norm_q.diff": torch.ones(32) for block in (0, 1)},
+            "transformer_blocks.0.attn.norm_q is no linear layer, and norms are not changed yet; .* and a layer more",
+        ),
     ],
 )
 def test_an_adapter_that_does_not_fit_stops_the_start(

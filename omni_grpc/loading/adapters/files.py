@@ -70,10 +70,12 @@ def read_adapter(name: str, path: Path) -> AdapterFile:
         raise refused(
             name, f"{file} has {twice[0][0]} and {twice[0][1]}, which are the same; keep one adapter in a file"
         )
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return AdapterFile(
         id=name,
         path=file,
-        sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+        sha256=digest,
         size_bytes=file.stat().st_size,
         format=layout(tensors, metadata),
         keys=tuple(tensors),
