@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from omni_grpc.features.lora import LoraLinear
 from omni_grpc.loading.checkpoint import WEIGHT_FILE, load_weights
+from omni_grpc.nn.updates import LowRankUpdate
 from omni_grpc.types.lora import Lora
 from tests.features.adapter_files import ONLY, WRITERS, Source, Written
 from tests.features.suite import FAMILIES, Run, Suite, alone, denoisers, far, run, save
@@ -137,3 +139,17 @@ def test_rows_of_a_batch_have_changes_of_different_kinds(formats: Formats) -> No
     for request in requests:
         expected = alone(model, request).latents
         assert far(together[request.id].latents, expected) < TOLERANCE * max(1.0, float(expected.abs().max()))
+
+
+def test_a_fused_layer_costs_no_more_than_its_parts(made: Callable[[str], Formats]) -> None:
+    """Parts with factors in common are one product; parts without are three, each of its own rank alone."""
+    model = made("FluxPipeline-schnell").model
+    layer = denoisers(model)["transformer"].get_submodule("stack.dual.0.attn.to_qkv")
+    assert isinstance(layer, LoraLinear)
+    shared, apart, kron = (layer.parts[name] for name in ("comfyui", "block_diagonal", "lokr"))
+    assert [(type(part).__name__, part.rows) for part in (*shared, *kron)] == [
+        ("LowRankUpdate", slice(0, 192)),
+        ("KronUpdate", slice(0, 192)),
+    ]
+    assert [part.rows for part in apart] == [slice(0, 64), slice(64, 128), slice(128, 192)]
+    assert [part.down.shape for part in apart if isinstance(part, LowRankUpdate)] == [(4, 64)] * 3

@@ -50,6 +50,7 @@ def scale(path: Path) -> float:
         (f"{LAYER}.lora_A.weight", f"{LAYER}.lora_B.weight", "peft"),
         (f"base_model.model.{LAYER}.lora_A.weight", f"base_model.model.{LAYER}.lora_B.weight", "peft"),
         (f"{LAYER}.lora_A.default.weight", f"{LAYER}.lora_B.default.weight", "peft"),
+        (f"{LAYER}.lora_A.my-style.weight", f"{LAYER}.lora_B.my-style.weight", "peft"),
         (f"diffusion_model.{LAYER}.lora_A.weight", f"diffusion_model.{LAYER}.lora_B.weight", "comfyui"),
         (f"lora_unet_{FLAT}.lora_down.weight", f"lora_unet_{FLAT}.lora_up.weight", "kohya"),
         (f"lora_unet__{FLAT}.lora_down.weight", f"lora_unet__{FLAT}.lora_up.weight", "kohya"),
@@ -159,7 +160,7 @@ PAIR = {f"{LAYER}.lora_A.weight": DOWN, f"{LAYER}.lora_B.weight": UP}
         ({f"{LAYER}.{part}.weight": UP for part in ("a1", "a2", "b1", "b2")}, None, "GLoRA multiplies"),
         ({f"{LAYER}.set_weight": UP}, None, "set_weight replaces"),
         ({**PAIR, f"{LAYER}.reshape_weight": torch.tensor([3, 8])}, None, "reshape_weight gives a layer more inputs"),
-        ({"blocks.0.diff_m": UP}, None, "diff_m changes a table of modulation"),
+        ({"transformer.blocks.0.diff_m": UP}, None, "diff_m changes a table of modulation"),
         ({"blocks.0.attn.norm_q.diff": UP[0]}, None, "blocks.0.attn.norm_q is no linear layer, and norms are not"),
         ({"blocks.0.attn.norm_q.diff_b": UP[0]}, None, "blocks.0.attn.norm_q is no linear layer, and norms are not"),
         ({"blocks.0.attn.norm_q.w_norm": UP[0]}, None, "it changes a norm"),
@@ -256,3 +257,20 @@ def test_scales_and_factors_that_are_no_numbers_are_refused_by_their_key(
         changes(file)
     assert str(caught.value).startswith("--lora style: ")
     assert caught.value.reason == "BAD_LORA"
+
+
+def test_keys_of_zeros_change_nothing_whatever_their_kind(tmp_path: Path) -> None:
+    """But for those that replace something, as the magnitudes of DoRA do."""
+    zeros = {
+        f"{LAYER}.oft_blocks": UP * 0,
+        f"{NORM}.diff": DOWN[0] * 0,
+        f"{NORM}.diff_b": DOWN[0] * 0,
+        "blocks.0.diff_m": UP * 0,
+        f"{LAYER}.diff_b": UP[:, 0] * 0,
+        "blocks.1.attn.to_q.diff": DOWN,
+    }
+    file = read_adapter("style", write(tmp_path / "a.safetensors", zeros))
+    bound = bind("style", file, "transformer", {LAYER: (3, 4), NORM: None, "blocks.1.attn.to_q": (2, 4)})
+    assert bound.refusals == {}
+    assert [change.layer for change in bound.changes] == ["blocks.1.attn.to_q"]
+    assert bound.skipped == dict.fromkeys(list(zeros)[:-1], "zero")

@@ -102,7 +102,7 @@ def bind(
             skipped |= dict.fromkeys(entry.keys.values(), TEXT_ENCODER)
         elif named.component not in ("", component):
             skipped |= dict.fromkeys(entry.keys.values(), OTHER)
-        elif named.modules is None and not (entry.kind == "diff_m" and _is_a_block(plain(entry.layer), layers)):
+        elif named.modules is None and not _is_of_a_block(entry, component, layers):
             skipped |= dict.fromkeys(entry.keys.values(), UNKNOWN)
         else:
             found[entry.layer] = entry, named
@@ -133,8 +133,10 @@ def bind(
     return Bound(tuple(changes), skipped, refusals)
 
 
-def _is_a_block(layer: str, layers: Layers) -> bool:
-    return any(module.startswith(f"{layer}.") for module in layers)
+def _is_of_a_block(entry: Entry, component: str, layers: Layers) -> bool:
+    """Whether it changes the modulation of a block of the model; a block has no weight of its own."""
+    block = plain(entry.layer).removeprefix(f"{component}.")
+    return entry.kind == "diff_m" and any(module.startswith(f"{block}.") for module in layers)
 
 
 def _changes_nothing(entry: Entry) -> bool:

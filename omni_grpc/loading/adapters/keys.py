@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-_NAME = r"(?:\.(?!weight$|bias$)\w+)?"
+_NAME = r"(?:\.(?!weight$|bias$)[\w-]+)?"
 """The name that PEFT gives an adapter, between the name of a factor and what is kept of it."""
 
 _LOHA = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2")
