@@ -22,23 +22,29 @@ LONG   := tests/parallel tests/ranks tests/scenes tests/benchmarks/test_service.
           tests/engine/test_rank_executor.py tests/engine/test_rank_link.py tests/hub/test_serve_hub.py \
           tests/adapter/test_settings_references.py tests/models/test_conformance.py tests/ops/test_families.py \
           tests/ops/test_compile_cache.py tests/house/test_native_build.py tests/worker/test_memory.py tests/adapter/test_end_to_end.py \
-          tests/telemetry/test_real_worker.py tests/telemetry/test_logs.py
+          tests/telemetry/test_real_worker.py tests/telemetry/test_logs.py \
+          tests/server/test_handover.py tests/server/test_handover_processes.py
 # what needs a database, an object store, a receiver or a proxy beside the server
 SERVICES := tests/store tests/lasting tests/webhooks tests/web/test_proxies.py
+# what breaks things on purpose around servers; one after the other, since each fault wants the machine
+CHAOS  := tests/chaos
 # what needs the extra of that name; one after the other, since each Ray is some ten processes
 RAY    := tests/ray
 # what needs Node.js, and OpenAI's client for it
 OPENAI := tests/web/openai/node
 # the page in Chromium
 WEB    := tests/web_page
+# images, units and manifests
+DEPLOY := tests/deploy
 # the clients of other languages, with their toolchains
 CLIENTS := tests/clients
 LANGUAGES := python typescript go cpp java
 WHOLE  := $(filter tests,$(TESTS))
 BIN    := $(VENV)/bin
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' omni_grpc/types/version.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gen-setup serve demo test test-long test-services ray-setup test-ray test-openai web-setup web web-check test-web clients test-clients lint commit-lint audit house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
+.PHONY: help setup gen-setup serve demo test test-long test-services test-chaos ray-setup test-ray test-openai web-setup web web-check test-web clients test-clients deploy-check image image-cuda lint commit-lint audit house gen checkgen includes-check cuda-check oldest-torch cpu-clones gpu-test bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,14 +59,17 @@ demo: setup ## serve the small model and generate one image with streamed progre
 	@$(BIN)/python -m tools.demo
 
 test: setup ## run the tests that need no GPU and little time (TESTS=tests/engine narrows them)
-	$(BIN)/python -m pytest -m "not gpu" $(if $(WHOLE),$(SPREAD) $(LONG:%=--ignore=%) $(SERVICES:%=--ignore=%) $(RAY:%=--ignore=%) $(OPENAI:%=--ignore=%) $(WEB:%=--ignore=%) $(CLIENTS:%=--ignore=%)) $(strip $(TESTS) $(ARGS))
-	@$(if $(WHOLE),echo "left out: make test-services ($(SERVICES)); make test-ray ($(RAY)); make test-openai ($(OPENAI)); make test-web ($(WEB)); make test-clients ($(CLIENTS)); make test-long ($(LONG)); make gpu-test (what needs a GPU)")
+	$(BIN)/python -m pytest -m "not gpu" $(if $(WHOLE),$(SPREAD) $(LONG:%=--ignore=%) $(SERVICES:%=--ignore=%) $(CHAOS:%=--ignore=%) $(RAY:%=--ignore=%) $(OPENAI:%=--ignore=%) $(WEB:%=--ignore=%) $(CLIENTS:%=--ignore=%) $(DEPLOY:%=--ignore=%)) $(strip $(TESTS) $(ARGS))
+	@$(if $(WHOLE),echo "left out: make test-services ($(SERVICES)); make test-chaos ($(CHAOS)); make test-ray ($(RAY)); make test-openai ($(OPENAI)); make test-web ($(WEB)); make test-clients ($(CLIENTS)); make deploy-check ($(DEPLOY)); make test-long ($(LONG)); make gpu-test (what needs a GPU)")
 
 test-long: setup ## run the tests that `test` leaves out and that need no GPU: ranks, benchmarks, compilers, pairs
 	$(BIN)/python -m pytest -m "not gpu" $(SPREAD) $(LONG) $(ARGS)
 
 test-services: setup ## run the tests of what lasts: SQLite, PostgreSQL (skipped where it is not), S3, webhooks, restarts
 	$(BIN)/python -m pytest -m "not gpu" $(SPREAD) $(SERVICES) $(ARGS)
+
+test-chaos: setup ## strike real servers with each fault of docs/reliability.md once; faults of disks need root
+	$(BIN)/python -m pytest -m "not gpu" $(CHAOS) $(ARGS)
 
 ray-setup: setup
 	@$(PYTHON) tools/setup_env.py --ray
@@ -94,6 +103,15 @@ clients: setup ## build the clients of other languages, and check and test each 
 
 test-clients: setup web-setup ## run the list of behaviours that all clients share, with those that `make clients` has built
 	$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 --dist loadgroup $(CLIENTS) $(ARGS)
+
+deploy-check: setup ## check image, compose files, unit and manifests against schemas and the server; needs no docker and no cluster
+	$(BIN)/python -m pytest $(DEPLOY) $(ARGS)
+
+image: ## build the image for CPUs with docker
+	docker build -f deploy/Dockerfile --target cpu -t omni-grpc:$(VERSION)-cpu $(ARGS) .
+
+image-cuda: ## build the image for NVIDIA GPUs with docker (ARGS="--build-arg CUDA_ARCHS=90a": for Hopper alone)
+	docker build -f deploy/Dockerfile --target cuda -t omni-grpc:$(VERSION) $(ARGS) .
 
 lint: setup ## ruff, mypy, the import contracts, buf and the commit messages
 	@failed=0; for check in "ruff check ." "ruff format --check ." mypy lint-imports "buf lint"; do \

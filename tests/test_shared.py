@@ -1,3 +1,4 @@
+import os
 import pickle
 import secrets
 import subprocess
@@ -28,6 +29,30 @@ def test_sweeping_frees_what_has_the_prefix_and_nothing_else(prefix):
     assert shared.sweep(prefix) == 3
     assert not list(Path("/dev/shm").glob(f"{prefix}*"))
     assert shared.take(other) == b"kept"
+
+
+def test_blocks_of_processes_that_have_ended_are_swept_and_those_of_others_are_not(tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    mine = shared.own_prefix("in")
+    pid, here, _ = mine.removeprefix("omni-in-").split("-", 2)
+    token = secrets.token_hex(6)
+    left = [f"omni-{kind}{ended.pid}-{here}-{token}-0" for kind in ("", "in-", "out-")]
+    kept = [
+        f"{mine}0",
+        shared.own_prefix() + "0",
+        # ids of another container, or of another machine whose ranks are here
+        f"omni-{ended.pid}-{here[:-1]}-{token}-0",
+        f"omni-{ended.pid}-{token}-0",
+        "omni-test-1",
+        "other",
+    ]
+    for name in (*left, *kept):
+        (tmp_path / name).touch()
+    assert shared.sweep_dead(folder=tmp_path) == 3
+    assert {path.name for path in tmp_path.iterdir()} == set(kept)
+    assert shared.sweep_dead(folder=tmp_path / "none") == 0
+    assert int(pid) == os.getpid()
 
 
 def test_a_block_that_was_begun_and_never_filled_is_swept(prefix):

@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "omni_grpc" / "client"
 SOURCES: Mapping[str, str] = {
+    "async_admin.py": "admin.py",
     "async_client.py": "client.py",
     "async_connection.py": "connection.py",
     "async_stream.py": "stream.py",
@@ -36,8 +37,8 @@ REPLACEMENTS: Mapping[str, str] = {
     r"\bAsync(Generator|Iterator)\b": r"\1",
     r"for (\w+) in ([\w.]+):\n +yield \1\n": r"yield from \2\n",
     # this package
-    r"\bAsync(Client|Connection|JobStream)\b": r"\1",
-    r"\basync_(client|connection|stream)\b": r"\1",
+    r"\bAsync(Admin|Client|Connection|JobStream)\b": r"\1",
+    r"\basync_(admin|client|connection|stream)\b": r"\1",
     r"\b_async\b": "_sync",
     # docstrings
     r"\basyncio client\b": "synchronous client",

@@ -15,6 +15,7 @@ from . import (
     accept,
     auth,
     cancel,
+    crowd,
     delay,
     endure,
     fairness,
@@ -33,6 +34,7 @@ from . import (
     replicas,
     restarts,
     resume,
+    saturation,
     slow_watcher,
     soak,
     stacks,
@@ -51,6 +53,8 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "recovery": recovery.run,
     "page": page.run,
     "watchers": watchers.run,
+    "crowd": crowd.run,
+    "saturation": saturation.run,
     "slow_watcher": slow_watcher.run,
     "stacks": stacks.run,
     "overhead": overhead.run,
@@ -79,7 +83,7 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
 }
 
 WITHOUT_CHECKPOINT = frozenset(
-    {"store", "restarts", "accept", "takeover", "ray", "page", "telemetry_cost", "trace_cost"}
+    {"store", "restarts", "accept", "takeover", "ray", "page", "telemetry_cost", "trace_cost", "saturation"}
 )
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from grpc import aio
 
+from omni_grpc.cli.bench.figures import quantile
 from omni_grpc.client.channel import DIRECT
 from omni_grpc.store.job import Job, new_job_id
 from omni_grpc.store.journal import Journal
@@ -33,7 +34,7 @@ from omni_grpc.v1 import generation_pb2, job_pb2, job_pb2_grpc, options_pb2
 
 from .lives import FSYNC, MEMORY, QUICK, SQLITE, STORES, Place, place, started
 from .quick_worker import MODEL, STEP
-from .report import Result, quantile
+from .report import Result
 from .store import new_record as stored_record
 
 FLAGS = ("--max-queue", "10000000", "--phase-timeout", "3600", "--warm-up-seconds", "0", "--max-num-seqs", "4")

@@ -17,12 +17,13 @@ from tempfile import TemporaryDirectory
 import grpc
 import yaml
 
+from omni_grpc.cli.bench.figures import quantile
 from omni_grpc.identity import tokens
 from omni_grpc.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, job_pb2, job_pb2_grpc
 from tests.identity import keys
 from tests.server.certificates import Authority
 
-from .report import Result, quantile
+from .report import Result
 from .server import PATIENCE, Server, served
 
 Call = Callable[[Sequence[tuple[str, str]]], object]

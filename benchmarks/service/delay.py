@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omni_grpc.cli.bench.figures import quantile
 from omni_grpc.engine import Engine, Job
 
 from .replicated import Kind, engine, submit, unended
-from .report import Result, quantile
+from .report import Result
 
 SHORT = 0.05
 """Seconds that do not count as waiting: a prepare, and a turn of the loop."""

@@ -7,11 +7,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from omni_grpc.cli.bench.figures import quantile
 from omni_grpc.client import Client, ImageOptions
 from omni_grpc.v1.event_pb2 import JobEvent
 
 from .arrivals import STEP, log
-from .report import Result, quantile, spread
+from .report import Result, spread
 from .server import PATIENCE, Server, served
 
 PROMPT = "a red circle "

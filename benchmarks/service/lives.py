@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.store.postgres import new_database, running
 
-from .server import LISTENING, ROOT
+from .server import LISTENING, ROOT, server_environment
 
 MEMORY, SQLITE, POSTGRESQL = "memory", "sqlite", "postgresql"
 STORES = (MEMORY, SQLITE, POSTGRESQL)
@@ -64,16 +64,24 @@ def place(store: str, state_url: str = "") -> Iterator[Place]:
 class Life:
     """One life of a server, in a group of processes of its own. What it logs goes to `log`."""
 
-    def __init__(self, worker: str, flags: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        worker: str,
+        flags: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        prelude: Sequence[str] = (),
+    ) -> None:
+        """`prelude`: a command that becomes the one that follows it (exec)."""
         with log.open("a") as said:
             self._process = subprocess.Popen(
-                [sys.executable, *COMMANDS[worker], "--host", "127.0.0.1", "--port", "0", *flags],
+                [*prelude, sys.executable, *COMMANDS[worker], "--host", "127.0.0.1", "--port", "0", *flags],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=said,
                 text=True,
-                env=os.environ | environment,
+                env=server_environment() | environment,
                 start_new_session=True,
             )
         self._log = log
@@ -94,6 +102,12 @@ class Life:
         if found := LISTENING.search(line):
             return found[1]
         raise RuntimeError(f"the server did not start; it said {line!r} and logged:\n{self._log.read_text()[-3000:]}")
+
+    def ended(self, seconds: float) -> int | None:
+        """Its exit code, once it has ended; None where `seconds` pass first."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
 
     def kill(self) -> None:
         """SIGKILL to it and to all that it has started, and waits for its end."""

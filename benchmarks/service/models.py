@@ -21,13 +21,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from omni_grpc.cli.bench.figures import quantile
 from omni_grpc.client import Client, ImageOptions
 from omni_grpc.config.fleet import GIB
 from omni_grpc.types.errors import OmniError
 from omni_grpc.v1 import admin_pb2, event_pb2, job_pb2, model_pb2
 
 from . import clients, replicated
-from .report import Result, quantile, spread
+from .report import Result, spread
 from .server import PATIENCE, Server, served
 
 NAMES = ("a", "b", "c")

@@ -17,9 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from omni_grpc.cli.bench.figures import quantile
+
 from .lives import QUICK, started
 from .quick_worker import STEP
-from .report import Result, quantile
+from .report import Result
 
 LISTENS = re.compile(r"HTTP listens on (http\S+)")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import resource
 import statistics
@@ -59,10 +58,12 @@ def load() -> Iterator[Load]:
     result.stolen = (now_stolen - stolen) / result.seconds
 
 
-def write(folder: Path, name: str, result: Result, meanwhile: Load) -> Path:
-    """Writes the results file of a benchmark and returns its path."""
+def write(folder: Path, name: str, result: Result, meanwhile: Load, *, module: str = "") -> Path:
+    """Writes the results file of a benchmark and returns its path. `module`: what was run with which arguments, where
+    that is not `benchmarks.service NAME`.
+    """
     content = {
-        **provenance.about(f"python -m benchmarks.service {name} {result.arguments}".rstrip()),
+        **provenance.about(f"python -m {module or f'benchmarks.service {name} {result.arguments}'}".rstrip()),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
         "load": dataclasses.asdict(meanwhile),
         "problems": list(result.problems),
@@ -78,11 +79,6 @@ def spread(values: Sequence[float], unit: str = "", digits: int = 1) -> str:
     """Median, with the least and the most."""
     least, middle, most = (f"{value:.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
     return f"{middle} ({least} to {most}){unit and ' ' + unit}"
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    """The value that a share of q does not exceed (nearest rank)."""
-    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
 
 
 def _machine_seconds() -> tuple[float, float]:

@@ -97,6 +97,11 @@ def rss_bytes(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def server_environment() -> dict[str, str]:
+    """That of a server: to it, every variable that begins as COMMIT does is a setting."""
+    return {name: value for name, value in os.environ.items() if name != COMMIT}
+
+
 @contextlib.contextmanager
 def served(checkpoint: Path | str, *flags: str) -> Iterator[Server]:
     """Serves a checkpoint (a folder, or NAME=FOLDER) on a free port of 127.0.0.1 for the length of the block. Raises
@@ -112,9 +117,8 @@ def served(checkpoint: Path | str, *flags: str) -> Iterator[Server]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            # a server refuses what is none of its settings
-            env={name: value for name, value in os.environ.items() if name != COMMIT},
             text=True,
+            env=server_environment(),
             start_new_session=True,  # its own group, so that a kill takes its worker too
         )
         try:

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from omni_grpc.cli.bench.figures import quantile
 from omni_grpc.client import Client, ImageOptions
 from omni_grpc.client.channel import options_for
 from omni_grpc.client.messages import image_request
@@ -24,7 +25,7 @@ from omni_grpc.v1.job_pb2_grpc import JobServiceStub
 from omni_grpc.v1.media_pb2 import IMAGE_FORMAT_PNG
 
 from .arrivals import STEP, Arrival, arrival, in_order, log, states
-from .report import Result, quantile, spread
+from .report import Result, spread
 from .server import PATIENCE, Server, served
 
 SAMPLE_SECONDS = 0.1

@@ -21,6 +21,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from omni_grpc.cli.bench.figures import quantile
 from omni_grpc.store.records import ArtifactRow, Entry, JobQuery, JobRecord, JobSpec, JobState, JobWrite
 from omni_grpc.store.sql import SqlStore
 from omni_grpc.types import events
@@ -28,7 +29,7 @@ from omni_grpc.types.media import ImageFormat
 from omni_grpc.types.request import Guidance, Request, Task
 from omni_grpc.types.results import Artifact, Effective, Stats
 
-from .report import Result, quantile
+from .report import Result
 
 PROMPT = "a red circle left of a blue square on a wooden table, studio light, 50 mm, shallow depth of field"
 STATES = (*[JobState.SUCCEEDED] * 46, *[JobState.FAILED] * 3, JobState.CANCELLED)

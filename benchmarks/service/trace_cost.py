@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import Any
 
 import grpc
 import psutil
@@ -28,9 +29,13 @@ from grpc import aio
 from omni_grpc.client.channel import DIRECT
 from omni_grpc.config import TracesConfig
 from omni_grpc.store.job import Job, new_job_id
+from omni_grpc.telemetry.job_log import log_end
+from omni_grpc.telemetry.job_log import logger as jobs
 from omni_grpc.telemetry.job_spans import job_spans
+from omni_grpc.telemetry.otlp import Otlp
 from omni_grpc.telemetry.tracing import Tracing
 from omni_grpc.types.events import Completed, EncodeDone, Queued, Started, StepProgress
+from omni_grpc.types.log_lines import Json, Lines, Text
 from omni_grpc.types.media import ImageFormat
 from omni_grpc.types.results import Effective, Stats
 from omni_grpc.types.trace import TraceContext, read_trace
@@ -46,6 +51,8 @@ EXPORT = "opentelemetry.proto.collector.trace.v1.TraceService"
 FLAGS = ("--warm-up-seconds", "0", "--max-queue", "1000000", "--max-num-seqs", "8")
 QUIET = ("--log-level", "error")
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-"
+BATCH = 20
+"""Jobs that are sent together."""
 DELAY_MS = 100
 """Within which a server sends its spans: a second of a round has as many batches as ten times as long would have."""
 OFF, SAMPLED, UNSAMPLED, LOGS, JSON = "off", "traces, sampled", "traces, not sampled", "logs as text", "logs as JSON"
@@ -152,33 +159,65 @@ def _collector() -> Iterator[str]:
 
 
 def _inside(collector: str, numbers: Numbers) -> Mapping[str, float]:
-    """Microseconds of each part, in this process: what the loop pays, and what the thread does."""
+    """Microseconds of each part, in this process: what the loop pays, and the CPU time of the thread, which makes spans
+    of a job and sends them in batches.
+    """
+    otlp = Otlp(TracesConfig(otlp_endpoint=collector), {}, instance="x")
     tracing = Tracing.of(TracesConfig(otlp_endpoint=collector), {"OTEL_BSP_MAX_QUEUE_SIZE": "1000000"}, instance="x")
     parent = read_trace([f"{PARENT}01"])
     kind = {"rpc.system.name": "grpc", "rpc.method": "omni_grpc.v1.GenerationService/GenerateImage"}
-    jobs = {steps: _ended(steps) for steps in numbers.steps}
+    made = {steps: _ended(steps) for steps in numbers.steps}
 
     def call() -> None:
         tracing.end(tracing.begin("omni_grpc.v1.GenerationService/GenerateImage", parent, kind), "OK")
 
+    def sent(job: Job) -> None:
+        if (why := otlp.send([span for _ in range(BATCH) for span in job_spans(job)])) is not None:
+            raise RuntimeError(why)
+
+    wall, cpu = time.perf_counter, time.thread_time
     parts = {
-        "loop, call": call,
-        "loop, end of a job": lambda: tracing.job_ended(jobs[numbers.steps[0]]),
-        **{f"thread, spans of {steps} steps": lambda job=job: job_spans(job) for steps, job in jobs.items()},
+        "loop, call": _timed(call, numbers.loops, wall),
+        "loop, end of a job": _timed(lambda: tracing.job_ended(made[numbers.steps[0]]), numbers.loops, wall),
     }
-    try:
-        return {name: _timed(part, numbers.loops) for name, part in parts.items()}
-    finally:
-        tracing.close(60.0)
+    for steps, job in made.items():
+        each = _timed(lambda job=job: sent(job), max(1, numbers.loops // BATCH), cpu) / BATCH
+        parts[f"thread, job of {steps} steps"] = each
+    tracing.close(60.0)
+    otlp.shutdown()
+    for name, formatter in (("text", Text("")), ("JSON", Json(""))):
+        with _logging(formatter):
+            parts[f"loop, line of a job as {name}"] = _timed(
+                lambda: log_end(made[numbers.steps[0]]), numbers.loops, wall
+            )
+    few, many = (parts[f"thread, job of {steps} steps"] for steps in numbers.steps)
+    return {**parts, "thread, step": (many - few) / (numbers.steps[1] - numbers.steps[0])}
 
 
-def _timed(part: Any, loops: int) -> float:
+@contextlib.contextmanager
+def _logging(formatter: logging.Formatter) -> Iterator[None]:
+    """Lines of jobs are written, to where nobody reads them."""
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        handler = Lines(nowhere)
+        handler.setFormatter(formatter)
+        jobs.addHandler(handler)
+        before, jobs.propagate = jobs.level, False
+        jobs.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            jobs.removeHandler(handler)
+            jobs.propagate = True
+            jobs.setLevel(before)
+
+
+def _timed(part: Callable[[], None], loops: int, clock: Callable[[], float]) -> float:
     """Microseconds of a call, the median of many."""
     took = []
     for _ in range(loops):
-        began = time.perf_counter()
+        began = clock()
         part()
-        took.append(time.perf_counter() - began)
+        took.append(clock() - began)
     return 1e6 * statistics.median(took)
 
 

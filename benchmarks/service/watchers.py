@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omni_grpc.cli.bench.figures import quantile
 from omni_grpc.client import AsyncClient, Client
 
 from .arrivals import STEP, Arrival, arrival, in_order, log, states
-from .report import Result, quantile
+from .report import Result
 from .server import PATIENCE, Server, served
 
 

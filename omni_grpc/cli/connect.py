@@ -9,6 +9,7 @@ from typing import Any
 
 from omni_grpc.client import Client, Retry
 from omni_grpc.client.address import check_address
+from omni_grpc.client.credentials import CredentialOptions
 from omni_grpc.types.errors import InvalidArgument, Violation
 
 SERVER_VARIABLE, TOKEN_VARIABLE = "OMNI_GRPC_SERVER", "OMNI_GRPC_TOKEN"
@@ -45,16 +46,21 @@ def server_help() -> str:
 
 def add_credentials(parser: Any) -> None:
     """Adds the flags of TLS and tokens to a parser or a group of one."""
-    parser.add_argument("--ca", type=Path, metavar="FILE", help="TLS: the server's certificate authorities, in PEM")
-    parser.add_argument("--cert", type=Path, metavar="FILE", help="mTLS: the client's certificate, in PEM")
-    parser.add_argument("--key", type=Path, metavar="FILE", help="mTLS: the private key of --cert")
-    parser.add_argument("--tls", action="store_true", default=None, help="TLS with the usual authorities, without --ca")
+    add_tls(parser)
     token = parser.add_mutually_exclusive_group()
     token.add_argument("--token", help=f"token that says who calls; other users can see it, unlike {TOKEN_VARIABLE}")
     token.add_argument("--token-file", type=Path, metavar="FILE", help="file with the token")
     parser.add_argument(
         "--insecure", action="store_true", default=None, help="send the token to another machine without TLS"
     )
+
+
+def add_tls(parser: Any) -> None:
+    """Adds the flags of TLS alone."""
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="TLS: the server's certificate authorities, in PEM")
+    parser.add_argument("--cert", type=Path, metavar="FILE", help="mTLS: the client's certificate, in PEM")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="mTLS: the private key of --cert")
+    parser.add_argument("--tls", action="store_true", default=None, help="TLS with the usual authorities, without --ca")
 
 
 def refuse_without_server(args: argparse.Namespace) -> None:
@@ -67,16 +73,19 @@ def refuse_without_server(args: argparse.Namespace) -> None:
             )
 
 
+def credential_options(args: argparse.Namespace) -> CredentialOptions:
+    """What these arguments say of TLS and tokens."""
+    return {
+        "ca": args.ca,
+        "cert": args.cert,
+        "key": args.key,
+        "tls": bool(args.tls),
+        "token": args.token_file or args.token or os.environ.get(TOKEN_VARIABLE) or None,
+        "insecure": bool(args.insecure),
+    }
+
+
 def connect(args: argparse.Namespace, server: str | None = None) -> Client:
     """The client for these arguments; for another server than `args.server` if one is given."""
     # whoever waits at a terminal is told that there is no room, and when to come back
-    return Client(
-        server or args.server,
-        retry=Retry(attempts=0),
-        ca=args.ca,
-        cert=args.cert,
-        key=args.key,
-        tls=bool(args.tls),
-        token=args.token_file or args.token or os.environ.get(TOKEN_VARIABLE) or None,
-        insecure=bool(args.insecure),
-    )
+    return Client(server or args.server, retry=Retry(attempts=0), **credential_options(args))

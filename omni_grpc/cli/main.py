@@ -15,11 +15,12 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from omni_grpc.cli import alone, connect, export, info, jobs, like, listing, serve, signals
+from omni_grpc.cli import alone, connect, drain, export, health, info, jobs, like, listing, profile, serve, signals
 from omni_grpc.cli import generate as making
 from omni_grpc.cli.batch import command as batch
 from omni_grpc.cli.bench import command as bench
 from omni_grpc.cli.printing import as_dict, print_json, print_table
+from omni_grpc.cli.top import command as top
 from omni_grpc.client import LoadEvent, ModelReady
 from omni_grpc.client.channel import Deadline
 from omni_grpc.client.messages import state_name
@@ -147,7 +148,7 @@ def _wait(args: argparse.Namespace) -> int:
     while True:
         try:
             with connect.connect(args) as client:
-                _follow_loading(client.load_model(timeout=deadline.remaining()))
+                _follow_loading(client.load_model(args.model or None, timeout=deadline.remaining()))
             return 0
         except Unavailable as error:
             if error.reason != "SERVER_UNREACHABLE" or deadline.within(LOOK_AGAIN) < LOOK_AGAIN:
@@ -215,6 +216,7 @@ def _parser() -> SettingsParser:
 
     jobs.add(commands)
     info.add(commands)
+    health.add(commands)
 
     watch = commands.add_parser("watch", help="follow a job to its end")
     watch.set_defaults(run=_watch)
@@ -226,7 +228,12 @@ def _parser() -> SettingsParser:
     wait = commands.add_parser("wait", help="wait until a server is up and its model is ready")
     wait.set_defaults(run=_wait)
     connect.add_server(wait)
+    wait.add_argument("--model", default="", help="the model to wait for (default: the only one)")
     wait.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time (default: never)")
+
+    drain.add(commands)
+    top.add(commands)
+    profile.add(commands)
 
     cancel = commands.add_parser("cancel", help="cancel a job")
     cancel.set_defaults(run=_cancel)
@@ -244,7 +251,7 @@ def _parser() -> SettingsParser:
         "doctor", help="show versions, devices and ops, or whether a model fits this machine", add_help=False
     )
     commands.add_parser("token", help="make, list and revoke the tokens of a server's callers", add_help=False)
-    commands.add_parser("bench", help="measure the prompt accuracy of a model", add_help=False)
+    commands.add_parser("bench", help="send load to a server, or measure a model's prompt accuracy", add_help=False)
     commands.add_parser("pull", help="download a checkpoint from the Hugging Face hub", add_help=False)
     commands.add_parser("convert", help="make safetensors of the pickled weights of a checkpoint", add_help=False)
     commands.add_parser("lora", help="show what is in the file of a LoRA adapter", add_help=False)

@@ -78,6 +78,7 @@ async def serve(fleet: Fleet) -> int:
     """Serves a fleet that has not been started, until SIGTERM, SIGINT or SIGHUP. Raises the error that keeps it from
     starting.
     """
+    from omni_grpc.cli.service_manager import ServiceManager
     from omni_grpc.gate import Gate
     from omni_grpc.server import Server
 
@@ -99,7 +100,8 @@ async def serve(fleet: Fleet) -> int:
     gc.collect()
     gc.freeze()
     _announce(fleet, server)
-    await asked
+    with ServiceManager.of(os.environ).running(f"serving {server.address}"):
+        await _until_asked(server, asked)
     await _stop(server, fleet.config.server.drain_timeout, signals)
     return STOPPED
 
@@ -114,6 +116,19 @@ def _stacks(config: EngineConfig) -> Sequence[Callable[[Backend], Stack]]:
         message = f"--http-port needs the package {error.name}: pip install 'omni-grpc[web]'"
         raise ConfigError(message, reason="PACKAGE_MISSING", violations=(Violation("http_port", message),)) from error
     return (HttpPort,)
+
+
+async def _until_asked(server: Server, asked: asyncio.Task[str]) -> None:
+    """Returns when a signal has come, or another server has taken over and those who were connected have gone there."""
+    succeeded = asyncio.create_task(server.succeeded())
+    await asyncio.wait({asked, succeeded}, return_when=asyncio.FIRST_COMPLETED)
+    if not asked.done():
+        retiring = asyncio.create_task(server.retire())
+        await asyncio.wait({asked, retiring}, return_when=asyncio.FIRST_COMPLETED)
+        retiring.cancel()
+    succeeded.cancel()
+    # a signal from now on cuts the drain short
+    asked.cancel()
 
 
 async def _stop(server: Server, drain: float, signals: asyncio.Queue[str]) -> None:

@@ -11,6 +11,7 @@ import grpc
 
 from omni_grpc.client import messages
 from omni_grpc.client.asked import asked_of
+from omni_grpc.client.async_admin import AsyncAdmin
 from omni_grpc.client.async_connection import AsyncConnection
 from omni_grpc.client.async_stream import AsyncJobStream, watch_job
 from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect, Retry
@@ -38,7 +39,7 @@ class AsyncClient:
     (SERVER_UNREACHABLE) if it cannot be reached. `timeout` is the number of seconds that the caller waits for the whole
     method, None for no limit. It does not limit the job. `reconnect` says how a lost stream is resumed, `retry` how
     a call is made again for which there is no room now. The address is HOST:PORT or unix:PATH. `ca`, `cert`, `key`,
-    `tls`, `token` and `insecure` are those of `CredentialOptions`.
+    `tls`, `token` and `insecure` are those of `CredentialOptions`. `admin` has the calls of operators.
 
     async with AsyncClient("localhost:50051") as client:
         result = await client.generate_image("a red circle", seed=7)
@@ -55,6 +56,7 @@ class AsyncClient:
     ) -> None:
         self._connection = AsyncConnection(address, reconnect or Reconnect(), retry or Retry(), **options)
         self.address = self._connection.address
+        self.admin = AsyncAdmin(self._connection)
 
     async def __aenter__(self) -> AsyncClient:
         return self

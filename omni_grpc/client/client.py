@@ -11,6 +11,7 @@ from typing import Any, Unpack, cast
 import grpc
 
 from omni_grpc.client import messages
+from omni_grpc.client.admin import Admin
 from omni_grpc.client.asked import asked_of
 from omni_grpc.client.channel import UNARY_TIMEOUT, Deadline, Reconnect, Retry
 from omni_grpc.client.connection import Connection
@@ -39,7 +40,7 @@ class Client:
     (SERVER_UNREACHABLE) if it cannot be reached. `timeout` is the number of seconds that the caller waits for the whole
     method, None for no limit. It does not limit the job. `reconnect` says how a lost stream is resumed, `retry` how
     a call is made again for which there is no room now. The address is HOST:PORT or unix:PATH. `ca`, `cert`, `key`,
-    `tls`, `token` and `insecure` are those of `CredentialOptions`.
+    `tls`, `token` and `insecure` are those of `CredentialOptions`. `admin` has the calls of operators.
 
     with Client("localhost:50051") as client:
         result = client.generate_image("a red circle", seed=7)
@@ -56,6 +57,7 @@ class Client:
     ) -> None:
         self._connection = Connection(address, reconnect or Reconnect(), retry or Retry(), **options)
         self.address = self._connection.address
+        self.admin = Admin(self._connection)
 
     def __enter__(self) -> Client:
         return self

@@ -65,3 +65,12 @@ def check_jwks(address: str) -> None:
             f"--jwt-jwks is {address!r}: expected an https:// address or a file, since whoever can change the keys on "
             "their way can sign any token",
         )
+
+
+def check_handover(addresses: Mapping[str, str]) -> None:
+    """Raises ConfigError for an address that two servers cannot listen on at a time. `addresses`: by setting."""
+    for name, address in addresses.items():
+        if is_unix(address):
+            rule = "is a Unix socket, which cannot be handed over (--handover); give a host and a port"
+            message = f"--{name.replace('_', '-')} {rule}"
+            raise ConfigError(message, violations=(Violation(name, message),))

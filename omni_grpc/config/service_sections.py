@@ -34,9 +34,26 @@ class ServerConfig:
         60.0, "drain: seconds that running jobs get to finish when the server is asked to stop", minimum=0
     )
 
+    handover: str | None = setting(
+        None,
+        "Unix socket of this server for the one after it: a server that finds another one there takes its addresses "
+        "over without a refused call, and has it end its jobs and leave",
+    )
+    handover_load: str = setting(
+        "auto",
+        "handover: load models beside the server before, or after it has gone, while calls wait; auto: after it with a "
+        "store that one process alone can have, otherwise beside it",
+        choices=("auto", "beside", "after"),
+    )
+    handover_seconds: float = setting(
+        20.0, "handover: seconds after which a connection is moved to the server that takes over", minimum=1
+    )
+
     def __post_init__(self) -> None:
         if self.admin_address is not None:
             exposure.check_admin_address(self.admin_address)
+        if self.handover is not None:
+            exposure.check_handover(dict(self.addresses))
 
     @property
     def admin(self) -> tuple[str, int]:

@@ -19,6 +19,8 @@ def _endpoint(text: str) -> str:
         raise ValueError("expected an address of a collector: http://HOST:4317, or https://HOST:4317")
     if parts.username or parts.password:
         raise ValueError("has a name and a password in it, which logs would show; give --otlp-headers-file")
+    if parts.query or parts.fragment:
+        raise ValueError("has more than a path: what a collector asks for goes in --otlp-headers-file")
     return text.rstrip("/")
 
 

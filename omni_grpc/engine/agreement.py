@@ -10,7 +10,7 @@ from typing import Protocol, TypeGuard
 
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.load_progress import Loading
-from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, Ready, Report, Stepped
+from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, Ready, Recorded, Report, Stepped
 
 Key = tuple[str, str]
 """What reports belong together: the lane and, where it has one, the request."""
@@ -71,6 +71,10 @@ class Agreement:
         if isinstance(report, Loading):
             if rank == 0:
                 self._agreed(report)
+            return
+        if isinstance(report, Recorded):
+            # each rank records for itself, and is not late for the others then
+            self._agreed(report)
             return
         key = _key(report)
         rounds = self._rounds.setdefault(key, [])

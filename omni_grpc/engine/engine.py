@@ -34,6 +34,7 @@ from omni_grpc.types.plan import (
     Fetched,
     Prepared,
     Ready,
+    Recorded,
     Report,
     RequestStep,
     SharedBytes,
@@ -82,7 +83,8 @@ class Engine(Resting):
         await self.storage.open()
         for replica in self._replicas:
             replica.start(self._on_report)
-        await self._started
+        # meanwhile, what servers left that were killed with all their processes
+        await asyncio.gather(self._started, asyncio.to_thread(shared.sweep_dead))
 
     async def close(self, drain_timeout: float = 0.0) -> None:
         """Refuses new jobs, gives running ones `drain_timeout` seconds to finish, fails the rest and stops the worker.
@@ -105,6 +107,7 @@ class Engine(Resting):
             await asyncio.gather(*(replica.executor.close() for replica in self._replicas))
         for replica in self._replicas:
             replica.give_up(stopped_first())
+            self.profiling.lost(replica, stopped_first())
         await self._outputs.close()
         if self._owns_inputs:
             await asyncio.to_thread(self.inputs.close)
@@ -160,7 +163,7 @@ class Engine(Resting):
     def _handle(self, replica: Replica, report: Report) -> None:
         match report:
             case Loading():
-                replica.loading = report
+                replica.on_loading(report, self.checkpoint.name)
             case Fetched():
                 self.checkpoint = report.checkpoint
             case Ready():
@@ -180,6 +183,8 @@ class Engine(Resting):
                 self._on_died(replica, report.failure, final=report.final)
             case Slept() | Woken() | Unmoved():
                 replica.on_moved(report)
+            case Recorded():
+                self.profiling.on_recorded(replica, report)
 
     def _on_ready(self, replica: Replica, report: Ready) -> None:
         if report.checkpoint is not None:
@@ -201,7 +206,11 @@ class Engine(Resting):
 
     def _on_stepped(self, replica: Replica, report: Stepped) -> None:
         self._free(replica, Lane.STEP)
-        replica.meter.stepped(report.elapsed)
+        replica.meter.stepped(
+            report.elapsed,
+            jobs=len(report.progress) + len(report.broken),
+            rows=sum(progress.rows for progress in report.progress),
+        )
         for progress in report.progress:
             if (run := self._runs.get(progress.id)) is not None:
                 with self._blamed((progress.id,), "handling a step"):
@@ -246,7 +255,7 @@ class Engine(Resting):
     ) -> None:
         """Ends a job with its outputs, once they are stored. It may be cancelled, or run out of time, meanwhile."""
         with self._blamed((run.job.id,), "storing its outputs"):
-            run.job.handed, began = time.time(), time.monotonic()
+            run.job.handed, began = self.storage.clock(), time.monotonic()
             try:
                 await self._outputs.keep(artifacts, blocks, tenant=run.job.tenant)
             except OmniError as error:
@@ -272,6 +281,7 @@ class Engine(Resting):
         logger.error("%s", failure.message)
         replica.failure = failure
         self._timers.clear_all(replica.owner)
+        self.profiling.lost(replica, failure)
         pause = restart_pause(self.config.worker.restart_backoff, replica.failures)
         lost, back = replica.scheduler.reset()
         for job_id in lost:

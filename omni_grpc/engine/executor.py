@@ -11,10 +11,9 @@ import importlib
 import logging
 import multiprocessing
 import os
-import secrets
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Protocol, runtime_checkable
 
@@ -83,8 +82,8 @@ class Executor(Protocol):
 class Vital(Protocol):
     """An executor, or one life of its worker, that hears from its processes how they are."""
 
-    def all_vitals(self) -> Sequence[Vitals]:
-        """Of each process that has said so, by rank."""
+    def all_vitals(self) -> Mapping[int, Vitals]:
+        """Of each process that has said so, by its rank."""
 
 
 class Life(Protocol):
@@ -159,9 +158,9 @@ class ProcessExecutor:
     def _begin(self, deliver: Deliver) -> Life:
         return WorkerProcess(*self._arguments, deliver, self._obituary)
 
-    def all_vitals(self) -> Sequence[Vitals]:
-        """Of each process of the worker, by rank."""
-        return self._process.all_vitals() if isinstance(self._process, Vital) else ()
+    def all_vitals(self) -> Mapping[int, Vitals]:
+        """Of each process of the worker, by its rank."""
+        return self._process.all_vitals() if isinstance(self._process, Vital) else {}
 
     def submit(self, plan: Plan) -> None:
         if self._process is None:
@@ -211,7 +210,7 @@ class HubExecutor:
         else:
             self._inner.start(deliver)
 
-    def all_vitals(self) -> Sequence[Vitals]:
+    def all_vitals(self) -> Mapping[int, Vitals]:
         return self._inner.all_vitals()
 
     def submit(self, plan: Plan) -> None:
@@ -291,8 +290,8 @@ class WorkerProcess:
         """What the names of its blocks begin with: those that are left are freed at its end."""
         return self._prefix
 
-    def all_vitals(self) -> Sequence[Vitals]:
-        return () if self.vitals is None else (self.vitals,)
+    def all_vitals(self) -> Mapping[int, Vitals]:
+        return {} if self.vitals is None else {0: self.vitals}
 
     def send(self, message: Plan | Order) -> None:
         try:
@@ -395,7 +394,7 @@ class WorkerProcess:
 
 def block_prefix() -> str:
     """What the names of the blocks of one worker begin with: the process that takes them, then a token."""
-    return f"omni-{os.getpid()}-{secrets.token_hex(6)}-"
+    return shared.own_prefix()
 
 
 def gone() -> Unavailable:

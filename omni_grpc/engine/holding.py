@@ -110,6 +110,8 @@ class Holding(Standing, abc.ABC):
         """
         if not self.takes_over:
             return
+        # the clock by which its creation was dated
+        job.clock = self.storage.clock
         self._take(JobRun(job), kept=True, lost=lost)
         if not job.watchers and (grace := job.record.spec.disconnect_grace) is not None:
             # one that is tied to its watchers: they have lost it through no fault of theirs
@@ -224,7 +226,7 @@ class Holding(Standing, abc.ABC):
         run.job.append(Queued(position=self._books.position(job_id), queue_depth=self._books.waiting))
         self._timers.set(job_id, "queue_timeout", spec.queue_timeout, self._expire)
         if spec.deadline is not None:
-            self._timers.set(job_id, "deadline", max(0.0, spec.deadline - time.time()), self._expire)
+            self._timers.set(job_id, "deadline", max(0.0, spec.deadline - self.storage.clock()), self._expire)
         self._used()
 
     def _fail(self, run: JobRun, failure: Failure) -> None:

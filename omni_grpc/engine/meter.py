@@ -22,6 +22,16 @@ class Peak:
         self.ms = max(1000 * seconds, MEMORY * self.ms)
 
 
+class Mean:
+    """A running mean; 0 before there is any value."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def add(self, value: float) -> None:
+        self.value += WEIGHT * (value - self.value) if self.value else value
+
+
 class Meter:
     """A running mean of measured over predicted step time."""
 
@@ -33,6 +43,7 @@ class Meter:
         self.cost_error = 1.0
         """Measured step time over predicted step time."""
         self.prepare, self.step, self.decode = Peak(), Peak(), Peak()
+        self.step_time, self.step_jobs, self.step_rows = Mean(), Mean(), Mean()
 
     def planned(self, milliseconds: float, step: Sequence[str] = ()) -> None:
         """A plan was sent whose step is predicted to take this long, for these requests; 0 if it has no step."""
@@ -41,7 +52,13 @@ class Meter:
         if step:
             self.planned_for = step
 
-    def stepped(self, seconds: float) -> None:
+    def stepped(self, seconds: float, *, jobs: int = 0, rows: int = 0) -> None:
+        """A step is done, which so many jobs shared, with so many rows."""
         self.step.add(seconds)
+        self.step_time.add(seconds)
+        if jobs:
+            self.step_jobs.add(jobs)
+        if rows:
+            self.step_rows.add(rows)
         if self.planned_ms:
             self.cost_error += WEIGHT * (1000 * seconds / self.planned_ms - self.cost_error)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
@@ -46,7 +44,7 @@ class Outputs:
                 SharedBytes(name=block.name, size=block.size, data=data)
                 for block, data in zip(blocks, files, strict=True)
             ]
-        return shared.move_all(blocks, f"omni-out-{os.getpid()}-{secrets.token_hex(6)}")
+        return shared.move_all(blocks, shared.own_prefix("out").removesuffix("-"))
 
     async def keep(self, artifacts: Sequence[Artifact], blocks: Sequence[SharedBytes], *, tenant: str) -> None:
         """Stores each output, and discards its block. All of them, or none. Raises Unavailable (OUTPUT_NOT_STORED)."""
@@ -65,7 +63,7 @@ class Outputs:
         until, pause = time.monotonic() + PATIENCE, FIRST_RETRY
         while True:
             try:
-                await self._artifacts.put(artifact, _pieces(block), tenant=tenant)
+                await self._artifacts.put(artifact, pieces_of(block), tenant=tenant)
                 return
             except StoreError as error:
                 if time.monotonic() + pause > until or not error.retryable:
@@ -100,7 +98,8 @@ def not_stored(error: StoreError) -> Failure:
     )
 
 
-async def _pieces(block: SharedBytes) -> AsyncIterator[bytes]:
+async def pieces_of(block: SharedBytes) -> AsyncIterator[bytes]:
+    """The bytes of a block that was taken, which stays."""
     if block.data is not None:
         yield block.data
         return

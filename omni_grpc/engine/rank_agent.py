@@ -5,6 +5,7 @@ worker process, when the server says so. It outlives both its rank and the serve
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import platform
@@ -22,11 +23,12 @@ from omni_grpc.engine.rank_executor import obituary_of
 from omni_grpc.engine.rank_line import Line, greeted
 from omni_grpc.engine.rank_link import Begin, Bye, End, Hello
 from omni_grpc.engine.rank_network import meeting
+from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, Failure, OmniError, Unavailable
 from omni_grpc.types.launch import Launch
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.os_errors import plain
-from omni_grpc.types.plan import Died, Order, Plan, Report, Sleep, Wake
+from omni_grpc.types.plan import Died, EndRecording, Order, Plan, Record, Recorded, Report, Sleep, Wake
 from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -135,7 +137,7 @@ class RankAgent:
             case Bye():
                 if not self._ended.done():
                     self._ended.set_result(message)
-            case Plan() | Sleep() | Wake() if self._life is not None:
+            case Plan() | Sleep() | Wake() | Record() | EndRecording() if self._life is not None:
                 self._life.send(message)
 
     async def _drop_life(self) -> None:
@@ -218,4 +220,11 @@ class _Life:
         self._deliver(Died(failure=failure))
 
     def _deliver(self, report: Report) -> None:
+        if isinstance(report, Recorded):
+            # its files are in blocks of this host
+            files = [
+                dataclasses.replace(one, data=dataclasses.replace(one.data, data=shared.take(one.data)))
+                for one in report.files
+            ]
+            report = dataclasses.replace(report, files=tuple(files))
         self._agent.tell(self._begin.life, report)

@@ -128,9 +128,10 @@ class RankGroup:
         """That of each rank."""
         return [process.pid for process in self._processes]
 
-    def all_vitals(self) -> Sequence[Vitals]:
+    def all_vitals(self) -> Mapping[int, Vitals]:
         """Of each rank on this machine."""
-        return [vitals for process in self._processes if isinstance(process, Vital) for vitals in process.all_vitals()]
+        told = {rank: one.all_vitals() for rank, one in enumerate(self._processes) if isinstance(one, Vital)}
+        return {rank: vitals for rank, of_one in told.items() for vitals in of_one.values()}
 
     def send(self, message: Plan | Order) -> None:
         """To every rank. Raises Unavailable where one is gone: its end is that of all."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from omni_grpc.config import EngineConfig
@@ -17,6 +18,8 @@ from omni_grpc.types.errors import Failure, OmniError
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.plan import Order, Ready, Report, Sleep, SleepLevel, Slept, Unmoved, Wake, Woken
 from omni_grpc.types.vitals import Vitals
+
+logger = logging.getLogger(__name__)
 
 
 class ReplicaState(enum.StrEnum):
@@ -77,6 +80,12 @@ class Replica:
         """Starts its worker, whose reports are delivered with it."""
         self.loading = Loading()
         self.executor.start(partial(deliver, self))
+
+    def on_loading(self, report: Loading, model: str) -> None:
+        """How far it is; the log has each phase and component, and every tenth of their bytes."""
+        before, self.loading = self.loading, report
+        if _logged(before) != _logged(report):
+            logger.info("model %s, worker %d: %s", model, self.number, report)
 
     def on_ready(self, report: Ready, *, exclusive: bool) -> None:
         self.ready, self.failure, self.failures = report, None, 0
@@ -159,12 +168,14 @@ class Replica:
             self._moved.set_exception(failure.error())
 
     @property
-    def vitals(self) -> Sequence[Vitals]:
-        """How each process of its worker is, as far as they say so."""
-        return self.executor.all_vitals() if isinstance(self.executor, Vital) else ()
+    def vitals(self) -> Mapping[int, Vitals]:
+        """How each process of its worker is, by its rank, as far as they say so."""
+        return self.executor.all_vitals() if isinstance(self.executor, Vital) else {}
 
     @property
     def stats(self) -> ReplicaStats:
+        vitals = tuple(self.vitals.values())
+        fullest = max(vitals, key=lambda one: one.device_used_bytes / max(1, one.device_total_bytes), default=None)
         return ReplicaStats(
             number=self.number,
             state=self.state,
@@ -172,6 +183,13 @@ class Replica:
             work=self.scheduler.work_ms * self.scale / 1000,
             restarts=self.restarts,
             device=self.ready.device if self.ready is not None else "",
+            step_time=self.meter.step_time.value or None,
+            step_jobs=self.meter.step_jobs.value,
+            step_rows=self.meter.step_rows.value,
+            weight_bytes=self.ready.device_bytes if self.ready is not None else 0,
+            host_memory_bytes=sum(one.resident_bytes for one in vitals),
+            device_used_bytes=0 if fullest is None else fullest.device_used_bytes,
+            device_total_bytes=0 if fullest is None else fullest.device_total_bytes,
         )
 
     def expected_lanes(self) -> dict[str, float]:
@@ -183,3 +201,8 @@ class Replica:
         """Measured over predicted milliseconds. What was never fitted says one millisecond for any step."""
         fitted = self.scheduler.is_fitted
         return (max(1.0, self.meter.cost_error) if fitted else self.meter.step.ms) or 1.0
+
+
+def _logged(told: Loading) -> tuple[object, ...]:
+    """What of progress is worth a line."""
+    return told.phase, told.component, 10 * told.done_bytes // max(1, told.total_bytes)

@@ -11,6 +11,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.holding import Holding
 from omni_grpc.engine.inputs import InputStore
+from omni_grpc.engine.profiling import Profiling
 from omni_grpc.engine.replica import Replica, ReplicaState
 from omni_grpc.store.storage import Storage
 from omni_grpc.types.errors import Code, FailedPrecondition, Failure, NotFound, Unavailable
@@ -21,8 +22,6 @@ logger = logging.getLogger(__name__)
 
 DRAIN = "drain"
 """Name of the timer of a replica that ends what it has."""
-DRAINED = "WORKER_DRAINED"
-"""Why it is started anew then, and why the jobs fail that it did not end in time."""
 
 
 class Resting(Holding, abc.ABC):
@@ -39,6 +38,8 @@ class Resting(Holding, abc.ABC):
         super().__init__(config, checkpoint, executors, storage, inputs)
         self._quiet = asyncio.Event()
         self._renewals: set[asyncio.Task[None]] = set()
+        self.profiling = Profiling(self._replicas, config.parallel.sizes.world, self._timers, self._outputs.take)
+        self.on_end.append(self.profiling.job_ended)
 
     @abc.abstractmethod
     def _on_report(self, replica: Replica, report: Report) -> None:
@@ -137,8 +138,7 @@ class Resting(Holding, abc.ABC):
         return running
 
     def _cut_short(self, replica: Replica) -> None:
-        message = "the worker was started anew before this job ended; send the request again"
-        failure = Failure(code=Code.UNAVAILABLE, reason=DRAINED, message=message)
+        failure = _drained("before this job ended; send the request again")
         for job_id in replica.scheduler.held:
             if (run := self._runs.get(job_id)) is not None:
                 self._fail(run, failure)
@@ -161,8 +161,14 @@ class Resting(Holding, abc.ABC):
     async def _renew(self, replica: Replica) -> None:
         self._follow_replicas()
         await replica.executor.close()
+        self.profiling.lost(replica, _drained("meanwhile"))
         if not self.ending and replica.state is ReplicaState.RESTARTING:
-            self._begin_again(replica, DRAINED)
+            self._begin_again(replica, "WORKER_DRAINED")
             logger.info("worker %d has ended what it had, and is started anew", replica.number)
             replica.scheduler.closed = replica.paused
             replica.start(self._on_report)
+
+
+def _drained(when: str) -> Failure:
+    message = f"the worker was started anew {when}"
+    return Failure(code=Code.UNAVAILABLE, reason="WORKER_DRAINED", message=message)

@@ -36,7 +36,7 @@ class JobRun:
         self.attempt = 1 + sum(isinstance(entry.event, Retrying) for entry in job.entries)
         self.step = 0
         self._clock = time.monotonic
-        self._created = self._clock() - max(0.0, time.time() - job.record.create_time)
+        self._created = self._clock() - max(0.0, job.clock() - job.record.create_time)
         self._started: float | None = None
         self._denoise_started = 0.0
         self._aside = 0.0

@@ -35,7 +35,8 @@ class TenantStats:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStats:
     """One replica: the jobs that it has, the predicted seconds of their steps, and how often its worker was started
-    again. `device`: what it runs on; "" before it is known.
+    again. `device`: what it runs on; "" before it is known. `step_time` (seconds), `step_jobs`, `step_rows`: means
+    of late; None and 0 before a step. Bytes are 0 where they are not known; see `types/vitals.py`.
     """
 
     number: int
@@ -44,6 +45,13 @@ class ReplicaStats:
     work: float
     restarts: int
     device: str
+    step_time: float | None = None
+    step_jobs: float = 0.0
+    step_rows: float = 0.0
+    weight_bytes: int = 0
+    host_memory_bytes: int = 0
+    device_used_bytes: int = 0
+    device_total_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

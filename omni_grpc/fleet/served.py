@@ -12,6 +12,7 @@ from omni_grpc.engine import Engine, EngineState
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.resolve.settings import facts_of
 from omni_grpc.types.errors import CheckpointError, FailedPrecondition, Failure, OmniError
+from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.plan import Ready, SleepLevel
 from omni_grpc.types.spec import Checkpoint
 
@@ -61,6 +62,12 @@ class Served:
     @property
     def ready(self) -> Ready | None:
         return None if self.engine is None else self.engine.ready
+
+    @property
+    def loading_progress(self) -> Loading | None:
+        """How far it is while it is being loaded; None otherwise."""
+        starts = self.state in (EngineState.STARTING, EngineState.RESTARTING)
+        return self.engine.loading if self.engine is not None and starts else None
 
     @property
     def facts(self) -> ServingFacts:

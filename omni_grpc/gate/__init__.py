@@ -2,7 +2,7 @@
 
 from omni_grpc.engine import EngineState, EngineStats, Job, JobState, ReplicaStats
 from omni_grpc.gate.ask import Ask, Delivery, JobOptions, Medium
-from omni_grpc.gate.files import Chunk, UploadHeader
+from omni_grpc.gate.files import Chunk, Found, UploadHeader
 from omni_grpc.gate.follow import Update
 from omni_grpc.gate.gate import Gate
 from omni_grpc.gate.intake import Accepted
@@ -10,6 +10,7 @@ from omni_grpc.gate.jobs import Shown, Watch
 from omni_grpc.gate.models import ModelView
 from omni_grpc.gate.operation import LoadView, ModelLoad, ServerView
 from omni_grpc.gate.pages import PageRequest
+from omni_grpc.gate.profiles import ProfileAsk
 from omni_grpc.store.records import Asset
 from omni_grpc.webhooks import AskedWebhook
 
@@ -22,6 +23,7 @@ __all__ = [
     "Delivery",
     "EngineState",
     "EngineStats",
+    "Found",
     "Gate",
     "Job",
     "JobOptions",
@@ -31,6 +33,7 @@ __all__ = [
     "ModelLoad",
     "ModelView",
     "PageRequest",
+    "ProfileAsk",
     "ReplicaStats",
     "ServerView",
     "Shown",

@@ -21,7 +21,7 @@ from omni_grpc.types.version import __version__
 
 LONGEST_NAME = 256
 """Characters of a tenant or a subject: an issuer may write long ones."""
-_ID = re.compile(r"job_[0-9a-z]{26}|art_[0-9a-z]{26}(_[0-9]{1,9}){0,2}|asset-[0-9a-f]{32}")
+_ID = re.compile(r"job_[0-9a-z]{26}|art_[0-9a-z]{26}(_[0-9]{1,9}){0,2}|(asset|profile)-[0-9a-f]{32}|prf_[0-9a-f]{26}")
 """What ids look like: a caller may send anything in place of one."""
 
 About = dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from omni_grpc.gate.pages import PageRequest
 from omni_grpc.gate.quotas import Quotas
 from omni_grpc.gate.refusals import Refusals, refused
 from omni_grpc.gate.stored import Stored, available, read
+from omni_grpc.store.assets import PROFILE
 from omni_grpc.store.records import Asset, Position
 from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import DeadlineExceeded, NotFound, OutOfRange
@@ -43,6 +44,18 @@ class Chunk:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A file that can be downloaded, with its times in Unix seconds; `expire_time` None: it stays as its job does.
+    `about`: what the audit log says of it.
+    """
+
+    artifact: Artifact
+    create_time: float
+    expire_time: float | None
+    about: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class UploadHeader:
     """What an upload says of itself. `sha256`: 32 raw bytes, or none."""
 
@@ -63,13 +76,39 @@ class FileGate:
         self._stored = stored
         self._quotas = quotas
 
-    async def find(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact]:
+    async def find(self, caller: Caller, artifact_id: str) -> Found:
+        """An output, or for an admin a file of a profile."""
         with self._audit.refusals(caller, "DownloadArtifact", artifact_id=artifact_id):
             return await self._find(caller, artifact_id)
 
-    async def _find(self, caller: Caller, artifact_id: str) -> tuple[Job, Artifact]:
+    async def _find(self, caller: Caller, artifact_id: str) -> Found:
+        if artifact_id.startswith(PROFILE):
+            return await self._of_profile(caller, artifact_id)
         caller.require(Scope.READ, Scope.GENERATE, Scope.ADMIN)
-        return await self._stored.artifact(caller, artifact_id)
+        job, artifact = await self._stored.artifact(caller, artifact_id)
+        return Found(
+            artifact=artifact,
+            create_time=job.outputs[artifact],
+            expire_time=job.record.expire_time,
+            about={"job_id": job.id, "model": job.request.model},
+        )
+
+    async def _of_profile(self, caller: Caller, name: str) -> Found:
+        caller.require(Scope.ADMIN)
+        with available():
+            asset = await self._fleet.assets.use(name, caller.sees)
+        artifact = Artifact(
+            artifact_id=asset.id,
+            job_id="",
+            index=0,
+            mime_type=asset.mime_type,
+            size_bytes=asset.size_bytes,
+            sha256=asset.sha256,
+            width=0,
+            height=0,
+            seed=0,
+        )
+        return Found(artifact=artifact, create_time=asset.create_time, expire_time=asset.expire_time)
 
     async def chunks(
         self, caller: Caller, artifact_id: str, start: int = 0, max_bytes: int | None = None
@@ -78,7 +117,8 @@ class FileGate:
         its end, NotFound once it is gone.
         """
         with self._audit.action(caller, "DownloadArtifact", artifact_id=artifact_id) as line:
-            job, artifact = await self._find(caller, artifact_id)
+            found = await self._find(caller, artifact_id)
+            artifact = found.artifact
             size = artifact.size_bytes
             if start > size:
                 raise OutOfRange(
@@ -87,7 +127,7 @@ class FileGate:
                     metadata={"size_bytes": str(size)},
                 )
             end = size if max_bytes is None else min(size, start + max_bytes)
-            line |= {"job_id": job.id, "model": job.request.model, "size_bytes": end - start}
+            line |= {**found.about, "size_bytes": end - start}
         pieces = self._fleet.artifacts.read(artifact_id, start, end)
         async with aclosing(read(pieces)) as readable:
             async for piece in readable:
@@ -109,7 +149,9 @@ class FileGate:
 
     async def address(self, caller: Caller, artifact_id: str) -> str:
         """The signed path of an output at the HTTP port, for who may read it."""
-        await self.find(caller, artifact_id)
+        with self._audit.refusals(caller, "DownloadArtifact", artifact_id=artifact_id):
+            caller.require(Scope.READ, Scope.GENERATE, Scope.ADMIN)
+            await self._stored.artifact(caller, artifact_id)
         return self._addresses.path(artifact_id)
 
     async def by_address(self, artifact_id: str, expires: str, signature: str, peer: str) -> Caller:
@@ -136,7 +178,7 @@ class FileGate:
     async def delete(self, caller: Caller, name: str) -> None:
         """Deletes an upload or an output."""
         with self._audit.action(caller, "DeleteArtifact", artifact_id=name) as line, available():
-            caller.require(Scope.GENERATE, Scope.ADMIN)
+            caller.require(*([Scope.ADMIN] if name.startswith(PROFILE) else [Scope.GENERATE, Scope.ADMIN]))
             try:
                 asset = await self._fleet.assets.delete(name, caller.sees)
             except NotFound:

@@ -137,7 +137,7 @@ async def follow(
                 # those that it was too slow for are counted with the next one
                 if seq not in late and (update := pace.take(entry)) is not None:
                     for tell in told:
-                        tell(update, time.time() - entry.time if seq > replayed else None)
+                        tell(update, fleet.storage.clock() - entry.time if seq > replayed else None)
                     yield update
             if job.state.terminal and seq == job.last_seq:
                 return

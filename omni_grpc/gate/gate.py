@@ -16,10 +16,12 @@ from omni_grpc.gate.jobs import JobGate
 from omni_grpc.gate.media import MediaReader
 from omni_grpc.gate.models import ModelGate
 from omni_grpc.gate.operation import OperationGate
+from omni_grpc.gate.profiles import ProfileGate
 from omni_grpc.gate.quotas import Quotas
 from omni_grpc.gate.recovery import Recovery
 from omni_grpc.gate.sharing import Sharing
 from omni_grpc.gate.stored import Stored, available
+from omni_grpc.types.load_progress import Loading
 from omni_grpc.webhooks import Webhooks
 from omni_grpc.webhooks.sender import Attempt
 
@@ -52,6 +54,7 @@ class Gate:
             fleet.storage.store,
             self._render,
             server=fleet.storage.instance_id,
+            clock=fleet.storage.clock,
         )
         fleet.storage.journal.owed = self.webhooks.deliveries_for
         fleet.storage.journal.on_owed = self.webhooks.wake
@@ -60,12 +63,19 @@ class Gate:
         self.addresses = Addresses(fleet.config.http, fleet.config.store.signed_url_seconds)
         self.files = FileGate(fleet, stored, quotas, self.audit, self.addresses)
         self.models = ModelGate(fleet, stored, quotas, self.audit)
+        self.profiles = ProfileGate(fleet, stored, self.models, self.audit)
         self.operation = OperationGate(fleet, changes, stored, self.models, self.audit)
 
     @property
     def serving(self) -> dict[str, bool]:
         """Whether each model that is known takes jobs, by name."""
         return {model.name: model.takes_jobs for model in self.fleet.models}
+
+    @property
+    def loading(self) -> dict[str, Loading]:
+        """How far each model is that is being loaded, by name."""
+        told = {model.name: model.loading_progress for model in self.fleet.models}
+        return {name: loading for name, loading in told.items() if loading is not None}
 
     @property
     def state(self) -> EngineState:
@@ -113,10 +123,15 @@ class Gate:
         """
         await self.fleet.close(seconds)
 
+    async def written(self) -> None:
+        """Returns when the ends of jobs are committed, or have had their time: watchers see none before."""
+        await self.fleet.storage.written()
+
     async def close(self) -> None:
         """Ends what the gate has started, once the fleet has stopped."""
         self._recovery.close()
         self._media.close()
+        await self.profiles.close()
         await self.webhooks.stop()
         # others may take what this server still has from then on: not what has ended here
         await self.fleet.storage.finish()

@@ -60,6 +60,7 @@ class Intake:
             durable=fleet.storage.durable,
             signs=fleet.storage.blobs.signs or fleet.config.http.on,
             webhooks=webhooks,
+            clock=fleet.storage.clock,
         )
 
     def check(self, caller: Caller, model: str, task: Task) -> None:

@@ -36,7 +36,7 @@ LOAD_INTERVAL = 0.2
 PATHS = (
     "model", "lora", "gguf_model", "token_file", "jwt_jwks", "tls_cert", "tls_key", "tls_client_ca", "outbound_ca",
     "audit_log", "model_roots", "tenant_limits", "state_dir", "state_url", "artifact_url", "webhook_secrets",
-    "http_key_file", "rank_secret_file",
+    "http_key_file", "rank_secret_file", "handover", "otlp_endpoint", "otlp_headers_file",
 )  # fmt: skip
 """Settings that name paths on the server's machine, or hold a password."""
 
@@ -44,7 +44,8 @@ PATHS = (
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServerView:
     """What a server runs. `features`: its settings by name, and what the worker chose for "auto". `replica` names it
-    among the servers that share its store; "" where there are none.
+    among the servers that share its store; "" where there are none. `loading`: how far the models are that are being
+    loaded, by name.
     """
 
     instance_id: str
@@ -54,12 +55,13 @@ class ServerView:
     features: Mapping[str, str]
     storage: StorageInfo
     replica: str
+    loading: Mapping[str, Loading] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoad:
     """The load of one model. `queued` and `running` count the caller's own jobs, for an admin those of every tenant;
-    `engine` is None while it is not loaded.
+    `engine` is None while it is not loaded, `loading` unless it is being loaded.
     """
 
     model: str
@@ -67,6 +69,7 @@ class ModelLoad:
     queued: int
     running: int
     engine: EngineStats | None
+    loading: Loading | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,9 @@ class OperationGate:
             features=self._features(),
             storage=storage.info,
             replica=storage.instance_id if storage.info.shared else "",
+            loading={
+                model.name: told for model in self._models.seen(caller) if (told := model.loading_progress) is not None
+            },
         )
 
     def may_measure(self, caller: Caller) -> None:
@@ -146,11 +152,12 @@ class OperationGate:
                         if name == model.name and state is not JobState.QUEUED
                     ),
                     engine=None if model.engine is None else model.engine.stats(),
+                    loading=model.loading_progress,
                 )
                 for model in self._models.seen(caller)
             ],
             artifact_bytes=self._artifact_bytes(caller),
-            steps_per_second=_recent_steps(jobs, time.time() - WINDOW) / WINDOW,
+            steps_per_second=_recent_steps(jobs, self._fleet.storage.clock() - WINDOW) / WINDOW,
             draining=self._fleet.state in (EngineState.DRAINING, EngineState.STOPPED),
             device=self.device,
             everything=caller.admin,

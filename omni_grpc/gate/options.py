@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from omni_grpc.engine import Submission
 from omni_grpc.gate.ask import Ask, Delivery, JobOptions
@@ -34,12 +33,15 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OptionRules:
-    """What a server allows. `max_retention` in seconds; `durable`: jobs outlive it; `signs`: outputs have addresses."""
+    """What a server allows. `max_retention` in seconds; `durable`: jobs outlive it; `signs`: outputs have addresses;
+    `clock`: the time by which deadlines go.
+    """
 
     max_retention: float
     durable: bool
     signs: bool
     webhooks: Webhooks
+    clock: Callable[[], float]
 
 
 def read(ask: Ask, caller: Caller, rules: OptionRules) -> Asked:
@@ -69,7 +71,7 @@ def read(ask: Ask, caller: Caller, rules: OptionRules) -> Asked:
         priority=refusals.number("options.priority", options.priority, -MAX_PRIORITY, MAX_PRIORITY),
         queue_timeout=options.queue_timeout,
         run_timeout=options.run_timeout,
-        deadline=_deadline(refusals, options.deadline),
+        deadline=_deadline(refusals, options.deadline, rules.clock()),
         retention=_retention(refusals, options.retention, rules.max_retention),
         cancel_on_disconnect=cancels,
         disconnect_grace=options.disconnect_grace,
@@ -118,8 +120,8 @@ def _check_labels(refusals: Refusals, options: JobOptions) -> None:
         refusals.text("options.labels", text, MAX_ID_CHARS)
 
 
-def _deadline(refusals: Refusals, deadline: float | None) -> float | None:
-    if deadline is not None and deadline <= time.time():
+def _deadline(refusals: Refusals, deadline: float | None, now: float) -> float | None:
+    if deadline is not None and deadline <= now:
         refusals.refuse("options.deadline", f"{_date(deadline)} is in the past")
     return deadline
 

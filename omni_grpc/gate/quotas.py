@@ -168,7 +168,7 @@ class Quotas:
 
     def _expiry(self, tenant: str, missing: int) -> float | None:
         """Seconds until so many bytes of a tenant expire; None where that is not known yet."""
-        now = time.time()
+        now = self._fleet.storage.clock()
         ends = [
             (job.record.expire_time - now, sum(artifact.size_bytes for artifact in job.artifacts))
             for job in self._fleet.jobs.newest(tenant=tenant)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -117,7 +116,9 @@ class Sharing:
     # --- what this server does ----------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        now = time.time()
+        now = await self._store.servers.now()
+        if self._store.shared:
+            self._fleet.storage.clock.set(now)
         if not await self._store.servers.beat(self._me, now, now + self._lease) and self._tasks:
             await self._find_lost()
         if self._fleet.takes_over:

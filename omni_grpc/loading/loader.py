@@ -27,7 +27,8 @@ Edit = Callable[[nn.Module, str, WeightTargets], None]
 class Loader:
     """A checkpoint and how it is loaded. `before` edits a denoiser that has modules but no weights yet, `after` one
     that has its weights; both in order. `files`: weights of components in place of the checkpoint's. `loaded`: the
-    components given out so far. `threads` read a denoiser's weights.
+    components given out so far. `threads` read a denoiser's weights. `begin` is called with each component whose
+    weights are about to be loaded.
     """
 
     checkpoint: Checkpoint
@@ -39,11 +40,13 @@ class Loader:
     files: Mapping[str, GgufFile] = dataclasses.field(default_factory=dict)
     loaded: dict[str, Any] = dataclasses.field(default_factory=dict)
     take: Take | None = None
+    begin: Callable[[str], None] = lambda component: None
 
     def denoiser(self, component: str, build: Callable[[Mapping[str, Any]], M]) -> M:
         """Our own module of a component: `build` makes it from the component's config. Raises CheckpointError, see
         load_weights and GgufFile.
         """
+        self.begin(component)
         module = self._built(component, build)
         folder, weights = self.checkpoint.path / component, self.checkpoint.spec.weights[component]
         file = self.files.get(component)
@@ -82,6 +85,7 @@ class Loader:
 
     def module(self, component: str, *, part: str = "") -> Any:
         """A component that transformers or diffusers bring; `part` keeps only the submodule of that name."""
+        self.begin(component)
         module = load_module(
             self.checkpoint, component, part=part, device=self.device, dtype=self.dtype, take=self.take
         )

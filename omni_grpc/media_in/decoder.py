@@ -6,8 +6,6 @@ import dataclasses
 import itertools
 import logging
 import multiprocessing
-import os
-import secrets
 import signal
 import time
 from collections.abc import Sequence
@@ -44,7 +42,7 @@ class Decoder:
     def __init__(self, config: LimitsConfig, logs: LogConfig | None = None) -> None:
         self._config = config
         self._logs = logs or LogConfig()
-        self._prefix = f"omni-in-{os.getpid()}-{secrets.token_hex(6)}-"
+        self._prefix = shared.own_prefix("in")
         self._requests = itertools.count()
         self._process: _Process | None = None
 

@@ -6,12 +6,13 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 
 from omni_grpc import wire
-from omni_grpc.gate import EngineStats, Gate, LoadView, ModelLoad, ReplicaStats
+from omni_grpc.gate import EngineStats, Gate, LoadView, ModelLoad, ProfileAsk, ReplicaStats
 from omni_grpc.server.calls import PACKAGE, Calls
 from omni_grpc.server.catalog import STATES, model_message
-from omni_grpc.server.fields import Reader, members
+from omni_grpc.server.fields import Reader, given, members
 from omni_grpc.server.served import LOAD_MODEL, refuse_unserved
 from omni_grpc.types.caller import Caller
+from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.plan import SleepLevel
 from omni_grpc.types.version import __version__
 from omni_grpc.v1 import admin_pb2, admin_pb2_grpc
@@ -83,6 +84,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             instance_id=view.instance_id,
             replica=view.replica,
             storage=view.storage,
+            loading=[_loading(name, told) for name, told in view.loading.items()],
             unserved_rpcs=sorted(method.removeprefix(PACKAGE) for method in self._calls.unserved),
         )
 
@@ -99,6 +101,34 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         reader.check()
         async for load in self._gate.operation.watch_load(caller, interval):
             yield admin_pb2.WatchServerStatsResponse(stats=self._stats(load))
+
+    async def StartProfile(
+        self, request: admin_pb2.StartProfileRequest, caller: Caller
+    ) -> admin_pb2.StartProfileResponse:
+        reader = Reader()
+        limit = reader.seconds("time_limit", request)
+        reader.check()
+        ask = ProfileAsk(
+            model=request.model,
+            job_id=request.job_id,
+            start_step=request.start_step,
+            num_steps=given(request, "num_steps"),
+            activities=tuple(request.activities),
+            with_stack=request.with_stack,
+            record_shapes=request.record_shapes,
+            memory=request.memory,
+            replica=given(request, "replica"),
+            all_ranks=request.all_ranks,
+            time_limit=limit,
+        )
+        return wire.to_message(await self._gate.profiles.start(caller, ask), admin_pb2.StartProfileResponse)
+
+    async def StopProfile(self, request: admin_pb2.StopProfileRequest, caller: Caller) -> admin_pb2.StopProfileResponse:
+        found = await self._gate.profiles.stop(caller, request.profile_id, wait=request.wait)
+        ids = [file.artifact_id for file in found.files]
+        return wire.build(
+            admin_pb2.StopProfileResponse, artifact_ids=ids, files=found.files, steps=found.steps, end=found.end
+        )
 
     def _stats(self, load: LoadView) -> admin_pb2.ServerStats:
         engines = [one.engine for one in load.models if one.engine is not None]
@@ -143,6 +173,21 @@ def _model_stats(load: ModelLoad, *, everything: bool) -> admin_pb2.ModelStats:
         predicted_work=None if engine is None else engine.work,
         replicas=[_replica(one) for one in engine.replicas] if engine is not None and everything else [],
         step_cost=None if engine is None else _cost(engine),
+        loading=_loading(load.model, load.loading),
+    )
+
+
+def _loading(model: str, told: Loading | None) -> admin_pb2.ModelLoading | None:
+    """How far a model is that is being loaded."""
+    if told is None:
+        return None
+    return wire.build(
+        admin_pb2.ModelLoading,
+        model=model,
+        phase=told.phase,
+        component=told.component,
+        done_bytes=told.done_bytes,
+        total_bytes=told.total_bytes,
     )
 
 
@@ -155,6 +200,13 @@ def _replica(stats: ReplicaStats) -> admin_pb2.ReplicaStats:
         predicted_work=stats.work,
         restarts=stats.restarts,
         device=stats.device,
+        step_time=stats.step_time,
+        step_jobs=stats.step_jobs,
+        step_rows=stats.step_rows,
+        weight_bytes=stats.weight_bytes,
+        host_memory_bytes=stats.host_memory_bytes,
+        device_used_bytes=stats.device_used_bytes,
+        device_total_bytes=stats.device_total_bytes,
     )
 
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from omni_grpc.gate import Gate, UploadHeader
 from omni_grpc.gate.files import within_silence
 from omni_grpc.gate.refusals import refused
-from omni_grpc.server.messages import Messages, asset_message, chunk_message
+from omni_grpc.server.messages import Messages, asset_message, chunk_message, found_message
 from omni_grpc.server.pages import asked_page
 from omni_grpc.types.caller import Caller
 from omni_grpc.v1 import artifact_pb2, artifact_pb2_grpc
@@ -22,11 +22,11 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
     async def DownloadArtifact(
         self, request: artifact_pb2.DownloadArtifactRequest, caller: Caller
     ) -> AsyncGenerator[artifact_pb2.DownloadArtifactResponse]:
-        job, artifact = await self._gate.files.find(caller, request.artifact_id)
+        found = await self._gate.files.find(caller, request.artifact_id)
         most = request.max_bytes if request.HasField("max_bytes") else None
         async with aclosing(self._gate.files.chunks(caller, request.artifact_id, request.offset, most)) as chunks:
             first = await anext(chunks, None)
-            yield artifact_pb2.DownloadArtifactResponse(metadata=self._messages.artifact(job, artifact))
+            yield artifact_pb2.DownloadArtifactResponse(metadata=found_message(found))
             if first is not None:
                 yield artifact_pb2.DownloadArtifactResponse(chunk=chunk_message(first))
             async for chunk in chunks:

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -92,6 +92,19 @@ class Calls:
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._admitting = asyncio.Event()
+        self._admitting.set()
+        self.leaving = False
+        """Whether connections are to be closed, since another server has taken over."""
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Calls that come meanwhile wait for the end of the block."""
+        self._admitting.clear()
+        try:
+            yield
+        finally:
+            self._admitting.set()
 
     @property
     def open(self) -> int:
@@ -107,6 +120,7 @@ class Calls:
         self, method: str, *, authorization: list[str | bytes], certificate: str | None, peer: str
     ) -> Caller:
         """Who makes a call. Raises Unauthenticated."""
+        await self._admitting.wait()
         return await self._gate.caller(
             self._known(method),
             authorization=authorization,
@@ -205,12 +219,12 @@ class Calls:
 def _log(method: str, code: str, reason: str, seconds: float) -> None:
     """The line of a call: for those who look into something, unless it failed."""
     level = logging.INFO
-    if code in (OK, Code.CANCELLED):
+    if code in (OK, GONE):
         level = logging.DEBUG
     elif code in FAULTS:
         level = logging.WARNING
     if logger.isEnabledFor(level):
-        outcome = "gone" if code == Code.CANCELLED and not reason else f"{code} {reason}".rstrip()
+        outcome = code.lower() if code == GONE else f"{code} {reason}".rstrip()
         logger.log(level, "%s %s in %.3f s", method, outcome, seconds)
 
 

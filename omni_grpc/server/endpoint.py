@@ -22,6 +22,8 @@ from omni_grpc.types.address import dialed
 
 LAST_WORDS_SECONDS = 5.0
 """Seconds that open calls get to send their last messages once the engine has stopped."""
+FLUSH_SECONDS = 0.25
+"""Seconds that what was said last gets to leave: health checks and reflection hold their streams open beyond that."""
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_concurrent_streams", 1024),
@@ -59,8 +61,10 @@ class Endpoint:
         self._config = config
         self._calls = calls
         guard = Guard(calls, config.server.max_message_bytes)
-        options = (*OPTIONS, ("grpc.max_receive_message_length", GRPC_LIMIT * config.server.max_message_bytes))
-        self._grpc = aio.server(interceptors=(guard,), options=options)
+        # each once: of two values for an option, gRPC takes the first
+        options = dict(OPTIONS) | _for_handover(config)
+        options["grpc.max_receive_message_length"] = GRPC_LIMIT * config.server.max_message_bytes
+        self._grpc = aio.server(interceptors=(guard,), options=tuple(options.items()))
         for _, register, kind in services:
             register(servicers[kind], self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(health_of.servicer, self._grpc)
@@ -72,11 +76,12 @@ class Endpoint:
         """An address at which a client on this machine reaches it."""
         return dialed(self.host, self.port)
 
-    def bind(self, field: str) -> None:
+    def bind(self, field: str, *, beside: bool = False) -> None:
         """Takes the address, and the real port. Raises ConfigError (CANNOT_LISTEN, BAD_CERTIFICATE); `field` is the
-        setting that names the address.
+        setting that names the address; `beside`: another server listens there, and has agreed.
         """
-        self.port = bind(self._grpc, self.host, self.port, server_credentials(self._config.tls), field=field)
+        credentials = server_credentials(self._config.tls)
+        self.port = bind(self._grpc, self.host, self.port, credentials, field=field, beside=beside)
 
     async def start(self) -> None:
         await self._grpc.start()
@@ -86,5 +91,17 @@ class Endpoint:
         # the port closes at once; calls that are open get the time to finish
         closing = asyncio.create_task(self._grpc.stop(LAST_WORDS_SECONDS))
         await self._calls.idle(LAST_WORDS_SECONDS)
+        # handlers have ended; what they said last, and how, may still be on its way out
+        await asyncio.wait({closing}, timeout=FLUSH_SECONDS)
         await self._grpc.stop(None)
         await closing
+
+
+def _for_handover(config: EngineConfig) -> dict[str, int]:
+    """Of a server that is to be followed by another one, which listens on the same port then. Only a connection that is
+    at its age is closed without a call that is lost: a server that stops cancels those that arrive.
+    """
+    if config.server.handover is None:
+        return {}
+    age = round(1000 * config.server.handover_seconds)
+    return {"grpc.so_reuseport": 1, "grpc.max_connection_age_ms": age}

@@ -36,14 +36,22 @@ _WHY: Mapping[int, tuple[str, str]] = {
 """errno of a bind -> the setting at fault, and what to do."""
 
 
-def bind(server: Any, host: str, port: int, credentials: grpc.ServerCredentials | None, *, field: str = "host") -> int:
+def bind(
+    server: Any,
+    host: str,
+    port: int,
+    credentials: grpc.ServerCredentials | None,
+    *,
+    field: str = "host",
+    beside: bool = False,
+) -> int:
     """Has a grpc.aio server listen, and returns the real port; 0 for a Unix socket. `field` is the setting that names
-    the host.
+    the host; `beside`: another server listens there, and has agreed.
 
     Raises ConfigError (CANNOT_LISTEN).
     """
     try:
-        return _bind(server, host, port, credentials)
+        return _bind(server, host, port, credentials, beside)
     except ConfigError as error:
         if field == "host":
             raise
@@ -52,13 +60,14 @@ def bind(server: Any, host: str, port: int, credentials: grpc.ServerCredentials 
         raise ConfigError(message, reason=error.reason, violations=(Violation(field, message),)) from error
 
 
-def _bind(server: Any, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
+def _bind(server: Any, host: str, port: int, credentials: grpc.ServerCredentials | None, beside: bool) -> int:
     if is_unix(host):
         # they are of this machine, and the file's mode says who may connect: TLS would have no name to check
         _check_socket(host)
         address, credentials = host, None
     else:
-        check_free(host, port)
+        if not beside:
+            check_free(host, port)
         address = joined(host, port)
     try:
         if credentials is None:
@@ -73,15 +82,22 @@ def _bind(server: Any, host: str, port: int, credentials: grpc.ServerCredentials
     return 0 if is_unix(host) else int(bound)
 
 
-def bind_socket(host: str, port: int, *, host_field: str, port_field: str) -> socket.socket:
-    """A listening socket of a host name or address. Raises ConfigError (CANNOT_LISTEN) that names these settings."""
+def bind_socket(
+    host: str, port: int, *, host_field: str, port_field: str, shared: bool = False, beside: bool = False
+) -> socket.socket:
+    """A listening socket of a host name or address. `shared`: another server may listen there later; `beside`: one
+    does. Raises ConfigError (CANNOT_LISTEN) that names these settings.
+    """
     try:
-        check_free(host, port)
+        if not beside:
+            check_free(host, port)
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # with its protocol: asyncio turns Nagle's algorithm off only where it reads that this is TCP
         found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared or beside:
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             found.bind(address)
             found.listen(1024)
         except OSError as error:

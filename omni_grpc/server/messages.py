@@ -11,7 +11,7 @@ from google.protobuf import json_format
 
 from omni_grpc import wire
 from omni_grpc.config import NATIVE_CACHES
-from omni_grpc.gate import Asset, Chunk, Gate, Job, Update
+from omni_grpc.gate import Asset, Chunk, Found, Gate, Job, Update
 from omni_grpc.types.events import EncodeDone, Failed, Preempted, Retrying, Started, StepProgress
 from omni_grpc.types.results import Artifact, Effective, Stats
 from omni_grpc.types.step_cache import CacheCount
@@ -62,7 +62,7 @@ class Messages:
             event_pb2.JobEvent,
             job_id=job.id if job else "",
             client_job_id=job.record.client_job_id if job else "",
-            time=time.time(),
+            time=job.clock() if job else time.time(),
             heartbeat=event_pb2.Heartbeat(),
         )
 
@@ -123,6 +123,9 @@ class Messages:
             priority=job.record.priority,
             retryable=job.failure is not None and job.failure.retryable,
             trace_id="" if job.record.spec.trace is None else job.record.spec.trace.trace_id,
+            width=job.request.width,
+            height=job.request.height,
+            num_frames=job.request.num_frames,
         )
 
     # --- fields that the server computes --------------------------------------------------------------------------
@@ -155,6 +158,12 @@ def asset_message(asset: Asset) -> artifact_pb2.UploadAssetResponse:
         size_bytes=asset.size_bytes,
         sha256=asset.sha256,
     )
+
+
+def found_message(found: Found) -> media_pb2.Artifact:
+    """A file that is about to be downloaded."""
+    times = {"create_time": found.create_time, "expire_time": found.expire_time}
+    return wire.to_message(found.artifact, media_pb2.Artifact, lambda _: times)
 
 
 def chunk_message(chunk: Chunk) -> media_pb2.ArtifactChunk:

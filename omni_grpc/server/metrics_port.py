@@ -29,11 +29,14 @@ class MetricsPort:
     certificate where the server's TLS does.
     """
 
+    name = "metrics_host"
+
     def __init__(self, metrics: Metrics, config: EngineConfig) -> None:
         """Raises ConfigError, by field, for files of TLS that cannot be used."""
         assert config.metrics.metrics_port is not None
         self._metrics = metrics
-        self._host, self.port = config.metrics.host, config.metrics.metrics_port
+        self.host, self.port = config.metrics.host, config.metrics.metrics_port
+        self._shared = config.server.handover is not None
         self._context = server_context(config.tls)
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
@@ -41,11 +44,19 @@ class MetricsPort:
     @property
     def address(self) -> str:
         """Where a client on this machine reaches it."""
-        return f"{'http' if self._context is None else 'https'}://{dialed(self._host, self.port)}"
+        return f"{'http' if self._context is None else 'https'}://{dialed(self.host, self.port)}"
 
-    def bind(self) -> None:
+    def bind(self, *, port: int | None = None, beside: bool = False) -> None:
         """Takes the address. Raises ConfigError (CANNOT_LISTEN)."""
-        self._socket = bind_socket(self._host, self.port, host_field="metrics_host", port_field="metrics_port")
+        self.port = self.port if port is None else port
+        self._socket = bind_socket(
+            self.host,
+            self.port,
+            host_field="metrics_host",
+            port_field="metrics_port",
+            shared=self._shared,
+            beside=beside,
+        )
         self.port = self._socket.getsockname()[1]
 
     async def start(self) -> None:
@@ -83,7 +94,11 @@ class MetricsPort:
             return _response(404, b"there is /metrics here alone\n", method)
         if method not in ("GET", "HEAD"):
             return _response(405, b"metrics are read by GET\n", method, {"allow": "GET, HEAD"})
-        text, told = await self._metrics.text(headers.get("accept", ""), headers.get("accept-encoding", ""))
+        try:
+            text, told = await self._metrics.text(headers.get("accept", ""), headers.get("accept-encoding", ""))
+        except Exception:
+            logger.exception("the metrics could not be read")
+            return _response(500, b"the metrics could not be read; the log says why\n", method)
         return _response(200, text, method, dict(told))
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from omni_grpc.config import EngineConfig
@@ -16,11 +19,13 @@ from omni_grpc.server.artifacts import ArtifactService
 from omni_grpc.server.calls import Calls
 from omni_grpc.server.endpoint import Endpoint, Service
 from omni_grpc.server.generation import GenerationService
+from omni_grpc.server.handover import Address, Offering, Predecessor
 from omni_grpc.server.health import Health
 from omni_grpc.server.jobs import JobService
 from omni_grpc.server.messages import Messages
 from omni_grpc.server.metrics_port import MetricsPort
 from omni_grpc.server.models import ModelService
+from omni_grpc.server.steering import connections
 from omni_grpc.server.watch import JobWatch
 from omni_grpc.telemetry.job_log import log_end
 from omni_grpc.telemetry.metrics import Metrics, metrics_of
@@ -39,6 +44,15 @@ from omni_grpc.v1 import (
 )
 
 logger = logging.getLogger(__name__)
+
+ONE_PROCESS = "sqlite"
+"""The store that one process at a time can have."""
+MOVED = 1.2
+"""Times the age at which a connection is moved: gRPC varies it by a tenth."""
+SETTLED = 2.0
+"""Seconds for a client to hear of it, and to make its last calls there."""
+LOOK = 0.1
+"""Seconds between two looks for connections."""
 
 SERVICES: tuple[Service, ...] = (
     (
@@ -91,10 +105,16 @@ class Running(Protocol):
 
 
 class Stack(Running, Protocol):
-    """Another way to the same gate, on an address of its own."""
+    """Another way to the same gate, on an address of its own. `name`: the setting of its host."""
 
-    def bind(self) -> None:
-        """Takes the address. Raises ConfigError (CANNOT_LISTEN, BAD_CERTIFICATE)."""
+    name: str
+    host: str
+    port: int
+
+    def bind(self, *, port: int | None = None, beside: bool = False) -> None:
+        """Takes the address. `port`: instead of its own; `beside`: another server listens there, and has agreed. Raises
+        ConfigError (CANNOT_LISTEN, BAD_CERTIFICATE).
+        """
 
 
 class Server:
@@ -111,6 +131,11 @@ class Server:
         self._calls = Calls(gate, served_methods(), unserved_methods(), self._tracing)
         self._health = Health(gate, [descriptor.full_name for descriptor, _, _ in SERVICES])
         self._closing: asyncio.Future[None] | None = None
+        self._config = config
+        path = config.server.handover
+        self._offering = (
+            None if path is None else Offering(Path(path), lambda: self._wanted, gate.fleet.storage.store.kind)
+        )
         messages = Messages(gate)
         servicers = self._servicers(messages)
         self._metrics = self._measured(gate, config)
@@ -164,12 +189,51 @@ class Server:
         reports progress. Raises ConfigError if an address cannot be bound (CANNOT_LISTEN) or a file of TLS cannot be
         used (BAD_CERTIFICATE), or the error that kept the engine from starting; nothing is left running then.
         """
-        self._main.bind("host")
+        before = None if self._offering is None else await self._offering.predecessor(self._wanted)
+        if before is None:
+            self._bind(None)
+            await self._gate.prepare()
+            await self._listen()
+            async with self._stopped_on_error():
+                await self._gate.start()
+        elif self._loads_beside(before):
+            # what keeps the models from loading leaves the other server as it is
+            async with self._stopped_on_error(), before:
+                await self._gate.prepare()
+                await self._gate.start()
+                self._bind(before)
+                await self._listen()
+                await before.leave()
+        else:
+            async with self._stopped_on_error(), before:
+                with self._calls.held():
+                    self._bind(before)
+                    await self._listen()
+                    await before.leave()
+                    logger.info("process %d ends what it has; calls wait here meanwhile", before.pid)
+                    await before.gone()
+                    await self._gate.prepare()
+                    await self._gate.start()
+        if self._offering is not None:
+            await self._offering.start()
+        return self.port
+
+    def _bind(self, before: Predecessor | None) -> None:
+        def shared(name: str) -> bool:
+            return before is not None and before.has(name)
+
+        if before is not None:
+            self._main.port = before.port("host", self._main.port)
+        self._main.bind("host", beside=shared("host"))
         if self._admin is not None:
-            self._admin.bind("admin_address")
-        for beside in self._beside:
-            beside.bind()
-        await self._gate.prepare()
+            if before is not None:
+                self._admin.port = before.port("admin_address", self._admin.port)
+            self._admin.bind("admin_address", beside=shared("admin_address"))
+        for stack in self._beside:
+            port = None if before is None else before.port(stack.name, stack.port)
+            stack.bind(port=port, beside=shared(stack.name))
+
+    async def _listen(self) -> None:
         await self._health.start()
         if self._metrics is not None:
             await self._metrics.start()
@@ -178,12 +242,45 @@ class Server:
         logger.info("listening on %s, loading %s", self.address, ", ".join(self._gate.serving))
         if self._admin is not None:
             logger.info("the admin service listens on %s", self._admin.address)
+
+    @contextlib.asynccontextmanager
+    async def _stopped_on_error(self) -> AsyncIterator[None]:
         try:
-            await self._gate.start()
+            yield
         except BaseException:
             await self.stop()
             raise
-        return self.port
+
+    # --- one server after the other -----------------------------------------------------------------------------------
+
+    @property
+    def _wanted(self) -> Mapping[str, Address]:
+        """Where it listens, by the setting that names the address."""
+        found = {"host": (self._main.host, self._main.port)}
+        if self._admin is not None:
+            found["admin_address"] = (self._admin.host, self._admin.port)
+        for stack in self._beside:
+            found[stack.name] = (stack.host, stack.port)
+        return found
+
+    def _loads_beside(self, before: Predecessor) -> bool:
+        how = self._config.server.handover_load
+        return how == "beside" or (how == "auto" and before.rows != ONE_PROCESS)
+
+    async def succeeded(self) -> None:
+        """Returns when another server has taken over; never where none can."""
+        if self._offering is None:
+            await asyncio.get_running_loop().create_future()
+            return
+        await self._offering.left.wait()
+
+    async def retire(self) -> None:
+        """Serves those who are connected until their connections have gone to the server that has taken over."""
+        self._calls.leaving = True
+        ports = {port for _, port in self._wanted.values()}
+        until = time.monotonic() + MOVED * self._config.server.handover_seconds + SETTLED
+        while connections(ports) and time.monotonic() < until:  # noqa: ASYNC110 (the kernel tells nobody)
+            await asyncio.sleep(LOOK)
 
     async def stop(self, drain: float = 0.0) -> None:
         """Refuses new jobs, gives existing ones `drain` seconds to finish, fails the rest, and closes the port.
@@ -198,11 +295,15 @@ class Server:
 
     async def _close(self) -> None:
         await self._health.stop()
+        # streams can end once their last events may be seen
+        await self._gate.written()
         await asyncio.gather(*(stack.stop() for stack in self._stacks))
         if self._metrics is not None:
             await self._metrics.stop()
         await self._gate.close()
         await asyncio.to_thread(self._tracing.close)
+        if self._offering is not None:
+            await self._offering.stop()
 
     @property
     def _endpoints(self) -> Sequence[Endpoint]:

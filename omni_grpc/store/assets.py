@@ -1,4 +1,4 @@
-"""Uploaded media, until it expires."""
+"""Uploaded media, and files of profiles, until they expire."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from omni_grpc.store.seam import Blobs, FileRows, MissingBlob
 from omni_grpc.store.tally import Tally
 from omni_grpc.types.errors import NotFound, ResourceExhausted
 
+ASSET, PROFILE = "asset-", "profile-"
+"""What the ids of uploads and of files of profiles begin with."""
 SWEPT_AT_ONCE = 1000
 """Most uploads that one sweep drops."""
 
@@ -78,11 +80,13 @@ class Assets:
         sha256: Callable[[], str],
         check: Callable[[], None] = lambda: None,
         tenant: str = "",
+        kind: str = ASSET,
     ) -> Asset:
-        """Keeps what the pieces are together under a new id. Once all of them have come, `check` may raise, and
-        `sha256` says their hash in hex; then there is no such asset, or there is. Its room has been reserved.
+        """Keeps what the pieces are together under a new id, which begins with `kind`. Once all of them have come,
+        `check` may raise, and `sha256` says their hash in hex; then there is no such asset, or there is. Its room has
+        been reserved.
         """
-        name = f"asset-{secrets.token_hex(16)}"
+        name = f"{kind}{secrets.token_hex(16)}"
         size = await self._blobs.put(name, pieces)
         try:
             check()

@@ -107,6 +107,8 @@ class Job:
         self.ended = False
         """Its last event was appended, and may not be committed yet."""
         self.journal: Callable[[Job, Entry], None] = Job.show
+        self.clock: Callable[[], float] = time.time
+        """The time of what is appended; that of its server, once it has one."""
         """Where appended events go: it shows them."""
         self.on_end: Callable[[Job], None] = lambda job: None
         """Called when its last event has been shown."""
@@ -184,7 +186,7 @@ class Job:
         if self.ended:
             raise FailedPrecondition(f"job {self.id} has ended, it cannot take {type(event).__name__}")
         self._appended += 1
-        entry = Entry(self._appended, time.time(), event)
+        entry = Entry(self._appended, self.clock(), event)
         self.ended = isinstance(event, TERMINAL)
         self.journal(self, entry)
         return entry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from omni_grpc.store.forgotten import Forgotten
 from omni_grpc.store.job import Job
@@ -23,10 +23,13 @@ class Jobs:
     `find`, `page` and `find_earlier` see the store too.
     """
 
-    def __init__(self, store: Store, journal: Journal, forgotten: Forgotten) -> None:
+    def __init__(
+        self, store: Store, journal: Journal, forgotten: Forgotten, clock: Callable[[], float] = time.time
+    ) -> None:
         self._store = store
         self._journal = journal
         self._forgotten = forgotten
+        self._clock = clock
         self._jobs: dict[str, Job] = {}
         self._by_request_id: dict[tuple[str, str], Job] = {}
         """By tenant and request_id: no tenant learns of another's."""
@@ -113,7 +116,7 @@ class Jobs:
     async def find(self, job_id: str, tenant: str | None = None) -> Job:
         """Raises NotFound like `get`, for what there is not anywhere."""
         if (job := self._jobs.get(job_id)) is not None:
-            if _is_over(job.record) and not job.watchers:
+            if self._is_over(job.record) and not job.watchers:
                 # it waits for the next sweep
                 raise self._expired(job, tenant)
             return self.get(job_id, tenant)
@@ -121,7 +124,7 @@ class Jobs:
         if not stored or tenant not in (None, stored[0].record.tenant):
             await self._forgotten.look_up(job_id, self._store.files)
             return self.get(job_id, tenant)
-        if _is_over(stored[0].record):
+        if self._is_over(stored[0].record):
             raise self._expired(Job(stored[0].record), tenant)
         return self.restore(stored[0])
 
@@ -175,10 +178,13 @@ class Jobs:
 
     def _is_shown(self, job: Job) -> bool:
         """Whether there is such a job for callers: it is committed, and has not expired."""
-        return not self._journal.creating(job.id) and (bool(job.watchers) or not _is_over(job.record))
+        return not self._journal.creating(job.id) and (bool(job.watchers) or not self._is_over(job.record))
 
     def _is_elsewhere(self, record: JobRecord) -> bool:
-        return not (record.id in self._jobs or self._journal.withdrawn(record.id) or _is_over(record))
+        return not (record.id in self._jobs or self._journal.withdrawn(record.id) or self._is_over(record))
+
+    def _is_over(self, record: JobRecord) -> bool:
+        return record.expire_time is not None and record.expire_time <= self._clock()
 
     def _expired(self, job: Job, tenant: str | None) -> NotFound:
         self._forgotten.add(job.id, Cause.EXPIRED, tenant=job.tenant)
@@ -194,7 +200,3 @@ def same_request(job: Job, fingerprint: bytes) -> Job:
             metadata={"job_id": job.id},
         )
     return job
-
-
-def _is_over(record: JobRecord) -> bool:
-    return record.expire_time is not None and record.expire_time <= time.time()

@@ -68,10 +68,11 @@ class Journal:
     is committed.
     """
 
-    def __init__(self, rows: JobRows, *, server: str, immediate: bool) -> None:
+    def __init__(self, rows: JobRows, *, server: str, immediate: bool, clock: Callable[[], float] = time.time) -> None:
         self._rows = rows
         self._server = server
         self._immediate = immediate
+        self._clock = clock
         self._lines: dict[str, Line] = {}
         self._dirty: dict[str, Line] = {}
         self._withdrawn: list[str] = []
@@ -96,7 +97,8 @@ class Journal:
 
     def create(self, job: Job) -> None:
         """A job that the store does not have yet. Its first event is to follow."""
-        job.record = dataclasses.replace(job.record, server=self._server)
+        job.clock = self._clock
+        job.record = dataclasses.replace(job.record, server=self._server, create_time=self._clock())
         job.journal = self.append
         line = self._lines[job.id] = Line(job, job.record)
         if not self._immediate:
@@ -104,7 +106,7 @@ class Journal:
 
     def adopt(self, job: Job) -> None:
         """A job that the store has, and that is this server's from now on."""
-        job.journal = self.append
+        job.journal, job.clock = self.append, self._clock
         self._reserved[job.id] = job.appended_seq
 
     def append(self, job: Job, entry: Entry) -> None:
@@ -169,14 +171,18 @@ class Journal:
         if not self._immediate and self._task is None:
             self._task = asyncio.create_task(self._run(), name="omni_grpc-journal")
 
+    async def written(self, timeout: float) -> None:
+        """Returns when all that has happened is committed and shown, or after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while self._task is not None and (self._lines or self._withdrawn) and time.monotonic() < deadline:
+            self._wake.set()
+            await asyncio.sleep(0.005)
+
     async def stop(self, timeout: float) -> None:
         """Writes what waits, for `timeout` seconds at most. Raises StoreError where that is not all."""
         if self._task is None:
             return
-        deadline = time.monotonic() + timeout
-        while (self._lines or self._withdrawn) and time.monotonic() < deadline:
-            self._wake.set()
-            await asyncio.sleep(0.005)
+        await self.written(timeout)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None

@@ -291,6 +291,9 @@ class MemoryServers:
         self._until: dict[str, float] = {}
         self._listeners: list[Callable[[Notice], None]] = []
 
+    async def now(self) -> float:
+        return time.time()
+
     async def beat(self, server: str, now: float, until: float) -> bool:
         known = server in self._until
         self._until[server] = until

@@ -47,6 +47,7 @@ class Retention:
         journal: Journal,
         forgotten: Forgotten,
         budget: int,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._blobs = blobs
@@ -55,6 +56,7 @@ class Retention:
         self._journal = journal
         self._forgotten = forgotten
         self._budget = budget
+        self._clock = clock
         self.on_forgotten: Callable[[Job], None] = lambda job: None
         """Called with each job that was removed from the store."""
         self._forgetting = asyncio.Lock()
@@ -94,7 +96,7 @@ class Retention:
 
     async def sweep(self) -> None:
         """Forgets what has expired in the store, and what no row names."""
-        while ids := await self._store.jobs.expired(time.time(), SWEPT_AT_ONCE):
+        while ids := await self._store.jobs.expired(self._clock(), SWEPT_AT_ONCE):
             found = [self._here(stored) for stored in await self._store.jobs.read(ids)]
             await self.forget(idle := [job for job in found if not job.watchers])
             if len(idle) < len(ids):
@@ -108,7 +110,7 @@ class Retention:
             try:
                 await self.sweep()
                 if time.monotonic() >= forget_at:
-                    await self._store.files.forget_names(time.time() - REMEMBERED)
+                    await self._store.files.forget_names(self._clock() - REMEMBERED)
                     forget_at = time.monotonic() + FORGET
                 if self._store.shared and time.monotonic() >= recount_at:
                     await self._artifacts.count()

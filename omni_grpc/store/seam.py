@@ -205,6 +205,9 @@ class Deliveries(Protocol):
 class Servers(Protocol):
     """Several servers on one store: who is alive, who has which job, and what they tell each other."""
 
+    async def now(self) -> float:
+        """The time (Unix seconds) by which all servers on this store go, whatever the clocks of their machines say."""
+
     async def beat(self, server: str, now: float, until: float) -> bool:
         """Says that a server is alive until then. False: it was not known, at first, or since its time had run out and
         others have taken its jobs. From now on it is.

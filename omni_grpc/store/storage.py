@@ -10,6 +10,7 @@ import time
 from omni_grpc.config import EngineConfig
 from omni_grpc.store.artifacts import Artifacts
 from omni_grpc.store.assets import Assets
+from omni_grpc.store.clock import Clock
 from omni_grpc.store.forgotten import Forgotten
 from omni_grpc.store.job import Job
 from omni_grpc.store.jobs import Jobs
@@ -31,8 +32,10 @@ ORPHAN_AGE = 3600.0
 """Seconds after which bytes that no row names are nobody's."""
 ORPHANS_AT_ONCE = 500
 """Names that are looked up in one query."""
-LAST_WRITES = 10.0
-"""Seconds that the last events may take to be committed when a server stops."""
+LAST_WRITES, LEAST_LAST_WRITES = 10.0, 1.0
+"""Seconds that the last events may take to be committed when a server stops, and those of them that are left for what
+came meanwhile.
+"""
 
 
 class Storage:
@@ -44,11 +47,14 @@ class Storage:
         self.store: Store = MemoryStore() if store is None else store
         self.blobs: Blobs = MemoryBlobs() if blobs is None else blobs
         self._limits = config.keeping
+        self.clock = Clock()
         self.instance_id = secrets.token_hex(8)
         """Names this life of the server process."""
         self.forgotten = Forgotten(self.instance_id, durable=self.store.durable)
-        self.journal = Journal(self.store.jobs, server=self.instance_id, immediate=self.store.immediate)
-        self.jobs = Jobs(self.store, self.journal, self.forgotten)
+        self.journal = Journal(
+            self.store.jobs, server=self.instance_id, immediate=self.store.immediate, clock=self.clock
+        )
+        self.jobs = Jobs(self.store, self.journal, self.forgotten, self.clock)
         self.artifacts = Artifacts(self.store.files, self.blobs, self.forgotten)
         self.assets = Assets(
             self.store.files,
@@ -56,6 +62,7 @@ class Storage:
             self.forgotten,
             budget=config.keeping.asset_budget,
             retention=config.jobs.asset_retention,
+            clock=self.clock,
         )
         self.retention = Retention(
             self.store,
@@ -65,8 +72,11 @@ class Storage:
             journal=self.journal,
             forgotten=self.forgotten,
             budget=config.keeping.artifact_budget,
+            clock=self.clock,
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self._last_writes: float | None = None
+        """When, by time.monotonic(), the last events have had their time."""
 
     @property
     def durable(self) -> bool:
@@ -95,6 +105,8 @@ class Storage:
             return
         await self.store.open()
         try:
+            if self.store.shared:
+                self.clock.set(await self.store.servers.now())
             await self.blobs.open()
             await self.artifacts.count()
             await self.assets.count()
@@ -121,10 +133,16 @@ class Storage:
         await self.blobs.close()
         await self.store.close()
 
+    async def written(self) -> None:
+        """Returns when all that has happened is committed, so that watchers can see it, or after LAST_WRITES."""
+        self._last_writes = time.monotonic() + LAST_WRITES
+        await self.journal.written(LAST_WRITES)
+
     async def finish(self) -> None:
         """Writes what waits, as far as the store takes it. Nothing is written after that."""
+        left = LAST_WRITES if self._last_writes is None else self._last_writes - time.monotonic()
         try:
-            await self.journal.stop(LAST_WRITES)
+            await self.journal.stop(max(LEAST_LAST_WRITES, left))
         except StoreError as error:
             logger.error("the last events of jobs were not written: %s", error)
 
@@ -156,7 +174,7 @@ class Storage:
         """
         if self.journal.failure is not None:
             return 0
-        found = [name async for name in self.blobs.names("", time.time() - age)]
+        found = [name async for name in self.blobs.names("", self.clock.earliest() - age)]
         swept = 0
         for start in range(0, len(found), ORPHANS_AT_ONCE):
             some = found[start : start + ORPHANS_AT_ONCE]

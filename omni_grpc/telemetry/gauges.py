@@ -94,7 +94,7 @@ def _read_engine(reading: Reading, name: str, engine: Engine) -> None:
         reading.state(declared.REPLICA_STATE, ReplicaState, replica.state, name, number)
         reading.put(declared.REPLICA_JOBS, replica.stats.running, name, number)
         reading.put(declared.COST_ERROR, replica.meter.cost_error, name, number)
-        for rank, vitals in enumerate(replica.vitals):
+        for rank, vitals in replica.vitals.items():
             _read_vitals(reading, name, number, str(rank), vitals)
 
 

@@ -5,8 +5,8 @@ has a lane of its own in the worker, so a plan is answered by several reports, o
 order: each admitted or decoded request gets Prepared, DecodedPart, Decoded or Broken, each step gets Stepped, whether
 or not a request was dropped meanwhile. So a report always frees exactly one lane.
 
-An order moves the model itself, and comes only while the worker has no request and no work: it is answered by Slept,
-Woken or Unmoved.
+Sleep and Wake move the model itself, and come only while the worker has no request and no work: they are answered by
+Slept, Woken or Unmoved. Record and EndRecording come at any time; each rank that records answers with one Recorded.
 """
 
 from __future__ import annotations
@@ -67,7 +67,51 @@ class Wake:
     """Take the model back into device memory. Answered by Woken."""
 
 
-Order = Sleep | Wake
+class RecordingEnd(enum.StrEnum):
+    """What ended a recording."""
+
+    STEPS = "STEPS"
+    STOPPED = "STOPPED"
+    TIME_LIMIT = "TIME_LIMIT"
+    JOB_ENDED = "JOB_ENDED"
+    ASLEEP = "ASLEEP"
+
+
+class ProfileFileKind(enum.StrEnum):
+    """TRACE: a Chrome trace in gzip. OPS: a table, as text. MEMORY: a pickled snapshot in gzip."""
+
+    TRACE = "TRACE"
+    OPS = "OPS"
+    MEMORY = "MEMORY"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Record steps with torch's profiler, from step `start_step` of those to come on, or of those of one job:
+    `num_steps` of them, or until EndRecording (None). `activities`: "cpu", "cuda". `memory`: allocations on the device,
+    too. Without `all_ranks`, the first rank does so alone. Answered by Recorded, when it has ended.
+    """
+
+    id: str
+    activities: tuple[str, ...]
+    job_id: str = ""
+    start_step: int = 0
+    num_steps: int | None = None
+    with_stack: bool = False
+    record_shapes: bool = False
+    memory: bool = False
+    all_ranks: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecording:
+    """End a recording now; nothing where it has ended."""
+
+    id: str
+    end: RecordingEnd
+
+
+Order = Sleep | Wake | Record | EndRecording
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -276,8 +320,28 @@ class Unmoved:
     failure: Failure
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedFile:
+    """One file of a recording."""
+
+    kind: ProfileFileKind
+    data: SharedBytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A rank has ended a recording of `steps` steps. `failure`: why there is none of it."""
+
+    id: str
+    end: RecordingEnd
+    steps: int = 0
+    rank: int = 0
+    files: tuple[RecordedFile, ...] = ()
+    failure: Failure | None = None
+
+
 Moved = Slept | Woken | Unmoved
-Report = Loading | Fetched | Ready | Prepared | Stepped | DecodedPart | Decoded | Broken | Died | Moved
+Report = Loading | Fetched | Ready | Prepared | Stepped | DecodedPart | Decoded | Broken | Died | Moved | Recorded
 
 
 def requests_of(report: Report) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import secrets
 from collections.abc import Iterator, Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -22,6 +24,46 @@ BLOCKS = Path("/dev/shm")
 """Where the blocks are: the mount on which shm_open makes them, too."""
 NO_BLOCKS = ""
 """The prefix of a worker that has no memory in common with its engine: what it puts travels in the handle."""
+
+
+BOOT, PROCESSES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+OWNED = re.compile(r"omni-(?:[a-z]+-)?(\d+)-([0-9a-f]+)-[0-9a-f]{12}-")
+"""A block's name: whose process it is, by its id and where that counts, see `_namespace`."""
+
+
+def own_prefix(kind: str = "") -> str:
+    """The beginning of the names of blocks that are this process's, which no other one gives. `kind`: letters that say
+    what they are for.
+    """
+    return f"omni-{kind}{kind and '-'}{os.getpid()}-{_namespace() or '0'}-{secrets.token_hex(6)}-"
+
+
+def sweep_dead(*, folder: Path = BLOCKS) -> int:
+    """Unlinks the blocks of processes that have ended, and says how many: where all of a server were killed at once,
+    nobody was left to do it. Those of other machines, containers and users are left alone.
+    """
+    here, swept = _namespace(), 0
+    if not here or not folder.is_dir():
+        return 0
+    for path in folder.glob("omni-*"):
+        owner = OWNED.match(path.name)
+        if owner is None or owner[2] != here or Path(f"/proc/{owner[1]}").exists():
+            continue
+        # another server that starts may be faster
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            path.unlink()
+            swept += 1
+    if swept:
+        logger.warning("freed %d shared-memory blocks of servers that were killed", swept)
+    return swept
+
+
+def _namespace() -> str:
+    """What ids of processes are unique in: this boot of this machine, and a container. Empty where it is not known."""
+    try:
+        return f"{BOOT.read_text('ascii')[:8]}{PROCESSES.stat().st_ino:x}"
+    except OSError:
+        return ""
 
 
 def store(data: bytes, name: str, *, folder: Path = BLOCKS) -> None:

@@ -26,6 +26,22 @@ class SleepLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SLEEP_LEVEL_UNSPECIFIED: _ClassVar[SleepLevel]
     SLEEP_LEVEL_KEEP_WEIGHTS: _ClassVar[SleepLevel]
     SLEEP_LEVEL_DROP_WEIGHTS: _ClassVar[SleepLevel]
+
+class ProfileFileKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROFILE_FILE_KIND_UNSPECIFIED: _ClassVar[ProfileFileKind]
+    PROFILE_FILE_KIND_TRACE: _ClassVar[ProfileFileKind]
+    PROFILE_FILE_KIND_OPS: _ClassVar[ProfileFileKind]
+    PROFILE_FILE_KIND_MEMORY: _ClassVar[ProfileFileKind]
+
+class ProfileEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROFILE_END_UNSPECIFIED: _ClassVar[ProfileEnd]
+    PROFILE_END_STEPS: _ClassVar[ProfileEnd]
+    PROFILE_END_STOPPED: _ClassVar[ProfileEnd]
+    PROFILE_END_TIME_LIMIT: _ClassVar[ProfileEnd]
+    PROFILE_END_JOB_ENDED: _ClassVar[ProfileEnd]
+    PROFILE_END_ASLEEP: _ClassVar[ProfileEnd]
 LOAD_PHASE_UNSPECIFIED: LoadPhase
 LOAD_PHASE_DOWNLOADING: LoadPhase
 LOAD_PHASE_LOADING: LoadPhase
@@ -34,6 +50,16 @@ LOAD_PHASE_READY: LoadPhase
 SLEEP_LEVEL_UNSPECIFIED: SleepLevel
 SLEEP_LEVEL_KEEP_WEIGHTS: SleepLevel
 SLEEP_LEVEL_DROP_WEIGHTS: SleepLevel
+PROFILE_FILE_KIND_UNSPECIFIED: ProfileFileKind
+PROFILE_FILE_KIND_TRACE: ProfileFileKind
+PROFILE_FILE_KIND_OPS: ProfileFileKind
+PROFILE_FILE_KIND_MEMORY: ProfileFileKind
+PROFILE_END_UNSPECIFIED: ProfileEnd
+PROFILE_END_STEPS: ProfileEnd
+PROFILE_END_STOPPED: ProfileEnd
+PROFILE_END_TIME_LIMIT: ProfileEnd
+PROFILE_END_JOB_ENDED: ProfileEnd
+PROFILE_END_ASLEEP: ProfileEnd
 
 class LoadModelRequest(_message.Message):
     __slots__ = ("model", "engine_options")
@@ -158,7 +184,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "git_sha", "gpus", "max_queue", "max_message_bytes", "features", "start_time", "replica", "unserved_rpcs", "instance_id", "storage")
+    __slots__ = ("version", "git_sha", "gpus", "max_queue", "max_message_bytes", "features", "start_time", "replica", "unserved_rpcs", "instance_id", "storage", "loading")
     class FeaturesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +203,7 @@ class GetServerInfoResponse(_message.Message):
     UNSERVED_RPCS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     STORAGE_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
     version: str
     git_sha: str
     gpus: _containers.RepeatedCompositeFieldContainer[GpuInfo]
@@ -188,7 +215,22 @@ class GetServerInfoResponse(_message.Message):
     unserved_rpcs: _containers.RepeatedScalarFieldContainer[str]
     instance_id: str
     storage: StorageInfo
-    def __init__(self, version: _Optional[str] = ..., git_sha: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[GpuInfo, _Mapping]]] = ..., max_queue: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., features: _Optional[_Mapping[str, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., replica: _Optional[str] = ..., unserved_rpcs: _Optional[_Iterable[str]] = ..., instance_id: _Optional[str] = ..., storage: _Optional[_Union[StorageInfo, _Mapping]] = ...) -> None: ...
+    loading: _containers.RepeatedCompositeFieldContainer[ModelLoading]
+    def __init__(self, version: _Optional[str] = ..., git_sha: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[GpuInfo, _Mapping]]] = ..., max_queue: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., features: _Optional[_Mapping[str, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., replica: _Optional[str] = ..., unserved_rpcs: _Optional[_Iterable[str]] = ..., instance_id: _Optional[str] = ..., storage: _Optional[_Union[StorageInfo, _Mapping]] = ..., loading: _Optional[_Iterable[_Union[ModelLoading, _Mapping]]] = ...) -> None: ...
+
+class ModelLoading(_message.Message):
+    __slots__ = ("model", "phase", "component", "done_bytes", "total_bytes")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    COMPONENT_FIELD_NUMBER: _ClassVar[int]
+    DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    phase: LoadPhase
+    component: str
+    done_bytes: int
+    total_bytes: int
+    def __init__(self, model: _Optional[str] = ..., phase: _Optional[_Union[LoadPhase, str]] = ..., component: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class StorageInfo(_message.Message):
     __slots__ = ("durable", "shared", "rows", "files", "retention", "max_retention", "artifact_budget_bytes", "asset_budget_bytes")
@@ -250,7 +292,7 @@ class ServerStats(_message.Message):
     def __init__(self, queued: _Optional[int] = ..., running: _Optional[int] = ..., max_queue: _Optional[int] = ..., est_queue_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., steps_per_second: _Optional[float] = ..., open_streams: _Optional[int] = ..., draining: bool = ..., gpus: _Optional[_Iterable[_Union[GpuInfo, _Mapping]]] = ..., queued_by_model: _Optional[_Mapping[str, int]] = ..., artifact_bytes: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., worker_restarts: _Optional[int] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., models: _Optional[_Iterable[_Union[ModelStats, _Mapping]]] = ...) -> None: ...
 
 class ModelStats(_message.Message):
-    __slots__ = ("model", "state", "queued", "running", "est_queue_delay", "predicted_work", "replicas", "step_cost")
+    __slots__ = ("model", "state", "queued", "running", "est_queue_delay", "predicted_work", "replicas", "step_cost", "loading")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +301,7 @@ class ModelStats(_message.Message):
     PREDICTED_WORK_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     STEP_COST_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
     model: str
     state: _model_pb2.ModelState
     queued: int
@@ -267,23 +310,38 @@ class ModelStats(_message.Message):
     predicted_work: _duration_pb2.Duration
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStats]
     step_cost: StepCost
-    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[_model_pb2.ModelState, str]] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., est_queue_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., predicted_work: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStats, _Mapping]]] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ...) -> None: ...
+    loading: ModelLoading
+    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[_model_pb2.ModelState, str]] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., est_queue_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., predicted_work: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStats, _Mapping]]] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., loading: _Optional[_Union[ModelLoading, _Mapping]] = ...) -> None: ...
 
 class ReplicaStats(_message.Message):
-    __slots__ = ("replica", "state", "running", "predicted_work", "restarts", "device")
+    __slots__ = ("replica", "state", "running", "predicted_work", "restarts", "device", "step_time", "step_jobs", "step_rows", "weight_bytes", "host_memory_bytes", "device_used_bytes", "device_total_bytes")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_WORK_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_FIELD_NUMBER: _ClassVar[int]
+    STEP_JOBS_FIELD_NUMBER: _ClassVar[int]
+    STEP_ROWS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     replica: int
     state: str
     running: int
     predicted_work: _duration_pb2.Duration
     restarts: int
     device: str
-    def __init__(self, replica: _Optional[int] = ..., state: _Optional[str] = ..., running: _Optional[int] = ..., predicted_work: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., restarts: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+    step_time: _duration_pb2.Duration
+    step_jobs: float
+    step_rows: float
+    weight_bytes: int
+    host_memory_bytes: int
+    device_used_bytes: int
+    device_total_bytes: int
+    def __init__(self, replica: _Optional[int] = ..., state: _Optional[str] = ..., running: _Optional[int] = ..., predicted_work: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., restarts: _Optional[int] = ..., device: _Optional[str] = ..., step_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_jobs: _Optional[float] = ..., step_rows: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., device_used_bytes: _Optional[int] = ..., device_total_bytes: _Optional[int] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("fixed_ms", "token_ms", "pair_ms", "error")
@@ -320,7 +378,7 @@ class WatchServerStatsResponse(_message.Message):
     def __init__(self, stats: _Optional[_Union[ServerStats, _Mapping]] = ...) -> None: ...
 
 class StartProfileRequest(_message.Message):
-    __slots__ = ("job_id", "start_step", "num_steps", "activities", "with_stack", "record_shapes", "memory")
+    __slots__ = ("job_id", "start_step", "num_steps", "activities", "with_stack", "record_shapes", "memory", "model", "replica", "all_ranks", "time_limit")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -328,6 +386,10 @@ class StartProfileRequest(_message.Message):
     WITH_STACK_FIELD_NUMBER: _ClassVar[int]
     RECORD_SHAPES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    ALL_RANKS_FIELD_NUMBER: _ClassVar[int]
+    TIME_LIMIT_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     start_step: int
     num_steps: int
@@ -335,25 +397,57 @@ class StartProfileRequest(_message.Message):
     with_stack: bool
     record_shapes: bool
     memory: bool
-    def __init__(self, job_id: _Optional[str] = ..., start_step: _Optional[int] = ..., num_steps: _Optional[int] = ..., activities: _Optional[_Iterable[str]] = ..., with_stack: bool = ..., record_shapes: bool = ..., memory: bool = ...) -> None: ...
+    model: str
+    replica: int
+    all_ranks: bool
+    time_limit: _duration_pb2.Duration
+    def __init__(self, job_id: _Optional[str] = ..., start_step: _Optional[int] = ..., num_steps: _Optional[int] = ..., activities: _Optional[_Iterable[str]] = ..., with_stack: bool = ..., record_shapes: bool = ..., memory: bool = ..., model: _Optional[str] = ..., replica: _Optional[int] = ..., all_ranks: bool = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class StartProfileResponse(_message.Message):
-    __slots__ = ("profile_id",)
+    __slots__ = ("profile_id", "model", "activities", "time_limit")
     PROFILE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITIES_FIELD_NUMBER: _ClassVar[int]
+    TIME_LIMIT_FIELD_NUMBER: _ClassVar[int]
     profile_id: str
-    def __init__(self, profile_id: _Optional[str] = ...) -> None: ...
+    model: str
+    activities: _containers.RepeatedScalarFieldContainer[str]
+    time_limit: _duration_pb2.Duration
+    def __init__(self, profile_id: _Optional[str] = ..., model: _Optional[str] = ..., activities: _Optional[_Iterable[str]] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class StopProfileRequest(_message.Message):
-    __slots__ = ("profile_id",)
+    __slots__ = ("profile_id", "wait")
     PROFILE_ID_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
     profile_id: str
-    def __init__(self, profile_id: _Optional[str] = ...) -> None: ...
+    wait: bool
+    def __init__(self, profile_id: _Optional[str] = ..., wait: bool = ...) -> None: ...
+
+class ProfileFile(_message.Message):
+    __slots__ = ("artifact_id", "kind", "replica", "rank", "size_bytes")
+    ARTIFACT_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    artifact_id: str
+    kind: ProfileFileKind
+    replica: int
+    rank: int
+    size_bytes: int
+    def __init__(self, artifact_id: _Optional[str] = ..., kind: _Optional[_Union[ProfileFileKind, str]] = ..., replica: _Optional[int] = ..., rank: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class StopProfileResponse(_message.Message):
-    __slots__ = ("artifact_ids",)
+    __slots__ = ("artifact_ids", "files", "steps", "end")
     ARTIFACT_IDS_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     artifact_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, artifact_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    files: _containers.RepeatedCompositeFieldContainer[ProfileFile]
+    steps: int
+    end: ProfileEnd
+    def __init__(self, artifact_ids: _Optional[_Iterable[str]] = ..., files: _Optional[_Iterable[_Union[ProfileFile, _Mapping]]] = ..., steps: _Optional[int] = ..., end: _Optional[_Union[ProfileEnd, str]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("timeout", "model", "replica")

@@ -169,15 +169,15 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StartProfile(self, request, context):
-        """Records what the worker does: the next steps, or those of one job. One profile at a time; a second is
-        FAILED_PRECONDITION.
+        """Records what a model's worker does: the next steps, or those of one job, which go on meanwhile. One profile at a
+        time for each model; a second is FAILED_PRECONDITION. It ends by itself, after so many steps or so much time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopProfile(self, request, context):
-        """Ends the recording and stores the traces as artifacts.
+        """Ends the recording, or waits for its end, and tells what was stored. Called again, it tells that again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -57,11 +57,11 @@ class AdminServiceStub:
     WatchServerStats: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchServerStatsRequest, _admin_pb2.WatchServerStatsResponse]
     """Load at an interval, pushed."""
     StartProfile: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StartProfileRequest, _admin_pb2.StartProfileResponse]
-    """Records what the worker does: the next steps, or those of one job. One profile at a time; a second is
-    FAILED_PRECONDITION.
+    """Records what a model's worker does: the next steps, or those of one job, which go on meanwhile. One profile at a
+    time for each model; a second is FAILED_PRECONDITION. It ends by itself, after so many steps or so much time.
     """
     StopProfile: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StopProfileRequest, _admin_pb2.StopProfileResponse]
-    """Ends the recording and stores the traces as artifacts."""
+    """Ends the recording, or waits for its end, and tells what was stored. Called again, it tells that again."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Stops taking jobs (new ones are UNAVAILABLE, health is NOT_SERVING) and lets those that are there end; the process
     stays, for whoever fetches their outputs. Or has one replica of a model end what it has and start anew. Returns at
@@ -97,11 +97,11 @@ class AdminServiceAsyncStub(AdminServiceStub):
     WatchServerStats: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchServerStatsRequest, _admin_pb2.WatchServerStatsResponse]  # type: ignore[assignment]
     """Load at an interval, pushed."""
     StartProfile: _aio.UnaryUnaryMultiCallable[_admin_pb2.StartProfileRequest, _admin_pb2.StartProfileResponse]  # type: ignore[assignment]
-    """Records what the worker does: the next steps, or those of one job. One profile at a time; a second is
-    FAILED_PRECONDITION.
+    """Records what a model's worker does: the next steps, or those of one job, which go on meanwhile. One profile at a
+    time for each model; a second is FAILED_PRECONDITION. It ends by itself, after so many steps or so much time.
     """
     StopProfile: _aio.UnaryUnaryMultiCallable[_admin_pb2.StopProfileRequest, _admin_pb2.StopProfileResponse]  # type: ignore[assignment]
-    """Ends the recording and stores the traces as artifacts."""
+    """Ends the recording, or waits for its end, and tells what was stored. Called again, it tells that again."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Stops taking jobs (new ones are UNAVAILABLE, health is NOT_SERVING) and lets those that are there end; the process
     stays, for whoever fetches their outputs. Or has one replica of a model end what it has and start anew. Returns at
@@ -184,8 +184,8 @@ class AdminServiceServicer:
         request: _admin_pb2.StartProfileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.StartProfileResponse, _abc.Awaitable[_admin_pb2.StartProfileResponse]]:
-        """Records what the worker does: the next steps, or those of one job. One profile at a time; a second is
-        FAILED_PRECONDITION.
+        """Records what a model's worker does: the next steps, or those of one job, which go on meanwhile. One profile at a
+        time for each model; a second is FAILED_PRECONDITION. It ends by itself, after so many steps or so much time.
         """
 
     def StopProfile(
@@ -193,7 +193,7 @@ class AdminServiceServicer:
         request: _admin_pb2.StopProfileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.StopProfileResponse, _abc.Awaitable[_admin_pb2.StopProfileResponse]]:
-        """Ends the recording and stores the traces as artifacts."""
+        """Ends the recording, or waits for its end, and tells what was stored. Called again, it tells that again."""
 
     def Drain(
         self,

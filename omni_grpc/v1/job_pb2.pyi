@@ -17,7 +17,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "state", "model", "task", "create_time", "start_time", "end_time", "expire_time", "step", "total_steps", "eta", "queue_position", "last_seq", "artifacts", "error", "stats", "labels", "cancel_requested", "effective", "warnings", "client_job_id", "tenant", "request_id", "priority", "replica", "retryable", "trace_id")
+    __slots__ = ("job_id", "state", "model", "task", "create_time", "start_time", "end_time", "expire_time", "step", "total_steps", "eta", "queue_position", "last_seq", "artifacts", "error", "stats", "labels", "cancel_requested", "effective", "warnings", "client_job_id", "tenant", "request_id", "priority", "replica", "retryable", "trace_id", "width", "height", "num_frames")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,9 @@ class Job(_message.Message):
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NUM_FRAMES_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     state: _event_pb2.JobState
     model: str
@@ -79,7 +82,10 @@ class Job(_message.Message):
     replica: str
     retryable: bool
     trace_id: str
-    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[_event_pb2.JobState, str]] = ..., model: _Optional[str] = ..., task: _Optional[_Union[_sampling_pb2.Task, str]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., eta: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., queue_position: _Optional[int] = ..., last_seq: _Optional[int] = ..., artifacts: _Optional[_Iterable[_Union[_media_pb2.Artifact, _Mapping]]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., stats: _Optional[_Union[_event_pb2.GenerationStats, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., cancel_requested: bool = ..., effective: _Optional[_Union[_event_pb2.EffectiveParams, _Mapping]] = ..., warnings: _Optional[_Iterable[_Union[_event_pb2.Warning, _Mapping]]] = ..., client_job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., replica: _Optional[str] = ..., retryable: bool = ..., trace_id: _Optional[str] = ...) -> None: ...
+    width: int
+    height: int
+    num_frames: int
+    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[_event_pb2.JobState, str]] = ..., model: _Optional[str] = ..., task: _Optional[_Union[_sampling_pb2.Task, str]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., eta: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., queue_position: _Optional[int] = ..., last_seq: _Optional[int] = ..., artifacts: _Optional[_Iterable[_Union[_media_pb2.Artifact, _Mapping]]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., stats: _Optional[_Union[_event_pb2.GenerationStats, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., cancel_requested: bool = ..., effective: _Optional[_Union[_event_pb2.EffectiveParams, _Mapping]] = ..., warnings: _Optional[_Iterable[_Union[_event_pb2.Warning, _Mapping]]] = ..., client_job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., replica: _Optional[str] = ..., retryable: bool = ..., trace_id: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., num_frames: _Optional[int] = ...) -> None: ...
 
 class CreateJobRequest(_message.Message):
     __slots__ = ("generate_image", "edit_image", "generate_video", "generate_audio")

@@ -15,6 +15,7 @@ from omni_grpc.server.calls import PACKAGE
 from omni_grpc.server.server import Backend
 from omni_grpc.web.connection import Connection
 from omni_grpc.web.files import Files
+from omni_grpc.web.health import probe_routes
 from omni_grpc.web.metrics import metrics_routes
 from omni_grpc.web.openai.routes import openai_routes
 from omni_grpc.web.origins import Origins, with_cors
@@ -27,13 +28,14 @@ class App:
 
     def __init__(self, backend: Backend) -> None:
         self._connection: ContextVar[Connection] = ContextVar("connection")
+        self._calls = backend.calls
         config = backend.config
         apart = (AdminService,) if config.server.admin_address else ()
         self._rpcs = Rpcs(backend, self._connection, apart)
         files = Files(backend.gate, backend.calls)
-        self._routes = Starlette(
-            routes=[*files.routes(), *openai_routes(backend, files), *metrics_routes(backend), *page_routes()]
-        )
+        probes = probe_routes(backend.gate, identified=config.identity.on)
+        openai, metrics = openai_routes(backend, files), metrics_routes(backend)
+        self._routes = Starlette(routes=[*files.routes(), *openai, *probes, *metrics, *page_routes()])
         self.asgi: ASGIApp = Origins(
             with_cors(self._serve, config.http.http_origins), config.http.http_origins, _hosts(backend)
         )
@@ -45,6 +47,8 @@ class App:
                 headers.setdefault("x-content-type-options", "nosniff")
                 # proxies that hold answers back would turn streams into lumps
                 headers.setdefault("x-accel-buffering", "no")
+                if self._calls.leaving:
+                    headers["connection"] = "close"
             await send(message)
 
         if scope["path"].startswith(PACKAGE):

@@ -88,7 +88,7 @@ class Files:
 
     async def sent(self, request: Request, caller: Caller, artifact_id: str) -> Response:
         """An output, or the part of it that the request is for."""
-        _, artifact = await self._gate.files.find(caller, artifact_id)
+        artifact = (await self._gate.files.find(caller, artifact_id)).artifact
         headers = _headers(artifact)
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)

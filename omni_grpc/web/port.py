@@ -30,6 +30,8 @@ KEEP_ALIVE_SECONDS = 65
 class HttpPort:
     """Serves a backend over HTTP/1.1. A stack of `Server`."""
 
+    name = "http_host"
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         config = backend.config
@@ -59,10 +61,14 @@ class HttpPort:
         """Where a client on this machine reaches it."""
         return f"{'http' if self._context is None else 'https'}://{dialed(self.host, self.port)}"
 
-    def bind(self) -> None:
+    def bind(self, *, port: int | None = None, beside: bool = False) -> None:
         """Takes the address. Raises ConfigError (CANNOT_LISTEN)."""
+        self.port = self.port if port is None else port
         field = "host" if self._backend.config.http.http_host is None else "http_host"
-        self._socket = bind_socket(self.host, self.port, host_field=field, port_field="http_port")
+        shared = self._backend.config.server.handover is not None
+        self._socket = bind_socket(
+            self.host, self.port, host_field=field, port_field="http_port", shared=shared, beside=beside
+        )
         self.port = self._socket.getsockname()[1]
         addresses = self._backend.gate.addresses
         addresses.base = addresses.base or self.address

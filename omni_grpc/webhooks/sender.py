@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from omni_grpc.outbound import Poster
@@ -211,7 +212,7 @@ class Sender:
         # each attempt is a span of its own
         trace = None if delivery.trace is None else delivery.trace.child(f"{delivery.id}/{delivery.attempts}")
         began = self._clock()
-        status, failed = await self._attempt(delivery, trace, began)
+        status, failed = await self._attempt(delivery, trace)
         made = functools.partial(
             Attempt,
             delivery=delivery,
@@ -264,9 +265,7 @@ class Sender:
         for observer in self.on_attempt:
             observer(attempt)
 
-    async def _attempt(
-        self, delivery: Delivery, trace: TraceContext | None, began: float
-    ) -> tuple[int | None, Failed | None]:
+    async def _attempt(self, delivery: Delivery, trace: TraceContext | None) -> tuple[int | None, Failed | None]:
         """Makes an attempt: the status of the answer, if there is one, and why it was not delivered, if it was not."""
         keys: tuple[bytes, ...] = ()
         if delivery.secret_name:
@@ -276,7 +275,8 @@ class Sender:
                 gone = f"--webhook-secrets has no secret {delivery.secret_name!r} for its tenant any more"
                 return None, Failed(gone)
             keys = secret.keys
-        headers = {**signed(delivery, keys, began), **dict(() if trace is None else trace.headers)}
+        # receivers compare this with the clock of their machine
+        headers = {**signed(delivery, keys, time.time()), **dict(() if trace is None else trace.headers)}
         return await self._posted(delivery, headers)
 
     async def _posted(self, delivery: Delivery, headers: Mapping[str, str]) -> tuple[int | None, Failed | None]:

@@ -28,6 +28,7 @@ from omni_grpc.loading.loader import Edit, Loader
 from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.worker.base import RunnerContext
 from omni_grpc.worker.lanes import Lanes
+from omni_grpc.worker.load_progress import Progress
 
 Apply = Callable[[nn.Module, Any, Context], None]
 
@@ -94,6 +95,7 @@ def loader(setting: RunnerContext, effects: Effects, lanes: Lanes) -> Loader:
         dtype=setting.dtype,
         files=_weight_files(setting),
         take=None if setting.staging is None else setting.staging.take,
+        begin=Progress(setting).begin,
         before=_edits(BEFORE, setting, effects, lanes),
         after=_edits(AFTER, setting, effects, lanes),
     )

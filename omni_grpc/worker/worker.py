@@ -16,15 +16,19 @@ from omni_grpc.resolve.settings import Placement, place
 from omni_grpc.types.plan import (
     Broken,
     Died,
+    EndRecording,
     Order,
     Plan,
     Ready,
+    Record,
+    RecordingEnd,
     Report,
     Sleep,
     SleepLevel,
     Slept,
     Stepped,
     Unmoved,
+    Wake,
     Woken,
 )
 from omni_grpc.types.request import Request
@@ -34,6 +38,7 @@ from omni_grpc.types.vitals import Vitals
 from omni_grpc.worker.build import build, machine
 from omni_grpc.worker.failure import advised, device_lost, failure
 from omni_grpc.worker.membership import Membership
+from omni_grpc.worker.recording import Recordings
 from omni_grpc.worker.vitals import vitals_of
 
 logger = logging.getLogger(__name__)
@@ -60,6 +65,8 @@ class Worker:
         self._lock = threading.Lock()
         self._wanted: set[str] = set()
         self._membership = Membership.of(config)
+        rank = 0 if self._membership is None else self._membership.rank
+        self._recordings = Recordings(rank, prefix, send)
         self._device: torch.device | None = None
         self._counts: Mapping[str, int] = {}
         self._dropped = False
@@ -78,11 +85,16 @@ class Worker:
         self._enter(self._step, self._load)
 
     def order(self, order: Order) -> None:
-        """Moves the model, on the step lane. The worker has no request then."""
-        if isinstance(order, Sleep):
-            self._enter(self._step, self._sleep, order.level)
-        else:
-            self._enter(self._step, self._wake)
+        """Moves the model, while the worker has no request; or begins or ends a recording. On the step lane."""
+        match order:
+            case Sleep():
+                self._enter(self._step, self._sleep, order.level)
+            case Wake():
+                self._enter(self._step, self._wake)
+            case Record():
+                self._enter(self._step, self._recordings.begin, order)
+            case EndRecording():
+                self._enter(self._step, self._recordings.end, order.end, order.id)
 
     def submit(self, plan: Plan) -> None:
         """Passes each part of the plan to its lane. The memory of a dropped request is freed once its lane is done with
@@ -164,6 +176,7 @@ class Worker:
 
     def _sleep(self, level: SleepLevel) -> None:
         began = time.monotonic()
+        self._recordings.end(RecordingEnd.ASLEEP)
         try:
             freed = self._put_to_sleep(level)
         except Exception as error:  # noqa: BLE001 - an order that fails is answered, as a request is
@@ -223,7 +236,8 @@ class Worker:
 
     def _run_step(self, ids: tuple[str, ...]) -> None:
         try:
-            report: Report = self._runner.step(ids)
+            with self._recordings.step(ids):
+                report: Report = self._runner.step(ids)
         except Exception as error:
             if self._membership is None:
                 raise

@@ -14,6 +14,7 @@ from benchmarks.service import (
     __main__,
     auth,
     cancel,
+    crowd,
     endure,
     fairness,
     inputs,
@@ -24,6 +25,7 @@ from benchmarks.service import (
     rank_loss,
     recovery,
     resume,
+    saturation,
     slow_watcher,
     soak,
     store,
@@ -33,8 +35,10 @@ from benchmarks.service import (
     watchers,
 )
 from benchmarks.service.arrivals import Arrival, in_order
-from benchmarks.service.report import Result, load, quantile, spread, write
-from benchmarks.service.server import Server, served
+from benchmarks.service.report import Result, load, spread, write
+from benchmarks.service.server import Server, served, server_environment
+from omni_grpc.cli.bench.figures import quantile
+from omni_grpc.config import BUNDLED
 from tests.store.postgres import Postgres, new_database
 from tests.store.postgres import postgres as postgres
 
@@ -81,6 +85,33 @@ def test_watchers_counts_every_event(server: Server) -> None:
         assert figures["events"] == 4 * 6 + figures["step_events"]
     assert loads["tiny, 64 x 64"]["lag_samples"] > 0
     assert loads["replay"]["step_events"] == 4 * steps
+
+
+def test_crowd_counts_every_event_and_every_connection(server: Server) -> None:
+    numbers = crowd.Numbers(jobs=2, watchers=6, connections=2, size=64, steps=500, idle=20, calls=5)
+    figures = check(crowd.measure(server, numbers)).figures
+    found, idle = figures["crowd"], figures["idle"]
+    assert found["state_events_received"] == found["state_events_expected"] == 6 * 6
+    assert found["step_events"] + found["step_events_left_out"] == 6 * 500
+    assert found["lag_p99_ms"] >= found["lag_p50_ms"] > 0
+    assert found["rss_most_mb"] >= found["rss_before_mb"] > 10
+    assert idle["open_at_the_end"] == 20
+
+
+def test_saturation_measures_the_bundled_model_and_draws_it(tmp_path: Path) -> None:
+    short = {"seconds": 0.5, "search_seconds": 0.5, "precision": 1.0, "first": 8.0, "slo": "e2e=60s"}
+    numbers = saturation.Numbers(rates=(8, 16), flags={saturation.PLAIN: ()}, mixes=("64x64:2",), **short)
+    figures = check(saturation.measure(BUNDLED, numbers)).figures
+    assert [point["rate"] for point in figures["curves"][saturation.PLAIN]] == [8, 16]
+    for point in figures["curves"][saturation.PLAIN]:
+        assert point["summary"]["attainment"] == 1.0
+        assert set(point["summary"]["classes"]) <= {"128x128:20", "256x256:20"}
+        assert point["server"]["cost_error_median"] > 0
+    assert figures["highest"]["64x64:2"]["rate"] >= 1
+    record, picture = tmp_path / "record.json", tmp_path / "curve.png"
+    record.write_text(json.dumps({"figures": figures, "machine": {"cores": 2}}), "utf-8")
+    saturation.draw(record, picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_slow_watcher_counts_what_it_missed(server: Server) -> None:
@@ -270,3 +301,9 @@ def test_traces_and_logs_are_measured_apart() -> None:
         "logs as JSON",
     }
     assert all(took > 0 for took in found.figures["parts_us"].values())
+
+
+def test_a_server_starts_where_the_commit_of_a_record_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(provenance.COMMIT, "0123456789ab")
+    assert provenance.COMMIT not in server_environment()
+    assert server_environment()["PATH"]

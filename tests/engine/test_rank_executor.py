@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.engine.agreement import Agreement
 from omni_grpc.engine.executor import HubExecutor
 from omni_grpc.engine.rank_executor import RankExecutor
 from omni_grpc.engine.workers import executors
@@ -26,8 +27,23 @@ from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import ConfigError, Unavailable
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.media import ImageInput, Inputs
-from omni_grpc.types.plan import Broken, Decoded, Died, Fetched, Plan, Prepared, Ready, Sleep, Slept, Wake, Woken
+from omni_grpc.types.plan import (
+    Broken,
+    Decoded,
+    Died,
+    Fetched,
+    Plan,
+    Prepared,
+    Ready,
+    Recorded,
+    RecordingEnd,
+    Sleep,
+    Slept,
+    Wake,
+    Woken,
+)
 from omni_grpc.types.request import Draft, Request
+from omni_grpc.types.vitals import Vitals
 from tests.toy import toy_checkpoint
 
 WORKER = "tests.engine.toy_ranks:serve"
@@ -103,6 +119,13 @@ async def test_a_group_answers_as_one_worker_by_its_first_rank(tmp_path, monkeyp
         assert isinstance(await group.next(), Woken)
 
 
+async def test_each_rank_says_how_it_is_under_its_own_number(tmp_path, monkeypatch):
+    async with started(tmp_path, monkeypatch) as group:
+        first, second = group.executor._process._processes
+        first.vitals, second.vitals = None, (told := Vitals(resident_bytes=5))
+        assert group.executor.all_vitals() == {1: told}, "the first has not said it yet"
+
+
 async def test_a_report_waits_for_the_last_rank_and_a_failure_of_all_is_one_of_the_request(tmp_path, monkeypatch):
     """The second rank also loads for longer than it may lag later: ranks load at their own pace."""
     async with started(tmp_path, monkeypatch, "slow 1", rank_timeout=1.4) as group:
@@ -115,6 +138,22 @@ async def test_a_report_waits_for_the_last_rank_and_a_failure_of_all_is_one_of_t
         assert (type(report), report.failure.message) == (Broken, "said by 0")
         group.prepare("x", 2)
         assert isinstance(await group.next(), Prepared)
+
+
+def test_what_a_rank_has_recorded_waits_for_no_other_one():
+    agreed = []
+    agreement = Agreement(
+        2,
+        decoding=1,
+        timeout=1.0,
+        later=lambda *_: pytest.fail("no rank is late"),
+        agreed=agreed.append,
+        end=pytest.fail,
+    )
+    told = [Recorded(id="prf_1", end=RecordingEnd.STEPS, steps=1, rank=rank) for rank in (1, 0)]
+    for one in told:
+        agreement.hear(one.rank, one)
+    assert agreed == told
 
 
 async def test_only_the_first_rank_answers_a_decode_and_what_fails_is_dropped_by_all(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import struct
 import time
 from pathlib import Path
 
+from omni_grpc.config import EngineConfig
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.load_progress import Loading, LoadPhase
@@ -87,7 +88,7 @@ def idle(connection) -> None:
         abandon = close
 
     process.Worker = Idle
-    process.serve(connection, None, None, "")
+    process.serve(connection, EngineConfig.from_settings(model="toy"), None, "")
 
 
 def _ready() -> Ready:

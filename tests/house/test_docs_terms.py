@@ -49,6 +49,11 @@ TERMS: Mapping[str, tuple[str, ...]] = {
         *("GEMM", "kernel", "epilogue", "cuBLASLt", "FlashAttention", "packed rows", "preemption", "overhead"),
         *("CUDA graphs", "INT8 attention", "compute-sanitizer"),
     ),
+    "docs/load-testing.md": (
+        *("load test", "open loop", "closed loop", "Poisson", "SLO", "goodput", "coordinated omission", "bootstrap"),
+        "percentile",
+    ),
+    "docs/capacity.md": ("GPUs", "images per hour", "utilization", "latency", "batch"),
     "docs/adapter.md": ("diffusers pipeline", "scheduler", "classifier-free guidance", "quantized"),
     "docs/web.md": ("progress", "preview", "mask", "PSNR", "axe-core", "screen readers", "CSP", "Connect client"),
     "docs/webhooks.md": (

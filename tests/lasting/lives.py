@@ -42,7 +42,8 @@ class Life(Service):
         if not self.over:
             self.over = True
             await self.server.stop(drain)
-            await self.channel.close()
+            # whoever watched may not have read yet what the server has sent: closing without grace takes it away
+            await self.channel.close(grace=5)
 
     async def abandon(self) -> None:
         """As kill -9 does: nothing more reaches the store, and what waited for it is lost. Its lock is free then."""

@@ -11,6 +11,7 @@ import PIL.Image
 import pytest
 
 from omni_grpc.engine.scheduler import Lane
+from omni_grpc.server import endpoint
 from omni_grpc.types.errors import Code, Failure, Unavailable
 from omni_grpc.types.media import ImageFormat
 from omni_grpc.types.plan import Died
@@ -358,6 +359,23 @@ async def test_a_job_that_outlasts_the_drain_fails_and_its_watchers_learn_of_it(
     job = await second.get(running.job_id)
     assert (reason(job), job.retryable) == ("SERVER_STOPPED", True)
     assert kept(await second.watch(again.job_id))[-1] == "completed"
+
+
+async def test_watchers_see_the_end_however_long_its_commit_takes(lasting, monkeypatch):
+    monkeypatch.setattr(endpoint, "LAST_WORDS_SECONDS", 0.2)
+    first = await lasting.start()
+    first.executor.gates[Lane.STEP].close()
+    running = await first.create()
+    await stepping(first, running.job_id)
+    watched = [asyncio.create_task(first.watch(running.job_id)) for _ in range(20)]
+    await until(lambda: first.engine.jobs.get(running.job_id).watchers == 20)
+    first.trouble.hold("jobs.write")
+    stopping = asyncio.create_task(first.server.stop())
+    await asyncio.sleep(0.8)
+    first.trouble.mend()
+    await stopping
+    for events in await asyncio.gather(*watched):
+        assert reason(events[-1]) == "SERVER_STOPPED"
 
 
 async def test_a_cancel_during_a_drain_reaches_the_next_server(lasting):

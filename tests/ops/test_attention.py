@@ -133,6 +133,8 @@ def test_times_decide_row_by_row_and_size_by_size(monkeypatch: pytest.MonkeyPatc
     assert taken(RowSizes(3, False, 20000, 20000), *forms) == forms[0]
     # the host would not keep up with one call for each of so many rows
     assert taken(RowSizes(17, False, 1536, 1536), "A", "B apart") == "A"
+    # what was chosen is there for metrics; where there is one alone, nothing was
+    assert known.used == {("attention", kernel) for kernel in ("A", "B", "B apart", *forms)}
     there = torch.device("cuda", 0)
     assert attention_choice.taken(("A", "B", "B apart"), there, "bfloat16", "24x24x128", False) == ["A", "B"]
     assert attention_choice.taken(("C", "A"), there, "bfloat16", "40x40x128", False) == ["C"]

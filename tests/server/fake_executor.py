@@ -23,11 +23,17 @@ from omni_grpc.types.plan import (
     CostModel,
     Decoded,
     Died,
+    EndRecording,
     Media,
     Order,
     Plan,
     Prepared,
+    ProfileFileKind,
     Ready,
+    Record,
+    Recorded,
+    RecordedFile,
+    RecordingEnd,
     RequestStep,
     Sleep,
     Slept,
@@ -82,6 +88,9 @@ class FakeExecutor:
         self.orders: list[Order] = []
         self.asleep = False
         self.moving = Gate()
+        self.ranks = 1
+        self.recording: Record | None = None
+        self._recorded = 0
         self.stuck: Failure | None = None
         """Why the next order cannot be carried out."""
         self._alive = False
@@ -121,7 +130,25 @@ class FakeExecutor:
     def order(self, order: Order) -> None:
         if self._alive:
             self.orders.append(order)
-            self._spawn(self._move(order))
+            match order:
+                case Record():
+                    self.recording, self._recorded = order, 0
+                case EndRecording():
+                    self._end_recording(order.end)
+                case _:
+                    self._spawn(self._move(order))
+
+    def _end_recording(self, end: RecordingEnd) -> None:
+        """Its trace says how many steps it has."""
+        if (order := self.recording) is not None:
+            self.recording = None
+            trace = RecordedFile(
+                kind=ProfileFileKind.TRACE, data=shared.put(b"%d steps" % self._recorded, next(self._blocks))
+            )
+            files = (trace,) if self._recorded else ()
+            self._deliver(Recorded(id=order.id, end=end, steps=self._recorded, files=files))
+            for rank in range(1, self.ranks if order.all_ranks else 1):
+                self._deliver(Recorded(id=order.id, end=end, steps=self._recorded, rank=rank))
 
     async def _move(self, order: Order) -> None:
         await self.moving.enter()
@@ -146,7 +173,7 @@ class FakeExecutor:
     ) -> None:
         """What happens to a worker that is killed: all it held is gone."""
         await self._end()
-        self._alive = False
+        self._alive, self.recording = False, None
         self._requests.clear()
         self._deliver(Died(failure=Failure(code=Code.UNAVAILABLE, reason=reason, message=message)))
 
@@ -170,6 +197,10 @@ class FakeExecutor:
             self._deliver(Stepped(elapsed=0.01, broken=broken))
         else:
             self._deliver(Stepped(elapsed=0.01, progress=tuple(map(self._progress, ids))))
+        if (order := self.recording) is not None and (not order.job_id or order.job_id in ids):
+            self._recorded += 1
+            if self._recorded == order.num_steps:
+                self._end_recording(RecordingEnd.STEPS)
 
     def _progress(self, job_id: str) -> RequestStep:
         self._steps[job_id] += 1

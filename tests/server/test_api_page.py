@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 
+from omni_grpc.engine.resting import DRAINED
 from omni_grpc.gate.recovery import RESTARTED
 from omni_grpc.media_in import refusal
 from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, unserved_paths
@@ -26,7 +27,7 @@ NEVER_ON_A_CALL = {
     *("NO_DEVICE", "NOTHING_QUANTIZED", "SCHEDULER_NOT_SUPPORTED", "SETTING_WITHOUT_EFFECT", "UNKNOWN_TARGET"),
     *("BAD_CERTIFICATE", "BAD_JWKS", "BAD_TOKEN_FILE", "BAD_TENANT_LIMITS", "BAD_AUDIT_LOG", "TOKEN_NOT_FOUND"),
     *("CHECKPOINT_NOT_ON_NODE", "EXTRA_NOT_INSTALLED", "RAY_NOT_REACHED", "RAY_NOT_STARTED", "RAY_NO_PLACE"),
-    "RAY_VERSION_MISMATCH",
+    *("RAY_VERSION_MISMATCH", "HANDOVER_REFUSED"),
 }
 """Reasons that keep a server from starting, that LoadModel ends with, or that a command on a file has."""
 
@@ -116,7 +117,7 @@ def test_every_reason_that_a_call_or_a_job_can_end_with_is_on_the_page():
     listed = {reason for _, reason in reasons()}
     assert raised - NEVER_ON_A_CALL <= listed
     composed = {"INVALID_ARGUMENT", "NOT_YET_SERVED", "QUEUE_TIMEOUT", "RUN_TIMEOUT", "DEADLINE", "TOKEN_NOT_YET_VALID"}
-    composed.add(RESTARTED)
+    composed |= {RESTARTED, DRAINED}
     states = {f"ENGINE_{state}" for state in ("DRAINING", "STOPPED", "FAILED")}
     assert listed - raised == composed | states, "a reason that nothing raises"
 

@@ -16,8 +16,6 @@ from .service import image, refusal, serving, to_error, until
 
 UNSERVED: Set[str] = {
     "AdminService/LoadLora",
-    "AdminService/StartProfile",
-    "AdminService/StopProfile",
     "AdminService/UnloadLora",
 }
 

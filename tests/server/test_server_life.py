@@ -107,7 +107,7 @@ async def test_a_worker_that_cannot_load_leaves_nothing_running():
     engine, server, executor = parts()
     executor.loading.close()
     starting = asyncio.create_task(server.start())
-    await until(lambda: server.port != 0)
+    await until(lambda: server.port != 0 and executor.starts == 1)
     executor._deliver(Died(failure=Failure(code=Code.FAILED_PRECONDITION, reason="BAD_CHECKPOINT", message="torn")))
     with pytest.raises(Exception, match="torn"):
         await starting

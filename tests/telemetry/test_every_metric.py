@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -70,8 +70,8 @@ SETTINGS = {
 class Telling(FakeExecutor):
     """Says how it is, as a worker on a GPU does."""
 
-    def all_vitals(self) -> Sequence[Vitals]:
-        return [VITALS]
+    def all_vitals(self) -> Mapping[int, Vitals]:
+        return {0: VITALS}
 
 
 @pytest.fixture
@@ -124,14 +124,17 @@ async def one_that_is_written_late(service: Service, seen: Seen) -> None:
         await on.wait()
         raise StoreError("no room")
 
-    rows.write = later  # type: ignore[method-assign]
+    async def never(job_ids, cause):
+        raise StoreError("no room")
+
+    rows.write, delete, rows.delete = later, rows.delete, never  # type: ignore[method-assign]
     creating = asyncio.ensure_future(refusal(service.jobs.CreateJob(job_pb2.CreateJobRequest(generate_image=image()))))
     await came.wait()
     assert (await seen.look()).of("omni_grpc_store_unwritten_jobs") == 1
     on.set()
     await creating
     assert (await seen.look()).of("omni_grpc_store_writable") == 0
-    rows.write = write  # type: ignore[method-assign]
+    rows.write, rows.delete = write, delete  # type: ignore[method-assign]
 
 
 async def test_each_metric_moves(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from tests.server.process import served
 from tests.server.service import Service, image, serving
 from tests.telemetry.test_traces import PARENT, TRACE
 
-SECRET = "a red circle that nobody may read"
+PROMPT = "a red circle that nobody may read"
 
 
 async def ended(service: Service, **changes: object) -> str:
@@ -39,7 +39,7 @@ def of(caplog: pytest.LogCaptureFixture, name: str) -> list[logging.LogRecord]:
 async def test_a_job_that_ends_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "omni_grpc")
     async with serving() as service:
-        job_id = await ended(service, prompt=SECRET, sampling={"steps": 3})
+        job_id = await ended(service, prompt=PROMPT, sampling={"steps": 3})
     (record,) = of(caplog, "omni_grpc.jobs")
     fields = record.fields  # type: ignore[attr-defined]
     assert record.levelname == "INFO"
@@ -47,7 +47,7 @@ async def test_a_job_that_ends_is_one_line(caplog: pytest.LogCaptureFixture) -> 
     assert (fields["job_id"], fields["trace_id"], fields["steps"]) == (job_id, TRACE, 3)
     assert {"queue_s", "encode_s", "denoise_s", "decode_s", "postprocess_s", "total_s", "bytes"} <= set(fields)
     assert of(caplog, "omni_grpc.server.calls") == []
-    assert SECRET not in caplog.text
+    assert PROMPT not in caplog.text
 
 
 async def test_a_job_that_fails_is_a_warning_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -63,9 +63,9 @@ async def test_a_job_that_fails_is_a_warning_with_its_reason(caplog: pytest.LogC
 async def test_prompts_and_calls_are_at_level_debug(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "omni_grpc")
     async with serving() as service:
-        await ended(service, prompt=SECRET)
+        await ended(service, prompt=PROMPT)
     assert any("GenerateImage OK in" in record.getMessage() for record in of(caplog, "omni_grpc.server.calls"))
-    shown = [record for record in caplog.records if SECRET in record.getMessage()]
+    shown = [record for record in caplog.records if PROMPT in record.getMessage()]
     assert [(record.name, record.levelname) for record in shown] == [("omni_grpc.jobs", "DEBUG")]
 
 

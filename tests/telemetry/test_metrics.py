@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ from omni_grpc.telemetry.instruments import Bounded, Histogram
 from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.plan import Stepped
 from omni_grpc.v1 import job_pb2, model_pb2
+from tests.server.certificates import Authority
 from tests.server.fake_executor import FakeExecutor
 from tests.server.service import CHECKPOINT, Service, image, refusal, served, serving, until
 from tests.telemetry.scraping import OPENMETRICS, read, scrape
@@ -191,12 +193,40 @@ async def test_a_head_without_end_is_cut_off(service: Service) -> None:
     assert (await scrape(service.server.metrics_address)).of("omni_grpc_build_info") == 1
 
 
+async def test_what_cannot_be_read_is_an_error_that_is_logged(
+    service: Service, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service.fleet.storage.store, "counts", None)
+    assert (await said(service, b"GET /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 500 ")
+    assert "the metrics could not be read" in caplog.text
+
+
 async def test_a_port_that_is_taken_is_told_of_by_its_setting(service: Service) -> None:
     port = str(service.server.metrics_address).rpartition(":")[2]
     with pytest.raises(ConfigError, match="--metrics-port") as caught:
         async with serving(metrics_port=int(port)):
             pytest.fail("it listens there")
     assert (caught.value.reason, caught.value.violations[0].field) == ("CANNOT_LISTEN", "metrics_port")
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+async def test_the_port_has_the_tls_of_the_server(tmp_path: Path, mutual: bool) -> None:
+    authority = Authority(tmp_path)
+    asked = {"tls_client_ca": authority.file, "tls_require_client_cert": True} if mutual else {}
+    trust = ssl.create_default_context(cafile=authority.file)
+    async with serving(metrics_port=0, **authority.server(**asked)) as service:
+        address = str(service.server.metrics_address)
+        assert address.startswith("https://127.0.0.1:")
+        if mutual:
+            with pytest.raises(httpx2.TransportError):
+                await _read_over(address, trust)
+            trust.load_cert_chain(*authority.issue("prometheus", common_name="prometheus"))
+        assert "omni_grpc_build_info" in await _read_over(address, trust)
+
+
+async def _read_over(address: str, trust: ssl.SSLContext) -> str:
+    async with httpx2.AsyncClient(verify=trust, trust_env=False) as http:
+        return (await http.get(f"{address}/metrics")).text
 
 
 async def test_only_an_admin_reads_them_on_the_http_port(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from omni_grpc.types.trace import MAX_STATE, TraceContext, read_trace
 
-TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"  # pragma: allowlist secret
 
 
 def test_it_is_written_as_it_was_read() -> None:

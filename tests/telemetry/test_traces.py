@@ -18,7 +18,7 @@ from tests.outbound.web import answer, web
 from tests.server.service import Service, image, read_refusal, serving, until
 from tests.telemetry.collector import GRPC, HTTP, Collector, attributes, collecting
 
-TRACE, ABOVE = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACE, ABOVE = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"  # pragma: allowlist secret
 PARENT = f"00-{TRACE}-{ABOVE}-01"
 UNSAMPLED = f"00-{TRACE}-{ABOVE}-00"
 CALL, JOB = "omni_grpc.v1.GenerationService/GenerateImage", "generate_content toy"

@@ -20,7 +20,7 @@ from grpc import aio
 from omni_grpc.client.channel import DIRECT
 from omni_grpc.engine.scheduler import Lane
 from omni_grpc.v1 import generation_pb2, generation_pb2_grpc
-from tests.server.service import image, serving
+from tests.server.service import Service, image, serving, until
 
 from .calling import FORMATS, stream
 
@@ -46,19 +46,19 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(name: str, ports: Mapping[int, int], folder: Path) -> Iterator[None]:
+def running(name: str, ports: Mapping[int, int], folder: Path, example: str = "") -> Iterator[None]:
     """The example with other ports: those of this test instead of the ones that it has."""
     binary = program(name)
     if binary is None:
         if REQUIRED:
             pytest.fail(f"{name} is not installed")
         pytest.skip(f"{name} is not installed")
-    example = EXAMPLES / ("nginx.conf" if name == "nginx" else "envoy.yaml")
-    text = example.read_text(encoding="utf-8")
+    example = example or ("nginx.conf" if name == "nginx" else "envoy.yaml")
+    text = (EXAMPLES / example).read_text(encoding="utf-8")
     for number, ours in ports.items():
         assert str(number) in text
         text = text.replace(f"{number}", f"{ours}")
-    file = folder / example.name
+    file = folder / example
     file.write_text(text, encoding="utf-8")
     command = [binary, "-c", str(file), "--disable-hot-restart"]
     if name == "nginx":
@@ -96,6 +96,37 @@ async def test_a_proxy_of_the_examples_passes_everything_on(name, tmp_path):
                 stub = generation_pb2_grpc.GenerationServiceStub(channel)
                 events = [message.event async for message in stub.GenerateImage(image())]
                 assert events[-1].HasField("completed")
+
+
+def jobs_of(service: Service) -> int:
+    stats = service.engine.stats()
+    return int(stats.queued + stats.running)
+
+
+async def test_envoy_spreads_calls_and_leaves_out_a_server_that_drains(tmp_path):
+    async with serving() as one, serving() as two:
+        both = {50051: one.server.port, 50053: two.server.port}
+        proxy = free_port()
+        with running("envoy", {8082: proxy} | both, tmp_path, "envoy-fleet.yaml"):
+            async with aio.insecure_channel(f"127.0.0.1:{proxy}", options=DIRECT) as channel:
+                stub = generation_pb2_grpc.GenerationServiceStub(channel)
+
+                async def generate() -> bool:
+                    events = [message.event async for message in stub.GenerateImage(image(), wait_for_ready=True)]
+                    return events[-1].HasField("completed")
+
+                one.executor.gates[Lane.STEP].close()
+                two.executor.gates[Lane.STEP].close()
+                calls = [asyncio.create_task(generate()) for _ in range(6)]
+                await until(lambda: jobs_of(one) + jobs_of(two) == 6)
+                assert min(jobs_of(one), jobs_of(two)) >= 1, "one connection, both servers"
+                closing = asyncio.create_task(one.engine.close(60))
+                one.executor.gates[Lane.STEP].open()
+                two.executor.gates[Lane.STEP].open()
+                # Envoy may not have heard of it yet: whoever is refused by the one is served by the other
+                calls += [asyncio.create_task(generate()) for _ in range(6)]
+                assert await asyncio.gather(*calls) == [True] * 12
+                await closing
 
 
 async def streams_as_it_happens(service, client, form):

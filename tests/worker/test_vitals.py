@@ -57,7 +57,7 @@ async def test_the_engine_hears_from_the_process_of_a_worker() -> None:
     config = EngineConfig.from_settings(warm_up_seconds=0, device="cpu")
     executor = ProcessExecutor(config, open_model(config.model, apply=lambda found: found))
     assert isinstance(executor, Vital)
-    assert executor.all_vitals() == ()
+    assert executor.all_vitals() == {}
     ready = asyncio.get_running_loop().create_future()
 
     def deliver(report: Report) -> None:

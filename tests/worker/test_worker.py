@@ -44,7 +44,10 @@ def worker(config):
     checkpoint = open_checkpoint(config.model.model, name="tiny")
     worker = Worker(config, checkpoint, reports.put, f"omni-test-{secrets.token_hex(4)}-")
     worker.start()
-    assert reports.get(timeout=60) == Loading(phase=LoadPhase.WARMING_UP)
+    told = list(iter(lambda: reports.get(timeout=60), Loading(phase=LoadPhase.WARMING_UP)))
+    assert {one.component for one in told} == {"text_encoder", "transformer", "vae"}
+    assert [one.done_bytes for one in told] == sorted({one.done_bytes for one in told}), "more with each component"
+    assert all(0 <= one.done_bytes < one.total_bytes for one in told)
     yield worker, reports, checkpoint, config
     worker.close()
 
@@ -216,7 +219,8 @@ def test_a_checkpoint_that_does_not_load_is_reported_by_name(config, tmp_path, t
     reports = queue.Queue()
     worker = Worker(config, open_checkpoint(folder, name="tiny"), reports.put, "omni-test-")
     worker.start()
-    died = reports.get(timeout=60)
+    while isinstance(died := reports.get(timeout=60), Loading):
+        pass
     assert isinstance(died, Died)
     assert died.failure.reason == "BAD_CHECKPOINT"
     worker.close()

@@ -37,10 +37,10 @@ type AdminServiceClient interface {
 	GetServerStats(ctx context.Context, in *GetServerStatsRequest, opts ...grpc.CallOption) (*GetServerStatsResponse, error)
 	// Load at an interval, pushed.
 	WatchServerStats(ctx context.Context, in *WatchServerStatsRequest, opts ...grpc.CallOption) (AdminService_WatchServerStatsClient, error)
-	// Records what the worker does: the next steps, or those of one job. One profile at a time; a second is
-	// FAILED_PRECONDITION.
+	// Records what a model's worker does: the next steps, or those of one job, which go on meanwhile. One profile at a
+	// time for each model; a second is FAILED_PRECONDITION. It ends by itself, after so many steps or so much time.
 	StartProfile(ctx context.Context, in *StartProfileRequest, opts ...grpc.CallOption) (*StartProfileResponse, error)
-	// Ends the recording and stores the traces as artifacts.
+	// Ends the recording, or waits for its end, and tells what was stored. Called again, it tells that again.
 	StopProfile(ctx context.Context, in *StopProfileRequest, opts ...grpc.CallOption) (*StopProfileResponse, error)
 	// Stops taking jobs (new ones are UNAVAILABLE, health is NOT_SERVING) and lets those that are there end; the process
 	// stays, for whoever fetches their outputs. Or has one replica of a model end what it has and start anew. Returns at
@@ -234,10 +234,10 @@ type AdminServiceServer interface {
 	GetServerStats(context.Context, *GetServerStatsRequest) (*GetServerStatsResponse, error)
 	// Load at an interval, pushed.
 	WatchServerStats(*WatchServerStatsRequest, AdminService_WatchServerStatsServer) error
-	// Records what the worker does: the next steps, or those of one job. One profile at a time; a second is
-	// FAILED_PRECONDITION.
+	// Records what a model's worker does: the next steps, or those of one job, which go on meanwhile. One profile at a
+	// time for each model; a second is FAILED_PRECONDITION. It ends by itself, after so many steps or so much time.
 	StartProfile(context.Context, *StartProfileRequest) (*StartProfileResponse, error)
-	// Ends the recording and stores the traces as artifacts.
+	// Ends the recording, or waits for its end, and tells what was stored. Called again, it tells that again.
 	StopProfile(context.Context, *StopProfileRequest) (*StopProfileResponse, error)
 	// Stops taking jobs (new ones are UNAVAILABLE, health is NOT_SERVING) and lets those that are there end; the process
 	// stays, for whoever fetches their outputs. Or has one replica of a model end what it has and start anew. Returns at

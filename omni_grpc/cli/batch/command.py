@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,10 @@ from omni_grpc.cli.batch import limits
 from omni_grpc.cli.batch.lines import BatchLine, prompts_as_json, read_lines
 from omni_grpc.cli.batch.results import NAME, Results
 from omni_grpc.cli.batch.runner import BatchRunner, Making
+from omni_grpc.cli.requests import chosen_model, option_pair
 from omni_grpc.client import MediaResult
-from omni_grpc.client.messages import only_model
-from omni_grpc.types.errors import ConfigError, NotFound, Violation
-from omni_grpc.types.json_text import read_json
+from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.output_files import check_writable
-from omni_grpc.v1.model_pb2 import Model
 
 CONCURRENCY = 4
 """Requests at a time, by default: enough for a server to batch."""
@@ -47,7 +45,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--set",
         action="append",
-        type=_pair,
+        type=option_pair,
         metavar="NAME=VALUE",
         help="an option for the lines that do not say it themselves, as JSON or text, such as steps=20; repeatable",
     )
@@ -64,16 +62,6 @@ def add(commands: Any) -> None:
     parser.add_argument("--quiet", action="store_true", help="do not show progress")
 
 
-def _pair(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, for example steps=20")
-    try:
-        return name, read_json(value)
-    except ValueError:
-        return name, value
-
-
 def _run(args: argparse.Namespace) -> int:
     if args.concurrency < 1:
         args.parser.error(f"--concurrency is {args.concurrency}, expected 1 or more")
@@ -86,7 +74,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.text or args.file.endswith(".txt"):
         text = prompts_as_json(text)
     with connect.connect(args) as client:
-        model = _model(client.list_models(), args.model)
+        model = chosen_model(client.list_models(), args.model)
         lines = read_lines(text, where, model.name, dict(args.set or ()), lambda *line: limits.faults(model, *line))
         folder = destination.made_folder(args)
         check_writable(folder / "probe")
@@ -104,16 +92,6 @@ def _run(args: argparse.Namespace) -> int:
                 BatchRunner(client, results, job, told.ended).run(todo, args.concurrency)
     told.summary(results.path)
     return 1 if told.failed else 0
-
-
-def _model(models: Sequence[Model], wanted: str | None) -> Model:
-    """The model that is meant. Raises NotFound for one that is not there."""
-    name = wanted or only_model(models)
-    for model in models:
-        if model.name == name:
-            return model
-    has = ", ".join(model.name for model in models)
-    raise NotFound(f"model {name!r} is not served here; this server has {has}", reason="MODEL_NOT_FOUND")
 
 
 class _Told:

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
-from google.protobuf.message import Message
-
 from omni_grpc.cli.batch.lines import BatchLine
 from omni_grpc.cli.batch.results import Results, failed
+from omni_grpc.cli.requests import request_of
 from omni_grpc.client import Client, JobStream, MediaResult
 from omni_grpc.client.asked import asked_of
-from omni_grpc.client.messages import audio_request, edit_request, image_request, video_request
 from omni_grpc.client.saving import with_parameters
 from omni_grpc.types.errors import Code, FailedPrecondition, OmniError
 from omni_grpc.types.os_errors import plain
@@ -33,20 +31,6 @@ ENDS_ALL_CODES = frozenset({Code.UNAUTHENTICATED, Code.PERMISSION_DENIED})
 
 Ended = Callable[[BatchLine, Mapping[str, Any], MediaResult | None], None]
 """Called with each line that has ended: its record, and its result if it was made."""
-
-
-def _edit(model: str, prompt: str, options: Any) -> Message:
-    rest: Any = {name: value for name, value in options.items() if name != "images"}
-    return edit_request(model, prompt, options["images"], rest)
-
-
-_BUILD: Mapping[str, Callable[[str, str, Any], Message]] = {
-    IMAGE: image_request,
-    EDIT: _edit,
-    VIDEO: video_request,
-    AUDIO: audio_request,
-}
-"""Kind -> the request of a line, as the client sends it."""
 
 
 class Stopped(Exception):
@@ -158,7 +142,7 @@ class BatchRunner:
                 raise
             with self._client_stream(self._client.watch_job(job_id, timeout=self._how.timeout), job_id) as stream:
                 made = stream.result()
-        asked = made.asked or asked_of(_BUILD[line.kind](self._how.model, line.prompt, line.options))
+        asked = made.asked or asked_of(request_of(line.kind, self._how.model, line.prompt, line.options))
         return dataclasses.replace(made, asked=dataclasses.replace(asked, server=self._how.server))
 
     @contextlib.contextmanager

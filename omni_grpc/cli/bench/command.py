@@ -1,4 +1,4 @@
-"""`python -m omni_grpc bench prompt-accuracy`: the command line of the measurements."""
+"""`python -m omni_grpc bench`: the command line of the measurements."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_grpc.cli.bench import accuracy
+from omni_grpc.cli.bench import accuracy, compare
 from omni_grpc.cli.bench.accuracy import Caption, PictureSettings, Rendering
+from omni_grpc.cli.bench.serve import command as load
 from omni_grpc.config import EngineConfig
 from omni_grpc.config.command_line import Parser
 from omni_grpc.config.settings import settings
@@ -32,8 +33,12 @@ EPILOG = (
 
 def main(argv: Sequence[str]) -> int:
     """Runs one measurement and returns the exit code. Raises the OmniError that ended it."""
-    parser = Parser(prog="omni-grpc bench", description="Measures the outputs of a model.", others=True)
+    parser = Parser(
+        prog="omni-grpc bench", description="Measures the outputs of a model, and servers under load.", others=True
+    )
     commands = parser.add_subparsers(title="measurements", required=True, metavar="NAME")
+    load.add(commands)
+    compare.add(commands)
     measurement = commands.add_parser(
         "prompt-accuracy",
         help="measure whether images of shapes match their prompts",
@@ -42,8 +47,10 @@ def main(argv: Sequence[str]) -> int:
         others=True,
     )
     _accuracy_arguments(measurement)
+    measurement.set_defaults(run=lambda args, flags: _accuracy(args, flags, measurement.flags))
     args, flags = parser.parse_known_args(argv)
-    return _accuracy(args, flags, measurement.flags)
+    code: int = args.run(args, flags)
+    return code
 
 
 def _accuracy_arguments(parser: argparse.ArgumentParser) -> None:

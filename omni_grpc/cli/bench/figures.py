@@ -1,4 +1,4 @@
-"""Confidence intervals of shares, and the similarity of two pictures."""
+"""Percentiles, confidence intervals, and the similarity of two pictures."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ Z = 1.959964
 """Half the width of a 95 % interval, in standard deviations."""
 WINDOW, SIGMA = 11, 1.5
 """Pixels and standard deviation of the window of SSIM."""
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The value that a share of q does not exceed (nearest rank)."""
+    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
 
 
 def share(right: int, total: int) -> Interval:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 
 import sqlalchemy as sa
@@ -24,6 +25,13 @@ class SqlServers:
     def __init__(self, database: Database, channel: Channel | None = None) -> None:
         self._database = database
         self._channel = channel
+
+    async def now(self) -> float:
+        if self._channel is None:
+            # there is no other server to agree with
+            return time.time()
+        clock = sa.select(sa.func.extract("epoch", sa.func.clock_timestamp()))
+        return await self._database.read(lambda connection: float(connection.execute(clock).scalar_one()))
 
     async def beat(self, server: str, now: float, until: float) -> bool:
         def work(connection: sa.Connection) -> bool:

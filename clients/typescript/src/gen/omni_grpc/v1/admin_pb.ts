@@ -14,7 +14,7 @@ import type { JsonObject, Message } from "@bufbuild/protobuf";
  * Describes the file omni_grpc/v1/admin.proto.
  */
 export const file_omni_grpc_v1_admin: GenFile = /*@__PURE__*/
-  fileDesc("ChhvbW5pX2dycGMvdjEvYWRtaW4ucHJvdG8SDG9tbmlfZ3JwYy52MSJSChBMb2FkTW9kZWxSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEi8KDmVuZ2luZV9vcHRpb25zGAIgASgLMhcuZ29vZ2xlLnByb3RvYnVmLlN0cnVjdCKpAQoRTG9hZE1vZGVsUmVzcG9uc2USEQoJY29tcG9uZW50GAEgASgJEhIKCmRvbmVfYnl0ZXMYAiABKAQSEwoLdG90YWxfYnl0ZXMYAyABKAQSIgoFbW9kZWwYBCABKAsyEy5vbW5pX2dycGMudjEuTW9kZWwSJgoFcGhhc2UYBSABKA4yFy5vbW5pX2dycGMudjEuTG9hZFBoYXNlEgwKBGZpbGUYBiABKAkiMgoSVW5sb2FkTW9kZWxSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEg0KBWZvcmNlGAIgASgIIioKE1VubG9hZE1vZGVsUmVzcG9uc2USEwoLZnJlZWRfYnl0ZXMYASABKAQiswEKD0xvYWRMb3JhUmVxdWVzdBIPCgdsb3JhX2lkGAEgASgJEg0KBW1vZGVsGAIgASgJEg4KBHBhdGgYAyABKAlIABIQCgZodWJfaWQYBCABKAlIABISCghhc3NldF9pZBgFIAEoCUgAEg4KBnBpbm5lZBgGIAEoCBIQCghmaWxlbmFtZRgHIAEoCRIOCgZzaGEyNTYYCCABKAwSDgoGZm9ybWF0GAkgASgJQggKBnNvdXJjZSI0ChBMb2FkTG9yYVJlc3BvbnNlEiAKBGxvcmEYASABKAsyEi5vbW5pX2dycGMudjEuTG9yYSIzChFVbmxvYWRMb3JhUmVxdWVzdBIPCgdsb3JhX2lkGAEgASgJEg0KBW1vZGVsGAIgASgJIhQKElVubG9hZExvcmFSZXNwb25zZSJGCgxTbGVlcFJlcXVlc3QSDQoFbW9kZWwYASABKAkSJwoFbGV2ZWwYAiABKA4yGC5vbW5pX2dycGMudjEuU2xlZXBMZXZlbCIkCg1TbGVlcFJlc3BvbnNlEhMKC2ZyZWVkX2J5dGVzGAEgASgEIhwKC1dha2VSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJIjoKDFdha2VSZXNwb25zZRIqCgdlbGFwc2VkGAEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIocBCgdHcHVJbmZvEgwKBG5hbWUYASABKAkSDQoFaW5kZXgYAiABKA0SGgoSbWVtb3J5X3RvdGFsX2J5dGVzGAMgASgEEhkKEW1lbW9yeV91c2VkX2J5dGVzGAQgASgEEhgKC3V0aWxpemF0aW9uGAUgASgCSACIAQFCDgoMX3V0aWxpemF0aW9uIhYKFEdldFNlcnZlckluZm9SZXF1ZXN0IpsDChVHZXRTZXJ2ZXJJbmZvUmVzcG9uc2USDwoHdmVyc2lvbhgBIAEoCRIPCgdnaXRfc2hhGAIgASgJEiMKBGdwdXMYAyADKAsyFS5vbW5pX2dycGMudjEuR3B1SW5mbxIRCgltYXhfcXVldWUYBCABKA0SGQoRbWF4X21lc3NhZ2VfYnl0ZXMYBSABKAQSQwoIZmVhdHVyZXMYBiADKAsyMS5vbW5pX2dycGMudjEuR2V0U2VydmVySW5mb1Jlc3BvbnNlLkZlYXR1cmVzRW50cnkSLgoKc3RhcnRfdGltZRgHIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDwoHcmVwbGljYRgIIAEoCRIVCg11bnNlcnZlZF9ycGNzGAkgAygJEhMKC2luc3RhbmNlX2lkGAogASgJEioKB3N0b3JhZ2UYCyABKAsyGS5vbW5pX2dycGMudjEuU3RvcmFnZUluZm8aLwoNRmVhdHVyZXNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIuYBCgtTdG9yYWdlSW5mbxIPCgdkdXJhYmxlGAEgASgIEg4KBnNoYXJlZBgCIAEoCBIMCgRyb3dzGAMgASgJEg0KBWZpbGVzGAQgASgJEiwKCXJldGVudGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIwCg1tYXhfcmV0ZW50aW9uGAYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEh0KFWFydGlmYWN0X2J1ZGdldF9ieXRlcxgHIAEoBBIaChJhc3NldF9idWRnZXRfYnl0ZXMYCCABKAQiiQQKC1NlcnZlclN0YXRzEg4KBnF1ZXVlZBgBIAEoDRIPCgdydW5uaW5nGAIgASgNEhEKCW1heF9xdWV1ZRgDIAEoDRIyCg9lc3RfcXVldWVfZGVsYXkYBCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SGAoQc3RlcHNfcGVyX3NlY29uZBgFIAEoAhIUCgxvcGVuX3N0cmVhbXMYBiABKA0SEAoIZHJhaW5pbmcYByABKAgSIwoEZ3B1cxgIIAMoCzIVLm9tbmlfZ3JwYy52MS5HcHVJbmZvEkUKD3F1ZXVlZF9ieV9tb2RlbBgJIAMoCzIsLm9tbmlfZ3JwYy52MS5TZXJ2ZXJTdGF0cy5RdWV1ZWRCeU1vZGVsRW50cnkSFgoOYXJ0aWZhY3RfYnl0ZXMYCiABKAQSKAoEdGltZRgLIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFwoPd29ya2VyX3Jlc3RhcnRzGAwgASgNEikKCXN0ZXBfY29zdBgNIAEoCzIWLm9tbmlfZ3JwYy52MS5TdGVwQ29zdBIoCgZtb2RlbHMYDiADKAsyGC5vbW5pX2dycGMudjEuTW9kZWxTdGF0cxo0ChJRdWV1ZWRCeU1vZGVsRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgNOgI4ASKlAgoKTW9kZWxTdGF0cxINCgVtb2RlbBgBIAEoCRInCgVzdGF0ZRgCIAEoDjIYLm9tbmlfZ3JwYy52MS5Nb2RlbFN0YXRlEg4KBnF1ZXVlZBgDIAEoDRIPCgdydW5uaW5nGAQgASgNEjIKD2VzdF9xdWV1ZV9kZWxheRgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIxCg5wcmVkaWN0ZWRfd29yaxgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIsCghyZXBsaWNhcxgHIAMoCzIaLm9tbmlfZ3JwYy52MS5SZXBsaWNhU3RhdHMSKQoJc3RlcF9jb3N0GAggASgLMhYub21uaV9ncnBjLnYxLlN0ZXBDb3N0IpQBCgxSZXBsaWNhU3RhdHMSDwoHcmVwbGljYRgBIAEoDRINCgVzdGF0ZRgCIAEoCRIPCgdydW5uaW5nGAMgASgNEjEKDnByZWRpY3RlZF93b3JrGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhAKCHJlc3RhcnRzGAUgASgNEg4KBmRldmljZRgGIAEoCSJOCghTdGVwQ29zdBIQCghmaXhlZF9tcxgBIAEoARIQCgh0b2tlbl9tcxgCIAEoARIPCgdwYWlyX21zGAMgASgBEg0KBWVycm9yGAQgASgBIhcKFUdldFNlcnZlclN0YXRzUmVxdWVzdCJCChZHZXRTZXJ2ZXJTdGF0c1Jlc3BvbnNlEigKBXN0YXRzGAEgASgLMhkub21uaV9ncnBjLnYxLlNlcnZlclN0YXRzIkYKF1dhdGNoU2VydmVyU3RhdHNSZXF1ZXN0EisKCGludGVydmFsGAEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIkQKGFdhdGNoU2VydmVyU3RhdHNSZXNwb25zZRIoCgVzdGF0cxgBIAEoCzIZLm9tbmlfZ3JwYy52MS5TZXJ2ZXJTdGF0cyLCAQoTU3RhcnRQcm9maWxlUmVxdWVzdBIOCgZqb2JfaWQYASABKAkSFwoKc3RhcnRfc3RlcBgCIAEoDUgAiAEBEhYKCW51bV9zdGVwcxgDIAEoDUgBiAEBEhIKCmFjdGl2aXRpZXMYBCADKAkSEgoKd2l0aF9zdGFjaxgFIAEoCBIVCg1yZWNvcmRfc2hhcGVzGAYgASgIEg4KBm1lbW9yeRgHIAEoCEINCgtfc3RhcnRfc3RlcEIMCgpfbnVtX3N0ZXBzIioKFFN0YXJ0UHJvZmlsZVJlc3BvbnNlEhIKCnByb2ZpbGVfaWQYASABKAkiKAoSU3RvcFByb2ZpbGVSZXF1ZXN0EhIKCnByb2ZpbGVfaWQYASABKAkiKwoTU3RvcFByb2ZpbGVSZXNwb25zZRIUCgxhcnRpZmFjdF9pZHMYASADKAkiawoMRHJhaW5SZXF1ZXN0EioKB3RpbWVvdXQYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDQoFbW9kZWwYAiABKAkSFAoHcmVwbGljYRgDIAEoDUgAiAEBQgoKCF9yZXBsaWNhIjAKDURyYWluUmVzcG9uc2USDwoHcnVubmluZxgBIAEoDRIOCgZxdWV1ZWQYAiABKA0qjAEKCUxvYWRQaGFzZRIaChZMT0FEX1BIQVNFX1VOU1BFQ0lGSUVEEAASGgoWTE9BRF9QSEFTRV9ET1dOTE9BRElORxABEhYKEkxPQURfUEhBU0VfTE9BRElORxACEhkKFUxPQURfUEhBU0VfV0FSTUlOR19VUBADEhQKEExPQURfUEhBU0VfUkVBRFkQBCplCgpTbGVlcExldmVsEhsKF1NMRUVQX0xFVkVMX1VOU1BFQ0lGSUVEEAASHAoYU0xFRVBfTEVWRUxfS0VFUF9XRUlHSFRTEAESHAoYU0xFRVBfTEVWRUxfRFJPUF9XRUlHSFRTEAIy2AcKDEFkbWluU2VydmljZRJOCglMb2FkTW9kZWwSHi5vbW5pX2dycGMudjEuTG9hZE1vZGVsUmVxdWVzdBofLm9tbmlfZ3JwYy52MS5Mb2FkTW9kZWxSZXNwb25zZTABElIKC1VubG9hZE1vZGVsEiAub21uaV9ncnBjLnYxLlVubG9hZE1vZGVsUmVxdWVzdBohLm9tbmlfZ3JwYy52MS5VbmxvYWRNb2RlbFJlc3BvbnNlEkkKCExvYWRMb3JhEh0ub21uaV9ncnBjLnYxLkxvYWRMb3JhUmVxdWVzdBoeLm9tbmlfZ3JwYy52MS5Mb2FkTG9yYVJlc3BvbnNlEk8KClVubG9hZExvcmESHy5vbW5pX2dycGMudjEuVW5sb2FkTG9yYVJlcXVlc3QaIC5vbW5pX2dycGMudjEuVW5sb2FkTG9yYVJlc3BvbnNlEkAKBVNsZWVwEhoub21uaV9ncnBjLnYxLlNsZWVwUmVxdWVzdBobLm9tbmlfZ3JwYy52MS5TbGVlcFJlc3BvbnNlEj0KBFdha2USGS5vbW5pX2dycGMudjEuV2FrZVJlcXVlc3QaGi5vbW5pX2dycGMudjEuV2FrZVJlc3BvbnNlElgKDUdldFNlcnZlckluZm8SIi5vbW5pX2dycGMudjEuR2V0U2VydmVySW5mb1JlcXVlc3QaIy5vbW5pX2dycGMudjEuR2V0U2VydmVySW5mb1Jlc3BvbnNlElsKDkdldFNlcnZlclN0YXRzEiMub21uaV9ncnBjLnYxLkdldFNlcnZlclN0YXRzUmVxdWVzdBokLm9tbmlfZ3JwYy52MS5HZXRTZXJ2ZXJTdGF0c1Jlc3BvbnNlEmMKEFdhdGNoU2VydmVyU3RhdHMSJS5vbW5pX2dycGMudjEuV2F0Y2hTZXJ2ZXJTdGF0c1JlcXVlc3QaJi5vbW5pX2dycGMudjEuV2F0Y2hTZXJ2ZXJTdGF0c1Jlc3BvbnNlMAESVQoMU3RhcnRQcm9maWxlEiEub21uaV9ncnBjLnYxLlN0YXJ0UHJvZmlsZVJlcXVlc3QaIi5vbW5pX2dycGMudjEuU3RhcnRQcm9maWxlUmVzcG9uc2USUgoLU3RvcFByb2ZpbGUSIC5vbW5pX2dycGMudjEuU3RvcFByb2ZpbGVSZXF1ZXN0GiEub21uaV9ncnBjLnYxLlN0b3BQcm9maWxlUmVzcG9uc2USQAoFRHJhaW4SGi5vbW5pX2dycGMudjEuRHJhaW5SZXF1ZXN0Ghsub21uaV9ncnBjLnYxLkRyYWluUmVzcG9uc2VCbAoVaW8uZ2l0aHViLm9tbmlncnBjLnYxQgpBZG1pblByb3RvUAFaN2dpdGh1Yi5jb20vb21uaS1ncnBjL29tbmlfZ3JwYy9jbGllbnRzL2dvL3YxO29tbmlncnBjdjGqAgtPbW5pR3JwYy5WMWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_struct, file_google_protobuf_timestamp, file_omni_grpc_v1_model]);
+  fileDesc("ChhvbW5pX2dycGMvdjEvYWRtaW4ucHJvdG8SDG9tbmlfZ3JwYy52MSJSChBMb2FkTW9kZWxSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEi8KDmVuZ2luZV9vcHRpb25zGAIgASgLMhcuZ29vZ2xlLnByb3RvYnVmLlN0cnVjdCKpAQoRTG9hZE1vZGVsUmVzcG9uc2USEQoJY29tcG9uZW50GAEgASgJEhIKCmRvbmVfYnl0ZXMYAiABKAQSEwoLdG90YWxfYnl0ZXMYAyABKAQSIgoFbW9kZWwYBCABKAsyEy5vbW5pX2dycGMudjEuTW9kZWwSJgoFcGhhc2UYBSABKA4yFy5vbW5pX2dycGMudjEuTG9hZFBoYXNlEgwKBGZpbGUYBiABKAkiMgoSVW5sb2FkTW9kZWxSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEg0KBWZvcmNlGAIgASgIIioKE1VubG9hZE1vZGVsUmVzcG9uc2USEwoLZnJlZWRfYnl0ZXMYASABKAQiswEKD0xvYWRMb3JhUmVxdWVzdBIPCgdsb3JhX2lkGAEgASgJEg0KBW1vZGVsGAIgASgJEg4KBHBhdGgYAyABKAlIABIQCgZodWJfaWQYBCABKAlIABISCghhc3NldF9pZBgFIAEoCUgAEg4KBnBpbm5lZBgGIAEoCBIQCghmaWxlbmFtZRgHIAEoCRIOCgZzaGEyNTYYCCABKAwSDgoGZm9ybWF0GAkgASgJQggKBnNvdXJjZSI0ChBMb2FkTG9yYVJlc3BvbnNlEiAKBGxvcmEYASABKAsyEi5vbW5pX2dycGMudjEuTG9yYSIzChFVbmxvYWRMb3JhUmVxdWVzdBIPCgdsb3JhX2lkGAEgASgJEg0KBW1vZGVsGAIgASgJIhQKElVubG9hZExvcmFSZXNwb25zZSJGCgxTbGVlcFJlcXVlc3QSDQoFbW9kZWwYASABKAkSJwoFbGV2ZWwYAiABKA4yGC5vbW5pX2dycGMudjEuU2xlZXBMZXZlbCIkCg1TbGVlcFJlc3BvbnNlEhMKC2ZyZWVkX2J5dGVzGAEgASgEIhwKC1dha2VSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJIjoKDFdha2VSZXNwb25zZRIqCgdlbGFwc2VkGAEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIocBCgdHcHVJbmZvEgwKBG5hbWUYASABKAkSDQoFaW5kZXgYAiABKA0SGgoSbWVtb3J5X3RvdGFsX2J5dGVzGAMgASgEEhkKEW1lbW9yeV91c2VkX2J5dGVzGAQgASgEEhgKC3V0aWxpemF0aW9uGAUgASgCSACIAQFCDgoMX3V0aWxpemF0aW9uIhYKFEdldFNlcnZlckluZm9SZXF1ZXN0IsgDChVHZXRTZXJ2ZXJJbmZvUmVzcG9uc2USDwoHdmVyc2lvbhgBIAEoCRIPCgdnaXRfc2hhGAIgASgJEiMKBGdwdXMYAyADKAsyFS5vbW5pX2dycGMudjEuR3B1SW5mbxIRCgltYXhfcXVldWUYBCABKA0SGQoRbWF4X21lc3NhZ2VfYnl0ZXMYBSABKAQSQwoIZmVhdHVyZXMYBiADKAsyMS5vbW5pX2dycGMudjEuR2V0U2VydmVySW5mb1Jlc3BvbnNlLkZlYXR1cmVzRW50cnkSLgoKc3RhcnRfdGltZRgHIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDwoHcmVwbGljYRgIIAEoCRIVCg11bnNlcnZlZF9ycGNzGAkgAygJEhMKC2luc3RhbmNlX2lkGAogASgJEioKB3N0b3JhZ2UYCyABKAsyGS5vbW5pX2dycGMudjEuU3RvcmFnZUluZm8SKwoHbG9hZGluZxgMIAMoCzIaLm9tbmlfZ3JwYy52MS5Nb2RlbExvYWRpbmcaLwoNRmVhdHVyZXNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIoEBCgxNb2RlbExvYWRpbmcSDQoFbW9kZWwYASABKAkSJgoFcGhhc2UYAiABKA4yFy5vbW5pX2dycGMudjEuTG9hZFBoYXNlEhEKCWNvbXBvbmVudBgDIAEoCRISCgpkb25lX2J5dGVzGAQgASgEEhMKC3RvdGFsX2J5dGVzGAUgASgEIuYBCgtTdG9yYWdlSW5mbxIPCgdkdXJhYmxlGAEgASgIEg4KBnNoYXJlZBgCIAEoCBIMCgRyb3dzGAMgASgJEg0KBWZpbGVzGAQgASgJEiwKCXJldGVudGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIwCg1tYXhfcmV0ZW50aW9uGAYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEh0KFWFydGlmYWN0X2J1ZGdldF9ieXRlcxgHIAEoBBIaChJhc3NldF9idWRnZXRfYnl0ZXMYCCABKAQiiQQKC1NlcnZlclN0YXRzEg4KBnF1ZXVlZBgBIAEoDRIPCgdydW5uaW5nGAIgASgNEhEKCW1heF9xdWV1ZRgDIAEoDRIyCg9lc3RfcXVldWVfZGVsYXkYBCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SGAoQc3RlcHNfcGVyX3NlY29uZBgFIAEoAhIUCgxvcGVuX3N0cmVhbXMYBiABKA0SEAoIZHJhaW5pbmcYByABKAgSIwoEZ3B1cxgIIAMoCzIVLm9tbmlfZ3JwYy52MS5HcHVJbmZvEkUKD3F1ZXVlZF9ieV9tb2RlbBgJIAMoCzIsLm9tbmlfZ3JwYy52MS5TZXJ2ZXJTdGF0cy5RdWV1ZWRCeU1vZGVsRW50cnkSFgoOYXJ0aWZhY3RfYnl0ZXMYCiABKAQSKAoEdGltZRgLIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFwoPd29ya2VyX3Jlc3RhcnRzGAwgASgNEikKCXN0ZXBfY29zdBgNIAEoCzIWLm9tbmlfZ3JwYy52MS5TdGVwQ29zdBIoCgZtb2RlbHMYDiADKAsyGC5vbW5pX2dycGMudjEuTW9kZWxTdGF0cxo0ChJRdWV1ZWRCeU1vZGVsRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgNOgI4ASLSAgoKTW9kZWxTdGF0cxINCgVtb2RlbBgBIAEoCRInCgVzdGF0ZRgCIAEoDjIYLm9tbmlfZ3JwYy52MS5Nb2RlbFN0YXRlEg4KBnF1ZXVlZBgDIAEoDRIPCgdydW5uaW5nGAQgASgNEjIKD2VzdF9xdWV1ZV9kZWxheRgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIxCg5wcmVkaWN0ZWRfd29yaxgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIsCghyZXBsaWNhcxgHIAMoCzIaLm9tbmlfZ3JwYy52MS5SZXBsaWNhU3RhdHMSKQoJc3RlcF9jb3N0GAggASgLMhYub21uaV9ncnBjLnYxLlN0ZXBDb3N0EisKB2xvYWRpbmcYCSABKAsyGi5vbW5pX2dycGMudjEuTW9kZWxMb2FkaW5nItACCgxSZXBsaWNhU3RhdHMSDwoHcmVwbGljYRgBIAEoDRINCgVzdGF0ZRgCIAEoCRIPCgdydW5uaW5nGAMgASgNEjEKDnByZWRpY3RlZF93b3JrGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhAKCHJlc3RhcnRzGAUgASgNEg4KBmRldmljZRgGIAEoCRIsCglzdGVwX3RpbWUYByABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEQoJc3RlcF9qb2JzGAggASgCEhEKCXN0ZXBfcm93cxgJIAEoAhIUCgx3ZWlnaHRfYnl0ZXMYCiABKAQSGQoRaG9zdF9tZW1vcnlfYnl0ZXMYCyABKAQSGQoRZGV2aWNlX3VzZWRfYnl0ZXMYDCABKAQSGgoSZGV2aWNlX3RvdGFsX2J5dGVzGA0gASgEIk4KCFN0ZXBDb3N0EhAKCGZpeGVkX21zGAEgASgBEhAKCHRva2VuX21zGAIgASgBEg8KB3BhaXJfbXMYAyABKAESDQoFZXJyb3IYBCABKAEiFwoVR2V0U2VydmVyU3RhdHNSZXF1ZXN0IkIKFkdldFNlcnZlclN0YXRzUmVzcG9uc2USKAoFc3RhdHMYASABKAsyGS5vbW5pX2dycGMudjEuU2VydmVyU3RhdHMiRgoXV2F0Y2hTZXJ2ZXJTdGF0c1JlcXVlc3QSKwoIaW50ZXJ2YWwYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24iRAoYV2F0Y2hTZXJ2ZXJTdGF0c1Jlc3BvbnNlEigKBXN0YXRzGAEgASgLMhkub21uaV9ncnBjLnYxLlNlcnZlclN0YXRzIrUCChNTdGFydFByb2ZpbGVSZXF1ZXN0Eg4KBmpvYl9pZBgBIAEoCRIXCgpzdGFydF9zdGVwGAIgASgNSACIAQESFgoJbnVtX3N0ZXBzGAMgASgNSAGIAQESEgoKYWN0aXZpdGllcxgEIAMoCRISCgp3aXRoX3N0YWNrGAUgASgIEhUKDXJlY29yZF9zaGFwZXMYBiABKAgSDgoGbWVtb3J5GAcgASgIEg0KBW1vZGVsGAggASgJEhQKB3JlcGxpY2EYCSABKA1IAogBARIRCglhbGxfcmFua3MYCiABKAgSLQoKdGltZV9saW1pdBgLIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkINCgtfc3RhcnRfc3RlcEIMCgpfbnVtX3N0ZXBzQgoKCF9yZXBsaWNhInwKFFN0YXJ0UHJvZmlsZVJlc3BvbnNlEhIKCnByb2ZpbGVfaWQYASABKAkSDQoFbW9kZWwYAiABKAkSEgoKYWN0aXZpdGllcxgDIAMoCRItCgp0aW1lX2xpbWl0GAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIjYKElN0b3BQcm9maWxlUmVxdWVzdBISCgpwcm9maWxlX2lkGAEgASgJEgwKBHdhaXQYAiABKAgiggEKC1Byb2ZpbGVGaWxlEhMKC2FydGlmYWN0X2lkGAEgASgJEisKBGtpbmQYAiABKA4yHS5vbW5pX2dycGMudjEuUHJvZmlsZUZpbGVLaW5kEg8KB3JlcGxpY2EYAyABKA0SDAoEcmFuaxgEIAEoDRISCgpzaXplX2J5dGVzGAUgASgEIosBChNTdG9wUHJvZmlsZVJlc3BvbnNlEhQKDGFydGlmYWN0X2lkcxgBIAMoCRIoCgVmaWxlcxgCIAMoCzIZLm9tbmlfZ3JwYy52MS5Qcm9maWxlRmlsZRINCgVzdGVwcxgDIAEoDRIlCgNlbmQYBCABKA4yGC5vbW5pX2dycGMudjEuUHJvZmlsZUVuZCJrCgxEcmFpblJlcXVlc3QSKgoHdGltZW91dBgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhINCgVtb2RlbBgCIAEoCRIUCgdyZXBsaWNhGAMgASgNSACIAQFCCgoIX3JlcGxpY2EiMAoNRHJhaW5SZXNwb25zZRIPCgdydW5uaW5nGAEgASgNEg4KBnF1ZXVlZBgCIAEoDSqMAQoJTG9hZFBoYXNlEhoKFkxPQURfUEhBU0VfVU5TUEVDSUZJRUQQABIaChZMT0FEX1BIQVNFX0RPV05MT0FESU5HEAESFgoSTE9BRF9QSEFTRV9MT0FESU5HEAISGQoVTE9BRF9QSEFTRV9XQVJNSU5HX1VQEAMSFAoQTE9BRF9QSEFTRV9SRUFEWRAEKmUKClNsZWVwTGV2ZWwSGwoXU0xFRVBfTEVWRUxfVU5TUEVDSUZJRUQQABIcChhTTEVFUF9MRVZFTF9LRUVQX1dFSUdIVFMQARIcChhTTEVFUF9MRVZFTF9EUk9QX1dFSUdIVFMQAiqKAQoPUHJvZmlsZUZpbGVLaW5kEiEKHVBST0ZJTEVfRklMRV9LSU5EX1VOU1BFQ0lGSUVEEAASGwoXUFJPRklMRV9GSUxFX0tJTkRfVFJBQ0UQARIZChVQUk9GSUxFX0ZJTEVfS0lORF9PUFMQAhIcChhQUk9GSUxFX0ZJTEVfS0lORF9NRU1PUlkQAyqoAQoKUHJvZmlsZUVuZBIbChdQUk9GSUxFX0VORF9VTlNQRUNJRklFRBAAEhUKEVBST0ZJTEVfRU5EX1NURVBTEAESFwoTUFJPRklMRV9FTkRfU1RPUFBFRBACEhoKFlBST0ZJTEVfRU5EX1RJTUVfTElNSVQQAxIZChVQUk9GSUxFX0VORF9KT0JfRU5ERUQQBBIWChJQUk9GSUxFX0VORF9BU0xFRVAQBTLYBwoMQWRtaW5TZXJ2aWNlEk4KCUxvYWRNb2RlbBIeLm9tbmlfZ3JwYy52MS5Mb2FkTW9kZWxSZXF1ZXN0Gh8ub21uaV9ncnBjLnYxLkxvYWRNb2RlbFJlc3BvbnNlMAESUgoLVW5sb2FkTW9kZWwSIC5vbW5pX2dycGMudjEuVW5sb2FkTW9kZWxSZXF1ZXN0GiEub21uaV9ncnBjLnYxLlVubG9hZE1vZGVsUmVzcG9uc2USSQoITG9hZExvcmESHS5vbW5pX2dycGMudjEuTG9hZExvcmFSZXF1ZXN0Gh4ub21uaV9ncnBjLnYxLkxvYWRMb3JhUmVzcG9uc2USTwoKVW5sb2FkTG9yYRIfLm9tbmlfZ3JwYy52MS5VbmxvYWRMb3JhUmVxdWVzdBogLm9tbmlfZ3JwYy52MS5VbmxvYWRMb3JhUmVzcG9uc2USQAoFU2xlZXASGi5vbW5pX2dycGMudjEuU2xlZXBSZXF1ZXN0Ghsub21uaV9ncnBjLnYxLlNsZWVwUmVzcG9uc2USPQoEV2FrZRIZLm9tbmlfZ3JwYy52MS5XYWtlUmVxdWVzdBoaLm9tbmlfZ3JwYy52MS5XYWtlUmVzcG9uc2USWAoNR2V0U2VydmVySW5mbxIiLm9tbmlfZ3JwYy52MS5HZXRTZXJ2ZXJJbmZvUmVxdWVzdBojLm9tbmlfZ3JwYy52MS5HZXRTZXJ2ZXJJbmZvUmVzcG9uc2USWwoOR2V0U2VydmVyU3RhdHMSIy5vbW5pX2dycGMudjEuR2V0U2VydmVyU3RhdHNSZXF1ZXN0GiQub21uaV9ncnBjLnYxLkdldFNlcnZlclN0YXRzUmVzcG9uc2USYwoQV2F0Y2hTZXJ2ZXJTdGF0cxIlLm9tbmlfZ3JwYy52MS5XYXRjaFNlcnZlclN0YXRzUmVxdWVzdBomLm9tbmlfZ3JwYy52MS5XYXRjaFNlcnZlclN0YXRzUmVzcG9uc2UwARJVCgxTdGFydFByb2ZpbGUSIS5vbW5pX2dycGMudjEuU3RhcnRQcm9maWxlUmVxdWVzdBoiLm9tbmlfZ3JwYy52MS5TdGFydFByb2ZpbGVSZXNwb25zZRJSCgtTdG9wUHJvZmlsZRIgLm9tbmlfZ3JwYy52MS5TdG9wUHJvZmlsZVJlcXVlc3QaIS5vbW5pX2dycGMudjEuU3RvcFByb2ZpbGVSZXNwb25zZRJACgVEcmFpbhIaLm9tbmlfZ3JwYy52MS5EcmFpblJlcXVlc3QaGy5vbW5pX2dycGMudjEuRHJhaW5SZXNwb25zZUJsChVpby5naXRodWIub21uaWdycGMudjFCCkFkbWluUHJvdG9QAVo3Z2l0aHViLmNvbS9vbW5pLWdycGMvb21uaV9ncnBjL2NsaWVudHMvZ28vdjE7b21uaWdycGN2MaoCC09tbmlHcnBjLlYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_struct, file_google_protobuf_timestamp, file_omni_grpc_v1_model]);
 
 /**
  * Which model to load, and how.
@@ -541,6 +541,13 @@ export type GetServerInfoResponse = Message<"omni_grpc.v1.GetServerInfoResponse"
    * @generated from field: omni_grpc.v1.StorageInfo storage = 11;
    */
   storage?: StorageInfo | undefined;
+
+  /**
+   * How far the models are that are being loaded; empty once all are ready.
+   *
+   * @generated from field: repeated omni_grpc.v1.ModelLoading loading = 12;
+   */
+  loading: ModelLoading[];
 };
 
 /**
@@ -549,6 +556,55 @@ export type GetServerInfoResponse = Message<"omni_grpc.v1.GetServerInfoResponse"
  */
 export const GetServerInfoResponseSchema: GenMessage<GetServerInfoResponse> = /*@__PURE__*/
   messageDesc(file_omni_grpc_v1_admin, 14);
+
+/**
+ * How far loading one model is, as LoadModel tells it.
+ *
+ * @generated from message omni_grpc.v1.ModelLoading
+ */
+export type ModelLoading = Message<"omni_grpc.v1.ModelLoading"> & {
+  /**
+   * Its name.
+   *
+   * @generated from field: string model = 1;
+   */
+  model: string;
+
+  /**
+   * What is being done.
+   *
+   * @generated from field: omni_grpc.v1.LoadPhase phase = 2;
+   */
+  phase: LoadPhase;
+
+  /**
+   * The component whose bytes came last; empty where none has.
+   *
+   * @generated from field: string component = 3;
+   */
+  component: string;
+
+  /**
+   * Bytes of weights that are done in this phase. 0 in a phase that does not count them.
+   *
+   * @generated from field: uint64 done_bytes = 4;
+   */
+  doneBytes: bigint;
+
+  /**
+   * Bytes of weights in all; 0 in a phase that does not count them, and before they are known.
+   *
+   * @generated from field: uint64 total_bytes = 5;
+   */
+  totalBytes: bigint;
+};
+
+/**
+ * Describes the message omni_grpc.v1.ModelLoading.
+ * Use `create(ModelLoadingSchema)` to create a new message.
+ */
+export const ModelLoadingSchema: GenMessage<ModelLoading> = /*@__PURE__*/
+  messageDesc(file_omni_grpc_v1_admin, 15);
 
 /**
  * Where jobs, their outputs and uploads are kept, without addresses and paths.
@@ -618,7 +674,7 @@ export type StorageInfo = Message<"omni_grpc.v1.StorageInfo"> & {
  * Use `create(StorageInfoSchema)` to create a new message.
  */
 export const StorageInfoSchema: GenMessage<StorageInfo> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_admin, 15);
+  messageDesc(file_omni_grpc_v1_admin, 16);
 
 /**
  * Load at one moment.
@@ -731,7 +787,7 @@ export type ServerStats = Message<"omni_grpc.v1.ServerStats"> & {
  * Use `create(ServerStatsSchema)` to create a new message.
  */
 export const ServerStatsSchema: GenMessage<ServerStats> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_admin, 16);
+  messageDesc(file_omni_grpc_v1_admin, 17);
 
 /**
  * Load of one model.
@@ -794,6 +850,13 @@ export type ModelStats = Message<"omni_grpc.v1.ModelStats"> & {
    * @generated from field: omni_grpc.v1.StepCost step_cost = 8;
    */
   stepCost?: StepCost | undefined;
+
+  /**
+   * How far loading it is; unset unless it is being loaded.
+   *
+   * @generated from field: omni_grpc.v1.ModelLoading loading = 9;
+   */
+  loading?: ModelLoading | undefined;
 };
 
 /**
@@ -801,7 +864,7 @@ export type ModelStats = Message<"omni_grpc.v1.ModelStats"> & {
  * Use `create(ModelStatsSchema)` to create a new message.
  */
 export const ModelStatsSchema: GenMessage<ModelStats> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_admin, 17);
+  messageDesc(file_omni_grpc_v1_admin, 18);
 
 /**
  * Load of one replica of a model.
@@ -850,6 +913,57 @@ export type ReplicaStats = Message<"omni_grpc.v1.ReplicaStats"> & {
    * @generated from field: string device = 6;
    */
   device: string;
+
+  /**
+   * How long a step takes: a running mean of those that it took. Unset: it has taken none.
+   *
+   * @generated from field: google.protobuf.Duration step_time = 7;
+   */
+  stepTime?: Duration | undefined;
+
+  /**
+   * Jobs that shared a step: a running mean. 0: it has taken none.
+   *
+   * @generated from field: float step_jobs = 8;
+   */
+  stepJobs: number;
+
+  /**
+   * Rows (a sequence of tokens of one request and guidance branch) that shared a step: a running mean.
+   *
+   * @generated from field: float step_rows = 9;
+   */
+  stepRows: number;
+
+  /**
+   * Bytes of weights in device memory while it is awake. 0: not known.
+   *
+   * @generated from field: uint64 weight_bytes = 10;
+   */
+  weightBytes: bigint;
+
+  /**
+   * Bytes of host memory that its worker holds, all ranks of this machine together. 0: not known, as for one that is
+   * elsewhere.
+   *
+   * @generated from field: uint64 host_memory_bytes = 11;
+   */
+  hostMemoryBytes: bigint;
+
+  /**
+   * Bytes of its device that are taken, by whichever process; the fullest, where it has several. On a CPU those of the
+   * host. 0: not known.
+   *
+   * @generated from field: uint64 device_used_bytes = 12;
+   */
+  deviceUsedBytes: bigint;
+
+  /**
+   * Bytes that this device has.
+   *
+   * @generated from field: uint64 device_total_bytes = 13;
+   */
+  deviceTotalBytes: bigint;
 };
 
 /**
@@ -857,7 +971,7 @@ export type ReplicaStats = Message<"omni_grpc.v1.ReplicaStats"> & {
  * Use `create(ReplicaStatsSchema)` to create a new message.
  */
 export const ReplicaStatsSchema: GenMessage<ReplicaStats> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_admin, 18);
+  messageDesc(file_omni_grpc_v1_admin, 19);
 
 /**
  * Predicts the time of one denoise step from the tokens n of each of its sequences: fixed + token * sum(n) + pair *
@@ -900,7 +1014,7 @@ export type StepCost = Message<"omni_grpc.v1.StepCost"> & {
  * Use `create(StepCostSchema)` to create a new message.
  */
 export const StepCostSchema: GenMessage<StepCost> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_admin, 19);
+  messageDesc(file_omni_grpc_v1_admin, 20);
 
 /**
  * Empty.
@@ -915,7 +1029,7 @@ export type GetServerStatsRequest = Message<"omni_grpc.v1.GetServerStatsRequest"
  * Use `create(GetServerStatsRequestSchema)` to create a new message.
  */
 export const GetServerStatsRequestSchema: GenMessage<GetServerStatsRequest> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_admin, 20);
+  messageDesc(file_omni_grpc_v1_admin, 21);
 
 /**
  * Load at one moment.
@@ -936,7 +1050,7 @@ export type GetServerStatsResponse = Message<"omni_grpc.v1.GetServerStatsRespons
  * Use `create(GetServerStatsResponseSchema)` to create a new message.
  */
 export const GetServerStatsResponseSchema: GenMessage<GetServerStatsResponse> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_admin, 21);
+  messageDesc(file_omni_grpc_v1_admin, 22);
 
 /**
  * How often.
@@ -957,7 +1071,7 @@ export type WatchServerStatsRequest = Message<"omni_grpc.v1.WatchServerStatsRequ
  * Use `create(WatchServerStatsRequestSchema)` to create a new message.
  */
 export const WatchServerStatsRequestSchema: GenMessage<WatchServerStatsRequest> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_admin, 22);
+  messageDesc(file_omni_grpc_v1_admin, 23);
 
 /**
  * One message of the WatchServerStats stream.
@@ -978,7 +1092,7 @@ export type WatchServerStatsResponse = Message<"omni_grpc.v1.WatchServerStatsRes
  * Use `create(WatchServerStatsResponseSchema)` to create a new message.
  */
 export const WatchServerStatsResponseSchema: GenMessage<WatchServerStatsResponse> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_admin, 23);
+  messageDesc(file_omni_grpc_v1_admin, 24);
 
 /**
  * What to record.
@@ -987,7 +1101,7 @@ export const WatchServerStatsResponseSchema: GenMessage<WatchServerStatsResponse
  */
 export type StartProfileRequest = Message<"omni_grpc.v1.StartProfileRequest"> & {
   /**
-   * Only steps of this job. Empty: of any.
+   * Only steps of this job, which runs or waits; its end is that of the recording. Empty: of any.
    *
    * @generated from field: string job_id = 1;
    */
@@ -1001,14 +1115,14 @@ export type StartProfileRequest = Message<"omni_grpc.v1.StartProfileRequest"> & 
   startStep?: number | undefined;
 
   /**
-   * Steps to record; the recording ends by itself. Unset: until StopProfile.
+   * Steps to record; the recording ends by itself. Unset: until StopProfile, or `time_limit`.
    *
    * @generated from field: optional uint32 num_steps = 3;
    */
   numSteps?: number | undefined;
 
   /**
-   * What to record: "cpu", "cuda". Empty: all that the worker has.
+   * What to record: "cpu", "cuda". Empty: all that the worker has. "cuda" on a CPU is INVALID_ARGUMENT.
    *
    * @generated from field: repeated string activities = 4;
    */
@@ -1029,11 +1143,39 @@ export type StartProfileRequest = Message<"omni_grpc.v1.StartProfileRequest"> & 
   recordShapes: boolean;
 
   /**
-   * True: with allocations.
+   * True: with allocations of device memory, and a snapshot of them. INVALID_ARGUMENT on a CPU.
    *
    * @generated from field: bool memory = 7;
    */
   memory: boolean;
+
+  /**
+   * The model. Empty: that of the job, or the only one.
+   *
+   * @generated from field: string model = 8;
+   */
+  model: string;
+
+  /**
+   * Its replica, counted from 0. Unset: the one that has the job, or the first that is ready.
+   *
+   * @generated from field: optional uint32 replica = 9;
+   */
+  replica?: number | undefined;
+
+  /**
+   * True: each rank of a model that is spread over several records; otherwise the first does.
+   *
+   * @generated from field: bool all_ranks = 10;
+   */
+  allRanks: boolean;
+
+  /**
+   * The recording ends after this time, whatever has been recorded. Unset: 60 s; at most 600 s.
+   *
+   * @generated from field: google.protobuf.Duration time_limit = 11;
+   */
+  timeLimit?: Duration | undefined;
 };
 
 /**
@@ -1041,7 +1183,7 @@ export type StartProfileRequest = Message<"omni_grpc.v1.StartProfileRequest"> & 
  * Use `create(StartProfileRequestSchema)` to create a new message.
  */
 export const StartProfileRequestSchema: GenMessage<StartProfileRequest> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_admin, 24);
+  messageDesc(file_omni_grpc_v1_admin, 25);
 
 /**
  * The recording.
@@ -1055,6 +1197,27 @@ export type StartProfileResponse = Message<"omni_grpc.v1.StartProfileResponse"> 
    * @generated from field: string profile_id = 1;
    */
   profileId: string;
+
+  /**
+   * The model.
+   *
+   * @generated from field: string model = 2;
+   */
+  model: string;
+
+  /**
+   * What is recorded: "cpu", "cuda".
+   *
+   * @generated from field: repeated string activities = 3;
+   */
+  activities: string[];
+
+  /**
+   * The recording ends after this time, whatever has been recorded.
+   *
+   * @generated from field: google.protobuf.Duration time_limit = 4;
+   */
+  timeLimit?: Duration | undefined;
 };
 
 /**
@@ -1062,7 +1225,7 @@ export type StartProfileResponse = Message<"omni_grpc.v1.StartProfileResponse"> 
  * Use `create(StartProfileResponseSchema)` to create a new message.
  */
 export const StartProfileResponseSchema: GenMessage<StartProfileResponse> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_admin, 25);
+  messageDesc(file_omni_grpc_v1_admin, 26);
 
 /**
  * Which recording to end.
@@ -1076,6 +1239,13 @@ export type StopProfileRequest = Message<"omni_grpc.v1.StopProfileRequest"> & {
    * @generated from field: string profile_id = 1;
    */
   profileId: string;
+
+  /**
+   * True: lets the recording end by itself, and returns then.
+   *
+   * @generated from field: bool wait = 2;
+   */
+  wait: boolean;
 };
 
 /**
@@ -1083,20 +1253,90 @@ export type StopProfileRequest = Message<"omni_grpc.v1.StopProfileRequest"> & {
  * Use `create(StopProfileRequestSchema)` to create a new message.
  */
 export const StopProfileRequestSchema: GenMessage<StopProfileRequest> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_admin, 26);
+  messageDesc(file_omni_grpc_v1_admin, 27);
 
 /**
- * The traces.
+ * One file of a profile.
+ *
+ * @generated from message omni_grpc.v1.ProfileFile
+ */
+export type ProfileFile = Message<"omni_grpc.v1.ProfileFile"> & {
+  /**
+   * For ArtifactService.DownloadArtifact and DeleteArtifact. It is kept as long as an upload is.
+   *
+   * @generated from field: string artifact_id = 1;
+   */
+  artifactId: string;
+
+  /**
+   * What it holds.
+   *
+   * @generated from field: omni_grpc.v1.ProfileFileKind kind = 2;
+   */
+  kind: ProfileFileKind;
+
+  /**
+   * The replica that was recorded.
+   *
+   * @generated from field: uint32 replica = 3;
+   */
+  replica: number;
+
+  /**
+   * The rank that was recorded.
+   *
+   * @generated from field: uint32 rank = 4;
+   */
+  rank: number;
+
+  /**
+   * Its length.
+   *
+   * @generated from field: uint64 size_bytes = 5;
+   */
+  sizeBytes: bigint;
+};
+
+/**
+ * Describes the message omni_grpc.v1.ProfileFile.
+ * Use `create(ProfileFileSchema)` to create a new message.
+ */
+export const ProfileFileSchema: GenMessage<ProfileFile> = /*@__PURE__*/
+  messageDesc(file_omni_grpc_v1_admin, 28);
+
+/**
+ * What was recorded.
  *
  * @generated from message omni_grpc.v1.StopProfileResponse
  */
 export type StopProfileResponse = Message<"omni_grpc.v1.StopProfileResponse"> & {
   /**
-   * One artifact per rank, for ArtifactService.DownloadArtifact.
+   * The artifacts of `files`.
    *
    * @generated from field: repeated string artifact_ids = 1;
    */
   artifactIds: string[];
+
+  /**
+   * The files; none where no step was recorded.
+   *
+   * @generated from field: repeated omni_grpc.v1.ProfileFile files = 2;
+   */
+  files: ProfileFile[];
+
+  /**
+   * Steps that were recorded.
+   *
+   * @generated from field: uint32 steps = 3;
+   */
+  steps: number;
+
+  /**
+   * What ended it.
+   *
+   * @generated from field: omni_grpc.v1.ProfileEnd end = 4;
+   */
+  end: ProfileEnd;
 };
 
 /**
@@ -1104,7 +1344,7 @@ export type StopProfileResponse = Message<"omni_grpc.v1.StopProfileResponse"> & 
  * Use `create(StopProfileResponseSchema)` to create a new message.
  */
 export const StopProfileResponseSchema: GenMessage<StopProfileResponse> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_admin, 27);
+  messageDesc(file_omni_grpc_v1_admin, 29);
 
 /**
  * How long jobs get to end.
@@ -1140,7 +1380,7 @@ export type DrainRequest = Message<"omni_grpc.v1.DrainRequest"> & {
  * Use `create(DrainRequestSchema)` to create a new message.
  */
 export const DrainRequestSchema: GenMessage<DrainRequest> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_admin, 28);
+  messageDesc(file_omni_grpc_v1_admin, 30);
 
 /**
  * What is left to end.
@@ -1168,7 +1408,7 @@ export type DrainResponse = Message<"omni_grpc.v1.DrainResponse"> & {
  * Use `create(DrainResponseSchema)` to create a new message.
  */
 export const DrainResponseSchema: GenMessage<DrainResponse> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_admin, 29);
+  messageDesc(file_omni_grpc_v1_admin, 31);
 
 /**
  * What loading a model is at. A phase that is not needed is left out.
@@ -1251,6 +1491,102 @@ export enum SleepLevel {
  */
 export const SleepLevelSchema: GenEnum<SleepLevel> = /*@__PURE__*/
   enumDesc(file_omni_grpc_v1_admin, 1);
+
+/**
+ * What a file of a profile holds.
+ *
+ * @generated from enum omni_grpc.v1.ProfileFileKind
+ */
+export enum ProfileFileKind {
+  /**
+   * Never sent.
+   *
+   * @generated from enum value: PROFILE_FILE_KIND_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * A Chrome trace, JSON in gzip: for Perfetto or chrome://tracing.
+   *
+   * @generated from enum value: PROFILE_FILE_KIND_TRACE = 1;
+   */
+  TRACE = 1,
+
+  /**
+   * The ops that took most time, as text.
+   *
+   * @generated from enum value: PROFILE_FILE_KIND_OPS = 2;
+   */
+  OPS = 2,
+
+  /**
+   * A snapshot of device memory, a pickle in gzip: for https://pytorch.org/memory_viz.
+   *
+   * @generated from enum value: PROFILE_FILE_KIND_MEMORY = 3;
+   */
+  MEMORY = 3,
+}
+
+/**
+ * Describes the enum omni_grpc.v1.ProfileFileKind.
+ */
+export const ProfileFileKindSchema: GenEnum<ProfileFileKind> = /*@__PURE__*/
+  enumDesc(file_omni_grpc_v1_admin, 2);
+
+/**
+ * What ended a recording.
+ *
+ * @generated from enum omni_grpc.v1.ProfileEnd
+ */
+export enum ProfileEnd {
+  /**
+   * Never sent.
+   *
+   * @generated from enum value: PROFILE_END_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * All steps that were asked for.
+   *
+   * @generated from enum value: PROFILE_END_STEPS = 1;
+   */
+  STEPS = 1,
+
+  /**
+   * StopProfile.
+   *
+   * @generated from enum value: PROFILE_END_STOPPED = 2;
+   */
+  STOPPED = 2,
+
+  /**
+   * Its time limit.
+   *
+   * @generated from enum value: PROFILE_END_TIME_LIMIT = 3;
+   */
+  TIME_LIMIT = 3,
+
+  /**
+   * The end of its job.
+   *
+   * @generated from enum value: PROFILE_END_JOB_ENDED = 4;
+   */
+  JOB_ENDED = 4,
+
+  /**
+   * The model was put to sleep.
+   *
+   * @generated from enum value: PROFILE_END_ASLEEP = 5;
+   */
+  ASLEEP = 5,
+}
+
+/**
+ * Describes the enum omni_grpc.v1.ProfileEnd.
+ */
+export const ProfileEndSchema: GenEnum<ProfileEnd> = /*@__PURE__*/
+  enumDesc(file_omni_grpc_v1_admin, 3);
 
 /**
  * What an operator does: models and adapters in and out of memory, load, profiling, drain. Guarded as one: give its
@@ -1352,8 +1688,8 @@ export const AdminService: GenService<{
     output: typeof WatchServerStatsResponseSchema;
   },
   /**
-   * Records what the worker does: the next steps, or those of one job. One profile at a time; a second is
-   * FAILED_PRECONDITION.
+   * Records what a model's worker does: the next steps, or those of one job, which go on meanwhile. One profile at a
+   * time for each model; a second is FAILED_PRECONDITION. It ends by itself, after so many steps or so much time.
    *
    * @generated from rpc omni_grpc.v1.AdminService.StartProfile
    */
@@ -1363,7 +1699,7 @@ export const AdminService: GenService<{
     output: typeof StartProfileResponseSchema;
   },
   /**
-   * Ends the recording and stores the traces as artifacts.
+   * Ends the recording, or waits for its end, and tells what was stored. Called again, it tells that again.
    *
    * @generated from rpc omni_grpc.v1.AdminService.StopProfile
    */

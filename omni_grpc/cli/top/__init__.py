@@ -1,0 +1,1 @@
+"""`omni-grpc top`: what a server does, live."""
