@@ -14,7 +14,7 @@ from torch import Tensor
 
 from omni_grpc.loading.adapters import read_adapter
 from omni_grpc.loading.adapters.binding import Change, bind
-from omni_grpc.loading.adapters.deltas import LowRank
+from omni_grpc.loading.adapters.deltas import Bias, LowRank
 from omni_grpc.types.errors import ConfigError
 
 DOWN, UP = torch.arange(8.0).view(2, 4), torch.arange(6.0).view(3, 2)
@@ -274,3 +274,25 @@ def test_keys_of_zeros_change_nothing_whatever_their_kind(tmp_path: Path) -> Non
     assert bound.refusals == {}
     assert [change.layer for change in bound.changes] == ["blocks.1.attn.to_q"]
     assert bound.skipped == dict.fromkeys(list(zeros)[:-1], "zero")
+
+
+def test_a_lokr_is_scaled_by_the_rank_of_what_is_decomposed(tmp_path: Path) -> None:
+    """The second factor's where both are; PEFT scales whole ones by its config, others not at all."""
+    first = {"w1_a": torch.randn(3, 5), "w1_b": torch.randn(5, 2), "w2_a": torch.randn(1, 4), "w2_b": torch.randn(4, 2)}
+    both = {f"{LAYER}.lokr_{part}": tensor for part, tensor in first.items()} | {ALPHA: torch.tensor(2.0)}
+    (change,) = changes(write(tmp_path / "a.safetensors", both))
+    expected = torch.kron(first["w1_a"] @ first["w1_b"], first["w2_a"] @ first["w2_b"])
+    assert not isinstance(change.delta, Bias)
+    torch.testing.assert_close(change.scale * change.delta.dense(), 0.5 * expected)
+    whole = {f"{LAYER}.lokr_w1": torch.randn(3, 2), f"{LAYER}.lokr_w2": torch.randn(1, 2)}
+    assert scale(write(tmp_path / "b.safetensors", whole | {ALPHA: torch.tensor(1e9)})) == 1.0
+    peft = {"lora_adapter_metadata": '{"peft_type": "LOKR", "alpha": 2, "r": 8}'}
+    assert scale(write(tmp_path / "c.safetensors", whole, peft)) == 0.25
+
+
+def test_a_convolution_of_patches_is_a_linear_layer(tmp_path: Path) -> None:
+    conv = {f"{LAYER}.lora_A.weight": DOWN.view(2, 1, 2, 2), f"{LAYER}.lora_B.weight": UP.view(3, 2, 1, 1)}
+    for tensors in (conv, {f"{LAYER}.diff": (UP @ DOWN).view(3, 1, 2, 2)}):
+        (change,) = changes(write(tmp_path / "a.safetensors", tensors))
+        assert not isinstance(change.delta, Bias)
+        assert torch.equal(change.delta.dense(), UP @ DOWN)
