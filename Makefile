@@ -14,7 +14,7 @@ ARGS   ?=
 SPREAD := -n auto --maxprocesses 4 --dist loadfile
 # what takes long, or processes of its own: several ranks, a compiler, benchmarks, training; `test` leaves it to `test-long`
 LONG   := tests/parallel tests/ranks tests/scenes tests/benchmarks/test_service.py tests/benchmarks/test_fuzz.py tests/benchmarks/test_restarts.py \
-          tests/ops/test_build.py tests/features/test_each.py tests/features/test_pairs.py tests/features/test_cuda_graphs.py \
+          tests/ops/test_build.py tests/features/test_each.py tests/features/test_lora_formats.py tests/features/test_pairs.py tests/features/test_cuda_graphs.py \
           tests/house/test_contracts.py tests/models/test_tiny_checkpoints.py tests/models/test_before_and_after.py \
           tests/adapter/test_randomness.py tests/benchmarks/test_fleet.py tests/fleet/test_serve_several.py tests/worker/test_phases.py \
           tests/worker/test_measure.py tests/cli/test_advise.py tests/cli/test_signals.py tests/benchmarks/test_gpu_adapter.py \

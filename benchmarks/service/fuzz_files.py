@@ -113,7 +113,7 @@ class Workshop:
         import safetensors.torch
         import torch
 
-        from omni_grpc.loading.adapters import METADATA
+        from omni_grpc.loading.adapters.files import METADATA
 
         tensors = {
             f"transformer_blocks.{block}.attn.to_{part}.lora_{factor}.weight": torch.ones(2, 128) if factor == "A" else
@@ -230,11 +230,13 @@ def _load(folder: Path, kind: str) -> str:
     from omni_grpc.checkpoint.registry import open_model
     from omni_grpc.config import EngineConfig
     from omni_grpc.loading.adapters import read_adapter
+    from omni_grpc.loading.adapters.binding import bind
     from omni_grpc.resolve.settings import apply_settings
     from omni_grpc.worker.build import build
 
     if kind.startswith("lora"):
-        read_adapter("x", folder / "adapter")
+        file = read_adapter("x", folder / "adapter")
+        bind("x", file, "transformer", dict.fromkeys(file.entries, (128, 128))).check("x")
         return "OK"
     settings: dict[str, Any] = (
         {"quantization": "gguf", "gguf_model": str(folder / "model.gguf")} if kind == "gguf" else {}

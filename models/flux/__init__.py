@@ -85,6 +85,10 @@ TRANSFORMER_SPLITS: Mapping[str, Split] = {
     "stack.single.*.proj_out": Split(SplitKind.ROW, (1, 4)),
 }
 
+FUSED_CUTS: Mapping[str, tuple[RowSlice, ...]] = {
+    name: tuple(RowSlice(part) for part in parts) for name, parts in DUAL_STREAM_FUSED.items()
+}
+
 SINGLE_FILE = SingleFile(
     architectures=("flux",),
     layouts=(
@@ -121,12 +125,7 @@ SINGLE_FILE = SingleFile(
                 (r"\.linear2\.", ".proj_out."),
             ),
             cuts={
-                "attn.to_qkv": (RowSlice("attn.to_q"), RowSlice("attn.to_k"), RowSlice("attn.to_v")),
-                "attn.add_qkv_proj": (
-                    RowSlice("attn.add_q_proj"),
-                    RowSlice("attn.add_k_proj"),
-                    RowSlice("attn.add_v_proj"),
-                ),
+                **FUSED_CUTS,
                 "linear1": (
                     RowSlice("attn.to_q"),
                     RowSlice("attn.to_k"),
@@ -137,6 +136,22 @@ SINGLE_FILE = SingleFile(
                 "norm_out.linear": (RowSlice("norm_out.linear", place=1), RowSlice("norm_out.linear", place=0)),
             },
         ),
+    ),
+)
+
+OTHER_NAMES = (
+    # names of https://github.com/XLabs-AI/x-flux, by stream: 1 is the image's, 2 the text's
+    FileLayout(
+        mark="double_blocks.0.processor.qkv_lora1.weight",
+        renames=(
+            (r"^double_blocks\.(\d+)\.processor\.qkv_lora1\.", r"transformer_blocks.\1.attn.to_qkv."),
+            (r"^double_blocks\.(\d+)\.processor\.qkv_lora2\.", r"transformer_blocks.\1.attn.add_qkv_proj."),
+            (r"^double_blocks\.(\d+)\.processor\.proj_lora1\.", r"transformer_blocks.\1.attn.to_out.0."),
+            (r"^double_blocks\.(\d+)\.processor\.proj_lora2\.", r"transformer_blocks.\1.attn.to_add_out."),
+            (r"^single_blocks\.(\d+)\.processor\.qkv\.", r"single_transformer_blocks.\1.attn.to_qkv."),
+            (r"^single_blocks\.(\d+)\.processor\.proj\.", r"single_transformer_blocks.\1.proj_out."),
+        ),
+        cuts=FUSED_CUTS,
     ),
 )
 
@@ -152,6 +167,7 @@ SPECS = (
         weights={"transformer": TRANSFORMER_WEIGHTS},
         tensor_parallel={"transformer": TRANSFORMER_SPLITS},
         single_file=SINGLE_FILE,
+        other_names=OTHER_NAMES,
         schedulers=SCHEDULERS,
         # published with TeaCache for FLUX.1-dev (https://arxiv.org/abs/2411.19108); not fitted here
         cache_coefficients=(498.651651, -283.781631, 55.8554382, -3.82021401, 0.264230861),
@@ -168,6 +184,7 @@ SPECS = (
         weights={"transformer": TRANSFORMER_WEIGHTS},
         tensor_parallel={"transformer": TRANSFORMER_SPLITS},
         single_file=SINGLE_FILE,
+        other_names=OTHER_NAMES,
         takes=frozenset({"images"}),
         schedulers=SCHEDULERS,
     ),

@@ -10,6 +10,7 @@ COMMANDS: Mapping[str, str] = {
     "pull": "omni_grpc.cli.pull",
     "token": "omni_grpc.cli.token",
     "convert": "omni_grpc.loading.convert",
+    "lora": "omni_grpc.cli.lora",
 }
 """The module with the `main` of each: by name, since `convert` imports torch, which the other commands do not."""
 

@@ -254,6 +254,7 @@ def _parser() -> SettingsParser:
     commands.add_parser("bench", help="send load to a server, or measure a model's prompt accuracy", add_help=False)
     commands.add_parser("pull", help="download a checkpoint from the Hugging Face hub", add_help=False)
     commands.add_parser("convert", help="make safetensors of the pickled weights of a checkpoint", add_help=False)
+    commands.add_parser("lora", help="show what is in the file of a LoRA adapter", add_help=False)
     commands.add_parser("serve", help="start a server (same as python -m omni_grpc.serve)", add_help=False)
     return parser
 

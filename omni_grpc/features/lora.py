@@ -1,8 +1,9 @@
-"""LoRA (https://arxiv.org/abs/2106.09685): y = W x + the sum of scale * up (down x), adapters and scales per row."""
+"""LoRA (https://arxiv.org/abs/2106.09685) and its kin: y = W x + the sum of scale * change(x), adapters and scales per
+row.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import logging
@@ -10,15 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from omni_grpc.config import LoraConfig
 from omni_grpc.features import Context, Effects
-from omni_grpc.loading.adapters import AdapterFile, Factors, read_adapter, refused
-from omni_grpc.loading.checkpoint import WeightTarget
+from omni_grpc.loading.adapters import AdapterFile, read_adapter
+from omni_grpc.loading.adapters.binding import OTHER, Bound, Change, Layers, Part, bind
+from omni_grpc.loading.adapters.deltas import Bias, Dense, Kron, LowRank
 from omni_grpc.nn.linear import AnyLinear, Shard, active
 from omni_grpc.nn.rows import Owner
+from omni_grpc.nn.updates import BiasUpdate, DenseUpdate, KronUpdate, LowRankUpdate, Update, columns, moved
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.lora import Adapter, Lora
 
@@ -29,18 +32,65 @@ def apply(module: nn.Module, config: LoraConfig, context: Context) -> None:
     """Wraps the linear layers that the adapters of the setting `lora` change. A request names the adapters that it
     wants.
 
-    Raises ConfigError for an adapter that cannot be read or whose shapes do not fit.
+    Raises ConfigError for an adapter that cannot be read, whose shapes do not fit, or that has changes of a kind that
+    cannot be made row by row.
     """
+    layers = _layers(module, context)
     for name, path in (config.lora or {}).items():
         file = read_adapter(name, Path(path))
-        used: set[str] = set()
-        for layer, factors in file.of(context.component, frozenset(context.spec.weights)).items():
-            place = context.places.get(layer)
-            if place is not None and isinstance(module.get_submodule(place.path), AnyLinear):
-                _wrap_layer(module, place.path, context).add(name, layer, factors, place, context)
-                used.update(factors.keys)
-        _report(name, file, used, context)
+        bound = bind(
+            name,
+            file,
+            context.component,
+            layers,
+            layouts=context.spec.layouts,
+            components=tuple(context.spec.weights),
+        )
+        bound.check(name)
+        for change in bound.changes:
+            for place, parts in _by_layer(change, context).items():
+                _wrap_layer(module, place, context).add(name, change, parts, context)
+        _report(name, file, bound, context)
     context.effects.checks["lora"] = functools.partial(_check_applied, context.effects)
+
+
+def _layers(module: nn.Module, context: Context) -> Layers:
+    """The modules of the checkpoint that have a weight."""
+    layers: dict[str, tuple[int, int] | None] = {}
+    for name, place in context.places.items():
+        owner = module.get_submodule(place.path)
+        layers[name] = None
+        if isinstance(owner, AnyLinear):
+            outputs, inputs = owner.shapes()["weight"]
+            layers[name] = (outputs if place.rows is None else place.rows.stop - place.rows.start), inputs
+    return layers
+
+
+def _by_layer(change: Change, context: Context) -> dict[str, list[Part]]:
+    """Where a change goes by the paths of our layers, of which several modules of the checkpoint may be one. Parts that
+    follow each other in the layer as they do in the change are one, unless they have no factor in common.
+    """
+    found: dict[str, list[Part]] = {}
+    for part in change.parts:
+        place = context.places[part.module]
+        start = place.rows.start if place.rows is not None else 0
+        rows = slice(start + part.rows.start, start + part.rows.stop)
+        mine = found.setdefault(place.path, [])
+        last = mine[-1] if mine else None
+        follows = last and last.rows.stop == rows.start and last.source.stop == part.source.start
+        if last and follows and not _apart(change, last.source, part.source):
+            mine[-1] = Part(place.path, slice(last.rows.start, rows.stop), slice(last.source.start, part.source.stop))
+        else:
+            mine.append(Part(place.path, rows, part.source))
+    return found
+
+
+def _apart(change: Change, first: slice, second: slice) -> bool:
+    """Whether two parts of a change use none of the same factors, as tools write them that trained each by itself."""
+    if not isinstance(change.delta, LowRank):
+        return False
+    up = change.delta.up
+    return not bool((up[first].any(0) & up[second].any(0)).any())
 
 
 def _wrap_layer(module: nn.Module, path: str, context: Context) -> LoraLinear:
@@ -66,16 +116,21 @@ def _check_applied(effects: Effects) -> None:
     """Raises ConfigError for an adapter that fits no layer of any denoiser."""
     for adapter in effects.found.loras:
         if not adapter.keys_applied:
-            first = ", ".join(adapter.skipped[:4])
+            first = ", ".join(f"{key} ({why})" for key, why in itertools.islice(adapter.skipped.items(), 4))
             message = f"--lora {adapter.id}: no key of {adapter.file} fits a layer of the model; it has {first}"
             raise ConfigError(message, reason="BAD_LORA", violations=(Violation("lora", message),))
 
 
-def _report(name: str, file: AdapterFile, used: set[str], context: Context) -> None:
+def _report(name: str, file: AdapterFile, bound: Bound, context: Context) -> None:
     """Reports what an adapter did to one denoiser, together with what it did to those before."""
     loras = {adapter.id: adapter for adapter in context.effects.found.loras}
-    before = loras.get(name)
-    skipped = tuple(key for key in (file.keys if before is None else before.skipped) if key not in used)
+    before, used = loras.get(name), bound.keys
+    # what is another component's for one denoiser has a better reason elsewhere, or none
+    skipped = {
+        key: before.skipped[key] if before is not None and why == OTHER else why
+        for key, why in bound.skipped.items()
+        if before is None or key in before.skipped
+    }
     logger.info("adapter %s: %d keys fit %s, %d fit nothing so far", name, len(used), context.component, len(skipped))
     loras[name] = Adapter(
         id=name,
@@ -90,17 +145,6 @@ def _report(name: str, file: AdapterFile, used: set[str], context: Context) -> N
     context.effects.report(loras=tuple(loras.values()))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LowRankUpdate:
-    """The change that an adapter makes to some rows of a layer's weight: up [rows, r] @ down [r, in], with alpha / r
-    folded into `up`.
-    """
-
-    down: Tensor
-    up: Tensor
-    rows: slice
-
-
 class LoraLinear(AnyLinear):
     """Adds to each row the change of its request's adapters. `parts` holds the adapters of the layer, by name. With
     `apart`, rows are computed one by one even where they have the same adapters.
@@ -111,7 +155,7 @@ class LoraLinear(AnyLinear):
         self.shard = shard
         self.base, self.component, self.apart = base, component, apart
         self.in_features, self.out_features, self.stream = base.in_features, base.out_features, base.stream
-        self.parts: dict[str, list[LowRankUpdate]] = {}
+        self.parts: dict[str, list[Update]] = {}
 
     @property
     def variant(self) -> Callable[[Owner], tuple[Lora, ...]]:
@@ -124,33 +168,51 @@ class LoraLinear(AnyLinear):
         assert isinstance(weight, Tensor)
         return weight
 
-    def add(self, name: str, layer: str, factors: Factors, place: WeightTarget, context: Context) -> None:
-        """Adds an adapter's change of `layer`, or this rank's part of it: the rows of `up` that make its outputs, the
-        columns of `down` that read its inputs. Raises ConfigError where the shapes are not those of the checkpoint's
-        weight.
+    def add(self, name: str, change: Change, parts: Sequence[Part], context: Context) -> None:
+        """Adds an adapter's change of the layer, or this rank's part of it: the rows that make its outputs, the columns
+        that read its inputs.
         """
-        outputs, inputs = (self.out_features, self.in_features) if self.shard is None else self.shard.shape
-        rows = place.rows or slice(0, outputs)
-        wanted, found = (rows.stop - rows.start, inputs), (factors.up.shape[0], factors.down.shape[1])
-        if found != wanted:
-            raise refused(name, f"{layer} changes a weight {found}, the model's is {wanted}")
-        kept = context.spec.weights[context.component].in_float32(f"{place.path}.weight")
-        dtype = torch.float32 if kept else context.dtype
-        down, up = (x.to(context.device, dtype) for x in (factors.down, factors.up * factors.scale))
-        if self.shard is not None and self.shard.inputs is not None:
-            down = torch.cat([down[:, kept] for kept in self.shard.inputs], 1)
-        for mine, theirs in _common(rows, None if self.shard is None else self.shard.outputs):
-            self.parts.setdefault(name, []).append(LowRankUpdate(down, up[theirs], mine))
+        weights = context.spec.weights[context.component]
+        precise = any(weights.in_float32(f"{context.places[part.module].path}.weight") for part in change.parts)
+        dtype = torch.float32 if precise else context.dtype
+        updates = self.parts.setdefault(name, [])
+        for part in parts:
+            for mine, theirs in _common(part.rows, None if self.shard is None else self.shard.outputs):
+                source = slice(part.source.start + theirs.start, part.source.start + theirs.stop)
+                if (update := self._update(change, source, mine)) is not None:
+                    updates.append(moved(update, context.device, dtype))
+
+    def _update(self, change: Change, source: slice, rows: slice) -> Update | None:
+        """These rows of a change, for rows of this layer; None for what another rank adds. In float32, with the scale
+        of the file.
+        """
+        inputs = None if self.shard is None else self.shard.inputs
+        match change.delta:
+            case LowRank(down, up):
+                part = up[source]
+                # the layers of a fused one may have factors of their own, side by side
+                used = part.any(0)
+                if used.any() and not used.all():
+                    down, part = down[used], part[:, used]
+                return LowRankUpdate(columns(down, inputs), part * change.scale, rows)
+            case Kron(first, second):
+                return KronUpdate.cut(first * change.scale, second, source, rows, inputs)
+            case Dense(weight):
+                return DenseUpdate(columns(weight[source], inputs) * change.scale, rows)
+            case Bias(vector):
+                # once, where the ranks sum
+                if self.shard is not None and inputs is not None and dist.get_rank(self.shard.group):
+                    return None
+                return BiasUpdate(vector[source] * change.scale, rows)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [T, in] -> [T, out]: the wrapped layer, plus the low-rank updates of each row's adapters."""
+        """x [T, in] -> [T, out]: the wrapped layer, plus the changes of each row's adapters."""
         y: Tensor = self.base(x)
         for tokens, loras in self._adapter_runs():
             for lora in loras:
                 if lora.scale and lora.target in ("", self.component):
                     for part in self.parts.get(lora.lora_id, ()):
-                        change = F.linear(F.linear(x[tokens], part.down), part.up)
-                        y[tokens, part.rows].add_(change, alpha=lora.scale)
+                        y[tokens, part.rows].add_(part.change(x[tokens]), alpha=lora.scale)
         return y
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -67,6 +67,13 @@ def places(module: nn.Module, folder: Path, weights: WeightMap) -> WeightTargets
     }
 
 
+def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every weight in a folder, by the name of its module. Raises CheckpointError as `places` does."""
+    with _headers(folder) as (_, found):
+        weights = [source for source in found if source.key.endswith(".weight")]
+        return {source.key.removesuffix(".weight"): source.shape for source in weights}
+
+
 def load_weights(
     module: nn.Module,
     folder: Path,

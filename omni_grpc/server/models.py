@@ -44,7 +44,7 @@ def _lora(value: Adapter, model: str, *, in_use: int) -> model_pb2.Lora:
         targets=value.targets,
         format=value.format,
         keys_applied=value.keys_applied,
-        keys_skipped=value.skipped,
+        keys_skipped=[f"{key} ({why})" for key, why in value.skipped.items()],
         in_use=in_use,
         sha256=bytes.fromhex(value.sha256),
     )

@@ -26,7 +26,8 @@ class Lora:
 class Adapter:
     """A LoRA adapter that a worker has loaded.
 
-    `applied` counts its keys that found a layer, by component; `skipped` names those that found none in any.
+    `applied` counts its keys that found a layer, by component; `skipped` names those that found none in any, each with
+    the reason.
     """
 
     id: str
@@ -36,7 +37,7 @@ class Adapter:
     rank: int
     size_bytes: int
     applied: Mapping[str, int]
-    skipped: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def keys_applied(self) -> int:

@@ -249,7 +249,8 @@ class ModelSpec:
     signal to that of its output, as TeaCache fits it; `sensitive_layers`, those that lose too much when quantized:
     parts of their names, paths with `*`, or "re:" and a regular expression. By default these are the routers of
     mixture-of-experts layers, where a small difference selects another expert. `single_file`: files that replace the
-    weights of a denoiser.
+    weights of a denoiser. `other_names`: layouts of files that have something for its layers, beside those of
+    `single_file`.
     """
 
     name: str
@@ -273,6 +274,12 @@ class ModelSpec:
     cache_coefficients: tuple[float, ...] = (1.0, 0.0)
     sensitive_layers: tuple[str, ...] = (r"re:\.gate$",)
     single_file: SingleFile | None = None
+    other_names: tuple[FileLayout, ...] = ()
+
+    @property
+    def layouts(self) -> tuple[FileLayout, ...]:
+        """The names that files have in place of the checkpoint's."""
+        return (*(() if self.single_file is None else self.single_file.layouts), *self.other_names)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

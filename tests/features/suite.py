@@ -35,7 +35,9 @@ FAMILIES = {
 """Family of blocks -> the entry that stands for it where features are tried two by two."""
 
 FIRST, SECOND = "first", "second"
-"""Adapters: one in PEFT's layout, of rank 2 with alpha 3; one in diffusers', of rank 4 with an alpha for each layer."""
+"""Adapters: one in PEFT's layout, of rank 2 with alpha 3; one in diffusers', with an alpha for each layer, whose layers
+take turns: LoRA of rank 4, LoKr, a whole difference, and LoRA with a difference of the bias.
+"""
 
 CACHE = {"cache_backend": "tea_cache", "cache_config": {"rel_l1_thresh": 0.0, "coefficients": list(IDENTITY)}}
 NEVER = CacheDraft(rel_l1_thresh=0.0)
@@ -101,12 +103,15 @@ class Suite:
         return module
 
     def changes(self, component: str) -> dict[str, dict[str, Tensor]]:
-        """For each adapter, what it adds to each matrix of the checkpoint at scale 1: alpha / r * up @ down."""
-        made: dict[str, dict[str, Tensor]] = {FIRST: {}, SECOND: {}}
-        for name, (down, up) in self._factors(component).items():
-            made[FIRST][name] = 3 / 2 * up[:, :2] @ down[:2]
-            made[SECOND][name] = 8 / 4 * up @ down
-        return made
+        """For each adapter, what it adds to tensors of the checkpoint at scale 1."""
+        first = {name: 3 / 2 * up[:, :2] @ down[:2] for name, (down, up) in self._factors(component).items()}
+        second = {key: change for _, changes in self._mixed(component).values() for key, change in changes.items()}
+        return {FIRST: first, SECOND: second}
+
+    def keys(self, component: str) -> dict[str, int]:
+        """For each adapter, how many keys it has for a component."""
+        second = sum(len(tensors) for tensors, _ in self._mixed(component).values())
+        return {FIRST: 2 * len(self._factors(component)), SECOND: second}
 
     def write_adapters(self) -> None:
         first: dict[str, Tensor] = {}
@@ -116,12 +121,32 @@ class Suite:
                 layer = f"{component}.{name.removesuffix('.weight')}"
                 first[f"base_model.model.{layer}.lora_A.default.weight"] = down[:2]
                 first[f"base_model.model.{layer}.lora_B.default.weight"] = up[:, :2]
-                second[f"{layer}.lora.down.weight"] = down
-                second[f"{layer}.lora.up.weight"] = up
-                second[f"{layer}.alpha"] = torch.tensor(8.0)
+            for layer, (tensors, _) in self._mixed(component).items():
+                second |= {f"{component}.{layer}.{part}": tensor for part, tensor in tensors.items()}
         config = '{"lora_alpha": 3, "r": 2}'
         save(first, self.adapters[FIRST], {"lora_adapter_metadata": config})
         save(second | {"text_encoder.layer.lora_B.weight": torch.zeros(2, 2)}, self.adapters[SECOND])
+
+    def _mixed(self, component: str) -> dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]]:
+        """By layer, the tensors of SECOND, by the end of their keys, and what they add to tensors of the checkpoint."""
+        generator, weights = torch.Generator().manual_seed(6), self.weights(component)
+        made = {}
+        for number, (name, (down, up)) in enumerate(self._factors(component).items()):
+            weight, layer = weights[name], name.removesuffix(".weight")
+            whole = torch.randn(weight.shape, generator=generator) * weight.std() / 4
+            if number % 4 == 1:
+                small, large = torch.randn(2, 2, generator=generator), whole[::2, ::2].contiguous()
+                tensors, added = {"lokr_w1": small, "lokr_w2": large}, {name: torch.kron(small, large)}
+            elif number % 4 == 2:
+                tensors, added = {"diff": whole}, {name: whole}
+            else:
+                tensors = {"lora.down.weight": down, "lora.up.weight": up, "alpha": torch.tensor(8.0)}
+                added = {name: 8 / 4 * up @ down}
+            if number % 4 == 3 and f"{layer}.bias" in weights:
+                bias = torch.randn(len(weight), generator=generator) / 10
+                tensors, added = tensors | {"diff_b": bias}, added | {f"{layer}.bias": bias}
+            made[layer] = tensors, added
+        return made
 
     def _factors(self, component: str) -> dict[str, tuple[Tensor, Tensor]]:
         """down [4, in] and up [out, 4] for each matrix of the checkpoint: small beside the weight."""

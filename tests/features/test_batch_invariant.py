@@ -15,6 +15,7 @@ from omni_grpc.features import Context, batch_invariant, lora, quant
 from omni_grpc.features.batch_invariant import RowwiseLinear
 from omni_grpc.features.quant import QuantizedLinear
 from omni_grpc.loading.checkpoint import WeightTarget
+from omni_grpc.nn import updates
 from omni_grpc.nn.linear import Linear, activate
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
@@ -99,7 +100,7 @@ def test_rows_with_the_same_adapters_are_computed_apart(tmp_path: Any, monkeypat
     lora.apply(module, LoraConfig(lora={"a": str(tmp_path / "a.safetensors")}), here)
     both, x, seen = (Lora(lora_id="a"),), torch.randn(7, 6), []
     product = torch.nn.functional.linear
-    monkeypatch.setattr(lora.F, "linear", lambda x, *others: seen.append(len(x)) or product(x, *others))
+    monkeypatch.setattr(updates.F, "linear", lambda x, *others: seen.append(len(x)) or product(x, *others))
     with activate(rows(both, both)):
         module.layer(x)
     assert seen[1::2] == [3, 4], "after the layer itself, which has no need to"

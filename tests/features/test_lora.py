@@ -117,7 +117,20 @@ def test_an_adapter_at_scale_zero_is_not_even_multiplied(tmp_path: Path) -> None
             factors("lora_unet_blocks_0_to_q", 128, 128),
             "no key of a.safetensors fits a layer of the model; it has lora_",
         ),
-        (factors("txt_norm", 64, 64), "no key of a.safetensors fits a layer"),
+        (factors("txt_norm", 64, 64), r"no key of a.safetensors fits a layer .* \(not a linear layer of the model\)"),
+        (factors("text_encoder.layer", 8, 8), r"fits a layer of the model; it has .* \(text encoder\)"),
+        (
+            {key: factor * 0 for key, factor in factors(QUERY, 128, 128).items()},
+            r"no key of a.safetensors fits a layer .* \(zero\)",
+        ),
+        (
+            factors(QUERY, 128, 128) | {f"{QUERY}.dora_scale": torch.ones(128, 1)},
+            f"{QUERY} of a.safetensors is not served yet: DoRA rescales .*; merge it into the checkpoint",
+        ),
+        (
+            {f"transformer_blocks.{block}.attn.norm_q.diff": torch.ones(32) for block in (0, 1)},
+            "transformer_blocks.0.attn.norm_q is no linear layer, and norms are not changed yet; .* and a layer more",
+        ),
     ],
 )
 def test_an_adapter_that_does_not_fit_stops_the_start(
@@ -140,7 +153,8 @@ def test_keys_that_fit_nothing_are_told_and_only_layers_that_change_are_wrapped(
     (adapter,) = model.ready.found.loras
     assert (adapter.id, adapter.file, adapter.rank) == ("style", "style.safetensors", 2)
     assert adapter.applied == {"transformer": 2}
-    assert adapter.skipped == ("blocks.9.nothing.lora_A.weight", "blocks.9.nothing.lora_B.weight")
+    why = "no such layer in the model"
+    assert adapter.skipped == {f"blocks.9.nothing.lora_{side}.weight": why for side in "AB"}
     found = [path for path, part in model.pipeline.named_modules() if isinstance(part, LoraLinear)]
     assert found == ["transformer.stack.dual.0.attn.to_qkv"]
 

@@ -157,21 +157,21 @@ def test_adapters_over_int8_are_exact_on_a_base_in_int8(suite: Suite) -> None:
     assert far(adapted, alone(base, request).latents) > 1e-3
 
 
-def by_layer(suite: Suite, component: str, loras: tuple[Lora, ...]) -> dict[str, Tensor]:
-    """The change of each of our layers [out, in], found by loading a checkpoint of nothing but changes."""
+def by_layer(suite: Suite, component: str, loras: tuple[Lora, ...]) -> dict[str, AnyLinear]:
+    """Layers of nothing but the change of each of ours, found by loading a checkpoint of nothing but changes."""
     changes = {name: torch.zeros_like(weight) for name, weight in suite.weights(component).items()}
     for lora in loras:
         for name, change in suite.changes(component)[lora.lora_id].items():
             changes[name] += lora.scale * change
     module = suite.load_weights(suite.load(), component, changes)
-    return {path: part.weight for path, part in module.named_modules() if isinstance(part, AnyLinear)}
+    return {path: part for path, part in module.named_modules() if isinstance(part, AnyLinear)}
 
 
-def compare(base: AnyLinear, change: Tensor, checked: list[torch.dtype]) -> Callable[..., None]:
+def compare(base: AnyLinear, change: AnyLinear, checked: list[torch.dtype]) -> Callable[..., None]:
     """Holds each output of a layer against the same layer without adapters, plus the exact change."""
 
     def hook(layer: AnyLinear, inputs: tuple[Tensor, ...], out: Tensor) -> None:
-        expected = base(*inputs) + inputs[0] @ change.T
+        expected = base(*inputs) + change(inputs[0])
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=TOLERANCE)
         checked.append(base.weight.dtype)
 

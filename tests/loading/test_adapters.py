@@ -13,15 +13,35 @@ import torch
 from torch import Tensor
 
 from omni_grpc.loading.adapters import read_adapter
+from omni_grpc.loading.adapters.binding import Change, bind
+from omni_grpc.loading.adapters.deltas import Bias, LowRank
 from omni_grpc.types.errors import ConfigError
 
 DOWN, UP = torch.arange(8.0).view(2, 4), torch.arange(6.0).view(3, 2)
 LAYER = "blocks.0.attn.to_q"
+FLAT = LAYER.replace(".", "_")
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> Path:
     safetensors.torch.save_file({key: x.clone() for key, x in tensors.items()}, path, metadata)
     return path
+
+
+NORM = "blocks.0.attn.norm_q"
+COMPONENTS = ("transformer", "transformer_2")
+
+
+def changes(path: Path, component: str = "transformer") -> tuple[Change, ...]:
+    """What a file changes of a component that has one linear layer and one norm."""
+    file = read_adapter("style", path)
+    bound = bind("style", file, component, {LAYER: (3, 4), NORM: None}, components=COMPONENTS)
+    bound.check("style")
+    return bound.changes
+
+
+def scale(path: Path) -> float:
+    (change,) = changes(path)
+    return change.scale
 
 
 @pytest.mark.parametrize(
@@ -30,7 +50,13 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | 
         (f"{LAYER}.lora_A.weight", f"{LAYER}.lora_B.weight", "peft"),
         (f"base_model.model.{LAYER}.lora_A.weight", f"base_model.model.{LAYER}.lora_B.weight", "peft"),
         (f"{LAYER}.lora_A.default.weight", f"{LAYER}.lora_B.default.weight", "peft"),
-        (f"diffusion_model.{LAYER}.lora_A.weight", f"diffusion_model.{LAYER}.lora_B.weight", "peft"),
+        (f"{LAYER}.lora_A.my-style.weight", f"{LAYER}.lora_B.my-style.weight", "peft"),
+        (f"diffusion_model.{LAYER}.lora_A.weight", f"diffusion_model.{LAYER}.lora_B.weight", "comfyui"),
+        (f"lora_unet_{FLAT}.lora_down.weight", f"lora_unet_{FLAT}.lora_up.weight", "kohya"),
+        (f"lora_unet__{FLAT}.lora_down.weight", f"lora_unet__{FLAT}.lora_up.weight", "kohya"),
+        (f"lora_transformer_{FLAT}.lora_down.weight", f"lora_transformer_{FLAT}.lora_up.weight", "onetrainer"),
+        (f"lycoris_{FLAT}.lora_down.weight", f"lycoris_{FLAT}.lora_up.weight", "lycoris"),
+        ("blocks_0.attn_to_q.lora_down.weight", "blocks_0.attn_to_q.lora_up.weight", "diffusers"),
         (f"{LAYER}.lora.down.weight", f"{LAYER}.lora.up.weight", "diffusers"),
         (f"{LAYER}_lora.down.weight", f"{LAYER}_lora.up.weight", "diffusers"),
         (f"{LAYER}.lora_down.weight", f"{LAYER}.lora_up.weight", "diffusers"),
@@ -42,11 +68,12 @@ def test_a_layer_is_found_however_its_factors_are_named(down: str, up: str, kind
     assert (found.format, found.rank, found.keys) == (kind, 2, tuple(sorted((down, up, "other"))))
     assert found.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
     assert found.size_bytes == file.stat().st_size
-    factors = found.layers[LAYER]
-    assert torch.equal(factors.down, DOWN)
-    assert torch.equal(factors.up, UP)
-    assert factors.scale == 1.0
-    assert set(factors.keys) == {down, up}
+    (change,) = changes(file)
+    assert isinstance(change.delta, LowRank)
+    assert torch.equal(change.delta.down, DOWN)
+    assert torch.equal(change.delta.up, UP)
+    assert change.scale == 1.0
+    assert set(change.keys) == {down, up}
 
 
 def test_names_may_begin_with_a_component(tmp_path: Path) -> None:
@@ -55,12 +82,18 @@ def test_names_may_begin_with_a_component(tmp_path: Path) -> None:
         for number, prefix in enumerate(("transformer.", "transformer_2.", "", "text_encoder."))
         for side, factor in (("A", DOWN), ("B", UP))
     }
-    found = read_adapter("a", write(tmp_path / "a.safetensors", pairs))
-    components = frozenset({"transformer", "transformer_2"})
-    assert found.of("transformer", components).keys() == {LAYER, f"text_encoder.{LAYER}"}
-    only = read_adapter("a", write(tmp_path / "b.safetensors", dict(list(pairs.items())[:4])))
-    for number, component in enumerate(("transformer", "transformer_2")):
-        assert torch.equal(only.of(component, components)[LAYER].down, DOWN + number)
+    path = write(tmp_path / "a.safetensors", pairs)
+    with pytest.raises(ConfigError, match=rf"{LAYER} and transformer.{LAYER} are the same layer"):
+        changes(path)
+    only = write(tmp_path / "b.safetensors", dict(list(pairs.items())[:4]))
+    for number, component in enumerate(COMPONENTS):
+        (change,) = changes(only, component)
+        assert isinstance(change.delta, LowRank)
+        assert torch.equal(change.delta.down, DOWN + number)
+    plain = write(tmp_path / "c.safetensors", dict(list(pairs.items())[4:]))
+    found = bind("a", read_adapter("a", plain), "transformer_2", {LAYER: (3, 4)}, components=COMPONENTS)
+    assert len(found.changes) == 1
+    assert found.skipped == dict.fromkeys([f"text_encoder.{LAYER}.lora_{side}.weight" for side in "AB"], "text encoder")
 
 
 @pytest.mark.parametrize(
@@ -70,6 +103,11 @@ def test_names_may_begin_with_a_component(tmp_path: Path) -> None:
         ({"lora_alpha": 8, "r": 2}, 4.0),
         ({"lora_alpha": 8, "r": 2, "use_rslora": True}, 8 / 2**0.5),
         ({"transformer.lora_alpha": 8, "transformer.r": 2}, 4.0),
+        ({"lora_alpha": 1, "alpha_pattern": {"to_q": 8}}, 4.0),
+        ({"lora_alpha": 1, "alpha_pattern": {r"blocks\.\d+\.attn\.to_q": 8, "to_q": 6}}, 4.0),
+        ({"lora_alpha": 8, "alpha_pattern": {"o_q": 1, "to_k": 1, "attn": 1}}, 4.0),
+        ({"lora_alpha": 8, "use_rslora": True, "alpha_pattern": {"to_q": 4}}, 4 / 2**0.5),
+        ({"lora_alpha": 8, "r": 64, "rank_pattern": {"to_q": 32}}, 4.0),
     ],
 )
 def test_alpha_comes_from_the_config_beside_or_in_the_header(
@@ -77,19 +115,32 @@ def test_alpha_comes_from_the_config_beside_or_in_the_header(
 ) -> None:
     pair = {f"{LAYER}.lora_A.weight": DOWN, f"{LAYER}.lora_B.weight": UP}
     header = write(tmp_path / "a.safetensors", pair, {"lora_adapter_metadata": json.dumps(config)})
-    assert read_adapter("a", header).layers[LAYER].scale == pytest.approx(expected)
+    assert scale(header) == pytest.approx(expected)
     folder = tmp_path / "folder"
     folder.mkdir()
     write(folder / "adapter_model.safetensors", pair)
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    assert read_adapter("a", folder).layers[LAYER].scale == pytest.approx(expected)
+    assert scale(folder) == pytest.approx(expected)
 
 
 def test_alpha_of_a_layer_wins_and_its_key_is_used(tmp_path: Path) -> None:
     pair = {f"{LAYER}.lora_down.weight": DOWN, f"{LAYER}.lora_up.weight": UP, f"{LAYER}.alpha": torch.tensor(6.0)}
-    found = read_adapter("a", write(tmp_path / "a.safetensors", pair, {"lora_adapter_metadata": '{"lora_alpha": 1}'}))
-    assert found.layers[LAYER].scale == 3.0
-    assert set(found.layers[LAYER].keys) == set(pair)
+    path = write(tmp_path / "a.safetensors", pair, {"lora_adapter_metadata": '{"lora_alpha": 1, "use_rslora": true}'})
+    (change,) = changes(path)
+    assert change.scale == 3.0
+    assert set(change.keys) == set(pair)
+
+
+def test_an_alpha_of_zero_is_the_rank_and_a_scalar_multiplies(tmp_path: Path) -> None:
+    pair = {f"{LAYER}.lora_down.weight": DOWN, f"{LAYER}.lora_up.weight": UP, f"{LAYER}.alpha": torch.tensor(0.0)}
+    assert scale(write(tmp_path / "a.safetensors", pair)) == 1.0
+    assert scale(write(tmp_path / "b.safetensors", pair | {f"{LAYER}.scalar": torch.tensor([0.5])})) == 0.5
+
+
+def loha(rank: int) -> dict[str, Tensor]:
+    shapes = {"w1_a": (3, rank), "w1_b": (rank, 4), "w2_a": (3, rank), "w2_b": (rank, 4)}
+    generator = torch.Generator().manual_seed(3)
+    return {part: torch.randn(shape, generator=generator) for part, shape in shapes.items()}
 
 
 PAIR = {f"{LAYER}.lora_A.weight": DOWN, f"{LAYER}.lora_B.weight": UP}
@@ -101,12 +152,29 @@ PAIR = {f"{LAYER}.lora_A.weight": DOWN, f"{LAYER}.lora_B.weight": UP}
         ({"x.weight": DOWN}, None, "has no LoRA layers; it begins with x.weight"),
         ({f"{LAYER}.lora_A.weight": DOWN}, None, f"{LAYER} has one factor of two"),
         ({**PAIR, f"{LAYER}.lora_B.weight": UP[:, :1].contiguous()}, None, "have no product"),
-        ({**PAIR, f"{LAYER}.lora_magnitude_vector": UP}, None, "more than LoRA, which is not served yet"),
-        ({**PAIR, f"{LAYER}.lora_B.bias": UP}, None, "more than LoRA"),
-        ({**PAIR, f"{LAYER}.dora_scale": UP}, None, "more than LoRA"),
-        ({"a.hada_w1_a": UP}, None, "more than LoRA"),
+        ({**PAIR, f"{LAYER}.lora_magnitude_vector": UP}, None, "DoRA rescales"),
+        ({**PAIR, f"{LAYER}.dora_scale": UP * 0}, None, "DoRA rescales"),
+        ({f"{LAYER}.oft_blocks": UP}, None, "OFT rotates"),
+        ({f"{LAYER}.oft_R.default.weight": UP}, None, "OFT rotates"),
+        ({f"{LAYER}.boft_R": UP}, None, "BOFT rotates"),
+        ({f"{LAYER}.{part}.weight": UP for part in ("a1", "a2", "b1", "b2")}, None, "GLoRA multiplies"),
+        ({f"{LAYER}.set_weight": UP}, None, "set_weight replaces"),
+        ({**PAIR, f"{LAYER}.reshape_weight": torch.tensor([3, 8])}, None, "reshape_weight gives a layer more inputs"),
+        ({"transformer.blocks.0.diff_m": UP}, None, "diff_m changes a table of modulation"),
+        ({"blocks.0.attn.norm_q.diff": UP[0]}, None, "blocks.0.attn.norm_q is no linear layer, and norms are not"),
+        ({"blocks.0.attn.norm_q.diff_b": UP[0]}, None, "blocks.0.attn.norm_q is no linear layer, and norms are not"),
+        ({"blocks.0.attn.norm_q.w_norm": UP[0]}, None, "it changes a norm"),
+        ({**PAIR, f"{LAYER}.lora_A.two.weight": DOWN}, None, "which are the same; keep one adapter in a file"),
+        ({**PAIR, f"lora_unet_{FLAT}.lora_down.weight": DOWN}, None, "are the same layer"),
+        ({f"{LAYER}.lora_B.bias": UP[:, 0]}, None, "is of a factor that is not there"),
+        ({f"{LAYER}.hada_w1_a": UP}, None, "has one factor of two, and no hada_w1_b"),
+        ({f"{LAYER}.hada_{part}": x for part, x in loha(17).items()}, None, "served up to rank 16"),
+        ({f"{LAYER}.diff": UP}, None, r"changes a weight \(3, 2\), the model's is \(3, 4\)"),
+        ({f"{LAYER}.diff_b": UP[0]}, None, r"changes a weight \(2,\), the model's is \(3,\)"),
         (PAIR, '{"use_dora": true}', "use_dora"),
-        (PAIR, '{"alpha_pattern": {"to_q": 3}}', "alpha_pattern"),
+        (PAIR, '{"alpha_pattern": {"to_q": "3"}}', "alpha_pattern in .* must be a finite number"),
+        (PAIR, '{"alpha_pattern": [3]}', "alpha_pattern in .* must be an object"),
+        (PAIR, '{"alpha_pattern": {"(": 3}}', "which is no regular expression"),
         (PAIR, "{", "its config is not JSON"),
     ],
 )
@@ -115,17 +183,18 @@ def test_what_is_no_plain_adapter_is_refused_by_name(
 ) -> None:
     file = write(tmp_path / "a.safetensors", tensors, metadata and {"lora_adapter_metadata": metadata})
     with pytest.raises(ConfigError, match=message) as caught:
-        read_adapter("style", file)
+        changes(file)
     assert str(caught.value).startswith("--lora style: ")
     assert caught.value.reason == "BAD_LORA"
     assert [violation.field for violation in caught.value.violations] == ["lora"]
 
 
 def test_a_convolution_is_left_out_and_its_keys_are_not_used(tmp_path: Path) -> None:
-    conv = {"conv.lora_A.weight": torch.zeros(2, 4, 3, 3), "conv.lora_B.weight": torch.zeros(3, 2, 1, 1)}
+    conv = {"conv.lora_A.weight": torch.ones(2, 4, 3, 3), "conv.lora_B.weight": torch.ones(3, 2, 1, 1)}
     found = read_adapter("a", write(tmp_path / "a.safetensors", PAIR | conv))
-    assert found.layers.keys() == {LAYER}
-    assert set(conv) <= set(found.keys)
+    bound = bind("a", found, "transformer", {LAYER: (3, 4), "conv": None})
+    assert [change.layer for change in bound.changes] == [LAYER]
+    assert bound.skipped == dict.fromkeys(conv, "not a linear layer of the model")
 
 
 def test_a_file_that_is_not_there_or_not_safe_is_refused(tmp_path: Path) -> None:
@@ -142,27 +211,23 @@ def test_a_config_in_the_folder_is_for_its_own_file_alone(tmp_path: Path, caplog
     mine = write(tmp_path / "mine.safetensors", PAIR)
     (tmp_path / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 32}')
     # renamed, and alone with its config
-    assert read_adapter("a", mine).layers[LAYER].scale == 16.0
+    assert scale(mine) == 16.0
     assert not caplog.messages
     other = write(tmp_path / "other.safetensors", PAIR)
-    assert read_adapter("a", mine).layers[LAYER].scale == 1.0
+    assert scale(mine) == 1.0
     other.rename(tmp_path / "adapter_model.safetensors")
-    assert read_adapter("a", mine).layers[LAYER].scale == 1.0
+    assert scale(mine) == 1.0
     assert "adapter_config.json is not of mine.safetensors and is not used" in caplog.text
-    assert read_adapter("a", tmp_path).layers[LAYER].scale == 16.0
+    assert scale(tmp_path) == 16.0
 
 
 def test_each_component_has_the_config_of_its_own(tmp_path: Path) -> None:
     config = {"transformer.lora_alpha": 2, "text_encoder.lora_alpha": 32}
     pairs = {f"{name}.{key}": x for name in ("transformer", "text_encoder") for key, x in PAIR.items()}
     metadata = {"lora_adapter_metadata": json.dumps(config)}
-    layers = read_adapter("a", write(tmp_path / "a.safetensors", pairs, metadata)).layers
-    assert {name: factors.scale for name, factors in layers.items()} == {
-        f"transformer.{LAYER}": 1.0,
-        f"text_encoder.{LAYER}": 16.0,
-    }
+    assert scale(write(tmp_path / "a.safetensors", pairs, metadata)) == 1.0
     with pytest.raises(ConfigError, match="names no component, and lora_alpha differs") as caught:
-        read_adapter("a", write(tmp_path / "b.safetensors", PAIR, metadata))
+        scale(write(tmp_path / "b.safetensors", PAIR, metadata))
     assert caught.value.reason == "BAD_LORA"
 
 
@@ -189,6 +254,45 @@ def test_scales_and_factors_that_are_no_numbers_are_refused_by_their_key(
 ) -> None:
     file = write(tmp_path / "a.safetensors", PAIR | tensors, {"lora_adapter_metadata": config})
     with pytest.raises(ConfigError, match=message) as caught:
-        read_adapter("style", file)
+        changes(file)
     assert str(caught.value).startswith("--lora style: ")
     assert caught.value.reason == "BAD_LORA"
+
+
+def test_keys_of_zeros_change_nothing_whatever_their_kind(tmp_path: Path) -> None:
+    """But for those that replace something, as the magnitudes of DoRA do."""
+    zeros = {
+        f"{LAYER}.oft_blocks": UP * 0,
+        f"{NORM}.diff": DOWN[0] * 0,
+        f"{NORM}.diff_b": DOWN[0] * 0,
+        "blocks.0.diff_m": UP * 0,
+        f"{LAYER}.diff_b": UP[:, 0] * 0,
+        "blocks.1.attn.to_q.diff": DOWN,
+    }
+    file = read_adapter("style", write(tmp_path / "a.safetensors", zeros))
+    bound = bind("style", file, "transformer", {LAYER: (3, 4), NORM: None, "blocks.1.attn.to_q": (2, 4)})
+    assert bound.refusals == {}
+    assert [change.layer for change in bound.changes] == ["blocks.1.attn.to_q"]
+    assert bound.skipped == dict.fromkeys(list(zeros)[:-1], "zero")
+
+
+def test_a_lokr_is_scaled_by_the_rank_of_what_is_decomposed(tmp_path: Path) -> None:
+    """The second factor's where both are; PEFT scales whole ones by its config, others not at all."""
+    first = {"w1_a": torch.randn(3, 5), "w1_b": torch.randn(5, 2), "w2_a": torch.randn(1, 4), "w2_b": torch.randn(4, 2)}
+    both = {f"{LAYER}.lokr_{part}": tensor for part, tensor in first.items()} | {ALPHA: torch.tensor(2.0)}
+    (change,) = changes(write(tmp_path / "a.safetensors", both))
+    expected = torch.kron(first["w1_a"] @ first["w1_b"], first["w2_a"] @ first["w2_b"])
+    assert not isinstance(change.delta, Bias)
+    torch.testing.assert_close(change.scale * change.delta.dense(), 0.5 * expected)
+    whole = {f"{LAYER}.lokr_w1": torch.randn(3, 2), f"{LAYER}.lokr_w2": torch.randn(1, 2)}
+    assert scale(write(tmp_path / "b.safetensors", whole | {ALPHA: torch.tensor(1e9)})) == 1.0
+    peft = {"lora_adapter_metadata": '{"peft_type": "LOKR", "alpha": 2, "r": 8}'}
+    assert scale(write(tmp_path / "c.safetensors", whole, peft)) == 0.25
+
+
+def test_a_convolution_of_patches_is_a_linear_layer(tmp_path: Path) -> None:
+    conv = {f"{LAYER}.lora_A.weight": DOWN.view(2, 1, 2, 2), f"{LAYER}.lora_B.weight": UP.view(3, 2, 1, 1)}
+    for tensors in (conv, {f"{LAYER}.diff": (UP @ DOWN).view(3, 1, 2, 2)}):
+        (change,) = changes(write(tmp_path / "a.safetensors", tensors))
+        assert not isinstance(change.delta, Bias)
+        assert torch.equal(change.delta.dense(), UP @ DOWN)

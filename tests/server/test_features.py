@@ -26,7 +26,7 @@ STYLE, SKETCH = (
         rank=4,
         size_bytes=99,
         applied={"transformer": 6, "transformer_2": keys},
-        skipped=("text_encoder.x",),
+        skipped={"text_encoder.x": "text encoder"},
     )
     for name, keys in (("style", 8), ("sketch", 0))
 )
@@ -60,7 +60,7 @@ async def test_adapters_are_listed_with_what_became_of_their_keys() -> None:
     assert (style.lora_id, style.model, style.source, style.rank) == ("style", "toy", "style.safetensors", 4)
     assert (style.size_bytes, style.sha256, style.pinned, style.format) == (99, b"\xab" * 32, True, "peft")
     assert (list(style.targets), list(sketch.targets)) == (["transformer", "transformer_2"], ["transformer"])
-    assert (style.keys_applied, list(style.keys_skipped)) == (14, ["text_encoder.x"])
+    assert (style.keys_applied, list(style.keys_skipped)) == (14, ["text_encoder.x (text encoder)"])
 
 
 async def test_adapters_count_the_jobs_that_use_them() -> None:

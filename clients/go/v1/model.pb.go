@@ -963,7 +963,7 @@ type Lora struct {
 	Format string `protobuf:"bytes,9,opt,name=format,proto3" json:"format,omitempty"`
 	// Keys that found a layer.
 	KeysApplied uint32 `protobuf:"varint,10,opt,name=keys_applied,json=keysApplied,proto3" json:"keys_applied,omitempty"`
-	// Keys that found none, by name.
+	// Keys that change nothing, each with the reason: "KEY (REASON)".
 	KeysSkipped []string `protobuf:"bytes,11,rep,name=keys_skipped,json=keysSkipped,proto3" json:"keys_skipped,omitempty"`
 	// Jobs that use it now.
 	InUse uint32 `protobuf:"varint,12,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`

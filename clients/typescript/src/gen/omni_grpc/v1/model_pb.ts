@@ -632,7 +632,7 @@ export type Lora = Message<"omni_grpc.v1.Lora"> & {
   keysApplied: number;
 
   /**
-   * Keys that found none, by name.
+   * Keys that change nothing, each with the reason: "KEY (REASON)".
    *
    * @generated from field: repeated string keys_skipped = 11;
    */
