@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what tests need beside Python's packages: PostgreSQL, a proxy, Chromium, Node, the toolchains of the clients
-# (Go, C++, Java), and the second compiler of `make includes-check`, clang with libc++. Does nothing where they are there already. Exits with 1 where one cannot be
-# installed: the tests say what they lack.
+# Installs what tests need beside Python's packages: PostgreSQL, a proxy, Chromium, Node, promtool, the toolchains of the
+# clients (Go, C++, Java), and the second compiler of `make includes-check`, clang with libc++. Does nothing where they are
+# there already. Exits with 1 where one cannot be installed: the tests say what they lack.
 set -euo pipefail
 
 compiles() {
@@ -28,6 +28,10 @@ scripts() {
   command -v npm >/dev/null
 }
 
+alerts() {
+  command -v promtool >/dev/null
+}
+
 generates() {
   command -v protoc >/dev/null && command -v grpc_cpp_plugin >/dev/null && command -v grpc_java_plugin >/dev/null &&
     command -v protoc-gen-go >/dev/null && command -v protoc-gen-go-grpc >/dev/null
@@ -50,12 +54,12 @@ speaks_java() {
 }
 
 all() {
-  compiles && stores && proxies && browses && scripts && generates && speaks_go && speaks_cpp && speaks_java
+  compiles && stores && proxies && browses && scripts && alerts && generates && speaks_go && speaks_cpp && speaks_java
 }
 
 all && exit
 if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
-  echo "ci_packages: something of PostgreSQL, nginx, Chromium, Node and clang with libc++ is missing, and only root on Debian or Ubuntu can install it here" >&2
+  echo "ci_packages: something of PostgreSQL, nginx, Chromium, Node, promtool and clang with libc++ is missing, and only root on Debian or Ubuntu can install it here" >&2
   exit 1
 fi
 export DEBIAN_FRONTEND=noninteractive
@@ -70,6 +74,7 @@ need stores postgresql
 need proxies nginx-light
 need browses chromium fonts-liberation
 need scripts nodejs npm
+need alerts prometheus
 need generates protobuf-compiler protobuf-compiler-grpc protobuf-compiler-grpc-java-plugin protoc-gen-go-1-5 protoc-gen-go-grpc
 need speaks_go golang-go golang-google-grpc-dev golang-google-protobuf-dev golang-github-golang-protobuf-1-5-dev \
   golang-google-genproto-dev

@@ -27,8 +27,15 @@ DISK_BYTES = 64 << 20
 SHM_BYTES = 1 << 20
 
 
-def not_root() -> str:
-    return "" if os.getuid() == 0 else "mounting a small file system needs root"
+def no_mounts() -> str:
+    """Root alone may mount a small file system, and not in every container."""
+    if os.getuid() != 0:
+        return "mounting a small file system needs root"
+    if shutil.which("unshare") is None:
+        return "unshare is not installed"
+    tried = ("unshare", "--mount", "--propagation", "private", "mount", "-t", "tmpfs", "tmpfs", "/mnt")
+    done = subprocess.run(tried, capture_output=True, text=True, check=False)
+    return f"a small file system cannot be mounted here: {done.stderr.strip()}" if done.returncode else ""
 
 
 def no_database() -> str:
@@ -166,7 +173,7 @@ FAULTS = (
         strike=_disk_full,
         around=_small_disk,
         seconds=3.0,
-        lacks=not_root,
+        lacks=no_mounts,
     ),
     Fault(
         name="files_limited",
@@ -181,7 +188,7 @@ FAULTS = (
         around=_small_shm,
         seconds=3.0,
         harmless=True,
-        lacks=lambda: not_root() or ("" if shutil.which("unshare") else "unshare is not installed"),
+        lacks=no_mounts,
     ),
     Fault(
         name="database_stopped",
