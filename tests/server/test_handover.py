@@ -114,6 +114,12 @@ async def probing(address: str, seen: Seen) -> None:
         await asyncio.sleep(0.01)
 
 
+def _read(address: str) -> bytes:
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        data: bytes = answer.read()
+    return data
+
+
 @contextlib.asynccontextmanager
 async def clients(life: Life, seen: Seen, *, http: bool = False) -> AsyncIterator[None]:
     address = f"127.0.0.1:{life.server.port}"
@@ -131,7 +137,7 @@ async def clients(life: Life, seen: Seen, *, http: bool = False) -> AsyncIterato
 
 
 async def test_no_call_is_refused_or_lost_while_one_server_takes_over_from_another(tmp_path: Path) -> None:
-    seen, settings = Seen(), {"handover": str(tmp_path / "next.sock"), "http_port": 0}
+    seen, settings = Seen(), {"handover": str(tmp_path / "next.sock"), "http_port": 0, "metrics_port": 0}
     first, second = Life.of(**settings), Life.of(**settings)
     await first.start()
     leaving = asyncio.create_task(first.leave())
@@ -145,6 +151,11 @@ async def test_no_call_is_refused_or_lost_while_one_server_takes_over_from_anoth
         await starting
         await asyncio.wait_for(leaving, 30)
         assert (second.server.port, second.http) == (first.server.port, first.http)
+        old, new = (life.server._metrics_port for life in (first, second))
+        assert old is not None
+        assert new is not None
+        assert new.address == old.address
+        assert await asyncio.to_thread(_read, f"{new.address}/metrics")
         before = seen.ends["completed"]
         await until(lambda: seen.ends["completed"] > before + 20)
     assert seen.errors == []
