@@ -5,16 +5,13 @@ process here; with processes of their own: test_handover_processes.py.
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
-import dataclasses
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from grpc import aio
 
@@ -29,6 +26,7 @@ from omni_grpc.types.errors import ConfigError
 from omni_grpc.v1 import admin_pb2, admin_pb2_grpc, generation_pb2_grpc
 from omni_grpc.web.port import HttpPort
 
+from .callers import Seen, calling, probing
 from .fake_executor import FakeExecutor
 from .service import CHECKPOINT, Service, image, kinds, until
 
@@ -69,51 +67,6 @@ class Life(Service):
         await self.server.stop(30)
 
 
-@dataclasses.dataclass
-class Seen:
-    """What became of the calls of all clients, and which server answered those that say so."""
-
-    ends: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    errors: list[str] = dataclasses.field(default_factory=list)
-    servers: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    over: bool = False
-
-
-async def calling(address: str, seen: Seen, *, anew: bool) -> None:
-    """One client: a channel of its own, or with `anew` one for each call."""
-    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
-    channel = aio.insecure_channel(address, options=options)
-    while not seen.over:
-        if anew:
-            await channel.close()
-            channel = aio.insecure_channel(address, options=options)
-        try:
-            call = generation_pb2_grpc.GenerationServiceStub(channel).GenerateImage(image(sampling={"steps": 1}))
-            seen.ends[str(kinds([message.event async for message in call])[-1])] += 1
-            info = await admin_pb2_grpc.AdminServiceStub(channel).GetServerInfo(admin_pb2.GetServerInfoRequest())
-            seen.servers[info.instance_id] += 1
-        except grpc.RpcError as error:
-            seen.errors.append(f"{error.code()}: {error.details()}")
-    await channel.close()
-
-
-async def probing(address: str, seen: Seen) -> None:
-    """A client of the HTTP port, with a connection for each call."""
-
-    def get() -> None:
-        try:
-            with urllib.request.urlopen(f"{address}/readyz", timeout=60) as answer:
-                seen.ends[f"http {answer.status}"] += 1
-        except urllib.error.HTTPError as error:
-            seen.ends[f"http {error.code}"] += 1
-        except OSError as error:
-            seen.errors.append(f"HTTP: {error}")
-
-    while not seen.over:
-        await asyncio.to_thread(get)
-        await asyncio.sleep(0.01)
-
-
 def _read(address: str) -> bytes:
     with urllib.request.urlopen(address, timeout=60) as answer:
         data: bytes = answer.read()
@@ -122,8 +75,14 @@ def _read(address: str) -> bytes:
 
 @contextlib.asynccontextmanager
 async def clients(life: Life, seen: Seen, *, http: bool = False) -> AsyncIterator[None]:
+    async def call(channel: aio.Channel) -> None:
+        made = generation_pb2_grpc.GenerationServiceStub(channel).GenerateImage(image(sampling={"steps": 1}))
+        seen.ends[str(kinds([message.event async for message in made])[-1])] += 1
+        info = await admin_pb2_grpc.AdminServiceStub(channel).GetServerInfo(admin_pb2.GetServerInfoRequest())
+        seen.servers[info.instance_id] += 1
+
     address = f"127.0.0.1:{life.server.port}"
-    tasks = [asyncio.create_task(calling(address, seen, anew=bool(number % 2))) for number in range(4)]
+    tasks = [asyncio.create_task(calling(address, seen, call, anew=bool(number % 2))) for number in range(4)]
     if http:
         tasks.append(asyncio.create_task(probing(life.http, seen)))
     try:

@@ -3,67 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
-import dataclasses
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 from grpc import aio
 
 from omni_grpc.v1 import generation_pb2_grpc
 
+from .callers import Seen, calling, probing
 from .process import Process, served
 
 CALLS = 200
 """Generate calls that have to go through, at least."""
-
-
-@dataclasses.dataclass
-class Seen:
-    """What became of the calls of all clients."""
-
-    ends: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    errors: list[str] = dataclasses.field(default_factory=list)
-    over: bool = False
-
-
-async def calling(server: Process, seen: Seen, *, anew: bool) -> None:
-    """One client: a channel of its own, or with `anew` one for each call."""
-    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
-    channel = aio.insecure_channel(server.address, options=options)
-    while not seen.over:
-        if anew:
-            await channel.close()
-            channel = aio.insecure_channel(server.address, options=options)
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        try:
-            kinds = [message.event.WhichOneof("event") async for message in stub.GenerateImage(server.image(steps=1))]
-            seen.ends["completed" if "completed" in kinds else str(kinds[-1:])] += 1
-        except grpc.RpcError as error:
-            seen.errors.append(f"{error.code()}: {error.details()}")
-    await channel.close()
-
-
-async def probing(address: str, seen: Seen) -> None:
-    """A client of the HTTP port, with a connection for each call."""
-
-    def get() -> None:
-        try:
-            with urllib.request.urlopen(f"{address}/readyz", timeout=60) as answer:
-                seen.ends[f"http {answer.status}"] += 1
-        except urllib.error.HTTPError as error:
-            seen.ends[f"http {error.code}"] += 1
-        except OSError as error:
-            seen.errors.append(f"HTTP: {error}")
-
-    while not seen.over:
-        await asyncio.to_thread(get)
-        await asyncio.sleep(0.02)
 
 
 @contextlib.contextmanager
@@ -101,7 +54,13 @@ def http_of(server: Process) -> str:
 
 async def handed_over(first: Process, start: Callable[[], Process], seen: Seen, http: str | None = None) -> Process:
     """The second server, once it has taken over from the first amid the calls, and the first has ended."""
-    clients = [asyncio.create_task(calling(first, seen, anew=bool(number % 2))) for number in range(4)]
+
+    async def call(channel: aio.Channel) -> None:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        kinds = [message.event.WhichOneof("event") async for message in stub.GenerateImage(first.image(steps=1))]
+        seen.ends["completed" if "completed" in kinds else str(kinds[-1:])] += 1
+
+    clients = [asyncio.create_task(calling(first.address, seen, call, anew=bool(number % 2))) for number in range(4)]
     if http is not None:
         clients.append(asyncio.create_task(probing(http, seen)))
     second = await asyncio.to_thread(start)
