@@ -23,7 +23,7 @@ from omni_grpc.store.seam import StoreError
 from omni_grpc.telemetry import declared, gauges
 from omni_grpc.telemetry.instruments import Buckets, Instruments, Labels, Readings, families
 from omni_grpc.telemetry.recorder import Calls, Recorder
-from omni_grpc.types.shared_memory import BLOCKS
+from omni_grpc.types.shared_memory import BLOCKS, OWNED
 
 logger = logging.getLogger(__name__)
 
@@ -121,11 +121,12 @@ class Metrics:
 
 
 def _shared_memory(folder: Path = BLOCKS) -> dict[declared.Metric, Mapping[Labels, float | Buckets]]:
-    """The blocks of this process: those whose names begin as it lets others make them."""
-    mine, blocks, size = tuple(f"omni-{what}{os.getpid()}-" for what in ("", "in-", "out-")), 0, 0
+    """The blocks of this process, those that it lets others make included."""
+    mine, blocks, size = str(os.getpid()), 0, 0
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith(mine):
+            owner = OWNED.match(entry.name)
+            if owner is not None and owner[1] == mine:
                 with contextlib.suppress(FileNotFoundError):  # taken meanwhile
                     size += entry.stat().st_size
                     blocks += 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -104,7 +103,7 @@ class Seen:
 @contextlib.asynccontextmanager
 async def things_in_memory(service: Service) -> AsyncIterator[None]:
     """A block in shared memory and decoded inputs, as jobs have them for moments."""
-    block = f"omni-{os.getpid()}-metrics-0"
+    block = f"{shared_memory.own_prefix()}0"
     shared_memory.store(b"abc", block)
     service.fleet.inputs.reserve([SharedBytes(name="metrics-input", size=77)])
     try:
