@@ -22,7 +22,18 @@ from setup import ROOT
 
 WIDER = {256: "%zmm", 128: "%ymm"}
 """Bits of the widest vectors, AVX2's and SSE2's -> registers that are wider."""
-COPIED = ("csrc", "omni_grpc", "tests", "benchmarks", "tools", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+COPIED = (
+    "csrc",
+    "omni_grpc",
+    "tests",
+    "benchmarks",
+    "tools",
+    "setup.py",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "clients/python/pyproject.toml",
+)
 TESTS = ("tests/ops", "-m", "not gpu", "-p", "no:cacheprovider")
 
 
@@ -46,11 +57,12 @@ def main() -> int:
 def copy(folder: Path) -> Path:
     """The tree without what was built in it."""
     for name in COPIED:
-        source = ROOT / name
+        source, target = ROOT / name, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("_native*.so", "__pycache__"))
-        elif source.is_file():
-            shutil.copy(source, folder)
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("_native*.so", "__pycache__"))
+        else:
+            shutil.copy(source, target)
     return folder
 
 
