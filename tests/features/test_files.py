@@ -1,4 +1,6 @@
-"""What a file of omni_grpc/features has to look like: one function for the outside, no model, no other feature."""
+"""What a feature in omni_grpc/features has to look like, file or folder: one function for the outside, no model, no other
+feature.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ from omni_grpc.worker.edits import AFTER, AROUND, BEFORE
 
 OF_RANKS = [value for value in vars(ranks).values() if isinstance(value, FeatureRules)]
 FOLDER = Path(omni_grpc.features.__file__).parent
-FEATURES = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")
+FEATURES = sorted(
+    found.stem
+    for found in FOLDER.iterdir()
+    if found.name != "__init__.py" and (found.suffix == ".py" or found.joinpath("__init__.py").is_file())
+)
 FAMILIES = sorted({spec.family for spec in specs().values()})
 
 WORDS: Mapping[str, str] = {
@@ -62,9 +68,15 @@ def patterns() -> Mapping[str, str]:
     return {name: WORDS.get(name, re.escape(name).replace("_", "[ _-]?")) for name in (*FEATURES, *WORDS)}
 
 
+def files(feature: str) -> list[Path]:
+    """Its files: those of a folder, or one."""
+    return sorted((FOLDER / feature).rglob("*.py")) or [FOLDER / f"{feature}.py"]
+
+
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_feature_names_no_model_and_no_other_feature(feature: str) -> None:
-    assert list(named(feature, (FOLDER / f"{feature}.py").read_text(encoding="utf-8"))) == []
+    found = {file.name: list(named(feature, file.read_text(encoding="utf-8"))) for file in files(feature)}
+    assert not any(found.values()), found
 
 
 @pytest.mark.parametrize(
@@ -104,11 +116,14 @@ def test_a_feature_is_one_function_of_module_config_and_context(feature: str) ->
     # what a benchmark turns off to see what it brings
     assert set(signature.parameters) - set(named) <= {"overlap"}
     assert signature.return_annotation == "None"
-    functions = [
-        node.name
-        for node in ast.parse((FOLDER / f"{feature}.py").read_text(encoding="utf-8")).body
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
-    ]
+    if (FOLDER / feature).is_dir():
+        functions = [name for name in module.__all__ if inspect.isfunction(getattr(module, name))]
+    else:
+        functions = [
+            node.name
+            for node in ast.parse((FOLDER / f"{feature}.py").read_text(encoding="utf-8")).body
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+        ]
     assert functions == ["apply"], "the other functions are private"
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.features.lora import LowRankUpdate
+from omni_grpc.nn.updates import LowRankUpdate
 from omni_grpc.types.errors import ResourceExhausted
 from omni_grpc.worker.base import LoadedModel
 from omni_grpc.worker.host_copy import LARGEST_REGION, HostCopy, _chunks

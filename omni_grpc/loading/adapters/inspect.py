@@ -100,7 +100,7 @@ def _applied(bound: Bound) -> dict[str, Any]:
 
 
 def _layers(folder: Path) -> Layers:
-    """As features/lora.py finds them in the modules: a convolution of patches is a linear layer there."""
+    """As features/lora finds them in the modules: a convolution of patches is a linear layer there."""
     return {
         name: (shape[0], math.prod(shape[1:])) if len(shape) > 1 else None
         for name, shape in weight_shapes(folder).items()
