@@ -1,5 +1,5 @@
-"""What a feature in omni_grpc/features has to look like, file or folder: one function for the outside, no model, no other
-feature.
+"""What a feature, a file or folder of omni_grpc/features, has to look like: one function for the outside, no model, no
+other feature.
 """
 
 from __future__ import annotations
