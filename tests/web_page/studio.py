@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.service.server import Server, served
+from omni_grpc.store.job import new_job_id
 
 ROOT = Path(__file__).resolve().parents[2]
 AXE = ROOT / "clients" / "web" / "node_modules" / "axe-core" / "axe.min.js"
@@ -79,10 +80,11 @@ class Tab:
 
     def generate(self, prompt: str = PROMPT, **fields: object) -> str:
         """Fills the form and sends it; returns the id of the job."""
-        before = set(self.jobs())
         self.fill(prompt, **fields)
+        # ids sort by creation: the page may still be fetching the list of the jobs before
+        start = new_job_id()
         self.button("Generate").click()
-        return until(lambda: set(self.jobs()) - before).pop()
+        return until(lambda: [job for job in self.jobs() if job > start])[0]
 
     def jobs(self, phase: str = "") -> list[str]:
         """Ids of the jobs that the page shows, of those in a phase where one is given."""
