@@ -179,6 +179,12 @@ class LoraConfig:
         "LoRA adapter that requests can name: a safetensors file, or a folder with one; repeatable, or one JSON object",
         pairs=True,
     )
+    lora_merged_cache: int = setting(
+        4 << 30,
+        "bytes of device memory for weights with adapters merged into them, of kinds that cannot be added row by row "
+        "(OFT, GLoRA, some DoRA and LoHa); a request that needs more is refused",
+        minimum=0,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,15 +11,20 @@ from torch import nn
 
 from omni_grpc.config import LoraConfig
 from omni_grpc.features import Context, Effects
+from omni_grpc.features.lora import gains, merged
 from omni_grpc.features.lora.layer import LoraLinear
+from omni_grpc.features.lora.variants import MergedCache
 from omni_grpc.loading.adapters import AdapterFile, read_adapter
 from omni_grpc.loading.adapters.binding import OTHER, Bound, Change, Layers, Part, bind
-from omni_grpc.loading.adapters.deltas import LowRank
+from omni_grpc.loading.adapters.deltas import LowRank, Vector, Whole
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.lora import Adapter
 
 logger = logging.getLogger(__name__)
+
+MERGED = "lora_merged"
+"""The slot of the cache of merged weights."""
 
 
 def apply(module: nn.Module, config: LoraConfig, context: Context) -> None:
@@ -30,6 +35,7 @@ def apply(module: nn.Module, config: LoraConfig, context: Context) -> None:
     cannot be made row by row.
     """
     layers = _layers(module, context)
+    cache = _merged_cache(config, context)
     for name, path in (config.lora or {}).items():
         file = read_adapter(name, Path(path))
         bound = bind(
@@ -42,21 +48,40 @@ def apply(module: nn.Module, config: LoraConfig, context: Context) -> None:
         )
         bound.check(name)
         for change in bound.changes:
-            for place, parts in _by_layer(change, context).items():
+            if isinstance(change.delta, Vector):
+                gains.add(module, name, change, context)
+                continue
+            by_layer = _by_layer(change, context)
+            if isinstance(change.delta, Whole):
+                merged.add(module, name, change, by_layer, context, cache)
+                continue
+            for place, parts in by_layer.items():
                 _wrap_layer(module, place, context).add(name, change, parts, context)
         _report(name, file, bound, context)
     context.effects.checks["lora"] = functools.partial(_check_applied, context.effects)
 
 
+def _merged_cache(config: LoraConfig, context: Context) -> MergedCache:
+    """The merged weights of all components of the model."""
+    slots = context.effects.slots
+    if MERGED not in slots:
+        slots[MERGED] = MergedCache(config.lora_merged_cache)
+        context.effects.on_sleep.append(slots[MERGED].clear)
+    cache: MergedCache = slots[MERGED]
+    return cache
+
+
 def _layers(module: nn.Module, context: Context) -> Layers:
-    """The modules of the checkpoint that have a weight."""
-    layers: dict[str, tuple[int, int] | None] = {}
+    """The modules of the checkpoint that have a weight, and its tables of modulation."""
+    layers: dict[str, tuple[int, ...] | None] = dict(gains.tables(module, context))
     for name, place in context.places.items():
         owner = module.get_submodule(place.path)
         layers[name] = None
         if isinstance(owner, AnyLinear):
             outputs, inputs = owner.shapes()["weight"]
             layers[name] = (outputs if place.rows is None else place.rows.stop - place.rows.start), inputs
+        elif gains.is_norm(owner):
+            layers[name] = gains.size(owner)
     return layers
 
 

@@ -15,6 +15,7 @@ from omni_grpc.loading.adapters.deltas import Bias, Dense, Kron, LowRank
 from omni_grpc.nn.linear import AnyLinear, Shard, active
 from omni_grpc.nn.rows import Owner
 from omni_grpc.nn.updates import BiasUpdate, DenseUpdate, KronUpdate, LowRankUpdate, Update, columns, moved
+from omni_grpc.types.errors import InternalError
 from omni_grpc.types.lora import Lora
 
 
@@ -32,7 +33,7 @@ class LoraLinear(AnyLinear):
 
     @property
     def variant(self) -> Callable[[Owner], tuple[Lora, ...]]:
-        return _loras
+        return owner_loras
 
     @property
     def weight(self) -> Tensor:
@@ -77,6 +78,8 @@ class LoraLinear(AnyLinear):
                 if self.shard is not None and inputs is not None and dist.get_rank(self.shard.group):
                     return None
                 return BiasUpdate(vector[source] * change.scale, rows)
+            case _:
+                raise InternalError(f"{change.kind} of {change.layer} is nothing that is added to outputs")
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out]: the wrapped layer, plus the changes of each row's adapters."""
@@ -101,10 +104,10 @@ class LoraLinear(AnyLinear):
         """
         rows = active.get()
         if len(rows) == 1:
-            yield slice(None), _loras(rows.owners[0])
+            yield slice(None), owner_loras(rows.owners[0])
             return
         offsets = rows.stream(self.stream).offsets
-        of = [_loras(owner) for owner in rows.owners]
+        of = [owner_loras(owner) for owner in rows.owners]
         for (loras, _), run in itertools.groupby(range(len(rows)), key=lambda row: (of[row], self.apart and row)):
             numbers = list(run)
             yield slice(offsets[numbers[0]], offsets[numbers[-1] + 1]), loras
@@ -124,6 +127,7 @@ def _common(rows: slice, kept: Sequence[slice] | None) -> Iterator[tuple[slice, 
         at += part.stop - part.start
 
 
-def _loras(owner: Owner) -> tuple[Lora, ...]:
+def owner_loras(owner: Owner) -> tuple[Lora, ...]:
+    """The adapters of a row's request."""
     loras: tuple[Lora, ...] = owner[0].request.loras
     return loras

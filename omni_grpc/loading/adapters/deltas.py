@@ -199,7 +199,7 @@ def deltas(
     if (glora or turned) and "magnitude" in entry.tensors:
         raise NotServed(f"{entry.keys['magnitude']} rescales what is no sum; merge it into the checkpoint")
     if glora:
-        made = _glora(entry)
+        made = _glora(entry, shape)
         yield Scaled(made, scalar * _alpha(entry, config, names, made.a1.shape[1], rs=True), keys(*glora))
     if turned:
         # here alpha is a bound of the angles
@@ -291,18 +291,17 @@ def _lokr(entry: Entry, config: Mapping[str, Any]) -> tuple[Kron, int]:
     return Kron(*factors), rank
 
 
-def _glora(entry: Entry) -> Glora:
-    """a1 [in, r], a2 [r, in], b1 [out, r], b2 [r, in]; older files have each pair the other way round."""
+def _glora(entry: Entry, shape: tuple[int, int]) -> Glora:
+    """a1 [in, r], a2 [r, in], b1 [out, r], b2 [r, in] for a weight of `shape`; older files have each pair the other way
+    round.
+    """
     a1, a2, b1, b2 = (factor(entry, f"glora_{part}").flatten(1) for part in ("a1", "a2", "b1", "b2"))
     for made in (Glora(a1, a2, b1, b2), Glora(a2, a1, b2, b1)):
-        rank = made.a1.shape[1]
-        if (
-            (made.a2.shape[0], made.b1.shape[1], made.b2.shape[0]) == (rank,) * 3
-            and rank
-            and (made.a1.shape[0] == made.a2.shape[1] == made.b2.shape[1])
-        ):
+        inner = made.a1.shape[1], made.b1.shape[1]
+        outer = made.a1.shape[0], made.a2.shape[1], made.b2.shape[1], made.b1.shape[0]
+        if inner == (made.a2.shape[0], made.b2.shape[0]) and outer == (shape[1],) * 3 + (shape[0],):
             return made
-    raise Malformed(f"{entry.layer}: a1, a2, b1 and b2 have no products")
+    raise Malformed(f"{entry.layer}: a1, a2, b1 and b2 have no products that are {shape}")
 
 
 def _dora(entry: Entry, change: LowRank | Kron | Dense | Loha) -> Dora:
