@@ -19,11 +19,14 @@ Formula = Callable[[Tensor, float], Tensor]
 
 @dataclasses.dataclass(slots=True)
 class Kind:
-    """A file: its tensors and header, what it makes of layers, and what it adds to other tensors at scale 1."""
+    """A file: its tensors and header, what it makes of layers, and what it adds to other tensors at scale 1, and what it
+    replaces them with.
+    """
 
     tensors: Tensors = dataclasses.field(default_factory=dict)
     layers: list[tuple[Layer, Formula]] = dataclasses.field(default_factory=list)
     added: Tensors = dataclasses.field(default_factory=dict)
+    replaced: Tensors = dataclasses.field(default_factory=dict)
     header: dict[str, str] | None = None
 
     def merge(self, weights: Mapping[str, Tensor], scale: float) -> Tensors:
@@ -37,6 +40,8 @@ class Kind:
                 made[name] = part.reshape(weights[name].shape)
         for name, added in self.added.items():
             made[name] = made[name] + scale * added.view_as(made[name])
+        for name, other in self.replaced.items():
+            made[name] = blend(made[name], other, scale)
         return made
 
 
@@ -268,7 +273,7 @@ def replaced(source: Source) -> Kind:
         made.layers.append((layer, _blended(other.flatten(1))))
     for name in _norm_names(source)[:2]:
         made.tensors[f"diffusion_model.{name}.set_weight"] = other = torch.rand_like(source.weights[f"{name}.weight"])
-        made.added[f"{name}.weight"] = other - source.weights[f"{name}.weight"]
+        made.replaced[f"{name}.weight"] = other
     return made
 
 
