@@ -179,10 +179,22 @@ class LoraConfig:
         "LoRA adapter that requests can name: a safetensors file, or a folder with one; repeatable, or one JSON object",
         pairs=True,
     )
-    lora_merged_cache: int = setting(
-        4 << 30,
+    lora_device_cache: int | None = setting(
+        None,
+        "bytes of device memory for adapters; those used longest ago make room for others, except those of running "
+        "requests and pinned ones (default: 2 GiB, or what those of --lora take)",
+        minimum=0,
+    )
+    lora_host_cache: int | None = setting(
+        None,
+        "bytes of host memory for adapters; those used longest ago make room, and are read from their files again for "
+        "the next request (default: 8 GiB, or what those of --lora take)",
+        minimum=0,
+    )
+    lora_merged_cache: int | None = setting(
+        None,
         "bytes of device memory for weights with adapters merged into them, of kinds that cannot be added row by row "
-        "(OFT, GLoRA, some DoRA and LoHa); a request that needs more is refused",
+        "(OFT, GLoRA, some DoRA and LoHa); a request that needs more is refused (default: 1 GiB)",
         minimum=0,
     )
 

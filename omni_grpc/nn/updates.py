@@ -5,11 +5,14 @@ or a bias. Each computes some rows of the layer's weight.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,14 +97,14 @@ def columns(weight: Tensor, inputs: Sequence[slice] | None) -> Tensor:
     return weight if inputs is None else torch.cat([weight[:, part] for part in inputs], 1)
 
 
-def moved(update: Update, device: torch.device, dtype: torch.dtype) -> Update:
-    """The update with its tensors, of any shape, on a device and in a dtype."""
-    match update:
-        case LowRankUpdate(down, up, rows):
-            return LowRankUpdate(down.to(device, dtype), up.to(device, dtype), rows)
-        case KronUpdate(first, second):
-            return dataclasses.replace(update, first=first.to(device, dtype), second=second.to(device, dtype))
-        case DenseUpdate(weight, rows):
-            return DenseUpdate(weight.to(device, dtype), rows)
-        case BiasUpdate(vector, rows):
-            return BiasUpdate(vector.to(device, dtype), rows)
+def mapped(value: T, change: Callable[[Tensor], Tensor]) -> T:
+    """A dataclass with `change` of each tensor in it, of any shape, also in tuples and in dataclasses that it has."""
+    made: Any = value
+    if isinstance(value, Tensor):
+        made = change(value)
+    elif type(value) is tuple:
+        made = tuple(mapped(each, change) for each in cast("tuple[Any, ...]", value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        made = dataclasses.replace(value, **{name: mapped(getattr(value, name), change) for name in names})
+    return cast(T, made)

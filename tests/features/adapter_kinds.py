@@ -19,8 +19,8 @@ Formula = Callable[[Tensor, float], Tensor]
 
 @dataclasses.dataclass(slots=True)
 class Kind:
-    """A file: its tensors and header, what it makes of layers, and what it adds to other tensors at scale 1, and what it
-    replaces them with.
+    """A file: its tensors and header, what it makes of layers, and what it adds to others at scale 1, or puts in
+    their place.
     """
 
     tensors: Tensors = dataclasses.field(default_factory=dict)

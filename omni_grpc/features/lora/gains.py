@@ -5,7 +5,7 @@ value of them, the model's plus what its request's adapters add.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from omni_grpc.features import Context
 from omni_grpc.features.lora.layer import owner_loras
-from omni_grpc.loading.adapters import refused
 from omni_grpc.loading.adapters.binding import Change
 from omni_grpc.loading.adapters.deltas import TABLE, Vector
 from omni_grpc.loading.checkpoint import target
@@ -30,9 +29,10 @@ NORMS = (nn.RMSNorm, AcrossHeadsNorm, Float32LayerNorm)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Added:
-    """float32 values, of the parameter's shape, times `scale`; with `replaces`, what they are beyond it."""
+class VectorUpdate:
+    """float32 values, of the shape of the parameter `leaf`, times `scale`; with `replaces`, what they are beyond it."""
 
+    leaf: str
     values: Tensor
     scale: float
     replaces: bool
@@ -42,34 +42,41 @@ class Added:
 
 
 class Gains(RowChanges):
-    """What adapters add to the parameters of one module; `added` has it by parameter and by Lora.key."""
+    """What adapters add to the parameters of one module; `added` has it by Lora.key."""
 
     def __init__(self, component: str) -> None:
         super().__init__()
         self.component = component
-        self.added: dict[str, dict[str, list[Added]]] = {}
+        self.added: dict[str, list[VectorUpdate]] = {}
 
     @property
     def variant(self) -> Callable[[Owner], tuple[Lora, ...]]:
         return owner_loras
 
+    def put(self, key: str, updates: Sequence[VectorUpdate]) -> None:
+        """Takes an adapter's changes, on the device. What had this key before is gone."""
+        self.added[key] = list(updates)
+
+    def remove(self, key: str) -> None:
+        """Drops an adapter, if it is there."""
+        self.added.pop(key, None)
+
     def any(self, leaf: str, rows: Rows) -> bool:
-        return any(True for owner in rows.owners for _ in self._of(leaf, owner))
+        return bool(self.added) and any(True for owner in rows.owners for _ in self._of(leaf, owner))
 
     def values(self, leaf: str, parameter: Tensor, rows: Rows) -> list[Tensor]:
         plain, found = parameter.detach().float(), []
         for owner in rows.owners:
             value = plain
-            for added, scale in self._of(leaf, owner):
-                value = torch.add(value, added.to(plain), alpha=scale)
+            for update, scale in self._of(leaf, owner):
+                value = torch.add(value, update.to(plain), alpha=scale)
             found.append(value)
         return found
 
-    def _of(self, leaf: str, owner: Owner) -> Iterator[tuple[Added, float]]:
-        mine = self.added.get(leaf, {})
+    def _of(self, leaf: str, owner: Owner) -> Iterator[tuple[VectorUpdate, float]]:
         for lora in owner_loras(owner):
             if lora.scale and lora.target in ("", self.component):
-                yield from ((added, lora.scale) for added in mine.get(lora.key, ()))
+                yield from ((update, lora.scale) for update in self.added.get(lora.key, ()) if update.leaf == leaf)
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -85,7 +92,8 @@ def size(norm: nn.Module) -> tuple[int, ...]:
 
 def tables(module: nn.Module, context: Context) -> dict[str, tuple[int, ...]]:
     """The tables of modulation of a denoiser: their names in the checkpoint and shapes."""
-    owners = {""}
+    # the last modulation has a module of its own in some checkpoints, without weights
+    owners = {"", "norm_out"}
     for name in context.places:
         parts = name.split(".")
         owners |= {".".join(parts[:count]) for count in range(1, len(parts))}
@@ -97,42 +105,47 @@ def tables(module: nn.Module, context: Context) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def add(module: nn.Module, key: str, change: Change, context: Context) -> None:
-    """Adds an adapter's change of a norm or of a table. Raises ConfigError for the setting `lora` where the model does
-    not let rows have their own.
-    """
-    delta, (part,) = change.delta, change.parts
-    assert isinstance(delta, Vector)
+def fault(module: nn.Module, delta: Vector, name: str, context: Context) -> str:
+    """Why rows cannot have their own of what the checkpoint calls `name`, "" if they can."""
+    path, leaf = _where(delta, name, context)
     if delta.leaf == TABLE:
-        path, leaf = _place(part.module, context).rpartition(".")[::2]
-        named, holder = leaf, module.get_submodule(path)
+        named, parent = leaf, module.get_submodule(path)
     else:
-        path, leaf = context.places[part.module].path, delta.leaf
-        holder = module.get_submodule(path.rpartition(".")[0])
-        named = path.rpartition(".")[2]
+        parent_path, _, named = path.rpartition(".")
+        parent = module.get_submodule(parent_path)
     owner = module.get_submodule(path)
-    if named not in getattr(holder, "row_parameters", ()) or (delta.leaf != TABLE and not isinstance(owner, NORMS)):
-        why = f"{change.layer} changes {part.module}, of which requests cannot have their own {leaf} here; {INSTEAD}"
-        raise refused(key, why)
+    if named not in getattr(parent, "row_parameters", ()) or (delta.leaf != TABLE and not isinstance(owner, NORMS)):
+        return f"requests cannot have their own {leaf} of {name}; {INSTEAD}"
     if getattr(owner, leaf, None) is None:
-        raise refused(key, f"{change.layer} changes the {leaf} of {part.module}, and the model's has none")
+        return f"{name} of the model has no {leaf}; use a file without it"
     if context.batch_invariant and delta.leaf != TABLE:
-        why = f"{change.layer} changes a norm, which makes others of a batch compute it otherwise; leave out "
-        raise refused(key, f"{why}--batch-invariant, or {INSTEAD}")
-    gains = owner._modules.get(CHILD)
-    if not isinstance(gains, Gains):
-        gains = Gains(context.component)
-        owner.add_module(CHILD, gains)
-    values = delta.values.to(context.device, torch.float32)
-    gains.added.setdefault(leaf, {}).setdefault(key, []).append(Added(values, change.scale, delta.replaces))
+        why = f"with a changed norm, {name}, all rows of a batch compute theirs otherwise; leave out --batch-invariant"
+        return f"{why}, or {INSTEAD}"
+    return ""
 
 
-def remove(module: nn.Module, key: str) -> None:
-    """Removes an adapter from all norms and tables. No row with it may be running."""
-    for part in module.modules():
-        if isinstance(part, Gains):
-            for mine in part.added.values():
-                mine.pop(key, None)
+def placed(delta: Vector, change: Change, context: Context) -> tuple[str, VectorUpdate]:
+    """An adapter's change of a norm or of a table, and the path of the module that has it."""
+    path, leaf = _where(delta, change.parts[0].module, context)
+    return path, VectorUpdate(leaf, delta.values.float(), change.scale, delta.replaces)
+
+
+def _where(delta: Vector, name: str, context: Context) -> tuple[str, str]:
+    """The path of the module that has a parameter, and what it calls it."""
+    if delta.leaf != TABLE:
+        return context.places[name].path, delta.leaf
+    path, _, leaf = _place(name, context).rpartition(".")
+    return path, leaf
+
+
+def holder(module: nn.Module, path: str, component: str) -> Gains:
+    """What has the changes of the parameters of the module at a path; it is put there if it is not yet."""
+    owner = module.get_submodule(path)
+    found = owner._modules.get(CHILD)
+    if not isinstance(found, Gains):
+        found = Gains(component)
+        owner.add_module(CHILD, found)
+    return found
 
 
 def _place(name: str, context: Context) -> str:

@@ -12,21 +12,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from omni_grpc.features import Context
-from omni_grpc.features.lora.layer import LoraLinear, owner_loras
+from omni_grpc.features.lora.layer import owner_loras
 from omni_grpc.features.lora.variants import MergedCache
-from omni_grpc.loading.adapters import refused
-from omni_grpc.loading.adapters.binding import Change, Part
+from omni_grpc.loading.adapters.binding import Part
 from omni_grpc.loading.adapters.deltas import LowRank, Whole
 from omni_grpc.loading.adapters.transforms import Dora, Transform
 from omni_grpc.nn.linear import AnyLinear, Elsewhere, activate, active
 from omni_grpc.nn.rows import Owner, Rows
+from omni_grpc.nn.updates import mapped
 from omni_grpc.ops.linear import linear as product
 from omni_grpc.ops.quant import gelu_tanh
 
@@ -34,6 +32,23 @@ INSTEAD = "fold it into the checkpoint with omni-grpc lora merge"
 
 Chain = tuple[tuple[str, float], ...]
 """The adapters of a request that make a new weight of a layer, by Lora.key, and their scales, in its order."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WholeUpdate:
+    """What an adapter makes of some rows of a layer, times the scale of its file. `sites` are all the rows that it has
+    to see, in the order of the change, also those of other layers, whose `module` is their path.
+    """
+
+    transform: Transform
+    scale: float
+    sites: tuple[Part, ...]
+
+    @property
+    def beside(self) -> bool:
+        """Whether a layer can have it without a copy of its weight."""
+        change = self.transform
+        return isinstance(change, Dora) and change.by_output and isinstance(change.change, LowRank)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,9 +62,7 @@ class Site:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """What an adapter makes of some rows of a layer. `sites` are all the rows that it needs to see, in the order of the
-    change, also those of other layers.
-    """
+    """A WholeUpdate with its layers."""
 
     transform: Transform
     scale: float
@@ -74,9 +87,12 @@ class Rescaled:
     norm of any s is that of three numbers for each row, which are made when they are first needed.
     """
 
-    def __init__(self, change: LowRank, magnitude: Tensor, rows: slice, dtype: torch.dtype) -> None:
-        self.down, self.up = change.down.to(dtype), change.up.to(dtype)
-        self.exact, self.magnitude, self.rows = change, magnitude, rows
+    def __init__(self, piece: Piece, dtype: torch.dtype) -> None:
+        dora, (site,) = piece.transform, piece.sites
+        assert isinstance(dora, Dora)
+        assert isinstance(dora.change, LowRank)
+        self.down, self.up = dora.change.down.to(dtype), dora.change.up.to(dtype)
+        self.magnitude, self.rows = dora.magnitude, site.rows
         self._products: Tensor | None = None
 
     def factors(self, layer: VariantLinear, scale: float) -> Tensor:
@@ -90,7 +106,7 @@ class Rescaled:
 
     def _measure(self, weight: Tensor) -> Tensor:
         """|W|^2, <W, BA> and |BA|^2 by row, float32 [3, rows]."""
-        down, up = self.exact.down.float(), self.exact.up.float()
+        down, up = self.down.float(), self.up.float()
         return torch.stack(
             [weight.square().sum(1), (up * (weight @ down.T)).sum(1), (up * (up @ (down @ down.T))).sum(1)]
         )
@@ -111,7 +127,14 @@ class VariantLinear(AnyLinear):
     """
 
     def __init__(
-        self, base: AnyLinear, component: str, cache: MergedCache, *, dtype: torch.dtype, apart: bool = False
+        self,
+        base: AnyLinear,
+        component: str,
+        cache: MergedCache,
+        *,
+        dtype: torch.dtype,
+        layer_of: Callable[[str], VariantLinear],
+        apart: bool = False,
     ) -> None:
         super().__init__()
         self.base, self.component, self.cache, self.dtype, self.apart = base, component, cache, dtype, apart
@@ -119,6 +142,7 @@ class VariantLinear(AnyLinear):
         self.pieces: dict[str, list[Piece]] = {}
         self.beside: dict[str, list[Rescaled]] = {}
         self.number = cache.new_number()
+        self._layer_of, self._linked = layer_of, False
         self._bias: Tensor | None = None
 
     @property
@@ -139,6 +163,34 @@ class VariantLinear(AnyLinear):
             _, bias = self.base.full_precision()
             self._bias = None if bias is None else bias.to(self.dtype)
         return self._bias
+
+    def put(self, key: str, updates: Sequence[WholeUpdate]) -> None:
+        """Takes an adapter's changes of the layer, on its device. What had this key before is gone. From any thread:
+        rows that run meanwhile have other adapters.
+        """
+        pieces = [
+            Piece(
+                update.transform,
+                update.scale,
+                tuple(Site(self._layer_of(site.module), site.rows, site.source) for site in update.sites),
+            )
+            for update in updates
+        ]
+        if all(update.beside for update in updates):
+            self.beside[key] = [Rescaled(piece, self.dtype) for piece in pieces]
+        self.pieces[key] = pieces
+        self._note_links()
+
+    def remove(self, key: str) -> None:
+        """Drops an adapter, if the layer has it, and all that was merged with it. From any thread, as `put`."""
+        self.pieces.pop(key, None)
+        self.beside.pop(key, None)
+        self._note_links()
+        self.cache.drop(lambda kept: kept[0] == self.number and any(name == key for name, _ in kept[1]))
+
+    def _note_links(self) -> None:
+        sites = [site for each in list(self.pieces.values()) for piece in each for site in piece.sites]
+        self._linked = any(site.layer is not self for site in sites)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out]."""
@@ -183,11 +235,22 @@ class VariantLinear(AnyLinear):
             yield number, stream.slice(number), self._chain(owner)
 
     def _chain(self, owner: Owner) -> Chain:
-        return tuple(
-            (lora.key, lora.scale)
-            for lora in owner_loras(owner)
-            if lora.scale and lora.target in ("", self.component) and lora.key in self.pieces
-        )
+        """The adapters of a row that change this layer, or what one that does so has to see of others."""
+        loras = [lora for lora in owner_loras(owner) if lora.scale and lora.target in ("", self.component)]
+        if not any(lora.key in self.pieces for lora in loras):
+            return ()
+        layers = self._sees() if self._linked else {self}
+        return tuple((lora.key, lora.scale) for lora in loras if any(lora.key in layer.pieces for layer in layers))
+
+    def _sees(self) -> set[VariantLinear]:
+        """This layer, and those whose weights adapters look at for it."""
+        found, coming = {self}, [self]
+        while coming:
+            pieces = [piece for each in coming.pop().pieces.values() for piece in each]
+            new = {site.layer for piece in pieces for site in piece.sites} - found
+            found |= new
+            coming += new
+        return found
 
     def _is_copied(self, chain: Chain) -> bool:
         return len(chain) > 1 or any(key not in self.beside for key, _ in chain)
@@ -227,99 +290,42 @@ class VariantLinear(AnyLinear):
         self.base.load_tensor(name, tensor)
 
 
-def add(
-    module: nn.Module,
-    key: str,
-    change: Change,
+def fault(layer: nn.Module, kind: str) -> str:
+    """Why a layer cannot have weights of its own for some rows, "" if it can."""
+    assert isinstance(layer, AnyLinear)
+    part = _without_weight(layer)
+    if part is None:
+        return ""
+    return (
+        f"{kind} makes a new weight of the layer, and a {type(part).__name__} has only a part of it; spread tokens "
+        f"over ranks in place of weights, or {INSTEAD}"
+    )
+
+
+def placed(
+    delta: Whole,
+    scale: float,
     by_layer: Mapping[str, Sequence[Part]],
-    context: Context,
-    cache: MergedCache,
-) -> None:
-    """Adds an adapter's change that makes new weights, for rows of the layers at these paths.
-
-    Raises ConfigError for the setting `lora` where a layer does not have its whole weight here.
-    """
-    delta = change.delta
-    assert isinstance(delta, Whole)
-    weights = context.spec.weights[context.component]
-    sites = []
-    for path, parts in by_layer.items():
-        precise = weights.in_float32(f"{path}.weight")
-        dtype = torch.float32 if precise else context.dtype
-        layer = _wrap_layer(module, path, key, change, dtype, context, cache)
-        sites += [Site(layer, part.rows, part.source) for part in parts]
-    sites.sort(key=lambda site: site.source.start)
-    if not delta.by_rows:
-        for layer in dict.fromkeys(site.layer for site in sites):
-            _add(layer, key, Piece(_moved(delta, context.device, layer.dtype), change.scale, tuple(sites)))
-        return
-    for site in sites:
-        moved = _moved(delta.rows(site.source), context.device, site.layer.dtype)
-        _add(site.layer, key, Piece(moved, change.scale, (site,)))
-
-
-def _add(layer: VariantLinear, key: str, piece: Piece) -> None:
-    pieces, transform = layer.pieces.setdefault(key, []), piece.transform
-    others = layer.beside.pop(key, [])
-    if isinstance(transform, Dora) and transform.by_output and isinstance(transform.change, LowRank):
-        others.append(Rescaled(transform.change, transform.magnitude, piece.sites[0].rows, layer.dtype))
-    pieces.append(piece)
-    if len(others) == len(pieces):
-        layer.beside[key] = others
-
-
-def own_weights(module: nn.Module, key: str, component: str) -> tuple[dict[str, int], dict[str, int]]:
-    """The layers of which an adapter makes new weights, with the bytes of a copy: those that it needs one of, and those
-    that it needs none of unless another such adapter is asked for with it.
-    """
-    copied: dict[str, int] = {}
-    rescaled: dict[str, int] = {}
-    for path, layer in module.named_modules():
-        if isinstance(layer, VariantLinear) and key in layer.pieces:
-            size = layer.in_features * layer.out_features * layer.dtype.itemsize
-            (rescaled if key in layer.beside else copied)[f"{component}.{path}"] = size
-    return copied, rescaled
-
-
-def remove(module: nn.Module, key: str, cache: MergedCache) -> None:
-    """Removes an adapter from all layers. No row with it may be running."""
-    for layer in module.modules():
-        if isinstance(layer, VariantLinear):
-            layer.pieces.pop(key, None)
-            layer.beside.pop(key, None)
-    cache.drop(lambda kept: any(name == key for name, _ in kept[1]))
-
-
-def _wrap_layer(
-    module: nn.Module,
-    path: str,
-    key: str,
-    change: Change,
     dtype: torch.dtype,
-    context: Context,
-    cache: MergedCache,
-) -> VariantLinear:
-    """The wrapper of a layer, inside of what adds to it; the layer is wrapped if it was not before."""
-    layer = module.get_submodule(path)
-    outer = layer if isinstance(layer, LoraLinear) else None
-    inner = layer if outer is None else outer.base
-    assert isinstance(inner, AnyLinear)
-    if isinstance(inner, VariantLinear):
-        return inner
-    part = _without_weight(inner)
-    if part is not None:
-        raise refused(
-            key,
-            f"{change.layer} is {change.kind}, which makes a new weight of the layer, and a {type(part).__name__} has "
-            f"only a part of it; spread tokens over ranks and not weights, or {INSTEAD}",
-        )
-    variant = VariantLinear(inner, context.component, cache, dtype=dtype, apart=context.batch_invariant)
-    if outer is not None:
-        outer.base = variant
-    else:
-        owner, _, leaf = path.rpartition(".")
-        setattr(module.get_submodule(owner), leaf, variant)
-    return variant
+    convert: Callable[[Tensor, torch.dtype], Tensor],
+) -> Iterator[tuple[str, WholeUpdate]]:
+    """A change that makes new weights, for rows of the layers at these paths. Its matrices are kept in `dtype`, vectors
+    and rotations in float32.
+    """
+
+    def kept(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        return convert(tensor, dtype if tensor.dim() == 2 else torch.float32)
+
+    sites = [Part(path, part.rows, part.source) for path, parts in by_layer.items() for part in parts]
+    sites.sort(key=lambda site: site.source.start)
+    if delta.by_rows:
+        for site in sites:
+            yield site.module, WholeUpdate(mapped(delta.rows(site.source), kept), scale, (site,))
+        return
+    whole = mapped(delta, kept)
+    yield from ((path, WholeUpdate(whole, scale, tuple(sites))) for path in by_layer)
 
 
 def _without_weight(layer: AnyLinear) -> AnyLinear | None:
@@ -330,18 +336,3 @@ def _without_weight(layer: AnyLinear) -> AnyLinear | None:
         if type(part).full_precision is AnyLinear.full_precision:
             return part
     return None
-
-
-def _moved(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """A change with its tensors on a device: matrices in a dtype, vectors and rotations in float32, and orders of
-    channels.
-    """
-    if isinstance(value, Tensor):
-        kept = dtype if value.dim() == 2 else torch.float32
-        return value.to(device, kept) if value.is_floating_point() else value.to(device)
-    if isinstance(value, tuple):
-        return tuple(_moved(each, device, dtype) for each in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        return dataclasses.replace(value, **{name: _moved(getattr(value, name), device, dtype) for name in names})
-    return value
