@@ -79,6 +79,7 @@ class Adapters:
             part = Part.of(site, placed)
             entry.parts.append(part)
             entry.record = records.extended(entry.record, site.component, bound, entry.nbytes)
+            entry.record = records.weighed(entry.record, *site.own_weights(placed))
             part.keep(placed)
             self._fetch(part)
             part.put(name)
@@ -132,6 +133,8 @@ class Adapters:
             raise InvalidArgument(message, reason="BAD_LORA", violations=(Violation("source", message),)) from error
         placed = [(site, site.placed(one)) for site, one in bound]
         del file, bound
+        for site, changes in placed:
+            record = records.weighed(record, *site.own_weights(changes))
         entry = Entry(Path(order.path), record)
         try:
             self._keep_on_host(entry, placed)
@@ -376,7 +379,7 @@ class Adapters:
         return ResourceExhausted(message, reason="LORA_CACHE_FULL", retry_after=RETRY_SECONDS)
 
     def _report(self) -> None:
-        self._effects.report(loras=self.found)
+        self._effects.report(loras=self.found, lora_merged_cache=self.copies.limit)
 
 
 def _limit(setting: int | None, default: int, at_start: int) -> float:

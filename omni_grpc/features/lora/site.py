@@ -119,6 +119,28 @@ class Site:
                     found.append(Placed(Target(path, ADDED), made))
         return found
 
+    def own_weights(self, placed: Sequence[Placed]) -> tuple[dict[str, int], dict[str, int]]:
+        """The layers of which an adapter makes new weights, with the bytes of a copy: those that it needs one of, and
+        those that it needs none of by itself. See types.lora.Adapter.
+        """
+        wholes: dict[str, list[WholeUpdate]] = {}
+        for one in placed:
+            if isinstance(one.update, WholeUpdate):
+                wholes.setdefault(one.target.path, []).append(one.update)
+        copied: dict[str, int] = {}
+        rescaled: dict[str, int] = {}
+        for path, updates in wholes.items():
+            layer = self.module.get_submodule(path)
+            assert isinstance(layer, AnyLinear)
+            size = layer.in_features * layer.out_features * self._dtype(path).itemsize
+            (rescaled if all(update.beside for update in updates) else copied)[f"{self.component}.{path}"] = size
+        return copied, rescaled
+
+    def _dtype(self, path: str) -> torch.dtype:
+        """Of the weight of a layer, where it is not quantized."""
+        weights = self.context.spec.weights.get(self.component, WeightMap())
+        return torch.float32 if weights.in_float32(f"{path}.weight") else self.context.dtype
+
     def wrap(self, target: Target) -> LoraLinear | VariantLinear | Gains:
         """What takes changes for a target; it is put there if it is not yet."""
         if target.kind == VECTORS:
@@ -158,12 +180,11 @@ class Site:
         if isinstance(inner, VariantLinear):
             return inner
         assert isinstance(inner, AnyLinear)
-        weights = self.context.spec.weights.get(self.component, WeightMap())
         wrapper = VariantLinear(
             inner,
             self.component,
             self.copies,
-            dtype=torch.float32 if weights.in_float32(f"{path}.weight") else self.context.dtype,
+            dtype=self._dtype(path),
             apart=self.context.batch_invariant,
             layer_of=self._variant,
         )
