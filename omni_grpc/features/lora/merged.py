@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from omni_grpc.features.lora.layer import owner_loras
 from omni_grpc.features.lora.variants import MergedCache
 from omni_grpc.loading.adapters.binding import Part
-from omni_grpc.loading.adapters.deltas import LowRank, Whole
+from omni_grpc.loading.adapters.deltas import LowRank, Whole, is_rescaling
 from omni_grpc.loading.adapters.transforms import Dora, Transform
 from omni_grpc.nn.linear import AnyLinear, Elsewhere, activate, active
 from omni_grpc.nn.rows import Owner, Rows
@@ -47,8 +47,7 @@ class WholeUpdate:
     @property
     def beside(self) -> bool:
         """Whether a layer can have it without a copy of its weight."""
-        change = self.transform
-        return isinstance(change, Dora) and change.by_output and isinstance(change.change, LowRank)
+        return is_rescaling(self.transform)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -106,7 +106,8 @@ def bind(
         elif named.component not in ("", component):
             skipped |= dict.fromkeys(entry.keys.values(), OTHER)
         elif named.modules is None:
-            skipped |= dict.fromkeys(entry.keys.values(), UNKNOWN)
+            zero = entry.kind == "diff_m" and _changes_nothing(entry)
+            skipped |= dict.fromkeys(entry.keys.values(), ZERO if zero else UNKNOWN)
         else:
             found[entry.layer] = entry, named
     _drop_copies(name, found, skipped)

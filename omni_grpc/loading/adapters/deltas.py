@@ -143,6 +143,11 @@ Whole = Loha | Dora | Rotation | Glora | Replaced
 Delta = LowRank | Kron | Dense | Bias | Whole | Vector
 
 
+def is_rescaling(delta: object) -> bool:
+    """Whether its outputs are those of the layer and of two factors, times a number for each: DoRA by output."""
+    return isinstance(delta, Dora) and delta.by_output and isinstance(delta.change, LowRank)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scaled:
     """A change, the factor that its file gives it, and the keys that it was made of."""
