@@ -87,7 +87,7 @@ def test_kinds_that_make_new_weights_are_told_with_what_copies_take(tiny_qwen_im
     code, out, _ = run("lora inspect", file, "--model", str(tiny_qwen_image))
     assert code == 0
     for line in (
-        "  transformer: 5 keys apply (GLoRA 1, norm diff 1), 32768 bytes or more of merged weights (bfloat16)",
+        "  transformer: 5 keys apply (norm diff 1, GLoRA 1), 32768 bytes or more of merged weights (bfloat16)",
         f"    {norm} -> {norm}",
     ):
         assert line in out.splitlines()
