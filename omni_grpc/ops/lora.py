@@ -1,7 +1,7 @@
 """The lora family: what low-rank adapters add to the output of a linear layer, for all tokens of a batch at once.
 
-Shapes: T packed tokens, K inputs and N outputs of the layer. A run is some adjacent tokens with the same adapters; a part
-is what one adapter adds to adjacent outputs: scale * up [n, r] @ down [r, K], or scale * a vector [n].
+Shapes: T packed tokens, K inputs and N outputs of the layer. A run is some adjacent tokens with the same adapters; a
+part is what one adapter adds to adjacent outputs: scale * up [n, r] @ down [r, K], or scale * a vector [n].
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from omni_grpc.ops.declare import op
 from omni_grpc.ops.quant import gelu_tanh
 
 RUN, PART = 3, 3
-"""Numbers of a run and of a part in the op's flat lists: first token, tokens, parts; down (-1: none), up, first output."""
+"""Numbers in the op's flat lists of a run: first token, tokens, parts; of a part: down (-1: none), up, first output."""
 
 CODES = frozenset({torch.float8_e4m3fn, torch.int8})
 
@@ -105,10 +105,11 @@ def lora_add_op(
     """y += the parts of each token's run, then GELU (tanh) of all of y if `gelu`.
 
     y: [T, N]. x: [T, K] in y's dtype, or its codes in float8 e4m3 or int8 with `scale` float32 [T], one for each token.
-    factors: downs [r, K], ups [n, r] and vectors [n] in y's dtype. runs: (first token, tokens, parts) of each, in the
-    order of their tokens, which do not overlap; their parts follow each other in `parts`: (down, up, first output), the first two as indices in
-    `factors`; down is -1 where up is a vector. scales: one for each part. Tokens of no run get GELU alone, and without
-    it they are left to the bit, as are those of runs without parts.
+    factors: downs [r, K], ups [n, r] and vectors [n] in y's dtype.
+    runs: (first token, tokens, parts) of each, in the order of their tokens, which do not overlap.
+    parts: those of the runs one after the other, each (down, up, first output): the first two are indices in `factors`,
+    and down is -1 where up is a vector. scales: one for each part.
+    Tokens of no run get GELU alone, and without it they are left to the bit, as are those of runs without parts.
     A token's result does not depend on other tokens. Raises RuntimeError where shapes, dtypes or devices disagree or a
     run lies outside of y. Kernels sum in float32 and round once: on CUDA bfloat16, on a CPU float32 as well.
     """
@@ -163,7 +164,7 @@ def _check(
     for run in range(0, len(runs), RUN):
         first, tokens, count = runs[run : run + RUN]
         torch._check(
-            end <= first and 0 <= tokens and first + tokens <= y.shape[0] and 0 <= count,
+            end <= first and tokens >= 0 and first + tokens <= y.shape[0] and count >= 0,
             lambda run=run: (
                 f"lora_add: run {run // RUN} lies outside of {y.shape[0]} tokens, or before the end of another"
             ),
