@@ -19,7 +19,7 @@ from omni_grpc.ops.quant import gelu_tanh
 from omni_grpc.types.lora import Lora
 
 Parts = Mapping[str, list[Update]]
-"""What each adapter changes of a layer, by the adapter's name."""
+"""What each adapter changes of a layer, by Lora.key."""
 
 Loras = tuple[Lora, ...]
 
@@ -33,7 +33,7 @@ class Runs:
 
     def __init__(self, each: Sequence[tuple[int, int, Loras]]) -> None:
         self.each = tuple(each)
-        self.keys = tuple(dict.fromkeys(lora.lora_id for _, _, loras in self.each for lora in loras))
+        self.keys = tuple(dict.fromkeys(lora.key for _, _, loras in self.each for lora in loras))
         self._hash = hash(self.each)
 
     def __hash__(self) -> int:
@@ -87,7 +87,7 @@ class LayerPlan:
         for first, stop, loras in runs.each:
             mine: list[tuple[Tensor | None, Tensor, int, float]] = []
             for lora in loras:
-                for update in parts.get(lora.lora_id, ()):
+                for update in parts.get(lora.key, ()):
                     match update:
                         case LowRankUpdate(down, up, rows):
                             mine.append((down, up, rows.start, lora.scale))
