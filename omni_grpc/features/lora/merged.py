@@ -219,9 +219,17 @@ class VariantLinear(AnyLinear):
 
     def gelu(self, x: Tensor) -> Tensor:
         """GELU (tanh) of `self(x)`, [T, in] -> [T, out]: that of the layer inside where no row has such adapters."""
-        if any(chain for _, _, chain in self._runs()):
-            return gelu_tanh(self(x))
-        return self.base.gelu(x)
+        rows = active.get()
+        if not any(chain for _, _, chain in self._runs()):
+            return self.base.gelu(x)
+        if self.apart and len(rows) > 1:
+            # the GELU of the layer inside may differ in the last bit, so a row has to get what it would get alone
+            outputs = []
+            for number, tokens, _ in self._runs():
+                with activate(_some(rows, number, number + 1)):
+                    outputs.append(self.gelu(x[tokens]))
+            return torch.cat(outputs)
+        return gelu_tanh(self(x))
 
     def _runs(self) -> Iterator[tuple[int, slice, Chain]]:
         """The number of each row, its tokens and its adapters. A batch of one row gets all tokens, however many."""
@@ -257,10 +265,7 @@ class VariantLinear(AnyLinear):
     def _through_base(self, x: Tensor, numbers: Sequence[int]) -> Tensor:
         """x [T, in], the tokens of these adjacent rows -> [T, out]."""
         rows = active.get()
-        if len(numbers) < len(rows):
-            some = slice(numbers[0], numbers[-1] + 1)
-            rows = Rows(rows.owners[some], rows.layout.rows[some], rows.layouts)
-        with activate(rows):
+        with activate(rows if len(numbers) == len(rows) else _some(rows, numbers[0], numbers[-1] + 1)):
             out: Tensor = self.base(x)
         return out
 
@@ -287,6 +292,11 @@ class VariantLinear(AnyLinear):
     def load_tensor(self, name: str, tensor: Tensor) -> None:
         """Passes weight [out, in] or bias [out] on to the wrapped layer."""
         self.base.load_tensor(name, tensor)
+
+
+def _some(rows: Rows, first: int, end: int) -> Rows:
+    """Some adjacent rows, with nothing bound to them."""
+    return Rows(rows.owners[first:end], rows.layout.rows[first:end], rows.layouts)
 
 
 def fault(layer: nn.Module, kind: str) -> str:
