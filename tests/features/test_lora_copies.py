@@ -220,4 +220,4 @@ def test_a_layer_that_has_a_part_of_its_weight_is_refused(suite: Suite) -> None:
             pass
 
     assert fault(Linear(2, 2, stream="img"), "OFT") == ""
-    assert "OFT makes a new weight of the layer, and a Part has only a part of it" in fault(Part(), "OFT")
+    assert "OFT makes a new weight of the layer, of which a Part does not have the whole" in fault(Part(), "OFT")

@@ -306,8 +306,8 @@ def fault(layer: nn.Module, kind: str) -> str:
     if part is None:
         return ""
     return (
-        f"{kind} makes a new weight of the layer, and a {type(part).__name__} has only a part of it; spread tokens "
-        f"over ranks in place of weights, or {INSTEAD}"
+        f"{kind} makes a new weight of the layer, of which a {type(part).__name__} does not have the whole; spread "
+        f"tokens over ranks in place of weights, or {INSTEAD}"
     )
 
 

@@ -107,12 +107,13 @@ class Site:
             dtype = torch.float32 if precise else self.context.dtype
             by_layer = self._by_layer(change)
             if isinstance(change.delta, Whole):
+                by_layer = {path: parts for path, parts in by_layer.items() if not self._is_elsewhere(path)}
                 wholes = merged.placed(change.delta, change.scale, by_layer, dtype, convert)
                 found += [Placed(Target(path, MERGED), whole) for path, whole in wholes]
                 continue
             for where, parts in by_layer.items():
-                path, linear, shard = self._layer(where)
-                if isinstance(_inside(linear), Elsewhere):
+                path, _, shard = self._layer(where)
+                if self._is_elsewhere(path):
                     continue
                 for update in _updates(change, parts, shard):
                     made = mapped(update, lambda x, dtype=dtype: convert(x, dtype))  # type: ignore[misc]
@@ -135,6 +136,13 @@ class Site:
             size = layer.in_features * layer.out_features * self._dtype(path).itemsize
             (rescaled if all(update.beside for update in updates) else copied)[f"{self.component}.{path}"] = size
         return copied, rescaled
+
+    def _is_elsewhere(self, path: str) -> bool:
+        """Whether another rank has the layer."""
+        layer = self.module.get_submodule(path)
+        while isinstance(layer, LoraLinear | VariantLinear):
+            layer = layer.base
+        return isinstance(layer, Elsewhere)
 
     def _dtype(self, path: str) -> torch.dtype:
         """Of the weight of a layer, where it is not quantized."""
@@ -240,13 +248,6 @@ class Site:
         inner = linear.get_submodule(within)
         assert isinstance(inner, AnyLinear)
         return f"{path}.{within}", inner, linear.shard
-
-
-def _inside(layer: nn.Module) -> nn.Module:
-    """What is inside of our wrappers of a layer."""
-    while isinstance(layer, LoraLinear | VariantLinear):
-        layer = layer.base
-    return layer
 
 
 def _apart(change: Change, first: slice, second: slice) -> bool:
