@@ -1,8 +1,8 @@
 """The seam between what a server keeps and where it keeps it. `tests/store/conformance.py` says what every
 implementation does.
 
-A `Store` keeps rows: jobs with their logs, what is known of outputs and uploads, adapters that were loaded, and webhooks
-that are owed. `Blobs` keep bytes.
+A `Store` keeps rows: jobs with their logs, what is known of outputs and uploads, adapters that were loaded, and
+webhooks that are owed. `Blobs` keep bytes.
 """
 
 from __future__ import annotations
