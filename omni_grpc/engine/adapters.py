@@ -12,7 +12,7 @@ from omni_grpc.engine.replica import Replica
 from omni_grpc.engine.timers import Timers
 from omni_grpc.types.errors import Code, FailedPrecondition, Failure, Unavailable
 from omni_grpc.types.lora import Adapter, Lora
-from omni_grpc.types.plan import AdapterFailed, AdapterLoaded, OfAdapter, Order, Ready, UnloadAdapter
+from omni_grpc.types.plan import AdapterFailed, AdapterLoaded, LoadAdapter, OfAdapter, Ready, UnloadAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -192,20 +192,20 @@ class Adapters:
         ready = seat.ready or replica.ready
         keys = self.book.keys(None if ready is None else ready.found)
         for order in self.book.orders():
-            if order.uid not in seat.has | seat.loading | seat.unloading and self._tell(replica, order):
-                seat.loading.add(order.uid)
+            if order.uid not in seat.has | seat.loading | seat.unloading:
+                self._tell(replica, order, seat.loading)
         for uid in seat.has - keys - seat.unloading:
-            if self._tell(replica, UnloadAdapter(uid=uid)):
-                seat.unloading.add(uid)
+            self._tell(replica, UnloadAdapter(uid=uid), seat.unloading)
 
-    def _tell(self, replica: Replica, order: Order) -> bool:
+    def _tell(self, replica: Replica, order: LoadAdapter | UnloadAdapter, asked: set[str]) -> None:
+        # before: an executor may answer at once
+        asked.add(order.uid)
         try:
             replica.executor.order(order)
         except Unavailable as error:
             # its end is on its way, and the next one is told all of it
+            asked.discard(order.uid)
             logger.info("a worker that was to load or unload an adapter is gone: %s", error)
-            return False
-        return True
 
     def _lose(self, wanted: Wanted, failure: Failure) -> None:
         wanted.failure = wanted.failure or failure
