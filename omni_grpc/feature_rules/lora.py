@@ -13,6 +13,9 @@ DEVICE_CACHE, HOST_CACHE = 2 << 30, 8 << 30
 
 
 def _section(config: EngineConfig) -> LoraConfig | None:
+    if config.loras is None and (config.fleet.lora_roots or config.fleet.lora_hub):
+        # there are none yet, and LoadLora is to load some
+        return LoraConfig()
     return config.loras
 
 
