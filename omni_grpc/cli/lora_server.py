@@ -19,7 +19,6 @@ from omni_grpc.types.lora import LORA_FORMATS
 from omni_grpc.v1.model_pb2 import Lora, LoraState
 from omni_grpc.wire import from_status
 
-COMMANDS = ("load", "list", "unload")
 HEAD = ("LORA", "MODEL", "STATE", "RANK", "BYTES", "FORMAT", "TARGETS", "IN USE", "SOURCE")
 
 

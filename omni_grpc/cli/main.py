@@ -63,11 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     command = arguments[0] if arguments else ""
-    of_server = command == "lora" and arguments[1:2] and arguments[1] in lora_server.COMMANDS
-    if command in alone.COMMANDS and not of_server:
+    if alone.is_alone(arguments):
         return alone.run(command, arguments[1:])
     try:
-        if of_server:
+        if command == "lora":
             return lora_server.main(arguments[1:])
         if command == "bench":
             return bench.main(arguments[1:])
