@@ -76,7 +76,8 @@ class Adapters:
         come load it then. Raises what keeps one of them from it, and none has it.
         """
         wanted.fresh = True
-        self.book.add(wanted)
+        if self.book.of_uid(wanted.uid) is None:
+            self.book.add(wanted)
         asked = [replica for replica in self._replicas if replica.open]
         try:
             for replica in asked:

@@ -113,8 +113,7 @@ class Holding(Standing, abc.ABC):
             return
         # the clock by which its creation was dated
         job.clock = self.storage.clock
-        self._take(run := JobRun(job), kept=True, lost=lost)
-        self._check_adapters(run)
+        self._take(JobRun(job), kept=True, lost=lost)
         if not job.watchers and (grace := job.record.spec.disconnect_grace) is not None:
             # one that is tied to its watchers: they have lost it through no fault of theirs
             grace = max(grace, self.config.jobs.disconnect_grace)
@@ -147,6 +146,8 @@ class Holding(Standing, abc.ABC):
         if lost is not None:
             job.append(run.retrying(lost, 0.0))
         self._queued(run)
+        # one of another life of the server, or of another server
+        self._check_adapters(run)
         self._tick()
 
     def let_go(self, job: Job) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +57,7 @@ class Fleet:
         self._models = {model.name: model for model in models}
         self._make = make
         self._opening = opening
-        self._books: dict[str, AdapterBook] = collections.defaultdict(AdapterBook)
+        self._books: dict[str, AdapterBook] = {}
         self._share_of: ShareOf | None = None
         self._looking = False
         self._ended = False
@@ -127,7 +126,7 @@ class Fleet:
 
     def adapters_of(self, name: str) -> AdapterBook:
         """The adapters that a model is to have, beside those of its settings: also while it is not loaded."""
-        return self._books[name]
+        return self._books.setdefault(name, AdapterBook())
 
     def needs_asset(self, asset_id: str) -> bool:
         """Whether an upload is the file of an adapter."""
@@ -323,7 +322,8 @@ class Fleet:
 
     def _adopt(self, engine: Engine) -> None:
         """An engine of this fleet tells what happens."""
-        engine.adapters.book = self._books[engine.checkpoint.name]
+        # that of the engine before, where there was one
+        engine.adapters.book = self._books.setdefault(engine.checkpoint.name, engine.adapters.book)
         engine.on_state.append(self._follow)
         engine.on_end.append(self._tell_end)
         for observer in self._on_engine:

@@ -102,9 +102,11 @@ class KeptAdapters:
             if other.id == row.lora_id and not other.leaving:
                 # it was unloaded elsewhere, and its task has not begun
                 other.leaving += 1
+        # at once, so that nobody takes it a second time
+        book.add(wanted)
         if model is None or model.engine is None or failure is not None:
-            book.add(wanted)
             return
+        wanted.fresh = True
         loading = asyncio.ensure_future(model.engine.adapters.load(wanted))
         if not any(replica.open for replica in model.engine.replicas):
             # it is loaded with its model

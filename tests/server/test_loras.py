@@ -192,7 +192,7 @@ async def test_an_upload_is_loaded_and_stays_as_long(roots: Path) -> None:
         lora = await load(service, asset_id=asset_id)
         assert (lora.source, lora.state) == (asset_id, LOADED)
         copy = Path(service.executor.adapters[lora.uid].file)
-        assert copy.read_bytes() == content()
+        assert copy.read_bytes() == content()  # noqa: ASYNC240
         delete = artifact_pb2.DeleteArtifactRequest(artifact_id=asset_id)
         error = await refusal(service.artifacts.DeleteArtifact(delete))
         assert (error.code, error.reason) == ("FAILED_PRECONDITION", "ASSET_IN_USE")
@@ -200,9 +200,9 @@ async def test_an_upload_is_loaded_and_stays_as_long(roots: Path) -> None:
         await service.engine.assets.sweep()
         assert (await load(service, lora_id="second", asset_id=asset_id)).state == LOADED
         await unload(service)
-        assert copy.is_file(), "the second one needs it"
+        assert copy.is_file(), "the second one needs it"  # noqa: ASYNC240
         await unload(service, "second")
-        assert not copy.exists()
+        assert not copy.exists()  # noqa: ASYNC240
         await service.artifacts.DeleteArtifact(delete)
         assert (await refusal(load(service, asset_id=asset_id))).reason == "ASSET_NOT_FOUND"
 
@@ -328,8 +328,8 @@ async def test_an_adapter_that_kills_its_worker_is_given_up(roots: Path) -> None
         await load(service, adapter(roots))
         service.executor.adapting.close()
         await service.executor.die()
-        for starts in (2, 3):
-            await until(lambda: service.executor.starts == starts + 1 and len(service.executor._tasks) == 1)
+        for starts in (3, 4):
+            await until(lambda n=starts: service.executor.starts == n and len(service.executor._tasks) == 1)
             await service.executor.die()
         await until(lambda: service.engine.replicas[0].open)
         lora = (await loras(service))["style"]
