@@ -49,6 +49,9 @@ CLOSE = 1
 LONGEST = 6
 """Calls of one sequence."""
 LOST = frozenset({"WORKER_DIED", "MODEL_LOADING", "WORKER_RESTARTING"})
+"""What a worker's death may end in."""
+FULL = "LORA_CACHE_FULL"
+"""What a job fails with where those that run leave no room for its adapters."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +62,7 @@ class Numbers:
     files: int = 6
     kills: int = 2
     """Of the worker, on the way."""
-    cached: int = 3
+    cached: int = 6
     """Files for which the device cache has room."""
 
 
@@ -88,7 +91,10 @@ class Reference:
 
     async def _make(self, key: Key) -> Pixels:
         seed, loras = key
-        named = {f"file{file}": scale for file, scale in loras}
+        named: dict[str, float] = {}
+        for file, scale in loras:
+            # two names may mean the same file: their changes add up
+            named[f"file{file}"] = named.get(f"file{file}", 0.0) + scale
         result = await self._client.generate_image(PROMPT, seed=seed, loras=named, **OPTIONS)
         return pixels(result.files[0])
 
@@ -185,7 +191,7 @@ class Player:
         client, tally = self._stage.client, self._stage.tally
         stream = client.watch_job(job.job_id)
         reason = await self._called("image", stream.result())
-        if self._expect("image", reason, {"", *also, *LOST}) != "":
+        if self._expect("image", reason, {"", FULL, *also, *LOST}) != "":
             return
         made = await client.get_job(job.job_id)
         found = pixels(await client.download(made.artifacts[0].artifact_id))
