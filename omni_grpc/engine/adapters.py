@@ -11,6 +11,7 @@ from omni_grpc.engine.adapter_book import LOST_TWICE, AdapterBook, AdapterState,
 from omni_grpc.engine.replica import Replica
 from omni_grpc.engine.timers import Timers
 from omni_grpc.types.errors import Code, FailedPrecondition, Failure, Unavailable
+from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.lora import Adapter, Lora
 from omni_grpc.types.plan import AdapterFailed, AdapterLoaded, LoadAdapter, OfAdapter, Ready, UnloadAdapter
 
@@ -37,7 +38,7 @@ class Adapters:
     its Ready counts, one that slept before it takes jobs again.
 
     `begin` is called with a worker that has loaded what it needed, and what it has said of itself; `on_lost` with an
-    adapter that was there and cannot be used any more. `loads`, `failed` and `seconds` count what workers did.
+    adapter that was there and cannot be used any more.
     """
 
     def __init__(self, replicas: Sequence[Replica], limit: float) -> None:
@@ -49,8 +50,6 @@ class Adapters:
         self.book = AdapterBook()
         self.begin: Callable[[Replica, Ready], None] = lambda replica, ready: None
         self.on_lost: Callable[[Wanted], None] = lambda wanted: None
-        self.loads = self.failed = 0
-        self.seconds = 0.0
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
@@ -61,6 +60,11 @@ class Adapters:
             return AdapterState.LOADING
         held = any(wanted.uid in self._seats[replica.number].has for replica in self._replicas if replica.open)
         return AdapterState.LOADED if held else AdapterState.PENDING
+
+    def loaded(self, found: WorkerFindings) -> list[Adapter]:
+        """Those that workers have, of the settings and others."""
+        own = self.book.of_settings(found)
+        return own + [wanted.record for wanted in self.book if self.state(wanted) is AdapterState.LOADED]
 
     def missing(self, loras: Iterable[Lora], ready: Ready | None) -> str:
         """The first adapter of a request that no worker will have, "" if there is none or it is not known yet."""
@@ -154,14 +158,11 @@ class Adapters:
         seat = self._seats[replica.number]
         match report:
             case AdapterLoaded(adapter=adapter):
-                self.loads += 1
-                self.seconds += report.elapsed
                 seat.loading.discard(adapter.key)
                 seat.has.add(adapter.key)
                 if (wanted := self.book.of_uid(adapter.key)) is not None:
                     wanted.adapter = wanted.adapter or adapter
             case AdapterFailed(uid=uid, failure=failure):
-                self.failed += 1
                 seat.loading.discard(uid)
                 seat.has.discard(uid)
                 if (wanted := self.book.of_uid(uid)) is not None:
