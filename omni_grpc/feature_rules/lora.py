@@ -33,6 +33,9 @@ def _bytes(path: Path) -> int:
 
 
 def _section(config: EngineConfig) -> LoraConfig | None:
+    if config.loras is None and (config.fleet.lora_roots or config.fleet.lora_hub):
+        # there are none yet, and LoadLora is to load some
+        return LoraConfig()
     return config.loras
 
 

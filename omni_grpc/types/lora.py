@@ -9,6 +9,9 @@ MAX_LORAS = 8
 """The most adapters of one request."""
 
 
+LORA_FORMATS = ("peft", "diffusers", "kohya", "musubi", "onetrainer", "lycoris", "comfyui", "lightx2v", "xlabs")
+"""Names of layouts of files, see docs/lora.md."""
+
 MAX_LORA_SCALE = 100.0
 """The largest factor of an adapter; its negative is the smallest."""
 
