@@ -62,7 +62,13 @@ AFTER: tuple[FeatureRules, ...] = (
 )
 """Edits of modules with weights: LoRA, attention, graphs, cache, then sequence parallel."""
 
-AROUND: tuple[FeatureRules, ...] = (ranks.CFG, ranks.VAE, ranks.ENCODERS)
+AROUND: tuple[FeatureRules, ...] = (
+    # inside of what decides which rank runs an encoder
+    lora.ENCODERS,
+    ranks.CFG,
+    ranks.VAE,
+    ranks.ENCODERS,
+)
 """Edits of a whole pipeline, once all of its parts are there."""
 
 

@@ -15,6 +15,7 @@ from omni_grpc.features.lora.layer import LoraLinear
 from omni_grpc.loading.adapters import AdapterFile, read_adapter
 from omni_grpc.loading.adapters.binding import OTHER, Bound, Change, Layers, Part, bind
 from omni_grpc.loading.adapters.deltas import LowRank
+from omni_grpc.loading.adapters.encoder_names import is_encoder
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.lora import Adapter
@@ -107,7 +108,7 @@ def _wrap_layer(module: nn.Module, path: str, context: Context) -> LoraLinear:
 
 
 def _check_applied(effects: Effects) -> None:
-    """Raises ConfigError for an adapter that fits no layer of any denoiser."""
+    """Raises ConfigError for an adapter that fits no layer of any component."""
     for adapter in effects.found.loras:
         if not adapter.keys_applied:
             first = ", ".join(f"{key} ({why})" for key, why in itertools.islice(adapter.skipped.items(), 4))
@@ -116,7 +117,7 @@ def _check_applied(effects: Effects) -> None:
 
 
 def _report(name: str, file: AdapterFile, bound: Bound, context: Context) -> None:
-    """Reports what an adapter did to one denoiser, together with what it did to those before."""
+    """Reports what an adapter did to one component, together with what it did to those before."""
     loras = {adapter.id: adapter for adapter in context.effects.found.loras}
     before, used = loras.get(name), bound.keys
     # what is another component's for one denoiser has a better reason elsewhere, or none
@@ -126,6 +127,8 @@ def _report(name: str, file: AdapterFile, bound: Bound, context: Context) -> Non
         if before is None or key in before.skipped
     }
     logger.info("adapter %s: %d keys fit %s, %d fit nothing so far", name, len(used), context.component, len(skipped))
+    # of an encoder that most adapters leave alone, nothing is told
+    counted = {context.component: len(used)} if used or not is_encoder(context.component) else {}
     loras[name] = Adapter(
         id=name,
         file=file.path.name,
@@ -133,7 +136,7 @@ def _report(name: str, file: AdapterFile, bound: Bound, context: Context) -> Non
         format=file.format,
         rank=file.rank,
         size_bytes=file.size_bytes,
-        applied={**(before.applied if before else {}), context.component: len(used)},
+        applied={**(before.applied if before else {}), **counted},
         skipped=skipped,
     )
     context.effects.report(loras=tuple(loras.values()))

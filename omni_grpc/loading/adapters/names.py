@@ -28,7 +28,7 @@ _ENCODER = re.compile(
 """Names of layers of text encoders, of all tools."""
 
 TEXT_ENCODER = "text encoder"
-"""Stands for the component of layers of any text encoder."""
+"""Stands for the component of layers of any text encoder, and for those that no text encoder of the model has."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Names:
         """What `layer`, a name in a file, means."""
         component = ""
         while True:
-            if _ENCODER.match(layer):
+            if is_of_an_encoder(layer):
                 return Named(TEXT_ENCODER, None)
             if (found := self._table.get(_flat(layer))) is not None:
                 return Named(component, found)
@@ -81,6 +81,11 @@ def plain(layer: str) -> str:
     while prefix := next((prefix for prefix in _PREFIXES if layer.startswith(prefix)), ""):
         layer = layer.removeprefix(prefix)
     return layer
+
+
+def is_of_an_encoder(layer: str) -> bool:
+    """Whether a layer's name in a file, without what `plain` takes away, is that of a text encoder's."""
+    return _ENCODER.match(layer) is not None
 
 
 def _flat(name: str) -> str:
