@@ -64,5 +64,5 @@ class PackedInside(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
-        y: Tensor = self.packed(x.flatten(0, -2))
-        return y.unflatten(0, x.shape[:-1])
+        y: Tensor = self.packed(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+        return y
