@@ -27,7 +27,7 @@ class Adapter:
     """A LoRA adapter that a worker has loaded.
 
     `applied` counts its keys that found a layer, by component; `skipped` names those that found none in any, each with
-    the reason.
+    the reason. `warnings`: what the operator should know of how it is used.
     """
 
     id: str
@@ -38,6 +38,7 @@ class Adapter:
     size_bytes: int
     applied: Mapping[str, int]
     skipped: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def keys_applied(self) -> int:

@@ -83,6 +83,7 @@ def surround(pipeline: Pipeline, setting: RunnerContext, effects: Effects) -> No
                 device=setting.device,
                 dtype=setting.dtype,
                 ranks=setting.ranks,
+                denoisers=setting.checkpoint.denoisers,
                 batch_invariant=setting.config.model.batch_invariant,
                 effects=effects,
             )
@@ -140,6 +141,7 @@ def _edit(feature: FeatureRules, setting: RunnerContext, effects: Effects, lanes
             device=setting.device,
             dtype=setting.dtype,
             ranks=setting.ranks,
+            denoisers=setting.checkpoint.denoisers,
             places=places,
             batch_invariant=setting.config.model.batch_invariant,
             effects=effects,

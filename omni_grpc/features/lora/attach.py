@@ -10,12 +10,14 @@ from pathlib import Path
 from torch import nn
 
 from omni_grpc.config import LoraConfig
+from omni_grpc.feature_rules.lora import sources
 from omni_grpc.features import Context, Effects
 from omni_grpc.features.lora.layer import LoraLinear
-from omni_grpc.loading.adapters import AdapterFile, read_adapter
-from omni_grpc.loading.adapters.binding import OTHER, Bound, Change, Layers, Part, bind
+from omni_grpc.loading.adapters import AdapterFile
+from omni_grpc.loading.adapters.binding import OTHER, Bound, Change, Layers, Part
 from omni_grpc.loading.adapters.deltas import LowRank
 from omni_grpc.loading.adapters.encoder_names import is_encoder
+from omni_grpc.loading.adapters.targets import bind_targets, read_files, warnings
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.lora import Adapter
@@ -31,15 +33,16 @@ def apply(module: nn.Module, config: LoraConfig, context: Context) -> None:
     cannot be made row by row.
     """
     layers = _layers(module, context)
-    for name, path in (config.lora or {}).items():
-        file = read_adapter(name, Path(path))
-        bound = bind(
+    for name, paths in sources(config).items():
+        file = read_files(name, {component: Path(path) for component, path in paths.items()})
+        bound = bind_targets(
             name,
             file,
             context.component,
             layers,
             layouts=context.spec.layouts,
             components=tuple(context.spec.weights),
+            denoisers=context.denoisers,
         )
         bound.check(name)
         for change in bound.changes:
@@ -131,12 +134,13 @@ def _report(name: str, file: AdapterFile, bound: Bound, context: Context) -> Non
     counted = {context.component: len(used)} if used or not is_encoder(context.component) else {}
     loras[name] = Adapter(
         id=name,
-        file=file.path.name,
+        file=file.name,
         sha256=file.sha256,
         format=file.format,
         rank=file.rank,
         size_bytes=file.size_bytes,
         applied={**(before.applied if before else {}), **counted},
         skipped=skipped,
+        warnings=warnings(file, context.denoisers),
     )
     context.effects.report(loras=tuple(loras.values()))

@@ -83,6 +83,25 @@ def plain(layer: str) -> str:
     return layer
 
 
+def named_component(layer: str) -> str:
+    """The denoiser that a layer's name in a file begins with, as it calls it: also "high_noise"; "" where it says
+    none.
+    """
+    layer = plain(layer)
+    if prefix := next((prefix for prefix in _NOISE if layer.startswith(prefix)), ""):
+        return prefix.removesuffix(".")
+    match = _COMPONENT.match(layer)
+    return match[1] if match else ""
+
+
+def without_component(layer: str) -> str:
+    """A layer's name in a file without the denoiser that it begins with."""
+    layer = plain(layer)
+    while match := _COMPONENT.match(layer):
+        layer = plain(layer[match.end() :])
+    return layer
+
+
 def is_of_an_encoder(layer: str) -> bool:
     """Whether a layer's name in a file, without what `plain` takes away, is that of a text encoder's."""
     return _ENCODER.match(layer) is not None
