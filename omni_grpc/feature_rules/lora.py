@@ -33,10 +33,7 @@ def _wrong_component(config: LoraConfig, checkpoint: Checkpoint) -> str:
     """What is wrong with the components of adapters: names that the model does not have, or a file for one beside one
     for all; "" if nothing is.
     """
-    encoders = (
-        name for name, kind in checkpoint.configs.get("", {}).items() if name.startswith("text_encoder") and kind
-    )
-    known = (*checkpoint.denoisers, *encoders)
+    known = (*checkpoint.denoisers, *checkpoint.text_encoders)
     for name, paths in sources(config).items():
         said = [component for component in paths if component]
         if wrong := [component for component in said if known and component not in known]:

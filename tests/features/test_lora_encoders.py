@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from omni_grpc.loading.adapters.encoder_names import _bare
+from omni_grpc.loading.adapters.inspect import _encoder_layers, inspect
 from omni_grpc.types.errors import InvalidArgument
-from omni_grpc.types.lora import Lora
+from omni_grpc.types.lora import Adapter, Lora
 from tests.features.suite import Suite, alone, far, run, save
 from tests.models.cases import ENTRIES
 from tests.models.model import Model, Result
@@ -200,3 +202,26 @@ def test_requests_of_a_batch_are_each_what_they_are_alone(it: Adapted) -> None:
         seen.append(expected)
     distinct = seen if len(language_models(it)) > 1 else seen[:-1]
     assert all(far(one, other) > 1e-4 for one, other in itertools.combinations(distinct, 2))
+
+
+def test_inspect_finds_the_layers_that_the_model_has(it: Adapted) -> None:
+    """Without the modules: from the headers of the files alone."""
+    for layout, tensors in it.files.items():
+        report = inspect(it.suite.folder.parent / f"{layout}.safetensors", it.model.checkpoint)
+        model = report["model"]
+        assert (model["skipped"], model["refused"], model["works"]) == ({}, {}, True)
+        applied = {component: one["keys"] for component, one in model["applied"].items() if one["keys"]}
+        assert applied == {k: v for k, v in told(it, layout).applied.items() if v}
+        assert sum(applied.values()) == len(tensors)
+        named = set(report["components"])
+        assert named == (set(language_models(it)) if layout in ("peft", "diffusers") else {"text encoder"})
+    for component in language_models(it):
+        theirs = _encoder_layers(it.suite.folder / component)
+        ours = [
+            name for name, part in language_model(it.suite.load(), component).named_modules() if type(part) is nn.Linear
+        ]
+        assert {_bare(name) for name, shape in theirs.items() if shape is not None} == set(map(_bare, ours))
+
+
+def told(it: Adapted, name: str) -> Adapter:
+    return next(adapter for adapter in it.model.ready.found.loras if adapter.id == name)
