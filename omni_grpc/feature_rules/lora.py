@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from omni_grpc.config import EngineConfig, LoraConfig
 from omni_grpc.feature_rules.base import Faults, FeatureRules, Variants, is_native, no_effect_through_diffusers
 from omni_grpc.types.spec import Checkpoint, ModelSpec
+
+DEVICE_CACHE, HOST_CACHE = 2 << 30, 8 << 30
+"""Bytes of device and host memory for adapters, unless settings say otherwise, or those of `lora` take more."""
 
 
 def sources(config: LoraConfig) -> dict[str, dict[str, str]]:
@@ -24,7 +29,8 @@ def _faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
     if config.loras is None:
         return {}
     if not is_native(checkpoint):
-        return {"lora": f"{no_effect_through_diffusers(checkpoint)}; LoRA adapters need a native model"}
+        given = {name: value for name, value in dataclasses.asdict(config.loras).items() if value is not None}
+        return {name: f"{no_effect_through_diffusers(checkpoint)}; LoRA adapters need a native model" for name in given}
     wrong = _wrong_component(config.loras, checkpoint)
     return {"lora": wrong} if wrong else {}
 
