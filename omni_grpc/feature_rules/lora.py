@@ -6,6 +6,7 @@ import dataclasses
 
 from omni_grpc.config import EngineConfig, LoraConfig
 from omni_grpc.feature_rules.base import Faults, FeatureRules, Variants, is_native, no_effect_through_diffusers
+from omni_grpc.types.lora import split
 from omni_grpc.types.spec import Checkpoint, ModelSpec
 
 DEVICE_CACHE, HOST_CACHE = 2 << 30, 8 << 30
@@ -16,7 +17,7 @@ def sources(config: LoraConfig) -> dict[str, dict[str, str]]:
     """The paths of adapters by id and by the component that the operator says; "" where he says none."""
     found: dict[str, dict[str, str]] = {}
     for key, path in (config.lora or {}).items():
-        name, _, component = key.partition("@")
+        name, component = split(key)
         found.setdefault(name, {})[component] = path
     return found
 

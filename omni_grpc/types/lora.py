@@ -13,6 +13,17 @@ MAX_LORA_SCALE = 100.0
 """The largest factor of an adapter; its negative is the smallest."""
 
 
+def split(name: str) -> tuple[str, str]:
+    """An adapter and the component that NAME@COMPONENT means of it, which is "" for NAME alone: all of them."""
+    lora_id, _, component = name.partition("@")
+    return lora_id, component
+
+
+def joined(lora_id: str, component: str) -> str:
+    """What `split` takes apart."""
+    return f"{lora_id}@{component}" if component else lora_id
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
     """One adapter of a request: its change of the weights times `scale`, in one component or ("") all that it fits.
