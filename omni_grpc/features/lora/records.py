@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 def of_file(name: str, uid: str, file: AdapterFile, *, denoisers: Sequence[str] = (), pinned: bool = False) -> Adapter:
     """The record of an adapter that no component has taken yet. `denoisers`: those of the model."""
+    told = warnings(file, denoisers)
+    for warning in told:
+        logger.warning("adapter %s: %s", name, warning)
     return Adapter(
         id=name,
         file=file.name,
@@ -28,7 +31,7 @@ def of_file(name: str, uid: str, file: AdapterFile, *, denoisers: Sequence[str] 
         size_bytes=file.size_bytes,
         applied={},
         skipped=dict.fromkeys(file.keys, ""),
-        warnings=warnings(file, denoisers),
+        warnings=told,
         uid=uid,
         pinned=pinned,
     )
